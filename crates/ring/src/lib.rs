@@ -1,0 +1,1 @@
+//! Rings shared with the kernel or a device: mapping, index protocol, barriers.

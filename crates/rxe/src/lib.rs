@@ -1,0 +1,1 @@
+//! Soft-RoCE (rdma_rxe): queues and their hot path.

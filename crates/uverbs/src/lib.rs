@@ -1,0 +1,1 @@
+//! What the kernel is asked: device discovery, typed uverbs commands, handles.

@@ -1,0 +1,1 @@
+//! ringverbs as a libibverbs provider.

@@ -1,0 +1,1 @@
+//! The guest runner and the tests that need a kernel with RDMA.
