@@ -1,1 +1,2 @@
 //! ringverbs as a libibverbs provider.
+pub(crate) mod abi;
