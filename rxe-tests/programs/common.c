@@ -98,6 +98,27 @@ int test_main(int argc, char **argv, const struct test_case *cases, size_t n,
 	return 2;
 }
 
+void in_child(void (*run)(void), const char *what)
+{
+	unsigned left = alarm(0);
+	pid_t pid = fork();
+	int st;
+
+	CHECK(pid >= 0);
+	alarm(left);
+	if (!pid) {
+		run();
+		fflush(stdout);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &st, 0) == pid);
+	if (WIFSIGNALED(st))
+		FAIL("%s: the process was ended by signal %d", what,
+		     WTERMSIG(st));
+	if (WEXITSTATUS(st))
+		_exit(WEXITSTATUS(st));
+}
+
 double now_ms(void)
 {
 	struct timespec t;

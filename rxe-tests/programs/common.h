@@ -100,6 +100,9 @@ int test_main(int argc, char **argv, const struct test_case *cases, size_t n,
 /* (Re)starts the time limit: after it the process prints so and ends. */
 void test_limit(unsigned seconds);
 
+/* Runs the function in a process of its own; a signal there fails the test. */
+void in_child(void (*run)(void), const char *what);
+
 double now_ms(void);
 void sleep_ms(unsigned ms);
 
@@ -259,6 +262,14 @@ void check_status(const char *file, int line, const struct ibv_wc *wc,
 	do {                                                                   \
 		struct ibv_wc wc_ = POLL((e)->cq);                             \
 		check_status(__FILE__, __LINE__, &wc_, wr_id, status,          \
+			     (e)->qp->qp_num);                                 \
+	} while (0)
+/* The same with two statuses allowed, for kernels that differ. */
+#define STATUS2(e, wr_id_, one, other)                                         \
+	do {                                                                   \
+		struct ibv_wc wc_ = POLL((e)->cq);                             \
+		check_status(__FILE__, __LINE__, &wc_, wr_id_,                 \
+			     wc_.status == (other) ? (other) : (one),          \
 			     (e)->qp->qp_num);                                 \
 	} while (0)
 enum ibv_wc_opcode wc_opcode_of(enum ibv_wr_opcode op);

@@ -190,40 +190,30 @@ static void t_sge_list(void)
  * Inline lengths that add up to little in 32 bits. In a process of its own: a
  * provider that believes the sum copies 4 GiB over its queue.
  */
-static void t_inline_overflow(void)
+static void inline_overflow(void)
 {
 	const size_t huge = 0xffffffffu;
-	pid_t pid = fork();
-	int st;
+	struct op op;
+	int posted = -1;
+	void *far = mmap(NULL, huge + 4096, PROT_READ,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	CHECK(pid >= 0);
-	if (!pid) {
-		struct op op;
-		int rc, posted = -1;
-		void *far = mmap(NULL, huge + 4096, PROT_READ,
-				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-				 -1, 0);
+	CHECK(far != MAP_FAILED);
+	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .inl = 64});
+	op = op_on(&p.a, IBV_WR_SEND, 3, 0, 4);
+	op.flags |= IBV_SEND_INLINE;
+	op.nsge = 2;
+	op.sge[0] = (struct ibv_sge){(uintptr_t)far, huge, 0};
+	op.sge[1] = (struct ibv_sge){(uintptr_t)far, 17, 0};
+	EQ(post_ops(&p.a, &op, 1, POST, &posted), EINVAL);
+	EQ(posted, 0);
+	send_one(1);
+	pair_close(&p);
+}
 
-		CHECK(far != MAP_FAILED);
-		pair_open(&p, (struct pair_opts){
-				      .type = IBV_QPT_RC, .inl = 64});
-		op = op_on(&p.a, IBV_WR_SEND, 3, 0, 4);
-		op.flags |= IBV_SEND_INLINE;
-		op.nsge = 2;
-		op.sge[0] = (struct ibv_sge){(uintptr_t)far, huge, 0};
-		op.sge[1] = (struct ibv_sge){(uintptr_t)far, 17, 0};
-		rc = post_ops(&p.a, &op, 1, POST, &posted);
-		EQ(rc, EINVAL);
-		EQ(posted, 0);
-		send_one(1);
-		pair_close(&p);
-		_exit(0);
-	}
-	CHECK(waitpid(pid, &st, 0) == pid);
-	if (WIFSIGNALED(st))
-		FAIL("an inline send of 4 GiB and 16 bytes ended the process by signal %d",
-		     WTERMSIG(st));
-	EQ(WEXITSTATUS(st), 0);
+static void t_inline_overflow(void)
+{
+	in_child(inline_overflow, "inline send of 4 GiB and 16 bytes");
 }
 
 /* A refused resize: its errno is told, and the queue is as it was. */
@@ -263,42 +253,35 @@ static void t_resize_refused(void)
  * entries may be lost, but the call says ENOMEM, later polls do not touch
  * unmapped memory, and everything can be destroyed.
  */
+static void resize_map_fails(void)
+{
+	struct ibv_wc wc;
+	unsigned maps;
+	int rc;
+
+	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
+	send_one(1);
+	SENT(&p.b, 1, IBV_WC_RECV, 8);
+	maps = count_maps("/dev/infiniband/");
+	mmap_fail = 1;
+	errno = EXDEV; /* nothing here gives that */
+	rc = ibv_resize_cq(p.b.cq, 1000);
+	EQ(mmap_fail, 0);
+	EQ(rc, ENOMEM);
+	rc = ibv_poll_cq(p.b.cq, 1, &wc);
+	CHECK(rc <= 0);
+	CHECK(count_maps("/dev/infiniband/") <= maps);
+	/* A second try may bring it back; it must not crash. */
+	if (!ibv_resize_cq(p.b.cq, 500)) {
+		send_one(2);
+		SENT(&p.b, 2, IBV_WC_RECV, 8);
+	}
+	pair_close(&p);
+}
+
 static void t_resize_map_fails(void)
 {
-	pid_t pid = fork();
-	int st;
-
-	CHECK(pid >= 0);
-	if (!pid) {
-		struct ibv_wc wc;
-		unsigned maps;
-		int rc;
-
-		pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
-		send_one(1);
-		SENT(&p.b, 1, IBV_WC_RECV, 8);
-		maps = count_maps("/dev/infiniband/");
-		mmap_fail = 1;
-		errno = EXDEV;
-		rc = ibv_resize_cq(p.b.cq, 1000);
-		EQ(mmap_fail, 0);
-		EQ(rc, ENOMEM);
-		rc = ibv_poll_cq(p.b.cq, 1, &wc);
-		CHECK(rc <= 0);
-		CHECK(count_maps("/dev/infiniband/") <= maps);
-		/* A second try may bring it back; it must not crash. */
-		if (!ibv_resize_cq(p.b.cq, 500)) {
-			send_one(2);
-			SENT(&p.b, 2, IBV_WC_RECV, 8);
-		}
-		pair_close(&p);
-		_exit(0);
-	}
-	CHECK(waitpid(pid, &st, 0) == pid);
-	if (WIFSIGNALED(st))
-		FAIL("a poll after a resize that failed ended the process by signal %d",
-		     WTERMSIG(st));
-	EQ(WEXITSTATUS(st), 0);
+	in_child(resize_map_fails, "poll after a resize that failed");
 }
 
 /* The size of an entry as the queue's first word tells it: too small. */

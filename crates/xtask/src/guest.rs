@@ -1,0 +1,85 @@
+//! `cargo xtask guest`: a machine with rdma_rxe, for a command or a shell.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::driver;
+use anyhow::Result;
+use rxe_tests::guest::vm::{self, Line};
+use rxe_tests::guest::{Job, Suite, tree};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The Debian release: trixie, bookworm or sid
+    #[arg(long, default_value = "trixie")]
+    suite: Suite,
+    /// A kernel package of that release other than linux-image-amd64
+    #[arg(long)]
+    kernel: Option<String>,
+    /// A shell command to run in the guest, in the folder of the share
+    #[arg(long, conflicts_with = "shell")]
+    run: Option<String>,
+    /// Attach this terminal to a shell in the guest
+    #[arg(long)]
+    shell: bool,
+    /// A folder that the guest sees as /share, readable and writable
+    #[arg(long)]
+    share: Option<PathBuf>,
+    /// A folder whose contents the guest finds in /opt/ringverbs, such as
+    /// target/dist
+    #[arg(long)]
+    plugin: Option<PathBuf>,
+    /// Do not set up rxe0 before the command
+    #[arg(long)]
+    no_rxe: bool,
+    /// Seconds that the command may take
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+}
+
+/// Makes the guest if it is not there, boots it and runs the command.
+pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
+    let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
+    let Some(script) = arguments
+        .run
+        .clone()
+        .or_else(|| arguments.shell.then(String::new))
+    else {
+        println!("{}", image.dir.display());
+        return Ok(ExitCode::SUCCESS);
+    };
+    let driver = if arguments.no_rxe {
+        None
+    } else {
+        Some(driver::build()?)
+    };
+    let setup = if arguments.no_rxe {
+        ""
+    } else {
+        "rxe-driver setup > /run/rxe || exit 1\n. /run/rxe\n"
+    };
+    let job = Job {
+        script: format!("{setup}{script}"),
+        share: arguments.share.clone(),
+        plugin: arguments.plugin.clone(),
+        driver,
+        shell: arguments.shell,
+        limit: Duration::from_secs(if arguments.shell {
+            86_400
+        } else {
+            arguments.limit
+        }),
+    };
+    let ended = vm::run(&image, &job, |line| match line {
+        Line::Text(text) | Line::Record(text) => println!("{text}"),
+    })?;
+    eprintln!(
+        "boot {:.1} s, run {:.1} s, exit status {}",
+        ended.boot.as_secs_f64(),
+        ended.run.as_secs_f64(),
+        ended.status
+    );
+    Ok(ExitCode::from(u8::try_from(ended.status).unwrap_or(1)))
+}

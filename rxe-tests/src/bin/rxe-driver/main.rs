@@ -1,0 +1,61 @@
+//! Runs beside a kernel with rdma_rxe: in the guest, or on a machine that has
+//! it (`cargo xtask test --host`).
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use rxe_tests::driver::setup::{self, Wiring};
+
+#[derive(Parser)]
+#[command(
+    name = "rxe-driver",
+    about = "Puts verbs programs through their cases on rxe"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Makes rxe0 and prints how to reach it, as shell assignments
+    Setup {
+        /// Make rxe0 and rxe1 on the two ends of a veth pair
+        #[arg(long)]
+        veth: bool,
+        /// The cards' MTU in bytes
+        #[arg(long, default_value_t = 4200)]
+        mtu: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("rxe-driver: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Setup { veth, mtu } => {
+            let wiring = if veth { Wiring::Veth } else { Wiring::Loopback };
+            for (number, device) in setup::devices(wiring, mtu)?.iter().enumerate() {
+                let suffix = if number == 0 {
+                    String::new()
+                } else {
+                    number.to_string()
+                };
+                println!(
+                    "export RXE_DEV{suffix}={} RXE_GID{suffix}={} RXE_ADDR{suffix}={}",
+                    device.name, device.gid, device.address
+                );
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

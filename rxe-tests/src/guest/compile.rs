@@ -1,0 +1,79 @@
+//! Building test programs in C inside a guest's tree, at this machine's full
+//! speed and against that suite's own headers and libraries.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::progress::step;
+use super::tree::Image;
+
+/// Compiles every `*.c` in `sources` into a program of that name in `out`,
+/// and copies everything else beside them.
+///
+/// The programs are linked with libibverbs, librdmacm and the thread
+/// library. `*.h` files and a `common` folder are for sharing: every `*.c`
+/// in `common` is linked into each program.
+pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result<()> {
+    let name = format!("build-{}", std::process::id());
+    let inside = image.tree().join(&name);
+    copy_tree(sources, &inside)?;
+    // /proc is not mounted in the tree: gcc does without.
+    let script = format!(
+        r#"set -e; cd /{name}; mkdir out
+common=$(ls common/*.c 2>/dev/null || true)
+for source in *.c; do
+    [ -f "$source" ] || continue
+    gcc -std=gnu11 -O2 -g -Wall -I. -Icommon -o "out/${{source%.c}}" "$source" $common \
+        -libverbs -lrdmacm -lpthread -ldl
+done
+"#
+    );
+    let done = step(
+        &format!("{}: compiling the test programs", image.suite),
+        log,
+        Duration::from_secs(600),
+        Command::new("chroot").arg(image.tree()).args([
+            "/usr/bin/env",
+            "-i",
+            "PATH=/usr/bin:/bin",
+            "/bin/sh",
+            "-c",
+            &script,
+        ]),
+    );
+    let result = done.and_then(|()| {
+        copy_tree(&inside.join("out"), out)?;
+        for entry in fs::read_dir(sources)? {
+            let entry = entry?;
+            let is_c = Path::new(&entry.file_name())
+                .extension()
+                .is_some_and(|e| e == "c" || e == "h");
+            if entry.file_type()?.is_file() && !is_c {
+                fs::copy(entry.path(), out.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    });
+    let _ = fs::remove_dir_all(&inside);
+    result
+}
+
+/// Copies files and folders from `from` into `to`, following links.
+pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if fs::metadata(&source)?.is_dir() {
+            copy_tree(&source, &target)?;
+        } else {
+            fs::copy(&source, &target)
+                .with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+    }
+    Ok(())
+}

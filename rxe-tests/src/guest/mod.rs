@@ -1,0 +1,14 @@
+//! A machine of our own: Debian's kernel and tree under QEMU, so that tests
+//! meet the real driver without touching the machine they run on.
+
+pub mod compile;
+pub mod host;
+mod initramfs;
+pub mod progress;
+pub mod suite;
+pub mod tree;
+pub mod vm;
+
+pub use suite::Suite;
+pub use tree::Image;
+pub use vm::{Ended, Job};

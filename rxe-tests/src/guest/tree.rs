@@ -1,0 +1,506 @@
+//! Making a guest: a Debian tree, a kernel, an initramfs and a disk image,
+//! kept between runs.
+//!
+//! A tree lies in the cache under a name with a hash of everything that made
+//! it, so a change here makes a new one. It is built beside that name and
+//! renamed when it is complete, so an interrupted build is never taken for a
+//! good one.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::progress::step;
+use super::suite::{KERNEL, PACKAGES, Suite};
+use super::{host, initramfs};
+
+/// Raised when this code makes something else of the same inputs.
+const RECIPE: u32 = 1;
+
+/// How old the tree of a suite that moves may grow.
+const MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The first process of the initramfs.
+const INIT: &str = include_str!("../../guest/init");
+
+/// A guest that is ready to boot. While it lives, no other process removes
+/// its files.
+#[derive(Debug)]
+pub struct Image {
+    /// What it was made from.
+    pub suite: Suite,
+    /// The folder with all of it.
+    pub dir: PathBuf,
+    _in_use: File,
+}
+
+impl Image {
+    /// The kernel.
+    pub fn kernel(&self) -> PathBuf {
+        self.dir.join("vmlinuz")
+    }
+
+    /// The initramfs.
+    pub fn initrd(&self) -> PathBuf {
+        self.dir.join("initrd")
+    }
+
+    /// The disk image; boots leave it as it is.
+    pub fn disk(&self) -> PathBuf {
+        self.dir.join("disk")
+    }
+
+    /// The tree that the disk image was made from.
+    pub fn tree(&self) -> PathBuf {
+        self.dir.join("tree")
+    }
+
+    /// The rdma-core release in the tree, as its package names it, for
+    /// example `56.1-1`.
+    pub fn rdma_core(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.dir.join("rdma-core-version"))?
+            .trim()
+            .to_owned())
+    }
+}
+
+/// The guest of a suite, from the cache or newly made.
+///
+/// `kernel` names a kernel package of that suite other than the default.
+pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
+    let kernel = kernel.unwrap_or(KERNEL);
+    let cache = host::cache()?;
+    fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot make the cache folder {}", cache.display()))?;
+    let name = format!("{suite}-{:016x}", key(suite, kernel));
+    let dir = cache.join(&name);
+
+    if let Some(image) = open(suite, &dir)? {
+        return Ok(image);
+    }
+    // One builder per suite; the others wait and then find it made.
+    let guard = File::create(cache.join(format!("{suite}.building")))?;
+    lock_within(&guard, Duration::from_secs(1800)).with_context(|| {
+        format!("another process is making the guest of {suite} and does not end")
+    })?;
+    if let Some(image) = open(suite, &dir)? {
+        return Ok(image);
+    }
+    if !host::is_root() {
+        bail!(
+            "making the guest of {suite} needs root (debootstrap and chroot); \
+             run the same command as root"
+        );
+    }
+    host::require(host::TO_BUILD, true)?;
+    remove_partial(&cache, suite)?;
+    let partial = cache.join(format!("{name}.partial"));
+    eprintln!("making the guest of {suite} in {}", dir.display());
+    let began = Instant::now();
+    fs::create_dir(&partial)?;
+    // Nobody but root goes in: the tree holds set-uid programs.
+    fs::set_permissions(&partial, fs::Permissions::from_mode(0o700))?;
+    Builder::new(suite, kernel, &partial).build()?;
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    fs::rename(&partial, &dir)?;
+    eprintln!(
+        "the guest of {suite} is made ({:.0} s)",
+        began.elapsed().as_secs_f64()
+    );
+    prune(&cache, suite, &name);
+    open(suite, &dir)?.with_context(|| format!("{} vanished", dir.display()))
+}
+
+/// Opens a complete guest that is not too old, and marks it as in use.
+fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
+    let Ok(mark) = File::open(dir.join("complete")) else {
+        return Ok(None);
+    };
+    if suite.moves() {
+        let age = SystemTime::now()
+            .duration_since(mark.metadata()?.modified()?)
+            .unwrap_or_default();
+        if age > MOVING_AGE {
+            return Ok(None);
+        }
+    }
+    mark.lock_shared()?;
+    Ok(Some(Image {
+        suite,
+        dir: dir.to_owned(),
+        _in_use: mark,
+    }))
+}
+
+/// A hash of everything that makes a tree what it is.
+fn key(suite: Suite, kernel: &str) -> u64 {
+    let recipe = RECIPE.to_string();
+    let parts = [suite.name(), kernel, &recipe, INIT]
+        .into_iter()
+        .chain(PACKAGES.iter().copied())
+        .chain(initramfs::MODULES.iter().copied());
+    // FNV-1a: stable from one compiler to the next, unlike std's hashers.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for part in parts {
+        for byte in part.bytes().chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    hash
+}
+
+/// Takes an exclusive lock, waiting no longer than `limit`.
+fn lock_within(file: &File, limit: Duration) -> Result<()> {
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(fs::TryLockError::WouldBlock) => {}
+            Err(fs::TryLockError::Error(error)) => return Err(error.into()),
+        }
+        ensure!(began.elapsed() < limit, "waited for {} s", limit.as_secs());
+        if !said {
+            eprintln!("waiting for another process that makes the same guest");
+            said = true;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Removes what interrupted builds of `suite` left. The caller holds the
+/// build lock.
+fn remove_partial(cache: &Path, suite: Suite) -> Result<()> {
+    for entry in fs::read_dir(cache)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&format!("{suite}-")) && name.ends_with(".partial") {
+            fs::remove_dir_all(entry.path())
+                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes other trees of `suite` that nobody uses.
+fn prune(cache: &Path, suite: Suite, keep: &str) {
+    let Ok(entries) = fs::read_dir(cache) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name == keep || !name.starts_with(&format!("{suite}-")) {
+            continue;
+        }
+        // A user holds a shared lock on the mark.
+        if let Ok(mark) = File::open(entry.path().join("complete"))
+            && mark.try_lock().is_ok()
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            eprintln!("cannot remove {}: {error}", entry.path().display());
+        }
+    }
+}
+
+/// The steps that make one guest in `dir`.
+struct Builder<'a> {
+    suite: Suite,
+    kernel: &'a str,
+    dir: &'a Path,
+    tree: PathBuf,
+    log: PathBuf,
+}
+
+impl<'a> Builder<'a> {
+    fn new(suite: Suite, kernel: &'a str, dir: &'a Path) -> Self {
+        Builder {
+            suite,
+            kernel,
+            dir,
+            tree: dir.join("tree"),
+            log: dir.join("build.log"),
+        }
+    }
+
+    fn build(&self) -> Result<()> {
+        self.bootstrap()?;
+        self.configure()?;
+        self.packages()?;
+        self.kernel()?;
+        self.pyverbs_tests()?;
+        self.tidy()?;
+        initramfs::make(&self.tree, INIT, &self.dir.join("initrd"), &self.log)?;
+        self.disk()?;
+        fs::write(self.dir.join("complete"), "")?;
+        Ok(())
+    }
+
+    /// Runs a command in a mount namespace of its own, so that whatever it
+    /// mounts in the tree is gone when it ends, however it ends.
+    fn step(&self, what: &str, minutes: u64, command: &[&str]) -> Result<()> {
+        step(
+            &format!("{}: {what}", self.suite),
+            &self.log,
+            Duration::from_secs(minutes * 60),
+            Command::new("unshare")
+                .arg("--mount")
+                .arg("--")
+                .args(command),
+        )
+    }
+
+    /// Runs a shell command in the tree.
+    fn inside(&self, what: &str, minutes: u64, script: &str) -> Result<()> {
+        let tree = self.tree.to_string_lossy();
+        let script =
+            format!("mount -t proc proc /proc && mount -t tmpfs tmpfs /tmp && set -e\n{script}");
+        self.step(
+            what,
+            minutes,
+            &[
+                "chroot",
+                &tree,
+                "/usr/bin/env",
+                "-i",
+                "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME=/root",
+                "LC_ALL=C.UTF-8",
+                "DEBIAN_FRONTEND=noninteractive",
+                "/bin/sh",
+                "-c",
+                &script,
+            ],
+        )
+    }
+
+    fn bootstrap(&self) -> Result<()> {
+        let tree = self.tree.to_string_lossy();
+        let keyring = format!("--keyring={}", host::KEYRING);
+        let mirror = host::mirror()?;
+        let mut command = vec![
+            "debootstrap",
+            "--variant=minbase",
+            &keyring,
+            self.suite.name(),
+            &tree,
+        ];
+        // An older debootstrap does not know newer releases by name, but
+        // they are all made as unstable is.
+        let known = Path::new("/usr/share/debootstrap/scripts").join(self.suite.name());
+        if let Some(mirror) = &mirror {
+            command.push(mirror);
+        }
+        if !known.exists() {
+            ensure!(
+                mirror.is_some(),
+                "this debootstrap does not know {}; set {} to the address of a Debian archive",
+                self.suite,
+                host::MIRROR_VARIABLE
+            );
+            command.push("/usr/share/debootstrap/scripts/sid");
+        }
+        self.step("unpacking the base system", 20, &command)
+    }
+
+    /// Settings of the tree's apt and dpkg, and the way to the archive.
+    fn configure(&self) -> Result<()> {
+        let put = |name: &str, text: &str| -> Result<()> {
+            let path = self.tree.join(name);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        // No service starts in the tree.
+        put("usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(
+            self.tree.join("usr/sbin/policy-rc.d"),
+            fs::Permissions::from_mode(0o755),
+        )?;
+        let mut apt = String::from(
+            "Acquire::Check-Valid-Until \"false\";\n\
+             Acquire::Languages \"none\";\n\
+             Acquire::Retries \"3\";\n\
+             APT::Install-Recommends \"false\";\n",
+        );
+        apt.push_str(&host::apt_proxies());
+        put("etc/apt/apt.conf.d/90ringverbs", &apt)?;
+        put(
+            "etc/dpkg/dpkg.cfg.d/90ringverbs",
+            "force-unsafe-io\npath-exclude=/usr/share/man/*\npath-exclude=/usr/share/locale/*\n",
+        )?;
+        // debootstrap wrote the archive that it used.
+        let list = self.tree.join("etc/apt/sources.list");
+        let text = fs::read_to_string(&list)
+            .with_context(|| format!("debootstrap left no {}", list.display()))?;
+        let deb = text
+            .lines()
+            .find(|line| line.starts_with("deb "))
+            .with_context(|| format!("no archive in {}", list.display()))?;
+        let source = deb.replacen("deb ", "deb-src ", 1);
+        put("etc/apt/sources.list", &format!("{deb}\n{source}\n"))?;
+        for name in ["etc/resolv.conf", "etc/hosts"] {
+            let ours = Path::new("/").join(name);
+            if let Ok(text) = fs::read_to_string(ours) {
+                put(name, &text)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn packages(&self) -> Result<()> {
+        let packages = PACKAGES.join(" ");
+        self.inside(
+            "installing packages",
+            30,
+            &format!("apt-get -q update\napt-get -q -y install {packages}"),
+        )?;
+        self.inside(
+            "noting versions",
+            1,
+            "dpkg-query -W -f '${Version}\\n' rdma-core > /rdma-core-version",
+        )?;
+        fs::rename(
+            self.tree.join("rdma-core-version"),
+            self.dir.join("rdma-core-version"),
+        )?;
+        Ok(())
+    }
+
+    /// Unpacks the kernel's package, and those with its modules where they
+    /// are separate, without the scripts that would make it bootable on a
+    /// real machine. Unpacked aside: `dpkg-deb -x` would replace the link
+    /// `/lib` by a folder.
+    fn kernel(&self) -> Result<()> {
+        let script = r#"
+dir=/kernel; mkdir $dir; cd $dir
+todo=KERNEL; done=
+while set -- $todo; [ $# -gt 0 ]; do
+    package=$1; shift; todo="$*"
+    case " $done " in *" $package "*) continue;; esac
+    done="$done $package"
+    apt-get -q download "$package"
+    more=$(apt-cache depends --no-recommends --no-suggests --no-conflicts --no-breaks \
+        --no-replaces --no-enhances "$package" |
+        sed -n -E 's/^ *\|?(Pre)?Depends: (linux-(image|modules|binary|base)-[0-9].*)$/\2/p')
+    todo="$todo $more"
+done
+for deb in *.deb; do dpkg-deb -x "$deb" unpacked; done
+mkdir -p /usr/lib/modules
+for from in unpacked/lib/modules unpacked/usr/lib/modules; do
+    if [ -d $from ]; then cp -a $from/. /usr/lib/modules/; fi
+done
+set -- unpacked/boot/vmlinuz-* unpacked/usr/lib/modules/*/vmlinuz
+for image; do if [ -f "$image" ]; then cp "$image" /boot/vmlinuz; fi; done
+test -f /boot/vmlinuz
+cd /; rm -rf $dir
+set -- /usr/lib/modules/*
+test $# = 1
+version=${1##*/}
+depmod "$version"
+echo "$version" > /boot/version
+"#;
+        self.inside(
+            "fetching and unpacking the kernel",
+            20,
+            &script.replace("KERNEL", self.kernel),
+        )?;
+        fs::copy(self.tree.join("boot/vmlinuz"), self.dir.join("vmlinuz"))?;
+        Ok(())
+    }
+
+    /// The tests of rdma-core's Python bindings, from the source package of
+    /// the very version that is installed.
+    fn pyverbs_tests(&self) -> Result<()> {
+        self.inside(
+            "fetching rdma-core's own tests",
+            10,
+            r#"
+version=$(dpkg-query -W -f '${source:Version}' rdma-core)
+mkdir /source; cd /source
+apt-get -q source --download-only --tar-only rdma-core="$version"
+mkdir -p /opt/rdma-core
+tar -xf rdma-core_*.orig.tar.* -C /opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
+test -f /opt/rdma-core/tests/run_tests.py
+cd /; rm -rf /source
+"#,
+        )
+    }
+
+    fn tidy(&self) -> Result<()> {
+        self.inside(
+            "tidying up",
+            5,
+            "apt-get clean\nrm -rf /var/lib/apt/lists/* /etc/resolv.conf /usr/share/doc/*\n\
+             printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > /etc/hosts\n\
+             mkdir -p /ctl /share /opt",
+        )
+    }
+
+    fn disk(&self) -> Result<()> {
+        let disk = self.dir.join("disk");
+        // Sparse: only what is used takes room.
+        File::create(&disk)?.set_len(4 << 30)?;
+        let (disk, tree) = (disk.to_string_lossy(), self.tree.to_string_lossy());
+        self.step(
+            "making the disk image",
+            10,
+            &[
+                "mkfs.ext4",
+                "-q",
+                "-F",
+                "-O",
+                "^has_journal",
+                "-d",
+                &tree,
+                &disk,
+            ],
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_tells_suites_and_kernels_apart() {
+        let trixie = key(Suite::Trixie, KERNEL);
+        assert_eq!(trixie, key(Suite::Trixie, KERNEL));
+        assert_ne!(trixie, key(Suite::Sid, KERNEL));
+        assert_ne!(trixie, key(Suite::Trixie, "linux-image-rt-amd64"));
+    }
+
+    #[test]
+    fn an_incomplete_tree_is_not_opened() {
+        let dir = std::env::temp_dir().join(format!("rv-tree-{}", std::process::id()));
+        fs::create_dir_all(dir.join("tree")).unwrap();
+        assert!(open(Suite::Trixie, &dir).unwrap().is_none());
+        fs::write(dir.join("complete"), "").unwrap();
+        assert!(open(Suite::Trixie, &dir).unwrap().is_some());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_tree_in_use_is_not_pruned() {
+        let cache = std::env::temp_dir().join(format!("rv-prune-{}", std::process::id()));
+        for name in ["trixie-old", "trixie-used", "trixie-new", "sid-old"] {
+            fs::create_dir_all(cache.join(name)).unwrap();
+            fs::write(cache.join(name).join("complete"), "").unwrap();
+        }
+        let used = open(Suite::Trixie, &cache.join("trixie-used")).unwrap();
+        prune(&cache, Suite::Trixie, "trixie-new");
+        assert!(!cache.join("trixie-old").exists());
+        assert!(cache.join("trixie-used").exists());
+        assert!(cache.join("trixie-new").exists());
+        assert!(cache.join("sid-old").exists());
+        drop(used);
+        fs::remove_dir_all(&cache).unwrap();
+    }
+}

@@ -1,0 +1,374 @@
+//! Booting a guest, running one job in it, and taking it down whatever
+//! happens.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+
+use super::compile::copy_tree;
+use super::host;
+use super::progress::tail;
+use super::tree::Image;
+
+/// What the guest's root starts with.
+const START: &str = include_str!("../../guest/start");
+
+/// How long a guest may take from power to its first process. Some 5 s by
+/// software emulation on an idle machine.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+
+/// Begins a line on the virtio port that is meant for this program, not for
+/// the reader: ASCII's record separator.
+pub const RECORD: char = '\u{1e}';
+
+/// What a guest is booted for.
+#[derive(Debug, Default)]
+pub struct Job {
+    /// A shell script; its working directory is the share.
+    pub script: String,
+    /// The folder that the guest sees as `/share`, readable and writable.
+    /// Without it the share is empty and vanishes with the guest.
+    pub share: Option<PathBuf>,
+    /// A folder whose contents are put at `/opt/ringverbs`.
+    pub plugin: Option<PathBuf>,
+    /// The in-guest driver, found there as `rxe-driver`.
+    pub driver: Option<PathBuf>,
+    /// Attaches the terminal to a shell in the guest instead of running the
+    /// script.
+    pub shell: bool,
+    /// How long the job may take, once the guest is up.
+    pub limit: Duration,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The script's exit status.
+    pub status: i32,
+    /// From power to the first process.
+    pub boot: Duration,
+    /// From the first process to the end.
+    pub run: Duration,
+}
+
+/// A line from the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// What the job printed.
+    Text(&'a str),
+    /// A line that the job marked with [`RECORD`], without the mark.
+    Record(&'a str),
+}
+
+/// Boots `image`, runs `job` in it, and hands every line that it prints to
+/// `sink` as it comes.
+///
+/// # Errors
+/// The guest does not come up, does not end in time, or goes down without
+/// reporting how the job ended. The console's log is then kept, and the
+/// error says where and shows its end. The script's own exit status is no
+/// error but part of the answer.
+pub fn run(image: &Image, job: &Job, mut sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+    host::require(host::TO_RUN, false)?;
+    let dir = RunDir::new(image)?;
+    let console = dir.path.join("console.log");
+    let result = boot(image, job, &dir.path, &console, &mut sink);
+    match result {
+        Ok(ended) => Ok(ended),
+        Err(error) => {
+            dir.keep();
+            let errors = tail(&dir.path.join("qemu.log"), 0, 5);
+            Err(error.context(format!(
+                "the guest of {} failed; its console log is {}\n{}\n{errors}",
+                image.suite,
+                console.display(),
+                tail(&console, 0, 25)
+            )))
+        }
+    }
+}
+
+fn boot(
+    image: &Image,
+    job: &Job,
+    dir: &Path,
+    console: &Path,
+    sink: &mut dyn FnMut(Line<'_>),
+) -> Result<Ended> {
+    let ctl = dir.join("ctl");
+    fs::create_dir(&ctl)?;
+    fs::write(ctl.join("start"), START)?;
+    fs::write(ctl.join("job"), &job.script)?;
+    if job.shell {
+        fs::write(ctl.join("shell"), "")?;
+    }
+    if let Some(plugin) = &job.plugin {
+        copy_tree(plugin, &ctl.join("plugin"))?;
+    }
+    if let Some(driver) = &job.driver {
+        fs::copy(driver, ctl.join("rxe-driver"))
+            .with_context(|| format!("cannot copy {}", driver.display()))?;
+    }
+    let share = match &job.share {
+        Some(share) => share
+            .canonicalize()
+            .with_context(|| format!("no such folder to share: {}", share.display()))?,
+        None => {
+            let share = dir.join("share");
+            fs::create_dir(&share)?;
+            share
+        }
+    };
+
+    let began = Instant::now();
+    let mut machine = Machine::start(image, &ctl, &share, console, dir, job.shell)?;
+    let lines = machine.lines()?;
+    let mut started: Option<Instant> = None;
+    loop {
+        let (since, limit, what) = match started {
+            None => (began, BOOT_LIMIT, "did not come up"),
+            Some(at) => (at, job.limit, "did not end its job"),
+        };
+        let left = limit.saturating_sub(since.elapsed());
+        if left.is_zero() {
+            bail!("it {what} within {} s", limit.as_secs());
+        }
+        match lines.recv_timeout(left) {
+            Ok(line) => match parse(&line) {
+                Line::Record("guest started") => started = Some(Instant::now()),
+                Line::Record(record) if record.starts_with("guest ended ") => {
+                    let status = record["guest ended ".len()..].trim().parse()?;
+                    machine.down(Duration::from_secs(10));
+                    let at = started.unwrap_or(began);
+                    return Ok(Ended {
+                        status,
+                        boot: at - began,
+                        run: at.elapsed(),
+                    });
+                }
+                line => sink(line),
+            },
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("it went down without saying how the job ended")
+            }
+        }
+    }
+}
+
+fn parse(line: &str) -> Line<'_> {
+    match line.strip_prefix(RECORD) {
+        Some(record) => Line::Record(record),
+        None => Line::Text(line),
+    }
+}
+
+/// A running QEMU; killed when dropped.
+struct Machine(Child);
+
+impl Machine {
+    fn start(
+        image: &Image,
+        ctl: &Path,
+        share: &Path,
+        console: &Path,
+        dir: &Path,
+        shell: bool,
+    ) -> Result<Machine> {
+        let qemu = host::which("qemu-system-x86_64").context("no qemu-system-x86_64")?;
+        let mut command = Command::new(qemu);
+        if host::kvm_works() {
+            command.args(["-accel", "kvm", "-cpu", "host"]);
+        } else {
+            command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+        }
+        command
+            .args(["-M", "q35", "-smp", "2", "-m", "4096"])
+            .args(["-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-no-reboot", "-nic", "none", "-monitor", "none"])
+            .arg("-kernel")
+            .arg(image.kernel())
+            .arg("-initrd")
+            .arg(image.initrd())
+            .args([
+                "-append",
+                "console=ttyS0 panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
+                 net.ifnames=0 loglevel=4",
+            ])
+            .arg("-drive")
+            .arg(format!(
+                "file={},format=raw,if=virtio,snapshot=on,cache=unsafe",
+                option(&image.disk())
+            ));
+        for (tag, path) in [("ctl", ctl), ("share", share)] {
+            command.arg("-virtfs").arg(format!(
+                "local,path={},mount_tag={tag},security_model=none,multidevs=remap",
+                option(path)
+            ));
+        }
+        command.args(["-device", "virtio-serial-pci"]);
+        let job_port = "virtserialport,chardev=job,name=job";
+        if shell {
+            command
+                .args(["-serial", "stdio"])
+                .arg("-chardev")
+                .arg(format!("file,id=job,path={}", option(&dir.join("job.out"))))
+                .args(["-device", job_port])
+                .stdin(Stdio::inherit())
+                .stdout(Stdio::inherit());
+        } else {
+            command
+                .arg("-serial")
+                .arg(format!("file:{}", option(console)))
+                .args(["-chardev", "stdio,id=job,signal=off"])
+                .args(["-device", job_port])
+                // Held open and unused: at its end QEMU would take the port
+                // for unplugged and drop what the guest writes.
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
+        }
+        command.stderr(File::create(dir.join("qemu.log"))?);
+        // SAFETY: the closure runs between fork and exec and makes one
+        // system call; it allocates nothing and takes no lock.
+        unsafe {
+            command.pre_exec(|| {
+                // The guest does not outlive the thread that started it.
+                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+                Ok(())
+            });
+        }
+        Ok(Machine(command.spawn().context("cannot start QEMU")?))
+    }
+
+    /// Everything that the job prints, line by line; disconnects when QEMU
+    /// has ended.
+    fn lines(&mut self) -> Result<Receiver<String>> {
+        let (sender, receiver) = mpsc::channel();
+        match self.0.stdout.take() {
+            Some(out) => {
+                thread::spawn(move || forward(out, &sender));
+            }
+            None => {
+                // The terminal has the shell; all there is to wait for is
+                // QEMU's end.
+                let status = self.0.wait()?;
+                for line in [
+                    format!("{RECORD}guest started"),
+                    format!("{RECORD}guest ended {}", status.code().unwrap_or(1)),
+                ] {
+                    let _ = sender.send(line);
+                }
+            }
+        }
+        Ok(receiver)
+    }
+
+    /// Waits for the guest to switch itself off; what is left after `limit`
+    /// is killed.
+    fn down(&mut self, limit: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            if !matches!(self.0.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+fn forward(out: ChildStdout, to: &mpsc::Sender<String>) {
+    let mut out = BufReader::new(out);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match out.read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line);
+        if to
+            .send(text.trim_end_matches(['\n', '\r']).to_owned())
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// A path as QEMU's option parser wants it: a comma doubled.
+fn option(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// The files of one run; removed at its end unless kept.
+struct RunDir {
+    path: PathBuf,
+    keep: std::cell::Cell<bool>,
+}
+
+impl RunDir {
+    fn new(image: &Image) -> Result<RunDir> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let path = host::cache()?.join("runs").join(format!(
+            "{}-{}-{}",
+            image.suite,
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
+        if path.exists() {
+            fs::remove_dir_all(&path)?;
+        }
+        fs::create_dir_all(&path)
+            .with_context(|| format!("cannot make the run's folder {}", path.display()))?;
+        Ok(RunDir {
+            path,
+            keep: std::cell::Cell::new(false),
+        })
+    }
+
+    fn keep(&self) {
+        self.keep.set(true);
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        if !self.keep.get() {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_told_from_text() {
+        assert_eq!(parse("\u{1e}guest started"), Line::Record("guest started"));
+        assert_eq!(parse("guest started"), Line::Text("guest started"));
+    }
+
+    #[test]
+    fn commas_in_paths_are_doubled() {
+        assert_eq!(option(Path::new("/a,b")), "/a,,b");
+    }
+}
