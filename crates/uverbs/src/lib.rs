@@ -1,1 +1,73 @@
 //! What the kernel is asked: device discovery, typed uverbs commands, handles.
+//!
+//! ```text
+//! discovery ── netlink, sysfs ──► Device ──► Context ──► Pd, Mr, Mw, Cq, Srq, Qp, Ah, Xrcd,
+//!                                                        CompletionChannel, AsyncEventFile
+//! ```
+//!
+//! A [`Context`] is an open uverbs character device. Each object made in it is
+//! a handle that destroys its object once: [`destroy`](Qp::destroy) reports a
+//! failure and gives the handle back, drop reports it through `tracing`. The
+//! handles are generic over how the context is referred to ([`ContextRef`]): an
+//! `Arc<Context>`, a plain reference, or a caller's own pointer.
+//!
+//! Each object's module also has its commands as functions over `&Context` and
+//! a typed handle number, for a caller that keeps the number elsewhere (a
+//! libibverbs provider keeps it in libibverbs's structures).
+//!
+//! Commands go through the ioctl interface: its own method where Linux 6.1 has
+//! one, else the write command invoked through ioctl. A command that succeeds
+//! allocates nothing; frames are on the stack.
+//!
+//! Every system call is behind [`kernel::Kernel`]: [`kernel::RealKernel`] calls
+//! libc, the fake (feature `fake`) records and answers.
+//!
+//! All types are `Send` and `Sync` where their context reference is: the kernel
+//! serialises commands of one context itself.
+
+pub mod abi;
+pub mod ah;
+mod async_event;
+mod attr;
+mod channel;
+mod command;
+mod context;
+pub mod cq;
+pub mod discovery;
+mod doorbell;
+mod error;
+mod handle;
+pub mod kernel;
+pub mod mr;
+pub mod mw;
+pub mod pd;
+pub mod qp;
+mod qp_attr;
+mod query;
+pub mod srq;
+pub mod xrcd;
+
+#[cfg(test)]
+mod tests;
+
+pub use abi::verbs::{GidEntry, QpCap, QueryPortRespEx as PortAttr};
+pub use abi::write::{ExQueryDeviceResp as DeviceAttrEx, QueryDeviceResp as DeviceAttr, Sge};
+pub use ah::Ah;
+pub use async_event::{AsyncEvent, AsyncEventFile, AsyncEventType};
+pub use attr::{AccessFlags, AhAttr, CqFlags, GlobalRoute, QpCreateFlags, QpState, QpType};
+pub use channel::CompletionChannel;
+pub use command::Udata;
+pub use context::{Context, ContextInfo, ContextRef};
+pub use cq::{Cq, CqEvents, CqInit};
+pub use doorbell::PostSendDoorbell;
+pub use error::{Command, Errno, Error};
+pub use handle::{
+    AhHandle, CqHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle, XrcdHandle,
+};
+pub use mr::{Advice, AdviseFlags, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
+pub use mw::{Mw, MwType};
+pub use pd::Pd;
+pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
+pub use qp_attr::{QpAttr, QpAttrMask};
+pub use srq::{Srq, SrqAttr, SrqInit, SrqKind, SrqModify};
+pub use xrcd::{Xrcd, XrcdOpen};

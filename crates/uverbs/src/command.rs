@@ -1,0 +1,313 @@
+//! One ioctl command: attributes on the stack, the call, and its outputs.
+
+use core::ffi::c_void;
+use core::marker::PhantomData;
+use std::os::fd::RawFd;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::abi::ids;
+use crate::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
+use crate::{Command, Context, Error};
+
+/// The longest method (create a queue pair) has 15 attributes and two of driver data.
+pub(crate) const MAX_ATTRS: usize = 18;
+
+/// A device driver's own data beside a command: structures of its user API
+/// header, as bytes.
+#[derive(Debug, Default)]
+pub struct Udata<'a> {
+    input: &'a [u8],
+    output: &'a mut [u8],
+}
+
+impl<'a> Udata<'a> {
+    /// No driver data.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The driver answers into `output`, which is cleared before the call. A
+    /// driver that knows a shorter answer leaves the rest zero.
+    pub fn output(output: &'a mut [u8]) -> Self {
+        Self { input: &[], output }
+    }
+
+    /// The driver takes `input` and answers into `output`, which is cleared
+    /// before the call.
+    ///
+    /// # Safety
+    /// If the driver takes addresses in `input` (of a buffer that the device
+    /// is to use, or of where to answer), they must be valid for that, for as
+    /// long as the driver may use them.
+    pub unsafe fn new(input: &'a [u8], output: &'a mut [u8]) -> Self {
+        Self { input, output }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.input.is_empty() && self.output.is_empty()
+    }
+}
+
+/// Names an output attribute of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot(usize);
+
+/// What the kernel is given: header and attributes without a gap.
+#[repr(C)]
+struct Frame {
+    header: IoctlHdr,
+    attrs: [Attr; MAX_ATTRS],
+}
+
+const _: () = assert!(core::mem::offset_of!(Frame, attrs) == size_of::<IoctlHdr>());
+
+/// A command being put together. Borrows its input and output buffers until it
+/// has run.
+pub(crate) struct Ioctl<'a> {
+    command: Command,
+    about: Option<u32>,
+    frame: Frame,
+    used: usize,
+    overflow: bool,
+    buffers: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Ioctl<'a> {
+    pub(crate) fn new(command: Command, object_id: u16, method_id: u16) -> Self {
+        Self {
+            command,
+            about: None,
+            frame: Frame {
+                header: IoctlHdr {
+                    object_id,
+                    method_id,
+                    ..IoctlHdr::default()
+                },
+                attrs: [Attr::default(); MAX_ATTRS],
+            },
+            used: 0,
+            overflow: false,
+            buffers: PhantomData,
+        }
+    }
+
+    /// The write command `number`, invoked through ioctl.
+    pub(crate) fn write<I, O>(
+        command: Command,
+        number: u32,
+        input: &'a I,
+        output: &'a mut O,
+    ) -> WriteCommand<'a>
+    where
+        I: IntoBytes + Immutable,
+        O: IntoBytes + FromBytes,
+    {
+        let mut ioctl = Self::new(command, ids::OBJECT_DEVICE, ids::METHOD_INVOKE_WRITE);
+        ioctl.constant(ids::ATTR_WRITE_CMD, number.into());
+        ioctl.input(ids::ATTR_CORE_IN, input.as_bytes());
+        let output = output.as_mut_bytes();
+        let answer = (!output.is_empty()).then(|| ioctl.output(ids::ATTR_CORE_OUT, output));
+        WriteCommand { ioctl, answer }
+    }
+
+    fn push(&mut self, attr_id: u16, len: u16, data: u64) -> Slot {
+        let slot = Slot(self.used);
+        match self.frame.attrs.get_mut(self.used) {
+            Some(attr) => {
+                *attr = Attr {
+                    attr_id,
+                    len,
+                    flags: ATTR_F_MANDATORY,
+                    enum_or_reserved: 0,
+                    data,
+                };
+                self.used += 1;
+            }
+            None => self.overflow = true,
+        }
+        slot
+    }
+
+    /// Names the object that the command is about, for the error.
+    pub(crate) fn about(&mut self, handle: u32) {
+        self.about = Some(handle);
+    }
+
+    /// Data in: in line up to eight bytes, else by address.
+    pub(crate) fn input(&mut self, attr_id: u16, bytes: &'a [u8]) {
+        let Ok(len) = u16::try_from(bytes.len()) else {
+            self.overflow = true;
+            return;
+        };
+        let mut inline = [0; 8];
+        let data = match inline.get_mut(..bytes.len()) {
+            Some(start) => {
+                start.copy_from_slice(bytes);
+                u64::from_ne_bytes(inline)
+            }
+            None => bytes.as_ptr().expose_provenance() as u64,
+        };
+        self.push(attr_id, len, data);
+    }
+
+    pub(crate) fn u32(&mut self, attr_id: u16, value: u32) {
+        let [a, b, c, d] = value.to_ne_bytes();
+        self.push(attr_id, 4, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]));
+    }
+
+    pub(crate) fn u64(&mut self, attr_id: u16, value: u64) {
+        self.push(attr_id, 8, value);
+    }
+
+    /// An enumerated value; the kernel wants these as 64 bits.
+    pub(crate) fn constant(&mut self, attr_id: u16, value: u64) {
+        self.push(attr_id, 8, value);
+    }
+
+    /// An existing object.
+    pub(crate) fn handle(&mut self, attr_id: u16, handle: u32) {
+        self.push(attr_id, 0, handle.into());
+    }
+
+    /// An existing object that is a descriptor.
+    pub(crate) fn fd(&mut self, attr_id: u16, fd: RawFd) {
+        self.push(attr_id, 0, i64::from(fd).cast_unsigned());
+    }
+
+    /// The object to be made; the kernel fills in its number.
+    pub(crate) fn new_object(&mut self, attr_id: u16) -> Slot {
+        self.push(attr_id, 0, 0)
+    }
+
+    /// Data out. The buffer is cleared first, so that what the kernel does not
+    /// write reads as zero.
+    pub(crate) fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
+        bytes.fill(0);
+        let Ok(len) = u16::try_from(bytes.len()) else {
+            self.overflow = true;
+            return Slot(usize::MAX);
+        };
+        self.push(attr_id, len, bytes.as_mut_ptr().expose_provenance() as u64)
+    }
+
+    pub(crate) fn udata(&mut self, udata: Udata<'a>) {
+        if !udata.input.is_empty() {
+            self.input(ids::ATTR_UHW_IN, udata.input);
+        }
+        if !udata.output.is_empty() {
+            self.output(ids::ATTR_UHW_OUT, udata.output);
+        }
+    }
+
+    /// Asks the kernel.
+    pub(crate) fn run(mut self, context: &Context) -> Result<Answer, Error> {
+        if self.overflow {
+            return Err(Error::Invalid {
+                command: self.command,
+                what: "more data than a command can carry",
+            });
+        }
+        self.frame.header.num_attrs = self.used as u16;
+        self.frame.header.length = (size_of::<IoctlHdr>() + self.used * size_of::<Attr>()) as u16;
+        let frame: *mut Frame = &mut self.frame;
+        // SAFETY: the header gives the frame's length, which lies in the frame;
+        // every address in an attribute is that of a buffer borrowed for 'a,
+        // with its length. What a driver does with addresses inside the driver
+        // data, and the kernel with a region to register, the makers of those
+        // have answered for.
+        let result = unsafe {
+            context
+                .kernel()
+                .ioctl(context.fd(), RDMA_VERBS_IOCTL, frame.cast::<c_void>())
+        };
+        match result {
+            Ok(_) => Ok(Answer {
+                command: self.command,
+                attrs: self.frame.attrs,
+                used: self.used,
+            }),
+            Err(errno) => Err(Error::Refused {
+                command: self.command,
+                handle: self.about,
+                errno,
+            }),
+        }
+    }
+}
+
+/// A write command being put together.
+pub(crate) struct WriteCommand<'a> {
+    ioctl: Ioctl<'a>,
+    answer: Option<Slot>,
+}
+
+impl<'a> WriteCommand<'a> {
+    pub(crate) fn about(mut self, handle: u32) -> Self {
+        self.ioctl.about(handle);
+        self
+    }
+
+    pub(crate) fn udata(mut self, udata: Udata<'a>) -> Self {
+        self.ioctl.udata(udata);
+        self
+    }
+
+    /// Asks the kernel, and makes sure that it has answered.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Error> {
+        let answer = self.ioctl.run(context)?;
+        match self.answer {
+            Some(slot) => answer.written(slot),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The attributes as the kernel left them.
+pub(crate) struct Answer {
+    command: Command,
+    attrs: [Attr; MAX_ATTRS],
+    used: usize,
+}
+
+impl Answer {
+    fn attr(&self, slot: Slot) -> Result<&Attr, Error> {
+        let attrs = self.attrs.get(..self.used).unwrap_or_default();
+        attrs.get(slot.0).ok_or(self.bad("an attribute is missing"))
+    }
+
+    fn bad(&self, what: &'static str) -> Error {
+        Error::BadAnswer {
+            command: self.command,
+            what,
+        }
+    }
+
+    /// The number of the object that was made.
+    pub(crate) fn handle(&self, slot: Slot) -> Result<u32, Error> {
+        u32::try_from(self.attr(slot)?.data).map_err(|_| self.bad("a handle of more than 32 bits"))
+    }
+
+    /// The descriptor that was made.
+    pub(crate) fn fd(&self, slot: Slot) -> Result<RawFd, Error> {
+        match RawFd::try_from(self.attr(slot)?.data) {
+            Ok(fd) => Ok(fd),
+            Err(_) => Err(self.bad("a descriptor out of range")),
+        }
+    }
+
+    /// Whether the kernel says that it wrote the output.
+    pub(crate) fn is_written(&self, slot: Slot) -> bool {
+        self.attr(slot)
+            .is_ok_and(|attr| attr.flags & ATTR_F_VALID_OUTPUT != 0)
+    }
+
+    /// An error if the kernel did not write the output.
+    pub(crate) fn written(&self, slot: Slot) -> Result<(), Error> {
+        if self.is_written(slot) {
+            Ok(())
+        } else {
+            Err(self.bad("an output was not written"))
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! An open uverbs device.
+
+use core::ops::Deref;
+use std::ffi::CString;
+use std::os::fd::RawFd;
+
+use crate::abi::ids;
+use crate::abi::verbs;
+use crate::command::Ioctl;
+use crate::discovery::Device;
+use crate::kernel::Kernel;
+use crate::{Command, Error, Udata};
+use zerocopy::IntoBytes;
+
+/// How a handle refers to the context that it lives in: an `Arc<Context>`, a
+/// reference, or a caller's own copyable pointer.
+pub trait ContextRef: Deref<Target = Context> + Clone {}
+
+impl<T: Deref<Target = Context> + Clone> ContextRef for T {}
+
+/// What the kernel says about a new context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextInfo {
+    /// Completion vectors: interrupts, or processors, that completion events
+    /// can be spread over.
+    pub num_comp_vectors: u32,
+    /// Bits of the core's abilities, `CORE_SUPPORT_...` in [`verbs`].
+    pub core_support: u64,
+}
+
+impl ContextInfo {
+    /// Whether optional access flags of a memory region may be passed.
+    pub fn optional_mr_access(&self) -> bool {
+        self.core_support & verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS != 0
+    }
+}
+
+/// An open uverbs character device, which all objects of a process on one
+/// device live in.
+#[derive(Debug)]
+pub struct Context {
+    kernel: Box<dyn Kernel>,
+    fd: RawFd,
+    owned: bool,
+}
+
+impl Context {
+    /// Opens the character device of `device`. The kernel's context is made by
+    /// [`get_context`](Self::get_context).
+    ///
+    /// # Errors
+    /// EACCES without permission, ENOENT if there is no such device node,
+    /// ENXIO if its driver is gone.
+    pub fn open(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self, Error> {
+        let path = CString::new(device.device_path()).map_err(|_| Error::Invalid {
+            command: Command::Open,
+            what: "the device's name holds a NUL",
+        })?;
+        let fd = kernel
+            .open(&path, libc::O_RDWR)
+            .map_err(|errno| Error::Refused {
+                command: Command::Open,
+                handle: None,
+                errno,
+            })?;
+        Ok(Self::from_owned_fd(kernel, fd))
+    }
+
+    /// Takes over an open uverbs device, and closes it when dropped.
+    pub fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd) -> Self {
+        Self {
+            kernel,
+            fd,
+            owned: true,
+        }
+    }
+
+    /// Uses an open uverbs device that somebody else closes.
+    ///
+    /// # Safety
+    /// `fd` must stay open, and the same file, while the context is in use:
+    /// commands given to another file could do anything.
+    pub unsafe fn from_borrowed_fd(kernel: Box<dyn Kernel>, fd: RawFd) -> Self {
+        Self {
+            kernel,
+            fd,
+            owned: false,
+        }
+    }
+
+    /// The command descriptor. Queues are mapped through it.
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// The system calls that this context uses.
+    pub fn kernel(&self) -> &dyn Kernel {
+        &*self.kernel
+    }
+
+    /// Makes the kernel's context for this open file. Once for each open; all
+    /// other commands need it.
+    ///
+    /// # Errors
+    /// EINVAL if the file has a context already, EIO if the device is gone.
+    pub fn get_context(&self, udata: Udata<'_>) -> Result<ContextInfo, Error> {
+        let (mut vectors, mut support) = (0u32, 0u64);
+        let mut ioctl = Ioctl::new(
+            Command::GetContext,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_GET_CONTEXT,
+        );
+        let slot = ioctl.output(
+            ids::ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
+            vectors.as_mut_bytes(),
+        );
+        ioctl.output(ids::ATTR_GET_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
+        ioctl.udata(udata);
+        ioctl.run(self)?.written(slot)?;
+        Ok(ContextInfo {
+            num_comp_vectors: vectors,
+            core_support: support,
+        })
+    }
+
+    /// What [`get_context`](Self::get_context) said, for a file whose context
+    /// somebody else has made.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the driver cannot share contexts.
+    pub fn query_context(&self) -> Result<ContextInfo, Error> {
+        let (mut vectors, mut support) = (0u32, 0u64);
+        let mut ioctl = Ioctl::new(
+            Command::QueryContext,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_QUERY_CONTEXT,
+        );
+        let slot = ioctl.output(
+            ids::ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+            vectors.as_mut_bytes(),
+        );
+        ioctl.output(ids::ATTR_QUERY_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
+        ioctl.run(self)?.written(slot)?;
+        Ok(ContextInfo {
+            num_comp_vectors: vectors,
+            core_support: support,
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.owned
+            && let Err(errno) = self.kernel.close(self.fd)
+        {
+            tracing::error!(%errno, fd = self.fd, "closing a uverbs device failed");
+        }
+    }
+}

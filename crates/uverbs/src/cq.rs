@@ -1,0 +1,236 @@
+//! Completion queues.
+
+use std::os::fd::RawFd;
+
+use zerocopy::IntoBytes;
+
+use crate::abi::ids;
+use crate::abi::write::{
+    CqModeration, DestroyCqResp, ExModifyCq, ReqNotifyCq, ResizeCq, ResizeCqResp, cmd,
+};
+use crate::command::Ioctl;
+use crate::handle::{Kind, Owned, owned_methods};
+use crate::{Command, Context, ContextRef, CqFlags, CqHandle, Error, Udata};
+
+const CMD_FLAG_EXTENDED: u32 = crate::abi::write::CMD_FLAG_EXTENDED;
+/// `IB_CQ_MODERATE`.
+const MODIFY_MODERATION: u32 = 1 << 0;
+
+/// How to make a completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqInit {
+    /// Entries at least.
+    pub cqe: u32,
+    /// What events name the queue by.
+    pub user_handle: u64,
+    /// Descriptor of the completion channel for its events.
+    pub channel: Option<RawFd>,
+    /// Completion vector, less than the context's number of them.
+    pub comp_vector: u32,
+    /// How it behaves.
+    pub flags: CqFlags,
+    /// Asynchronous event file for its events; none: the context's first.
+    pub async_fd: Option<RawFd>,
+}
+
+/// Events of a queue that were read from their files before it was destroyed:
+/// whoever waits for them to be acknowledged needs the numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqEvents {
+    /// Completion events.
+    pub completion: u32,
+    /// Asynchronous events.
+    pub asynchronous: u32,
+}
+
+pub(crate) enum CqKind {}
+
+impl Kind for CqKind {
+    type Handle = CqHandle;
+    type Events = CqEvents;
+    fn destroy(context: &Context, handle: CqHandle) -> Result<CqEvents, Error> {
+        destroy(context, handle)
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq<C: ContextRef> {
+    owned: Owned<C, CqKind>,
+    cqe: u32,
+}
+
+owned_methods!(
+    Cq,
+    CqHandle,
+    CqEvents,
+    "Gives the events that were read of it."
+);
+
+impl<C: ContextRef> Cq<C> {
+    /// Creates a completion queue.
+    ///
+    /// # Errors
+    /// EINVAL for too many entries or a bad completion vector, ENOMEM.
+    pub fn create(context: &C, init: &CqInit, udata: Udata<'_>) -> Result<Self, Error> {
+        let (handle, cqe) = create(context, init, udata)?;
+        Ok(Self::from_handle(context, handle, cqe))
+    }
+
+    /// Takes over a completion queue by its number.
+    pub fn from_handle(context: &C, handle: CqHandle, cqe: u32) -> Self {
+        Self {
+            owned: Owned::new(context, handle),
+            cqe,
+        }
+    }
+
+    /// Entries that it was made with.
+    pub fn cqe(&self) -> u32 {
+        self.cqe
+    }
+
+    /// Resizes the queue; gives the entries that it has now.
+    ///
+    /// # Errors
+    /// As [`resize`].
+    pub fn resize(&self, cqe: u32, udata: Udata<'_>) -> Result<u32, Error> {
+        resize(self.owned.context(), self.handle(), cqe, udata)
+    }
+
+    /// Arms the queue. See [`req_notify`].
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        req_notify(self.owned.context(), self.handle(), solicited_only)
+    }
+
+    /// Moderates its events. See [`modify_moderation`].
+    ///
+    /// # Errors
+    /// As [`modify_moderation`].
+    pub fn modify_moderation(&self, count: u16, period: u16) -> Result<(), Error> {
+        modify_moderation(self.owned.context(), self.handle(), count, period)
+    }
+}
+
+/// Creates a completion queue; gives its number and its entries.
+///
+/// # Errors
+/// As [`Cq::create`].
+pub fn create(
+    context: &Context,
+    init: &CqInit,
+    udata: Udata<'_>,
+) -> Result<(CqHandle, u32), Error> {
+    let mut cqe = 0u32;
+    let mut ioctl = Ioctl::new(Command::CreateCq, ids::OBJECT_CQ, ids::METHOD_CQ_CREATE);
+    let object = ioctl.new_object(ids::ATTR_CREATE_CQ_HANDLE);
+    ioctl.u32(ids::ATTR_CREATE_CQ_CQE, init.cqe);
+    ioctl.u64(ids::ATTR_CREATE_CQ_USER_HANDLE, init.user_handle);
+    if let Some(fd) = init.channel {
+        ioctl.fd(ids::ATTR_CREATE_CQ_COMP_CHANNEL, fd);
+    }
+    ioctl.u32(ids::ATTR_CREATE_CQ_COMP_VECTOR, init.comp_vector);
+    if !init.flags.is_empty() {
+        ioctl.u32(ids::ATTR_CREATE_CQ_FLAGS, init.flags.bits());
+    }
+    let answered = ioctl.output(ids::ATTR_CREATE_CQ_RESP_CQE, cqe.as_mut_bytes());
+    if let Some(fd) = init.async_fd {
+        ioctl.fd(ids::ATTR_CREATE_CQ_EVENT_FD, fd);
+    }
+    ioctl.udata(udata);
+    let answer = ioctl.run(context)?;
+    // Owned until the answer is known to be good, so that a bad one leaks nothing.
+    let owned = Owned::<&Context, CqKind>::new(&context, CqHandle(answer.handle(object)?));
+    answer.written(answered)?;
+    Ok((owned.forget(), cqe))
+}
+
+/// Resizes a queue; gives the entries that it has now.
+///
+/// # Errors
+/// EINVAL if it holds more completions than that, EOPNOTSUPP if the driver
+/// cannot.
+pub fn resize(context: &Context, cq: CqHandle, cqe: u32, udata: Udata<'_>) -> Result<u32, Error> {
+    let request = ResizeCq {
+        cq_handle: cq.0,
+        cqe,
+        ..ResizeCq::default()
+    };
+    let mut resp = ResizeCqResp::default();
+    Ioctl::write(Command::ResizeCq, cmd::CMD_RESIZE_CQ, &request, &mut resp)
+        .about(cq.0)
+        .udata(udata)
+        .run(context)?;
+    Ok(resp.cqe)
+}
+
+/// Arms a queue: its next completion (or the next that the sender solicited)
+/// puts an event into its channel. Completions that are there already do not;
+/// poll after arming.
+///
+/// # Errors
+/// EIO if the device is gone.
+pub fn req_notify(context: &Context, cq: CqHandle, solicited_only: bool) -> Result<(), Error> {
+    let request = ReqNotifyCq {
+        cq_handle: cq.0,
+        solicited_only: solicited_only.into(),
+    };
+    Ioctl::write(
+        Command::ReqNotifyCq,
+        cmd::CMD_REQ_NOTIFY_CQ,
+        &request,
+        &mut (),
+    )
+    .about(cq.0)
+    .run(context)
+}
+
+/// An event only after `count` completions or `period` microseconds.
+///
+/// # Errors
+/// EOPNOTSUPP if the driver cannot.
+pub fn modify_moderation(
+    context: &Context,
+    cq: CqHandle,
+    count: u16,
+    period: u16,
+) -> Result<(), Error> {
+    let request = ExModifyCq {
+        cq_handle: cq.0,
+        attr_mask: MODIFY_MODERATION,
+        attr: CqModeration {
+            cq_count: count,
+            cq_period: period,
+        },
+        reserved: 0,
+    };
+    Ioctl::write(
+        Command::ModifyCq,
+        CMD_FLAG_EXTENDED | cmd::EX_CMD_MODIFY_CQ,
+        &request,
+        &mut (),
+    )
+    .about(cq.0)
+    .run(context)
+}
+
+/// Destroys a completion queue.
+///
+/// # Errors
+/// EBUSY if queue pairs still use it.
+pub fn destroy(context: &Context, cq: CqHandle) -> Result<CqEvents, Error> {
+    let mut resp = DestroyCqResp::default();
+    let mut ioctl = Ioctl::new(Command::DestroyCq, ids::OBJECT_CQ, ids::METHOD_CQ_DESTROY);
+    ioctl.about(cq.0);
+    ioctl.handle(ids::ATTR_DESTROY_CQ_HANDLE, cq.0);
+    ioctl.output(ids::ATTR_DESTROY_CQ_RESP, resp.as_mut_bytes());
+    // It is gone, whether or not the counts were written: no error after that.
+    ioctl.run(context)?;
+    Ok(CqEvents {
+        completion: resp.comp_events_reported,
+        asynchronous: resp.async_events_reported,
+    })
+}

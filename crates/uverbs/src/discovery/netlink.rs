@@ -1,0 +1,501 @@
+//! RDMA netlink: requests, and parsers of its answers.
+//!
+//! The parsers are functions of bytes that take anything: lengths are checked
+//! against what is there, and what cannot be is an error.
+
+use core::fmt;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Device, DriverId, NodeType, sysfs};
+use crate::abi::netlink::{
+    NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
+};
+use crate::kernel::Kernel;
+use crate::{Command, Errno, Error};
+
+const FLAG_REQUEST: u16 = 1;
+const FLAG_DUMP: u16 = 0x300;
+const MSG_NOOP: u16 = 1;
+const MSG_ERROR: u16 = 2;
+const MSG_DONE: u16 = 3;
+/// Nested and byte order bits of an attribute's type, and RDMA's "mandatory".
+const ATTR_TYPE_MASK: u16 = 0x1fff;
+/// Longest device name that is taken; the kernel's is 63.
+const MAX_NAME: usize = 255;
+
+/// What is wrong with a netlink answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// A length reaches past the end, or is shorter than its header.
+    Length,
+    /// An attribute that must be there is not.
+    Missing(u16),
+    /// An attribute has the wrong length or holds what it may not.
+    Attribute(u16),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length => f.write_str("a length does not fit"),
+            Self::Missing(number) => write!(f, "attribute {number} is missing"),
+            Self::Attribute(number) => write!(f, "attribute {number} is malformed"),
+        }
+    }
+}
+
+impl ParseError {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Length => "a length in a netlink message does not fit",
+            Self::Missing(_) => "a netlink attribute is missing",
+            Self::Attribute(_) => "a netlink attribute is malformed",
+        }
+    }
+}
+
+/// One netlink message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Its header.
+    pub header: NlMsgHdr,
+    /// What follows the header.
+    pub payload: &'a [u8],
+}
+
+/// Takes `len` bytes and the padding after them to four.
+fn take_padded(bytes: &mut &[u8], len: usize) -> Option<()> {
+    let padded = len.checked_add(3)? & !3;
+    // The last one need not be padded.
+    *bytes = bytes.get(padded.min(bytes.len())..)?;
+    Some(())
+}
+
+/// The messages of a datagram. Stops after the first error.
+#[derive(Clone, Debug)]
+pub struct Messages<'a>(&'a [u8]);
+
+impl<'a> Messages<'a> {
+    /// Reads a datagram.
+    pub fn new(datagram: &'a [u8]) -> Self {
+        Self(datagram)
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Result<Message<'a>, ParseError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let message = NlMsgHdr::read_from_prefix(self.0)
+            .ok()
+            .and_then(|(header, _)| {
+                let len = header.len as usize;
+                let payload = self.0.get(size_of::<NlMsgHdr>()..len)?;
+                take_padded(&mut self.0, len)?;
+                Some(Message { header, payload })
+            });
+        if message.is_none() {
+            self.0 = &[];
+        }
+        Some(message.ok_or(ParseError::Length))
+    }
+}
+
+/// The attributes of a message: number and payload. Stops after the first error.
+#[derive(Clone, Debug)]
+pub struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// Reads a message's payload.
+    pub fn new(payload: &'a [u8]) -> Self {
+        Self(payload)
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Result<(u16, &'a [u8]), ParseError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let attribute = NlAttr::read_from_prefix(self.0)
+            .ok()
+            .and_then(|(header, _)| {
+                let len = usize::from(header.len);
+                let payload = self.0.get(size_of::<NlAttr>()..len)?;
+                take_padded(&mut self.0, len)?;
+                Some((header.attr_type & ATTR_TYPE_MASK, payload))
+            });
+        if attribute.is_none() {
+            self.0 = &[];
+        }
+        Some(attribute.ok_or(ParseError::Length))
+    }
+}
+
+/// What the device list says about a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMessage {
+    /// Number.
+    pub index: u32,
+    /// Name: one component of a path.
+    pub name: String,
+    /// How many ports.
+    pub num_ports: u32,
+    /// Node GUID, host byte order.
+    pub node_guid: u64,
+    /// What kind of node.
+    pub node_type: NodeType,
+}
+
+/// What is said about a device's character device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CharDevice {
+    /// Name of the node in `/dev/infiniband`: one component of a path.
+    pub name: String,
+    /// Number of the node.
+    pub dev_t: libc::dev_t,
+    /// ABI version of the driver data.
+    pub abi_version: u32,
+    /// Kernel driver.
+    pub driver_id: DriverId,
+}
+
+/// One integer, exactly that long.
+fn integer<T: FromBytes>(number: u16, payload: &[u8]) -> Result<T, ParseError> {
+    T::read_from_bytes(payload).map_err(|_| ParseError::Attribute(number))
+}
+
+/// A NUL-terminated name that is safe as one component of a path.
+fn name(number: u16, payload: &[u8]) -> Result<String, ParseError> {
+    let text = core::ffi::CStr::from_bytes_until_nul(payload)
+        .ok()
+        .and_then(|text| text.to_str().ok());
+    match text {
+        Some(text) if is_component(text) => Ok(text.to_owned()),
+        _ => Err(ParseError::Attribute(number)),
+    }
+}
+
+/// Whether a name can be joined to a path without leaving it.
+pub(crate) fn is_component(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.contains(['/', '\0'])
+}
+
+/// Parses one message of the device list.
+///
+/// # Errors
+/// If an attribute is missing or malformed.
+pub fn parse_device(payload: &[u8]) -> Result<DeviceMessage, ParseError> {
+    let (mut index, mut device_name, mut ports, mut guid, mut node_type) =
+        (None, None, None, None, None);
+    for attribute in Attributes::new(payload) {
+        let (number, value) = attribute?;
+        match number {
+            attr::ATTR_DEV_INDEX => index = Some(integer(number, value)?),
+            attr::ATTR_DEV_NAME => device_name = Some(name(number, value)?),
+            attr::ATTR_PORT_INDEX => ports = Some(integer(number, value)?),
+            attr::ATTR_NODE_GUID => guid = Some(integer(number, value)?),
+            attr::ATTR_DEV_NODE_TYPE => node_type = Some(NodeType(integer(number, value)?)),
+            _ => {}
+        }
+    }
+    Ok(DeviceMessage {
+        index: index.ok_or(ParseError::Missing(attr::ATTR_DEV_INDEX))?,
+        name: device_name.ok_or(ParseError::Missing(attr::ATTR_DEV_NAME))?,
+        num_ports: ports.ok_or(ParseError::Missing(attr::ATTR_PORT_INDEX))?,
+        node_guid: guid.ok_or(ParseError::Missing(attr::ATTR_NODE_GUID))?,
+        node_type: node_type.ok_or(ParseError::Missing(attr::ATTR_DEV_NODE_TYPE))?,
+    })
+}
+
+/// Parses the answer about a character device.
+///
+/// # Errors
+/// If an attribute is missing or malformed. The driver's number may be missing.
+pub fn parse_char_device(payload: &[u8]) -> Result<CharDevice, ParseError> {
+    let (mut device_name, mut dev, mut abi, mut driver) = (None, None, None, DriverId::UNKNOWN);
+    for attribute in Attributes::new(payload) {
+        let (number, value) = attribute?;
+        match number {
+            attr::ATTR_CHARDEV_NAME => device_name = Some(name(number, value)?),
+            attr::ATTR_CHARDEV => dev = Some(integer::<u64>(number, value)?),
+            attr::ATTR_CHARDEV_ABI => abi = Some(integer::<u64>(number, value)?),
+            attr::ATTR_UVERBS_DRIVER_ID => driver = DriverId(integer(number, value)?),
+            _ => {}
+        }
+    }
+    let dev = dev.ok_or(ParseError::Missing(attr::ATTR_CHARDEV))?;
+    // The kernel's huge_encode_dev: low byte and bits 20 up are the minor number.
+    let (major, minor) = (
+        (dev & 0xf_ff00) >> 8,
+        (dev & 0xff) | ((dev >> 12) & 0xf_ff00),
+    );
+    Ok(CharDevice {
+        name: device_name.ok_or(ParseError::Missing(attr::ATTR_CHARDEV_NAME))?,
+        dev_t: libc::makedev(major as u32, minor as u32),
+        // The upper half is reserved.
+        abi_version: abi.ok_or(ParseError::Missing(attr::ATTR_CHARDEV_ABI))? as u32,
+        driver_id: driver,
+    })
+}
+
+/// Parses the answer about the RDMA subsystem: whether the kernel copies
+/// pinned pages when a process forks. Older kernels do not say.
+///
+/// # Errors
+/// If the attribute is malformed.
+pub fn parse_copy_on_fork(payload: &[u8]) -> Result<bool, ParseError> {
+    for attribute in Attributes::new(payload) {
+        let (number, value) = attribute?;
+        if number == attr::SYS_ATTR_COPY_ON_FORK {
+            return integer::<u8>(number, value).map(|value| value != 0);
+        }
+    }
+    Ok(false)
+}
+
+/// A request with room for the attributes that are needed here.
+#[derive(Clone, Debug)]
+pub struct Request(Vec<u8>);
+
+impl Request {
+    fn new(command: u16, flags: u16) -> Self {
+        let header = NlMsgHdr {
+            len: 0,
+            msg_type: nldev_type(command),
+            flags: FLAG_REQUEST | flags,
+            seq: 1,
+            pid: 0,
+        };
+        Self(header.as_bytes().to_vec())
+    }
+
+    fn attribute(mut self, number: u16, value: &[u8]) -> Self {
+        // Only names and integers come here.
+        let len = (size_of::<NlAttr>() + value.len()) as u16;
+        self.0.extend_from_slice(
+            NlAttr {
+                len,
+                attr_type: number,
+            }
+            .as_bytes(),
+        );
+        self.0.extend_from_slice(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        let len = (self.0.len() as u32).to_ne_bytes();
+        if let Some(field) = self.0.get_mut(..4) {
+            field.copy_from_slice(&len);
+        }
+        self.0
+    }
+
+    /// Asks for all devices.
+    pub fn devices() -> Vec<u8> {
+        Self::new(NLDEV_CMD_GET, FLAG_DUMP).finish()
+    }
+
+    /// Asks for the uverbs character device of a device.
+    pub fn char_device(index: u32) -> Vec<u8> {
+        Self::new(NLDEV_CMD_GET_CHARDEV, 0)
+            .attribute(attr::ATTR_DEV_INDEX, index.as_bytes())
+            .attribute(attr::ATTR_CHARDEV_TYPE, b"uverbs\0")
+            .finish()
+    }
+
+    /// Asks about the RDMA subsystem.
+    pub fn system() -> Vec<u8> {
+        Self::new(NLDEV_CMD_SYS_GET, 0).finish()
+    }
+}
+
+/// What has become of an exchange after a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More datagrams are to come.
+    More,
+    /// That was all.
+    Done,
+    /// The kernel refused.
+    Refused(Errno),
+}
+
+/// Reads one datagram of an answer to `command`: gives each message's payload
+/// to `each`. A dump ends with its own message, another answer with its first.
+///
+/// # Errors
+/// If the datagram, or `each`, is not content.
+pub fn read_answer(
+    datagram: &[u8],
+    command: u16,
+    dump: bool,
+    mut each: impl FnMut(&[u8]) -> Result<(), ParseError>,
+) -> Result<Progress, ParseError> {
+    for message in Messages::new(datagram) {
+        let Message { header, payload } = message?;
+        match header.msg_type {
+            MSG_NOOP => {}
+            MSG_DONE => return Ok(Progress::Done),
+            MSG_ERROR => {
+                let (code, _) = i32::read_from_prefix(payload).map_err(|_| ParseError::Length)?;
+                // Zero is an acknowledgement.
+                return Ok(if code == 0 {
+                    Progress::Done
+                } else {
+                    Progress::Refused(Errno::new(code.saturating_neg()))
+                });
+            }
+            number if number == nldev_type(command) => {
+                each(payload)?;
+                if !dump {
+                    return Ok(Progress::Done);
+                }
+            }
+            // Not ours: a notification, say.
+            _ => {}
+        }
+    }
+    Ok(Progress::More)
+}
+
+/// Sends a request and reads the whole answer.
+fn exchange(
+    kernel: &dyn Kernel,
+    name: Command,
+    (command, dump): (u16, bool),
+    request: &[u8],
+    mut each: impl FnMut(&[u8]) -> Result<(), ParseError>,
+) -> Result<(), Error> {
+    let mut outcome = Ok(Progress::More);
+    let received = kernel.netlink(request, &mut |datagram| {
+        outcome = read_answer(datagram, command, dump, &mut each);
+        outcome != Ok(Progress::More)
+    });
+    let refused = |errno| Error::Refused {
+        command: name,
+        handle: None,
+        errno,
+    };
+    received.map_err(refused)?;
+    match outcome {
+        Ok(Progress::Done) => Ok(()),
+        Ok(Progress::Refused(errno)) => Err(refused(errno)),
+        Ok(Progress::More) => Err(Error::BadAnswer {
+            command: name,
+            what: "the netlink answer has no end",
+        }),
+        Err(error) => {
+            tracing::debug!(%error, command = name.name(), "malformed netlink answer");
+            Err(Error::BadAnswer {
+                command: name,
+                what: error.what(),
+            })
+        }
+    }
+}
+
+/// All devices, by netlink. Where it does not name a device's character
+/// device, sysfs may.
+///
+/// # Errors
+/// If the device list could not be had; sysfs is to be asked then.
+pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
+    let mut found = Vec::new();
+    exchange(
+        kernel,
+        Command::ListDevices,
+        (NLDEV_CMD_GET, true),
+        &Request::devices(),
+        |payload| {
+            found.push(parse_device(payload)?);
+            Ok(())
+        },
+    )?;
+    let mut devices = Vec::new();
+    for message in found {
+        let ibdev_path = sysfs::ibdev_path(kernel, &message.name);
+        let char_device = match char_device(kernel, message.index) {
+            Ok(char_device) => char_device,
+            Err(error) => match sysfs::char_device(kernel, &ibdev_path) {
+                Some(char_device) => char_device,
+                None => {
+                    // Not every RDMA device has one.
+                    tracing::debug!(%error, device = message.name, "no uverbs character device");
+                    continue;
+                }
+            },
+        };
+        let device = Device {
+            name: message.name,
+            index: Some(message.index),
+            driver_id: char_device.driver_id,
+            node_type: message.node_type,
+            node_guid: Some(message.node_guid),
+            num_ports: Some(message.num_ports),
+            uverbs_name: char_device.name,
+            dev_t: char_device.dev_t,
+            abi_version: char_device.abi_version,
+            ibdev_path,
+        };
+        if device.is_accessible(kernel) {
+            devices.push(device);
+        } else {
+            tracing::debug!(
+                device = device.name,
+                path = device.device_path(),
+                "the character device node is not there"
+            );
+        }
+    }
+    Ok(devices)
+}
+
+/// Asks for the uverbs character device of a device.
+///
+/// # Errors
+/// ENODEV if it has none.
+pub fn char_device(kernel: &dyn Kernel, index: u32) -> Result<CharDevice, Error> {
+    let command = Command::GetCharDevice;
+    let mut found = None;
+    exchange(
+        kernel,
+        command,
+        (NLDEV_CMD_GET_CHARDEV, false),
+        &Request::char_device(index),
+        |payload| {
+            found = Some(parse_char_device(payload)?);
+            Ok(())
+        },
+    )?;
+    found.ok_or(Error::BadAnswer {
+        command,
+        what: "no character device in the netlink answer",
+    })
+}
+
+/// Whether the kernel copies pinned pages when a process forks, so that no
+/// advice about registered memory is needed. False if it does not say.
+pub fn copy_on_fork(kernel: &dyn Kernel) -> bool {
+    let mut answer = false;
+    let result = exchange(
+        kernel,
+        Command::GetSystem,
+        (NLDEV_CMD_SYS_GET, false),
+        &Request::system(),
+        |payload| {
+            answer = parse_copy_on_fork(payload)?;
+            Ok(())
+        },
+    );
+    result.is_ok() && answer
+}

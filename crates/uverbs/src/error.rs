@@ -1,0 +1,224 @@
+//! Errors: the command, the object, the errno, and what to do about it.
+
+use core::fmt;
+
+/// A Linux error number, as the kernel gave it; any value is representable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(i32);
+
+impl Errno {
+    /// Wraps an error number (positive, as in `errno`).
+    pub const fn new(raw: i32) -> Self {
+        Self(raw)
+    }
+
+    /// The number, as in `errno`.
+    pub const fn raw(self) -> i32 {
+        self.0
+    }
+
+    /// The calling thread's `errno`, after a libc call that failed.
+    pub(crate) fn last() -> Self {
+        // SAFETY: __errno_location always returns this thread's errno.
+        Self(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errno({})", self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // std's text ends in "(os error N)".
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+macro_rules! commands {
+    ($($(#[$doc:meta])* $name:ident = $text:literal on $object:literal;)+) => {
+        /// What the kernel was asked.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[allow(missing_docs, reason = "the names say it")]
+        pub enum Command { $($(#[$doc])* $name),+ }
+
+        impl Command {
+            /// The command's name, as the kernel's headers have it where they have one.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text),+ }
+            }
+
+            /// What kind of object it is about.
+            pub const fn object(self) -> &'static str {
+                match self { $(Self::$name => $object),+ }
+            }
+        }
+    };
+}
+
+commands! {
+    Open = "open" on "device";
+    GetContext = "GET_CONTEXT" on "context";
+    QueryContext = "QUERY_CONTEXT" on "context";
+    QueryDevice = "QUERY_DEVICE" on "device";
+    QueryDeviceEx = "QUERY_DEVICE (extended)" on "device";
+    QueryPort = "QUERY_PORT" on "port";
+    QueryGidTable = "QUERY_GID_TABLE" on "GID table";
+    QueryGidEntry = "QUERY_GID_ENTRY" on "GID table";
+    AllocPd = "ALLOC_PD" on "protection domain";
+    DeallocPd = "PD_DESTROY" on "protection domain";
+    RegMr = "REG_MR" on "memory region";
+    RegDmabufMr = "REG_DMABUF_MR" on "memory region";
+    ReregMr = "REREG_MR" on "memory region";
+    QueryMr = "QUERY_MR" on "memory region";
+    AdviseMr = "ADVISE_MR" on "memory region";
+    DeregMr = "MR_DESTROY" on "memory region";
+    AllocMw = "ALLOC_MW" on "memory window";
+    DeallocMw = "MW_DESTROY" on "memory window";
+    CreateCompChannel = "CREATE_COMP_CHANNEL" on "completion channel";
+    ReadCompEvent = "read" on "completion channel";
+    AllocAsyncEventFile = "ASYNC_EVENT_ALLOC" on "asynchronous event file";
+    ReadAsyncEvent = "read" on "asynchronous event file";
+    CreateCq = "CQ_CREATE" on "completion queue";
+    ResizeCq = "RESIZE_CQ" on "completion queue";
+    ReqNotifyCq = "REQ_NOTIFY_CQ" on "completion queue";
+    ModifyCq = "MODIFY_CQ" on "completion queue";
+    DestroyCq = "CQ_DESTROY" on "completion queue";
+    CreateSrq = "SRQ_CREATE" on "shared receive queue";
+    ModifySrq = "MODIFY_SRQ" on "shared receive queue";
+    QuerySrq = "QUERY_SRQ" on "shared receive queue";
+    DestroySrq = "SRQ_DESTROY" on "shared receive queue";
+    CreateQp = "QP_CREATE" on "queue pair";
+    OpenQp = "OPEN_QP" on "queue pair";
+    ModifyQp = "MODIFY_QP" on "queue pair";
+    ModifyQpEx = "MODIFY_QP (extended)" on "queue pair";
+    QueryQp = "QUERY_QP" on "queue pair";
+    DestroyQp = "QP_DESTROY" on "queue pair";
+    AttachMcast = "ATTACH_MCAST" on "queue pair";
+    DetachMcast = "DETACH_MCAST" on "queue pair";
+    CreateAh = "CREATE_AH" on "address handle";
+    DestroyAh = "AH_DESTROY" on "address handle";
+    OpenXrcd = "OPEN_XRCD" on "XRC domain";
+    CloseXrcd = "XRCD_DESTROY" on "XRC domain";
+    ListDevices = "RDMA_NLDEV_CMD_GET" on "device list";
+    GetCharDevice = "RDMA_NLDEV_CMD_GET_CHARDEV" on "character device";
+    GetSystem = "RDMA_NLDEV_CMD_SYS_GET" on "RDMA subsystem";
+    ReadSysfs = "read of sysfs" on "device attribute";
+}
+
+/// Why a command failed.
+///
+/// `Copy`, and made without allocating, so that running out of memory can be
+/// reported as that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kernel said no.
+    Refused {
+        /// What was asked.
+        command: Command,
+        /// Handle number of the object, where it had one already.
+        handle: Option<u32>,
+        /// The kernel's reason.
+        errno: Errno,
+    },
+    /// The kernel said yes, and its answer makes no sense.
+    BadAnswer {
+        /// What was asked.
+        command: Command,
+        /// What is wrong with the answer.
+        what: &'static str,
+    },
+    /// Refused here, before the kernel was asked.
+    Invalid {
+        /// What was to be asked.
+        command: Command,
+        /// What is wrong with the request.
+        what: &'static str,
+    },
+}
+
+impl Error {
+    /// The command that failed.
+    pub const fn command(&self) -> Command {
+        match *self {
+            Self::Refused { command, .. }
+            | Self::BadAnswer { command, .. }
+            | Self::Invalid { command, .. } => command,
+        }
+    }
+
+    /// The error number to give to a caller that knows only those: the
+    /// kernel's own, EPROTO for an answer that makes no sense, EINVAL for a
+    /// request that does not.
+    pub const fn errno(&self) -> Errno {
+        match *self {
+            Self::Refused { errno, .. } => errno,
+            Self::BadAnswer { .. } => Errno::new(libc::EPROTO),
+            Self::Invalid { .. } => Errno::new(libc::EINVAL),
+        }
+    }
+
+    /// Whether the device is gone (unplugged, or its driver unloaded): the
+    /// kernel has then destroyed all its objects itself.
+    pub const fn is_device_gone(&self) -> bool {
+        matches!(*self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
+    }
+
+    /// What to look at, or an empty string.
+    pub const fn hint(&self) -> &'static str {
+        let Self::Refused { command, errno, .. } = *self else {
+            return "";
+        };
+        match (command, errno.raw()) {
+            (Command::Open, libc::EACCES | libc::EPERM) => {
+                "no permission on the uverbs character device; check its owner and mode"
+            }
+            (Command::Open, libc::ENOENT) => "no such character device; is ib_uverbs loaded?",
+            (Command::RegMr, libc::EFAULT) => {
+                "the range is not mapped, or not writable though local write is asked for"
+            }
+            (
+                Command::RegMr | Command::CreateCq | Command::CreateQp | Command::CreateSrq,
+                libc::ENOMEM,
+            ) => {
+                "out of memory, or over the locked memory limit (ulimit -l) or a limit of the device"
+            }
+            (_, libc::EIO) => "the device is gone, and its objects with it",
+            (_, libc::EBUSY) => "other objects still use this one; destroy them first",
+            (_, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOTTY) => {
+                "this kernel or its driver lacks the command or an attribute of it; Linux 6.1 or newer is needed"
+            }
+            (_, libc::EPERM) => "the operation needs a privilege, such as CAP_NET_RAW",
+            _ => "",
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let command = self.command();
+        write!(f, "{} on {}", command.name(), command.object())?;
+        match *self {
+            Self::Refused { handle, errno, .. } => {
+                if let Some(handle) = handle {
+                    write!(f, " {handle}")?;
+                }
+                write!(f, ": {errno}")?;
+            }
+            Self::BadAnswer { what, .. } => {
+                write!(f, ": the kernel's answer makes no sense: {what}")?
+            }
+            Self::Invalid { what, .. } => write!(f, ": {what}")?,
+        }
+        match self.hint() {
+            "" => Ok(()),
+            hint => write!(f, "; {hint}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

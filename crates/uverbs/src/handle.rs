@@ -1,0 +1,146 @@
+//! Handle numbers by kind, and the ownership that all handles share.
+
+use core::fmt;
+
+use crate::{Context, ContextRef, Error};
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// A number that the kernel gave, meaningful in one context only. Making
+        /// one up harms no memory: the kernel checks number and kind.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub u32);
+
+        impl From<$name> for u32 {
+            fn from(handle: $name) -> u32 {
+                handle.0
+            }
+        }
+    )+};
+}
+
+handles! {
+    /// Handle number of a protection domain.
+    PdHandle;
+    /// Handle number of a memory region.
+    MrHandle;
+    /// Handle number of a memory window.
+    MwHandle;
+    /// Handle number of a completion queue.
+    CqHandle;
+    /// Handle number of a shared receive queue.
+    SrqHandle;
+    /// Handle number of a queue pair.
+    QpHandle;
+    /// Handle number of an address handle.
+    AhHandle;
+    /// Handle number of an XRC domain.
+    XrcdHandle;
+}
+
+/// What ownership needs to know about a kind of object.
+pub trait Kind {
+    /// Its handle number's type.
+    type Handle: Copy + Into<u32> + fmt::Debug;
+    /// What the kernel says when it is destroyed.
+    type Events;
+    /// Destroys the object.
+    fn destroy(context: &Context, handle: Self::Handle) -> Result<Self::Events, Error>;
+}
+
+/// One kernel object that is destroyed once.
+pub struct Owned<C: ContextRef, K: Kind> {
+    context: C,
+    handle: K::Handle,
+    live: bool,
+}
+
+impl<C: ContextRef, K: Kind> Owned<C, K> {
+    pub(crate) fn new(context: &C, handle: K::Handle) -> Self {
+        Self {
+            context: context.clone(),
+            handle,
+            live: true,
+        }
+    }
+
+    pub(crate) fn handle(&self) -> K::Handle {
+        self.handle
+    }
+
+    pub(crate) fn context(&self) -> &C {
+        &self.context
+    }
+
+    /// Destroys the object; after an error it is still owned.
+    pub(crate) fn destroy(&mut self) -> Result<K::Events, Error> {
+        let events = K::destroy(&self.context, self.handle)?;
+        self.live = false;
+        Ok(events)
+    }
+
+    /// Gives the object up without destroying it.
+    pub(crate) fn forget(mut self) -> K::Handle {
+        self.live = false;
+        self.handle
+    }
+}
+
+impl<C: ContextRef, K: Kind> Drop for Owned<C, K> {
+    fn drop(&mut self) {
+        if !self.live {
+            return;
+        }
+        if let Err(error) = K::destroy(&self.context, self.handle) {
+            if error.is_device_gone() {
+                tracing::debug!(%error, "destroyed by the kernel");
+            } else {
+                tracing::error!(%error, "object leaked: the kernel refused to destroy it");
+            }
+        }
+    }
+}
+
+impl<C: ContextRef, K: Kind> fmt::Debug for Owned<C, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
+
+/// The methods that every handle type has; the type has a field `owned`.
+macro_rules! owned_methods {
+    ($type:ident, $handle:ty, $events:ty, $events_doc:literal) => {
+        impl<C: $crate::ContextRef> $type<C> {
+            /// The object's handle number in its context.
+            pub fn handle(&self) -> $handle {
+                self.owned.handle()
+            }
+
+            /// The context that the object lives in.
+            pub fn context(&self) -> &C {
+                self.owned.context()
+            }
+
+            #[doc = concat!("Destroys the object. ", $events_doc)]
+            ///
+            /// # Errors
+            /// EBUSY if other objects still use it, EIO if the device is gone.
+            /// The handle is given back, to be tried again or dropped.
+            pub fn destroy(mut self) -> Result<$events, (Self, $crate::Error)> {
+                match self.owned.destroy() {
+                    Ok(events) => Ok(events),
+                    Err(error) => Err((self, error)),
+                }
+            }
+
+            /// Gives the object up without destroying it.
+            pub fn into_handle(self) -> $handle {
+                self.owned.forget()
+            }
+        }
+    };
+}
+pub(crate) use owned_methods;

@@ -1,0 +1,194 @@
+//! The running kernel, through libc's functions, so that a preloaded
+//! interposer sees the calls.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+
+use super::Kernel;
+use crate::Errno;
+use crate::abi::netlink::NETLINK_RDMA;
+
+/// The running kernel. Has no size, so that boxing it allocates nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealKernel;
+
+/// A longer answer than this in one datagram is refused, not truncated; the
+/// kernel's own dump buffer is 32 KiB at most.
+const NETLINK_DATAGRAM: usize = 64 * 1024;
+/// An answer with more datagrams than this is taken for endless.
+const NETLINK_DATAGRAMS: usize = 4096;
+
+fn check(result: c_int) -> Result<c_int, Errno> {
+    if result < 0 {
+        Err(Errno::last())
+    } else {
+        Ok(result)
+    }
+}
+
+fn check_len(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::last())
+}
+
+impl Kernel for RealKernel {
+    fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
+        // SAFETY: path is NUL-terminated.
+        check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })
+    }
+
+    fn close(&self, fd: RawFd) -> Result<(), Errno> {
+        // SAFETY: no memory is involved; the caller owns the descriptor.
+        check(unsafe { libc::close(fd) }).map(drop)
+    }
+
+    unsafe fn ioctl(
+        &self,
+        fd: RawFd,
+        request: libc::Ioctl,
+        argument: *mut c_void,
+    ) -> Result<c_int, Errno> {
+        // SAFETY: the caller answers for the argument.
+        check(unsafe { libc::ioctl(fd, request, argument) })
+    }
+
+    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: the kernel writes at most the buffer's length into it.
+        check_len(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: &[u8]) -> Result<usize, Errno> {
+        // SAFETY: the buffer is readable; the caller answers for addresses in it.
+        check_len(unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) })
+    }
+
+    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
+        let mut entry = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry is given, and one is there.
+        check(unsafe { libc::poll(&mut entry, 1, timeout_ms) }).map(|ready| ready > 0)
+    }
+
+    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+        // SAFETY: no memory is involved.
+        let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+        let flags = if nonblocking {
+            flags | libc::O_NONBLOCK
+        } else {
+            flags & !libc::O_NONBLOCK
+        };
+        // SAFETY: as above.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
+    }
+
+    fn device_number(&self, path: &CStr) -> Result<libc::dev_t, Errno> {
+        // SAFETY: all-zero bytes are a valid stat structure.
+        let mut stat: libc::stat = unsafe { mem::zeroed() };
+        // SAFETY: path is NUL-terminated, stat is writable.
+        check(unsafe { libc::stat(path.as_ptr(), &mut stat) })?;
+        Ok(stat.st_rdev)
+    }
+
+    fn list_directory(&self, path: &CStr) -> Result<Vec<String>, Errno> {
+        let error = |e: std::io::Error| Errno::new(e.raw_os_error().unwrap_or(libc::EIO));
+        let mut names = Vec::new();
+        for entry in
+            std::fs::read_dir(std::ffi::OsStr::from_bytes(path.to_bytes())).map_err(error)?
+        {
+            // A name that is not UTF-8 is no device's.
+            if let Ok(name) = entry.map_err(error)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn netlink(&self, request: &[u8], receive: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Errno> {
+        // SAFETY: no memory is involved.
+        let socket = check(unsafe {
+            libc::socket(
+                libc::AF_NETLINK,
+                libc::SOCK_RAW | libc::SOCK_CLOEXEC,
+                NETLINK_RDMA,
+            )
+        })?;
+        // SAFETY: the descriptor is new and ours alone.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let timeout = libc::timeval {
+            tv_sec: 5,
+            tv_usec: 0,
+        };
+        // SAFETY: the option's value is a timeval of that length.
+        check(unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVTIMEO,
+                (&raw const timeout).cast(),
+                size_of::<libc::timeval>() as libc::socklen_t,
+            )
+        })?;
+        // SAFETY: the buffer is readable. An unconnected netlink socket sends to the kernel.
+        let sent = check_len(unsafe {
+            libc::send(
+                socket.as_raw_fd(),
+                request.as_ptr().cast(),
+                request.len(),
+                0,
+            )
+        })?;
+        if sent != request.len() {
+            return Err(Errno::new(libc::EIO));
+        }
+        let mut buffer = vec![0u8; NETLINK_DATAGRAM];
+        for _ in 0..NETLINK_DATAGRAMS {
+            // SAFETY: all-zero bytes are a valid sockaddr_nl.
+            let mut from: libc::sockaddr_nl = unsafe { mem::zeroed() };
+            let mut from_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+            // SAFETY: the kernel writes at most the given lengths into buffer and address.
+            let result = unsafe {
+                libc::recvfrom(
+                    socket.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    libc::MSG_TRUNC,
+                    (&raw mut from).cast(),
+                    &mut from_len,
+                )
+            };
+            let len = match check_len(result) {
+                Ok(len) => len,
+                Err(errno) if errno.raw() == libc::EINTR => continue,
+                Err(errno) => return Err(errno),
+            };
+            // Any process may send to a netlink socket; the kernel's port is 0.
+            if from.nl_pid != 0 {
+                continue;
+            }
+            let Some(datagram) = buffer.get(..len) else {
+                return Err(Errno::new(libc::EMSGSIZE));
+            };
+            if receive(datagram) {
+                return Ok(());
+            }
+        }
+        Err(Errno::new(libc::EOVERFLOW))
+    }
+
+    fn sysfs_path(&self) -> String {
+        // SAFETY: neither call has preconditions.
+        let trusted = unsafe { libc::getuid() == libc::geteuid() };
+        match std::env::var("SYSFS_PATH") {
+            Ok(path) if trusted => path.trim_end_matches('/').to_owned(),
+            _ => "/sys".to_owned(),
+        }
+    }
+
+    fn is_real(&self) -> bool {
+        true
+    }
+}

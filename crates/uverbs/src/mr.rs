@@ -1,0 +1,350 @@
+//! Memory regions.
+
+use std::os::fd::RawFd;
+
+use bitflags::bitflags;
+use zerocopy::IntoBytes;
+
+use crate::abi::ids;
+use crate::abi::write::{self, RegMrResp, ReregMrResp, Sge, cmd};
+use crate::attr::open_enum;
+use crate::command::Ioctl;
+use crate::handle::{Kind, Owned, owned_methods};
+use crate::{AccessFlags, Command, Context, ContextRef, Error, MrHandle, PdHandle, Udata};
+
+const REREG_TRANSLATION: u32 = 1 << 0;
+const REREG_PD: u32 = 1 << 1;
+const REREG_ACCESS: u32 = 1 << 2;
+
+/// What to register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrInit {
+    /// Protection domain.
+    pub pd: PdHandle,
+    /// First byte, in this process.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The address that posts and peers use for the first byte. Must be at the
+    /// same place in its page as `addr`.
+    pub iova: u64,
+    /// Who may do what.
+    pub access: AccessFlags,
+}
+
+/// A part of a DMA buffer to register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmabufMrInit {
+    /// Protection domain.
+    pub pd: PdHandle,
+    /// First byte in the buffer.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The address that posts and peers use for the first byte.
+    pub iova: u64,
+    /// The buffer.
+    pub fd: RawFd,
+    /// Who may do what.
+    pub access: AccessFlags,
+}
+
+/// What to change of a region; `None` leaves as is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rereg {
+    /// New memory: address, length, iova.
+    pub translation: Option<(u64, u64, u64)>,
+    /// New protection domain.
+    pub pd: Option<PdHandle>,
+    /// New access.
+    pub access: Option<AccessFlags>,
+}
+
+/// A region as the kernel knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MrAttr {
+    /// Key for own posts.
+    pub lkey: u32,
+    /// Key for peers.
+    pub rkey: u32,
+    /// Bytes.
+    pub length: u64,
+    /// First address; zero if the kernel does not say.
+    pub iova: u64,
+}
+
+/// Keys of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MrKeys {
+    /// Key for own posts.
+    pub lkey: u32,
+    /// Key for peers.
+    pub rkey: u32,
+}
+
+open_enum! {
+    /// What is advised about memory that is to be used.
+    Advice(u32) {
+        /// Fault in for reading.
+        PREFETCH = 0,
+        /// Fault in for writing.
+        PREFETCH_WRITE = 1,
+        /// Map what is there, fault nothing in.
+        PREFETCH_NO_FAULT = 2,
+    }
+}
+
+bitflags! {
+    /// How advice is taken.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct AdviseFlags: u32 {
+        /// Wait until it is done.
+        const FLUSH = 1 << 0;
+        const _ = !0;
+    }
+}
+
+pub(crate) enum MrKind {}
+
+impl Kind for MrKind {
+    type Handle = MrHandle;
+    type Events = ();
+    fn destroy(context: &Context, handle: MrHandle) -> Result<(), Error> {
+        destroy(context, handle)
+    }
+}
+
+/// A registered memory region. Destroying it is deregistering: the device does
+/// not touch the memory after that.
+#[derive(Debug)]
+pub struct Mr<C: ContextRef> {
+    owned: Owned<C, MrKind>,
+    keys: MrKeys,
+}
+
+owned_methods!(
+    Mr,
+    MrHandle,
+    (),
+    "The device no longer touches the memory then."
+);
+
+impl<C: ContextRef> Mr<C> {
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// EFAULT if the memory is not mapped as the access needs it, ENOMEM over
+    /// the locked memory limit, EINVAL for access flags that contradict.
+    ///
+    /// # Safety
+    /// As [`register`].
+    pub unsafe fn register(context: &C, init: &MrInit, udata: Udata<'_>) -> Result<Self, Error> {
+        // SAFETY: passed on to the caller.
+        let (handle, keys) = unsafe { register(context, init, udata) }?;
+        Ok(Self::from_handle(context, handle, keys))
+    }
+
+    /// Registers a part of a DMA buffer, which the kernel keeps alive.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the driver cannot.
+    pub fn register_dmabuf(
+        context: &C,
+        init: &DmabufMrInit,
+        udata: Udata<'_>,
+    ) -> Result<Self, Error> {
+        let (handle, keys) = register_dmabuf(context, init, udata)?;
+        Ok(Self::from_handle(context, handle, keys))
+    }
+
+    /// Takes over a region by its number and keys.
+    pub fn from_handle(context: &C, handle: MrHandle, keys: MrKeys) -> Self {
+        Self {
+            owned: Owned::new(context, handle),
+            keys,
+        }
+    }
+
+    /// Key for own posts.
+    pub fn lkey(&self) -> u32 {
+        self.keys.lkey
+    }
+
+    /// Key for peers.
+    pub fn rkey(&self) -> u32 {
+        self.keys.rkey
+    }
+
+    /// Changes the region; the keys may change.
+    ///
+    /// # Errors
+    /// As the kernel's driver says. After an error the region may be unusable
+    /// but can be destroyed.
+    ///
+    /// # Safety
+    /// As [`rereg`].
+    pub unsafe fn rereg(&mut self, change: &Rereg, udata: Udata<'_>) -> Result<(), Error> {
+        // SAFETY: passed on to the caller.
+        self.keys = unsafe { rereg(self.owned.context(), self.handle(), change, udata) }?;
+        Ok(())
+    }
+}
+
+/// Registers memory.
+///
+/// # Errors
+/// As [`Mr::register`].
+///
+/// # Safety
+/// Until the region is destroyed the device, and peers that have the key, may
+/// read the memory, and write it as the access flags say. It must stay mapped
+/// and be treated accordingly.
+pub unsafe fn register(
+    context: &Context,
+    init: &MrInit,
+    udata: Udata<'_>,
+) -> Result<(MrHandle, MrKeys), Error> {
+    let request = write::RegMr {
+        response: 0,
+        start: init.addr,
+        length: init.length,
+        hca_va: init.iova,
+        pd_handle: init.pd.0,
+        access_flags: init.access.bits(),
+    };
+    let mut resp = RegMrResp::default();
+    Ioctl::write(Command::RegMr, cmd::CMD_REG_MR, &request, &mut resp)
+        .udata(udata)
+        .run(context)?;
+    Ok((
+        MrHandle(resp.mr_handle),
+        MrKeys {
+            lkey: resp.lkey,
+            rkey: resp.rkey,
+        },
+    ))
+}
+
+/// Registers a part of a DMA buffer.
+///
+/// # Errors
+/// As [`Mr::register_dmabuf`].
+pub fn register_dmabuf(
+    context: &Context,
+    init: &DmabufMrInit,
+    udata: Udata<'_>,
+) -> Result<(MrHandle, MrKeys), Error> {
+    let mut keys = MrKeys::default();
+    let mut ioctl = Ioctl::new(
+        Command::RegDmabufMr,
+        ids::OBJECT_MR,
+        ids::METHOD_REG_DMABUF_MR,
+    );
+    let object = ioctl.new_object(ids::ATTR_REG_DMABUF_MR_HANDLE);
+    let lkey = ioctl.output(ids::ATTR_REG_DMABUF_MR_RESP_LKEY, keys.lkey.as_mut_bytes());
+    let rkey = ioctl.output(ids::ATTR_REG_DMABUF_MR_RESP_RKEY, keys.rkey.as_mut_bytes());
+    ioctl.handle(ids::ATTR_REG_DMABUF_MR_PD_HANDLE, init.pd.0);
+    ioctl.u64(ids::ATTR_REG_DMABUF_MR_OFFSET, init.offset);
+    ioctl.u64(ids::ATTR_REG_DMABUF_MR_LENGTH, init.length);
+    ioctl.u64(ids::ATTR_REG_DMABUF_MR_IOVA, init.iova);
+    ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, init.fd.cast_unsigned());
+    ioctl.u32(ids::ATTR_REG_DMABUF_MR_ACCESS_FLAGS, init.access.bits());
+    ioctl.udata(udata);
+    let answer = ioctl.run(context)?;
+    let owned = Owned::<&Context, MrKind>::new(&context, MrHandle(answer.handle(object)?));
+    answer.written(lkey)?;
+    answer.written(rkey)?;
+    Ok((owned.forget(), keys))
+}
+
+/// Changes a region.
+///
+/// # Errors
+/// As [`Mr::rereg`]; also if nothing is to be changed.
+///
+/// # Safety
+/// As [`register`], for the new memory and access.
+pub unsafe fn rereg(
+    context: &Context,
+    mr: MrHandle,
+    change: &Rereg,
+    udata: Udata<'_>,
+) -> Result<MrKeys, Error> {
+    let (start, length, hca_va) = change.translation.unwrap_or_default();
+    let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+    let request = write::ReregMr {
+        response: 0,
+        mr_handle: mr.0,
+        flags: flag(change.translation.is_some(), REREG_TRANSLATION)
+            | flag(change.pd.is_some(), REREG_PD)
+            | flag(change.access.is_some(), REREG_ACCESS),
+        start,
+        length,
+        hca_va,
+        pd_handle: change.pd.map_or(0, u32::from),
+        access_flags: change.access.unwrap_or_default().bits(),
+    };
+    let mut resp = ReregMrResp::default();
+    Ioctl::write(Command::ReregMr, cmd::CMD_REREG_MR, &request, &mut resp)
+        .about(mr.0)
+        .udata(udata)
+        .run(context)?;
+    Ok(MrKeys {
+        lkey: resp.lkey,
+        rkey: resp.rkey,
+    })
+}
+
+/// Asks about a region.
+///
+/// # Errors
+/// ENOENT if there is none of that number.
+pub fn query(context: &Context, mr: MrHandle) -> Result<MrAttr, Error> {
+    let mut attr = MrAttr::default();
+    let mut ioctl = Ioctl::new(Command::QueryMr, ids::OBJECT_MR, ids::METHOD_QUERY_MR);
+    ioctl.about(mr.0);
+    ioctl.handle(ids::ATTR_QUERY_MR_HANDLE, mr.0);
+    let needed = [
+        ioctl.output(ids::ATTR_QUERY_MR_RESP_LKEY, attr.lkey.as_mut_bytes()),
+        ioctl.output(ids::ATTR_QUERY_MR_RESP_RKEY, attr.rkey.as_mut_bytes()),
+        ioctl.output(ids::ATTR_QUERY_MR_RESP_LENGTH, attr.length.as_mut_bytes()),
+    ];
+    ioctl.output(ids::ATTR_QUERY_MR_RESP_IOVA, attr.iova.as_mut_bytes());
+    let answer = ioctl.run(context)?;
+    for slot in needed {
+        answer.written(slot)?;
+    }
+    Ok(attr)
+}
+
+/// Deregisters a region.
+///
+/// # Errors
+/// EBUSY if memory windows are bound to it.
+pub fn destroy(context: &Context, mr: MrHandle) -> Result<(), Error> {
+    let mut ioctl = Ioctl::new(Command::DeregMr, ids::OBJECT_MR, ids::METHOD_MR_DESTROY);
+    ioctl.about(mr.0);
+    ioctl.handle(ids::ATTR_DESTROY_MR_HANDLE, mr.0);
+    ioctl.run(context).map(drop)
+}
+
+impl Context {
+    /// Advises the device about memory of on-demand regions that is to be used.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the driver takes no advice, EINVAL for an unknown one.
+    pub fn advise_mr(
+        &self,
+        pd: PdHandle,
+        advice: Advice,
+        flags: AdviseFlags,
+        sges: &[Sge],
+    ) -> Result<(), Error> {
+        let mut ioctl = Ioctl::new(Command::AdviseMr, ids::OBJECT_MR, ids::METHOD_ADVISE_MR);
+        ioctl.handle(ids::ATTR_ADVISE_MR_PD_HANDLE, pd.0);
+        ioctl.constant(ids::ATTR_ADVISE_MR_ADVICE, advice.0.into());
+        ioctl.u32(ids::ATTR_ADVISE_MR_FLAGS, flags.bits());
+        ioctl.input(ids::ATTR_ADVISE_MR_SGE_LIST, sges.as_bytes());
+        ioctl.run(self).map(drop)
+    }
+}

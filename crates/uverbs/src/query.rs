@@ -1,0 +1,116 @@
+//! What a device, a port and the GID table say.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::abi::ids;
+use crate::abi::write::{CMD_FLAG_EXTENDED, ExQueryDevice, ExQueryDeviceResp, QueryDevice, cmd};
+use crate::command::Ioctl;
+use crate::{Command, Context, DeviceAttr, DeviceAttrEx, Error, GidEntry, PortAttr, Udata};
+
+impl Context {
+    /// What the device can do.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query_device(&self) -> Result<DeviceAttr, Error> {
+        let mut resp = DeviceAttr::new_zeroed();
+        Ioctl::write(
+            Command::QueryDevice,
+            cmd::CMD_QUERY_DEVICE,
+            &QueryDevice::default(),
+            &mut resp,
+        )
+        .run(self)?;
+        Ok(resp)
+    }
+
+    /// What the device can do, with what was added later. Whatever this kernel
+    /// does not know is zero; `response_length` tells how far its answer goes.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query_device_ex(&self, udata: Udata<'_>) -> Result<DeviceAttrEx, Error> {
+        let mut resp = DeviceAttrEx::new_zeroed();
+        let command = Command::QueryDeviceEx;
+        let number = CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE;
+        Ioctl::write(command, number, &ExQueryDevice::default(), &mut resp)
+            .udata(udata)
+            .run(self)?;
+        let least = core::mem::offset_of!(ExQueryDeviceResp, odp_caps);
+        if (resp.response_length as usize) < least {
+            return Err(Error::BadAnswer {
+                command,
+                what: "the answer ends before its fixed part",
+            });
+        }
+        Ok(resp)
+    }
+
+    /// State and limits of a port, counted from 1.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such port.
+    pub fn query_port(&self, port: u8) -> Result<PortAttr, Error> {
+        let mut attr = PortAttr::default();
+        let mut ioctl = Ioctl::new(
+            Command::QueryPort,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_QUERY_PORT,
+        );
+        ioctl.constant(ids::ATTR_QUERY_PORT_PORT_NUM, port.into());
+        let slot = ioctl.output(ids::ATTR_QUERY_PORT_RESP, attr.as_mut_bytes());
+        ioctl.run(self)?.written(slot)?;
+        Ok(attr)
+    }
+
+    /// All GIDs of all ports that are not empty, into `entries`; gives how many.
+    ///
+    /// # Errors
+    /// EINVAL if `entries` is empty or too small, or longer than 2047.
+    pub fn query_gid_table(&self, entries: &mut [GidEntry]) -> Result<usize, Error> {
+        let room = entries.len();
+        let mut count = 0u64;
+        let command = Command::QueryGidTable;
+        let mut ioctl = Ioctl::new(command, ids::OBJECT_DEVICE, ids::METHOD_QUERY_GID_TABLE);
+        ioctl.constant(
+            ids::ATTR_QUERY_GID_TABLE_ENTRY_SIZE,
+            size_of::<GidEntry>() as u64,
+        );
+        ioctl.u32(ids::ATTR_QUERY_GID_TABLE_FLAGS, 0);
+        ioctl.output(
+            ids::ATTR_QUERY_GID_TABLE_RESP_ENTRIES,
+            entries.as_mut_bytes(),
+        );
+        let slot = ioctl.output(
+            ids::ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES,
+            count.as_mut_bytes(),
+        );
+        ioctl.run(self)?.written(slot)?;
+        match usize::try_from(count) {
+            Ok(count) if count <= room => Ok(count),
+            _ => Err(Error::BadAnswer {
+                command,
+                what: "more GIDs than there is room for",
+            }),
+        }
+    }
+
+    /// One GID of a port's table.
+    ///
+    /// # Errors
+    /// ENODATA if the place is empty, EINVAL if there is no such port or place.
+    pub fn query_gid_entry(&self, port: u32, index: u32) -> Result<GidEntry, Error> {
+        let mut entry = GidEntry::default();
+        let mut ioctl = Ioctl::new(
+            Command::QueryGidEntry,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_QUERY_GID_ENTRY,
+        );
+        ioctl.constant(ids::ATTR_QUERY_GID_ENTRY_PORT, port.into());
+        ioctl.constant(ids::ATTR_QUERY_GID_ENTRY_GID_INDEX, index.into());
+        ioctl.u32(ids::ATTR_QUERY_GID_ENTRY_FLAGS, 0);
+        let slot = ioctl.output(ids::ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry.as_mut_bytes());
+        ioctl.run(self)?.written(slot)?;
+        Ok(entry)
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of the whole crate against the fake kernel.

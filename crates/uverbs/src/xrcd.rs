@@ -1,0 +1,86 @@
+//! XRC domains.
+
+use std::os::fd::RawFd;
+
+use crate::abi::ids;
+use crate::abi::write::{self, OpenXrcdResp, cmd};
+use crate::command::Ioctl;
+use crate::handle::{Kind, Owned, owned_methods};
+use crate::{Command, Context, ContextRef, Error, Udata, XrcdHandle};
+
+/// How to open an XRC domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XrcdOpen {
+    /// A file whose inode names the domain between processes; none: private.
+    pub fd: Option<RawFd>,
+    /// `O_CREAT`, `O_EXCL` as for a file. A private domain needs `O_CREAT`.
+    pub oflags: i32,
+}
+
+pub(crate) enum XrcdKind {}
+
+impl Kind for XrcdKind {
+    type Handle = XrcdHandle;
+    type Events = ();
+    fn destroy(context: &Context, handle: XrcdHandle) -> Result<(), Error> {
+        destroy(context, handle)
+    }
+}
+
+/// An XRC domain: what XRC targets and their shared receive queues have in common.
+#[derive(Debug)]
+pub struct Xrcd<C: ContextRef> {
+    owned: Owned<C, XrcdKind>,
+}
+
+owned_methods!(Xrcd, XrcdHandle, (), "");
+
+impl<C: ContextRef> Xrcd<C> {
+    /// Opens or makes an XRC domain.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the device has no XRC, EAGAIN if the inode names no domain
+    /// and none is to be made.
+    pub fn open(context: &C, init: &XrcdOpen, udata: Udata<'_>) -> Result<Self, Error> {
+        open(context, init, udata).map(|handle| Self::from_handle(context, handle))
+    }
+
+    /// Takes over an XRC domain by its number.
+    pub fn from_handle(context: &C, handle: XrcdHandle) -> Self {
+        Self {
+            owned: Owned::new(context, handle),
+        }
+    }
+}
+
+/// Opens or makes an XRC domain.
+///
+/// # Errors
+/// As [`Xrcd::open`].
+pub fn open(context: &Context, init: &XrcdOpen, udata: Udata<'_>) -> Result<XrcdHandle, Error> {
+    let request = write::OpenXrcd {
+        response: 0,
+        fd: init.fd.unwrap_or(-1).cast_unsigned(),
+        oflags: init.oflags.cast_unsigned(),
+    };
+    let mut resp = OpenXrcdResp::default();
+    Ioctl::write(Command::OpenXrcd, cmd::CMD_OPEN_XRCD, &request, &mut resp)
+        .udata(udata)
+        .run(context)?;
+    Ok(XrcdHandle(resp.xrcd_handle))
+}
+
+/// Closes an XRC domain.
+///
+/// # Errors
+/// EBUSY if queues still use it.
+pub fn destroy(context: &Context, xrcd: XrcdHandle) -> Result<(), Error> {
+    let mut ioctl = Ioctl::new(
+        Command::CloseXrcd,
+        ids::OBJECT_XRCD,
+        ids::METHOD_XRCD_DESTROY,
+    );
+    ioctl.about(xrcd.0);
+    ioctl.handle(ids::ATTR_DESTROY_XRCD_HANDLE, xrcd.0);
+    ioctl.run(context).map(drop)
+}
