@@ -1,2 +1,32 @@
 //! ringverbs as a libibverbs provider.
+//!
+//! ```text
+//! libibverbs ──dlopen──► registration ──► layout (which release is it?)
+//!            ──device──► device, context ──► ops ──► pd, mr, mw, ah, mcast   (control path)
+//!                                             └────► cq, qp, srq, post, wr_ex (data path)
+//! ```
+//!
+//! The kernel is asked through `ringverbs_uverbs`, queues are read and written
+//! by `ringverbs_rxe`; here is what C sees: structures, entry points, errno
+//! conventions, and the locks that C callers expect. Of libibverbs four
+//! functions are used, found at run time, so that one file serves every
+//! release.
+
 pub(crate) mod abi;
+pub(crate) mod ah;
+pub(crate) mod alloc;
+pub(crate) mod context;
+pub(crate) mod device;
+pub(crate) mod diag;
+pub(crate) mod entry;
+pub(crate) mod errno;
+pub(crate) mod events;
+pub(crate) mod layout;
+pub(crate) mod mcast;
+pub(crate) mod mr;
+pub(crate) mod mw;
+pub(crate) mod ops;
+pub(crate) mod pd;
+mod pending;
+pub(crate) mod registration;
+pub(crate) use pending::{cq, post, qp, srq};

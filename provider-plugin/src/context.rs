@@ -1,0 +1,209 @@
+//! Device contexts.
+//!
+//! libibverbs allocates a context: its own `verbs_context`, whose last member
+//! is the public `ibv_context`, with room behind it for the provider's state.
+//! Since `ibv_context` is last and does not change, our state begins right
+//! after it in every layout.
+
+use core::ffi::{c_int, c_void};
+use core::mem::size_of;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+
+use crate::abi::{ibv_context, ibv_device, verbs_device};
+use crate::entry;
+use crate::errno::Errno;
+use crate::layout::{self, Layout};
+use crate::registration::{LibIbverbs, RDMA_DRIVER_RXE, libibverbs};
+
+/// Our part of a context.
+#[repr(C)]
+pub struct VerbsContext {
+    /// What the kernel is asked through, over libibverbs's file descriptor.
+    uverbs: uverbs::Context,
+}
+
+/// `ibv_context` and what follows it.
+#[repr(C)]
+struct WithState {
+    public: ibv_context,
+    state: VerbsContext,
+}
+
+const _: () = {
+    assert!(core::mem::offset_of!(WithState, state) == size_of::<ibv_context>());
+    // libibverbs allocates with calloc, which aligns to 16 on these machines,
+    // and the public context is at a multiple of the word size.
+    assert!(core::mem::align_of::<WithState>() == core::mem::align_of::<usize>());
+};
+
+/// Bytes allocated beyond our state, so that a `verbs_context` that is larger
+/// than the table says can be noticed before it does harm.
+const SLACK: usize = 512;
+
+/// A reference to a context, for objects that live as long as it.
+///
+/// Copied freely: an application may only close a context after it has
+/// destroyed all objects that it made from it, so every object's reference is
+/// good for the object's life.
+#[derive(Clone, Copy)]
+pub struct CtxRef(NonNull<VerbsContext>);
+
+// SAFETY: it is only a shared reference to a uverbs::Context, which is Sync.
+unsafe impl Send for CtxRef where uverbs::Context: Sync {}
+// SAFETY: as above.
+unsafe impl Sync for CtxRef where uverbs::Context: Sync {}
+
+impl CtxRef {
+    /// The context of an object.
+    ///
+    /// # Safety
+    /// `context` is open and was made by [`alloc_context`].
+    pub unsafe fn of(context: *mut ibv_context) -> CtxRef {
+        // SAFETY: alloc_context laid the state out behind the public part.
+        CtxRef(unsafe { NonNull::new_unchecked(&raw mut (*context.cast::<WithState>()).state) })
+    }
+
+    /// The public part.
+    pub fn public(self) -> *mut ibv_context {
+        // SAFETY: the state is a member of a WithState, at this offset.
+        unsafe { self.0.as_ptr().byte_sub(size_of::<ibv_context>()).cast() }
+    }
+}
+
+impl Deref for CtxRef {
+    type Target = uverbs::Context;
+
+    fn deref(&self) -> &uverbs::Context {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &self.0.as_ref().uverbs }
+    }
+}
+
+impl core::fmt::Debug for CtxRef {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "CtxRef({:p})", self.0)
+    }
+}
+
+/// Ends a destroy: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means that the
+/// device is gone and its objects with it, which is what was wanted.
+pub fn destroyed(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::IO) if libibverbs().is_some_and(LibIbverbs::allow_disassociate_destroy) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// `verbs_device_ops.alloc_context`: opens a device whose file `cmd_fd` is.
+/// Owns `cmd_fd`: on failure it is closed, NULL is returned and errno set.
+pub unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private_data: *mut c_void,
+) -> *mut c_void {
+    entry::pointer(|| {
+        let lib = libibverbs().ok_or(Errno::IO)?;
+        // SAFETY: libibverbs passes a device of ours and a descriptor that is
+        // now ours.
+        unsafe { open(lib, layout::current(), device, cmd_fd) }
+    })
+}
+
+/// # Safety
+/// `device` is a live `verbs_device` of ours, `cmd_fd` an open uverbs file.
+unsafe fn open(
+    lib: &'static LibIbverbs,
+    layout: &Layout,
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+) -> Result<*mut c_void, Errno> {
+    let size = layout.context_offset() + size_of::<WithState>() + SLACK;
+    // SAFETY: verbs_context at offset 0 of an allocation with room for it.
+    let vctx = unsafe {
+        (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), RDMA_DRIVER_RXE)
+    };
+    if vctx.is_null() {
+        return Err(Errno::last()); // has closed cmd_fd
+    }
+    // From here on `undo` closes cmd_fd, through libibverbs.
+    // SAFETY: just made by init_and_alloc_context, used by nobody yet.
+    let undo = |errno: Errno| unsafe {
+        errno.set();
+        (lib.uninit_context)(vctx);
+        libc::free(vctx);
+        errno
+    };
+
+    // SAFETY: inside the allocation, by the layout.
+    let public = unsafe { vctx.byte_add(layout.context_offset()).cast::<ibv_context>() };
+    // SAFETY: the word before `ibv_context` is verbs_context.sz; both are
+    // inside the allocation and were written or zeroed by libibverbs.
+    let as_expected = unsafe {
+        public.cast::<usize>().sub(1).read() == layout.context_size()
+            && (*public).device == device
+            && (*public).cmd_fd == cmd_fd
+            && (*public).abi_compat as usize == usize::MAX
+    };
+    if !as_expected {
+        tracing::error!(%layout, "verbs_context is not laid out as in this release; not used");
+        return Err(undo(Errno(libc::EPROTO)));
+    }
+
+    let with_state = public.cast::<WithState>();
+    // SAFETY: cmd_fd is open as long as this context is: verbs_uninit_context
+    // closes it, after which the state is not used. The memory behind the
+    // public context is ours and uninitialised (zeroed).
+    unsafe {
+        (&raw mut (*with_state).state).write(VerbsContext {
+            uverbs: uverbs::Context::from_borrowed_fd(Box::new(uverbs::kernel::RealKernel), cmd_fd),
+        });
+    }
+    // SAFETY: the state was written above.
+    let state = unsafe { &mut (*with_state).state };
+    let info = match state.uverbs.get_context(uverbs::Udata::none()) {
+        Ok(info) => info,
+        Err(error) => {
+            tracing::warn!(%error, "cannot open the device");
+            // SAFETY: initialised above, not used afterwards.
+            unsafe { ptr::drop_in_place(state) };
+            return Err(undo(error.into()));
+        }
+    };
+    // SAFETY: the context is ours until we return it; `device` is the first
+    // member of a verbs_device.
+    unsafe {
+        (*public).num_comp_vectors = c_int::try_from(info.num_comp_vectors).unwrap_or(c_int::MAX);
+        (*device.cast::<verbs_device>()).core_support = info.core_support;
+        (lib.set_ops)(vctx, lib.ops.as_ptr());
+    }
+    // SAFETY: set_ops has filled the public operations.
+    if !unsafe { lib.ops.is_installed(&(*public).ops) } {
+        tracing::error!(%layout, "the operations are not in the order of this release; not used");
+        // SAFETY: initialised above, not used afterwards.
+        unsafe { ptr::drop_in_place(state) };
+        return Err(undo(Errno(libc::EPROTO)));
+    }
+    // async_fd stays -1: libibverbs then makes the event file itself.
+    tracing::debug!(fd = cmd_fd, "device opened");
+    Ok(vctx)
+}
+
+/// `verbs_context_ops.free_context`. An open object of the context is the
+/// application's error; its kernel object goes with the file.
+pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    entry::unit(|| {
+        let Some(lib) = libibverbs() else { return };
+        // SAFETY: libibverbs passes a context that alloc_context made, once.
+        unsafe {
+            let vctx = context
+                .byte_sub(layout::current().context_offset())
+                .cast::<c_void>();
+            ptr::drop_in_place(&raw mut (*context.cast::<WithState>()).state);
+            (lib.uninit_context)(vctx); // closes the files
+            libc::free(vctx); // libibverbs allocated it with calloc
+        }
+    });
+}

@@ -1,0 +1,151 @@
+//! Diagnostics: `tracing` events, written where the environment asks for it.
+//!
+//! Silent by default. `RINGVERBS_LOG` is one of `error`, `warn`, `info`,
+//! `debug`; where it is unset libibverbs's `VERBS_LOG_LEVEL` (1 to 4) counts.
+//! The lines go to the file named by `RINGVERBS_LOG_FILE`, else by
+//! `VERBS_LOG_FILE`, else to stderr. Programs that run with more rights than
+//! their caller ignore all of them.
+//!
+//! The subscriber is the plugin's own: a program that uses `tracing` itself
+//! has another copy of it and sees nothing of ours. Nothing on the data path
+//! is traced.
+
+use core::ffi::CStr;
+use core::fmt::{self, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Once;
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// A variable of the environment; none in a program with raised rights.
+fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: a NUL-terminated name. The value is read at once, during the
+    // load of a provider, when libibverbs reads its own variables too.
+    unsafe {
+        if libc::getauxval(libc::AT_SECURE) != 0 {
+            return None;
+        }
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+/// The level that the two variables ask for.
+fn level(ringverbs: Option<&[u8]>, verbs: Option<&[u8]>) -> Option<Level> {
+    match ringverbs {
+        Some(b"error") => Some(Level::ERROR),
+        Some(b"warn") => Some(Level::WARN),
+        Some(b"info") => Some(Level::INFO),
+        Some(b"debug") => Some(Level::DEBUG),
+        Some(_) => None,
+        None => match verbs {
+            Some(b"1") => Some(Level::ERROR),
+            Some(b"2") => Some(Level::WARN),
+            Some(b"3") => Some(Level::INFO),
+            Some(b"4") => Some(Level::DEBUG),
+            _ => None,
+        },
+    }
+}
+
+/// Installs the subscriber, once, if the environment asks for it.
+pub fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let Some(level) = level(variable(c"RINGVERBS_LOG"), variable(c"VERBS_LOG_LEVEL")) else {
+            return;
+        };
+        let file = variable(c"RINGVERBS_LOG_FILE").or_else(|| variable(c"VERBS_LOG_FILE"));
+        let file = file.and_then(|path| {
+            let path = std::ffi::OsStr::from_bytes(path);
+            OpenOptions::new().append(true).create(true).open(path).ok()
+        });
+        let _ = tracing::subscriber::set_global_default(Lines { level, file });
+    });
+}
+
+/// Writes each event as one line, in one write.
+struct Lines {
+    level: Level,
+    file: Option<File>,
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.level
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::from_level(self.level))
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let metadata = event.metadata();
+        let mut line = Line(format!("ringverbs {}:", metadata.level()));
+        event.record(&mut line);
+        line.0.push('\n');
+        let _ = match &self.file {
+            Some(file) => (&*file).write_all(line.0.as_bytes()),
+            None => std::io::stderr().write_all(line.0.as_bytes()),
+        };
+    }
+
+    // Spans are not used.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Text of one event: its message, then `name=value` of its fields.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a String does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, " {value:?}"),
+            name => write!(self.0, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_variable_counts_before_libibverbs_s() {
+        assert_eq!(level(None, None), None);
+        assert_eq!(level(Some(b"info"), None), Some(Level::INFO));
+        assert_eq!(level(Some(b"off"), Some(b"4")), None);
+        assert_eq!(level(None, Some(b"4")), Some(Level::DEBUG));
+        assert_eq!(level(None, Some(b"0")), None);
+        assert_eq!(level(Some(b"error"), Some(b"4")), Some(Level::ERROR));
+    }
+
+    #[test]
+    fn an_event_is_one_line_with_its_fields() {
+        let path = std::env::temp_dir().join(format!("ringverbs-diag-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        let lines = Lines {
+            level: Level::INFO,
+            file: Some(file),
+        };
+        tracing::subscriber::with_default(lines, || {
+            tracing::info!(fd = 7, "device opened");
+            tracing::debug!("not this");
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(text, "ringverbs INFO: device opened fd=7\n");
+    }
+}

@@ -1,0 +1,58 @@
+//! The way in from C: nothing unwinds out of it.
+//!
+//! Control-path operations run inside [`int`] or [`pointer`]. A panic there is
+//! a defect of ours; the caller gets EIO, the process lives on. Data-path
+//! operations do not come through here: they are written so as not to panic.
+
+use core::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::errno::{Errno, int_result, ptr_result};
+
+/// Runs an int-returning verb: 0 or a positive errno value.
+pub fn int(verb: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    // AssertUnwindSafe: after a panic the objects involved are only ever
+    // looked at by the verb that the application calls next, and each of them
+    // is a C structure that any state of is valid to read.
+    int_result(catch_unwind(AssertUnwindSafe(verb)).unwrap_or(Err(Errno::IO)))
+}
+
+/// Runs a pointer-returning verb: the object, or NULL with `errno` set.
+pub fn pointer<T>(verb: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    // AssertUnwindSafe: as in `int`.
+    ptr_result(catch_unwind(AssertUnwindSafe(verb)).unwrap_or(Err(Errno::IO)))
+}
+
+/// Runs a verb without a result.
+pub fn unit(verb: impl FnOnce()) {
+    // AssertUnwindSafe: as in `int`.
+    let _ = catch_unwind(AssertUnwindSafe(verb));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno() -> c_int {
+        std::io::Error::last_os_error().raw_os_error().unwrap()
+    }
+
+    #[test]
+    fn a_panic_becomes_eio() {
+        assert_eq!(int(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(errno(), libc::EIO);
+        Errno(0).set();
+        assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
+        assert_eq!(errno(), libc::EIO);
+        unit(|| panic!("on purpose"));
+    }
+
+    #[test]
+    fn errors_are_returned_and_set() {
+        assert_eq!(int(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(errno(), libc::EBUSY);
+        assert!(pointer::<u8>(|| Err(Errno::NOMEM)).is_null());
+        assert_eq!(errno(), libc::ENOMEM);
+        assert_eq!(int(|| Ok(())), 0);
+    }
+}

@@ -1,0 +1,314 @@
+//! Memory regions.
+
+use core::ffi::{c_int, c_void};
+
+use uverbs::mr::MrKeys;
+use uverbs::{AccessFlags, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, Udata};
+
+use crate::abi::*;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+use crate::pd::{PdRef, pd_of};
+
+/// A memory region.
+#[repr(C)]
+struct Mr {
+    /// The part that libibverbs and applications see.
+    verbs: verbs_mr,
+    pd: PdRef,
+}
+
+const _: () = assert!(core::mem::offset_of!(Mr, verbs) == 0);
+
+/// An empty region of a domain; boxed before the kernel is asked, so that
+/// nothing can fail afterwards.
+///
+/// # Safety
+/// `pd` is a live domain of ours.
+unsafe fn new_mr(pd: *mut ibv_pd, mr_type: u32, access: c_int) -> Result<Box<Mr>, Errno> {
+    // SAFETY: as the caller says.
+    let (context, pd_ref) = unsafe { ((*pd).context, PdRef::new(pd)) };
+    let ibv_mr = ibv_mr {
+        context,
+        pd,
+        addr: core::ptr::null_mut(),
+        length: 0,
+        handle: 0,
+        lkey: 0,
+        rkey: 0,
+    };
+    try_box(Mr {
+        verbs: verbs_mr {
+            ibv_mr,
+            mr_type,
+            access,
+        },
+        pd: pd_ref,
+    })
+    .map_err(|(_, e)| e)
+}
+
+/// Gives the application what the kernel made.
+fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
+    let public = &mut mr.verbs.ibv_mr;
+    public.handle = handle.0;
+    public.lkey = keys.lkey;
+    public.rkey = keys.rkey;
+    Box::into_raw(mr).cast()
+}
+
+/// On-demand access to all of memory: length SIZE_MAX at address 0.
+fn kernel_length(addr: *mut c_void, length: usize, access: c_int) -> Result<u64, Errno> {
+    if access as u32 & IBV_ACCESS_ON_DEMAND != 0 && length == usize::MAX && !addr.is_null() {
+        return Err(Errno::INVAL);
+    }
+    Ok(length as u64)
+}
+
+/// What the kernel answers when it does not know a method is not for
+/// applications; the manual pages promise EOPNOTSUPP.
+fn unsupported(error: uverbs::Error) -> Errno {
+    match Errno::from(error) {
+        Errno(libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS) => Errno::OPNOTSUPP,
+        errno => errno,
+    }
+}
+
+/// `ibv_reg_mr`, `ibv_reg_mr_iova`: `iova` is the address by which peers and
+/// work requests name the start of the region.
+pub unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: libibverbs passes a live domain of ours.
+    entry::pointer(|| unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// # Safety
+/// `pd` is a live domain of ours; the application keeps the memory mapped
+/// while the region lives.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> Result<*mut ibv_mr, Errno> {
+    let init = MrInit {
+        // SAFETY: live, as the caller says.
+        pd: unsafe { pd_of(pd) }.handle(),
+        addr: addr as u64,
+        length: kernel_length(addr, length, access)?,
+        iova,
+        access: AccessFlags::from_bits_retain(access as u32),
+    };
+    // SAFETY: as the caller says.
+    let mr = unsafe { new_mr(pd, IBV_MR_TYPE_MR, access)? };
+    // SAFETY: the domain's context is open.
+    let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
+    // SAFETY: the application answers for the memory, by verbs' contract.
+    let kernel = unsafe { uverbs::mr::register(&ctx, &init, Udata::none())? };
+    Ok(finish(mr, kernel))
+}
+
+/// `ibv_reg_dmabuf_mr`.
+pub unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: libibverbs passes a live domain of ours.
+    entry::pointer(|| unsafe { register_dmabuf(pd, offset, length, iova, fd, access) })
+}
+
+/// # Safety
+/// `pd` is a live domain of ours.
+unsafe fn register_dmabuf(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> Result<*mut ibv_mr, Errno> {
+    let init = DmabufMrInit {
+        // SAFETY: live, as the caller says.
+        pd: unsafe { pd_of(pd) }.handle(),
+        offset,
+        length: length as u64,
+        iova,
+        fd,
+        access: AccessFlags::from_bits_retain(access as u32),
+    };
+    // SAFETY: as the caller says.
+    let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_DMABUF_MR, access)? };
+    mr.verbs.ibv_mr.addr = offset as usize as *mut c_void;
+    mr.verbs.ibv_mr.length = length;
+    // SAFETY: the domain's context is open.
+    let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
+    let kernel = uverbs::mr::register_dmabuf(&ctx, &init, Udata::none()).map_err(unsupported)?;
+    Ok(finish(mr, kernel))
+}
+
+/// `ibv_reg_mr_ex`: the same two kinds of region by one call. rxe has no DMA
+/// handles. libibverbs has resolved `IBV_REG_MR_MASK_BUF` before.
+pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    const KNOWN: u64 = IBV_REG_MR_MASK_IOVA
+        | IBV_REG_MR_MASK_ADDR
+        | IBV_REG_MR_MASK_FD
+        | IBV_REG_MR_MASK_FD_OFFSET;
+    // SAFETY: libibverbs passes a live domain of ours and full attributes.
+    entry::pointer(|| unsafe {
+        let attr = &*attr;
+        if attr.comp_mask & !KNOWN != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let has = |mask: u64| attr.comp_mask & mask != 0;
+        let fd_based = has(IBV_REG_MR_MASK_FD);
+        if has(IBV_REG_MR_MASK_FD_OFFSET) != fd_based || has(IBV_REG_MR_MASK_ADDR) == fd_based {
+            return Err(Errno::INVAL);
+        }
+        match (fd_based, has(IBV_REG_MR_MASK_IOVA)) {
+            (true, true) => register_dmabuf(
+                pd,
+                attr.fd_offset,
+                attr.length,
+                attr.iova,
+                attr.fd,
+                attr.access,
+            ),
+            (true, false) => Err(Errno::INVAL),
+            (false, true) => register(pd, attr.addr, attr.length, attr.iova, attr.access),
+            (false, false) => register(pd, attr.addr, attr.length, attr.addr as u64, attr.access),
+        }
+    })
+}
+
+/// `ibv_rereg_mr`. libibverbs has checked the flags, and changes address,
+/// length and domain of the public part afterwards.
+pub unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: libibverbs passes a live region of ours, and a live domain if
+    // the flags say that it changes.
+    entry::int(|| unsafe {
+        let mr = &mut *mr.cast::<Mr>();
+        let has = |flag: u32| flags as u32 & flag != 0;
+        let change_pd = has(IBV_REREG_MR_CHANGE_PD);
+        let new_pd = match change_pd {
+            true if pd.is_null() => return Err(Errno::INVAL),
+            true => Some(pd_of(pd).handle()),
+            false => None,
+        };
+        let rereg = Rereg {
+            translation: has(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((
+                addr as u64,
+                length as u64,
+                addr as u64,
+            )),
+            pd: new_pd,
+            access: has(IBV_REREG_MR_CHANGE_ACCESS)
+                .then_some(AccessFlags::from_bits_retain(access as u32)),
+        };
+        let ctx = CtxRef::of(mr.verbs.ibv_mr.context);
+        let public = &mut mr.verbs.ibv_mr;
+        let keys = uverbs::mr::rereg(&ctx, MrHandle(public.handle), &rereg, Udata::none())?;
+        public.lkey = keys.lkey;
+        public.rkey = keys.rkey;
+        if change_pd {
+            public.context = (*pd).context;
+            mr.pd = PdRef::new(pd);
+        }
+        if has(IBV_REREG_MR_CHANGE_ACCESS) {
+            mr.verbs.access = access;
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_dereg_mr`. The region lives on if the kernel refuses, as it does
+/// (EINVAL or EBUSY) while a memory window is bound to it.
+pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
+    // SAFETY: libibverbs passes a live region of ours.
+    entry::int(|| unsafe {
+        let public = &(*mr).ibv_mr;
+        let ctx = CtxRef::of(public.context);
+        let result = uverbs::mr::destroy(&ctx, MrHandle(public.handle));
+        destroyed(result.map_err(Into::into))?;
+        drop(Box::from_raw(mr.cast::<Mr>()));
+        Ok(())
+    })
+}
+
+/// `ibv_import_mr`: a second name for a region of the same file.
+pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: libibverbs passes a live domain of ours.
+    entry::pointer(|| unsafe {
+        let mut mr = new_mr(pd, IBV_MR_TYPE_IMPORTED_MR, 0)?;
+        let ctx = CtxRef::of(mr.verbs.ibv_mr.context);
+        let attr = uverbs::mr::query(&ctx, MrHandle(handle)).map_err(unsupported)?;
+        let public = &mut mr.verbs.ibv_mr;
+        public.handle = handle;
+        public.lkey = attr.lkey;
+        public.rkey = attr.rkey;
+        public.length = usize::try_from(attr.length).unwrap_or(usize::MAX);
+        Ok(Box::into_raw(mr).cast())
+    })
+}
+
+/// `ibv_unimport_mr`: forgets the name; the kernel's object stays.
+pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: libibverbs passes what import_mr made, once.
+    entry::unit(|| drop(unsafe { Box::from_raw(mr.cast::<Mr>()) }));
+}
+
+/// Elements that fit the 16-bit length of an attribute of a command.
+const MAX_ADVICE: u32 = (u16::MAX as usize / size_of::<Sge>()) as u32;
+
+/// `ibv_advise_mr`.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: u32,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sge: u32,
+) -> c_int {
+    // SAFETY: libibverbs passes a live domain of ours and the application's
+    // list of `num_sge` elements.
+    entry::int(|| unsafe {
+        let domain = pd_of(pd);
+        let ctx = CtxRef::of(domain.public.context);
+        let list: &[Sge] = match num_sge {
+            0 => &[],
+            _ if sg_list.is_null() || num_sge > MAX_ADVICE => return Err(Errno::INVAL),
+            // The kernel's element has the layout of the public one, asserted
+            // below.
+            n => core::slice::from_raw_parts(sg_list.cast(), n as usize),
+        };
+        ctx.advise_mr(
+            domain.handle(),
+            uverbs::Advice(advice),
+            uverbs::AdviseFlags::from_bits_retain(flags),
+            list,
+        )
+        .map_err(unsupported)
+    })
+}
+
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>());
+    assert!(align_of::<Sge>() <= align_of::<ibv_sge>());
+};

@@ -1,0 +1,154 @@
+//! The operations, in the order in which a release of libibverbs wants them.
+
+use core::ffi::{c_int, c_void};
+
+use crate::abi::*;
+use crate::layout::Layout;
+use crate::{ah, context, cq, device, mcast, mr, mw, pd, post, qp, srq};
+
+/// Words of an [`OpsTable`]: more than any release has operations, so that a
+/// libibverbs with more than we know reads NULL, which means "not set".
+const WORDS: usize = 160;
+
+/// A `verbs_context_ops` of one layout.
+pub struct OpsTable {
+    words: [usize; WORDS],
+}
+
+/// Checks each function against its C type, and names it.
+macro_rules! operations {
+    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)? = $function:path;)+) => {
+        [$((
+            stringify!($name),
+            $function as unsafe extern "C" fn($($arg),*) $(-> $ret)? as usize,
+        )),+]
+    };
+}
+
+/// Every operation that this provider has.
+fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+    operations! {
+        advise_mr: fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int = mr::advise_mr;
+        alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = mw::alloc_mw;
+        alloc_parent_domain: fn(*mut ibv_context, *mut ibv_parent_domain_init_attr)
+            -> *mut ibv_pd = pd::alloc_parent_domain;
+        alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
+        alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td;
+        attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::attach_mcast;
+        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = qp::bind_mw;
+        create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
+        create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
+            -> *mut ibv_cq = cq::create_cq;
+        create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
+            -> *mut ibv_cq_ex = cq::create_cq_ex;
+        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
+        create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
+            -> *mut ibv_qp = qp::create_qp_ex;
+        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq;
+        create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
+            -> *mut ibv_srq = srq::create_srq_ex;
+        dealloc_mw: fn(*mut ibv_mw) -> c_int = mw::dealloc_mw;
+        dealloc_pd: fn(*mut ibv_pd) -> c_int = pd::dealloc_pd;
+        dealloc_td: fn(*mut ibv_td) -> c_int = pd::dealloc_td;
+        dereg_mr: fn(*mut verbs_mr) -> c_int = mr::dereg_mr;
+        destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
+        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
+        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
+        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq;
+        detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::detach_mcast;
+        free_context: fn(*mut ibv_context) = context::free_context;
+        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num;
+        import_mr: fn(*mut ibv_pd, u32) -> *mut ibv_mr = mr::import_mr;
+        import_pd: fn(*mut ibv_context, u32) -> *mut ibv_pd = pd::import_pd;
+        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
+        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
+        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq;
+        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+        post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
+            -> c_int = post::post_recv;
+        post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
+            -> c_int = post::post_send;
+        post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
+            -> c_int = post::post_srq_recv;
+        query_device_ex: fn(*mut ibv_context, *const ibv_query_device_ex_input,
+            *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex;
+        query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
+        query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
+            -> c_int = qp::query_qp;
+        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq;
+        reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int)
+            -> *mut ibv_mr = mr::reg_dmabuf_mr;
+        reg_mr: fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr = mr::reg_mr;
+        reg_mr_ex: fn(*mut ibv_pd, *mut ibv_mr_init_attr) -> *mut ibv_mr = mr::reg_mr_ex;
+        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq;
+        rereg_mr: fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int)
+            -> c_int = mr::rereg_mr;
+        resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
+        unimport_mr: fn(*mut ibv_mr) = mr::unimport_mr;
+        unimport_pd: fn(*mut ibv_pd) = pd::unimport_pd;
+    }
+}
+
+impl OpsTable {
+    /// Our operations in the order of a layout; those it lacks are left out.
+    pub fn new(layout: &Layout) -> OpsTable {
+        let mut words = [0; WORDS];
+        for (name, function) in operations() {
+            if let Some(word) = layout.op_index(name).and_then(|index| words.get_mut(index)) {
+                *word = function;
+            }
+        }
+        OpsTable { words }
+    }
+
+    /// For `verbs_set_ops`.
+    pub fn as_ptr(&self) -> *const c_void {
+        self.words.as_ptr().cast()
+    }
+
+    /// Did `verbs_set_ops` put our operations where we meant them? libibverbs
+    /// copies some of them to the public context; those, from the beginning to
+    /// the end of the alphabet, tell whether it agrees with us on the order.
+    pub fn is_installed(&self, public: &ibv_context_ops) -> bool {
+        macro_rules! is {
+            ($($member:ident = $function:expr;)+) => {
+                $(public.$member.map_or(0, |f| f as usize) == $function as *const () as usize)&&+
+            };
+        }
+        is! {
+            alloc_mw = mw::alloc_mw;
+            bind_mw = qp::bind_mw;
+            dealloc_mw = mw::dealloc_mw;
+            poll_cq = cq::poll_cq;
+            post_recv = post::post_recv;
+            post_send = post::post_send;
+            post_srq_recv = post::post_srq_recv;
+            req_notify_cq = cq::req_notify_cq;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::LAYOUTS;
+
+    #[test]
+    fn every_operation_is_in_its_place() {
+        for layout in LAYOUTS {
+            let table = OpsTable::new(layout);
+            let mut set = 0;
+            for (name, function) in operations() {
+                match layout.op_index(name) {
+                    Some(index) => {
+                        assert_eq!(table.words[index], function, "{layout}: {name}");
+                        set += 1;
+                    }
+                    None => assert_eq!((name, layout.first < 59), ("reg_mr_ex", true)),
+                }
+            }
+            assert_eq!(table.words.iter().filter(|w| **w != 0).count(), set);
+            assert!(layout.op_count() < WORDS);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Protection domains, thread domains and parent domains.
+//!
+//! A parent domain is a protection domain for every purpose: it carries the
+//! kernel handle of the one it contains. What it adds is the promise of its
+//! thread domain: that the application itself keeps all calls on the objects
+//! made from it apart, so that their queues need no lock.
+
+use core::ffi::c_int;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use uverbs::{PdHandle, Udata};
+
+use crate::abi::*;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+
+/// Number of objects that need another one.
+#[derive(Debug, Default)]
+struct Users(AtomicUsize);
+
+impl Users {
+    fn add(&self) {
+        // Relaxed: who adds holds a reference already.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove(&self) {
+        // Release: what the user did comes before the end of what it used.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Acquire: see `remove`.
+    fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// A protection domain or a parent domain.
+#[repr(C)]
+pub struct Pd {
+    /// The part that applications see.
+    pub public: ibv_pd,
+    /// Of a parent domain: parents count it. Of a protection domain: its
+    /// parent domains, since the kernel counts all other objects.
+    users: Users,
+    parent: Option<Parent>,
+}
+
+/// What makes a [`Pd`] a parent domain.
+struct Parent {
+    contained: NonNull<Pd>,
+    thread_domain: Option<NonNull<Td>>,
+}
+
+/// A thread domain.
+#[repr(C)]
+struct Td {
+    public: ibv_td,
+    users: Users,
+}
+
+/// The provider's view of a protection domain.
+///
+/// # Safety
+/// `pd` is a live protection domain or parent domain of this provider; the
+/// result is not used after the application has deallocated it.
+pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> &'a Pd {
+    // SAFETY: every ibv_pd that this provider hands out begins a Pd.
+    unsafe { &*pd.cast::<Pd>() }
+}
+
+/// Is the domain a parent domain with a thread domain, so that the objects
+/// made from it are used by one thread at a time? False for null.
+///
+/// # Safety
+/// `pd` is null or a live domain of this provider.
+pub unsafe fn thread_domain_of(pd: *mut ibv_pd) -> bool {
+    // SAFETY: live, as the caller says.
+    !pd.is_null() && unsafe { pd_of(pd) }.has_thread_domain()
+}
+
+impl Pd {
+    /// The kernel's handle; a parent domain has that of the one it contains.
+    pub fn handle(&self) -> PdHandle {
+        PdHandle(self.public.handle)
+    }
+
+    /// Does a thread domain promise that one thread at a time uses what is
+    /// made from this domain?
+    pub fn has_thread_domain(&self) -> bool {
+        self.parent
+            .as_ref()
+            .is_some_and(|p| p.thread_domain.is_some())
+    }
+}
+
+/// Keeps a parent domain from going while an object made from it lives. Of a
+/// plain protection domain the kernel does that, and this does nothing.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct PdRef(Option<NonNull<Pd>>);
+
+// SAFETY: it only ever touches the domain's atomic count.
+unsafe impl Send for PdRef {}
+// SAFETY: as above.
+unsafe impl Sync for PdRef {}
+
+impl PdRef {
+    /// Takes a reference.
+    ///
+    /// # Safety
+    /// `pd` is null or a live domain of this provider.
+    pub unsafe fn new(pd: *mut ibv_pd) -> PdRef {
+        let Some(domain) = NonNull::new(pd.cast::<Pd>()) else {
+            return PdRef(None);
+        };
+        // SAFETY: live, as the caller says.
+        let domain_ref = unsafe { domain.as_ref() };
+        if domain_ref.parent.is_none() {
+            return PdRef(None);
+        }
+        domain_ref.users.add();
+        PdRef(Some(domain))
+    }
+}
+
+impl Drop for PdRef {
+    fn drop(&mut self) {
+        if let Some(domain) = self.0 {
+            // SAFETY: a parent domain with users is not deallocated.
+            unsafe { domain.as_ref() }.users.remove();
+        }
+    }
+}
+
+fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
+    Pd {
+        public: ibv_pd { context, handle: 0 },
+        users: Users::default(),
+        parent,
+    }
+}
+
+/// `ibv_alloc_pd`.
+pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    entry::pointer(|| {
+        // SAFETY: libibverbs passes an open context of ours.
+        let ctx = unsafe { CtxRef::of(context) };
+        let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
+        pd.public.handle = uverbs::pd::alloc(&ctx, Udata::none())?.0;
+        Ok(Box::into_raw(pd).cast())
+    })
+}
+
+/// `ibv_dealloc_pd`, of protection domains and parent domains. EBUSY, and the
+/// domain lives on, while something was made from it.
+pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: libibverbs passes a live domain of ours.
+    entry::int(|| unsafe {
+        let domain = pd_of(pd);
+        if domain.users.any() {
+            return Err(Errno::BUSY);
+        }
+        match &domain.parent {
+            Some(parent) => {
+                parent.contained.as_ref().users.remove();
+                if let Some(td) = parent.thread_domain {
+                    td.as_ref().users.remove();
+                }
+            }
+            None => {
+                let ctx = CtxRef::of(domain.public.context);
+                destroyed(uverbs::pd::destroy(&ctx, domain.handle()).map_err(Into::into))?;
+            }
+        }
+        drop(Box::from_raw(pd.cast::<Pd>()));
+        Ok(())
+    })
+}
+
+/// `ibv_import_pd`: a second name for a protection domain of the same file.
+pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    entry::pointer(|| {
+        let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
+        pd.public.handle = handle;
+        Ok(Box::into_raw(pd).cast())
+    })
+}
+
+/// `ibv_unimport_pd`: forgets the name; the kernel's object stays.
+pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: libibverbs passes what import_pd made, once.
+    entry::unit(|| drop(unsafe { Box::from_raw(pd.cast::<Pd>()) }));
+}
+
+/// `ibv_alloc_td`. EINVAL for attributes that are not defined yet.
+pub unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    entry::pointer(|| {
+        // SAFETY: the application passes its attributes.
+        if unsafe { (*attr).comp_mask } != 0 {
+            return Err(Errno::INVAL);
+        }
+        let td = Td {
+            public: ibv_td { context },
+            users: Users::default(),
+        };
+        Ok(Box::into_raw(try_box(td).map_err(|(_, e)| e)?).cast())
+    })
+}
+
+/// `ibv_dealloc_td`. EBUSY while a parent domain has it.
+pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: the application passes a live thread domain of ours.
+    entry::int(|| unsafe {
+        if (*td.cast::<Td>()).users.any() {
+            return Err(Errno::BUSY);
+        }
+        drop(Box::from_raw(td.cast::<Td>()));
+        Ok(())
+    })
+}
+
+/// `ibv_alloc_parent_domain`. Allocators are accepted and not called: the
+/// kernel allocates rxe's queues itself, and a custom allocator may always be
+/// left unused.
+pub unsafe extern "C" fn alloc_parent_domain(
+    _context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    const KNOWN: u32 =
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    // SAFETY: the application passes its attributes, with live domains.
+    entry::pointer(|| unsafe {
+        let attr = &*attr;
+        let contained = NonNull::new(attr.pd.cast::<Pd>()).ok_or(Errno::INVAL)?;
+        if attr.comp_mask & !KNOWN != 0 {
+            return Err(Errno::INVAL);
+        }
+        let thread_domain = NonNull::new(attr.td.cast::<Td>());
+        let contained_public = &contained.as_ref().public;
+        let parent = Parent {
+            contained,
+            thread_domain,
+        };
+        let mut pd = try_box(new_pd(contained_public.context, Some(parent))).map_err(|(_, e)| e)?;
+        pd.public.handle = contained_public.handle;
+        contained.as_ref().users.add();
+        if let Some(td) = thread_domain {
+            td.as_ref().users.add();
+        }
+        Ok(Box::into_raw(pd).cast())
+    })
+}
+
+const _: () = {
+    // libibverbs and applications see the public part at the beginning.
+    assert!(core::mem::offset_of!(Pd, public) == 0);
+    assert!(core::mem::offset_of!(Td, public) == 0);
+};

@@ -1,0 +1,208 @@
+//! What happens when libibverbs loads us.
+//!
+//! libibverbs dlopens each provider; a constructor of the provider calls
+//! `verbs_register_driver_<N>` of that same libibverbs. There may be several
+//! libibverbs in a process, and none of them need be in the global scope. So
+//! the constructor looks at its own call stack for the one that loaded us,
+//! takes the few functions it needs from there by symbol version, and works
+//! out which releases of rdma-core it can be. When that is not certain nothing
+//! is registered: one line on stderr says what was found, and the next
+//! provider that matches, which is rdma-core's own, takes the device.
+
+mod evidence;
+mod objects;
+
+use core::ffi::{CStr, c_int, c_void};
+use std::panic::catch_unwind;
+use std::sync::OnceLock;
+
+use crate::abi::*;
+use crate::layout::{self, Layout};
+use crate::ops::OpsTable;
+use objects::Object;
+
+/// `verbs_register_driver_<N>`.
+type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
+/// `_verbs_init_and_alloc_context`.
+type InitAndAllocContext =
+    unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut c_void, u32) -> *mut c_void;
+/// `verbs_set_ops`.
+type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
+/// `verbs_uninit_context`.
+type UninitContext = unsafe extern "C" fn(*mut c_void);
+
+/// What we use of the libibverbs that loaded us.
+pub struct LibIbverbs {
+    /// Allocates and initialises a `verbs_context`; takes over the file
+    /// descriptor, which it closes on failure.
+    pub init_and_alloc_context: InitAndAllocContext,
+    /// Copies the operations that are set into a context.
+    pub set_ops: SetOps,
+    /// Undoes the initialisation; the memory stays the provider's to free.
+    pub uninit_context: UninitContext,
+    /// `verbs_allow_disassociate_destroy`, libibverbs's answer to
+    /// RDMAV_ALLOW_DISASSOC_DESTROY. Null where a build does not export it.
+    allow_disassociate_destroy: *const bool,
+    /// The operations, in this library's order.
+    pub ops: OpsTable,
+}
+
+// SAFETY: functions and one flag of a library that stays loaded for the life
+// of the process; the flag is written before any device list is made.
+unsafe impl Send for LibIbverbs {}
+// SAFETY: as above.
+unsafe impl Sync for LibIbverbs {}
+
+impl LibIbverbs {
+    /// Is a destroy that fails with EIO, because the device is gone, to be
+    /// reported as done?
+    pub fn allow_disassociate_destroy(&self) -> bool {
+        if self.allow_disassociate_destroy.is_null() {
+            return false;
+        }
+        // SAFETY: a C `bool` of libibverbs, which holds 0 or 1. It is read as
+        // a byte, so that any other value would do no harm.
+        unsafe { self.allow_disassociate_destroy.cast::<u8>().read_volatile() != 0 }
+    }
+}
+
+static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
+
+/// The libibverbs that loaded us; none before registration.
+pub fn libibverbs() -> Option<&'static LibIbverbs> {
+    LIBIBVERBS.get()
+}
+
+/// `RDMA_DRIVER_RXE` of `<rdma/ib_user_ioctl_verbs.h>`.
+pub const RDMA_DRIVER_RXE: u32 = 14;
+
+/// Statics that C reads; they hold pointers to other statics.
+#[repr(transparent)]
+struct CStatic<T>(T);
+// SAFETY: never written after the program is loaded.
+unsafe impl<T> Sync for CStatic<T> {}
+
+const fn no_match() -> verbs_match_ent {
+    verbs_match_ent {
+        driver_data: core::ptr::null_mut(),
+        u: verbs_match_key { driver_id: 0 },
+        vendor: 0,
+        device: 0,
+        kind: VERBS_MATCH_SENTINEL,
+    }
+}
+
+static MATCH_TABLE: CStatic<[verbs_match_ent; 3]> = CStatic([
+    verbs_match_ent {
+        u: verbs_match_key {
+            driver_id: RDMA_DRIVER_RXE as u64,
+        },
+        kind: VERBS_MATCH_DRIVER_ID,
+        ..no_match()
+    },
+    // Without netlink there is no driver id, and the name has to do.
+    verbs_match_ent {
+        u: verbs_match_key {
+            modalias: c"rdma_device:*Nrxe*".as_ptr(),
+        },
+        kind: VERBS_MATCH_MODALIAS,
+        ..no_match()
+    },
+    no_match(),
+]);
+
+static DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
+    name: c"ringverbs-rxe".as_ptr(),
+    // On 64-bit machines the kernel's ABI versions 1 and 2 are the same.
+    match_min_abi_version: 1,
+    match_max_abi_version: 2,
+    match_table: MATCH_TABLE.0.as_ptr(),
+    static_providers: core::ptr::null(),
+    match_device: None,
+    alloc_context: Some(crate::context::alloc_context),
+    // The kernel's rxe cannot tell about a context that exists (no
+    // query_ucontext), so a context cannot be imported.
+    import_context: None,
+    alloc_device: Some(crate::device::alloc_device),
+    uninit_device: Some(crate::device::uninit_device),
+});
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
+/// The constructor.
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn on_load() {
+    // A panic must not reach the loader; there is nobody to report it to that
+    // the panic hook has not told.
+    let _ = catch_unwind(|| {
+        let objects = objects::loaded();
+        let here = on_load as *const () as usize;
+        let Some(own) = objects.iter().find(|o| o.contains(here)) else {
+            return;
+        };
+        if !own.name.to_string_lossy().contains(".so") {
+            return; // linked into a program as a crate
+        }
+        if let Err(refusal) = register(&objects, own) {
+            refusal.print();
+        }
+    });
+}
+
+fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
+    let library = objects::find_libibverbs(objects, own)?;
+    let layout = evidence::decide(&evidence::Evidence::gather(&library, own))
+        .map_err(|reason| evidence::Refusal::new(&library, reason))?;
+    let version = std::ffi::CString::new(format!("IBVERBS_PRIVATE_{}", layout.pabi))
+        .map_err(|_| evidence::Refusal::internal())?;
+    let register_name = std::ffi::CString::new(format!("verbs_register_driver_{}", layout.pabi))
+        .map_err(|_| evidence::Refusal::internal())?;
+    let need = |name: &CStr| {
+        library.symbol(name, &version).ok_or_else(|| {
+            evidence::Refusal::new(&library, format!("{} is missing", name.to_string_lossy()))
+        })
+    };
+    let register_driver = need(&register_name)?;
+    let init_and_alloc_context = need(c"_verbs_init_and_alloc_context")?;
+    let set_ops = need(c"verbs_set_ops")?;
+    let uninit_context = need(c"verbs_uninit_context")?;
+    let allow = library.symbol(c"verbs_allow_disassociate_destroy", &version);
+
+    // SAFETY: each symbol was found under libibverbs's private symbol version
+    // of a layout we know, in whose headers they have these types.
+    let (register_driver, lib) = unsafe {
+        (
+            core::mem::transmute::<*mut c_void, RegisterDriver>(register_driver),
+            LibIbverbs {
+                init_and_alloc_context: core::mem::transmute::<*mut c_void, InitAndAllocContext>(
+                    init_and_alloc_context,
+                ),
+                set_ops: core::mem::transmute::<*mut c_void, SetOps>(set_ops),
+                uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
+                allow_disassociate_destroy: allow
+                    .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
+                ops: OpsTable::new(layout),
+            },
+        )
+    };
+    if LIBIBVERBS.set(lib).is_err() {
+        return Err(evidence::Refusal::internal()); // constructors run once
+    }
+    layout::set_current(layout);
+    // A provider is never unloaded, and neither is what it calls: the handle
+    // keeps libibverbs in the process even if an application closes it.
+    library.leak();
+    log_registration(layout);
+    // SAFETY: the operations live as long as the process; libibverbs keeps a
+    // pointer to them.
+    unsafe { register_driver(&DEVICE_OPS.0) };
+    Ok(())
+}
+
+fn log_registration(layout: &Layout) {
+    crate::diag::init();
+    tracing::info!(%layout, pabi = layout.pabi, "registered with libibverbs");
+}

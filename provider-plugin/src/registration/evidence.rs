@@ -1,0 +1,275 @@
+//! From what a libibverbs shows to the releases of rdma-core it can be.
+//!
+//! Three independent things tell: the private symbol version, functions that
+//! came with a certain release, and the version at the end of the file's name.
+//! They must agree, and what remains must be one layout.
+
+use std::ffi::CString;
+
+use super::objects::{Library, Object};
+use crate::layout::{LAYOUTS, Layout};
+
+/// A function whose presence tells the release.
+struct Marker {
+    name: &'static str,
+    /// Its symbol version; none: the private one.
+    version: Option<&'static str>,
+    /// The rdma-core release that began to export it.
+    since: u32,
+}
+
+const fn public(name: &'static str, version: &'static str, since: u32) -> Marker {
+    Marker {
+        name,
+        version: Some(version),
+        since,
+    }
+}
+
+const fn private(name: &'static str, since: u32) -> Marker {
+    Marker {
+        name,
+        version: None,
+        since,
+    }
+}
+
+/// From libibverbs.map of each release.
+const MARKERS: &[Marker] = &[
+    public("ibv_import_dm", "IBVERBS_1.13", 35),
+    public("ibv_query_qp_data_in_order", "IBVERBS_1.14", 36),
+    private("__verbs_log", 37),
+    private("ibv_wr_opcode_str", 49),
+    public("ibv_alloc_dmah", "IBVERBS_1.15", 59),
+    public("ibv_dm_export_dmabuf_fd", "IBVERBS_1.16", 62),
+    public("ibv_alloc_buf", "IBVERBS_1.17", 64),
+    public("ibv_create_comp_cntr", "IBVERBS_1.18", 65),
+];
+
+/// The minor number of libibverbs.so.1.N and the release it began with.
+const MINORS: &[(u32, u32)] = &[
+    (12, 34),
+    (13, 35),
+    (14, 36),
+    (15, 59),
+    (16, 62),
+    (17, 64),
+    (18, 65),
+];
+
+/// The version at the end of `libibverbs.so.1.<minor>.<release>.<patch>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileVersion {
+    /// The name ends before the release: a copy, or another system's naming.
+    Absent,
+    /// Minor number and release.
+    Known(u32, u32),
+    /// Something else stands where the release should.
+    Strange(String),
+}
+
+/// Reads the version at the end of a file name.
+pub fn file_version(path: &str) -> FileVersion {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let Some(rest) = name.strip_prefix("libibverbs.so.1.") else {
+        return FileVersion::Absent;
+    };
+    let mut parts = rest.split('.');
+    let minor = parts.next().map(str::parse::<u32>);
+    match (minor, parts.next()) {
+        (Some(Ok(_)), None) => FileVersion::Absent,
+        (Some(Ok(minor)), Some(release)) => match release.parse() {
+            Ok(release) => FileVersion::Known(minor, release),
+            Err(_) => FileVersion::Strange(rest.to_owned()),
+        },
+        _ => FileVersion::Strange(rest.to_owned()),
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// Private ABIs that are exported.
+    pub pabis: Vec<u32>,
+    /// Each marker, in the order of the table.
+    pub markers: Vec<bool>,
+    /// What the name of the library's file says.
+    pub file: FileVersion,
+    /// The `N` of `-rdmavN.so` at the end of our own name.
+    pub own_suffix: Option<u32>,
+}
+
+impl Evidence {
+    /// Looks at a libibverbs, and at the name under which it loaded us.
+    pub fn gather(library: &Library<'_>, own: &Object) -> Evidence {
+        let seen = |marker: &Marker| {
+            let name = CString::new(marker.name).ok()?;
+            let version = match marker.version {
+                Some(version) => CString::new(version),
+                None => CString::new(format!("IBVERBS_PRIVATE_{}", library.pabis.first()?)),
+            };
+            library.symbol(&name, &version.ok()?)
+        };
+        Evidence {
+            pabis: library.pabis.clone(),
+            markers: MARKERS.iter().map(|m| seen(m).is_some()).collect(),
+            file: library
+                .file()
+                .map_or(FileVersion::Absent, |f| file_version(&f)),
+            own_suffix: own_suffix(&own.name.to_string_lossy()),
+        }
+    }
+}
+
+/// The `N` of `...-rdmavN.so`.
+pub fn own_suffix(name: &str) -> Option<u32> {
+    name.strip_suffix(".so")?
+        .rsplit_once("-rdmav")?
+        .1
+        .parse()
+        .ok()
+}
+
+/// The one layout that all evidence allows; else why there is none.
+pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
+    let &[pabi] = seen.pabis.as_slice() else {
+        return Err(format!("it has several private ABIs: {:?}", seen.pabis));
+    };
+    let of_pabi = || LAYOUTS.iter().filter(|l| l.pabi == pabi);
+    let (Some(oldest), Some(newest)) = (
+        of_pabi().map(|l| l.first).min(),
+        of_pabi().map(|l| l.last).max(),
+    ) else {
+        return Err(format!(
+            "its private ABI {pabi} is not one that ringverbs knows"
+        ));
+    };
+    if let Some(suffix) = seen.own_suffix.filter(|suffix| *suffix != pabi) {
+        return Err(format!(
+            "its private ABI is {pabi}, but it asked for a provider of private ABI {suffix}"
+        ));
+    }
+    // Functions: at least the release of the newest that is there, less than
+    // that of the oldest that is not.
+    let mut from = oldest;
+    let mut to = newest;
+    for (marker, present) in MARKERS.iter().zip(&seen.markers) {
+        if *present {
+            from = from.max(marker.since);
+        } else {
+            to = to.min(marker.since - 1);
+        }
+    }
+    if from > to {
+        return Err(format!(
+            "its functions contradict each other or its private ABI {pabi} ({})",
+            describe_markers(&seen.markers)
+        ));
+    }
+    match &seen.file {
+        FileVersion::Known(minor, release) => {
+            let expected = MINORS
+                .iter()
+                .rev()
+                .find(|(_, since)| since <= release)
+                .map(|m| m.0);
+            if !(from..=to).contains(release) || expected != Some(*minor) {
+                return Err(format!(
+                    "its file name says 1.{minor} of rdma-core {release}, \
+                     its symbols rdma-core {from} to {to}"
+                ));
+            }
+            Layout::of_release(*release)
+                .ok_or_else(|| format!("rdma-core {release} is not one that ringverbs knows"))
+        }
+        FileVersion::Strange(version) => Err(format!(
+            "its version {version} is not of a form that ringverbs knows"
+        )),
+        FileVersion::Absent => {
+            let mut fitting = of_pabi().filter(|l| l.first <= to && l.last >= from);
+            match (fitting.next(), fitting.next()) {
+                // A later release may share the newest private ABI and have
+                // another layout, as happened with 34 and 59.
+                (Some(layout), None) if layout.last < LAYOUTS[LAYOUTS.len() - 1].last => Ok(layout),
+                _ => Err(format!(
+                    "it can be rdma-core {from} to {to}{}, and its file name does not tell",
+                    if to == newest && newest == LAYOUTS[LAYOUTS.len() - 1].last {
+                        " or later"
+                    } else {
+                        ""
+                    }
+                )),
+            }
+        }
+    }
+}
+
+fn describe_markers(markers: &[bool]) -> String {
+    let with: Vec<&str> = MARKERS
+        .iter()
+        .zip(markers)
+        .filter(|(_, seen)| **seen)
+        .map(|(m, _)| m.name)
+        .collect();
+    if with.is_empty() {
+        "none of those it could have".to_owned()
+    } else {
+        with.join(", ")
+    }
+}
+
+/// Why nothing was registered.
+#[derive(Debug)]
+pub struct Refusal(String);
+
+impl Refusal {
+    /// Of a library that was found.
+    pub fn new(library: &Library<'_>, reason: impl AsRef<str>) -> Refusal {
+        let file = library
+            .file()
+            .unwrap_or_else(|| library.object.name.to_string_lossy().into_owned());
+        let pabis: Vec<String> = library
+            .pabis
+            .iter()
+            .map(|n| format!("IBVERBS_PRIVATE_{n}"))
+            .collect();
+        Refusal(format!(
+            "{file} ({}): {}",
+            pabis.join(", "),
+            reason.as_ref()
+        ))
+    }
+
+    /// Nothing to register with.
+    pub fn no_library() -> Refusal {
+        Refusal("no libibverbs in this process".to_owned())
+    }
+
+    /// Several libraries, and none of them on the call stack.
+    pub fn several(one: &Library<'_>, other: &Library<'_>) -> Refusal {
+        let name = |l: &Library<'_>| l.object.name.to_string_lossy().into_owned();
+        Refusal(format!(
+            "{} and {} are both in this process, and neither is the caller",
+            name(one),
+            name(other)
+        ))
+    }
+
+    /// What cannot happen.
+    pub fn internal() -> Refusal {
+        Refusal("internal error in registration".to_owned())
+    }
+
+    /// One line on stderr, in one write.
+    pub fn print(&self) {
+        use std::io::Write;
+        let line = format!(
+            "ringverbs: not registered, the stock provider takes over: {}\n",
+            self.0.replace('\n', " ")
+        );
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests;

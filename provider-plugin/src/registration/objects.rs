@@ -1,0 +1,236 @@
+//! The shared objects of the process, and which of them is libibverbs.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ops::Range;
+use std::ffi::CString;
+
+use super::evidence::Refusal;
+
+/// Private ABI numbers that are looked for: a private ABI is named after the
+/// rdma-core release it came with.
+const PABIS: Range<u32> = 13..200;
+
+/// A loaded object.
+#[derive(Debug)]
+pub struct Object {
+    /// The name that the loader has for it; empty for the program itself.
+    pub name: CString,
+    segments: Vec<Range<usize>>,
+}
+
+impl Object {
+    /// Is the address in one of the object's segments?
+    pub fn contains(&self, address: usize) -> bool {
+        self.segments.iter().any(|s| s.contains(&address))
+    }
+}
+
+/// Every object in our namespace of the process, in load order.
+pub fn loaded() -> Vec<Object> {
+    unsafe extern "C" fn add(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        out: *mut c_void,
+    ) -> c_int {
+        // SAFETY: `out` is the vector that `loaded` passes below; the loader
+        // calls us for each object with a description valid during the call.
+        let (out, info) = unsafe { (&mut *out.cast::<Vec<Object>>(), &*info) };
+        let name = if info.dlpi_name.is_null() {
+            CString::default()
+        } else {
+            // SAFETY: the loader's names are NUL-terminated.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned()
+        };
+        let mut segments = Vec::new();
+        for i in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the loader says there are `dlpi_phnum` headers.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            if header.p_type == libc::PT_LOAD {
+                let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
+                segments.push(start..start.saturating_add(header.p_memsz as usize));
+            }
+        }
+        out.push(Object { name, segments });
+        0
+    }
+    let mut out: Vec<Object> = Vec::new();
+    // SAFETY: `add` has the signature asked for, and gets the vector it
+    // expects; dl_iterate_phdr calls it before it returns only.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut out).cast()) };
+    out
+}
+
+/// Code addresses on the call stack, innermost first.
+fn call_stack() -> Vec<usize> {
+    #[repr(C)]
+    struct UnwindContext {
+        _opaque: [u8; 0],
+    }
+    type TraceFn = unsafe extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
+    unsafe extern "C" {
+        fn _Unwind_Backtrace(trace: TraceFn, arg: *mut c_void) -> c_int;
+        fn _Unwind_GetIP(context: *mut UnwindContext) -> usize;
+    }
+    const LIMIT: usize = 256;
+    unsafe extern "C" fn add(context: *mut UnwindContext, out: *mut c_void) -> c_int {
+        // SAFETY: `out` is the vector passed below, `context` the unwinder's
+        // description of the current frame.
+        let (out, ip) = unsafe { (&mut *out.cast::<Vec<usize>>(), _Unwind_GetIP(context)) };
+        out.push(ip);
+        // _URC_NO_REASON goes on, _URC_END_OF_STACK ends the walk.
+        if out.len() < LIMIT { 0 } else { 5 }
+    }
+    let mut out: Vec<usize> = Vec::with_capacity(LIMIT);
+    // SAFETY: `add` has the signature asked for and gets the vector it
+    // expects; it neither unwinds nor allocates beyond the capacity.
+    unsafe { _Unwind_Backtrace(add, (&raw mut out).cast()) };
+    out
+}
+
+/// A libibverbs of this process.
+pub struct Library<'a> {
+    pub object: &'a Object,
+    handle: *mut c_void,
+    /// The private ABIs whose register function it exports.
+    pub pabis: Vec<u32>,
+}
+
+impl Drop for Library<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: a handle of our own, closed once.
+            unsafe { libc::dlclose(self.handle) };
+        }
+    }
+}
+
+impl<'a> Library<'a> {
+    /// The object as a libibverbs, if it is one.
+    fn open(object: &'a Object) -> Option<Library<'a>> {
+        let name: *const c_char = if object.name.is_empty() {
+            core::ptr::null()
+        } else {
+            object.name.as_ptr()
+        };
+        // SAFETY: a NUL-terminated name, or null for the program itself.
+        // NOLOAD: nothing is loaded, so no constructor runs.
+        let handle = unsafe { libc::dlopen(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if handle.is_null() {
+            return None;
+        }
+        let mut library = Library {
+            object,
+            handle,
+            pabis: Vec::new(),
+        };
+        library.pabis = PABIS.filter(|n| library.registers(*n)).collect();
+        (!library.pabis.is_empty()).then_some(library)
+    }
+
+    fn registers(&self, pabi: u32) -> bool {
+        let name = CString::new(format!("verbs_register_driver_{pabi}"));
+        let version = CString::new(format!("IBVERBS_PRIVATE_{pabi}"));
+        matches!((name, version), (Ok(name), Ok(version)) if self.symbol(&name, &version).is_some())
+    }
+
+    /// Address of a symbol that this library itself defines, at the version.
+    pub fn symbol(&self, name: &CStr, version: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a live handle and NUL-terminated strings.
+        let address = unsafe { libc::dlvsym(self.handle, name.as_ptr(), version.as_ptr()) };
+        // The search goes on in the library's dependencies; those do not count.
+        (!address.is_null() && self.object.contains(address as usize)).then_some(address)
+    }
+
+    /// The library's file: what the kernel has mapped, whatever link it was
+    /// opened through and whatever has been installed since.
+    pub fn file(&self) -> Option<String> {
+        let address = self.object.segments.first()?.start;
+        let mapped = std::fs::read_to_string("/proc/self/maps")
+            .ok()
+            .and_then(|maps| {
+                maps.lines()
+                    .find_map(|line| mapped_file(line, address))
+                    .map(str::to_owned)
+            });
+        mapped.or_else(|| {
+            let path = std::fs::canonicalize(self.object.name.to_str().ok()?).ok()?;
+            path.to_str().map(str::to_owned)
+        })
+    }
+
+    /// Keeps the library loaded for the life of the process.
+    pub fn leak(mut self) {
+        self.handle = core::ptr::null_mut();
+    }
+}
+
+/// The file of a line of /proc/self/maps, if the line covers the address.
+fn mapped_file(line: &str, address: usize) -> Option<&str> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let start = usize::from_str_radix(start, 16).ok()?;
+    let end = usize::from_str_radix(end, 16).ok()?;
+    if !(start..end).contains(&address) {
+        return None;
+    }
+    let path = &rest[rest.find('/')?..];
+    Some(path.strip_suffix(" (deleted)").unwrap_or(path))
+}
+
+/// The libibverbs that is loading us: the innermost one on the call stack, or
+/// else the only one there is.
+pub fn find_libibverbs<'a>(objects: &'a [Object], own: &Object) -> Result<Library<'a>, Refusal> {
+    let mut tried: Vec<*const Object> = vec![core::ptr::from_ref(own)];
+    for address in call_stack() {
+        let Some(object) = objects.iter().find(|o| o.contains(address)) else {
+            continue;
+        };
+        if tried.contains(&core::ptr::from_ref(object)) {
+            continue;
+        }
+        tried.push(object);
+        if let Some(library) = Library::open(object) {
+            return Ok(library);
+        }
+    }
+    let mut all = objects.iter().filter_map(Library::open);
+    match (all.next(), all.next()) {
+        (Some(library), None) => Ok(library),
+        (None, _) => Err(Refusal::no_library()),
+        (Some(one), Some(other)) => Err(Refusal::several(&one, &other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_program_is_among_the_loaded_objects() {
+        let here = this_program_is_among_the_loaded_objects as *const () as usize;
+        let objects = loaded();
+        assert_eq!(objects.iter().filter(|o| o.contains(here)).count(), 1);
+        assert!(objects.len() > 1, "libc is there as well");
+    }
+
+    #[test]
+    fn the_call_stack_leads_through_this_function() {
+        let stack = call_stack();
+        assert!(stack.len() > 3, "{stack:x?}");
+    }
+
+    #[test]
+    fn lines_of_the_map_are_read_as_the_kernel_writes_them() {
+        let line = "7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libibverbs.so.1.14.44.0";
+        assert_eq!(
+            mapped_file(line, 0x7f05),
+            Some("/usr/lib/libibverbs.so.1.14.44.0")
+        );
+        assert_eq!(mapped_file(line, 0x7f10), None);
+        let gone = "7f00-7f10 r-xp 0 08:01 12 /a b/libx.so.1 (deleted)";
+        assert_eq!(mapped_file(gone, 0x7f00), Some("/a b/libx.so.1"));
+        for bad in ["", "zz-1 /x", "7f00 /x", "7f00-7f10 rw-p 0 00:00 0"] {
+            assert_eq!(mapped_file(bad, 0x7f00), None, "{bad}");
+        }
+    }
+}
