@@ -1,0 +1,93 @@
+//! `cargo xtask bench`: the data path of the provider beside the C provider's.
+//!
+//! Both run the same program (`provider-plugin/bench`), on queues that a
+//! stand-in for the kernel made, in processes that alternate. Counts of
+//! instructions are exact and make the gate; times are ratios of medians, and
+//! the C provider against itself says how far those stray.
+
+mod limits;
+mod measure;
+mod plot;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::{dist, driver};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Pairs of processes, the C provider's and ours in turn
+    #[arg(long, default_value_t = 21)]
+    pairs: usize,
+    /// Timed samples of each row in a process
+    #[arg(long, default_value_t = 51)]
+    samples: usize,
+    /// Count instructions only: seconds instead of a minute
+    #[arg(long)]
+    counts_only: bool,
+    /// Write the table and the plot into docs/
+    #[arg(long, conflicts_with = "counts_only")]
+    write: bool,
+    /// Exit with an error when a count is above its limit
+    #[arg(long)]
+    gate: bool,
+    /// Print JSON in place of the table
+    #[arg(long)]
+    json: bool,
+    /// A provider to measure instead of a fresh build, as RDMAV_DRIVERS names
+    /// it: the path without -rdmav<ABI>.so
+    #[arg(long)]
+    provider: Option<PathBuf>,
+    /// Print where each instruction of a row's operations is, for both
+    /// providers, and measure nothing
+    #[arg(long, value_name = "ROW")]
+    trace: Option<String>,
+}
+
+/// Builds, measures, reports.
+pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
+    let ours = match &arguments.provider {
+        Some(path) => path.clone(),
+        None => dist::dist()?.join("libringverbs"),
+    };
+    let program = measure::Program::build(&driver::target_dir().join("bench"))?;
+    if let Some(row) = &arguments.trace {
+        for provider in [measure::Provider::Stock, measure::Provider::Ours(&ours)] {
+            print!("{}", program.trace(provider, row)?);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let pairs = if arguments.counts_only {
+        0
+    } else {
+        arguments.pairs.max(2)
+    };
+    let results = program.measure(&ours, pairs, arguments.samples)?;
+    if arguments.json {
+        print!("{}", report::json(&results));
+    } else {
+        print!("{}", report::terminal(&results));
+    }
+    if arguments.write {
+        let docs = driver::root().join("docs");
+        report::write(&docs.join("performance.md"), &results)?;
+        let plot = docs.join("performance.svg");
+        std::fs::write(&plot, plot::svg(&results))
+            .with_context(|| format!("cannot write {}", plot.display()))?;
+    }
+
+    let broken = limits::broken_counts(&results.rows);
+    for line in &broken {
+        eprintln!("count above its limit: {line}");
+    }
+    Ok(if arguments.gate && !broken.is_empty() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}

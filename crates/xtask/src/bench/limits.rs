@@ -1,0 +1,124 @@
+//! What is required of each row.
+
+use super::measure::Row;
+
+/// The requirements of one row; what is `None` is only reported.
+#[derive(Clone, Copy, Default)]
+pub struct Limits {
+    /// Our time over the C provider's.
+    pub ratio: Option<f64>,
+    /// Instructions of one operation.
+    pub instructions: Option<f64>,
+}
+
+const fn limits(ratio: f64, instructions: Option<f64>) -> Limits {
+    Limits {
+        ratio: Some(ratio),
+        instructions,
+    }
+}
+
+/// The limits of a row, by its name.
+pub fn of(row: &str) -> Limits {
+    match row {
+        "send/1" | "send-inline/1" => limits(0.45, Some(100.0)),
+        "send/16" | "send-inline/16" => limits(0.30, Some(60.0)),
+        "recv/1" => limits(0.75, None),
+        "recv/16" => limits(0.60, None),
+        "poll/1" => limits(0.95, None),
+        "poll/16" => limits(0.80, Some(16.0)),
+        "poll-empty/1" => limits(0.40, None),
+        "cursor/1" => limits(0.80, None),
+        "cursor/16" => limits(0.85, None),
+        "single-poll/1" => limits(0.45, None),
+        _ => Limits::default(),
+    }
+}
+
+/// Locked operations that one call may make: one for its lock, none where one
+/// thread owns the queue.
+pub fn locked_calls(row: &str) -> f64 {
+    if row.starts_with("single-") { 0.0 } else { 1.0 }
+}
+
+/// Operations in one call of a row, from its name.
+pub fn batch(row: &str) -> f64 {
+    row.rsplit_once('/')
+        .and_then(|(_, batch)| batch.parse().ok())
+        .unwrap_or(1.0)
+}
+
+/// Counts are compared to a thousandth, as the bench program prints them.
+const ROUNDING: f64 = 0.001;
+
+/// Every count that is above its limit, in words. The floors are no provider's.
+pub fn broken_counts(rows: &[Row]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for row in rows.iter().filter(|row| !row.is_floor()) {
+        let name = &row.name;
+        let ours = &row.ours_count;
+        if let Some(limit) = of(name).instructions
+            && ours.instructions > limit + ROUNDING
+        {
+            broken.push(format!(
+                "{name}: {:.1} instructions, at most {limit}",
+                ours.instructions
+            ));
+        }
+        let locked = ours.locked * batch(name);
+        if locked > locked_calls(name) + ROUNDING * batch(name) {
+            broken.push(format!(
+                "{name}: {locked:.2} locked operations a call, at most {}",
+                locked_calls(name)
+            ));
+        }
+        if ours.fences > ROUNDING {
+            broken.push(format!(
+                "{name}: {:.3} fences an operation, at most 0",
+                ours.fences
+            ));
+        }
+    }
+    broken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Count;
+
+    fn row(name: &str, instructions: f64, locked: f64, fences: f64) -> Row {
+        Row {
+            name: name.to_owned(),
+            ours_count: Count {
+                instructions,
+                locked,
+                fences,
+            },
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn a_count_at_its_limit_passes_and_above_it_fails() {
+        assert!(broken_counts(&[row("send/1", 100.0, 1.0, 0.0)]).is_empty());
+        assert_eq!(broken_counts(&[row("send/1", 100.1, 1.0, 0.0)]).len(), 1);
+        assert!(broken_counts(&[row("poll/16", 16.0, 0.0625, 0.0)]).is_empty());
+        assert_eq!(broken_counts(&[row("poll/16", 15.0, 0.125, 0.0)]).len(), 1);
+    }
+
+    #[test]
+    fn an_owned_queue_takes_no_lock() {
+        assert_eq!(
+            broken_counts(&[row("single-send/1", 1.0, 1.0, 0.0)]).len(),
+            1
+        );
+        assert!(broken_counts(&[row("single-send/1", 1.0, 0.0, 0.0)]).is_empty());
+    }
+
+    #[test]
+    fn a_fence_is_reported_and_a_floor_is_not() {
+        assert_eq!(broken_counts(&[row("recv/1", 1.0, 1.0, 1.0)]).len(), 1);
+        assert!(broken_counts(&[row("floor-send/1", 1.0, 9.0, 9.0)]).is_empty());
+    }
+}

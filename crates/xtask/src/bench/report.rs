@@ -1,0 +1,298 @@
+//! The results as a table on the terminal, in docs/performance.md, and as JSON.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::limits;
+use super::measure::{Results, Row};
+
+const BEGIN: &str = "<!-- bench:begin, written by cargo xtask bench --write -->";
+const END: &str = "<!-- bench:end -->";
+
+/// A row's figures as words, one for each column.
+fn columns(row: &Row, timed: bool) -> Vec<String> {
+    let limit = limits::of(&row.name);
+    let ns = |value: f64| {
+        if timed {
+            format!("{value:.2}")
+        } else {
+            "-".to_owned()
+        }
+    };
+    let ratio = if timed {
+        format!(
+            "{:.2} ({:.2} to {:.2})",
+            row.ratio.median, row.ratio.low, row.ratio.high
+        )
+    } else {
+        "-".to_owned()
+    };
+    let noise = if timed {
+        format!("{:.2} to {:.2}", row.noise.low, row.noise.high)
+    } else {
+        "-".to_owned()
+    };
+    vec![
+        row.name.clone(),
+        ns(row.stock_ns),
+        ns(row.ours_ns),
+        ratio,
+        noise,
+        limit
+            .ratio
+            .map_or("-".to_owned(), |limit| format!("{limit:.2}")),
+        format!("{:.1}", row.stock_count.instructions),
+        format!("{:.1}", row.ours_count.instructions),
+        limit
+            .instructions
+            .map_or("-".to_owned(), |limit| format!("{limit:.0}")),
+        format!(
+            "{:.2} / {:.2}",
+            row.stock_count.locked, row.ours_count.locked
+        ),
+        verdict(row, timed),
+    ]
+}
+
+/// Counts pass or fail; a time within its row's noise of the limit is said so.
+fn verdict(row: &Row, timed: bool) -> String {
+    let limit = limits::of(&row.name);
+    if limit.ratio.is_none() && limit.instructions.is_none() {
+        return "-".to_owned();
+    }
+    let count_fails = !limits::broken_counts(std::slice::from_ref(row)).is_empty();
+    let time_fails = timed && limit.ratio.is_some_and(|limit| row.ratio.median > limit);
+    match (count_fails, time_fails) {
+        (false, false) => "pass".to_owned(),
+        (true, false) => "FAIL: count".to_owned(),
+        (false, true) => "FAIL: time".to_owned(),
+        (true, true) => "FAIL: count, time".to_owned(),
+    }
+}
+
+const HEADINGS: [&str; 11] = [
+    "operation / batch",
+    "stock ns",
+    "ours ns",
+    "ratio (quartiles)",
+    "stock against itself",
+    "at most",
+    "stock instr.",
+    "ours instr.",
+    "at most",
+    "locked, stock / ours",
+    "",
+];
+
+/// The floors have no second provider: their own columns are enough.
+fn floor_columns(row: &Row, timed: bool) -> Vec<String> {
+    let ns = if timed {
+        format!("{:.2}", row.stock_ns)
+    } else {
+        "-".to_owned()
+    };
+    vec![
+        row.name.trim_start_matches("floor-").to_owned(),
+        ns,
+        format!("{:.1}", row.stock_count.instructions),
+        format!("{:.2}", row.stock_count.locked),
+    ]
+}
+
+const FLOOR_HEADINGS: [&str; 4] = ["bare C loop", "ns", "instr.", "locked"];
+
+fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = (0..headings.len())
+        .map(|i| {
+            rows.iter()
+                .map(|row| row[i].len())
+                .chain([headings[i].len(), 3])
+                .max()
+                .unwrap_or(3)
+        })
+        .collect();
+    let line = |cells: Vec<&str>| {
+        let mut text = String::from("|");
+        for (cell, width) in cells.into_iter().zip(&widths) {
+            let _ = write!(text, " {cell:<width$} |");
+        }
+        text.push('\n');
+        text
+    };
+    let mut text = line(headings.to_vec());
+    text.push('|');
+    for width in &widths {
+        let _ = write!(text, "{}|", "-".repeat(width + 2));
+    }
+    text.push('\n');
+    for row in rows {
+        text.push_str(&line(row.iter().map(String::as_str).collect()));
+    }
+    text
+}
+
+fn tables(results: &Results) -> String {
+    let timed = results.pairs > 0;
+    let table = |rows: Vec<&Row>| {
+        let cells: Vec<_> = rows.into_iter().map(|row| columns(row, timed)).collect();
+        markdown(&HEADINGS, &cells)
+    };
+    let (single, shared): (Vec<_>, Vec<_>) = results
+        .rows
+        .iter()
+        .filter(|row| !row.is_floor())
+        .partition(|row| row.name.starts_with("single-"));
+    let floors: Vec<_> = results
+        .rows
+        .iter()
+        .filter(|row| row.is_floor())
+        .map(|row| floor_columns(row, timed))
+        .collect();
+    let domain = if results.thread_domain {
+        ""
+    } else {
+        " (ours gave no thread domain: its queue pairs here are shared ones)"
+    };
+    format!(
+        "{} pairs of processes on {}; stock is {}, ours {}.\n\n\
+         Thread-safe queues:\n\n{}\n\
+         Queues owned by one thread{domain}:\n\n{}\n\
+         Floors:\n\n{}",
+        results.pairs,
+        results.processor,
+        results.stock_file,
+        results.ours_file,
+        table(shared),
+        table(single),
+        markdown(&FLOOR_HEADINGS, &floors),
+    )
+}
+
+/// The tables for a reader at the terminal.
+pub fn terminal(results: &Results) -> String {
+    tables(results)
+}
+
+/// Replaces what is between the markers of `path`.
+pub fn write(path: &Path, results: &Results) -> Result<()> {
+    let old = fs::read_to_string(path)
+        .with_context(|| format!("cannot read {}: it holds the text around", path.display()))?;
+    let new = replace_between(&old, &tables(results)).with_context(|| {
+        format!(
+            "{} lacks the line {BEGIN} or the line {END}",
+            path.display()
+        )
+    })?;
+    fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn replace_between(old: &str, new: &str) -> Option<String> {
+    let (before, rest) = old.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n\n{new}\n{END}{after}"))
+}
+
+/// One JSON object: what served, and a member of `rows` for each row.
+pub fn json(results: &Results) -> String {
+    let mut text = format!(
+        "{{\n  \"processor\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
+         \"thread_domain\": {},\n  \"pairs\": {},\n  \"rows\": [\n",
+        quoted(&results.processor),
+        quoted(&results.stock_file),
+        quoted(&results.ours_file),
+        results.thread_domain,
+        results.pairs
+    );
+    for (i, row) in results.rows.iter().enumerate() {
+        let comma = if i + 1 < results.rows.len() { "," } else { "" };
+        let limit = limits::of(&row.name);
+        let number = |value: Option<f64>| value.map_or("null".to_owned(), |v| v.to_string());
+        let timed = |value: f64| number((results.pairs > 0).then_some(value));
+        let _ = writeln!(
+            text,
+            "    {{\"row\": {}, \"stock_ns\": {}, \"ours_ns\": {}, \"ratio\": {}, \
+             \"ratio_quartiles\": [{}, {}], \"noise_quartiles\": [{}, {}], \
+             \"ratio_limit\": {}, \"stock_instructions\": {}, \"ours_instructions\": {}, \
+             \"instructions_limit\": {}, \"stock_locked\": {}, \"ours_locked\": {}, \
+             \"stock_fences\": {}, \"ours_fences\": {}}}{comma}",
+            quoted(&row.name),
+            timed(row.stock_ns),
+            timed(row.ours_ns),
+            timed(row.ratio.median),
+            timed(row.ratio.low),
+            timed(row.ratio.high),
+            timed(row.noise.low),
+            timed(row.noise.high),
+            number(limit.ratio),
+            row.stock_count.instructions,
+            row.ours_count.instructions,
+            number(limit.instructions),
+            row.stock_count.locked,
+            row.ours_count.locked,
+            row.stock_count.fences,
+            row.ours_count.fences,
+        );
+    }
+    text.push_str("  ]\n}\n");
+    text
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::{Count, Spread};
+
+    #[test]
+    fn only_what_is_between_the_markers_changes() {
+        let old = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
+        let new = replace_between(&old, "new").unwrap();
+        assert_eq!(new, format!("above\n{BEGIN}\n\nnew\n{END}\nbelow\n"));
+        assert_eq!(replace_between("no markers", "new"), None);
+    }
+
+    #[test]
+    fn a_time_above_its_limit_is_called_a_failure() {
+        let mut row = Row {
+            name: "recv/1".to_owned(),
+            ratio: Spread {
+                low: 0.7,
+                median: 0.76,
+                high: 0.8,
+            },
+            ours_count: Count::default(),
+            ..Row::default()
+        };
+        assert_eq!(verdict(&row, true), "FAIL: time");
+        assert_eq!(verdict(&row, false), "pass");
+        row.ratio.median = 0.75;
+        assert_eq!(verdict(&row, true), "pass");
+        row.ours_count.fences = 1.0;
+        assert_eq!(verdict(&row, true), "FAIL: count");
+    }
+
+    #[test]
+    fn json_strings_are_escaped() {
+        assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
+    }
+}
