@@ -6,6 +6,8 @@ use std::os::fd::RawFd;
 
 use crate::Errno;
 
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 mod real;
 
 pub use real::RealKernel;

@@ -1,0 +1,243 @@
+//! A command as the fake kernel was given it, and its answer.
+
+use core::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::spec;
+use crate::Errno;
+use crate::abi::ids;
+use crate::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
+
+/// A recorded system call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "each is the system call of that name, with its arguments"
+)]
+pub enum Call {
+    Open {
+        path: String,
+        flags: c_int,
+        result: Result<RawFd, Errno>,
+    },
+    Close(RawFd),
+    Ioctl(IoctlCall),
+    Read(RawFd),
+    Write {
+        fd: RawFd,
+        bytes: Vec<u8>,
+    },
+    SetNonblocking {
+        fd: RawFd,
+        nonblocking: bool,
+    },
+    Netlink(Vec<u8>),
+}
+
+/// An attribute as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The attribute itself.
+    pub attr: Attr,
+    /// What it carries in: in line or by address. Empty for outputs and objects.
+    pub bytes: Vec<u8>,
+}
+
+/// A recorded ioctl command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IoctlCall {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// The object's number.
+    pub object: u16,
+    /// The method's number.
+    pub method: u16,
+    /// The attributes, in order.
+    pub attrs: Vec<Recorded>,
+    /// What was answered.
+    pub result: Result<(), Errno>,
+}
+
+impl IoctlCall {
+    /// # Safety
+    /// `argument` must be a header followed by its attributes, whose inputs
+    /// are readable.
+    pub(super) unsafe fn read(fd: RawFd, argument: *mut c_void) -> Result<Self, Errno> {
+        // SAFETY: there is a header there, by the contract.
+        let header = unsafe { argument.cast::<IoctlHdr>().read() };
+        let attrs = usize::from(header.num_attrs);
+        let length = size_of::<IoctlHdr>() + attrs * size_of::<Attr>();
+        if usize::from(header.length) != length || header.reserved1 != 0 || header.reserved2 != 0 {
+            return Err(Errno::new(libc::EINVAL));
+        }
+        let mut call = Self {
+            fd,
+            object: header.object_id,
+            method: header.method_id,
+            attrs: Vec::with_capacity(attrs),
+            result: Ok(()),
+        };
+        for index in 0..attrs {
+            // SAFETY: as many attributes as the header says follow it.
+            let attr = unsafe {
+                argument
+                    .byte_add(size_of::<IoctlHdr>())
+                    .cast::<Attr>()
+                    .add(index)
+                    .read()
+            };
+            let len = usize::from(attr.len);
+            let bytes = if !spec::is_input(call.object, call.method, attr.attr_id) {
+                Vec::new()
+            } else if let Some(inline) = attr.data.to_ne_bytes().get(..len) {
+                inline.to_vec()
+            } else {
+                let address = core::ptr::with_exposed_provenance::<u8>(attr.data as usize);
+                // SAFETY: an input of that length is readable, by the contract.
+                unsafe { core::slice::from_raw_parts(address, len) }.to_vec()
+            };
+            call.attrs.push(Recorded { attr, bytes });
+        }
+        Ok(call)
+    }
+
+    /// An attribute by its number.
+    pub fn attr(&self, id: u16) -> Option<&Recorded> {
+        self.attrs
+            .iter()
+            .find(|recorded| recorded.attr.attr_id == id)
+    }
+
+    /// An input attribute's bytes.
+    pub fn bytes(&self, id: u16) -> Option<&[u8]> {
+        self.attr(id).map(|recorded| recorded.bytes.as_slice())
+    }
+
+    /// An input of four bytes.
+    pub fn u32(&self, id: u16) -> Option<u32> {
+        u32::read_from_bytes(self.bytes(id)?).ok()
+    }
+
+    /// An input of eight bytes.
+    pub fn u64(&self, id: u16) -> Option<u64> {
+        u64::read_from_bytes(self.bytes(id)?).ok()
+    }
+
+    /// An object's number, or a descriptor.
+    pub fn object_number(&self, id: u16) -> Option<u64> {
+        self.attr(id).map(|recorded| recorded.attr.data)
+    }
+
+    /// A write command's structure.
+    pub fn core_in<T: FromBytes>(&self) -> Option<T> {
+        T::read_from_bytes(self.bytes(ids::ATTR_CORE_IN)?).ok()
+    }
+
+    /// The driver's data in.
+    pub fn driver_in(&self) -> &[u8] {
+        self.bytes(ids::ATTR_UHW_IN).unwrap_or_default()
+    }
+}
+
+/// The answer to a command, while it is being made.
+pub struct Reply<'a> {
+    call: &'a mut IoctlCall,
+    raw: *mut c_void,
+}
+
+impl<'a> Reply<'a> {
+    /// `raw` is what `call` was read from, in a call that has not returned.
+    pub(super) fn new(call: &'a mut IoctlCall, raw: *mut c_void) -> Self {
+        Self { call, raw }
+    }
+
+    /// What was asked.
+    pub fn call(&self) -> &IoctlCall {
+        self.call
+    }
+
+    fn raw_attr(&mut self, id: u16) -> Option<&mut Attr> {
+        let index = self
+            .call
+            .attrs
+            .iter()
+            .position(|recorded| recorded.attr.attr_id == id)?;
+        // SAFETY: the index is that of an attribute that was read from there;
+        // the caller of ioctl lent the frame until this returns.
+        Some(unsafe {
+            &mut *self
+                .raw
+                .byte_add(size_of::<IoctlHdr>())
+                .cast::<Attr>()
+                .add(index)
+        })
+    }
+
+    /// Answers into an output attribute, cutting off what has no room, and
+    /// marks it written. False if it was not asked for.
+    pub fn set(&mut self, id: u16, bytes: &[u8]) -> bool {
+        let Some(attr) = self.raw_attr(id) else {
+            return false;
+        };
+        let len = bytes.len().min(usize::from(attr.len));
+        let address = core::ptr::with_exposed_provenance_mut::<u8>(attr.data as usize);
+        if len > 0 {
+            // SAFETY: the attribute lends that many bytes at that address.
+            unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address, len) };
+        }
+        attr.flags |= ATTR_F_VALID_OUTPUT;
+        true
+    }
+
+    /// Answers a write command's structure.
+    pub fn set_core_out<T: IntoBytes + Immutable>(&mut self, answer: &T) -> bool {
+        self.set(ids::ATTR_CORE_OUT, answer.as_bytes())
+    }
+
+    /// Answers driver data.
+    pub fn set_driver_out(&mut self, bytes: &[u8]) -> bool {
+        self.set(ids::ATTR_UHW_OUT, bytes)
+    }
+
+    /// Takes back that an output was written.
+    pub fn set_unwritten(&mut self, id: u16) {
+        if let Some(attr) = self.raw_attr(id) {
+            attr.flags &= !ATTR_F_VALID_OUTPUT;
+        }
+    }
+
+    /// Puts anything into an attribute's data, as a broken kernel might.
+    pub fn set_data(&mut self, id: u16, data: u64) {
+        if let Some(attr) = self.raw_attr(id) {
+            attr.data = data;
+        }
+    }
+
+    /// Clears all outputs and marks them written.
+    pub(super) fn clear_outputs(&mut self) {
+        let (object, method) = (self.call.object, self.call.method);
+        let outputs: Vec<(u16, usize)> = self
+            .call
+            .attrs
+            .iter()
+            .filter(|recorded| spec::is_output(object, method, recorded.attr.attr_id))
+            .map(|recorded| (recorded.attr.attr_id, usize::from(recorded.attr.len)))
+            .collect();
+        for (id, len) in outputs {
+            self.set(id, &vec![0; len]);
+        }
+    }
+
+    /// Numbers the object that the command makes.
+    pub(super) fn set_new_object(&mut self, number: u32) {
+        match spec::new_object_attr(self.call.object, self.call.method) {
+            Some(id) => self.set_data(id, number.into()),
+            // The write commands' answers begin with the number.
+            None => {
+                self.set(ids::ATTR_CORE_OUT, number.as_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! What each command takes, from the kernel's declarations of its methods
+//! (`uverbs_std_types*.c`) and write commands (`uverbs_cmd.c`), and the checks
+//! that the kernel makes of it.
+
+use std::collections::BTreeMap;
+
+use super::{IoctlCall, Target};
+use crate::Errno;
+use crate::abi::ids::*;
+use crate::abi::ioctl::ATTR_F_MANDATORY;
+use crate::abi::write::cmd::*;
+use crate::abi::write::*;
+
+/// What a command does to objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    None,
+    Creates(u16),
+    CreatesFd,
+    Destroys(u32),
+}
+
+#[derive(Clone, Copy)]
+enum Ty {
+    /// Data in: least and greatest length.
+    In(u16, u16),
+    /// Data out: least length.
+    Out(u16),
+    /// The object that is made.
+    New(u16),
+    /// The descriptor that is made.
+    NewFd,
+    /// An existing object.
+    Object(u16),
+    /// The object that is destroyed.
+    Destroy(u16),
+    /// An existing descriptor.
+    Fd,
+}
+
+#[derive(Clone, Copy)]
+struct AttrSpec {
+    id: u16,
+    ty: Ty,
+    mandatory: bool,
+}
+
+const fn must(id: u16, ty: Ty) -> AttrSpec {
+    AttrSpec {
+        id,
+        ty,
+        mandatory: true,
+    }
+}
+
+const fn may(id: u16, ty: Ty) -> AttrSpec {
+    AttrSpec {
+        id,
+        ty,
+        mandatory: false,
+    }
+}
+
+const U32: Ty = Ty::In(4, 4);
+const U64: Ty = Ty::In(8, 8);
+const CONST: Ty = Ty::In(8, 8);
+const FLAGS: Ty = Ty::In(4, 8);
+const OUT32: Ty = Ty::Out(4);
+const OUT64: Ty = Ty::Out(8);
+
+struct MethodSpec {
+    object: u16,
+    method: u16,
+    /// Takes driver data.
+    udata: bool,
+    attrs: &'static [AttrSpec],
+}
+
+const METHODS: &[MethodSpec] = &[
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_INVOKE_WRITE,
+        udata: true,
+        attrs: &[
+            must(ATTR_WRITE_CMD, CONST),
+            may(ATTR_CORE_IN, Ty::In(4, u16::MAX)),
+            may(ATTR_CORE_OUT, Ty::Out(0)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_GET_CONTEXT,
+        udata: true,
+        attrs: &[
+            may(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, OUT32),
+            may(ATTR_GET_CONTEXT_CORE_SUPPORT, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_CONTEXT,
+        udata: false,
+        attrs: &[
+            may(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, OUT32),
+            may(ATTR_QUERY_CONTEXT_CORE_SUPPORT, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_PORT,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_PORT_PORT_NUM, CONST),
+            must(ATTR_QUERY_PORT_RESP, Ty::Out(42)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_GID_TABLE,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_GID_TABLE_ENTRY_SIZE, CONST),
+            may(ATTR_QUERY_GID_TABLE_FLAGS, FLAGS),
+            must(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, Ty::Out(0)),
+            must(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_GID_ENTRY,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_GID_ENTRY_PORT, CONST),
+            must(ATTR_QUERY_GID_ENTRY_GID_INDEX, CONST),
+            must(ATTR_QUERY_GID_ENTRY_FLAGS, FLAGS),
+            must(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, Ty::Out(32)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_ASYNC_EVENT,
+        method: METHOD_ASYNC_EVENT_ALLOC,
+        udata: false,
+        attrs: &[must(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, Ty::NewFd)],
+    },
+    MethodSpec {
+        object: OBJECT_CQ,
+        method: METHOD_CQ_CREATE,
+        udata: true,
+        attrs: &[
+            must(ATTR_CREATE_CQ_HANDLE, Ty::New(OBJECT_CQ)),
+            must(ATTR_CREATE_CQ_CQE, U32),
+            must(ATTR_CREATE_CQ_USER_HANDLE, U64),
+            may(ATTR_CREATE_CQ_COMP_CHANNEL, Ty::Fd),
+            must(ATTR_CREATE_CQ_COMP_VECTOR, U32),
+            may(ATTR_CREATE_CQ_FLAGS, FLAGS),
+            must(ATTR_CREATE_CQ_RESP_CQE, OUT32),
+            may(ATTR_CREATE_CQ_EVENT_FD, Ty::Fd),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_CQ,
+        method: METHOD_CQ_DESTROY,
+        udata: false,
+        attrs: &[
+            must(ATTR_DESTROY_CQ_HANDLE, Ty::Destroy(OBJECT_CQ)),
+            must(ATTR_DESTROY_CQ_RESP, Ty::Out(8)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_QP,
+        method: METHOD_QP_CREATE,
+        udata: true,
+        attrs: &[
+            must(ATTR_CREATE_QP_HANDLE, Ty::New(OBJECT_QP)),
+            may(ATTR_CREATE_QP_XRCD_HANDLE, Ty::Object(OBJECT_XRCD)),
+            may(ATTR_CREATE_QP_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            may(ATTR_CREATE_QP_SRQ_HANDLE, Ty::Object(OBJECT_SRQ)),
+            may(ATTR_CREATE_QP_SEND_CQ_HANDLE, Ty::Object(OBJECT_CQ)),
+            may(ATTR_CREATE_QP_RECV_CQ_HANDLE, Ty::Object(OBJECT_CQ)),
+            may(
+                ATTR_CREATE_QP_IND_TABLE_HANDLE,
+                Ty::Object(OBJECT_RWQ_IND_TBL),
+            ),
+            must(ATTR_CREATE_QP_USER_HANDLE, U64),
+            must(ATTR_CREATE_QP_CAP, Ty::In(20, 20)),
+            must(ATTR_CREATE_QP_TYPE, CONST),
+            may(ATTR_CREATE_QP_FLAGS, FLAGS),
+            may(ATTR_CREATE_QP_SOURCE_QPN, U32),
+            may(ATTR_CREATE_QP_EVENT_FD, Ty::Fd),
+            must(ATTR_CREATE_QP_RESP_CAP, Ty::Out(20)),
+            must(ATTR_CREATE_QP_RESP_QP_NUM, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_QP,
+        method: METHOD_QP_DESTROY,
+        udata: false,
+        attrs: &[
+            must(ATTR_DESTROY_QP_HANDLE, Ty::Destroy(OBJECT_QP)),
+            must(ATTR_DESTROY_QP_RESP, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_SRQ,
+        method: METHOD_SRQ_CREATE,
+        udata: true,
+        attrs: &[
+            must(ATTR_CREATE_SRQ_HANDLE, Ty::New(OBJECT_SRQ)),
+            must(ATTR_CREATE_SRQ_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(ATTR_CREATE_SRQ_TYPE, CONST),
+            must(ATTR_CREATE_SRQ_USER_HANDLE, U64),
+            must(ATTR_CREATE_SRQ_MAX_WR, U32),
+            must(ATTR_CREATE_SRQ_MAX_SGE, U32),
+            must(ATTR_CREATE_SRQ_LIMIT, U32),
+            may(ATTR_CREATE_SRQ_XRCD_HANDLE, Ty::Object(OBJECT_XRCD)),
+            may(ATTR_CREATE_SRQ_CQ_HANDLE, Ty::Object(OBJECT_CQ)),
+            may(ATTR_CREATE_SRQ_MAX_NUM_TAGS, U32),
+            may(ATTR_CREATE_SRQ_EVENT_FD, Ty::Fd),
+            must(ATTR_CREATE_SRQ_RESP_MAX_WR, OUT32),
+            must(ATTR_CREATE_SRQ_RESP_MAX_SGE, OUT32),
+            may(ATTR_CREATE_SRQ_RESP_SRQ_NUM, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_SRQ,
+        method: METHOD_SRQ_DESTROY,
+        udata: false,
+        attrs: &[
+            must(ATTR_DESTROY_SRQ_HANDLE, Ty::Destroy(OBJECT_SRQ)),
+            must(ATTR_DESTROY_SRQ_RESP, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_MR,
+        method: METHOD_ADVISE_MR,
+        udata: false,
+        attrs: &[
+            must(ATTR_ADVISE_MR_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(ATTR_ADVISE_MR_ADVICE, CONST),
+            must(ATTR_ADVISE_MR_FLAGS, FLAGS),
+            must(ATTR_ADVISE_MR_SGE_LIST, Ty::In(16, u16::MAX)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_MR,
+        method: METHOD_QUERY_MR,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_MR_HANDLE, Ty::Object(OBJECT_MR)),
+            must(ATTR_QUERY_MR_RESP_LKEY, OUT32),
+            must(ATTR_QUERY_MR_RESP_RKEY, OUT32),
+            must(ATTR_QUERY_MR_RESP_LENGTH, OUT64),
+            may(ATTR_QUERY_MR_RESP_IOVA, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_MR,
+        method: METHOD_REG_DMABUF_MR,
+        udata: false,
+        attrs: &[
+            must(ATTR_REG_DMABUF_MR_HANDLE, Ty::New(OBJECT_MR)),
+            must(ATTR_REG_DMABUF_MR_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(ATTR_REG_DMABUF_MR_OFFSET, U64),
+            must(ATTR_REG_DMABUF_MR_LENGTH, U64),
+            must(ATTR_REG_DMABUF_MR_IOVA, U64),
+            must(ATTR_REG_DMABUF_MR_FD, U32),
+            may(ATTR_REG_DMABUF_MR_ACCESS_FLAGS, FLAGS),
+            must(ATTR_REG_DMABUF_MR_RESP_LKEY, OUT32),
+            must(ATTR_REG_DMABUF_MR_RESP_RKEY, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_MR,
+        method: METHOD_MR_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_MR_HANDLE, Ty::Destroy(OBJECT_MR))],
+    },
+    MethodSpec {
+        object: OBJECT_PD,
+        method: METHOD_PD_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_PD_HANDLE, Ty::Destroy(OBJECT_PD))],
+    },
+    MethodSpec {
+        object: OBJECT_MW,
+        method: METHOD_MW_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_MW_HANDLE, Ty::Destroy(OBJECT_MW))],
+    },
+    MethodSpec {
+        object: OBJECT_AH,
+        method: METHOD_AH_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_AH_HANDLE, Ty::Destroy(OBJECT_AH))],
+    },
+    MethodSpec {
+        object: OBJECT_XRCD,
+        method: METHOD_XRCD_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_XRCD_HANDLE, Ty::Destroy(OBJECT_XRCD))],
+    },
+];
+
+struct WriteSpec {
+    number: u32,
+    /// Least length in and out.
+    sizes: (usize, usize),
+    creates: Option<u16>,
+    creates_fd: bool,
+}
+
+const fn write<I, O>(number: u32) -> WriteSpec {
+    WriteSpec {
+        number,
+        sizes: (size_of::<I>(), size_of::<O>()),
+        creates: None,
+        creates_fd: false,
+    }
+}
+
+const fn write_new<I, O>(number: u32, object: u16) -> WriteSpec {
+    WriteSpec {
+        number,
+        sizes: (size_of::<I>(), size_of::<O>()),
+        creates: Some(object),
+        creates_fd: false,
+    }
+}
+
+const WRITES: &[WriteSpec] = &[
+    write_new::<AllocPd, AllocPdResp>(CMD_ALLOC_PD, OBJECT_PD),
+    write_new::<RegMr, RegMrResp>(CMD_REG_MR, OBJECT_MR),
+    write::<ReregMr, ReregMrResp>(CMD_REREG_MR),
+    write_new::<AllocMw, AllocMwResp>(CMD_ALLOC_MW, OBJECT_MW),
+    WriteSpec {
+        number: CMD_CREATE_COMP_CHANNEL,
+        sizes: (8, 4),
+        creates: None,
+        creates_fd: true,
+    },
+    write::<ResizeCq, ResizeCqResp>(CMD_RESIZE_CQ),
+    write::<ReqNotifyCq, ()>(CMD_REQ_NOTIFY_CQ),
+    write::<ExModifyCq, ()>(CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ),
+    write::<ModifySrq, ()>(CMD_MODIFY_SRQ),
+    write::<QuerySrq, QuerySrqResp>(CMD_QUERY_SRQ),
+    write::<ModifyQp, ()>(CMD_MODIFY_QP),
+    write::<ModifyQp, ExModifyQpResp>(CMD_FLAG_EXTENDED | CMD_MODIFY_QP),
+    write::<QueryQp, QueryQpResp>(CMD_QUERY_QP),
+    write_new::<OpenQp, CreateQpResp>(CMD_OPEN_QP, OBJECT_QP),
+    write::<AttachMcast, ()>(CMD_ATTACH_MCAST),
+    write::<DetachMcast, ()>(CMD_DETACH_MCAST),
+    write_new::<CreateAh, CreateAhResp>(CMD_CREATE_AH, OBJECT_AH),
+    write_new::<OpenXrcd, OpenXrcdResp>(CMD_OPEN_XRCD, OBJECT_XRCD),
+    write::<QueryDevice, QueryDeviceResp>(CMD_QUERY_DEVICE),
+    WriteSpec {
+        number: CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE,
+        sizes: (8, core::mem::offset_of!(ExQueryDeviceResp, odp_caps)),
+        creates: None,
+        creates_fd: false,
+    },
+];
+
+fn method(object: u16, method: u16) -> Option<&'static MethodSpec> {
+    METHODS
+        .iter()
+        .find(|spec| spec.object == object && spec.method == method)
+}
+
+fn attr(object: u16, method_id: u16, id: u16) -> Option<Ty> {
+    let spec = method(object, method_id)?;
+    match id {
+        ATTR_UHW_IN if spec.udata => Some(Ty::In(0, u16::MAX)),
+        ATTR_UHW_OUT if spec.udata => Some(Ty::Out(0)),
+        _ => spec
+            .attrs
+            .iter()
+            .find(|attr| attr.id == id)
+            .map(|attr| attr.ty),
+    }
+}
+
+pub fn is_input(object: u16, method: u16, id: u16) -> bool {
+    matches!(attr(object, method, id), Some(Ty::In(..)))
+}
+
+pub fn is_output(object: u16, method: u16, id: u16) -> bool {
+    matches!(attr(object, method, id), Some(Ty::Out(_)))
+}
+
+/// The attribute that numbers the object which the method makes.
+pub fn new_object_attr(object: u16, method_id: u16) -> Option<u16> {
+    let attrs = method(object, method_id)?.attrs;
+    attrs
+        .iter()
+        .find(|attr| matches!(attr.ty, Ty::New(_) | Ty::NewFd))
+        .map(|attr| attr.id)
+}
+
+fn require(condition: bool, errno: i32) -> Result<(), Errno> {
+    if condition {
+        Ok(())
+    } else {
+        Err(Errno::new(errno))
+    }
+}
+
+/// Checks a command as the kernel does before running it.
+pub fn check(call: &IoctlCall, live: &BTreeMap<u32, u16>) -> Result<Effect, Errno> {
+    let spec = method(call.object, call.method).ok_or(Errno::new(libc::EPROTONOSUPPORT))?;
+    let mut effect = Effect::None;
+    for (index, recorded) in call.attrs.iter().enumerate() {
+        let given = &recorded.attr;
+        let Some(ty) = attr(call.object, call.method, given.attr_id) else {
+            require(given.flags & ATTR_F_MANDATORY == 0, libc::EPROTONOSUPPORT)?;
+            continue;
+        };
+        let earlier = call.attrs.get(..index).unwrap_or_default();
+        require(
+            earlier
+                .iter()
+                .all(|other| other.attr.attr_id != given.attr_id),
+            libc::EINVAL,
+        )?;
+        require(
+            given.flags & !ATTR_F_MANDATORY == 0 && given.enum_or_reserved == 0,
+            libc::EINVAL,
+        )?;
+        match ty {
+            Ty::In(least, greatest) => {
+                require((least..=greatest).contains(&given.len), libc::EINVAL)?
+            }
+            Ty::Out(least) => require(given.len >= least, libc::EINVAL)?,
+            _ => require(given.len == 0, libc::EINVAL)?,
+        }
+        match ty {
+            Ty::New(object) => effect = Effect::Creates(object),
+            Ty::NewFd => effect = Effect::CreatesFd,
+            Ty::Object(object) | Ty::Destroy(object) => {
+                let handle = u32::try_from(given.data).map_err(|_| Errno::new(libc::EINVAL))?;
+                match live.get(&handle) {
+                    Some(&found) => require(found == object, libc::EINVAL)?,
+                    None => return Err(Errno::new(libc::ENOENT)),
+                }
+                if matches!(ty, Ty::Destroy(_)) {
+                    effect = Effect::Destroys(handle);
+                }
+            }
+            Ty::Fd => require(i32::try_from(given.data).is_ok(), libc::EBADF)?,
+            Ty::In(..) | Ty::Out(_) => {}
+        }
+    }
+    for attr in spec.attrs.iter().filter(|attr| attr.mandatory) {
+        require(call.attr(attr.id).is_some(), libc::EINVAL)?;
+    }
+    match call.target() {
+        Target::Write(number) => check_write(call, number),
+        Target::Method(..) => Ok(effect),
+    }
+}
+
+fn check_write(call: &IoctlCall, number: u32) -> Result<Effect, Errno> {
+    let spec = WRITES
+        .iter()
+        .find(|spec| spec.number == number)
+        .ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    let len_in = call.bytes(ATTR_CORE_IN).map_or(0, <[u8]>::len);
+    let len_out = call
+        .attr(ATTR_CORE_OUT)
+        .map_or(0, |recorded| usize::from(recorded.attr.len));
+    require(
+        len_in >= spec.sizes.0 && len_out >= spec.sizes.1,
+        libc::ENOSPC,
+    )?;
+    Ok(match spec.creates {
+        Some(object) => Effect::Creates(object),
+        None if spec.creates_fd => Effect::CreatesFd,
+        None => Effect::None,
+    })
+}
