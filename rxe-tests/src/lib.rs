@@ -5,3 +5,4 @@
 
 pub mod driver;
 pub mod guest;
+pub mod record;

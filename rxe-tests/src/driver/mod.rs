@@ -1,4 +1,11 @@
 //! What runs beside the kernel with rdma_rxe: sets a device up and puts the
 //! programs under test through their cases.
 
+pub mod case;
+pub mod lists;
+pub mod process;
+pub mod programs;
+pub mod pyverbs;
+pub mod run;
 pub mod setup;
+pub mod suite;

@@ -11,49 +11,31 @@ use anyhow::{Context, Result};
 use super::progress::step;
 use super::tree::Image;
 
-/// Compiles every `*.c` in `sources` into a program of that name in `out`,
-/// and copies everything else beside them.
-///
-/// The programs are linked with libibverbs, librdmacm and the thread
-/// library. `*.h` files and a `common` folder are for sharing: every `*.c`
-/// in `common` is linked into each program.
+/// Builds the programs whose sources and Makefile are in `sources`, and puts
+/// them into `out` together with the scripts and the manifest beside them.
 pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result<()> {
     let name = format!("build-{}", std::process::id());
     let inside = image.tree().join(&name);
     copy_tree(sources, &inside)?;
-    // /proc is not mounted in the tree: gcc does without.
-    let script = format!(
-        r#"set -e; cd /{name}; mkdir out
-common=$(ls common/*.c 2>/dev/null || true)
-for source in *.c; do
-    [ -f "$source" ] || continue
-    gcc -std=gnu11 -O2 -g -Wall -I. -Icommon -o "out/${{source%.c}}" "$source" $common \
-        -libverbs -lrdmacm -lpthread -ldl
-done
-"#
-    );
-    let done = step(
+    let result = step(
         &format!("{}: compiling the test programs", image.suite),
         log,
         Duration::from_secs(600),
-        Command::new("chroot").arg(image.tree()).args([
-            "/usr/bin/env",
-            "-i",
-            "PATH=/usr/bin:/bin",
-            "/bin/sh",
-            "-c",
-            &script,
-        ]),
-    );
-    let result = done.and_then(|()| {
+        Command::new("chroot")
+            .arg(image.tree())
+            .args(["/usr/bin/env", "-i", "PATH=/usr/bin:/bin"])
+            .args(["make", "-j2", "-C", &format!("/{name}"), "O=out"]),
+    )
+    .and_then(|()| {
         copy_tree(&inside.join("out"), out)?;
         for entry in fs::read_dir(sources)? {
             let entry = entry?;
-            let is_c = Path::new(&entry.file_name())
+            let name = entry.file_name();
+            let is_source = Path::new(&name)
                 .extension()
                 .is_some_and(|e| e == "c" || e == "h");
-            if entry.file_type()?.is_file() && !is_c {
-                fs::copy(entry.path(), out.join(entry.file_name()))?;
+            if entry.file_type()?.is_file() && !is_source {
+                fs::copy(entry.path(), out.join(name))?;
             }
         }
         Ok(())

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use rxe_tests::driver::process;
 use rxe_tests::driver::setup::{self, Wiring};
+use rxe_tests::driver::suite::{self, Plan};
 
 #[derive(Parser)]
 #[command(
@@ -27,6 +29,14 @@ enum Command {
         /// The cards' MTU in bytes
         #[arg(long, default_value_t = 4200)]
         mtu: u32,
+    },
+    /// Runs the cases and reports each as a line of JSON
+    Suite(Plan),
+    /// Hides libibverbs's configured providers and becomes a command
+    #[command(hide = true)]
+    Alone {
+        #[arg(last = true, required = true)]
+        argv: Vec<String>,
     },
 }
 
@@ -57,5 +67,7 @@ fn run(command: Command) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::Suite(plan) => suite::run(&plan).map(|()| ExitCode::SUCCESS),
+        Command::Alone { argv } => process::become_alone(&argv).map(|()| ExitCode::FAILURE),
     }
 }

@@ -1,0 +1,232 @@
+//! A case: programs to run, and how to tell that they did what they should.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::record::Stock;
+
+/// How to tell that a server can be connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// It listens on the case's TCP port.
+    Tcp,
+    /// An rdma_cm identifier listens.
+    Cm,
+    /// It says nothing of itself: some time passes.
+    Pause(Duration),
+}
+
+/// The programs of a case. In every argument `{dev}`, `{gid}`, `{addr}` and
+/// `{port}` stand for the device, its GID index, its address, and a port that
+/// no other case uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shape {
+    /// One program.
+    Single(String),
+    /// A server and a client; both must end well.
+    Pair {
+        /// The server's command line.
+        server: String,
+        /// The client's.
+        client: String,
+        /// When to start the client.
+        ready: Ready,
+    },
+    /// A server that never ends by itself: the client must end well.
+    Service {
+        /// The server's command line.
+        server: String,
+        /// The client's.
+        client: String,
+        /// When to start the client.
+        ready: Ready,
+    },
+}
+
+/// What to read out of a program's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Figures {
+    /// Nothing.
+    None,
+    /// `ibv_*_pingpong`: microseconds per exchange.
+    PingPong,
+    /// perftest's bandwidth table.
+    Bandwidth,
+    /// perftest's latency table.
+    Latency,
+}
+
+/// A case, the same for every provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Case {
+    /// The kind of case.
+    pub group: &'static str,
+    /// Its name in the group.
+    pub name: String,
+    /// What is run.
+    pub shape: Shape,
+    /// How long it may take.
+    pub limit: Duration,
+    /// What is read from the client's output.
+    pub figures: Figures,
+    /// Whether the short list has it.
+    pub short: bool,
+    /// Whether it is also run with ours on one side and stock on the other.
+    pub mixed: bool,
+    /// What stock is expected to do.
+    pub stock: Stock,
+}
+
+impl Case {
+    /// A case of one program.
+    pub fn single(group: &'static str, name: &str, command: &str) -> Case {
+        Case::new(group, name, Shape::Single(command.to_owned()))
+    }
+
+    /// A case of the given shape, with the usual limit.
+    pub fn new(group: &'static str, name: &str, shape: Shape) -> Case {
+        Case {
+            group,
+            name: name.to_owned(),
+            shape,
+            limit: Duration::from_secs(60),
+            figures: Figures::None,
+            short: false,
+            mixed: false,
+            stock: Stock::Reference,
+        }
+    }
+
+    /// Puts it in the short list.
+    pub fn short(mut self) -> Case {
+        self.short = true;
+        self
+    }
+
+    /// Has it run mixed as well.
+    pub fn mixed(mut self) -> Case {
+        self.mixed = true;
+        self
+    }
+
+    /// Says what to read from the output.
+    pub fn figures(mut self, figures: Figures) -> Case {
+        self.figures = figures;
+        self
+    }
+}
+
+/// What fills the places in a command line.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The device.
+    pub dev: String,
+    /// Its GID index.
+    pub gid: u32,
+    /// Its address.
+    pub addr: String,
+    /// A port.
+    pub port: u16,
+}
+
+impl Places {
+    /// The words of a command line with the places filled.
+    pub fn fill(&self, line: &str) -> Vec<String> {
+        line.split_whitespace()
+            .map(|word| {
+                word.replace("{dev}", &self.dev)
+                    .replace("{gid}", &self.gid.to_string())
+                    .replace("{addr}", &self.addr)
+                    .replace("{port}", &self.port.to_string())
+            })
+            .collect()
+    }
+}
+
+impl Figures {
+    /// Reads the figures out of a program's output; nothing where it has
+    /// none.
+    pub fn read(self, output: &str) -> BTreeMap<String, f64> {
+        match self {
+            Figures::None => BTreeMap::new(),
+            Figures::PingPong => output
+                .lines()
+                .filter_map(|line| line.strip_suffix(" usec/iter"))
+                .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+                .map(|us| ("us/iter".to_owned(), us))
+                .collect(),
+            Figures::Bandwidth => table(output, &["", "", "", "MB/s", "Mpps"]),
+            Figures::Latency => table(output, &["", "", "min us", "", "typical us"]),
+        }
+    }
+}
+
+/// The last row of perftest's table: the first numbers after the line that
+/// starts with `#bytes`, named by column; a column without a name is left
+/// out.
+fn table(output: &str, columns: &[&str]) -> BTreeMap<String, f64> {
+    let rows = output
+        .lines()
+        .map(str::trim)
+        .skip_while(|line| !line.starts_with("#bytes"))
+        .skip(1);
+    let numbers = rows
+        .map(|row| {
+            row.split_whitespace()
+                .map_while(|word| word.parse::<f64>().ok())
+                .collect::<Vec<_>>()
+        })
+        .filter(|row| row.len() >= columns.len())
+        .last()
+        .unwrap_or_default();
+    columns
+        .iter()
+        .zip(numbers)
+        .filter(|(name, _)| !name.is_empty())
+        .map(|(name, value)| ((*name).to_owned(), value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perftest_s_tables_are_read() {
+        let bw = "\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      1000             120.51             118.25               0.001892
+---------------------------------------------------------------------------------------
+";
+        let figures = Figures::Bandwidth.read(bw);
+        assert_eq!(figures["MB/s"], 118.25);
+        assert_eq!(figures["Mpps"], 0.001892);
+        let lat = "\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]
+ 2       1000          20.11          300.00       25.50              26.00
+";
+        assert_eq!(Figures::Latency.read(lat)["typical us"], 25.5);
+        assert!(Figures::Latency.read("nothing").is_empty());
+    }
+
+    #[test]
+    fn ping_pong_s_figure_is_read() {
+        let output = "8192000 bytes in 0.50 seconds = 131.00 Mbit/sec\n\
+                      1000 iters in 0.50 seconds = 500.12 usec/iter\n";
+        assert_eq!(Figures::PingPong.read(output)["us/iter"], 500.12);
+    }
+
+    #[test]
+    fn places_are_filled() {
+        let places = Places {
+            dev: "rxe0".into(),
+            gid: 1,
+            addr: "192.0.2.1".into(),
+            port: 9,
+        };
+        assert_eq!(
+            places.fill("x -d {dev} -g {gid} {addr}:{port}").join(" "),
+            "x -d rxe0 -g 1 192.0.2.1:9"
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! The cases: libibverbs's examples, perftest, and librdmacm's tools.
+
+use std::time::Duration;
+
+use super::case::{Case, Figures, Ready, Shape};
+
+/// Every case of the tools that rdma-core and perftest ship.
+pub fn all() -> Vec<Case> {
+    let mut cases = vec![
+        Case::single("devices", "ibv_devinfo -v", "ibv_devinfo -v -d {dev}").short(),
+        Case::single("devices", "ibv_devices", "ibv_devices").short(),
+    ];
+    cases.extend(ping_pong());
+    cases.extend(perftest());
+    cases.extend(rdma_cm());
+    cases
+}
+
+/// `ibv_*_pingpong`: every transport, polled and sleeping on events.
+fn ping_pong() -> Vec<Case> {
+    // Transport, options; an asterisk marks the short list.
+    const LIST: &[(&str, &str)] = &[
+        ("rc", "* -n 100 -c"),
+        ("rc", "* -n 100 -e"),
+        ("rc", "-n 100 -N"),
+        ("rc", "-n 100 -N -e"),
+        ("rc", "-n 100 -s 1"),
+        ("rc", "-n 100 -s 65536 -c"),
+        ("rc", "-n 20 -s 1048576"),
+        ("rc", "-n 100 -m 256"),
+        ("rc", "-n 100 -m 4096 -s 8192"),
+        ("rc", "-n 100 -r 16"),
+        ("rc", "-n 100 -t"),
+        ("rc", "-n 100 -o"),
+        ("rc", "-n 100 -j"),
+        ("uc", "* -n 100 -c"),
+        ("uc", "* -n 100 -e"),
+        ("uc", "-n 100 -s 1"),
+        ("uc", "-n 100 -s 65536"),
+        ("uc", "-n 100 -m 4096"),
+        ("ud", "* -n 100 -c"),
+        ("ud", "* -n 100 -e"),
+        ("ud", "-n 100 -s 1"),
+        ("ud", "-n 100 -r 16"),
+        ("srq", "* -n 100 -c"),
+        ("srq", "* -n 100 -e"),
+        ("srq", "-n 100 -q 1"),
+        ("srq", "-n 100 -q 32 -s 8192"),
+        ("srq", "-n 100 -r 32"),
+        ("xsrq", "-n 5"),
+        ("xsrq", "-n 5 -e"),
+    ];
+    LIST.iter()
+        .map(|&(transport, options)| {
+            let (short, options) = starred(options);
+            let command =
+                format!("ibv_{transport}_pingpong -d {{dev}} -g {{gid}} -p {{port}} {options}");
+            let shape = Shape::Pair {
+                client: format!("{command} {{addr}}"),
+                server: command,
+                ready: Ready::Tcp,
+            };
+            let case = Case::new("pingpong", &format!("{transport} {options}"), shape)
+                .figures(Figures::PingPong);
+            if short { case.short().mixed() } else { case }
+        })
+        .collect()
+}
+
+/// perftest: operations, latency and bandwidth, both post interfaces, inline,
+/// several queue pairs, both directions, events, connected by rdma_cm.
+fn perftest() -> Vec<Case> {
+    const LIST: &[(&str, &str)] = &[
+        ("send_bw", "* -n 200"),
+        ("send_bw", "* -n 200 --use_old_post_send"),
+        ("send_bw", "-n 200 -e"),
+        ("send_bw", "-n 200 -b"),
+        ("send_bw", "-n 200 -q 4"),
+        ("send_bw", "-n 200 -l 16 -s 64"),
+        ("send_bw", "-n 200 -s 1"),
+        ("send_bw", "-n 200 -s 64 -I 64"),
+        ("send_bw", "-n 200 -s 64 -I 64 --use_old_post_send"),
+        ("send_bw", "-n 200 -Q 1"),
+        ("send_bw", "-n 200 -m 4096"),
+        ("send_bw", "-n 200 -r 64"),
+        ("send_bw", "-n 200 -c UC"),
+        ("send_bw", "-n 200 -c UD -s 1024"),
+        ("send_bw", "-n 200 --use-srq -q 2"),
+        ("send_bw", "-n 200 -R"),
+        ("send_bw", "-n 200 -R -c UD -s 1024"),
+        ("send_bw", "-n 200 -a -m 1024"),
+        ("send_lat", "* -n 200"),
+        ("send_lat", "-n 200 --use_old_post_send"),
+        ("send_lat", "-n 200 -e"),
+        ("send_lat", "-n 200 -I 64 -s 64"),
+        ("send_lat", "-n 200 -I 0 -s 64"),
+        ("send_lat", "-n 200 -c UC"),
+        ("send_lat", "-n 200 -c UD"),
+        ("send_lat", "-n 200 -R"),
+        ("send_lat", "-n 200 -s 65536"),
+        ("write_bw", "* -n 200"),
+        ("write_bw", "-n 200 --use_old_post_send"),
+        ("write_bw", "-n 200 -b"),
+        ("write_bw", "-n 200 -q 4"),
+        ("write_bw", "-n 200 -s 64 -I 64"),
+        ("write_bw", "-n 200 -l 16 -s 64"),
+        ("write_bw", "-n 200 -c UC"),
+        ("write_bw", "-n 200 -R"),
+        ("write_bw", "-n 200 -q 2 -b -s 4096"),
+        ("write_lat", "* -n 200"),
+        ("write_lat", "-n 200 --use_old_post_send"),
+        ("write_lat", "-n 200 -s 64 -I 64"),
+        ("write_lat", "-n 200 -c UC"),
+        ("write_lat", "-n 200 -R"),
+        ("read_bw", "* -n 200"),
+        ("read_bw", "-n 200 --use_old_post_send"),
+        ("read_bw", "-n 200 -b"),
+        ("read_bw", "-n 200 -q 4"),
+        ("read_bw", "-n 200 -o 4"),
+        ("read_bw", "-n 200 -R"),
+        ("read_bw", "-n 200 -e"),
+        ("read_lat", "* -n 200"),
+        ("read_lat", "-n 200 --use_old_post_send"),
+        ("read_lat", "-n 200 -e"),
+        ("read_lat", "-n 200 -R"),
+        ("atomic_bw", "* -n 200 -A FETCH_AND_ADD"),
+        ("atomic_bw", "-n 200 -A CMP_AND_SWAP"),
+        ("atomic_bw", "-n 200 -A FETCH_AND_ADD --use_old_post_send"),
+        ("atomic_bw", "-n 200 -A FETCH_AND_ADD -q 2 -b"),
+        ("atomic_bw", "-n 200 -A CMP_AND_SWAP -R"),
+        ("atomic_lat", "* -n 200 -A FETCH_AND_ADD"),
+        ("atomic_lat", "-n 200 -A CMP_AND_SWAP"),
+        ("atomic_lat", "-n 200 -A CMP_AND_SWAP --use_old_post_send"),
+    ];
+    LIST.iter()
+        .map(|&(tool, options)| {
+            let (short, options) = starred(options);
+            let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
+            let by_cm = options.split(' ').any(|word| word == "-R");
+            let shape = Shape::Pair {
+                client: format!("{command} {{addr}}"),
+                server: command,
+                ready: if by_cm { Ready::Cm } else { Ready::Tcp },
+            };
+            let figures = if tool.ends_with("_bw") {
+                Figures::Bandwidth
+            } else {
+                Figures::Latency
+            };
+            let case = Case::new("perftest", &format!("{tool} {options}"), shape).figures(figures);
+            if short { case.short().mixed() } else { case }
+        })
+        .collect()
+}
+
+/// librdmacm's tools. `-s` names the server to connect to in most of them.
+fn rdma_cm() -> Vec<Case> {
+    let pair = |name: &str, server: &str, client: &str| {
+        let shape = Shape::Pair {
+            server: server.to_owned(),
+            client: client.to_owned(),
+            ready: Ready::Cm,
+        };
+        Case::new("rdma_cm", name, shape)
+    };
+    let both = |name: &str, command: &str| {
+        pair(
+            name,
+            &format!("{command} -p {{port}}"),
+            &format!("{command} -p {{port}} -s {{addr}}"),
+        )
+    };
+    let rping = |name: &str, options: &str| {
+        pair(
+            name,
+            &format!("rping -s -a {{addr}} -p {{port}} {options}"),
+            &format!("rping -c -a {{addr}} -p {{port}} {options}"),
+        )
+    };
+    let mckey = |name: &str, options: &str| {
+        // The receiver has no port to be seen at.
+        let shape = Shape::Pair {
+            server: format!("mckey -m 239.1.77.1 -b {{addr}} {options}"),
+            client: format!("mckey -m 239.1.77.1 -b {{addr}} {options} -s"),
+            ready: Ready::Pause(Duration::from_millis(1500)),
+        };
+        Case::new("rdma_cm", name, shape)
+    };
+    vec![
+        rping("rping -C 20 -V", "-C 20 -V").short().mixed(),
+        rping("rping -q", "-C 10 -V -q"),
+        rping("rping -S 65000", "-C 10 -V -S 65000"),
+        both("ucmatose", "ucmatose").short().mixed(),
+        both("ucmatose -c 4", "ucmatose -c 4 -C 20 -S 1000"),
+        both("udaddy", "udaddy").short(),
+        both("udaddy -c 4", "udaddy -c 4 -C 20 -S 1000"),
+        mckey("mckey", "").short(),
+        mckey("mckey -c 2", "-c 2 -C 20"),
+        both("cmtime", "cmtime -b {addr} -c 20"),
+        pair(
+            "rdma_server",
+            "rdma_server -p {port}",
+            "rdma_client -s {addr} -p {port}",
+        ),
+        both("rstream", "rstream -S 4096 -C 50 -I 20"),
+        both("riostream", "riostream -S 4096 -C 50 -I 20"),
+        both("udpong", "udpong -S 512 -C 100"),
+    ]
+}
+
+/// Tells the mark of the short list from the options.
+fn starred(options: &str) -> (bool, &str) {
+    match options.strip_prefix("* ") {
+        Some(rest) => (true, rest),
+        None => (false, options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_clean() {
+        let cases = all();
+        let names: HashSet<_> = cases.iter().map(|c| (c.group, c.name.clone())).collect();
+        assert_eq!(names.len(), cases.len());
+        assert!(cases.iter().all(|c| !c.name.contains('*')));
+    }
+
+    #[test]
+    fn the_short_list_has_every_transport_and_operation() {
+        let short: Vec<_> = all().into_iter().filter(|c| c.short).collect();
+        for wanted in [
+            "rc", "uc", "ud", "srq", "send", "write", "read", "atomic", "rping",
+        ] {
+            assert!(short.iter().any(|c| c.name.starts_with(wanted)), "{wanted}");
+        }
+    }
+}

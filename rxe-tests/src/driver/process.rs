@@ -1,0 +1,300 @@
+//! Running the programs under test, and seeing which provider served them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// Where libibverbs lists the providers that it loads.
+const CONFIG: &str = "/etc/libibverbs.d";
+
+/// The library that a process is to be served by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// rdma-core's librxe.
+    Stock,
+    /// ringverbs.
+    Ours,
+}
+
+/// Where the plugin is: the path that libibverbs appends `-rdmav<ABI>.so` to.
+#[derive(Debug, Clone)]
+pub struct Plugin(pub PathBuf);
+
+impl Plugin {
+    /// What the plugin's file name starts with in a memory map.
+    pub fn stem(&self) -> String {
+        self.0
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+}
+
+/// A command whose device is served by `library`.
+///
+/// libibverbs loads the providers of its configuration besides the one that
+/// the environment names. For ours they are hidden, in a mount namespace of
+/// the process: then nothing but ours can serve the device.
+pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Result<Command> {
+    let (program, arguments) = argv.split_first().context("an empty command")?;
+    let mut command = match library {
+        Library::Stock => {
+            let mut command = Command::new(program);
+            command.env("RXE_EXPECT", "librxe");
+            command
+        }
+        Library::Ours => {
+            let plugin = plugin.context("no plugin was given for a run with ours")?;
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .args(["alone", "--"])
+                .arg(program)
+                .env("RDMAV_DRIVERS", &plugin.0)
+                .env("RXE_EXPECT", plugin.stem());
+            command
+        }
+    };
+    if library == Library::Stock {
+        command
+            .env_remove("RDMAV_DRIVERS")
+            .env_remove("IBV_DRIVERS");
+    }
+    command.args(arguments);
+    Ok(command)
+}
+
+/// Hides libibverbs's configured providers from this process and becomes
+/// `argv`. Returns only if that fails.
+pub fn become_alone(argv: &[String]) -> Result<()> {
+    let (program, arguments) = argv.split_first().context("an empty command")?;
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .context("cannot make the mounts private")?;
+    mount(Some("none"), CONFIG, Some("tmpfs"), MsFlags::empty(), none)
+        .with_context(|| format!("cannot hide {CONFIG}"))?;
+    let error = Command::new(program).args(arguments).exec();
+    bail!("cannot run {program}: {error}")
+}
+
+/// A program under test. Its process group is killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    output: PathBuf,
+    status: Option<ExitStatus>,
+    /// Provider libraries seen in the memory maps of it and its children.
+    seen: BTreeSet<String>,
+    next_look: Instant,
+}
+
+impl Running {
+    /// Starts `command` with its output in `output`.
+    pub fn start(mut command: Command, output: &Path) -> Result<Running> {
+        let file = File::create(output)?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        Ok(Running {
+            child,
+            output: output.to_owned(),
+            status: None,
+            seen: BTreeSet::new(),
+            next_look: Instant::now(),
+        })
+    }
+
+    /// Looks at the process: its maps, and whether it has ended.
+    pub fn poll(&mut self) -> Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            if Instant::now() >= self.next_look {
+                let pid = self.child.id();
+                for process in family(pid) {
+                    let maps = fs::read_to_string(format!("/proc/{process}/maps"));
+                    self.seen.extend(providers(&maps.unwrap_or_default()));
+                }
+                // Often until there is something to see, since the process
+                // may be short; seldom afterwards, since looking costs.
+                let pause = if self.seen.is_empty() { 2 } else { 200 };
+                self.next_look = Instant::now() + Duration::from_millis(pause);
+            }
+            self.status = self.child.try_wait()?;
+        }
+        Ok(self.status)
+    }
+
+    /// The provider libraries that were mapped, by path.
+    pub fn seen(&self) -> &BTreeSet<String> {
+        &self.seen
+    }
+
+    /// What it has printed.
+    pub fn output(&self) -> String {
+        let bytes = fs::read(&self.output).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The process, and so the process group.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended by itself; `None` while it runs and when it was given
+    /// up.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.status
+    }
+
+    /// Kills it if it still runs. It then has no exit status.
+    pub fn give_up(&mut self) {
+        let ended = self.status;
+        self.kill();
+        self.status = ended;
+    }
+
+    /// Kills the whole process group.
+    pub fn kill(&mut self) {
+        // While the leader is not reaped its group's number is not reused;
+        // afterwards only its own descendants can still bear it.
+        let _ = killpg(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
+        if self.status.is_none() {
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether what was mapped proves that `library` served the device; else why
+/// not.
+pub fn verdict(
+    library: Library,
+    plugin: Option<&Plugin>,
+    seen: &BTreeSet<String>,
+) -> Result<(), String> {
+    let stem = plugin.map(Plugin::stem).unwrap_or_default();
+    let is_ours = |path: &&String| !stem.is_empty() && file_name(path).starts_with(&stem);
+    let is_stock = |path: &&String| file_name(path).starts_with("librxe-");
+    let ours = seen.iter().any(|path| is_ours(&path));
+    let stock = seen.iter().any(|path| is_stock(&path));
+    match (library, ours, stock) {
+        (Library::Ours, true, false) | (Library::Stock, false, true) => Ok(()),
+        (Library::Ours, false, _) => Err("ringverbs was not mapped".into()),
+        (Library::Ours, true, true) => Err("stock's librxe was mapped beside ringverbs".into()),
+        (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
+        (Library::Stock, false, false) => Err("stock's librxe was not mapped".into()),
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// The paths of provider libraries in a memory map.
+fn providers(maps: &str) -> BTreeSet<String> {
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .filter(|path| file_name(path).contains("-rdmav"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// A process and all that descend from it.
+fn family(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let mut at = 0;
+    while at < all.len() {
+        let of = all[at];
+        at += 1;
+        let Ok(threads) = fs::read_dir(format!("/proc/{of}/task")) else {
+            continue;
+        };
+        for thread in threads.flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            all.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|c| c.parse::<u32>().ok()),
+            );
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.1
+7f02-7f03 r-xp 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so
+7f02-7f04 r--p 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so
+7f05-7f06 rw-p 00000000 00:00 0
+7f07-7f08 rw-s 00000000 00:05 9 /dev/infiniband/uverbs0
+";
+
+    #[test]
+    fn the_map_names_the_providers() {
+        let seen = providers(MAPS);
+        assert_eq!(seen.len(), 2);
+        let plugin = Plugin("/opt/ringverbs/libringverbs".into());
+        assert!(verdict(Library::Stock, Some(&plugin), &seen).is_ok());
+        assert!(verdict(Library::Ours, Some(&plugin), &seen).is_err());
+    }
+
+    #[test]
+    fn a_fallback_is_not_taken_for_ours() {
+        let plugin = Plugin("/opt/ringverbs/libringverbs".into());
+        let ours = "/opt/ringverbs/libringverbs-rdmav34.so".to_owned();
+        let stock = "/usr/lib/libibverbs/librxe-rdmav34.so".to_owned();
+        let judge = |library, seen: &[&String]| {
+            let seen = seen.iter().map(|s| (*s).clone()).collect();
+            verdict(library, Some(&plugin), &seen).is_ok()
+        };
+        assert!(judge(Library::Ours, &[&ours]));
+        assert!(!judge(Library::Ours, &[]));
+        assert!(!judge(Library::Ours, &[&stock]));
+        assert!(!judge(Library::Ours, &[&ours, &stock]));
+        assert!(judge(Library::Stock, &[&stock]));
+        assert!(!judge(Library::Stock, &[&ours]));
+    }
+
+    #[test]
+    fn a_family_includes_children() {
+        let child = Command::new("sh")
+            .args(["-c", "sleep 30 & wait"])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut running = Running {
+            child,
+            output: PathBuf::from("/dev/null"),
+            status: None,
+            seen: BTreeSet::new(),
+            next_look: Instant::now(),
+        };
+        let began = Instant::now();
+        while family(running.pid()).len() < 2 && began.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(family(running.pid()).len(), 2);
+        running.kill();
+        assert!(running.poll().unwrap().is_some());
+    }
+}

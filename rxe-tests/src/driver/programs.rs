@@ -1,0 +1,84 @@
+//! The test programs in C and their manifest.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::case::{Case, Shape};
+use crate::record::Stock;
+
+/// Reads a manifest: a case on a line,
+/// `name | program and arguments | providers | limit in seconds`.
+///
+/// Providers are `both`; `ours`; or `stock-fails-before=N`: stock of an
+/// rdma-core older than N must fail, because it has the defect that the case
+/// shows. `rdma_core` is the version in use. Lines that start with `#` and
+/// empty ones are passed over.
+pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| entry(line, rdma_core).with_context(|| format!("in the manifest: {line}")))
+        .collect()
+}
+
+fn entry(line: &str, rdma_core: &str) -> Result<Case> {
+    let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+    let [name, command, providers, limit] = fields[..] else {
+        bail!("four fields are wanted, {} are there", fields.len());
+    };
+    let stock = match providers.split_once('=') {
+        None if providers == "both" => Stock::Reference,
+        None if providers == "ours" => Stock::NotRun,
+        Some(("stock-fails-before", version)) => {
+            let fixed: u32 = version.parse().context("not a release number")?;
+            if major(rdma_core)? < fixed {
+                Stock::MustFail
+            } else {
+                Stock::Reference
+            }
+        }
+        _ => bail!("unknown providers `{providers}`"),
+    };
+    let mut case = Case::new("programs", name, Shape::Single(command.to_owned())).short();
+    case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
+    case.stock = stock;
+    Ok(case)
+}
+
+/// The release of a package version such as `56.1-1`.
+fn major(version: &str) -> Result<u32> {
+    version
+        .split(|c: char| !c.is_ascii_digit())
+        .next()
+        .and_then(|digits| digits.parse().ok())
+        .with_context(|| format!("no release in rdma-core's version `{version}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_is_read() {
+        let text = "# comment\n\n\
+                    a | ops one | both | 60\n\
+                    b | ops two | ours | 10\n\
+                    c | defects x | stock-fails-before=64 | 30\n";
+        let old = manifest(text, "56.1-1").unwrap();
+        let stock: Vec<_> = old.iter().map(|c| c.stock).collect();
+        assert_eq!(stock, [Stock::Reference, Stock::NotRun, Stock::MustFail]);
+        let new = manifest(text, "65.0-1").unwrap();
+        assert_eq!(new[2].stock, Stock::Reference);
+        assert_eq!(new[2].limit, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn mistakes_in_a_manifest_are_named() {
+        for wrong in ["a | b | both", "a | b | nobody | 3", "a | b | both | soon"] {
+            let error = manifest(wrong, "44.0").unwrap_err();
+            assert!(format!("{error:#}").contains(wrong), "{error:#}");
+        }
+        assert!(manifest("a | b | stock-fails-before=64 | 3", "unknown").is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! rdma-core's own tests of its Python bindings, test by test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::process::{self, Library, Running};
+use super::run::{ATTEMPTS, Runner, last_lines};
+use crate::record::{self, Outcome, Provider, Record, Stock};
+
+/// The script that runs them and says how each one ended.
+const RUNNER: &str = include_str!("pyverbs_runner.py");
+
+/// How long one test may take, and the loading of all of them.
+const TEST_LIMIT: Duration = Duration::from_secs(120);
+
+/// The group that they are reported in.
+const GROUP: &str = "pyverbs";
+
+/// A line from the script.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+enum Event {
+    List {
+        ids: Vec<String>,
+    },
+    Start {
+        id: String,
+    },
+    End {
+        id: String,
+        outcome: Outcome,
+        detail: String,
+    },
+    Done,
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq)]
+struct Ended {
+    outcome: Outcome,
+    detail: String,
+}
+
+/// What one run of the script has shown.
+#[derive(Debug, Default)]
+struct Pass {
+    ids: Vec<String>,
+    ended: BTreeMap<String, Ended>,
+    /// The test that was under way when the script ended.
+    open: Option<String>,
+    done: bool,
+}
+
+/// Runs the tests in `folder` under `provider` and reports each of them.
+pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str) -> Result<()> {
+    let library = match provider {
+        Provider::Stock => Library::Stock,
+        _ => Library::Ours,
+    };
+    let mut results: BTreeMap<String, (Ended, u32)> = BTreeMap::new();
+    let mut all: Vec<String> = Vec::new();
+
+    // All in one process, as run_tests.py has them; after a crash or a hang,
+    // those that are left.
+    let mut wanted: Vec<String> = Vec::new();
+    loop {
+        let pass = once(runner, folder, library, &wanted)?;
+        if pass.ids.is_empty() {
+            bail!(
+                "the pyverbs tests do not load under {provider}: {:?}",
+                pass.ended
+            );
+        }
+        if all.is_empty() {
+            all = pass
+                .ids
+                .iter()
+                .filter(|id| id.contains(filter))
+                .cloned()
+                .collect();
+        }
+        let before = results.len();
+        for (id, ended) in pass.ended {
+            results.insert(id, (ended, 1));
+        }
+        runner.restore()?;
+        wanted = all
+            .iter()
+            .filter(|id| !results.contains_key(*id))
+            .cloned()
+            .collect();
+        if wanted.is_empty() || pass.done || results.len() == before {
+            break;
+        }
+    }
+    for id in &wanted {
+        let ended = Ended {
+            outcome: Outcome::Fail,
+            detail: "not reported by the test run".into(),
+        };
+        results.insert(id.clone(), (ended, 1));
+    }
+
+    // Each failed one again, in a process of its own.
+    for id in &all {
+        for attempt in 2..=ATTEMPTS {
+            if results
+                .get(id)
+                .is_none_or(|(ended, _)| ended.outcome != Outcome::Fail)
+            {
+                break;
+            }
+            let pass = once(runner, folder, library, std::slice::from_ref(id))?;
+            runner.restore()?;
+            if let Some(ended) = pass.ended.get(id) {
+                results.insert(id.clone(), (ended.clone(), attempt));
+            }
+        }
+    }
+
+    for id in &all {
+        let Some((ended, attempts)) = results.remove(id) else {
+            continue;
+        };
+        runner.report.put(&Record::Case(record::Case {
+            group: GROUP.into(),
+            name: id.clone(),
+            provider,
+            outcome: ended.outcome,
+            stock: Stock::Reference,
+            attempts,
+            seconds: 0.0,
+            detail: last_lines(&ended.detail, 6),
+            figures: BTreeMap::new(),
+        }))?;
+    }
+    Ok(())
+}
+
+/// Runs the script once for the tests `wanted`, or for all.
+fn once(runner: &Runner, folder: &Path, library: Library, wanted: &[String]) -> Result<Pass> {
+    let dir = runner.scratch.join("pyverbs");
+    fs::create_dir_all(&dir)?;
+    let file = |name: &str| dir.join(name);
+    fs::write(file("runner.py"), RUNNER)?;
+    fs::write(file("wanted"), wanted.join("\n"))?;
+    let _ = fs::remove_file(file("results"));
+    let mut argv: Vec<String> = vec!["python3".into()];
+    for path in [
+        file("runner.py"),
+        folder.to_owned(),
+        file("wanted"),
+        file("results"),
+    ] {
+        argv.push(path.to_string_lossy().into_owned());
+    }
+    let gid = runner.device.gid.to_string();
+    argv.extend(["--dev", &runner.device.name, "--port", "1", "--gid", &gid].map(str::to_owned));
+
+    let mut command = process::command(library, runner.plugin.as_ref(), &argv)?;
+    runner.surround(&mut command);
+    command.current_dir(&dir);
+    let mut running = Running::start(command, &file("output"))?;
+
+    let mut pass = Pass::default();
+    let mut read = 0;
+    let mut moved = Instant::now();
+    let mut why = String::new();
+    loop {
+        let ended = running.poll()?;
+        let text = fs::read_to_string(file("results")).unwrap_or_default();
+        let whole = text.rfind('\n').map_or(0, |at| at + 1);
+        if whole > read {
+            take(&mut pass, &text[read..whole])?;
+            read = whole;
+            moved = Instant::now();
+        }
+        if let Some(status) = ended {
+            // What was written between the look and the end.
+            let text = fs::read_to_string(file("results")).unwrap_or_default();
+            take(&mut pass, text.get(read..).unwrap_or_default())?;
+            if !pass.done {
+                why = format!("the process ended: {status}");
+            }
+            break;
+        }
+        if moved.elapsed() > TEST_LIMIT {
+            running.give_up();
+            why = format!("no end after {} s", TEST_LIMIT.as_secs());
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    if let Some(id) = pass.open.take() {
+        let detail = format!("{why}: {}", last_lines(&running.output(), 6));
+        pass.ended.insert(id, fail(detail));
+    } else if pass.ids.is_empty() {
+        let detail = format!("{why}: {}", last_lines(&running.output(), 6));
+        pass.ended.insert("load".into(), fail(detail));
+    }
+    trust(&mut pass, library, runner, running.seen());
+    Ok(pass)
+}
+
+/// A pass counts only if the right provider was seen.
+fn trust(pass: &mut Pass, library: Library, runner: &Runner, seen: &BTreeSet<String>) {
+    if let Err(why) = process::verdict(library, runner.plugin.as_ref(), seen) {
+        for ended in pass.ended.values_mut() {
+            if ended.outcome == Outcome::Pass {
+                *ended = fail(why.clone());
+            }
+        }
+    }
+}
+
+fn fail(detail: String) -> Ended {
+    Ended {
+        outcome: Outcome::Fail,
+        detail,
+    }
+}
+
+/// Takes in lines from the script.
+fn take(pass: &mut Pass, lines: &str) -> Result<()> {
+    for line in lines.lines() {
+        let event = serde_json::from_str(line).with_context(|| format!("from pyverbs: {line}"))?;
+        match event {
+            Event::List { ids } => pass.ids = ids,
+            Event::Start { id } => pass.open = Some(id),
+            Event::End {
+                id,
+                outcome,
+                detail,
+            } => {
+                pass.open = None;
+                pass.ended.insert(id, Ended { outcome, detail });
+            }
+            Event::Done => pass.done = true,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_belongs_to_the_test_that_was_open() {
+        let mut pass = Pass::default();
+        let lines = r#"{"event":"list","ids":["a","b","c"]}
+{"event":"start","id":"a"}
+{"event":"end","id":"a","outcome":"pass","detail":""}
+{"event":"start","id":"b"}
+"#;
+        take(&mut pass, lines).unwrap();
+        assert_eq!(pass.open.as_deref(), Some("b"));
+        assert_eq!(pass.ended["a"].outcome, Outcome::Pass);
+        assert!(!pass.done);
+        assert!(take(&mut pass, "nonsense").is_err());
+    }
+}

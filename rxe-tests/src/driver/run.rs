@@ -1,0 +1,460 @@
+//! Running a case: server and client, limits, retries, and the proof of who
+//! served them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::case::{Case, Places, Ready, Shape};
+use super::process::{self, Library, Plugin, Running};
+use super::setup::{self, Device, Wiring};
+use crate::guest::progress::clip;
+use crate::guest::vm::RECORD;
+use crate::record::{self, Outcome, Provider, Record, Stock};
+
+/// How often a case is run before it counts as failed: the same for every
+/// provider, since some of these programs depend on timing.
+pub const ATTEMPTS: u32 = 3;
+
+/// A program that says with this status that it cannot run here.
+const SKIPPED: i32 = 77;
+
+/// How long a server may take to be ready for its client.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long one side may go on when the other has ended.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Where records go.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// A file besides the standard output.
+    pub file: Option<PathBuf>,
+}
+
+impl Report {
+    /// Hands a record over at once.
+    pub fn put(&self, record: &Record) -> Result<()> {
+        let line = record.line();
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{RECORD}{line}")?;
+        out.flush()?;
+        if let Some(path) = &self.file {
+            let mut file = fs::File::options().create(true).append(true).open(path)?;
+            writeln!(file, "{line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs cases one after another.
+#[derive(Debug)]
+pub struct Runner {
+    /// The device under test.
+    pub device: Device,
+    /// The MTU of its card.
+    pub mtu: u32,
+    /// Ours, where there is one.
+    pub plugin: Option<Plugin>,
+    /// A folder for programs to run in.
+    pub scratch: PathBuf,
+    /// A folder that is searched for programs first.
+    pub programs: Option<PathBuf>,
+    /// Where results go.
+    pub report: Report,
+    next_port: u16,
+    proved: BTreeSet<&'static str>,
+}
+
+/// How one attempt ended.
+struct Attempt {
+    outcome: Outcome,
+    detail: String,
+    output: String,
+    seen: BTreeSet<String>,
+}
+
+impl Runner {
+    /// A runner for `device`.
+    pub fn new(device: Device, mtu: u32, plugin: Option<Plugin>, scratch: PathBuf) -> Runner {
+        Runner {
+            device,
+            mtu,
+            plugin,
+            scratch,
+            programs: None,
+            report: Report::default(),
+            next_port: 18_600,
+            proved: BTreeSet::new(),
+        }
+    }
+
+    /// Runs a case under a provider and reports it.
+    pub fn run(&mut self, case: &Case, provider: Provider) -> Result<record::Case> {
+        // A defect that must show is no reason to try again.
+        let must_fail = case.stock == Stock::MustFail && provider == Provider::Stock;
+        let most = if must_fail { 1 } else { ATTEMPTS };
+        let mut attempts = 0;
+        let (attempt, began) = loop {
+            attempts += 1;
+            let began = Instant::now();
+            let attempt = self.attempt(case, provider)?;
+            self.restore()?;
+            if attempt.outcome != Outcome::Fail || attempts == most {
+                break (attempt, began);
+            }
+        };
+        if attempt.outcome == Outcome::Pass
+            && provider == Provider::Ours
+            && self.proved.insert(case.group)
+        {
+            self.report.put(&Record::Proof {
+                case: format!("{}: {}", case.group, case.name),
+                maps: attempt.seen.iter().cloned().collect(),
+            })?;
+        }
+        let result = record::Case {
+            group: case.group.to_owned(),
+            name: case.name.clone(),
+            provider,
+            outcome: attempt.outcome,
+            stock: case.stock,
+            attempts,
+            seconds: (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
+            detail: attempt.detail,
+            figures: case.figures.read(&attempt.output),
+        };
+        self.report.put(&Record::Case(result.clone()))?;
+        Ok(result)
+    }
+
+    fn attempt(&mut self, case: &Case, provider: Provider) -> Result<Attempt> {
+        let places = self.places();
+        let dir = self.scratch.join(format!("case-{}", places.port));
+        fs::create_dir_all(&dir)?;
+        let (on_server, on_client) = sides(provider);
+        let result = match &case.shape {
+            Shape::Single(line) => {
+                let mut one = self.start(on_server, &places.fill(line), &dir, "out")?;
+                wait_all(&mut [&mut one], case.limit, Duration::ZERO)?;
+                Ok(self.judge(&[(&one, on_server, "")]))
+            }
+            Shape::Pair {
+                server,
+                client,
+                ready,
+            } => {
+                let mut server = self.start(on_server, &places.fill(server), &dir, "server")?;
+                wait_ready(*ready, places.port, &mut server)?;
+                let mut client = self.start(on_client, &places.fill(client), &dir, "client")?;
+                wait_all(&mut [&mut server, &mut client], case.limit, GRACE)?;
+                Ok(self.judge(&[
+                    (&client, on_client, "client"),
+                    (&server, on_server, "server"),
+                ]))
+            }
+            Shape::Service {
+                server,
+                client,
+                ready,
+            } => {
+                let mut server = self.start(on_server, &places.fill(server), &dir, "server")?;
+                wait_ready(*ready, places.port, &mut server)?;
+                let mut client = self.start(on_client, &places.fill(client), &dir, "client")?;
+                wait_all(&mut [&mut client], case.limit, Duration::ZERO)?;
+                server.poll()?;
+                Ok(self.judge(&[(&client, on_client, "client")]))
+            }
+        };
+        let _ = fs::remove_dir_all(&dir);
+        result
+    }
+
+    fn places(&mut self) -> Places {
+        self.next_port = if self.next_port > 30_000 {
+            18_600
+        } else {
+            self.next_port + 1
+        };
+        Places {
+            dev: self.device.name.clone(),
+            gid: self.device.gid,
+            addr: self.device.address.to_string(),
+            port: self.next_port,
+        }
+    }
+
+    fn start(&self, library: Library, argv: &[String], dir: &Path, name: &str) -> Result<Running> {
+        let mut command = process::command(library, self.plugin.as_ref(), argv)?;
+        self.surround(&mut command);
+        command.current_dir(dir);
+        Running::start(command, &dir.join(format!("{name}.txt")))
+    }
+
+    /// The environment that every program under test finds.
+    pub fn surround(&self, command: &mut Command) {
+        command
+            .env("RXE_DEV", &self.device.name)
+            .env("RXE_GID", self.device.gid.to_string())
+            .env("RXE_ADDR", self.device.address.to_string())
+            .env("RXE_MTU", self.mtu.to_string());
+        if let Some(programs) = &self.programs {
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", programs.display()));
+        }
+    }
+
+    /// Judges processes that have ended or were given up.
+    fn judge(&self, processes: &[(&Running, Library, &str)]) -> Attempt {
+        let mut attempt = Attempt {
+            outcome: Outcome::Pass,
+            detail: String::new(),
+            output: processes
+                .first()
+                .map(|(p, ..)| p.output())
+                .unwrap_or_default(),
+            seen: BTreeSet::new(),
+        };
+        for (process, library, name) in processes {
+            attempt.seen.extend(process.seen().iter().cloned());
+            let how = match process.ended() {
+                Some(status) if status.success() => {
+                    match process::verdict(*library, self.plugin.as_ref(), process.seen()) {
+                        Ok(()) => continue,
+                        Err(why) => why,
+                    }
+                }
+                Some(status) if status.code() == Some(SKIPPED) => {
+                    attempt.outcome = Outcome::Skip;
+                    attempt.detail = last_lines(&process.output(), 1);
+                    continue;
+                }
+                Some(status) => status.to_string(),
+                None => "not ended in time".to_owned(),
+            };
+            attempt.outcome = Outcome::Fail;
+            let text = last_lines(&process.output(), 4);
+            attempt.detail.push_str(&format!("{name} {how}: {text}\n"));
+        }
+        attempt.detail = attempt.detail.trim().to_owned();
+        attempt
+    }
+
+    /// Makes the device anew where a case has left it gone or down.
+    pub fn restore(&mut self) -> Result<()> {
+        let port = Path::new("/sys/class/infiniband")
+            .join(&self.device.name)
+            .join("ports/1");
+        let state = fs::read_to_string(port.join("state")).unwrap_or_default();
+        if state.contains("ACTIVE") {
+            return Ok(());
+        }
+        let mut devices = setup::devices(Wiring::Loopback, self.mtu)?;
+        self.device = devices.pop().context("no device was made")?;
+        Ok(())
+    }
+}
+
+/// Who serves the server's side and the client's.
+pub fn sides(provider: Provider) -> (Library, Library) {
+    match provider {
+        Provider::Stock => (Library::Stock, Library::Stock),
+        Provider::Ours => (Library::Ours, Library::Ours),
+        Provider::OursServer => (Library::Ours, Library::Stock),
+        Provider::OursClient => (Library::Stock, Library::Ours),
+    }
+}
+
+/// Waits until all have ended, or `limit` has passed, or one has gone on for
+/// `grace` after another failed. What still runs then is killed and has no
+/// exit status.
+fn wait_all(processes: &mut [&mut Running], limit: Duration, grace: Duration) -> Result<()> {
+    let began = Instant::now();
+    let mut failed: Option<Instant> = None;
+    loop {
+        let mut going = false;
+        for process in processes.iter_mut() {
+            match process.poll()? {
+                None => going = true,
+                Some(status) if !status.success() && failed.is_none() => {
+                    failed = Some(Instant::now());
+                }
+                Some(_) => {}
+            }
+        }
+        if !going {
+            return Ok(());
+        }
+        if began.elapsed() > limit || failed.is_some_and(|at| at.elapsed() > grace) {
+            for process in processes.iter_mut() {
+                process.give_up();
+            }
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until a server can be connected to; a server that has ended, or does
+/// not show itself in time, is left for its client to find.
+fn wait_ready(ready: Ready, port: u16, server: &mut Running) -> Result<()> {
+    let began = Instant::now();
+    let limit = match ready {
+        Ready::Pause(time) => time,
+        _ => READY_LIMIT,
+    };
+    while began.elapsed() < limit && server.poll()?.is_none() {
+        let up = match ready {
+            Ready::Tcp => ["/proc/net/tcp", "/proc/net/tcp6"]
+                .iter()
+                .any(|table| listens(&fs::read_to_string(table).unwrap_or_default(), port)),
+            Ready::Cm => cm_listens(port),
+            Ready::Pause(_) => false,
+        };
+        if up {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Whether the kernel's table of TCP sockets has one that listens on `port`.
+fn listens(table: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let port = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(LISTEN)
+    })
+}
+
+fn cm_listens(port: u16) -> bool {
+    let out = Command::new("rdma")
+        .args(["resource", "show", "cm_id"])
+        .output();
+    let Ok(out) = out else { return false };
+    let port = format!(":{port} ");
+    // A datagram identifier does not listen by that name, but has the port.
+    String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .any(|line| format!("{line} ").contains(&port))
+}
+
+/// The last lines with anything on them, joined.
+pub fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect();
+    clip(&lines[lines.len().saturating_sub(count)..].join(" / "), 500)
+}
+
+/// Whether the plugin takes the device; if it refuses this rdma-core, what it
+/// said.
+///
+/// # Errors
+/// It refuses, but not with one line on the standard error, or stock does not
+/// take over.
+pub fn refusal(runner: &Runner) -> Result<Option<String>> {
+    let argv = [
+        "ibv_devinfo".to_owned(),
+        "-d".into(),
+        runner.device.name.clone(),
+    ];
+    let once = |library| -> Result<(Option<ExitStatus>, String, BTreeSet<String>)> {
+        let mut command = process::command(library, runner.plugin.as_ref(), &argv)?;
+        if let (Library::Stock, Some(plugin)) = (library, &runner.plugin) {
+            // Both are there: as on a system where ours is installed.
+            command.env("RDMAV_DRIVERS", &plugin.0);
+        }
+        runner.surround(&mut command);
+        let mut running = Running::start(command, &runner.scratch.join("refusal.txt"))?;
+        wait_all(&mut [&mut running], Duration::from_secs(60), Duration::ZERO)?;
+        Ok((running.ended(), running.output(), running.seen().clone()))
+    };
+    let (status, output, _) = once(Library::Ours)?;
+    if status.is_some_and(|status| status.success()) {
+        return Ok(None);
+    }
+    let said = |output: &str| -> Vec<String> {
+        let ours = output.lines().filter(|line| line.contains("ringverbs:"));
+        ours.map(str::to_owned).collect()
+    };
+    if said(&output).is_empty() {
+        // Not a refusal: the cases will show what is wrong.
+        return Ok(None);
+    }
+    let (status, output, seen) = once(Library::Stock)?;
+    let lines = said(&output);
+    if lines.len() != 1 {
+        bail!(
+            "the plugin refuses with {} lines instead of one: {lines:?}",
+            lines.len()
+        );
+    }
+    let stock = seen.iter().any(|path| path.contains("librxe-"));
+    if !status.is_some_and(|status| status.success()) || !stock {
+        bail!("the plugin refuses, but stock does not take over: {output}");
+    }
+    Ok(lines.into_iter().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listening_socket_is_found() {
+        let table = "  sl  local_address rem_address   st tx_queue\n\
+                       0: 00000000:4853 00000000:0000 0A 00000000:00000000\n\
+                       1: 0100007F:4854 0100007F:9999 01 00000000:00000000\n";
+        assert!(listens(table, 0x4853));
+        assert!(!listens(table, 0x4854));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_given_up() {
+        let dir = std::env::temp_dir().join(format!("rv-hang-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        let mut running = Running::start(command, &dir.join("out")).unwrap();
+        wait_all(
+            &mut [&mut running],
+            Duration::from_millis(100),
+            Duration::ZERO,
+        )
+        .unwrap();
+        assert!(running.ended().is_none());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_client_is_not_waited_for_when_its_server_fails() {
+        let dir = std::env::temp_dir().join(format!("rv-grace-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let mut server = Running::start(Command::new("false"), &dir.join("s")).unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        let mut client = Running::start(command, &dir.join("c")).unwrap();
+        let began = Instant::now();
+        let limit = Duration::from_secs(50);
+        wait_all(
+            &mut [&mut server, &mut client],
+            limit,
+            Duration::from_millis(100),
+        )
+        .unwrap();
+        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(server.ended().is_some() && client.ended().is_none());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,143 @@
+//! All cases of a machine, under every provider, in one go.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::case::{Case, Shape};
+use super::process::Plugin;
+use super::run::{Runner, refusal};
+use super::setup::{self, Wiring};
+use super::{lists, programs, pyverbs};
+use crate::guest::host::which;
+use crate::record::{Provider, Record, Stock};
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub struct Plan {
+    /// The plugin, without `-rdmav<ABI>.so`; without it only stock is run
+    #[arg(long)]
+    plugin: Option<PathBuf>,
+    /// Run the short list instead of all cases
+    #[arg(long)]
+    short: bool,
+    /// The folder of rdma-core's pyverbs tests
+    #[arg(long)]
+    pyverbs: Option<PathBuf>,
+    /// The folder of the test programs and their manifest
+    #[arg(long)]
+    programs: Option<PathBuf>,
+    /// rdma-core's version, if dpkg does not know it
+    #[arg(long)]
+    rdma_core: Option<String>,
+    /// A folder to work in
+    #[arg(long, default_value = "/tmp/rxe-driver")]
+    scratch: PathBuf,
+    /// Write the records to this file as well
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Run only cases whose group and name contain this
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// The card's MTU in bytes
+    #[arg(long, default_value_t = 4200)]
+    mtu: u32,
+}
+
+/// Runs the plan. Failed cases are reported, and are no error.
+pub fn run(plan: &Plan) -> Result<()> {
+    fs::create_dir_all(&plan.scratch)
+        .with_context(|| format!("cannot make {}", plan.scratch.display()))?;
+    let device = setup::devices(Wiring::Loopback, plan.mtu)?
+        .pop()
+        .context("no device was made")?;
+    let plugin = plan.plugin.clone().map(Plugin);
+    let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
+    runner.report.file = plan.out.clone();
+    runner.programs = plan.programs.clone();
+
+    let rdma_core = match &plan.rdma_core {
+        Some(version) => version.clone(),
+        None => installed_rdma_core()?,
+    };
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    runner.report.put(&Record::Environment {
+        kernel: kernel.trim().to_owned(),
+        rdma_core: rdma_core.clone(),
+    })?;
+
+    let mut ours = runner.plugin.is_some();
+    if ours && let Some(line) = refusal(&runner)? {
+        runner.report.put(&Record::Refused { line })?;
+        ours = false;
+    }
+
+    for case in cases(plan, &rdma_core)? {
+        for provider in providers(&case, ours) {
+            runner.run(&case, provider)?;
+        }
+    }
+    if let Some(folder) = &plan.pyverbs
+        && !plan.short
+        && ("pyverbs".contains(&plan.filter) || plan.filter.starts_with("tests."))
+    {
+        let filter = plan.filter.strip_prefix("pyverbs").unwrap_or(&plan.filter);
+        pyverbs::run(&mut runner, folder, Provider::Stock, filter)?;
+        if ours {
+            pyverbs::run(&mut runner, folder, Provider::Ours, filter)?;
+        }
+    }
+    runner.report.put(&Record::End)
+}
+
+/// The cases of the plan, in order.
+fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
+    let mut cases = lists::all();
+    // A tool that this release does not have is no case here.
+    cases.retain(|case| {
+        let line = match &case.shape {
+            Shape::Single(line) => line,
+            Shape::Pair { server, .. } | Shape::Service { server, .. } => server,
+        };
+        line.split(' ')
+            .next()
+            .is_some_and(|program| which(program).is_some())
+    });
+    if let Some(folder) = &plan.programs {
+        cases.extend(manifest(folder, rdma_core)?);
+    }
+    cases.retain(|case| !plan.short || case.short);
+    cases.retain(|case| format!("{} {}", case.group, case.name).contains(&plan.filter));
+    Ok(cases)
+}
+
+fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {
+    let path = folder.join("manifest.txt");
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    programs::manifest(&text, rdma_core)
+}
+
+/// Who serves the runs of a case.
+fn providers(case: &Case, ours: bool) -> Vec<Provider> {
+    let mut providers = Vec::new();
+    if case.stock != Stock::NotRun {
+        providers.push(Provider::Stock);
+    }
+    if ours {
+        providers.push(Provider::Ours);
+        if case.mixed {
+            providers.extend([Provider::OursServer, Provider::OursClient]);
+        }
+    }
+    providers
+}
+
+fn installed_rdma_core() -> Result<String> {
+    let out = std::process::Command::new("dpkg-query")
+        .args(["-W", "-f", "${Version}", "rdma-core"])
+        .output()
+        .context("cannot ask dpkg for rdma-core's version; give it with --rdma-core")?;
+    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
