@@ -1,8 +1,14 @@
 //! The project's own commands: `cargo xtask help` lists them.
 
+mod bench;
+mod demo;
+mod dist;
 mod driver;
 mod guest;
+mod suite;
+mod test;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -16,13 +22,40 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Shows unmodified programs served by ringverbs on a real rdma_rxe
+    Demo(demo::Arguments),
+    /// Runs every test; the last line counts them
+    Test(test::Arguments),
     /// Boots a Debian guest with a real rdma_rxe and runs a command in it
     Guest(guest::Arguments),
+    /// Builds the plugin into target/dist, under the names libibverbs wants
+    Dist,
+    /// Installs the plugin, so that rxe devices use it
+    Install {
+        /// Where libibverbs is installed
+        #[arg(long, default_value = "/usr")]
+        prefix: PathBuf,
+        /// Take the plugin away again; stock serves as before
+        #[arg(long)]
+        uninstall: bool,
+    },
+    /// Makes a Debian package of the plugin
+    Deb,
+    /// Measures the data path beside the C provider's
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Demo(arguments) => demo::demo(&arguments),
+        Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
+        Command::Dist => dist::dist().map(shown),
+        Command::Install { prefix, uninstall } => {
+            dist::install(&prefix, uninstall).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Deb => dist::deb().map(shown),
+        Command::Bench(arguments) => bench::bench(&arguments),
     };
     match result {
         Ok(code) => code,
@@ -31,4 +64,9 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn shown(path: PathBuf) -> ExitCode {
+    println!("{}", path.display());
+    ExitCode::SUCCESS
 }

@@ -37,9 +37,9 @@ pub struct Plan {
     /// Write the records to this file as well
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Run only cases whose group and name contain this
-    #[arg(long, default_value = "")]
-    filter: String,
+    /// Run only cases whose group and name contain this (or one of these)
+    #[arg(long)]
+    filter: Vec<String>,
     /// The card's MTU in bytes
     #[arg(long, default_value_t = 4200)]
     mtu: u32,
@@ -80,12 +80,11 @@ pub fn run(plan: &Plan) -> Result<()> {
     }
     if let Some(folder) = &plan.pyverbs
         && !plan.short
-        && ("pyverbs".contains(&plan.filter) || plan.filter.starts_with("tests."))
+        && let Some(wanted) = pyverbs_filter(&plan.filter)
     {
-        let filter = plan.filter.strip_prefix("pyverbs").unwrap_or(&plan.filter);
-        pyverbs::run(&mut runner, folder, Provider::Stock, filter)?;
+        pyverbs::run(&mut runner, folder, Provider::Stock, &wanted)?;
         if ours {
-            pyverbs::run(&mut runner, folder, Provider::Ours, filter)?;
+            pyverbs::run(&mut runner, folder, Provider::Ours, &wanted)?;
         }
     }
     runner.report.put(&Record::End)
@@ -108,8 +107,23 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
         cases.extend(manifest(folder, rdma_core)?);
     }
     cases.retain(|case| !plan.short || case.short);
-    cases.retain(|case| format!("{} {}", case.group, case.name).contains(&plan.filter));
+    cases.retain(|case| {
+        let name = format!("{} {}", case.group, case.name);
+        plan.filter.is_empty() || plan.filter.iter().any(|f| name.contains(f))
+    });
     Ok(cases)
+}
+
+/// What the filters ask of the pyverbs tests: `None` if none of them, else a
+/// part of their names.
+fn pyverbs_filter(filters: &[String]) -> Option<String> {
+    if filters.is_empty() {
+        return Some(String::new());
+    }
+    filters.iter().find_map(|filter| {
+        let name = filter.strip_prefix("pyverbs")?;
+        Some(name.trim_start().to_owned())
+    })
 }
 
 fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {

@@ -4,6 +4,7 @@
 use std::env;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -120,15 +121,7 @@ pub fn cache() -> Result<PathBuf> {
 /// In this order: the environment variable; the archive that apt on this
 /// machine is configured with; the answer of whoever sits at the terminal.
 pub fn mirror() -> Result<Option<String>> {
-    if let Ok(mirror) = env::var(MIRROR_VARIABLE) {
-        return Ok(Some(mirror));
-    }
-    let out = Command::new("apt-get")
-        .args(["indextargets", "--format", "$(LABEL)|$(REPO_URI)"])
-        .output();
-    if let Ok(out) = out
-        && let Some(mirror) = debian_of(&String::from_utf8_lossy(&out.stdout))
-    {
+    if let Some(mirror) = mirror_of_apt() {
         return Ok(Some(mirror));
     }
     eprintln!(
@@ -149,6 +142,18 @@ pub fn mirror() -> Result<Option<String>> {
     Ok(None)
 }
 
+/// The archive that the environment names, or that apt is configured with.
+fn mirror_of_apt() -> Option<String> {
+    if let Ok(mirror) = env::var(MIRROR_VARIABLE) {
+        return Some(mirror);
+    }
+    let out = Command::new("apt-get")
+        .args(["indextargets", "--format", "$(LABEL)|$(REPO_URI)"])
+        .output()
+        .ok()?;
+    debian_of(&String::from_utf8_lossy(&out.stdout))
+}
+
 /// The first archive labelled as Debian's in the output of
 /// `apt-get indextargets --format '$(LABEL)|$(REPO_URI)'`.
 fn debian_of(index_targets: &str) -> Option<String> {
@@ -157,6 +162,47 @@ fn debian_of(index_targets: &str) -> Option<String> {
         .filter_map(|line| line.split_once('|'))
         .find(|(label, uri)| *label == "Debian" && !uri.is_empty())
         .map(|(_, uri)| uri.trim_end_matches('/').to_owned())
+}
+
+/// Why the Debian archive cannot be reached; `None` if it can, or if it is
+/// not known which one it is or a proxy stands between.
+pub fn archive_out_of_reach() -> Option<String> {
+    let mirror = mirror_of_apt()?;
+    if !apt_proxies().is_empty() || env::var_os("http_proxy").is_some() {
+        return None;
+    }
+    let (host, port) = host_and_port(&mirror)?;
+    let reached = (host.as_str(), port)
+        .to_socket_addrs()
+        .map_err(|error| error.to_string())
+        .and_then(|addresses| {
+            let mut last = "no address".to_owned();
+            for address in addresses {
+                match TcpStream::connect_timeout(&address, Duration::from_secs(10)) {
+                    Ok(_) => return Ok(()),
+                    Err(error) => last = error.to_string(),
+                }
+            }
+            Err(last)
+        });
+    reached
+        .err()
+        .map(|why| format!("the Debian archive {mirror} is out of reach ({why})"))
+}
+
+/// The host and port of an `http` or `https` address.
+fn host_and_port(address: &str) -> Option<(String, u16)> {
+    let (scheme, rest) = address.split_once("://")?;
+    let usual = match scheme {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    let authority = rest.split('/').next()?;
+    match authority.rsplit_once(':') {
+        Some((host, port)) => Some((host.to_owned(), port.parse().ok()?)),
+        None => Some((authority.to_owned(), usual)),
+    }
 }
 
 /// apt's proxy settings on this machine, as lines of an apt.conf.
@@ -207,6 +253,20 @@ mod tests {
         );
         assert_eq!(debian_of("Ubuntu|http://archive.example/ubuntu/\n"), None);
         assert_eq!(debian_of(""), None);
+    }
+
+    #[test]
+    fn an_address_is_taken_apart() {
+        let of = |address| host_and_port(address);
+        assert_eq!(
+            of("http://a.example/debian"),
+            Some(("a.example".into(), 80))
+        );
+        assert_eq!(
+            of("https://a.example:8443/"),
+            Some(("a.example".into(), 8443))
+        );
+        assert_eq!(of("file:/mirror"), None);
     }
 
     #[test]

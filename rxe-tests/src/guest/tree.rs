@@ -117,6 +117,12 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
     open(suite, &dir)?.with_context(|| format!("{} vanished", dir.display()))
 }
 
+/// The guest of a suite if it is in the cache; nothing is made.
+pub fn cached(suite: Suite, kernel: Option<&str>) -> Result<Option<Image>> {
+    let name = format!("{suite}-{:016x}", key(suite, kernel.unwrap_or(KERNEL)));
+    open(suite, &host::cache()?.join(name))
+}
+
 /// Opens a complete guest that is not too old, and marks it as in use.
 fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     let Ok(mark) = File::open(dir.join("complete")) else {

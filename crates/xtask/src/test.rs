@@ -1,0 +1,330 @@
+//! `cargo xtask test`: everything that shows whether this project works.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::Result;
+use rxe_tests::compare::{Results, Verdict};
+use rxe_tests::guest::{Suite, host, tree};
+
+use crate::suite::{self, Request};
+use crate::{dist, driver};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only the short list of guest cases, in every suite
+    #[arg(long, conflicts_with = "long")]
+    short: bool,
+    /// All guest cases in every suite, not only in trixie
+    #[arg(long)]
+    long: bool,
+    /// Only what needs neither root nor a guest
+    #[arg(long)]
+    no_guest: bool,
+    /// Only the guest suites, without format, lints, unit and loom tests
+    #[arg(long, conflicts_with = "no_guest")]
+    guest_only: bool,
+    /// Only this suite (can be given more than once): trixie, bookworm, sid
+    #[arg(long)]
+    suite: Vec<Suite>,
+    /// Run the cases on this machine, which must have rdma_rxe, and in no guest
+    #[arg(long, conflicts_with_all = ["no_guest", "suite"])]
+    host: bool,
+    /// Run stock only: what ours is compared with
+    #[arg(long)]
+    stock_only: bool,
+    /// Only guest cases whose group and name contain this (or one of these)
+    #[arg(long)]
+    filter: Vec<String>,
+    /// A kernel package other than linux-image-amd64
+    #[arg(long)]
+    kernel: Option<String>,
+}
+
+/// One line of the summary.
+struct Line {
+    what: String,
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    seconds: u64,
+    note: String,
+}
+
+/// Runs the tests and prints a summary. Its last line counts what passed,
+/// failed and was skipped; the exit status says whether anything failed.
+pub fn test(arguments: &Arguments) -> Result<ExitCode> {
+    let mut lines = Vec::new();
+    let mut texts = Vec::new();
+    if !arguments.guest_only {
+        lines.extend(without_a_guest());
+    }
+    if arguments.host {
+        let (line, text) = machine("host", arguments, arguments.short, suite::on_host, false);
+        lines.push(line);
+        texts.extend(text);
+    } else if arguments.no_guest {
+        lines.push(skipped("guest suites", "--no-guest"));
+    } else {
+        let suites = match arguments.suite.as_slice() {
+            [] => Suite::ALL.to_vec(),
+            chosen => chosen.to_vec(),
+        };
+        for suite in suites {
+            let name = suite.name();
+            // In full where it is the default, or asked for.
+            let short = arguments.short
+                || (suite != Suite::Trixie && !arguments.long && arguments.suite.is_empty());
+            if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
+                eprintln!("{suite}: no guest: {why}");
+                lines.push(skipped(&format!("guest {name}"), &why));
+                continue;
+            }
+            let run = |request: &Request| suite::in_guest(suite, request);
+            let what = format!("guest {suite}");
+            let (line, text) = machine(&what, arguments, short, run, suite.moves());
+            lines.push(line);
+            texts.extend(text);
+        }
+    }
+
+    println!();
+    for text in texts {
+        println!("{text}");
+    }
+    let width = lines.iter().map(|l| l.what.len()).max().unwrap_or(0);
+    println!(
+        "{:width$}  {:>6} {:>6} {:>7} {:>6}",
+        "", "passed", "failed", "skipped", "s"
+    );
+    for l in &lines {
+        println!(
+            "{:width$}  {:>6} {:>6} {:>7} {:>6}  {}",
+            l.what, l.passed, l.failed, l.skipped, l.seconds, l.note
+        );
+    }
+    let sum = |field: fn(&Line) -> usize| lines.iter().map(field).sum::<usize>();
+    let failed = sum(|l| l.failed);
+    println!(
+        "{} passed, {failed} failed, {} skipped",
+        sum(|l| l.passed),
+        sum(|l| l.skipped)
+    );
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Runs the cases of one machine and weighs the results.
+///
+/// A plugin that refuses a libibverbs which it does not know is a failure
+/// where the release is a known one, and is only reported where it moves.
+fn machine(
+    what: &str,
+    arguments: &Arguments,
+    short: bool,
+    run: impl Fn(&Request) -> Result<Results>,
+    moves: bool,
+) -> (Line, Option<String>) {
+    let began = Instant::now();
+    eprintln!("== {what}{}", if short { " (short list)" } else { "" });
+    let plugin: Result<Option<PathBuf>> = if arguments.stock_only {
+        Ok(None)
+    } else {
+        dist::dist().map(Some)
+    };
+    let results = plugin.and_then(|plugin| {
+        run(&Request {
+            plugin,
+            short,
+            filter: arguments.filter.clone(),
+            kernel: arguments.kernel.clone(),
+        })
+    });
+    let mut line = Line {
+        what: what.to_owned(),
+        passed: 0,
+        failed: 0,
+        skipped: 0,
+        seconds: 0,
+        note: String::new(),
+    };
+    let text = match &results {
+        Ok(results) => {
+            for (_, verdict, _) in results.verdicts() {
+                match verdict {
+                    Verdict::Pass => line.passed += 1,
+                    Verdict::Fail => line.failed += 1,
+                    Verdict::Skip => line.skipped += 1,
+                }
+            }
+            line.note = format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core);
+            if !results.complete {
+                line.failed += 1;
+                line.note.push_str("; did not come to its end");
+            }
+            if results.refused.is_some() {
+                line.note
+                    .push_str("; this rdma-core is unknown to the plugin, which refused it");
+                if moves {
+                    line.passed += 1;
+                } else {
+                    line.failed += 1;
+                }
+            }
+            Some(results.text(what))
+        }
+        Err(error) => {
+            eprintln!("{what}: {error:#}");
+            line.failed += 1;
+            line.note = error
+                .to_string()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            None
+        }
+    };
+    line.seconds = began.elapsed().as_secs();
+    (line, text)
+}
+
+/// Why no guest of `suite` can be made or run here; `None` if one can.
+fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("the guests are x86-64".into());
+    }
+    if !host::is_root() && host::which("qemu-system-x86_64").is_none() {
+        return Some("qemu-system-x86 is not installed, and only root can install it".into());
+    }
+    if matches!(tree::cached(suite, kernel), Ok(Some(_))) {
+        return None;
+    }
+    if !host::is_root() {
+        return Some("making it needs root; run the same command as root".into());
+    }
+    host::archive_out_of_reach()
+}
+
+fn skipped(what: &str, why: &str) -> Line {
+    Line {
+        what: what.to_owned(),
+        passed: 0,
+        failed: 0,
+        skipped: 1,
+        seconds: 0,
+        note: why.to_owned(),
+    }
+}
+
+/// Format, lints, unit and property tests, loom: seconds to minutes, no root.
+fn without_a_guest() -> Vec<Line> {
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(driver::cargo());
+        command.current_dir(driver::root()).args(arguments);
+        command
+    };
+    let loom_dir = driver::target_dir().join("loom");
+    let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--release", "--target-dir"]);
+    loom.arg(&loom_dir).env("RUSTFLAGS", "--cfg loom");
+    vec![
+        check("format", &mut cargo(&["fmt", "--all", "--check"])),
+        check(
+            "clippy",
+            &mut cargo(&[
+                "clippy",
+                "--quiet",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ]),
+        ),
+        counted(
+            "unit and property tests",
+            &mut cargo(&["test", "--workspace", "--no-fail-fast"]),
+        ),
+        counted("loom", &mut loom),
+    ]
+}
+
+/// A check that passes or fails as a whole; its output is shown.
+fn check(what: &str, command: &mut Command) -> Line {
+    let began = Instant::now();
+    eprintln!("== {what}");
+    let ok = match command.status() {
+        Ok(status) => status.success(),
+        Err(error) => {
+            eprintln!("{what}: {error}");
+            false
+        }
+    };
+    Line {
+        what: what.to_owned(),
+        passed: usize::from(ok),
+        failed: usize::from(!ok),
+        skipped: 0,
+        seconds: began.elapsed().as_secs(),
+        note: String::new(),
+    }
+}
+
+/// A run of `cargo test`, counted by its result lines.
+fn counted(what: &str, command: &mut Command) -> Line {
+    let began = Instant::now();
+    eprintln!("== {what}");
+    let mut line = skipped(what, "");
+    line.skipped = 0;
+    match command.stderr(std::process::Stdio::inherit()).output() {
+        Ok(out) => {
+            let text = String::from_utf8_lossy(&out.stdout);
+            for (passed, failed, ignored) in text.lines().filter_map(test_result) {
+                line.passed += passed;
+                line.failed += failed;
+                line.skipped += ignored;
+            }
+            if !out.status.success() {
+                print!("{text}");
+                // It may not even have been built.
+                line.failed = line.failed.max(1);
+            }
+        }
+        Err(error) => {
+            eprintln!("{what}: {error}");
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// Passed, failed and ignored of a line such as
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
+fn test_result(line: &str) -> Option<(usize, usize, usize)> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let of = |name: &str| {
+        counts
+            .split("; ")
+            .find_map(|part| part.strip_suffix(name)?.trim().parse().ok())
+    };
+    Some((of("passed")?, of("failed")?, of("ignored")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::test_result;
+
+    #[test]
+    fn cargo_s_result_lines_are_read() {
+        let line = "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; \
+                    0 filtered out; finished in 0.31s";
+        assert_eq!(test_result(line), Some((3, 2, 1)));
+        assert_eq!(test_result("running 3 tests"), None);
+    }
+}

@@ -1,0 +1,264 @@
+//! What a suite's records mean: ours against stock, case by case.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::record::{Case, Outcome, Provider, Record, Stock};
+
+/// The results of one guest.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// The kernel's release.
+    pub kernel: String,
+    /// rdma-core's version.
+    pub rdma_core: String,
+    /// Every case that was run.
+    pub cases: Vec<Case>,
+    /// What the plugin said when it refused this rdma-core.
+    pub refused: Option<String>,
+    /// The providers mapped in processes of ours, by case.
+    pub proofs: Vec<(String, Vec<String>)>,
+    /// Whether the driver came to its end.
+    pub complete: bool,
+}
+
+/// What one case of ours, or a stock defect's case, amounts to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it should be.
+    Pass,
+    /// Against the rule.
+    Fail,
+    /// Not run, or failing where stock fails too.
+    Skip,
+}
+
+/// Counts for one group and provider.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Skipped by the program itself.
+    pub skipped: usize,
+}
+
+impl Results {
+    /// Takes in a record.
+    pub fn take(&mut self, record: Record) {
+        match record {
+            Record::Environment { kernel, rdma_core } => {
+                self.kernel = kernel;
+                self.rdma_core = rdma_core;
+            }
+            Record::Case(case) => self.cases.push(case),
+            Record::Refused { line } => self.refused = Some(line),
+            Record::Proof { case, maps } => self.proofs.push((case, maps)),
+            Record::End => self.complete = true,
+        }
+    }
+
+    /// How stock did on a case; `None` where it was not asked.
+    fn stock(&self, case: &Case) -> Option<Outcome> {
+        self.cases
+            .iter()
+            .find(|c| c.provider == Provider::Stock && c.group == case.group && c.name == case.name)
+            .map(|c| c.outcome)
+    }
+
+    /// Every case under the rule, with the reason where it is broken:
+    ///
+    /// - Ours, and ours mixed with stock, must pass what stock passes.
+    /// - Ours must pass what stock is not asked, and what shows a defect of
+    ///   stock's.
+    /// - Stock must fail what shows its defect: else the case shows nothing.
+    /// - What stock fails or skips is listed, and nothing is asked of ours.
+    pub fn verdicts(&self) -> Vec<(&Case, Verdict, String)> {
+        self.cases
+            .iter()
+            .map(|case| {
+                let (verdict, why) = self.verdict(case);
+                (case, verdict, why)
+            })
+            .collect()
+    }
+
+    fn verdict(&self, case: &Case) -> (Verdict, String) {
+        use Outcome::{Fail, Pass, Skip};
+        match (case.provider, case.stock, case.outcome) {
+            (Provider::Stock, Stock::MustFail, Fail) => (Verdict::Pass, "the defect shows".into()),
+            (Provider::Stock, Stock::MustFail, Pass) => (
+                Verdict::Fail,
+                "stock passes a case that is to show its defect".into(),
+            ),
+            (Provider::Stock, _, Pass) => (Verdict::Pass, String::new()),
+            (Provider::Stock, _, Fail) => (Verdict::Skip, format!("stock fails: {}", case.detail)),
+            (_, _, Pass) => (Verdict::Pass, String::new()),
+            (_, Stock::Reference, Fail) => match self.stock(case) {
+                Some(Pass) => (Verdict::Fail, format!("stock passes; {}", case.detail)),
+                Some(_) => (Verdict::Skip, "fails with stock too".into()),
+                None => (Verdict::Fail, format!("no run with stock; {}", case.detail)),
+            },
+            (_, Stock::NotRun | Stock::MustFail, Fail) => (Verdict::Fail, case.detail.clone()),
+            (Provider::Stock, _, Skip) => (Verdict::Skip, case.detail.clone()),
+            (_, _, Skip) => match self.stock(case) {
+                Some(Pass) => (
+                    Verdict::Fail,
+                    format!("skipped, but stock passes: {}", case.detail),
+                ),
+                _ => (Verdict::Skip, case.detail.clone()),
+            },
+        }
+    }
+
+    /// Counts by group and provider, of outcomes as they are.
+    pub fn counts(&self) -> BTreeMap<(String, Provider), Count> {
+        let mut counts: BTreeMap<_, Count> = BTreeMap::new();
+        for case in &self.cases {
+            let count = counts
+                .entry((case.group.clone(), case.provider))
+                .or_default();
+            match case.outcome {
+                Outcome::Pass => count.passed += 1,
+                Outcome::Fail => count.failed += 1,
+                Outcome::Skip => count.skipped += 1,
+            }
+        }
+        counts
+    }
+
+    /// The results as text: a table of counts, what breaks the rule, what
+    /// stock fails.
+    pub fn text(&self, suite: &str) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{suite}: kernel {}, rdma-core {}",
+            self.kernel, self.rdma_core
+        );
+        if let Some(line) = &self.refused {
+            let _ = writeln!(
+                out,
+                "  the plugin refuses this rdma-core, stock takes over: {line}"
+            );
+        }
+        let _ = writeln!(
+            out,
+            "  {:<10} {:<12} {:>6} {:>6} {:>7}",
+            "group", "provider", "passed", "failed", "skipped"
+        );
+        for ((group, provider), count) in self.counts() {
+            let _ = writeln!(
+                out,
+                "  {group:<10} {:<12} {:>6} {:>6} {:>7}",
+                provider.to_string(),
+                count.passed,
+                count.failed,
+                count.skipped
+            );
+        }
+        for (case, maps) in &self.proofs {
+            let _ = writeln!(out, "  mapped in ours ({case}): {}", maps.join(" "));
+        }
+        for (case, verdict, why) in self.verdicts() {
+            let line = format!(
+                "{} [{}] {} {}",
+                case.group,
+                case.provider,
+                case.name,
+                why.replace('\n', " / ")
+            );
+            match (verdict, case.provider, case.outcome) {
+                (Verdict::Fail, ..) => {
+                    let _ = writeln!(out, "  FAILED {line}");
+                }
+                (Verdict::Skip, Provider::Stock, Outcome::Fail) => {
+                    let _ = writeln!(out, "  listed {line}");
+                }
+                _ => {}
+            }
+        }
+        if !self.complete {
+            let _ = writeln!(out, "  FAILED: the driver did not come to its end");
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(provider: Provider, stock: Stock, outcome: Outcome) -> Record {
+        Record::Case(Case {
+            group: "g".into(),
+            name: "n".into(),
+            provider,
+            outcome,
+            stock,
+            attempts: 1,
+            seconds: 0.0,
+            detail: String::new(),
+            figures: BTreeMap::new(),
+        })
+    }
+
+    fn verdict_of_ours(stock: Option<Outcome>, kind: Stock, ours: Outcome) -> Verdict {
+        let mut results = Results::default();
+        if let Some(stock) = stock {
+            results.take(case(Provider::Stock, kind, stock));
+        }
+        results.take(case(Provider::Ours, kind, ours));
+        results.verdicts().pop().unwrap().1
+    }
+
+    #[test]
+    fn what_stock_passes_ours_must_pass() {
+        use Outcome::{Fail, Pass, Skip};
+        let rule = |stock, ours| verdict_of_ours(Some(stock), Stock::Reference, ours);
+        assert_eq!(rule(Pass, Pass), Verdict::Pass);
+        assert_eq!(rule(Pass, Fail), Verdict::Fail);
+        assert_eq!(rule(Pass, Skip), Verdict::Fail);
+        assert_eq!(rule(Fail, Fail), Verdict::Skip);
+        assert_eq!(rule(Fail, Pass), Verdict::Pass);
+        assert_eq!(rule(Skip, Skip), Verdict::Skip);
+    }
+
+    #[test]
+    fn a_result_without_its_reference_is_a_failure() {
+        assert_eq!(
+            verdict_of_ours(None, Stock::Reference, Outcome::Fail),
+            Verdict::Fail
+        );
+        assert_eq!(
+            verdict_of_ours(None, Stock::NotRun, Outcome::Fail),
+            Verdict::Fail
+        );
+    }
+
+    #[test]
+    fn a_defect_must_show_with_stock_and_not_with_ours() {
+        use Outcome::{Fail, Pass};
+        let rule = |stock, ours| {
+            let mut results = Results::default();
+            results.take(case(Provider::Stock, Stock::MustFail, stock));
+            results.take(case(Provider::Ours, Stock::MustFail, ours));
+            let verdicts = results.verdicts();
+            (verdicts[0].1, verdicts[1].1)
+        };
+        assert_eq!(rule(Fail, Pass), (Verdict::Pass, Verdict::Pass));
+        assert_eq!(rule(Fail, Fail), (Verdict::Pass, Verdict::Fail));
+        assert_eq!(rule(Pass, Pass), (Verdict::Fail, Verdict::Pass));
+    }
+
+    #[test]
+    fn the_text_shows_what_failed_and_what_stock_fails() {
+        let mut results = Results::default();
+        results.take(case(Provider::Stock, Stock::Reference, Outcome::Pass));
+        results.take(case(Provider::Ours, Stock::Reference, Outcome::Fail));
+        let text = results.text("trixie");
+        assert!(text.contains("FAILED g [ours] n"));
+        assert!(text.contains("did not come to its end"));
+    }
+}
