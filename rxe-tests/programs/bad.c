@@ -29,21 +29,32 @@ static struct op op_a(enum ibv_wr_opcode opcode, uint64_t id, uint32_t len)
  * Posts the operation and two more behind it: the first must fail so, the rest
  * is flushed in order, and the queue pair is in error.
  */
-static void fails_with(struct op *op, enum ibv_wc_status one,
-		       enum ibv_wc_status other)
+static void fails_with(struct op *op, unsigned allowed)
 {
 	struct op ops[3] = {*op, op_a(IBV_WR_RDMA_WRITE, 0xf1, 8),
 			    op_a(IBV_WR_SEND, 0xf2, 8)};
+	struct ibv_wc wc;
 
 	ops[0].wr_id = 0xf0;
 	ops[2].flags = 0; /* a failure is told even if not signalled */
 	POST_OK(&p.a, ops, 3, api);
-	STATUS2(&p.a, 0xf0, one, other);
+	wc = POLL(p.a.cq);
+	check_status(__FILE__, __LINE__, &wc, 0xf0, allowed, p.a.qp->qp_num);
+	/* For the comparison of providers on one kernel. */
+	printf("status %d\n", wc.status);
 	STATUS(&p.a, 0xf1, IBV_WC_WR_FLUSH_ERR);
 	STATUS(&p.a, 0xf2, IBV_WC_WR_FLUSH_ERR);
 	NO_MORE(p.a.cq);
 	EQ(qp_state(p.a.qp), IBV_QPS_ERR);
 }
+
+/*
+ * The standard says protection error; rxe of some kernels, operation error, and
+ * of others it flushes the failed request like those behind it.
+ */
+#define LOCAL_ERROR                                                            \
+	(ONLY(IBV_WC_LOC_PROT_ERR) | ONLY(IBV_WC_LOC_QP_OP_ERR) |              \
+	 ONLY(IBV_WC_WR_FLUSH_ERR))
 
 /* The receiver's buffers come back flushed, in order. */
 static void flushed_recvs(uint64_t from, uint64_t to)
@@ -59,8 +70,7 @@ static void t_lkey(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_SEND, 1, 64);
 	op.sge[0].lkey ^= 0xff00;
-	/* The standard says protection error; rxe, operation error. */
-	fails_with(&op, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR);
+	fails_with(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
@@ -71,7 +81,7 @@ static void t_local_range(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.sge[0].addr = (uintptr_t)p.a.buf + p.a.size - 63;
-	fails_with(&op, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR);
+	fails_with(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
@@ -84,7 +94,7 @@ static void t_rkey(void)
 	post_recv(&p.b, 2, 0, 64);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.rkey ^= 0xff00;
-	fails_with(&op, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
 	flushed_recvs(1, 2);
 	EQ(qp_state(p.b.qp), IBV_QPS_ERR);
 	CHECK_BYTE(p.b.buf, 64, 0xee);
@@ -98,7 +108,7 @@ static void t_remote_range(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_RDMA_READ, 1, 64);
 	op.remote = (uintptr_t)p.b.buf + p.b.size - 63;
-	fails_with(&op, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
 	CHECK_BYTE(p.a.buf, 64, 0xee);
 	pair_close(&p);
 }
@@ -117,7 +127,7 @@ static void t_remote_access(void)
 	SENT(&p.a, 5, IBV_WC_RDMA_READ, 64);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.rkey = mr->rkey;
-	fails_with(&op, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
 	OK(ibv_dereg_mr(mr));
 	pair_close(&p);
 }
@@ -131,7 +141,7 @@ static void t_qp_access(void)
 	open_rc((struct pair_opts){});
 	OK(ibv_modify_qp(p.b.qp, &attr, IBV_QP_ACCESS_FLAGS));
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
-	fails_with(&op, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR);
+	fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
 	pair_close(&p);
 }
 
@@ -146,8 +156,8 @@ static void t_recv_lkey(void)
 	OK(try_recv(&p.b, 1, &sge, 1));
 	post_recv(&p.b, 2, 0, 64);
 	op = op_a(IBV_WR_SEND, 1, 64);
-	fails_with(&op, IBV_WC_REM_OP_ERR, IBV_WC_REM_OP_ERR);
-	STATUS2(&p.b, 1, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR);
+	fails_with(&op, ONLY(IBV_WC_REM_OP_ERR));
+	STATUS_IN(&p.b, 1, ONLY(IBV_WC_LOC_PROT_ERR) | ONLY(IBV_WC_LOC_QP_OP_ERR));
 	flushed_recvs(2, 2);
 	pair_close(&p);
 }
@@ -160,9 +170,12 @@ static void t_recv_short(void)
 	post_recv(&p.b, 1, 0, 63);
 	post_recv(&p.b, 2, 4096, 64);
 	op = op_a(IBV_WR_SEND, 1, 64);
-	fails_with(&op, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
-	/* The standard says local length error; rxe, invalid request. */
-	STATUS2(&p.b, 1, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
+	/* The standard says invalid request and local length error; rxe takes
+	 * the buffer for malformed, or names both ends alike. */
+	fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR) | ONLY(IBV_WC_REM_OP_ERR));
+	STATUS_IN(&p.b, 1,
+		  ONLY(IBV_WC_LOC_LEN_ERR) | ONLY(IBV_WC_REM_INV_REQ_ERR) |
+			  ONLY(IBV_WC_LOC_QP_OP_ERR));
 	flushed_recvs(2, 2);
 	CHECK_BYTE(p.b.buf + 63, 64, 0xee);
 	pair_close(&p);
@@ -174,7 +187,7 @@ static void t_rnr(void)
 
 	open_rc((struct pair_opts){.no_rnr_retry = true, .min_rnr = 1});
 	op = op_a(IBV_WR_SEND, 1, 64);
-	fails_with(&op, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR);
+	fails_with(&op, ONLY(IBV_WC_RNR_RETRY_EXC_ERR));
 	pair_close(&p);
 }
 
@@ -203,7 +216,7 @@ static void t_retry(void)
 	open_rc((struct pair_opts){.timeout = 8, .retry = 1});
 	qp_to(p.b.qp, IBV_QPS_RESET);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
-	fails_with(&op, IBV_WC_RETRY_EXC_ERR, IBV_WC_RETRY_EXC_ERR);
+	fails_with(&op, ONLY(IBV_WC_RETRY_EXC_ERR));
 	pair_close(&p);
 }
 
@@ -225,7 +238,7 @@ static void t_misaligned(void)
 		EQ(post_ops(&p.a, &op, 1, api, &posted), EINVAL);
 		NO_MORE(p.a.cq);
 	} else {
-		fails_with(&op, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+		fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
 	}
 	CHECK_BYTE(p.b.buf, 64, 0xee);
 	pair_close(&p);
@@ -249,7 +262,7 @@ static void t_bad_bind(void)
 		.addr = (uintptr_t)p.a.buf,
 		.length = 64,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ};
-	fails_with(&op, IBV_WC_MW_BIND_ERR, IBV_WC_MW_BIND_ERR);
+	fails_with(&op, ONLY(IBV_WC_MW_BIND_ERR) | ONLY(IBV_WC_WR_FLUSH_ERR));
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 }
@@ -262,7 +275,7 @@ static void t_bad_inv(void)
 			.inv_rkey = 0xfffff01};
 
 	open_rc((struct pair_opts){});
-	fails_with(&op, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_QP_OP_ERR);
+	fails_with(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
@@ -651,9 +664,9 @@ static const struct test_case cases[] = {
 
 int main(int argc, char **argv)
 {
-	char *args[] = {argv[0], argv[argc - 1], NULL};
-
-	if (argc == 3)
-		api = !strcmp(argv[1], "wr") ? WR : POST;
-	return test_main(argc == 3 ? 2 : 1, args, cases, ARRAY_SIZE(cases), 60);
+	if (argc < 3)
+		return test_main(1, argv, cases, ARRAY_SIZE(cases), 60);
+	api = !strcmp(argv[1], "wr") ? WR : POST;
+	argv[1] = argv[0];
+	return test_main(argc - 1, argv + 1, cases, ARRAY_SIZE(cases), 60);
 }

@@ -92,8 +92,9 @@ struct test_case {
 	void (*run)(void);
 };
 /*
- * Runs the case named by argv[1] under a limit of `seconds`; "all" runs each in
- * a process of its own; without a name the names are listed and 2 is returned.
+ * Runs the case named by argv[1] under a limit of `seconds`. Several names, or
+ * "all", are run each in a process of its own. Without a name the names are
+ * listed and 2 is returned.
  */
 int test_main(int argc, char **argv, const struct test_case *cases, size_t n,
 	      unsigned seconds);
@@ -255,23 +256,18 @@ void check_wc(const char *file, int line, const struct ibv_wc *wc,
 		check_wc(__FILE__, __LINE__, &wc_, wr_id, opcode, len,         \
 			 (e)->qp->qp_num, 0, 0, 0);                            \
 	} while (0)
+/* `allowed` is a set of statuses: bits numbered by enum ibv_wc_status. */
 void check_status(const char *file, int line, const struct ibv_wc *wc,
-		  uint64_t wr_id, enum ibv_wc_status status, uint32_t qp_num);
-/* The next completion must have this status (wr_id and qp_num checked). */
-#define STATUS(e, wr_id, status)                                               \
+		  uint64_t wr_id, unsigned allowed, uint32_t qp_num);
+#define ONLY(status) (1u << (status))
+/* The next completion must have one of these (wr_id and qp_num checked). */
+#define STATUS_IN(e, wr_id_, allowed)                                          \
 	do {                                                                   \
 		struct ibv_wc wc_ = POLL((e)->cq);                             \
-		check_status(__FILE__, __LINE__, &wc_, wr_id, status,          \
+		check_status(__FILE__, __LINE__, &wc_, wr_id_, allowed,        \
 			     (e)->qp->qp_num);                                 \
 	} while (0)
-/* The same with two statuses allowed, for kernels that differ. */
-#define STATUS2(e, wr_id_, one, other)                                         \
-	do {                                                                   \
-		struct ibv_wc wc_ = POLL((e)->cq);                             \
-		check_status(__FILE__, __LINE__, &wc_, wr_id_,                 \
-			     wc_.status == (other) ? (other) : (one),          \
-			     (e)->qp->qp_num);                                 \
-	} while (0)
+#define STATUS(e, wr_id, status) STATUS_IN(e, wr_id, ONLY(status))
 enum ibv_wc_opcode wc_opcode_of(enum ibv_wr_opcode op);
 
 /* Waits for a completion event, checks its queue, acknowledges it. */
