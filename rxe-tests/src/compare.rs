@@ -176,6 +176,9 @@ impl Results {
                 (Verdict::Skip, Provider::Stock, Outcome::Fail) => {
                     let _ = writeln!(out, "  listed {line}");
                 }
+                _ if case.group == "rates" => {
+                    let _ = writeln!(out, "  {} {}", case.name, case.detail);
+                }
                 _ => {}
             }
         }

@@ -6,6 +6,7 @@ pub mod lists;
 pub mod process;
 pub mod programs;
 pub mod pyverbs;
+pub mod rates;
 pub mod run;
 pub mod setup;
 pub mod suite;

@@ -1,7 +1,7 @@
 //! Running a case: server and client, limits, retries, and the proof of who
 //! served them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -132,6 +132,20 @@ impl Runner {
         };
         self.report.put(&Record::Case(result.clone()))?;
         Ok(result)
+    }
+
+    /// Runs a case once and reads its figures, without reporting it; the
+    /// reason if it failed.
+    pub fn measure(
+        &mut self,
+        case: &Case,
+        provider: Provider,
+    ) -> Result<Result<BTreeMap<String, f64>, String>> {
+        let attempt = self.attempt(case, provider)?;
+        Ok(match attempt.outcome {
+            Outcome::Pass => Ok(case.figures.read(&attempt.output)),
+            _ => Err(attempt.detail),
+        })
     }
 
     fn attempt(&mut self, case: &Case, provider: Provider) -> Result<Attempt> {

@@ -9,7 +9,7 @@ use super::case::{Case, Shape};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
 use super::setup::{self, Wiring};
-use super::{lists, programs, pyverbs};
+use super::{lists, programs, pyverbs, rates};
 use crate::guest::host::which;
 use crate::record::{Provider, Record, Stock};
 
@@ -78,6 +78,9 @@ pub fn run(plan: &Plan) -> Result<()> {
             runner.run(&case, provider)?;
         }
     }
+    if ours && !plan.short {
+        rates::run(&mut runner, |name| wanted(plan, name))?;
+    }
     if let Some(folder) = &plan.pyverbs
         && !plan.short
         && let Some(wanted) = pyverbs_filter(&plan.filter)
@@ -107,11 +110,12 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
         cases.extend(manifest(folder, rdma_core)?);
     }
     cases.retain(|case| !plan.short || case.short);
-    cases.retain(|case| {
-        let name = format!("{} {}", case.group, case.name);
-        plan.filter.is_empty() || plan.filter.iter().any(|f| name.contains(f))
-    });
+    cases.retain(|case| wanted(plan, &format!("{} {}", case.group, case.name)));
     Ok(cases)
+}
+
+fn wanted(plan: &Plan, name: &str) -> bool {
+    plan.filter.is_empty() || plan.filter.iter().any(|filter| name.contains(filter))
 }
 
 /// What the filters ask of the pyverbs tests: `None` if none of them, else a

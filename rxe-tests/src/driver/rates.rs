@@ -1,0 +1,142 @@
+//! perftest's rates with ours beside stock's, in one boot.
+//!
+//! rxe's work is done in the kernel, so no gain is to be seen here; what is
+//! to be seen is that nothing is lost. Runs alternate, and stock's own runs
+//! say how far figures stray on this machine today: ours may not be worse
+//! than the worst of them.
+
+use anyhow::Result;
+
+use super::case::{Case, Figures, Ready, Shape};
+use super::run::Runner;
+use crate::record::{self, Outcome, Provider, Record, Stock};
+
+/// The group that the results are reported in.
+pub const GROUP: &str = "rates";
+
+/// Runs of each provider.
+const ROUNDS: usize = 5;
+
+/// How often a comparison is made before it counts as lost.
+const ATTEMPTS: u32 = 3;
+
+/// Tool and options, the figure compared, and whether more of it is better.
+const LIST: &[(&str, &str, bool)] = &[
+    ("send_bw -n 1000 -s 4096", "MB/s", true),
+    ("write_bw -n 1000 -s 4096", "MB/s", true),
+    ("read_bw -n 1000 -s 4096", "MB/s", true),
+    ("send_lat -n 300 -s 64 -I 0", "typical us", false),
+    ("write_lat -n 300 -s 64 -I 64", "typical us", false),
+    ("read_lat -n 300 -s 64", "typical us", false),
+    ("atomic_lat -n 300", "typical us", false),
+];
+
+/// Compares the rates whose names `wanted` accepts, and reports them.
+pub fn run(runner: &mut Runner, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    for &(options, figure, more) in LIST {
+        if wanted(&format!("{GROUP} {options}")) {
+            compare(runner, options, figure, more)?;
+        }
+    }
+    Ok(())
+}
+
+fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Result<()> {
+    let command = format!("ib_{options} -d {{dev}} -x {{gid}} -p {{port}} -F");
+    let shape = Shape::Pair {
+        client: format!("{command} {{addr}}"),
+        server: command,
+        ready: Ready::Tcp,
+    };
+    let case = Case::new(GROUP, options, shape).figures(if more {
+        Figures::Bandwidth
+    } else {
+        Figures::Latency
+    });
+    let mut result = record::Case {
+        group: GROUP.into(),
+        name: format!("{options} ({figure})"),
+        provider: Provider::Ours,
+        outcome: Outcome::Fail,
+        stock: Stock::NotRun,
+        attempts: 0,
+        seconds: 0.0,
+        detail: String::new(),
+        figures: [].into(),
+    };
+    while result.outcome == Outcome::Fail && result.attempts < ATTEMPTS {
+        result.attempts += 1;
+        let (mut stock, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            for (provider, values) in [(Provider::Stock, &mut stock), (Provider::Ours, &mut ours)] {
+                match runner.measure(&case, provider)? {
+                    Ok(figures) => values.extend(figures.get(figure).copied()),
+                    Err(why) => result.detail = format!("{provider}: {why}"),
+                }
+            }
+        }
+        if stock.len() < ROUNDS || ours.len() < ROUNDS {
+            continue;
+        }
+        let verdict = judge(&mut stock, &mut ours, more);
+        result.outcome = if verdict.good {
+            Outcome::Pass
+        } else {
+            Outcome::Fail
+        };
+        result.detail = format!(
+            "ours {:.2}, stock {:.2} ({:.2} to {:.2}) {figure}",
+            verdict.ours,
+            verdict.stock,
+            stock[0],
+            stock[ROUNDS - 1]
+        );
+        result.figures = [
+            ("ours".to_owned(), verdict.ours),
+            ("stock".to_owned(), verdict.stock),
+            ("stock min".to_owned(), stock[0]),
+            ("stock max".to_owned(), stock[ROUNDS - 1]),
+        ]
+        .into();
+    }
+    runner.report.put(&Record::Case(result))
+}
+
+struct Verdict {
+    ours: f64,
+    stock: f64,
+    good: bool,
+}
+
+/// Ours is good if its median is no worse than the worst of stock's runs.
+/// Sorts both.
+fn judge(stock: &mut [f64], ours: &mut [f64], more: bool) -> Verdict {
+    stock.sort_by(f64::total_cmp);
+    ours.sort_by(f64::total_cmp);
+    let median = |values: &[f64]| values.get(values.len() / 2).copied().unwrap_or(f64::NAN);
+    let worst = if more { stock.first() } else { stock.last() };
+    let worst = worst.copied().unwrap_or(f64::NAN);
+    let (ours, stock) = (median(ours), median(stock));
+    Verdict {
+        ours,
+        stock,
+        good: if more { ours >= worst } else { ours <= worst },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_may_stray_as_far_as_stock_does() {
+        let mut stock = [100.0, 90.0, 110.0, 105.0, 95.0];
+        let mut good = |ours: [f64; 5], more| judge(&mut stock, &mut ours.clone(), more).good;
+        assert!(good([91.0; 5], true));
+        assert!(!good([89.0; 5], true));
+        assert!(good([109.0; 5], false));
+        assert!(!good([111.0; 5], false));
+        // One bad run of ours does not decide.
+        assert!(good([10.0, 100.0, 100.0, 100.0, 100.0], true));
+    }
+}
