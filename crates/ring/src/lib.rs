@@ -1,1 +1,38 @@
-//! Rings shared with the kernel or a device: mapping, index protocol, barriers.
+//! Rings shared with a kernel driver: the mapping, the index protocol, and
+//! every atomic and barrier of the data path.
+//!
+//! A ring is a header with two indices and an array of entries. One side
+//! writes entries and moves the producer index; the other reads them and moves
+//! the consumer index. Who is on the other side (here the rdma_rxe driver) is
+//! not trusted: an index is masked on every read, the geometry is checked
+//! against the mapping once and never read again, and no reference to an entry
+//! is ever made. What an entry means is the device crates' affair.
+//!
+//! - [`order`]: the barriers, by purpose;
+//! - [`Header`], [`Indices`]: the protocol on plain index values;
+//! - [`Ring`]: header and entries in a [`Mapping`];
+//! - [`Producer`], [`Consumer`]: the two roles that a process plays;
+//! - [`Peek`]: "is it empty?" without the consumer's lock;
+//! - [`SpinLock`]: what a shared queue is guarded with.
+
+mod consumer;
+mod header;
+mod lock;
+#[cfg(not(loom))]
+mod mapping;
+pub mod order;
+mod peek;
+mod primitive;
+mod producer;
+#[cfg(not(loom))]
+mod ring;
+
+pub use consumer::{Consumer, Span};
+pub use header::{Header, Indices};
+pub use lock::SpinLock;
+#[cfg(not(loom))]
+pub use mapping::{Mapping, Retired};
+pub use peek::Peek;
+pub use producer::Producer;
+#[cfg(not(loom))]
+pub use ring::{GeometryError, Ring};

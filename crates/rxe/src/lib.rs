@@ -1,1 +1,38 @@
-//! Soft-RoCE (rdma_rxe): queues and their hot path.
+//! Soft-RoCE (rdma_rxe): what its queues look like, and the hot path over them.
+//!
+//! - [`SendQueue`], [`RecvQueue`]: writers of work requests;
+//! - [`CompletionRing`]: the cursor over work completions;
+//! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
+//!   [`AddressHandle`]: the kernel objects with their mapped queues;
+//! - `abi`: the layout of entries and driver responses.
+//!
+//! An RDMA write: [`SendQueue::open`] fills an entry in place,
+//! [`SendQueue::publish`] moves the producer index (`ring`), the doorbell is
+//! one system call (`uverbs`); its completion is read by
+//! [`CompletionRing::available`] and [`CompletionRing::entry`].
+
+mod abi;
+mod ah;
+mod cq;
+mod cq_ring;
+mod error;
+mod map;
+mod operation;
+mod qp;
+mod recv;
+mod send;
+mod srq;
+
+pub use abi::{BindMwWr, Sge, WorkCompletion};
+pub use ah::AddressHandle;
+pub use cq::CompletionQueue;
+pub use cq_ring::{CompletionRing, Entry};
+pub use error::{CreateError, PostError};
+pub use operation::{Opcode, SendFlags};
+pub use qp::QueuePair;
+pub use recv::RecvQueue;
+pub use ring::Span;
+pub use send::{MAX_MESSAGE, SendQueue, Wqe};
+pub use srq::SharedReceiveQueue;
+/// The system call that tells rxe to look at a send queue.
+pub use uverbs::PostSendDoorbell as Doorbell;

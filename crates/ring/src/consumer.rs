@@ -1,0 +1,73 @@
+//! The consuming role: the device fills slots, we empty them.
+
+use crate::Indices;
+
+/// Slots `at..end` (modulo the ring) that may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The slot to read next.
+    pub at: u32,
+    /// The first slot that may not be read.
+    pub end: u32,
+}
+
+/// Empties slots of a completion queue.
+///
+/// The indices are read once a batch ([`Consumer::available`]) and published
+/// once ([`Consumer::release`]). Nothing here needs exclusive access for memory
+/// safety; two callers at once would both be given the same entries, so the
+/// owner of the queue lets one in at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Consumer {
+    indices: Indices,
+}
+
+impl Consumer {
+    /// Takes up the consuming role where the shared indices stand.
+    pub fn new(indices: Indices) -> Self {
+        Self { indices }
+    }
+
+    /// The arithmetic and the shared words.
+    #[inline(always)]
+    pub fn indices(&self) -> &Indices {
+        &self.indices
+    }
+
+    /// The entries that are there now. They may be read until released.
+    #[inline(always)]
+    pub fn available(&self) -> Span {
+        Span {
+            at: self.indices.own_consumer(),
+            end: self.indices.produced_by_device(),
+        }
+    }
+
+    /// How far the device has come by now, to lengthen a span.
+    #[inline(always)]
+    pub fn produced(&self) -> u32 {
+        self.indices.produced_by_device()
+    }
+
+    /// Gives the slots before `at` back to the device.
+    #[inline(always)]
+    pub fn release(&self, at: u32) {
+        self.indices.publish_consumer(at);
+    }
+
+    /// Arms the queue and looks again, in that order, as one act: entries that
+    /// came before the queue was armed raise no event, so whoever arms and
+    /// then sleeps without looking sleeps on them.
+    ///
+    /// `arm` asks the device for an event. Returns whether entries are there;
+    /// only if not may the caller wait.
+    ///
+    /// # Errors
+    /// Those of `arm`.
+    #[inline]
+    pub fn arm_and_look<E>(&self, arm: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        arm()?;
+        let span = self.available();
+        Ok(span.at != span.end)
+    }
+}

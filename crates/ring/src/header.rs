@@ -1,0 +1,175 @@
+//! The start of a ring and the arithmetic of its indices.
+
+use std::ptr::NonNull;
+
+use crate::order;
+use crate::primitive::AtomicU32;
+
+/// The start of a queue as rdma_rxe lays it out (`struct rxe_queue_buf` in
+/// rdma_user_rxe.h): geometry, then the two indices, each in cache lines of
+/// its own. The entries follow.
+///
+/// Indices lie in `0..=mask`; equal indices mean empty, so that a ring of
+/// `mask + 1` slots holds `mask` entries.
+#[repr(C)]
+pub struct Header {
+    pub(crate) log2_stride: u32,
+    pub(crate) mask: u32,
+    pad_geometry: [u32; 30],
+    pub(crate) producer: AtomicU32,
+    pad_producer: [u32; 31],
+    pub(crate) consumer: AtomicU32,
+    pad_consumer: [u32; 31],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Header>() == 384);
+    assert!(std::mem::offset_of!(Header, mask) == 4);
+    assert!(std::mem::offset_of!(Header, producer) == 128);
+    assert!(std::mem::offset_of!(Header, consumer) == 256);
+};
+
+impl Header {
+    /// A header for a ring that is not mapped from a driver: tests and fakes.
+    pub fn new(log2_stride: u32, mask: u32) -> Self {
+        Self {
+            log2_stride,
+            mask,
+            pad_geometry: [0; 30],
+            producer: AtomicU32::new(0),
+            pad_producer: [0; 31],
+            consumer: AtomicU32::new(0),
+            pad_consumer: [0; 31],
+        }
+    }
+
+    /// The producer index as the other side would read it.
+    pub fn producer(&self) -> u32 {
+        order::from_device(&self.producer)
+    }
+
+    /// The consumer index as the other side would read it.
+    pub fn consumer(&self) -> u32 {
+        order::from_device(&self.consumer)
+    }
+
+    /// Plays the other side: publishes the producer index (tests and fakes).
+    pub fn publish_producer(&self, value: u32) {
+        order::to_device(&self.producer, value);
+    }
+
+    /// Plays the other side: publishes the consumer index (tests and fakes).
+    pub fn publish_consumer(&self, value: u32) {
+        order::to_device(&self.consumer, value);
+    }
+}
+
+/// The two indices of a ring, always masked.
+///
+/// Values that come out of it are in `0..=mask` whatever the shared words hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Indices {
+    header: NonNull<Header>,
+    mask: u32,
+}
+
+// SAFETY: all access through the pointer is to atomics; the creator vouches
+// that the header outlives every copy (`Indices::new`).
+unsafe impl Send for Indices {}
+// SAFETY: as above; no method needs exclusive access for memory safety.
+unsafe impl Sync for Indices {}
+
+impl Indices {
+    /// Indices of the ring at `header` with `mask + 1` slots.
+    ///
+    /// # Safety
+    /// `header` stays valid for as long as the value or a copy is used, and
+    /// `mask + 1` is a power of two.
+    pub unsafe fn new(header: NonNull<Header>, mask: u32) -> Self {
+        debug_assert!((mask.wrapping_add(1)).is_power_of_two());
+        Self { header, mask }
+    }
+
+    /// The same ring made useless: with one slot it is always both full and
+    /// empty. What a queue becomes when its memory has moved out of reach.
+    pub fn sealed(&self) -> Self {
+        Self {
+            header: self.header,
+            mask: 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn header(&self) -> &Header {
+        // SAFETY: valid by the contract of `new`; `Header`'s changing fields
+        // are atomics, its constant ones are not read through here.
+        unsafe { self.header.as_ref() }
+    }
+
+    /// The header's place, as the ring's identity.
+    #[inline(always)]
+    pub fn header_ptr(&self) -> NonNull<Header> {
+        self.header
+    }
+
+    /// Number of slots less one.
+    #[inline(always)]
+    pub fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// The slot after `at`.
+    #[inline(always)]
+    pub fn next(&self, at: u32) -> u32 {
+        at.wrapping_add(1) & self.mask
+    }
+
+    /// The slot before `at`.
+    #[inline(always)]
+    pub fn prev(&self, at: u32) -> u32 {
+        at.wrapping_sub(1) & self.mask
+    }
+
+    /// How many slots lie from `from` up to, not including, `to`.
+    #[inline(always)]
+    pub fn distance(&self, from: u32, to: u32) -> u32 {
+        to.wrapping_sub(from) & self.mask
+    }
+
+    /// Where the device produces next ([`order::from_device`]).
+    #[inline(always)]
+    pub fn produced_by_device(&self) -> u32 {
+        order::from_device(&self.header().producer) & self.mask
+    }
+
+    /// Where the device consumes next ([`order::from_device`]).
+    #[inline(always)]
+    pub fn consumed_by_device(&self) -> u32 {
+        order::from_device(&self.header().consumer) & self.mask
+    }
+
+    /// Our producer index ([`order::own`]).
+    #[inline(always)]
+    pub fn own_producer(&self) -> u32 {
+        order::own(&self.header().producer) & self.mask
+    }
+
+    /// Our consumer index ([`order::own`]).
+    #[inline(always)]
+    pub fn own_consumer(&self) -> u32 {
+        order::own(&self.header().consumer) & self.mask
+    }
+
+    /// Hands entries up to `at` to the device ([`order::to_device`]).
+    #[inline(always)]
+    pub fn publish_producer(&self, at: u32) {
+        order::to_device(&self.header().producer, at & self.mask);
+    }
+
+    /// Gives slots up to `at` back to the device ([`order::to_device`]).
+    #[inline(always)]
+    pub fn publish_consumer(&self, at: u32) {
+        order::to_device(&self.header().consumer, at & self.mask);
+    }
+}

@@ -1,0 +1,68 @@
+//! The lock of a shared queue.
+
+use crossbeam_utils::Backoff;
+
+use crate::primitive::{AtomicU32, Ordering};
+
+/// A spin lock that is taken and released by separate calls, as a batch that
+/// spans several calls of a C interface needs (`ibv_start_poll` ...
+/// `ibv_end_poll`). Uncontended: one
+/// compare-and-exchange and one store.
+///
+/// Contended, it spins briefly and then yields the processor, so that a holder
+/// which was preempted gets to run.
+///
+/// It guards no value and poisons nothing: the owner says what it stands for.
+#[derive(Debug)]
+pub struct SpinLock {
+    held: AtomicU32,
+}
+
+impl Default for SpinLock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SpinLock {
+    /// A free lock.
+    pub fn new() -> Self {
+        Self {
+            held: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes the lock; waits for it if need be.
+    #[inline(always)]
+    pub fn lock(&self) {
+        if !self.try_lock() {
+            self.wait();
+        }
+    }
+
+    /// Takes the lock if it is free.
+    #[inline(always)]
+    pub fn try_lock(&self) -> bool {
+        // Acquire: what the last holder did is seen.
+        self.held
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let backoff = Backoff::new();
+        while !self.try_lock() {
+            backoff.snooze();
+            #[cfg(loom)]
+            loom::thread::yield_now();
+        }
+    }
+
+    /// Releases the lock. Only its holder may.
+    #[inline(always)]
+    pub fn unlock(&self) {
+        // Release: the next holder sees what was done under the lock.
+        self.held.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,97 @@
+//! Memory that a driver shares with the process.
+
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::ptr::NonNull;
+
+use mmap_rs::{Mmap, MmapFlags, MmapMut, MmapOptions, UnsafeMmapFlags};
+
+/// A shared, writable mapping of a queue; unmapped when dropped.
+///
+/// The driver writes to it at any time, so no slice of it is ever made: the
+/// bytes are reached through [`Mapping::as_ptr`] only.
+#[derive(Debug)]
+pub struct Mapping {
+    map: MmapMut,
+}
+
+fn to_io(error: mmap_rs::Error) -> io::Error {
+    match error {
+        mmap_rs::Error::Nix(errno) => io::Error::from_raw_os_error(errno as i32),
+        mmap_rs::Error::Io(error) => error,
+        _ => io::Error::from_raw_os_error(libc::EINVAL),
+    }
+}
+
+impl Mapping {
+    /// Maps `size` bytes at `offset` of the driver's file `fd`.
+    ///
+    /// # Errors
+    /// What mmap(2) says; EINVAL for a size of zero.
+    pub fn new(fd: BorrowedFd<'_>, offset: u64, size: usize) -> io::Result<Self> {
+        // SAFETY: the descriptor is open for the length of this call and is
+        // not closed through this File, which is never dropped.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd.as_raw_fd()) });
+        let options = MmapOptions::new(size).map_err(to_io)?;
+        // SAFETY: others write to this memory while it is mapped; it is only
+        // reached through raw pointers and atomics.
+        let options = unsafe { options.with_file(&file, offset) };
+        let map = options
+            .with_flags(MmapFlags::SHARED)
+            .map_mut()
+            .map_err(to_io)?;
+        Ok(Self { map })
+    }
+
+    /// The first byte. Valid for [`Mapping::len`] bytes while this lives.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_ptr().cast_mut()).unwrap_or(NonNull::dangling())
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.map.size()
+    }
+
+    /// Whether the mapping has no bytes; it never has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Gives the driver's memory back but keeps the first page's address
+    /// readable, as zeros, for threads that may still be looking at the header
+    /// through a [`crate::Peek`]. Costs a page of address space, no memory.
+    pub fn retire(mut self) -> Retired {
+        let page = MmapOptions::page_size();
+        if self.map.size() > page {
+            // What lies behind the header's page is unmapped here.
+            drop(self.map.split_off(page));
+        }
+        let overlaid = MmapOptions::new(page).map_err(to_io).and_then(|options| {
+            // SAFETY: exactly the page that `self.map` still owns is replaced;
+            // on success its ownership passes to the new mapping.
+            unsafe { options.with_unsafe_flags(UnsafeMmapFlags::MAP_FIXED) }
+                .with_address(self.map.start())
+                .map()
+                .map_err(to_io)
+        });
+        match overlaid {
+            Ok(zeros) => {
+                std::mem::forget(self.map);
+                Retired::Zeros(zeros)
+            }
+            Err(_) => Retired::Kept(self.map),
+        }
+    }
+}
+
+/// A page that keeps the address of a replaced queue's header readable.
+#[derive(Debug)]
+pub enum Retired {
+    /// Private zeros in its place.
+    Zeros(#[allow(dead_code, reason = "held for its address")] Mmap),
+    /// The page itself, where it could not be replaced.
+    Kept(#[allow(dead_code, reason = "held for its address")] MmapMut),
+}

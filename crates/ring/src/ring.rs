@@ -1,0 +1,138 @@
+//! Header and entries of a mapped queue.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::{Header, Indices, Mapping};
+
+/// A mapped queue whose geometry has been checked against its mapping.
+///
+/// Slots are reached by number; the number is masked, so that no value leads
+/// outside the mapping.
+#[derive(Debug)]
+pub struct Ring {
+    indices: Indices,
+    entries: NonNull<u8>,
+    log2_stride: u32,
+    mapping: Mapping,
+}
+
+// SAFETY: the ring owns its mapping; all that is shared through it are atomics
+// and raw memory whose users say who may touch it when.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+/// The header of a mapped queue contradicts its mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GeometryError {
+    /// Bytes mapped.
+    pub size: usize,
+    /// Index mask in the header.
+    pub mask: u32,
+    /// Binary logarithm of the distance between entries in the header.
+    pub log2_stride: u32,
+    /// Bytes that an entry must have.
+    pub entry_size: usize,
+}
+
+impl fmt::Display for GeometryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the driver's queue header does not fit its mapping: {} bytes mapped, index mask {:#x}, \
+             entries 2^{} bytes apart, at least {} needed",
+            self.size, self.mask, self.log2_stride, self.entry_size
+        )
+    }
+}
+
+impl std::error::Error for GeometryError {}
+
+impl Ring {
+    /// Checks and takes over a mapped queue whose entries have at least
+    /// `entry_size` bytes.
+    ///
+    /// # Errors
+    /// The header's mask is not one less than a power of two, entries are
+    /// smaller than `entry_size`, or the array does not fit the mapping.
+    pub fn new(mapping: Mapping, entry_size: usize) -> Result<Self, GeometryError> {
+        let size = mapping.len();
+        let mut error = GeometryError {
+            size,
+            mask: 0,
+            log2_stride: 0,
+            entry_size,
+        };
+        if size < size_of::<Header>() {
+            return Err(error);
+        }
+        let header = mapping.as_ptr().cast::<Header>();
+        // SAFETY: the mapping is at least as large as the header and page
+        // aligned. The two words are read once, and only these copies are used.
+        let (log2_stride, mask) = unsafe {
+            (
+                (&raw const (*header.as_ptr()).log2_stride).read_volatile(),
+                (&raw const (*header.as_ptr()).mask).read_volatile(),
+            )
+        };
+        error.mask = mask;
+        error.log2_stride = log2_stride;
+        let slots = u64::from(mask) + 1;
+        let fits = slots.is_power_of_two()
+            && log2_stride < 32
+            && 1u64 << log2_stride >= entry_size as u64
+            && (slots << log2_stride) <= (size - size_of::<Header>()) as u64;
+        if !fits {
+            return Err(error);
+        }
+        // SAFETY: inside the mapping: it is larger than the header.
+        let entries = unsafe { mapping.as_ptr().add(size_of::<Header>()) };
+        Ok(Self {
+            // SAFETY: the mapping lives in `self`; whoever copies the indices
+            // out of the crate's roles keeps the ring (they hold both).
+            indices: unsafe { Indices::new(header, mask) },
+            entries,
+            log2_stride,
+            mapping,
+        })
+    }
+
+    /// The indices. Copies must not outlive the ring.
+    #[inline(always)]
+    pub fn indices(&self) -> Indices {
+        self.indices
+    }
+
+    /// Entries that the ring holds at most.
+    #[inline(always)]
+    pub fn capacity(&self) -> u32 {
+        self.indices.mask()
+    }
+
+    /// Bytes from one entry to the next.
+    #[inline(always)]
+    pub fn stride(&self) -> usize {
+        1 << self.log2_stride
+    }
+
+    /// The entry in slot `at` (masked): valid for [`Ring::stride`] bytes while
+    /// the ring lives, aligned to 64 bytes or its stride, whichever is less.
+    #[inline(always)]
+    pub fn slot(&self, at: u32) -> NonNull<u8> {
+        let offset = ((at & self.indices.mask()) as usize) << self.log2_stride;
+        // SAFETY: (mask + 1) << log2_stride bytes were checked to be mapped.
+        unsafe { self.entries.add(offset) }
+    }
+
+    /// Makes the ring useless ([`Indices::sealed`]): the driver has moved the
+    /// queue, and the new memory could not be mapped.
+    pub fn seal(&mut self) {
+        self.indices = self.indices.sealed();
+    }
+
+    /// The memory, to be unmapped or retired when the queue has moved.
+    pub fn into_mapping(self) -> Mapping {
+        self.mapping
+    }
+}

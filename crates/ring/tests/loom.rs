@@ -1,0 +1,299 @@
+//! The shipped index protocol under loom: every interleaving of the two sides
+//! that the memory model allows. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p ringverbs-ring --release --test loom`.
+#![cfg(loom)]
+
+use std::ptr::NonNull;
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use ringverbs_ring::{Consumer, Header, Indices, Peek, Producer, SpinLock};
+
+/// A ring in memory that loom watches: a data race on a slot fails the test.
+struct Shared {
+    header: Box<Header>,
+    slots: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: slots are handed over by the protocol under test; loom checks that.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new(slots: u32) -> Arc<Self> {
+        Arc::new(Self {
+            header: Box::new(Header::new(0, slots - 1)),
+            slots: (0..slots).map(|_| UnsafeCell::new(0)).collect(),
+        })
+    }
+
+    fn indices(&self) -> Indices {
+        // SAFETY: every test keeps the Arc while it uses the indices.
+        unsafe { Indices::new(NonNull::from(&*self.header), self.slots.len() as u32 - 1) }
+    }
+
+    fn write(&self, at: u32, value: u32) {
+        // SAFETY: loom reports a concurrent access.
+        self.slots[at as usize].with_mut(|slot| unsafe { *slot = value });
+    }
+
+    fn read(&self, at: u32) -> u32 {
+        // SAFETY: loom reports a concurrent access.
+        self.slots[at as usize].with(|slot| unsafe { *slot })
+    }
+}
+
+/// A model with few preemptions: enough for two threads on two indices, and it
+/// ends in seconds.
+fn model(test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(test);
+}
+
+/// We post, the device consumes: every entry arrives whole and in order, and
+/// no slot is written while the device may still read it, across a wrap.
+#[test]
+fn device_sees_whole_entries_in_order() {
+    model(|| {
+        let shared = Shared::new(2);
+        let device = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                for expected in 1..=3 {
+                    let at = shared.header.consumer();
+                    while shared.header.producer() == at {
+                        thread::yield_now();
+                    }
+                    assert_eq!(shared.read(at), expected);
+                    shared.header.publish_consumer((at + 1) & 1);
+                }
+            })
+        };
+        let mut producer = Producer::new(shared.indices());
+        for value in 1..=3 {
+            let at = producer.tail();
+            while !producer.has_room(at) {
+                thread::yield_now();
+            }
+            shared.write(at, value);
+            let next = producer.indices().next(at);
+            producer.publish(next);
+        }
+        device.join().unwrap();
+    });
+}
+
+/// The device completes, we consume in batches: each completion once, in
+/// order, and no slot is reused before it was read.
+#[test]
+fn completions_come_once_and_in_order() {
+    model(|| {
+        let shared = Shared::new(4);
+        let device = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                for value in 1..=4 {
+                    let at = shared.header.producer();
+                    let next = (at + 1) & 3;
+                    while shared.header.consumer() == next {
+                        thread::yield_now();
+                    }
+                    shared.write(at, value);
+                    shared.header.publish_producer(next);
+                }
+            })
+        };
+        let consumer = Consumer::new(shared.indices());
+        let mut expected = 1;
+        while expected <= 4 {
+            let mut span = consumer.available();
+            if span.at == span.end {
+                thread::yield_now();
+                continue;
+            }
+            while span.at != span.end {
+                assert_eq!(shared.read(span.at), expected);
+                expected += 1;
+                span.at = consumer.indices().next(span.at);
+            }
+            consumer.release(span.at);
+        }
+        device.join().unwrap();
+    });
+}
+
+/// The driver's side of notification: entries are added, and events raised,
+/// under one lock, as in rxe_cq_post and rxe_req_notify_cq.
+struct Notifier {
+    armed: Mutex<bool>,
+    raised: Mutex<u32>,
+    wake: Condvar,
+}
+
+impl Notifier {
+    fn complete(&self, shared: &Shared, value: u32) {
+        let mut armed = self.armed.lock().unwrap();
+        let at = shared.header.producer();
+        shared.write(at, value);
+        shared
+            .header
+            .publish_producer((at + 1) & (shared.slots.len() as u32 - 1));
+        if *armed {
+            *armed = false;
+            *self.raised.lock().unwrap() += 1;
+            self.wake.notify_one();
+        }
+    }
+
+    fn arm(&self) -> Result<(), ()> {
+        *self.armed.lock().unwrap() = true;
+        Ok(())
+    }
+
+    fn wait(&self) {
+        let mut raised = self.raised.lock().unwrap();
+        while *raised == 0 {
+            raised = self.wake.wait(raised).unwrap();
+        }
+        *raised -= 1;
+    }
+}
+
+/// Arm, look, wait: no completion is slept on. A lost wake-up is a deadlock,
+/// which loom reports.
+#[test]
+fn no_wake_up_is_lost_between_arm_and_look() {
+    model(|| {
+        let shared = Shared::new(4);
+        let notifier = Arc::new(Notifier {
+            armed: Mutex::new(false),
+            raised: Mutex::new(0),
+            wake: Condvar::new(),
+        });
+        let device = {
+            let (shared, notifier) = (shared.clone(), notifier.clone());
+            thread::spawn(move || {
+                notifier.complete(&shared, 1);
+                notifier.complete(&shared, 2);
+            })
+        };
+        let consumer = Consumer::new(shared.indices());
+        let mut seen = 0;
+        while seen < 2 {
+            if !consumer.arm_and_look(|| notifier.arm()).unwrap() {
+                notifier.wait();
+            }
+            let mut span = consumer.available();
+            while span.at != span.end {
+                seen += 1;
+                assert_eq!(shared.read(span.at), seen);
+                span.at = consumer.indices().next(span.at);
+            }
+            consumer.release(span.at);
+        }
+        device.join().unwrap();
+    });
+}
+
+/// A look without the lock never calls a queue empty that holds an entry all
+/// along, though a resize moves it meanwhile; and after the resize it looks
+/// at the new ring.
+#[test]
+fn a_resize_never_looks_empty() {
+    model(|| {
+        let old = Shared::new(2);
+        let new = Shared::new(4);
+        old.header.publish_producer(1);
+        // SAFETY: both rings outlive the value; the Arcs are held to the end.
+        let peek = Arc::new(unsafe { Peek::new(&old.indices()) });
+        let resizer = {
+            let (old, new, peek) = (old.clone(), new.clone(), peek.clone());
+            thread::spawn(move || {
+                peek.suspend();
+                // The kernel: copies the entry and closes the old ring.
+                new.header.publish_producer(1);
+                old.header.publish_consumer(1);
+                peek.resume(&new.indices());
+            })
+        };
+        assert!(!peek.is_empty());
+        assert!(!peek.is_empty());
+        resizer.join().unwrap();
+        assert!(!peek.is_empty());
+        new.header.publish_consumer(1);
+        assert!(peek.is_empty());
+    });
+}
+
+/// A look without the lock, armed before: if it says empty while another
+/// thread consumes, whatever is still there raises an event.
+#[test]
+fn an_unlocked_look_after_arming_misses_nothing() {
+    model(|| {
+        let shared = Shared::new(4);
+        shared.write(0, 1);
+        shared.header.publish_producer(1);
+        // SAFETY: the Arc is held to the end.
+        let peek = Arc::new(unsafe { Peek::new(&shared.indices()) });
+        let notifier = Arc::new(Notifier {
+            armed: Mutex::new(false),
+            raised: Mutex::new(0),
+            wake: Condvar::new(),
+        });
+        // Another thread takes what is there, once.
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let consumer = Consumer::new(shared.indices());
+                let span = consumer.available();
+                consumer.release(span.end);
+            })
+        };
+        let device = {
+            let (shared, notifier) = (shared.clone(), notifier.clone());
+            thread::spawn(move || notifier.complete(&shared, 2))
+        };
+        notifier.arm().unwrap();
+        if peek.is_empty() {
+            // Completion 2 came after this look; so the event is raised, or
+            // the other thread has it: either way nothing is left unheard.
+            device.join().unwrap();
+            other.join().unwrap();
+            let left = shared.header.producer() != shared.header.consumer();
+            assert!(!left || *notifier.raised.lock().unwrap() == 1);
+        } else {
+            device.join().unwrap();
+            other.join().unwrap();
+        }
+    });
+}
+
+/// The lock lets one thread in at a time, and hands over what it wrote.
+#[test]
+fn the_lock_excludes() {
+    loom::model(|| {
+        struct Guarded(SpinLock, UnsafeCell<u32>);
+        // SAFETY: the cell is only touched under the lock; loom checks that.
+        unsafe impl Sync for Guarded {}
+        // SAFETY: plain data.
+        unsafe impl Send for Guarded {}
+        let guarded = Arc::new(Guarded(SpinLock::new(), UnsafeCell::new(0)));
+        let add = |guarded: &Guarded| {
+            guarded.0.lock();
+            // SAFETY: under the lock.
+            guarded.1.with_mut(|n| unsafe { *n += 1 });
+            guarded.0.unlock();
+        };
+        let other = {
+            let guarded = guarded.clone();
+            thread::spawn(move || add(&guarded))
+        };
+        add(&guarded);
+        other.join().unwrap();
+        // SAFETY: the other thread has ended.
+        assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
+    });
+}

@@ -1,0 +1,199 @@
+//! The cursor over work completions.
+//!
+//! [`CompletionRing::available`] reads the indices once and gives a span of
+//! entries; [`CompletionRing::entry`] looks at one in place;
+//! [`CompletionRing::release`] gives all that were read back at once.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use ring::{Consumer, Ring, Span};
+
+use crate::abi::WorkCompletion;
+
+/// A mapped completion queue.
+///
+/// Thread rule: one reader at a time; two would be given the same entries.
+/// That is kept by the owner of the queue (a lock, or a single thread), not by
+/// `&mut`, because it spans several calls of a C interface. No method
+/// allocates, locks or calls the system.
+#[derive(Debug)]
+pub struct CompletionRing {
+    consumer: Consumer,
+    ring: Ring,
+}
+
+impl CompletionRing {
+    /// Bytes that an entry must have at least.
+    pub const ENTRY_SIZE: usize = size_of::<WorkCompletion>();
+
+    /// A cursor over a mapped queue.
+    pub fn new(ring: Ring) -> Self {
+        Self {
+            consumer: Consumer::new(ring.indices()),
+            ring,
+        }
+    }
+
+    /// The consuming side of the ring: arming, and [`ring::Peek`].
+    pub fn consumer(&self) -> &Consumer {
+        &self.consumer
+    }
+
+    /// Completions that the queue holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    /// Reads as empty from now on: the driver has moved the queue out of reach.
+    pub(crate) fn seal(&mut self) {
+        self.ring.seal();
+        self.consumer = Consumer::new(self.ring.indices());
+    }
+
+    pub(crate) fn into_mapping(self) -> ring::Mapping {
+        self.ring.into_mapping()
+    }
+
+    /// The completions that are there now.
+    #[inline(always)]
+    pub fn available(&self) -> Span {
+        self.consumer.available()
+    }
+
+    /// Steps to the next completion, asking the device for more at the end of
+    /// the span. False, and no step, when there is none.
+    #[inline(always)]
+    pub fn step(&self, span: &mut Span) -> bool {
+        let next = self.consumer.indices().next(span.at);
+        if next == span.end {
+            span.end = self.consumer.produced();
+            if next == span.end {
+                return false;
+            }
+        }
+        span.at = next;
+        true
+    }
+
+    /// The completion at `span.at`, looked at in place. The span must not be
+    /// empty, or the entry is an old one.
+    #[inline(always)]
+    pub fn entry(&self, span: &Span) -> Entry<'_> {
+        Entry {
+            entry: self.ring.slot(span.at).cast(),
+            ring: PhantomData,
+        }
+    }
+
+    /// Gives everything up to and including `span.at` back to the device.
+    #[inline(always)]
+    pub fn release(&self, span: &Span) {
+        self.consumer.release(self.consumer.indices().next(span.at));
+    }
+
+    /// Takes up to `out.len()` completions out of the queue, in order, each
+    /// once. Returns how many were written to the front of `out`.
+    #[inline(always)]
+    pub fn take(&self, out: &mut [MaybeUninit<WorkCompletion>]) -> usize {
+        let span = self.available();
+        let indices = self.consumer.indices();
+        let there = indices.distance(span.at, span.end) as usize;
+        let count = there.min(out.len());
+        if count == 0 {
+            return 0;
+        }
+        let to_wrap = (indices.mask() - span.at) as usize + 1;
+        let first = count.min(to_wrap);
+        let (head, rest) = out.split_at_mut(first);
+        self.copy(span.at, head);
+        if count > first {
+            self.copy(0, &mut rest[..count - first]);
+        }
+        self.consumer.release(span.at.wrapping_add(count as u32));
+        count
+    }
+
+    /// Copies consecutive entries; the run does not wrap.
+    #[inline(always)]
+    fn copy(&self, at: u32, out: &mut [MaybeUninit<WorkCompletion>]) {
+        let stride = self.ring.stride();
+        let mut from = self.ring.slot(at).as_ptr();
+        for to in out {
+            // SAFETY: `take` bounds the run by the end of the array, so every
+            // entry read lies in the mapping; 48 bytes of at least that many,
+            // and any bit pattern is a `WorkCompletion`.
+            unsafe {
+                to.write(from.cast::<WorkCompletion>().read());
+                from = from.wrapping_add(stride);
+            }
+        }
+    }
+}
+
+/// A completion in the queue's memory. Gone once released: it borrows the
+/// ring, and reads what is there when asked.
+#[derive(Clone, Copy)]
+pub struct Entry<'r> {
+    entry: NonNull<WorkCompletion>,
+    ring: PhantomData<&'r CompletionRing>,
+}
+
+/// Reads one field of the entry.
+macro_rules! field {
+    ($(#[$doc:meta])* $name:ident: $type:ty) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(&self) -> $type {
+            // SAFETY: the entry lies in the mapping that `'r` keeps, aligned;
+            // any bit pattern is a value.
+            unsafe { (&raw const (*self.entry.as_ptr()).$name).read() }
+        }
+    };
+}
+
+impl Entry<'_> {
+    field!(
+        /// The work request's identifier.
+        wr_id: u64);
+    field!(
+        /// See [`WorkCompletion::status`].
+        status: u32);
+    field!(
+        /// See [`WorkCompletion::opcode`].
+        opcode: u32);
+    field!(
+        /// See [`WorkCompletion::vendor_err`].
+        vendor_err: u32);
+    field!(
+        /// See [`WorkCompletion::byte_len`].
+        byte_len: u32);
+    field!(
+        /// See [`WorkCompletion::ex`].
+        ex: u32);
+    field!(
+        /// See [`WorkCompletion::qp_num`].
+        qp_num: u32);
+    field!(
+        /// See [`WorkCompletion::src_qp`].
+        src_qp: u32);
+    field!(
+        /// See [`WorkCompletion::wc_flags`].
+        wc_flags: u32);
+    field!(
+        /// See [`WorkCompletion::slid`].
+        slid: u16);
+    field!(
+        /// See [`WorkCompletion::sl`].
+        sl: u8);
+    field!(
+        /// See [`WorkCompletion::dlid_path_bits`].
+        dlid_path_bits: u8);
+
+    /// The entry's place, for an interface that reads it in later calls.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const WorkCompletion {
+        self.entry.as_ptr()
+    }
+}

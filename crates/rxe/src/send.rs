@@ -1,0 +1,412 @@
+//! The send queue's writer.
+//!
+//! A batch: [`SendQueue::begin`], then for each work request
+//! [`SendQueue::open`], the operation's own fields and its data through
+//! [`Wqe`], [`SendQueue::accept`]; at the end [`SendQueue::publish`] once, and
+//! one doorbell ([`crate::Doorbell`]). What was not accepted and published
+//! never happened, so a batch is aborted by forgetting it.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use ring::{Producer, Ring};
+
+use crate::abi::{AtomicWr, BindMwWr, FlushWr, RdmaWr, SendWqe, Sge};
+use crate::{Opcode, PostError, SendFlags};
+
+/// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
+pub const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A mapped send queue.
+///
+/// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
+/// calls the system.
+#[derive(Debug)]
+pub struct SendQueue {
+    producer: Producer,
+    ring: Ring,
+    /// The slot that the next work request of the batch gets.
+    next: u32,
+    max_sge: u32,
+    max_inline: u32,
+}
+
+impl SendQueue {
+    /// A writer over a queue mapped with [`SendQueue::ENTRY_SIZE`] whose entries hold `max_sge` elements or
+    /// `max_inline` bytes; both are cut to what the entry size allows.
+    pub fn new(ring: Ring, max_sge: u32, max_inline: u32) -> Self {
+        let room = (ring.stride() - size_of::<SendWqe>()) as u32;
+        let producer = Producer::new(ring.indices());
+        Self {
+            next: producer.tail(),
+            producer,
+            max_sge: max_sge.min(room / size_of::<Sge>() as u32),
+            max_inline: max_inline.min(room),
+            ring,
+        }
+    }
+
+    /// Bytes that an entry must have at least: the fixed part, and the value of
+    /// an atomic write. (The driver rounds up to a power of two, so that every
+    /// entry has them.)
+    pub const ENTRY_SIZE: usize = size_of::<SendWqe>() + size_of::<u64>();
+
+    /// Work requests that the queue holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    /// Starts a batch. A batch before it that was not published is gone.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.next = self.producer.tail();
+    }
+
+    /// Opens the next entry for one operation, without data, remote address
+    /// or key so far.
+    ///
+    /// # Errors
+    /// [`PostError::Full`]: as many work requests are outstanding as the
+    /// queue holds.
+    #[inline(always)]
+    pub fn open(
+        &mut self,
+        wr_id: u64,
+        opcode: Opcode,
+        flags: SendFlags,
+    ) -> Result<Wqe<'_>, PostError> {
+        let at = self.next;
+        if !self.producer.has_room(at) {
+            return Err(PostError::Full);
+        }
+        let wqe = self.wqe_at(at);
+        let entry = wqe.entry.as_ptr();
+        // SAFETY: `wqe_at` gives an entry inside the mapping that the device
+        // does not read until it is published; aligned as it requires.
+        unsafe {
+            (*entry).wr.wr_id = wr_id;
+            (*entry).wr.opcode = opcode.0;
+            (*entry).wr.send_flags = flags.bits();
+            // What the driver left there from the entry's last use and does
+            // not set itself before reading it.
+            (*entry).status = 0;
+            (*entry).state = 0;
+            (*entry).has_rd_atomic = 0;
+            (*entry).dma.cur_sge = 0;
+            (*entry).dma.sge_offset = 0;
+        }
+        Ok(wqe)
+    }
+
+    /// The entry accepted last in this batch, to set its data afterwards.
+    #[inline(always)]
+    pub fn last(&mut self) -> Wqe<'_> {
+        self.wqe_at(self.ring.indices().prev(self.next))
+    }
+
+    /// Makes the opened entry part of the batch.
+    #[inline(always)]
+    pub fn accept(&mut self) {
+        self.next = self.ring.indices().next(self.next);
+    }
+
+    /// Hands the batch to the device. Returns whether there was anything;
+    /// only then is a doorbell due.
+    ///
+    /// # Safety
+    /// The memory that the batch's work requests name stays registered and is
+    /// used as the operation demands (not written while it is sent from,
+    /// neither read nor written while it is received into) until each has
+    /// completed. An error of a caller of verbs, not of this crate, is to
+    /// break that; the type system cannot see it from here.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> bool {
+        let any = self.next != self.producer.tail();
+        if any {
+            self.producer.publish(self.next);
+        }
+        any
+    }
+
+    #[inline(always)]
+    fn wqe_at(&mut self, at: u32) -> Wqe<'_> {
+        Wqe {
+            entry: self.ring.slot(at).cast(),
+            max_sge: self.max_sge,
+            max_inline: self.max_inline,
+            queue: PhantomData,
+        }
+    }
+}
+
+/// One entry of a send queue while it is written.
+///
+/// The setters of data ([`Wqe::sge`], [`Wqe::sge_list`], [`Wqe::inline`],
+/// [`Wqe::inline_list`], [`Wqe::no_data`]) exclude each other, the last one
+/// counts; one of them must be called for every operation that is posted.
+pub struct Wqe<'q> {
+    entry: NonNull<SendWqe>,
+    max_sge: u32,
+    max_inline: u32,
+    queue: PhantomData<&'q mut SendQueue>,
+}
+
+/// Assigns to fields of the entry.
+macro_rules! set {
+    ($wqe:expr, $($field:ident).+ = $value:expr) => {
+        // SAFETY: the entry lies in the mapping, whole and aligned, and the
+        // device does not read it before it is published (`SendQueue::wqe_at`).
+        unsafe { (*$wqe.entry.as_ptr()).$($field).+ = $value }
+    };
+}
+
+impl Wqe<'_> {
+    /// Immediate data, as it goes on the wire (big-endian), or the key to
+    /// invalidate: both have the same place.
+    #[inline(always)]
+    pub fn immediate_or_key(&mut self, value: u32) -> &mut Self {
+        set!(self, wr.ex = value);
+        self
+    }
+
+    /// Remote memory of a read or write.
+    #[inline(always)]
+    pub fn rdma(&mut self, remote_addr: u64, rkey: u32) -> &mut Self {
+        set!(
+            self,
+            wr.wr.rdma = RdmaWr {
+                remote_addr,
+                rkey,
+                reserved: 0
+            }
+        );
+        set!(self, iova = remote_addr);
+        self
+    }
+
+    /// Remote memory and operands of an atomic; `swap` is not used by
+    /// fetch-and-add.
+    #[inline(always)]
+    pub fn atomic(
+        &mut self,
+        remote_addr: u64,
+        rkey: u32,
+        compare_add: u64,
+        swap: u64,
+    ) -> &mut Self {
+        set!(
+            self,
+            wr.wr.atomic = AtomicWr {
+                remote_addr,
+                compare_add,
+                swap,
+                rkey,
+                reserved: 0
+            }
+        );
+        set!(self, iova = remote_addr);
+        self
+    }
+
+    /// Remote memory and value of an atomic write, in place of data.
+    #[inline(always)]
+    pub fn atomic_write(&mut self, remote_addr: u64, rkey: u32, value: [u8; 8]) -> &mut Self {
+        self.rdma(remote_addr, rkey);
+        // SAFETY: entries have `SendQueue::ENTRY_SIZE` bytes, by `Ring::new`.
+        unsafe { self.data().cast::<[u8; 8]>().write(value) };
+        self.length(8, 0);
+        self
+    }
+
+    /// Remote memory of a flush, its kind (global visibility 1, persistence
+    /// 2) and selectivity level (range 0, whole region 1), in place of data.
+    #[inline(always)]
+    pub fn flush(
+        &mut self,
+        remote_addr: u64,
+        rkey: u32,
+        length: u32,
+        kind: u8,
+        level: u8,
+    ) -> &mut Self {
+        set!(
+            self,
+            wr.wr.flush = FlushWr {
+                remote_addr,
+                length,
+                rkey,
+                kind,
+                level
+            }
+        );
+        set!(self, iova = remote_addr);
+        self.length(length, 0);
+        self
+    }
+
+    /// The memory window to bind, in place of data.
+    #[inline(always)]
+    pub fn bind_mw(&mut self, bind: BindMwWr) -> &mut Self {
+        set!(self, wr.wr.mw = bind);
+        self.length(0, 0);
+        self
+    }
+
+    /// Destination of a datagram: address handle number, queue pair and key.
+    #[inline(always)]
+    pub fn ud(&mut self, ah_num: u32, remote_qpn: u32, remote_qkey: u32) -> &mut Self {
+        set!(self, wr.wr.ud.remote_qpn = remote_qpn);
+        set!(self, wr.wr.ud.remote_qkey = remote_qkey);
+        set!(self, wr.wr.ud.pkey_index = 0);
+        set!(self, wr.wr.ud.reserved = 0);
+        set!(self, wr.wr.ud.ah_num = ah_num);
+        self
+    }
+
+    /// No data.
+    #[inline(always)]
+    pub fn no_data(&mut self) -> &mut Self {
+        self.length(0, 0);
+        self
+    }
+
+    /// Data in one element; of no bytes, it is left out.
+    #[inline(always)]
+    pub fn sge(&mut self, sge: Sge) -> Result<&mut Self, PostError> {
+        self.sge_list(if sge.length == 0 {
+            &[]
+        } else {
+            std::slice::from_ref(&sge)
+        })
+    }
+
+    /// Data gathered from (or scattered to) a list.
+    ///
+    /// # Errors
+    /// [`PostError::TooManySges`], [`PostError::MessageTooLong`].
+    #[inline(always)]
+    pub fn sge_list(&mut self, list: &[Sge]) -> Result<&mut Self, PostError> {
+        if list.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        // SAFETY: room for `max_sge` elements behind the fixed part.
+        let total = unsafe { copy_sges(self.data().cast(), list) };
+        if total > MAX_MESSAGE {
+            return Err(PostError::MessageTooLong);
+        }
+        self.length(total as u32, list.len() as u32);
+        Ok(self)
+    }
+
+    /// Data copied from `bytes` now.
+    ///
+    /// # Errors
+    /// [`PostError::InlineTooLong`].
+    #[inline(always)]
+    pub fn inline(&mut self, bytes: &[u8]) -> Result<&mut Self, PostError> {
+        // SAFETY: a slice is readable for its length.
+        unsafe { self.inline_raw([(bytes.as_ptr(), bytes.len())].into_iter()) }
+    }
+
+    /// Data copied now from pieces, each a pointer and a length in bytes.
+    ///
+    /// # Errors
+    /// [`PostError::InlineTooLong`]; nothing is copied beyond what fits.
+    ///
+    /// # Safety
+    /// Each piece is readable.
+    #[inline(always)]
+    pub unsafe fn inline_raw(
+        &mut self,
+        pieces: impl Iterator<Item = (*const u8, usize)>,
+    ) -> Result<&mut Self, PostError> {
+        let mut length = 0usize;
+        for (from, bytes) in pieces {
+            // No sum that could wrap: `length` never exceeds `max_inline`.
+            if bytes > self.max_inline as usize - length {
+                return Err(PostError::InlineTooLong);
+            }
+            // SAFETY: the piece is readable by this function's contract, and
+            // there is room for `max_inline` bytes behind the fixed part.
+            unsafe { copy_small(self.data().add(length), from, bytes) };
+            length += bytes;
+        }
+        self.length(length as u32, 0);
+        Ok(self)
+    }
+
+    /// Says whether the data is inline, against the flags given at
+    /// [`SendQueue::open`].
+    #[inline(always)]
+    pub fn set_inline_flag(&mut self, inline: bool) {
+        // SAFETY: as in `set!`; written by `open` before.
+        let flags = unsafe { (*self.entry.as_ptr()).wr.send_flags };
+        let bit = SendFlags::INLINE.bits();
+        set!(
+            self,
+            wr.send_flags = if inline { flags | bit } else { flags & !bit }
+        );
+    }
+
+    #[inline(always)]
+    fn length(&mut self, bytes: u32, num_sge: u32) {
+        set!(self, dma.length = bytes);
+        set!(self, dma.resid = bytes);
+        set!(self, dma.num_sge = num_sge);
+    }
+
+    /// What follows the fixed part.
+    #[inline(always)]
+    fn data(&self) -> *mut u8 {
+        // SAFETY: the entry's size is at least that of the fixed part.
+        unsafe { self.entry.as_ptr().add(1).cast() }
+    }
+}
+
+/// Copies a scatter list and adds up its lengths.
+///
+/// # Safety
+/// `to` has room for the list.
+#[inline(always)]
+pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
+    let mut total = 0u64;
+    for (i, sge) in list.iter().enumerate() {
+        // SAFETY: by contract.
+        unsafe { to.add(i).write(*sge) };
+        total += u64::from(sge.length);
+    }
+    total
+}
+
+/// Copies inline data, a few dozen bytes as a rule, without a call for the
+/// common small sizes.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[inline(always)]
+unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) {
+    /// Copies the first and the last `N` bytes, which may overlap.
+    ///
+    /// # Safety
+    /// As for `copy_nonoverlapping`; `N <= bytes <= 2 * N`.
+    #[inline(always)]
+    unsafe fn ends<const N: usize>(to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: both pieces lie within the `bytes` of either side.
+        unsafe {
+            let head = from.cast::<[u8; N]>().read();
+            let tail = from.add(bytes - N).cast::<[u8; N]>().read();
+            to.cast::<[u8; N]>().write(head);
+            to.add(bytes - N).cast::<[u8; N]>().write(tail);
+        }
+    }
+    // SAFETY: by contract; each arm's range is the one that `ends` demands.
+    unsafe {
+        match bytes {
+            16..=32 => ends::<16>(to, from, bytes),
+            8..16 => ends::<8>(to, from, bytes),
+            4..8 => ends::<4>(to, from, bytes),
+            33..=64 => ends::<32>(to, from, bytes),
+            _ => std::ptr::copy_nonoverlapping(from, to, bytes),
+        }
+    }
+}

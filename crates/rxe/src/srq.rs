@@ -1,0 +1,87 @@
+//! Shared receive queues.
+
+use uverbs::{ContextRef, Srq, SrqInit, SrqModify, Udata};
+
+use crate::abi::{self, CreateSrqResp, MmapInfo, ModifySrqCmd, Plain};
+use crate::map::map_ring;
+use crate::{CreateError, RecvQueue};
+
+/// A shared receive queue. The parts are public so that a face can put the
+/// queue under the lock that it needs.
+#[derive(Debug)]
+pub struct SharedReceiveQueue<C: ContextRef> {
+    /// The kernel object.
+    pub object: Srq<C>,
+    /// The queue.
+    pub recv: RecvQueue,
+    /// The number that the device knows it by.
+    pub srq_num: u32,
+}
+
+impl<C: ContextRef> SharedReceiveQueue<C> {
+    /// Makes a shared receive queue and maps it.
+    ///
+    /// # Errors
+    /// Those of CREATE_SRQ and of mapping; nothing is left behind.
+    pub fn create(context: &C, init: &SrqInit) -> Result<Self, CreateError> {
+        let mut response = CreateSrqResp::default();
+        let object = Srq::create(context, init, abi::response(&mut response))?;
+        let ring = map_ring(
+            context,
+            &response.queue,
+            RecvQueue::ENTRY_SIZE,
+            "shared receive queue",
+        )?;
+        Ok(Self {
+            recv: RecvQueue::new(ring, object.max_sge()),
+            srq_num: response.srq_num,
+            object,
+        })
+    }
+
+    /// Changes the limit, or the size, or both. The receives that are posted
+    /// stay posted.
+    ///
+    /// The caller holds `recv` for itself until this returns.
+    ///
+    /// # Errors
+    /// Those of MODIFY_SRQ: nothing has changed. Those of mapping: the queue
+    /// has been resized but is out of reach; it takes no more receives.
+    pub fn modify(
+        object: &Srq<C>,
+        recv: &mut RecvQueue,
+        change: &SrqModify,
+    ) -> Result<(), CreateError> {
+        // The driver writes the new queue's place to an address that it is
+        // given, not to the response (rxe_srq_from_attr in rxe_srq.c).
+        let mut moved = MmapInfo::default();
+        let command = ModifySrqCmd {
+            mmap_info_addr: (&raw mut moved).expose_provenance() as u64,
+        };
+        // SAFETY: the address is that of `moved`, which outlives the call.
+        let udata = unsafe { Udata::new(command.bytes(), &mut []) };
+        object.modify(change, udata)?;
+        if change.max_wr.is_none() {
+            return Ok(());
+        }
+        // SAFETY: a local of this function; the kernel wrote to it behind the
+        // compiler's back, so it is read as memory that others write.
+        let moved = unsafe { (&raw const moved).read_volatile() };
+        let ring = map_ring(
+            object.context(),
+            &moved,
+            RecvQueue::ENTRY_SIZE,
+            "shared receive queue",
+        );
+        match ring {
+            Ok(ring) => {
+                *recv = RecvQueue::new(ring, recv.max_sge());
+                Ok(())
+            }
+            Err(error) => {
+                recv.seal();
+                Err(error)
+            }
+        }
+    }
+}
