@@ -1,6 +1,7 @@
 //! A case: programs to run, and how to tell that they did what they should.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::record::Stock;
@@ -10,10 +11,12 @@ use crate::record::Stock;
 pub enum Ready {
     /// It listens on the case's TCP port.
     Tcp,
-    /// An rdma_cm identifier listens.
+    /// An rdma_cm identifier has the case's port.
     Cm,
-    /// It says nothing of itself: some time passes.
-    Pause(Duration),
+    /// An rdma_cm identifier has this port.
+    CmAt(u16),
+    /// This machine has joined the multicast group.
+    Group(Ipv4Addr),
 }
 
 /// The programs of a case. In every argument `{dev}`, `{gid}`, `{addr}` and

@@ -1,6 +1,6 @@
 //! The cases: libibverbs's examples, perftest, and librdmacm's tools.
 
-use std::time::Duration;
+use std::net::Ipv4Addr;
 
 use super::case::{Case, Figures, Ready, Shape};
 
@@ -177,12 +177,20 @@ fn rdma_cm() -> Vec<Case> {
             &format!("rping -c -a {{addr}} -p {{port}} {options}"),
         )
     };
+    let udaddy = |name: &str, options: &str| {
+        // It cannot be given a port.
+        let shape = Shape::Pair {
+            server: format!("udaddy {options}"),
+            client: format!("udaddy {options} -s {{addr}}"),
+            ready: Ready::CmAt(7174),
+        };
+        Case::new("rdma_cm", name, shape)
+    };
     let mckey = |name: &str, options: &str| {
-        // The receiver has no port to be seen at.
         let shape = Shape::Pair {
             server: format!("mckey -m 239.1.77.1 -b {{addr}} {options}"),
             client: format!("mckey -m 239.1.77.1 -b {{addr}} {options} -s"),
-            ready: Ready::Pause(Duration::from_millis(1500)),
+            ready: Ready::Group(Ipv4Addr::new(239, 1, 77, 1)),
         };
         Case::new("rdma_cm", name, shape)
     };
@@ -192,11 +200,21 @@ fn rdma_cm() -> Vec<Case> {
         rping("rping -S 65000", "-C 10 -V -S 65000"),
         both("ucmatose", "ucmatose").short().mixed(),
         both("ucmatose -c 4", "ucmatose -c 4 -C 20 -S 1000"),
-        both("udaddy", "udaddy").short(),
-        both("udaddy -c 4", "udaddy -c 4 -C 20 -S 1000"),
+        udaddy("udaddy", "").short(),
+        udaddy("udaddy -c 4", "-c 4 -C 20 -S 1000"),
         mckey("mckey", "").short(),
         mckey("mckey -c 2", "-c 2 -C 20"),
-        both("cmtime", "cmtime -b {addr} -c 20"),
+        // It meets over TCP. Its invented QP numbers must differ, since both
+        // sides are on one device.
+        Case::new(
+            "rdma_cm",
+            "cmtime",
+            Shape::Pair {
+                server: "cmtime -b {addr} -c 20 -p {port} -q 100000".into(),
+                client: "cmtime -b {addr} -c 20 -p {port} -q 200000 -s {addr}".into(),
+                ready: Ready::Tcp,
+            },
+        ),
         pair(
             "rdma_server",
             "rdma_server -p {port}",

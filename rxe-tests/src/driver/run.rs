@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::thread;
@@ -319,19 +320,24 @@ fn wait_all(processes: &mut [&mut Running], limit: Duration, grace: Duration) ->
 /// not show itself in time, is left for its client to find.
 fn wait_ready(ready: Ready, port: u16, server: &mut Running) -> Result<()> {
     let began = Instant::now();
-    let limit = match ready {
-        Ready::Pause(time) => time,
-        _ => READY_LIMIT,
-    };
-    while began.elapsed() < limit && server.poll()?.is_none() {
+    while began.elapsed() < READY_LIMIT && server.poll()?.is_none() {
         let up = match ready {
             Ready::Tcp => ["/proc/net/tcp", "/proc/net/tcp6"]
                 .iter()
                 .any(|table| listens(&fs::read_to_string(table).unwrap_or_default(), port)),
             Ready::Cm => cm_listens(port),
-            Ready::Pause(_) => false,
+            Ready::CmAt(port) => cm_listens(port),
+            Ready::Group(group) => joined(
+                &fs::read_to_string("/proc/net/igmp").unwrap_or_default(),
+                group,
+            ),
         };
         if up {
+            if let Ready::Group(_) = ready {
+                // The queue pair is attached a moment after the group is
+                // joined, which nothing shows.
+                thread::sleep(Duration::from_millis(700));
+            }
             return Ok(());
         }
         thread::sleep(Duration::from_millis(5));
@@ -359,6 +365,13 @@ fn cm_listens(port: u16) -> bool {
     String::from_utf8_lossy(&out.stdout)
         .lines()
         .any(|line| format!("{line} ").contains(&port))
+}
+
+/// Whether the kernel's table of multicast groups has `group`.
+fn joined(table: &str, group: Ipv4Addr) -> bool {
+    // The address as the kernel keeps it, printed as a number of this machine.
+    let wanted = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    table.split_whitespace().any(|word| word == wanted)
 }
 
 /// The last lines with anything on them, joined.
@@ -432,6 +445,15 @@ mod tests {
                        1: 0100007F:4854 0100007F:9999 01 00000000:00000000\n";
         assert!(listens(table, 0x4853));
         assert!(!listens(table, 0x4854));
+    }
+
+    #[test]
+    fn a_joined_group_is_found() {
+        let table = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+                     5\trx0       :     1      V3\n\
+                     \t\t\t\t014D01EF     1 0:00000000\t\t0\n";
+        assert!(joined(table, Ipv4Addr::new(239, 1, 77, 1)));
+        assert!(!joined(table, Ipv4Addr::new(239, 1, 77, 2)));
     }
 
     #[test]
