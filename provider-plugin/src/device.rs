@@ -1,6 +1,6 @@
 //! Devices: what libibverbs keeps for each, and what can be asked of one.
 
-use core::ffi::c_int;
+use core::ffi::{CStr, c_int};
 use core::mem::{offset_of, size_of};
 
 use uverbs::{DeviceAttr, DeviceAttrEx, Udata};
@@ -13,8 +13,14 @@ use crate::entry;
 use crate::errno::Errno;
 
 /// `verbs_device_ops.alloc_device`. libibverbs fills what it returns.
-pub unsafe extern "C" fn alloc_device(_sysfs: *mut verbs_sysfs_dev) -> *mut verbs_device {
+pub unsafe extern "C" fn alloc_device(sysfs: *mut verbs_sysfs_dev) -> *mut verbs_device {
     entry::pointer(|| {
+        if !sysfs.is_null() {
+            // SAFETY: libibverbs passes a device that it found, with its name
+            // in an array that is NUL-terminated.
+            let name = unsafe { CStr::from_ptr((&raw const (*sysfs).ibdev_name).cast()) };
+            tracing::info!(device = %name.to_string_lossy(), "serves");
+        }
         // SAFETY: every member of verbs_device may be zero.
         unsafe { try_box_zeroed::<verbs_device>() }.map(Box::into_raw)
     })

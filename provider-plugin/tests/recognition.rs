@@ -3,13 +3,16 @@
 //! Each is compiled here from `c/fake_libibverbs.c` with the layout, symbol
 //! versions and file name of a release, and loaded with RTLD_LOCAL.
 
+mod common;
+
 use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::{env, fs};
+
+use common::{Dir, HERE, cc, plugin};
 
 const DATA: &str = include_str!("data/rdma-core-layouts.txt");
-const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// What the headers of a sampled release say.
 struct Sample {
@@ -52,36 +55,6 @@ fn sample_of(release: u32) -> Sample {
         .rev()
         .find(|s| s.releases[0] <= release)
         .unwrap()
-}
-
-/// A directory that goes when the test ends.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Dir {
-        let path = env::temp_dir().join(format!("ringverbs-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Dir(path)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn cc(arguments: &[&str]) {
-    let output = Command::new("cc")
-        .args(arguments)
-        .output()
-        .expect("a C compiler (cc)");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 /// What a fake library is made to look like.
@@ -195,19 +168,10 @@ impl Bench {
             "-rdynamic",
             "-ldl",
         ]);
-        // This test is in <target>/<profile>/deps, and so is the library.
-        let exe = env::current_exe().unwrap();
-        let deps = exe.parent().unwrap();
-        let plugin = [deps.to_owned(), deps.parent().unwrap().to_owned()]
-            .map(|d| d.join("libringverbs_provider.so"))
-            .into_iter()
-            .filter(|p| p.exists())
-            .max_by_key(|p| p.metadata().unwrap().modified().unwrap())
-            .expect("the plugin is built with its tests");
         Bench {
             dir,
             program,
-            plugin,
+            plugin: plugin(),
         }
     }
 

@@ -1,0 +1,72 @@
+//! What the built file asks of the system, and what it shows to it.
+
+mod common;
+
+use std::process::Command;
+
+use common::plugin;
+
+fn readelf(arguments: &[&str]) -> String {
+    let output = Command::new("readelf")
+        .args(arguments)
+        .arg(plugin())
+        .output();
+    let output = output.expect("readelf, of the binutils package");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn it_needs_libc_and_the_unwinder_only() {
+    let dynamic = readelf(&["--dynamic", "--wide"]);
+    let needed: Vec<&str> = dynamic
+        .lines()
+        .filter(|l| l.contains("(NEEDED)"))
+        .filter_map(|l| l.split(['[', ']']).nth(1))
+        .collect();
+    assert!(!needed.is_empty(), "{dynamic}");
+    for library in needed {
+        let known = ["libc.so", "libgcc_s.so", "ld-linux", "libm.so"];
+        assert!(
+            known.iter().any(|k| library.starts_with(k)),
+            "needs {library}"
+        );
+    }
+}
+
+#[test]
+fn it_exports_nothing_and_imports_no_verbs() {
+    let symbols = readelf(&["--dyn-syms", "--wide"]);
+    for line in symbols.lines() {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, _, _, _, index, name, ..] = columns[..] else {
+            continue;
+        };
+        if index == "Ndx" {
+            continue;
+        }
+        // A provider is found through its constructor, not by a name.
+        assert_eq!(index, "UND", "exports {name}");
+        assert!(
+            !name.contains("ibv_") && !name.contains("verbs_"),
+            "imports {name}"
+        );
+    }
+}
+
+#[test]
+fn it_runs_with_the_glibc_of_debian_12() {
+    let symbols = readelf(&["--dyn-syms", "--wide"]);
+    let mut seen = 0;
+    for version in symbols.split("@GLIBC_").skip(1) {
+        let number: String = version
+            .chars()
+            .take_while(|c| c.is_ascii_digit() || *c == '.')
+            .collect();
+        let mut parts = number.split('.').map(|p| p.parse::<u32>().unwrap());
+        let version = (parts.next().unwrap(), parts.next().unwrap_or(0));
+        assert!(version <= (2, 36), "needs glibc {number}");
+        seen += 1;
+    }
+    assert!(seen > 10, "{symbols}");
+}
