@@ -71,3 +71,14 @@ pub fn ptr_result<T>(result: Result<*mut T, Errno>) -> *mut T {
         }
     }
 }
+
+impl From<rxe::CreateError> for Errno {
+    fn from(error: rxe::CreateError) -> Errno {
+        tracing::debug!(%error, "refused");
+        match error.errno() {
+            // An error must not read as success.
+            ..=0 => Errno::IO,
+            errno => Errno(errno),
+        }
+    }
+}

@@ -13,9 +13,11 @@
 //! release.
 
 pub(crate) mod abi;
+pub(crate) mod access;
 pub(crate) mod ah;
 pub(crate) mod alloc;
 pub(crate) mod context;
+pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod diag;
 pub(crate) mod entry;
@@ -27,6 +29,8 @@ pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod ops;
 pub(crate) mod pd;
-mod pending;
+pub(crate) mod post;
+pub(crate) mod qp;
 pub(crate) mod registration;
-pub(crate) use pending::{cq, post, qp, srq};
+pub(crate) mod srq;
+pub(crate) mod wr_ex;

@@ -21,3 +21,6 @@ pub use consts::*;
 pub use driver::*;
 pub use objects::*;
 pub use work::*;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,403 @@
+//! Queue pairs: creation, states, destruction.
+
+use core::cell::{Cell, UnsafeCell};
+use core::ffi::c_int;
+use core::mem::{ManuallyDrop, MaybeUninit};
+
+use ring::SpinLock;
+use rxe::{Doorbell, QueuePair, RecvQueue, SendQueue};
+use uverbs::{
+    AccessFlags, AhAttr, CqHandle, QpAttr, QpAttrMask, QpCap, QpHandle, QpInit, QpState, QpType,
+    SrqHandle,
+};
+
+use crate::abi::*;
+use crate::ah::address;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+use crate::events;
+use crate::layout;
+use crate::pd::{PdRef, pd_of};
+use crate::post::post_send;
+use crate::wr_ex;
+
+/// A queue pair.
+#[repr(C)]
+pub struct Qp {
+    public: verbs_qp,
+    /// One caller at a time by the application's promise: no locks.
+    pub single: bool,
+    /// Datagrams: sends name an address handle.
+    pub datagram: bool,
+    /// Guards `send` and `failed`.
+    pub send_lock: SpinLock,
+    /// The first error of the batch between wr_start and wr_complete.
+    pub failed: Cell<c_int>,
+    /// The send queue.
+    pub send: UnsafeCell<SendQueue>,
+    /// Its doorbell; any thread may ring.
+    pub doorbell: Doorbell<CtxRef>,
+    /// Guards `recv`.
+    pub recv_lock: SpinLock,
+    /// The receive queue; none with a shared one.
+    pub recv: UnsafeCell<Option<RecvQueue>>,
+    /// Destroyed by `destroy_qp` through its handle, never dropped.
+    object: ManuallyDrop<uverbs::Qp<CtxRef>>,
+    _pd: PdRef,
+}
+
+const _: () = assert!(core::mem::offset_of!(Qp, public) == 0);
+
+/// The provider's view of a queue pair.
+///
+/// # Safety
+/// `qp` is a live queue pair of this provider.
+#[inline(always)]
+pub unsafe fn qp_of<'a, T>(qp: *mut T) -> &'a Qp {
+    // SAFETY: every ibv_qp and ibv_qp_ex that this provider hands out begins
+    // a Qp.
+    unsafe { &*qp.cast::<Qp>() }
+}
+
+impl Qp {
+    /// Can send work requests be posted in this state? (IBA 10.3.1: from
+    /// "ready to send" on; in the error states they are flushed.)
+    ///
+    /// The state is the one that libibverbs keeps; the device may have moved
+    /// on to an error state, where posting is allowed too.
+    #[inline(always)]
+    pub fn may_send(&self) -> bool {
+        self.public.qp_ex.qp_base.state >= IBV_QPS_RTS
+    }
+
+    /// Can receive work requests be posted in this state?
+    #[inline(always)]
+    pub fn may_receive(&self) -> bool {
+        self.public.qp_ex.qp_base.state != IBV_QPS_RESET
+    }
+}
+
+/// Makes a queue pair; `attr.cap` gets the sizes that it has.
+///
+/// # Safety
+/// The attributes name live objects of one context.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    attr: &mut ibv_qp_init_attr,
+    comp_mask: u32,
+) -> Result<Box<MaybeUninit<Qp>>, Errno> {
+    let mut place = try_box(MaybeUninit::<Qp>::uninit()).map_err(|(_, errno)| errno)?;
+    // SAFETY: as the caller says.
+    let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
+    // SAFETY: a domain's context is open.
+    let (ctx, async_fd) = unsafe { (CtxRef::of(context), (*context).async_fd) };
+    // SAFETY: null or live, as the caller says.
+    let (send_cq, recv_cq, srq) = unsafe {
+        (
+            attr.send_cq.as_ref().map(|cq| CqHandle(cq.handle)),
+            attr.recv_cq.as_ref().map(|cq| CqHandle(cq.handle)),
+            attr.srq.as_ref().map(|srq| SrqHandle(srq.handle)),
+        )
+    };
+    if send_cq.is_none() || recv_cq.is_none() {
+        return Err(Errno::INVAL);
+    }
+    let cap = &attr.cap;
+    let init = QpInit {
+        qp_type: QpType(attr.qp_type as _),
+        pd: Some(domain.handle()),
+        send_cq,
+        recv_cq,
+        srq,
+        cap: QpCap {
+            max_send_wr: cap.max_send_wr,
+            max_recv_wr: cap.max_recv_wr,
+            max_send_sge: cap.max_send_sge,
+            max_recv_sge: cap.max_recv_sge,
+            max_inline_data: cap.max_inline_data,
+        },
+        sq_sig_all: attr.sq_sig_all != 0,
+        user_handle: place.as_ptr().expose_provenance() as u64,
+        async_fd: Some(async_fd),
+        ..QpInit::default()
+    };
+    let QueuePair {
+        object,
+        send,
+        recv,
+        doorbell,
+    } = QueuePair::create(&ctx, &init)?;
+    attr.cap = cap_to_c(&object.cap());
+    // SAFETY: zeros are valid for the public part: null pointers, absent
+    // functions, integers.
+    let mut public: verbs_qp = unsafe { core::mem::zeroed() };
+    let base = &mut public.qp_ex.qp_base;
+    base.context = context;
+    base.qp_context = attr.qp_context;
+    base.pd = pd;
+    base.send_cq = attr.send_cq;
+    base.recv_cq = attr.recv_cq;
+    base.srq = attr.srq;
+    base.handle = object.handle().0;
+    base.qp_num = object.qp_num();
+    base.state = IBV_QPS_RESET;
+    base.qp_type = attr.qp_type;
+    layout::current().set_qp_comp_mask(&mut public, comp_mask);
+    let qp = place.write(Qp {
+        public,
+        single: domain.has_thread_domain(),
+        datagram: attr.qp_type == IBV_QPT_UD,
+        send_lock: SpinLock::new(),
+        failed: Cell::new(0),
+        send: UnsafeCell::new(send),
+        doorbell,
+        recv_lock: SpinLock::new(),
+        recv: UnsafeCell::new(recv),
+        object: ManuallyDrop::new(object),
+        // SAFETY: as the caller says.
+        _pd: unsafe { PdRef::new(pd) },
+    });
+    let base = &raw mut qp.public.qp_ex.qp_base;
+    // SAFETY: nobody uses the object yet.
+    unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
+    Ok(place)
+}
+
+/// `ibv_create_qp`.
+pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: libibverbs passes a live domain of ours and the application's
+    // attributes.
+    entry::pointer(|| unsafe { Ok(Box::into_raw(create(pd, &mut *attr, 0)?).cast()) })
+}
+
+/// `ibv_create_qp_ex`. EOPNOTSUPP for attributes, flags and operations that
+/// rxe does not have for this type of queue pair.
+pub unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    const MEMBERS: u32 =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    // SAFETY: libibverbs passes the application's attributes, of which only
+    // the announced members are read. They begin as `ibv_qp_init_attr` does.
+    entry::pointer(|| unsafe {
+        let comp_mask = (*attr).comp_mask;
+        let has = |member| comp_mask & member != 0;
+        if comp_mask & !MEMBERS != 0
+            || has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*attr).create_flags != 0
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
+            let asked = (*attr).send_ops_flags;
+            if asked & !wr_ex::operations((*attr).qp_type) != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            Some(asked)
+        } else {
+            None
+        };
+        if !has(IBV_QP_INIT_ATTR_PD) || (*attr).pd.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let mut qp = create((*attr).pd, &mut *attr.cast(), VERBS_QP_EX)?;
+        if let Some(operations) = operations {
+            let qp = qp.assume_init_mut();
+            wr_ex::set_functions(&mut qp.public, operations, qp.single);
+        }
+        Ok(Box::into_raw(qp).cast())
+    })
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    // The basic attributes are the extended ones' beginning.
+    assert!(offset_of!(ibv_qp_init_attr_ex, cap) == offset_of!(ibv_qp_init_attr, cap));
+    assert!(
+        offset_of!(ibv_qp_init_attr_ex, sq_sig_all) == offset_of!(ibv_qp_init_attr, sq_sig_all)
+    );
+};
+
+fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: from.grh.dgid },
+            flow_label: from.grh.flow_label,
+            sgid_index: from.grh.sgid_index,
+            hop_limit: from.grh.hop_limit,
+            traffic_class: from.grh.traffic_class,
+        },
+        dlid: from.dlid,
+        sl: from.sl,
+        src_path_bits: from.src_path_bits,
+        static_rate: from.static_rate,
+        is_global: from.is_global.into(),
+        port_num: from.port_num,
+    }
+}
+
+/// The mask of attributes, of those that the plain commands know.
+fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
+    let mask = mask as u32;
+    if mask >= IBV_QP_RATE_LIMIT {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(QpAttrMask::from_bits_retain(mask as _))
+}
+
+/// `ibv_modify_qp`. libibverbs keeps the state.
+pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair of ours and the
+    // application's attributes, of which the kernel uses those in the mask.
+    entry::int(|| unsafe {
+        let known = known_mask(mask)?;
+        let from = &*attr;
+        let to = QpAttr {
+            qp_state: QpState(from.qp_state as _),
+            cur_qp_state: QpState(from.cur_qp_state as _),
+            path_mtu: from.path_mtu as u8,
+            path_mig_state: from.path_mig_state as u8,
+            qkey: from.qkey,
+            rq_psn: from.rq_psn,
+            sq_psn: from.sq_psn,
+            dest_qp_num: from.dest_qp_num,
+            qp_access_flags: AccessFlags::from_bits_retain(from.qp_access_flags as _),
+            ah_attr: address(&from.ah_attr),
+            alt_ah_attr: address(&from.alt_ah_attr),
+            cap: QpCap::default(),
+            pkey_index: from.pkey_index,
+            alt_pkey_index: from.alt_pkey_index,
+            en_sqd_async_notify: from.en_sqd_async_notify != 0,
+            sq_draining: from.sq_draining != 0,
+            max_rd_atomic: from.max_rd_atomic,
+            max_dest_rd_atomic: from.max_dest_rd_atomic,
+            min_rnr_timer: from.min_rnr_timer,
+            port_num: from.port_num,
+            timeout: from.timeout,
+            retry_cnt: from.retry_cnt,
+            rnr_retry: from.rnr_retry,
+            alt_port_num: from.alt_port_num,
+            alt_timeout: from.alt_timeout,
+            rate_limit: 0,
+        };
+        let own = qp_of(qp);
+        own.object
+            .modify(&to, known, uverbs::Udata::none())
+            .map_err(Into::into)
+    })
+}
+
+/// `ibv_query_qp`.
+pub unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair of ours and room for the
+    // answers.
+    entry::int(|| unsafe {
+        let (from, made) = qp_of(qp).object.query(known_mask(mask)?)?;
+        let to = &mut *attr;
+        to.qp_state = from.qp_state.0 as u32;
+        to.cur_qp_state = from.cur_qp_state.0 as u32;
+        to.path_mtu = from.path_mtu.into();
+        to.path_mig_state = from.path_mig_state.into();
+        to.qkey = from.qkey;
+        to.rq_psn = from.rq_psn;
+        to.sq_psn = from.sq_psn;
+        to.dest_qp_num = from.dest_qp_num;
+        to.qp_access_flags = from.qp_access_flags.bits();
+        to.cap = cap_to_c(&from.cap);
+        to.ah_attr = address_to_c(&from.ah_attr);
+        to.alt_ah_attr = address_to_c(&from.alt_ah_attr);
+        to.pkey_index = from.pkey_index;
+        to.alt_pkey_index = from.alt_pkey_index;
+        to.sq_draining = from.sq_draining.into();
+        to.max_rd_atomic = from.max_rd_atomic;
+        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
+        to.min_rnr_timer = from.min_rnr_timer;
+        to.port_num = from.port_num;
+        to.timeout = from.timeout;
+        to.retry_cnt = from.retry_cnt;
+        to.rnr_retry = from.rnr_retry;
+        to.alt_port_num = from.alt_port_num;
+        to.alt_timeout = from.alt_timeout;
+        *init = ibv_qp_init_attr {
+            qp_context: (*qp).qp_context,
+            send_cq: (*qp).send_cq,
+            recv_cq: (*qp).recv_cq,
+            srq: (*qp).srq,
+            cap: cap_to_c(&made.cap),
+            qp_type: (*qp).qp_type,
+            sq_sig_all: made.sq_sig_all.into(),
+        };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_qp`. EBUSY, and the queue pair lives on, while it is in a
+/// multicast group. Waits until the application has acknowledged every event
+/// that it read.
+pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair of ours, which no other call
+    // uses any more except those that acknowledge events.
+    entry::int(|| unsafe {
+        let ctx = CtxRef::of((*qp).context);
+        match uverbs::qp::destroy(&ctx, QpHandle((*qp).handle)) {
+            Ok(seen) => events::wait_qp(qp, seen),
+            Err(error) => destroyed(Err(error.into()))?,
+        }
+        drop(Box::from_raw(qp.cast::<Qp>()));
+        Ok(())
+    })
+}
+
+/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key.
+pub unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the application passes a live queue pair and window of ours and
+    // its arguments.
+    entry::int(|| unsafe {
+        let info = (*bind).bind_info;
+        if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::INVAL);
+        }
+        // ibv_inc_rkey: only the low 8 bits are the owner's to change.
+        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
+        // SAFETY: zeros are valid for a work request.
+        let mut wr: ibv_send_wr = core::mem::zeroed();
+        wr.wr_id = (*bind).wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = (*bind).send_flags;
+        wr.extra.bind_mw = ibv_send_wr_bind_mw {
+            mw,
+            rkey,
+            bind_info: info,
+        };
+        let mut bad = core::ptr::null_mut();
+        match post_send(qp, &mut wr, &mut bad) {
+            0 => {
+                // If the binding fails, the application takes this back.
+                (*mw).rkey = rkey;
+                Ok(())
+            }
+            errno => Err(Errno(errno)),
+        }
+    })
+}

@@ -1,0 +1,332 @@
+//! The data path in: work requests by function calls (`ibv_wr_*`).
+//!
+//! `wr_start` enters the queue's critical section; a builder takes an entry
+//! for each operation, setters fill in the rest of the last one; `wr_complete`
+//! hands all of them over at once, or none if anything failed; `wr_abort`
+//! forgets them. The first failure is kept, and nothing after it is written.
+
+use core::ffi::{c_int, c_void};
+
+use rxe::{Opcode, PostError, SendFlags, Sge, Wqe};
+
+use crate::abi::*;
+use crate::access::{Access, Shared, Single};
+use crate::ah::ah_of;
+use crate::layout;
+use crate::post::binding;
+use crate::qp::qp_of;
+
+const DATAGRAM: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+const UNRELIABLE: u64 = DATAGRAM
+    | IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
+const RELIABLE: u64 = UNRELIABLE
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV;
+
+/// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has, as far
+/// as this release of libibverbs has functions for them.
+pub fn operations(qp_type: u32) -> u64 {
+    let layout = layout::current();
+    match qp_type {
+        IBV_QPT_UD => DATAGRAM,
+        IBV_QPT_UC => UNRELIABLE,
+        IBV_QPT_RC => {
+            let mut operations = RELIABLE;
+            if layout.has_wr_atomic_write() {
+                operations |= IBV_QP_EX_WITH_ATOMIC_WRITE;
+            }
+            if layout.has_wr_flush() {
+                operations |= IBV_QP_EX_WITH_FLUSH;
+            }
+            operations
+        }
+        _ => 0,
+    }
+}
+
+/// Sets the functions for the operations that the application asked for.
+pub fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
+    let layout = layout::current();
+    let has = |operation| asked & operation != 0;
+    if has(IBV_QP_EX_WITH_ATOMIC_WRITE) {
+        layout.set_wr_atomic_write(qp, Some(wr_atomic_write));
+    }
+    if has(IBV_QP_EX_WITH_FLUSH) {
+        layout.set_wr_flush(qp, Some(wr_flush));
+    }
+    let qp = &mut qp.qp_ex;
+    macro_rules! builders {
+        ($($operation:ident => $function:ident;)+) => {
+            $(if has($operation) { qp.$function = Some($function); })+
+        };
+    }
+    builders! {
+        IBV_QP_EX_WITH_SEND => wr_send;
+        IBV_QP_EX_WITH_SEND_WITH_IMM => wr_send_imm;
+        IBV_QP_EX_WITH_SEND_WITH_INV => wr_send_inv;
+        IBV_QP_EX_WITH_RDMA_WRITE => wr_rdma_write;
+        IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM => wr_rdma_write_imm;
+        IBV_QP_EX_WITH_RDMA_READ => wr_rdma_read;
+        IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP => wr_atomic_cmp_swp;
+        IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD => wr_atomic_fetch_add;
+        IBV_QP_EX_WITH_BIND_MW => wr_bind_mw;
+        IBV_QP_EX_WITH_LOCAL_INV => wr_local_inv;
+    }
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    if single {
+        qp.wr_start = Some(wr_start::<Single>);
+        qp.wr_complete = Some(wr_complete::<Single>);
+        qp.wr_abort = Some(wr_abort::<Single>);
+    } else {
+        qp.wr_start = Some(wr_start::<Shared>);
+        qp.wr_complete = Some(wr_complete::<Shared>);
+        qp.wr_abort = Some(wr_abort::<Shared>);
+    }
+}
+
+unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the application passes a live queue pair of ours; the send queue
+    // is this caller's until wr_complete or wr_abort.
+    unsafe {
+        let qp = qp_of(qp);
+        A::enter(&qp.send_lock);
+        qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
+        (*qp.send.get()).begin();
+    }
+}
+
+unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the application is after wr_start.
+    unsafe {
+        let qp = qp_of(qp);
+        let failed = qp.failed.get();
+        if failed != 0 {
+            A::leave(&qp.send_lock);
+            return failed;
+        }
+        // SAFETY: what the work requests name is the application's affair.
+        let any = (*qp.send.get()).publish();
+        A::leave(&qp.send_lock);
+        if any {
+            return qp.doorbell.ring().map_or_else(|errno| errno.raw(), |()| 0);
+        }
+        0
+    }
+}
+
+unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the application is after wr_start. What was not published is
+    // forgotten at the next `begin`.
+    unsafe { A::leave(&qp_of(qp).send_lock) }
+}
+
+/// Takes an entry for an operation, without data so far.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete.
+#[inline(always)]
+unsafe fn build(
+    qp: *mut ibv_qp_ex,
+    opcode: Opcode,
+    fill: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>,
+) {
+    // SAFETY: the send queue is this caller's, and so are the public members.
+    unsafe {
+        let own = qp_of(qp);
+        if own.failed.get() != 0 {
+            return;
+        }
+        let queue = &mut *own.send.get();
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        let filled = match queue.open((*qp).wr_id, opcode, flags) {
+            Ok(mut wqe) => {
+                wqe.no_data();
+                fill(&mut wqe)
+            }
+            Err(error) => Err(error.errno()),
+        };
+        match filled {
+            Ok(()) => queue.accept(),
+            Err(errno) => own.failed.set(errno),
+        }
+    }
+}
+
+/// Completes the last entry. EINVAL if there is none in this batch.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete.
+#[inline(always)]
+unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>) {
+    // SAFETY: the send queue is this caller's.
+    unsafe {
+        let own = qp_of(qp);
+        if own.failed.get() != 0 {
+            return;
+        }
+        let done = match (*own.send.get()).last() {
+            Some(mut wqe) => set(&mut wqe),
+            None => Err(libc::EINVAL),
+        };
+        if let Err(errno) = done {
+            own.failed.set(errno);
+        }
+    }
+}
+
+/// Builders: each is called between wr_start and wr_complete.
+macro_rules! builders {
+    ($($name:ident($($arg:ident: $type:ty),*) $opcode:ident |$wqe:ident| $fill:expr;)+) => {$(
+        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+            // SAFETY: the application is between wr_start and wr_complete, and
+            // passes live objects.
+            unsafe {
+                build(qp, Opcode::$opcode, |$wqe| {
+                    $fill;
+                    Ok(())
+                });
+            }
+        }
+    )+};
+}
+
+builders! {
+    wr_send() SEND |wqe| { let _ = wqe; };
+    wr_send_imm(imm_data: u32) SEND_WITH_IMM |wqe| wqe.immediate_or_key(imm_data);
+    wr_send_inv(rkey: u32) SEND_WITH_INV |wqe| wqe.immediate_or_key(rkey);
+    wr_rdma_write(rkey: u32, addr: u64) RDMA_WRITE |wqe| wqe.rdma(addr, rkey);
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm_data: u32) RDMA_WRITE_WITH_IMM
+        |wqe| wqe.rdma(addr, rkey).immediate_or_key(imm_data);
+    wr_rdma_read(rkey: u32, addr: u64) RDMA_READ |wqe| wqe.rdma(addr, rkey);
+    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) ATOMIC_CMP_AND_SWP
+        |wqe| wqe.atomic(addr, rkey, compare, swap);
+    wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) ATOMIC_FETCH_AND_ADD
+        |wqe| wqe.atomic(addr, rkey, add, 0);
+    wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) ATOMIC_WRITE
+        |wqe| wqe.atomic_write(addr, rkey, value.cast::<[u8; 8]>().read());
+    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) BIND_MW
+        |wqe| wqe.bind_mw(binding(mw, rkey, &*info)?);
+    wr_local_inv(rkey: u32) LOCAL_INV |wqe| wqe.immediate_or_key(rkey);
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    addr: u64,
+    length: usize,
+    kind: u8,
+    level: u8,
+) {
+    // SAFETY: the application is between wr_start and wr_complete.
+    unsafe {
+        build(qp, Opcode::FLUSH, |wqe| {
+            let length = u32::try_from(length).map_err(|_| libc::EINVAL)?;
+            wqe.flush(addr, rkey, length, kind, level);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    // SAFETY: the application is between wr_start and wr_complete, and passes
+    // a live address handle.
+    unsafe {
+        amend(qp, |wqe| {
+            if ah.is_null() {
+                return Err(libc::EINVAL);
+            }
+            wqe.ud(ah_of(ah).ah_num, remote_qpn, remote_qkey);
+            Ok(())
+        });
+    }
+}
+
+/// Sets the data of the last entry to what is in the entry itself.
+///
+/// # Safety
+/// As for [`amend`]; the pieces are readable.
+#[inline(always)]
+unsafe fn set_inline(qp: *mut ibv_qp_ex, pieces: impl Iterator<Item = (*const u8, usize)>) {
+    // SAFETY: as the caller says.
+    unsafe {
+        amend(qp, |wqe| {
+            wqe.inline_raw(pieces).map_err(|error| error.errno())?;
+            wqe.set_inline_flag(true);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    // SAFETY: the application is between wr_start and wr_complete, and says
+    // that the data is readable.
+    unsafe { set_inline(qp, core::iter::once((addr.cast_const().cast(), length))) }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    num_buf: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: the application is between wr_start and wr_complete, and says
+    // that the list and the data are readable.
+    unsafe {
+        let pieces = (0..num_buf).map(|i| {
+            let piece = list.add(i).read();
+            (piece.addr.cast_const().cast(), piece.length)
+        });
+        set_inline(qp, pieces);
+    }
+}
+
+/// Sets the data of the last entry to what the application's memory has.
+///
+/// # Safety
+/// As for [`amend`].
+#[inline(always)]
+unsafe fn set_gather(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<u32, PostError>) {
+    // SAFETY: as the caller says.
+    unsafe {
+        amend(qp, |wqe| {
+            set(wqe).map_err(|error| error.errno())?;
+            wqe.set_inline_flag(false);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: the application is between wr_start and wr_complete.
+    unsafe { set_gather(qp, |wqe| wqe.sge(Sge { addr, length, lkey })) }
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) {
+    // SAFETY: the application is between wr_start and wr_complete, and says
+    // that the list is readable; a longer one than the queue was made for is
+    // not read.
+    unsafe {
+        set_gather(qp, |wqe| {
+            if num_sge > wqe.max_sge() as usize {
+                return Err(PostError::TooManySges);
+            }
+            wqe.sge_list(match num_sge {
+                0 => &[],
+                _ => core::slice::from_raw_parts(list.cast::<Sge>(), num_sge),
+            })
+        });
+    }
+}
