@@ -72,7 +72,7 @@ unsafe fn write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Resu
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let operands = wr.wr.atomic;
-                if operands.remote_addr % 8 != 0 {
+                if !operands.remote_addr.is_multiple_of(8) {
                     return Err(libc::EINVAL);
                 }
                 atomic = true;

@@ -98,10 +98,20 @@ impl SendQueue {
         Ok(wqe)
     }
 
-    /// The entry accepted last in this batch, to set its data afterwards.
+    /// The entry accepted last in this batch, to set its data afterwards;
+    /// none in a batch without entries.
     #[inline(always)]
-    pub fn last(&mut self) -> Wqe<'_> {
-        self.wqe_at(self.ring.indices().prev(self.next))
+    pub fn last(&mut self) -> Option<Wqe<'_>> {
+        if self.next == self.producer.tail() {
+            return None;
+        }
+        Some(self.wqe_at(self.ring.indices().prev(self.next)))
+    }
+
+    /// Scatter/gather elements that an entry holds at most.
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
     }
 
     /// Makes the opened entry part of the batch.
@@ -161,6 +171,12 @@ macro_rules! set {
 }
 
 impl Wqe<'_> {
+    /// Scatter/gather elements that the entry holds at most.
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
     /// Immediate data, as it goes on the wire (big-endian), or the key to
     /// invalidate: both have the same place.
     #[inline(always)]
@@ -270,9 +286,12 @@ impl Wqe<'_> {
         self
     }
 
-    /// Data in one element; of no bytes, it is left out.
+    /// Data in one element; of no bytes, it is left out. Returns the bytes.
+    ///
+    /// # Errors
+    /// As [`Wqe::sge_list`].
     #[inline(always)]
-    pub fn sge(&mut self, sge: Sge) -> Result<&mut Self, PostError> {
+    pub fn sge(&mut self, sge: Sge) -> Result<u32, PostError> {
         self.sge_list(if sge.length == 0 {
             &[]
         } else {
@@ -280,12 +299,12 @@ impl Wqe<'_> {
         })
     }
 
-    /// Data gathered from (or scattered to) a list.
+    /// Data gathered from (or scattered to) a list. Returns the bytes in all.
     ///
     /// # Errors
     /// [`PostError::TooManySges`], [`PostError::MessageTooLong`].
     #[inline(always)]
-    pub fn sge_list(&mut self, list: &[Sge]) -> Result<&mut Self, PostError> {
+    pub fn sge_list(&mut self, list: &[Sge]) -> Result<u32, PostError> {
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -295,20 +314,21 @@ impl Wqe<'_> {
             return Err(PostError::MessageTooLong);
         }
         self.length(total as u32, list.len() as u32);
-        Ok(self)
+        Ok(total as u32)
     }
 
-    /// Data copied from `bytes` now.
+    /// Data copied from `bytes` now. Returns how many.
     ///
     /// # Errors
     /// [`PostError::InlineTooLong`].
     #[inline(always)]
-    pub fn inline(&mut self, bytes: &[u8]) -> Result<&mut Self, PostError> {
+    pub fn inline(&mut self, bytes: &[u8]) -> Result<u32, PostError> {
         // SAFETY: a slice is readable for its length.
         unsafe { self.inline_raw([(bytes.as_ptr(), bytes.len())].into_iter()) }
     }
 
     /// Data copied now from pieces, each a pointer and a length in bytes.
+    /// Returns the bytes in all.
     ///
     /// # Errors
     /// [`PostError::InlineTooLong`]; nothing is copied beyond what fits.
@@ -319,7 +339,7 @@ impl Wqe<'_> {
     pub unsafe fn inline_raw(
         &mut self,
         pieces: impl Iterator<Item = (*const u8, usize)>,
-    ) -> Result<&mut Self, PostError> {
+    ) -> Result<u32, PostError> {
         let mut length = 0usize;
         for (from, bytes) in pieces {
             // No sum that could wrap: `length` never exceeds `max_inline`.
@@ -332,7 +352,7 @@ impl Wqe<'_> {
             length += bytes;
         }
         self.length(length as u32, 0);
-        Ok(self)
+        Ok(length as u32)
     }
 
     /// Says whether the data is inline, against the flags given at
