@@ -158,7 +158,7 @@ unsafe fn open(
     // public context is ours and uninitialised (zeroed).
     unsafe {
         (&raw mut (*with_state).state).write(VerbsContext {
-            uverbs: uverbs::Context::from_borrowed_fd(Box::new(uverbs::kernel::RealKernel), cmd_fd),
+            uverbs: uverbs::Context::from_borrowed_fd(Box::new(uverbs::kernel::RealKernel), cmd_fd, uverbs::discovery::DriverId::RXE),
         });
     }
     // SAFETY: the state was written above.

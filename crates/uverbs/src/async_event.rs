@@ -76,7 +76,7 @@ pub struct AsyncEventFile<C: ContextRef> {
 }
 
 impl<C: ContextRef> AsyncEventFile<C> {
-    /// Makes an event file.
+    /// Makes an event file. The context must have been made.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.

@@ -208,6 +208,7 @@ impl<'a> Ioctl<'a> {
                 what: "more data than a command can carry",
             });
         }
+        self.frame.header.driver_id = context.driver_id().0;
         self.frame.header.num_attrs = self.used as u16;
         self.frame.header.length = (size_of::<IoctlHdr>() + self.used * size_of::<Attr>()) as u16;
         let frame: *mut Frame = &mut self.frame;

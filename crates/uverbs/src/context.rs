@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use crate::abi::ids;
 use crate::abi::verbs;
 use crate::command::Ioctl;
-use crate::discovery::Device;
+use crate::discovery::{Device, DriverId};
 use crate::kernel::Kernel;
 use crate::{Command, Error, Udata};
 use zerocopy::IntoBytes;
@@ -42,6 +42,7 @@ pub struct Context {
     kernel: Box<dyn Kernel>,
     fd: RawFd,
     owned: bool,
+    driver_id: DriverId,
 }
 
 impl Context {
@@ -50,8 +51,17 @@ impl Context {
     ///
     /// # Errors
     /// EACCES without permission, ENOENT if there is no such device node,
-    /// ENXIO if its driver is gone.
+    /// ENXIO if its driver is gone, EINVAL if the device's driver is not known:
+    /// each command names it. Sysfs does not tell it; a caller that knows it
+    /// sets [`Device::driver_id`].
     pub fn open(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self, Error> {
+        if device.driver_id == DriverId::UNKNOWN {
+            let what = "the device's kernel driver is not known";
+            return Err(Error::Invalid {
+                command: Command::Open,
+                what,
+            });
+        }
         let path = CString::new(device.device_path()).map_err(|_| Error::Invalid {
             command: Command::Open,
             what: "the device's name holds a NUL",
@@ -63,15 +73,17 @@ impl Context {
                 handle: None,
                 errno,
             })?;
-        Ok(Self::from_owned_fd(kernel, fd))
+        Ok(Self::from_owned_fd(kernel, fd, device.driver_id))
     }
 
-    /// Takes over an open uverbs device, and closes it when dropped.
-    pub fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd) -> Self {
+    /// Takes over an open uverbs device, and closes it when dropped. The kernel
+    /// refuses every command (EINVAL) that names another driver than its own.
+    pub fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd, driver_id: DriverId) -> Self {
         Self {
             kernel,
             fd,
             owned: true,
+            driver_id,
         }
     }
 
@@ -80,17 +92,27 @@ impl Context {
     /// # Safety
     /// `fd` must stay open, and the same file, while the context is in use:
     /// commands given to another file could do anything.
-    pub unsafe fn from_borrowed_fd(kernel: Box<dyn Kernel>, fd: RawFd) -> Self {
+    pub unsafe fn from_borrowed_fd(
+        kernel: Box<dyn Kernel>,
+        fd: RawFd,
+        driver_id: DriverId,
+    ) -> Self {
         Self {
             kernel,
             fd,
             owned: false,
+            driver_id,
         }
     }
 
     /// The command descriptor. Queues are mapped through it.
     pub fn fd(&self) -> RawFd {
         self.fd
+    }
+
+    /// The kernel driver that commands are for.
+    pub fn driver_id(&self) -> DriverId {
+        self.driver_id
     }
 
     /// The system calls that this context uses.

@@ -69,7 +69,11 @@ impl IoctlCall {
         let header = unsafe { argument.cast::<IoctlHdr>().read() };
         let attrs = usize::from(header.num_attrs);
         let length = size_of::<IoctlHdr>() + attrs * size_of::<Attr>();
-        if usize::from(header.length) != length || header.reserved1 != 0 || header.reserved2 != 0 {
+        if usize::from(header.length) != length
+            || header.reserved1 != 0
+            || header.reserved2 != 0
+            || header.driver_id != super::DRIVER.0
+        {
             return Err(Errno::new(libc::EINVAL));
         }
         let mut call = Self {

@@ -33,6 +33,7 @@ use super::Kernel;
 use crate::abi::ids;
 use crate::abi::ioctl::RDMA_VERBS_IOCTL;
 use crate::abi::netlink::NlMsgHdr;
+use crate::discovery::DriverId;
 use crate::{Context, Errno};
 use zerocopy::FromBytes;
 
@@ -45,6 +46,9 @@ pub enum Target {
     /// [`CMD_FLAG_EXTENDED`](crate::abi::write::CMD_FLAG_EXTENDED) if extended.
     Write(u32),
 }
+
+/// The driver that the fake is of; commands for another are refused.
+pub const DRIVER: DriverId = DriverId::RXE;
 
 type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
 
@@ -93,7 +97,7 @@ impl FakeKernel {
     /// A context on this kernel, over a descriptor that is the fake's own.
     pub fn context(self: &Arc<Self>) -> Context {
         let fd = self.lock().new_fd();
-        Context::from_owned_fd(Box::new(Arc::clone(self)), fd)
+        Context::from_owned_fd(Box::new(Arc::clone(self)), fd, DRIVER)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
