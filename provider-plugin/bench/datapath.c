@@ -6,7 +6,8 @@
  *
  *   datapath time [samples]   nanoseconds of an operation, median of samples
  *   datapath count            exact instructions, locked operations and fences
- *   datapath trace ROW        where each counted instruction of one round is
+ *   datapath trace ROW        each counted instruction of one round of calls:
+ *                             its address in its file, and the file
  *
  * Output, one fact a line:
  *   provider PATH             the file that holds the provider's poll_cq

@@ -17,7 +17,7 @@
 /* ---- the child's map ---- */
 
 struct module {
-	uint64_t start, end, offset;
+	uint64_t start, end;
 	char name[200];
 };
 
@@ -39,8 +39,8 @@ static void read_map(pid_t child)
 		struct module *m = &modules[nmodules];
 
 		m->name[0] = 0;
-		if (sscanf(line, "%lx-%lx %*s %lx %*s %*s %199s", &m->start,
-			   &m->end, &m->offset, m->name) >= 3)
+		if (sscanf(line, "%lx-%lx %*s %*s %*s %*s %199s", &m->start,
+			   &m->end, m->name) >= 2)
 			nmodules++;
 	}
 	fclose(file);
@@ -124,11 +124,20 @@ static bool stopped_by_trap(pid_t child)
 	       WSTOPSIG(status) == SIGTRAP;
 }
 
+/* Where the file of `m` is loaded: its mapping of the lowest address. */
+static uint64_t base_of(const struct module *m)
+{
+	for (unsigned int i = 0; i < nmodules; i++)
+		if (!strcmp(modules[i].name, m->name))
+			return modules[i].start;
+	return m->start;
+}
+
+/* The address as objdump has it for a shared object. */
 static void print_step(uint64_t address, const struct module *m)
 {
-	if (m)
-		printf("step %#lx %s\n", address - m->start + m->offset,
-		       m->name[0] ? m->name : "[anonymous]");
+	if (m && m->name[0])
+		printf("step %#lx %s\n", address - base_of(m), m->name);
 	else
 		printf("step %#lx ?\n", address);
 }
