@@ -92,6 +92,12 @@ impl Results {
                 Verdict::Fail,
                 "stock passes a case that is to show its defect".into(),
             ),
+            (Provider::Stock, Stock::FailsSoFar, Fail) => {
+                (Verdict::Pass, "the defect shows".into())
+            }
+            (Provider::Stock, Stock::FailsSoFar, Pass) => {
+                (Verdict::Skip, "stock no longer fails".into())
+            }
             (Provider::Stock, _, Pass) => (Verdict::Pass, String::new()),
             (Provider::Stock, _, Fail) => (Verdict::Skip, format!("stock fails: {}", case.detail)),
             (_, _, Pass) => (Verdict::Pass, String::new()),
@@ -100,7 +106,9 @@ impl Results {
                 Some(_) => (Verdict::Skip, "fails with stock too".into()),
                 None => (Verdict::Fail, format!("no run with stock; {}", case.detail)),
             },
-            (_, Stock::NotRun | Stock::MustFail, Fail) => (Verdict::Fail, case.detail.clone()),
+            (_, Stock::NotRun | Stock::MustFail | Stock::FailsSoFar, Fail) => {
+                (Verdict::Fail, case.detail.clone())
+            }
             (Provider::Stock, _, Skip) => (Verdict::Skip, case.detail.clone()),
             (_, _, Skip) => match self.stock(case) {
                 Some(Pass) => (
@@ -175,6 +183,12 @@ impl Results {
                 }
                 (Verdict::Skip, Provider::Stock, Outcome::Fail) => {
                     let _ = writeln!(out, "  listed {line}");
+                }
+                (Verdict::Skip, Provider::Stock, Outcome::Pass) => {
+                    let _ = writeln!(out, "  note {line}");
+                }
+                (_, _, Outcome::Skip) if case.group != "pyverbs" => {
+                    let _ = writeln!(out, "  skipped {line}");
                 }
                 _ if case.group == "rates" => {
                     let _ = writeln!(out, "  {} {}", case.name, case.detail);

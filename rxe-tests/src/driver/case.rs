@@ -78,6 +78,8 @@ pub struct Case {
     pub mixed: bool,
     /// What stock is expected to do.
     pub stock: Stock,
+    /// Whether ours must print the very same as stock.
+    pub same_output: bool,
 }
 
 impl Case {
@@ -97,6 +99,7 @@ impl Case {
             short: false,
             mixed: false,
             stock: Stock::Reference,
+            same_output: false,
         }
     }
 

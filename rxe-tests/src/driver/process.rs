@@ -97,13 +97,13 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `command` with its output in `output`.
+    /// Starts `command` with its standard output in `output`, and its standard
+    /// error beside that.
     pub fn start(mut command: Command, output: &Path) -> Result<Running> {
-        let file = File::create(output)?;
         let child = command
             .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
+            .stdout(File::create(output)?)
+            .stderr(File::create(errors(output))?)
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
@@ -140,10 +140,17 @@ impl Running {
         &self.seen
     }
 
-    /// What it has printed.
-    pub fn output(&self) -> String {
+    /// What it has printed on its standard output.
+    pub fn stdout(&self) -> String {
         let bytes = fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What it has printed on its standard output, and then on its standard
+    /// error.
+    pub fn output(&self) -> String {
+        let bytes = fs::read(errors(&self.output)).unwrap_or_default();
+        self.stdout() + &String::from_utf8_lossy(&bytes)
     }
 
     /// The process, and so the process group.
@@ -179,6 +186,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Where the standard error goes, beside the standard output.
+fn errors(output: &Path) -> PathBuf {
+    output.with_extension("errors")
 }
 
 /// Whether what was mapped proves that `library` served the device; else why

@@ -10,9 +10,15 @@ use crate::record::Stock;
 /// Reads a manifest: a case on a line,
 /// `name | program and arguments | providers | limit in seconds`.
 ///
-/// Providers are `both`; `ours`; or `stock-fails-before=N`: stock of an
-/// rdma-core older than N must fail, because it has the defect that the case
-/// shows. `rdma_core` is the version in use. Lines that start with `#` and
+/// Providers are
+/// - `both`;
+/// - `ours`;
+/// - `stock-fails-before=N`: stock of an rdma-core older than N must fail,
+///   because it has the defect that the case shows;
+/// - `stock-fails`: so must every stock so far;
+/// - `same-output`: both must pass and print the same on standard output.
+///
+/// `rdma_core` is the version in use. Lines that start with `#` and
 /// empty ones are passed over.
 pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
     text.lines()
@@ -27,7 +33,10 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let [name, command, providers, limit] = fields[..] else {
         bail!("four fields are wanted, {} are there", fields.len());
     };
+    let same_output = providers == "same-output";
     let stock = match providers.split_once('=') {
+        None if same_output => Stock::Reference,
+        None if providers == "stock-fails" => Stock::FailsSoFar,
         None if providers == "both" => Stock::Reference,
         None if providers == "ours" => Stock::NotRun,
         Some(("stock-fails-before", version)) => {
@@ -43,6 +52,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let mut case = Case::new("programs", name, Shape::Single(command.to_owned())).short();
     case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
     case.stock = stock;
+    case.same_output = same_output;
     Ok(case)
 }
 
@@ -64,10 +74,15 @@ mod tests {
         let text = "# comment\n\n\
                     a | ops one | both | 60\n\
                     b | ops two | ours | 10\n\
-                    c | defects x | stock-fails-before=64 | 30\n";
+                    c | defects x | stock-fails-before=64 | 30\n\
+                    d | dump | same-output | 30\n\
+                    e | defects y | stock-fails | 30\n";
         let old = manifest(text, "56.1-1").unwrap();
         let stock: Vec<_> = old.iter().map(|c| c.stock).collect();
-        assert_eq!(stock, [Stock::Reference, Stock::NotRun, Stock::MustFail]);
+        use Stock::{FailsSoFar, MustFail, NotRun, Reference};
+        assert_eq!(stock, [Reference, NotRun, MustFail, Reference, FailsSoFar]);
+        let same: Vec<_> = old.iter().map(|c| c.same_output).collect();
+        assert_eq!(same, [false, false, false, true, false]);
         let new = manifest(text, "65.0-1").unwrap();
         assert_eq!(new[2].stock, Stock::Reference);
         assert_eq!(new[2].limit, Duration::from_secs(30));

@@ -71,6 +71,8 @@ pub struct Runner {
     pub report: Report,
     next_port: u16,
     proved: BTreeSet<&'static str>,
+    /// What stock printed, of cases that compare.
+    printed: BTreeMap<String, String>,
 }
 
 /// How one attempt ended.
@@ -93,20 +95,25 @@ impl Runner {
             report: Report::default(),
             next_port: 18_600,
             proved: BTreeSet::new(),
+            printed: BTreeMap::new(),
         }
     }
 
     /// Runs a case under a provider and reports it.
     pub fn run(&mut self, case: &Case, provider: Provider) -> Result<record::Case> {
         // A defect that must show is no reason to try again.
-        let must_fail = case.stock == Stock::MustFail && provider == Provider::Stock;
+        let must_fail = matches!(case.stock, Stock::MustFail | Stock::FailsSoFar)
+            && provider == Provider::Stock;
         let most = if must_fail { 1 } else { ATTEMPTS };
         let mut attempts = 0;
         let (attempt, began) = loop {
             attempts += 1;
             let began = Instant::now();
-            let attempt = self.attempt(case, provider)?;
+            let mut attempt = self.attempt(case, provider)?;
             self.restore()?;
+            if case.same_output {
+                self.compare(case, provider, &mut attempt);
+            }
             if attempt.outcome != Outcome::Fail || attempts == most {
                 break (attempt, began);
             }
@@ -147,6 +154,27 @@ impl Runner {
             Outcome::Pass => Ok(case.figures.read(&attempt.output)),
             _ => Err(attempt.detail),
         })
+    }
+
+    /// Keeps what stock printed, and holds what ours prints against it.
+    fn compare(&mut self, case: &Case, provider: Provider, attempt: &mut Attempt) {
+        if attempt.outcome != Outcome::Pass {
+            return;
+        }
+        if provider == Provider::Stock {
+            self.printed
+                .insert(case.name.clone(), attempt.output.clone());
+            return;
+        }
+        let why = match self.printed.get(&case.name) {
+            None => "there is no output of stock to compare with".to_owned(),
+            Some(stock) => match difference(stock, &attempt.output) {
+                None => return,
+                Some(difference) => difference,
+            },
+        };
+        attempt.outcome = Outcome::Fail;
+        attempt.detail = why;
     }
 
     fn attempt(&mut self, case: &Case, provider: Provider) -> Result<Attempt> {
@@ -232,7 +260,7 @@ impl Runner {
             detail: String::new(),
             output: processes
                 .first()
-                .map(|(p, ..)| p.output())
+                .map(|(p, ..)| p.stdout())
                 .unwrap_or_default(),
             seen: BTreeSet::new(),
         };
@@ -247,14 +275,14 @@ impl Runner {
                 }
                 Some(status) if status.code() == Some(SKIPPED) => {
                     attempt.outcome = Outcome::Skip;
-                    attempt.detail = last_lines(&process.output(), 1);
+                    attempt.detail = reason(&process.output(), 1);
                     continue;
                 }
                 Some(status) => status.to_string(),
                 None => "not ended in time".to_owned(),
             };
             attempt.outcome = Outcome::Fail;
-            let text = last_lines(&process.output(), 4);
+            let text = reason(&process.output(), 4);
             attempt.detail.push_str(&format!("{name} {how}: {text}\n"));
         }
         attempt.detail = attempt.detail.trim().to_owned();
@@ -374,6 +402,45 @@ fn joined(table: &str, group: Ipv4Addr) -> bool {
     table.split_whitespace().any(|word| word == wanted)
 }
 
+/// The first lines that differ; `None` if there are none.
+fn difference(stock: &str, ours: &str) -> Option<String> {
+    if stock == ours {
+        return None;
+    }
+    let (mut s, mut o) = (stock.lines(), ours.lines());
+    let mut shown = Vec::new();
+    for number in 1.. {
+        let (stock, ours) = (s.next(), o.next());
+        if stock.is_none() && ours.is_none() {
+            break;
+        }
+        if stock != ours {
+            shown.push(format!(
+                "line {number}: stock `{}`, ours `{}`",
+                stock.unwrap_or("(end)"),
+                ours.unwrap_or("(end)")
+            ));
+        }
+    }
+    shown.truncate(5);
+    if shown.is_empty() {
+        shown.push("the ends of lines differ".into());
+    }
+    Some(shown.join(" / "))
+}
+
+/// Why a program failed or was skipped: the line that says so, or else its
+/// last lines.
+fn reason(output: &str, lines: usize) -> String {
+    output
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("SKIPPED: ")
+                .or_else(|| line.starts_with("FAILED ").then_some(line))
+        })
+        .map_or_else(|| last_lines(output, lines), |line| clip(line, 500))
+}
+
 /// The last lines with anything on them, joined.
 pub fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text
@@ -445,6 +512,24 @@ mod tests {
                        1: 0100007F:4854 0100007F:9999 01 00000000:00000000\n";
         assert!(listens(table, 0x4853));
         assert!(!listens(table, 0x4854));
+    }
+
+    #[test]
+    fn differing_outputs_are_shown_by_line() {
+        assert_eq!(difference("a\nb\n", "a\nb\n"), None);
+        let shown = difference("a\nb\nc\n", "a\nx\n").unwrap();
+        assert_eq!(
+            shown,
+            "line 2: stock `b`, ours `x` / line 3: stock `c`, ours `(end)`"
+        );
+        assert!(difference("a\n", "a").is_some());
+    }
+
+    #[test]
+    fn a_program_s_own_reason_is_preferred() {
+        assert_eq!(reason("x\nSKIPPED: no such thing\ny\n", 1), "no such thing");
+        assert_eq!(reason("FAILED a.c:3: why\nafter\n", 1), "FAILED a.c:3: why");
+        assert_eq!(reason("one\ntwo\n", 1), "two");
     }
 
     #[test]
