@@ -19,6 +19,9 @@ const RUNNER: &str = include_str!("pyverbs_runner.py");
 /// How long one test may take, and the loading of all of them.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
+/// How often a line says how far they are; their results come at the end.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+
 /// The group that they are reported in.
 const GROUP: &str = "pyverbs";
 
@@ -171,6 +174,7 @@ fn once(runner: &Runner, folder: &Path, library: Library, wanted: &[String]) -> 
     let mut pass = Pass::default();
     let mut read = 0;
     let mut moved = Instant::now();
+    let mut said = Instant::now();
     let mut why = String::new();
     loop {
         let ended = running.poll()?;
@@ -180,6 +184,19 @@ fn once(runner: &Runner, folder: &Path, library: Library, wanted: &[String]) -> 
             take(&mut pass, &text[read..whole])?;
             read = whole;
             moved = Instant::now();
+        }
+        if said.elapsed() > SIGN_OF_LIFE {
+            let total = if wanted.is_empty() {
+                pass.ids.len()
+            } else {
+                wanted.len()
+            };
+            let open = pass.open.as_deref().unwrap_or_default();
+            println!(
+                "pyverbs {library:?}: {} of {total} tests, at {open}",
+                pass.ended.len()
+            );
+            said = Instant::now();
         }
         if let Some(status) = ended {
             // What was written between the look and the end.
