@@ -12,8 +12,8 @@ struct hello {
 static struct end e;
 static struct pair_opts opts = {.type = IBV_QPT_RC,
 				.events = true,
-				.timeout = 10,
-				.retry = 2,
+				.timeout = 14,
+				.retry = 6,
 				.min_rnr = 1};
 
 static void must_write(int fd, const void *buf, size_t n)
