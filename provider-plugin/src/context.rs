@@ -63,12 +63,6 @@ impl CtxRef {
         // SAFETY: alloc_context laid the state out behind the public part.
         CtxRef(unsafe { NonNull::new_unchecked(&raw mut (*context.cast::<WithState>()).state) })
     }
-
-    /// The public part.
-    pub fn public(self) -> *mut ibv_context {
-        // SAFETY: the state is a member of a WithState, at this offset.
-        unsafe { self.0.as_ptr().byte_sub(size_of::<ibv_context>()).cast() }
-    }
 }
 
 impl Deref for CtxRef {
@@ -158,7 +152,11 @@ unsafe fn open(
     // public context is ours and uninitialised (zeroed).
     unsafe {
         (&raw mut (*with_state).state).write(VerbsContext {
-            uverbs: uverbs::Context::from_borrowed_fd(Box::new(uverbs::kernel::RealKernel), cmd_fd, uverbs::discovery::DriverId::RXE),
+            uverbs: uverbs::Context::from_borrowed_fd(
+                Box::new(uverbs::kernel::RealKernel),
+                cmd_fd,
+                uverbs::discovery::DriverId::RXE,
+            ),
         });
     }
     // SAFETY: the state was written above.

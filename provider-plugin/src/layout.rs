@@ -17,7 +17,7 @@
 use core::mem::size_of;
 use std::sync::OnceLock;
 
-use crate::abi::{ibv_context, ibv_qp_ex, verbs_qp, wr_atomic_write_fn, wr_flush_fn};
+use crate::abi::{ibv_context, verbs_qp, wr_atomic_write_fn, wr_flush_fn};
 
 /// An operation of `verbs_context_ops` and the rdma-core release it came with.
 struct OpEntry {
@@ -242,6 +242,7 @@ impl Layout {
     }
 
     /// Number of operations in `verbs_context_ops`.
+    #[cfg(test)]
     pub fn op_count(&self) -> usize {
         self.ops().count()
     }
@@ -277,11 +278,13 @@ impl Layout {
     }
 
     /// Offset of `verbs_qp.comp_mask`, in bytes.
+    #[cfg(test)]
     pub fn qp_comp_mask_offset(&self) -> usize {
-        size_of::<ibv_qp_ex>() + self.qp_added() * size_of::<usize>()
+        size_of::<crate::abi::ibv_qp_ex>() + self.qp_added() * size_of::<usize>()
     }
 
     /// Size of `verbs_qp`, in bytes. [`verbs_qp`] is never smaller.
+    #[cfg(test)]
     pub fn qp_size(&self) -> usize {
         self.qp_comp_mask_offset() + 2 * size_of::<usize>()
     }
@@ -305,6 +308,7 @@ impl Layout {
     }
 
     /// Reads `verbs_qp.comp_mask`.
+    #[cfg(test)]
     pub fn qp_comp_mask(&self, qp: &verbs_qp) -> u32 {
         qp.tail[self.qp_added()] as u32
     }

@@ -123,6 +123,12 @@ impl<'a> Library<'a> {
             handle,
             pabis: Vec::new(),
         };
+        // A quick look first: most objects are not a libibverbs.
+        // SAFETY: a live handle and a NUL-terminated name.
+        let init = unsafe { libc::dlsym(handle, c"_verbs_init_and_alloc_context".as_ptr()) };
+        if init.is_null() || !object.contains(init as usize) {
+            return None;
+        }
         library.pabis = PABIS.filter(|n| library.registers(*n)).collect();
         (!library.pabis.is_empty()).then_some(library)
     }
