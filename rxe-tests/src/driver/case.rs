@@ -103,6 +103,12 @@ impl Case {
         }
     }
 
+    /// Sets the limit, in seconds.
+    pub fn within(mut self, seconds: u64) -> Case {
+        self.limit = Duration::from_secs(seconds);
+        self
+    }
+
     /// Puts it in the short list.
     pub fn short(mut self) -> Case {
         self.short = true;

@@ -222,7 +222,7 @@ fn rdma_cm() -> Vec<Case> {
         ),
         both("rstream", "rstream -S 4096 -C 50 -I 20"),
         both("riostream", "riostream -S 4096 -C 50 -I 20"),
-        both("udpong", "udpong -S 512 -C 100"),
+        both("udpong", "udpong -S 512 -C 100 -b {addr}").within(20),
     ]
 }
 

@@ -16,6 +16,10 @@ use nix::unistd::Pid;
 /// Where libibverbs lists the providers that it loads.
 const CONFIG: &str = "/etc/libibverbs.d";
 
+/// libibverbs loads its providers one after another; when no new one has
+/// appeared for so long, all are there.
+const SETTLED: Duration = Duration::from_millis(400);
+
 /// The library that a process is to be served by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
@@ -94,6 +98,7 @@ pub struct Running {
     /// Provider libraries seen in the memory maps of it and its children.
     seen: BTreeSet<String>,
     next_look: Instant,
+    last_new: Instant,
 }
 
 impl Running {
@@ -113,6 +118,7 @@ impl Running {
             status: None,
             seen: BTreeSet::new(),
             next_look: Instant::now(),
+            last_new: Instant::now(),
         })
     }
 
@@ -123,11 +129,16 @@ impl Running {
                 let pid = self.child.id();
                 for process in family(pid) {
                     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
-                    self.seen.extend(providers(&maps.unwrap_or_default()));
+                    for path in providers(&maps.unwrap_or_default()) {
+                        if self.seen.insert(path) {
+                            self.last_new = Instant::now();
+                        }
+                    }
                 }
-                // Often until there is something to see, since the process
-                // may be short; seldom afterwards, since looking costs.
-                let pause = if self.seen.is_empty() { 2 } else { 200 };
+                // Often until no more providers appear, since the process may
+                // be short; seldom afterwards, since looking costs.
+                let settled = !self.seen.is_empty() && self.last_new.elapsed() > SETTLED;
+                let pause = if settled { 200 } else { 2 };
                 self.next_look = Instant::now() + Duration::from_millis(pause);
             }
             self.status = self.child.try_wait()?;
@@ -300,6 +311,7 @@ mod tests {
             status: None,
             seen: BTreeSet::new(),
             next_look: Instant::now(),
+            last_new: Instant::now(),
         };
         let began = Instant::now();
         while family(running.pid()).len() < 2 && began.elapsed() < Duration::from_secs(10) {
