@@ -190,7 +190,7 @@ impl Error {
             (_, libc::EIO) => "the device is gone, and its objects with it",
             (_, libc::EBUSY) => "other objects still use this one; destroy them first",
             (_, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOTTY) => {
-                "this kernel or its driver lacks the command or an attribute of it; Linux 6.1 or newer is needed"
+                "the device's driver lacks this, or the kernel is older than 6.1"
             }
             (_, libc::EPERM) => "the operation needs a privilege, such as CAP_NET_RAW",
             _ => "",

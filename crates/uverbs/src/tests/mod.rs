@@ -1,1 +1,71 @@
 //! Tests of the whole crate against the fake kernel.
+
+mod commands;
+mod discovery;
+mod doorbell;
+mod events;
+mod handles;
+mod netlink_properties;
+
+use std::sync::{Arc, Mutex};
+
+use crate::kernel::fake::FakeKernel;
+use crate::{Context, Pd, Udata};
+
+/// A fake kernel and a context on it.
+fn context() -> (Arc<FakeKernel>, Arc<Context>) {
+    let fake = FakeKernel::new();
+    let context = Arc::new(fake.context());
+    (fake, context)
+}
+
+/// The same with a protection domain, and its making not among the calls.
+fn with_pd() -> (Arc<FakeKernel>, Arc<Context>, Pd<Arc<Context>>) {
+    let (fake, context) = context();
+    let pd = Pd::alloc(&context, Udata::none()).unwrap();
+    fake.take_calls();
+    (fake, context, pd)
+}
+
+/// Collects what `tracing` is told while `body` runs on this thread.
+fn traced(body: impl FnOnce()) -> Vec<(tracing::Level, String)> {
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Metadata, Subscriber, span};
+
+    #[derive(Clone, Default)]
+    struct Collector(Arc<Mutex<Vec<(tracing::Level, String)>>>);
+
+    struct Text(String);
+
+    impl Visit for Text {
+        fn record_debug(&mut self, field: &Field, value: &dyn core::fmt::Debug) {
+            self.0 += &format!("{}={value:?} ", field.name());
+        }
+    }
+
+    impl Subscriber for Collector {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0
+                .lock()
+                .unwrap()
+                .push((*event.metadata().level(), text.0));
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    let collector = Collector::default();
+    tracing::subscriber::with_default(collector.clone(), body);
+    let events = collector.0.lock().unwrap();
+    events.clone()
+}
