@@ -1,8 +1,8 @@
 //! The kernel's uverbs ABI: structures and constants of its user API headers.
 //!
 //! Every structure is `#[repr(C)]` with explicit padding, and its size and the
-//! offsets that matter are asserted at compile time. `tests/c_headers.rs`
-//! compares them with the installed C headers.
+//! offsets that matter are asserted at compile time. a test compares
+//! them with the installed C headers.
 //!
 //! | file | kernel header |
 //! |---|---|
@@ -29,6 +29,13 @@ macro_rules! kernel_structs {
         #[allow(missing_docs, reason = "the fields are the kernel header's, by the same names")]
         pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
         const _: () = assert!(::core::mem::size_of::<$name>() == $size);
+        #[cfg(test)]
+        impl $name {
+            /// Its fields: name, offset, size.
+            pub(crate) const FIELDS: &'static [(&'static str, usize, usize)] = &[
+                $((stringify!($field), ::core::mem::offset_of!($name, $field), ::core::mem::size_of::<$ty>())),+
+            ];
+        }
     )+};
 }
 pub(crate) use kernel_structs;

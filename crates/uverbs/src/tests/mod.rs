@@ -1,5 +1,6 @@
 //! Tests of the whole crate against the fake kernel.
 
+mod c_headers;
 mod commands;
 mod discovery;
 mod doorbell;
