@@ -50,7 +50,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         script.push_str(" --programs /opt/programs");
     }
     if request.plugin.is_some() {
-        script.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
+        script.push_str(&format!(" --install --plugin /opt/ringverbs/{PLUGIN}"));
     }
     if request.short {
         script.push_str(" --short");

@@ -8,5 +8,6 @@ pub mod programs;
 pub mod pyverbs;
 pub mod rates;
 pub mod run;
+pub mod selection;
 pub mod setup;
 pub mod suite;

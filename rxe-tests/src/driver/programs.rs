@@ -7,6 +7,9 @@ use anyhow::{Context, Result, bail};
 use super::case::{Case, Shape};
 use crate::record::Stock;
 
+/// The group that they are reported in.
+pub const GROUP: &str = "programs";
+
 /// Reads a manifest: a case on a line,
 /// `name | program and arguments | providers | limit in seconds`.
 ///
@@ -49,7 +52,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         }
         _ => bail!("unknown providers `{providers}`"),
     };
-    let mut case = Case::new("programs", name, Shape::Single(command.to_owned())).short();
+    let mut case = Case::new(GROUP, name, Shape::Single(command.to_owned())).short();
     case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
     case.stock = stock;
     case.same_output = same_output;

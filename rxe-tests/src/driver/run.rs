@@ -317,7 +317,11 @@ pub fn sides(provider: Provider) -> (Library, Library) {
 /// Waits until all have ended, or `limit` has passed, or one has gone on for
 /// `grace` after another failed. What still runs then is killed and has no
 /// exit status.
-fn wait_all(processes: &mut [&mut Running], limit: Duration, grace: Duration) -> Result<()> {
+pub(super) fn wait_all(
+    processes: &mut [&mut Running],
+    limit: Duration,
+    grace: Duration,
+) -> Result<()> {
     let began = Instant::now();
     let mut failed: Option<Instant> = None;
     loop {
@@ -431,7 +435,7 @@ fn difference(stock: &str, ours: &str) -> Option<String> {
 
 /// Why a program failed or was skipped: the line that says so, or else its
 /// last lines.
-fn reason(output: &str, lines: usize) -> String {
+pub(super) fn reason(output: &str, lines: usize) -> String {
     output
         .lines()
         .find_map(|line| {

@@ -9,7 +9,7 @@ use super::case::{Case, Shape};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
 use super::setup::{self, Wiring};
-use super::{lists, programs, pyverbs, rates};
+use super::{lists, programs, pyverbs, rates, selection};
 use crate::guest::host::which;
 use crate::record::{Provider, Record, Stock};
 
@@ -40,6 +40,9 @@ pub struct Plan {
     /// Run only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
+    /// Also install the plugin in this system for a while, and remove it
+    #[arg(long)]
+    install: bool,
     /// The card's MTU in bytes
     #[arg(long, default_value_t = 4200)]
     mtu: u32,
@@ -73,10 +76,20 @@ pub fn run(plan: &Plan) -> Result<()> {
         ours = false;
     }
 
-    for case in cases(plan, &rdma_core)? {
-        for provider in providers(&case, ours) {
-            runner.run(&case, provider)?;
+    let listed = cases(plan, &rdma_core)?;
+    let chosen = listed.iter().filter(|case| {
+        (!plan.short || case.short) && wanted(plan, &format!("{} {}", case.group, case.name))
+    });
+    for case in chosen {
+        for provider in providers(case, ours) {
+            runner.run(case, provider)?;
         }
+    }
+    if ours
+        && let Some(probe) = probe(&listed)
+        && wanted(plan, selection::GROUP)
+    {
+        selection::run(&runner, &probe, plan.install)?;
     }
     if ours && !plan.short {
         rates::run(&mut runner, |name| wanted(plan, name))?;
@@ -93,7 +106,17 @@ pub fn run(plan: &Plan) -> Result<()> {
     runner.report.put(&Record::End)
 }
 
-/// The cases of the plan, in order.
+/// A test program that tells who serves it, and passes with both.
+fn probe(cases: &[Case]) -> Option<String> {
+    cases.iter().find_map(|case| match &case.shape {
+        Shape::Single(line) if case.group == programs::GROUP && case.stock == Stock::Reference => {
+            Some(line.clone())
+        }
+        _ => None,
+    })
+}
+
+/// All cases that can be run here, in order.
 fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     let mut cases = lists::all();
     // A tool that this release does not have is no case here.
@@ -109,8 +132,6 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     if let Some(folder) = &plan.programs {
         cases.extend(manifest(folder, rdma_core)?);
     }
-    cases.retain(|case| !plan.short || case.short);
-    cases.retain(|case| wanted(plan, &format!("{} {}", case.group, case.name)));
     Ok(cases)
 }
 
