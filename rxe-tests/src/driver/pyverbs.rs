@@ -268,6 +268,74 @@ fn take(pass: &mut Pass, lines: &str) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// The script on a package of tests laid out as rdma-core's, with one
+    /// test of each fate.
+    #[test]
+    fn the_script_tells_every_fate() {
+        let python = std::process::Command::new("python3")
+            .arg("--version")
+            .output();
+        if !python.is_ok_and(|out| out.status.success()) {
+            eprintln!("not run: no python3 on this machine");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("rv-pyverbs-{}", std::process::id()));
+        let put = |name: &str, text: &str| fs::write(dir.join(name), text).unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        put(
+            "args_parser.py",
+            "class P:\n    def parse_args(self): pass\nparser = P()\n",
+        );
+        put(
+            "__init__.py",
+            "import importlib\n\
+             test_fates = importlib.import_module('.test_fates', __name__)\n\
+             def load_tests(loader, tests, pattern):\n    \
+                 return loader.loadTestsFromModule(test_fates)\n",
+        );
+        put(
+            "test_fates.py",
+            "import os, unittest\n\
+             class Fates(unittest.TestCase):\n    \
+                 def test_a_pass(self): pass\n    \
+                 def test_b_skip(self): self.skipTest('not here')\n    \
+                 def test_c_fail(self): self.assertEqual(1, 2)\n    \
+                 def test_d_late(self): self.addCleanup(lambda: 1 / 0)\n    \
+                 def test_e_crash(self): os.abort()\n    \
+                 def test_f_after(self): pass\n",
+        );
+        put("runner.py", RUNNER);
+        let once = |wanted: &str| {
+            put("wanted", wanted);
+            let out = std::process::Command::new("python3")
+                .arg(dir.join("runner.py"))
+                .args([&dir, &dir.join("wanted"), &dir.join("results")])
+                .args(["--dev", "rxe0"])
+                .output()
+                .unwrap();
+            let mut pass = Pass::default();
+            take(&mut pass, &fs::read_to_string(dir.join("results")).unwrap()).unwrap();
+            (out.status.success(), pass)
+        };
+        let name = |test: &str| format!("tests.test_fates.Fates.{test}");
+
+        let (good, pass) = once("");
+        assert!(!good);
+        assert_eq!(pass.ids.len(), 6);
+        let outcome = |test: &str| pass.ended[&name(test)].outcome;
+        assert_eq!(outcome("test_a_pass"), Outcome::Pass);
+        assert_eq!(outcome("test_b_skip"), Outcome::Skip);
+        assert_eq!(outcome("test_c_fail"), Outcome::Fail);
+        assert_eq!(outcome("test_d_late"), Outcome::Fail);
+        assert_eq!(pass.open, Some(name("test_e_crash")));
+        assert!(!pass.done && !pass.ended.contains_key(&name("test_f_after")));
+
+        let (good, pass) = once(&name("test_f_after"));
+        assert!(good && pass.done);
+        assert_eq!(pass.ended.len(), 1);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
     #[test]
     fn a_crash_belongs_to_the_test_that_was_open() {
         let mut pass = Pass::default();
