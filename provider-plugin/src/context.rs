@@ -142,7 +142,7 @@ unsafe fn open(
             && (*public).abi_compat as usize == usize::MAX
     };
     if !as_expected {
-        tracing::error!(%layout, "verbs_context is not laid out as in this release; not used");
+        mislaid(layout, "verbs_context");
         return Err(undo(Errno(libc::EPROTO)));
     }
 
@@ -179,7 +179,7 @@ unsafe fn open(
     }
     // SAFETY: set_ops has filled the public operations.
     if !unsafe { lib.ops.is_installed(&(*public).ops) } {
-        tracing::error!(%layout, "the operations are not in the order of this release; not used");
+        mislaid(layout, "verbs_context_ops");
         // SAFETY: initialised above, not used afterwards.
         unsafe { ptr::drop_in_place(state) };
         return Err(undo(Errno(libc::EPROTO)));
@@ -187,6 +187,21 @@ unsafe fn open(
     // async_fd stays -1: libibverbs then makes the event file itself.
     tracing::debug!(fd = cmd_fd, "device opened");
     Ok(vctx)
+}
+
+/// Says, once, on stderr, that the release is not what its symbols and its
+/// file name claim. The device cannot be left to the stock provider any more,
+/// so somebody has to know why it does not open.
+fn mislaid(layout: &Layout, structure: &str) {
+    use std::io::Write;
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let line = format!(
+            "ringverbs: device not opened: {structure} is not that of {layout}, \
+             which this libibverbs appears to be; set RDMAV_DRIVERS=rxe to do without ringverbs\n"
+        );
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    });
 }
 
 /// `verbs_context_ops.free_context`. An open object of the context is the

@@ -297,28 +297,42 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 ///
 /// No allocation, no system call; a lock if the queue is shared and not empty.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the application passes a live queue of ours.
+    let own = unsafe { cq_of(cq) };
+    if own.single {
+        // SAFETY: as this function is called.
+        return unsafe { take::<Single>(own, num_entries, wc) };
+    }
+    if own.peek.is_empty() {
+        return 0;
+    }
+    // SAFETY: as this function is called.
+    unsafe { take::<Shared>(own, num_entries, wc) }
+}
+
+/// The part of [`poll_cq`] for queues that have something; apart from it, so
+/// that the poll of an empty queue saves no registers.
+///
+/// # Safety
+/// As for `poll_cq`: room for `num_entries` completions.
+#[inline(never)]
+unsafe fn take<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     if num_entries <= 0 {
         return 0;
     }
-    // SAFETY: the application passes a live queue of ours, and room for
-    // `num_entries` completions, which any bytes are.
-    unsafe {
-        let cq = cq_of(cq);
-        let out = core::slice::from_raw_parts_mut(
+    // SAFETY: as the caller says; any bytes are a completion, and the two
+    // types are the same.
+    let out = unsafe {
+        core::slice::from_raw_parts_mut(
             wc.cast::<MaybeUninit<WorkCompletion>>(),
             num_entries as usize,
-        );
-        if cq.single {
-            return (*cq.ring.get()).take(out) as c_int;
-        }
-        if cq.peek.is_empty() {
-            return 0;
-        }
-        Shared::enter(&cq.lock);
-        let taken = (*cq.ring.get()).take(out);
-        Shared::leave(&cq.lock);
-        taken as c_int
-    }
+        )
+    };
+    A::enter(&own.lock);
+    // SAFETY: in the critical section.
+    let taken = unsafe { (*own.ring.get()).take(out) };
+    A::leave(&own.lock);
+    taken as c_int
 }
 
 /// ENOENT, as ibv_start_poll(3) has it, also in `errno`.

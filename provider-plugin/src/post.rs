@@ -6,7 +6,9 @@
 use core::ffi::c_int;
 use core::ptr::NonNull;
 
-use rxe::{BindMwWr, Opcode, PostError, RecvQueue, SendFlags, SendQueue, Sge};
+use rxe::{
+    BindMwWr, OneElement, Opcode, PostError, RecvQueue, SendFlags, SendState, SendWriter, Sge,
+};
 
 use crate::abi::*;
 use crate::ah::ah_of;
@@ -40,42 +42,110 @@ unsafe fn scatter_list<'a>(
     Ok(unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), length as usize) })
 }
 
-/// Writes one work request to the next entry of the queue.
+/// Opcodes that have a remote address and key, or nothing, besides their data
+/// (all but datagrams), as a set of bits.
+pub const PLAIN: u32 = 1 << IBV_WR_SEND
+    | 1 << IBV_WR_SEND_WITH_IMM
+    | 1 << IBV_WR_SEND_WITH_INV
+    | 1 << IBV_WR_RDMA_WRITE
+    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
+    | 1 << IBV_WR_RDMA_READ;
+
+/// Writes one work request to the next entry of the queue: nearly every one
+/// there is by the short way, the others by [`write_any`].
 ///
 /// # Safety
 /// The work request is the application's, with what its opcode needs.
 #[inline(always)]
-unsafe fn write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Result<(), c_int> {
+unsafe fn write(
+    writer: &mut SendWriter<'_>,
+    plain: u32,
+    wr: &ibv_send_wr,
+) -> Result<(), c_int> {
+    let is_plain = wr.opcode < 32 && plain & 1 << wr.opcode != 0;
+    if is_plain && wr.num_sge == 1 {
+        // SAFETY: one element, by its number; any bytes are a remote address
+        // and key, and a send, which has none, does not use them.
+        let (sge, remote) = unsafe { (wr.sg_list.cast::<Sge>().read(), wr.wr.rdma) };
+        let request = OneElement {
+            wr_id: wr.wr_id,
+            opcode: Opcode(wr.opcode),
+            flags: SendFlags::from_bits_retain(wr.send_flags),
+            immediate_or_key: wr.imm_data,
+            remote_addr: remote.remote_addr,
+            rkey: remote.rkey,
+            sge,
+        };
+        let pushed = if request.flags.contains(SendFlags::INLINE) {
+            // SAFETY: the application says that the data is readable.
+            unsafe { writer.push_one_inline(&request) }
+        } else {
+            writer.push_one(&request)
+        };
+        return pushed.map_err(|error| error.errno());
+    }
+    let datagram = plain == 0;
+    // By value in and out, so that the writer can live in registers here.
     // SAFETY: as the caller says.
-    let list = unsafe { scatter_list(wr.sg_list, wr.num_sge, queue.max_sge())? };
+    let (next, result) = unsafe { write_any(writer.state(), datagram, wr) };
+    writer.set_state(next);
+    result
+}
+
+/// Writes any work request to the next entry of the queue.
+///
+/// # Safety
+/// The work request is the application's, with what its opcode needs.
+#[inline(never)]
+unsafe fn write_any(
+    state: SendState,
+    datagram: bool,
+    wr: &ibv_send_wr,
+) -> (SendState, Result<(), c_int>) {
+    let mut writer = SendWriter::from_state(state);
+    // SAFETY: as the caller says.
+    let result = unsafe { try_write(&mut writer, datagram, wr) };
+    if result.is_ok() {
+        writer.accept();
+    }
+    (writer.state(), result)
+}
+
+/// # Safety
+/// As for [`write_any`].
+unsafe fn try_write(
+    writer: &mut SendWriter<'_>,
+    datagram: bool,
+    wr: &ibv_send_wr,
+) -> Result<(), c_int> {
+    // SAFETY: as the caller says.
+    let list = unsafe { scatter_list(wr.sg_list, wr.num_sge, writer.max_sge())? };
     let flags = SendFlags::from_bits_retain(wr.send_flags);
     let errno = |error: PostError| error.errno();
-    let mut wqe = queue
+    let mut wqe = writer
         .open(wr.wr_id, Opcode(wr.opcode), flags)
         .map_err(errno)?;
     wqe.immediate_or_key(wr.imm_data);
-    let mut atomic = false;
     // SAFETY: the opcode says which member of each union the application set.
     unsafe {
         match wr.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => {
-                if datagram {
-                    let ud = wr.wr.ud;
-                    if ud.ah.is_null() {
-                        return Err(libc::EINVAL);
-                    }
-                    wqe.ud(ah_of(ud.ah).ah_num, ud.remote_qpn, ud.remote_qkey);
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if datagram => {
+                let ud = wr.wr.ud;
+                if ud.ah.is_null() {
+                    return Err(libc::EINVAL);
                 }
+                wqe.ud(ah_of(ud.ah).ah_num, ud.remote_qpn, ud.remote_qkey);
             }
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_LOCAL_INV => {}
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
                 wqe.rdma(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let operands = wr.wr.atomic;
-                if !operands.remote_addr.is_multiple_of(8) {
+                let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+                if !operands.remote_addr.is_multiple_of(8) || length < 8 {
                     return Err(libc::EINVAL);
                 }
-                atomic = true;
                 wqe.atomic(
                     operands.remote_addr,
                     operands.rkey,
@@ -83,7 +153,6 @@ unsafe fn write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Resu
                     operands.swap,
                 );
             }
-            IBV_WR_LOCAL_INV => {}
             IBV_WR_BIND_MW => {
                 if datagram || !list.is_empty() || wr.imm_data != 0 {
                     return Err(libc::EINVAL);
@@ -94,7 +163,7 @@ unsafe fn write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Resu
             }
             _ => return Err(libc::EINVAL),
         }
-        let length = if flags.contains(SendFlags::INLINE) {
+        if flags.contains(SendFlags::INLINE) {
             let pieces = list
                 .iter()
                 .map(|sge| (sge.addr as *const u8, sge.length as usize));
@@ -103,12 +172,9 @@ unsafe fn write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Resu
         } else {
             wqe.sge_list(list)
         }
-        .map_err(errno)?;
-        if atomic && length < 8 {
-            return Err(libc::EINVAL);
-        }
+        .map(drop)
+        .map_err(errno)
     }
-    Ok(())
 }
 
 /// What a memory window is to be bound to; without a region, to nothing.
@@ -162,16 +228,18 @@ pub unsafe extern "C" fn post_send(
         }
         let queue = &mut *qp.send.get();
         queue.begin();
+        let mut writer = queue.writer();
+        let plain = qp.plain;
         let mut next = wr;
         let mut result = 0;
         while let Some(request) = next.as_ref() {
-            if let Err(errno) = write(queue, qp.datagram, request) {
+            if let Err(errno) = write(&mut writer, plain, request) {
                 result = errno;
                 break;
             }
-            queue.accept();
             next = request.next;
         }
+        writer.keep();
         // SAFETY: what the work requests name is the application's affair.
         let any = queue.publish();
         if !qp.single {
@@ -213,13 +281,13 @@ unsafe fn post_receives(
 ) -> Result<(), (*mut ibv_recv_wr, c_int)> {
     // SAFETY: as the caller says.
     unsafe {
-        queue.begin();
+        let mut writer = queue.begin();
         let mut next = wr;
         let mut result = Ok(());
         while let Some(request) = next.as_ref() {
             let pushed =
-                scatter_list(request.sg_list, request.num_sge, queue.max_sge()).and_then(|list| {
-                    queue
+                scatter_list(request.sg_list, request.num_sge, writer.max_sge()).and_then(|list| {
+                    writer
                         .push(request.wr_id, list)
                         .map_err(|error| error.errno())
                 });
@@ -229,6 +297,7 @@ unsafe fn post_receives(
             }
             next = request.next;
         }
+        writer.keep();
         // SAFETY: what the receives name is the application's affair.
         queue.publish();
         result

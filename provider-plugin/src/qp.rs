@@ -20,7 +20,7 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::pd::{PdRef, pd_of};
-use crate::post::post_send;
+use crate::post::{PLAIN, post_send};
 use crate::wr_ex;
 
 /// A queue pair.
@@ -29,8 +29,9 @@ pub struct Qp {
     public: verbs_qp,
     /// One caller at a time by the application's promise: no locks.
     pub single: bool,
-    /// Datagrams: sends name an address handle.
-    pub datagram: bool,
+    /// Opcodes that can be posted by the short way ([`PLAIN`]); none of a
+    /// datagram queue pair, whose sends name an address handle.
+    pub plain: u32,
     /// Guards `send` and `failed`.
     pub send_lock: SpinLock,
     /// The first error of the batch between wr_start and wr_complete.
@@ -148,7 +149,11 @@ unsafe fn create(
     let qp = place.write(Qp {
         public,
         single: domain.has_thread_domain(),
-        datagram: attr.qp_type == IBV_QPT_UD,
+        plain: if attr.qp_type == IBV_QPT_UD {
+            0
+        } else {
+            PLAIN
+        },
         send_lock: SpinLock::new(),
         failed: Cell::new(0),
         send: UnsafeCell::new(send),

@@ -145,7 +145,7 @@ unsafe fn build(
         if own.failed.get() != 0 {
             return;
         }
-        let queue = &mut *own.send.get();
+        let mut queue = (*own.send.get()).writer();
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         let filled = match queue.open((*qp).wr_id, opcode, flags) {
             Ok(mut wqe) => {
@@ -155,7 +155,10 @@ unsafe fn build(
             Err(error) => Err(error.errno()),
         };
         match filled {
-            Ok(()) => queue.accept(),
+            Ok(()) => {
+                queue.accept();
+                queue.keep();
+            }
             Err(errno) => own.failed.set(errno),
         }
     }

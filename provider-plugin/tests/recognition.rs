@@ -63,6 +63,10 @@ struct Fake {
     pabi: u32,
     /// File name; the release's own if none.
     name: Option<String>,
+    /// Release whose operations it really has.
+    ops_of: u32,
+    /// Release whose verbs_context it really has.
+    context_of: u32,
 }
 
 fn minor(release: u32) -> u32 {
@@ -83,15 +87,16 @@ impl Fake {
             release,
             pabi: sample_of(release).pabi,
             name: None,
+            ops_of: release,
+            context_of: release,
         }
     }
 
     fn build(&self, dir: &Path) -> PathBuf {
-        let sample = sample_of(self.release);
         let dir = dir.join(format!("fake-{}-{}", self.release, self.pabi));
         fs::create_dir_all(&dir).unwrap();
         let mut ops = String::from("static const char *const op_names[] = {\n");
-        for op in &sample.ops {
+        for op in &sample_of(self.ops_of).ops {
             writeln!(ops, "\t\"{op}\",").unwrap();
         }
         ops.push_str("};\n");
@@ -136,7 +141,10 @@ impl Fake {
             "-Wall",
             &format!("-DPABI={pabi}"),
             &format!("-DRELEASE={}", self.release),
-            &format!("-DCONTEXT_OFFSET={}", sample.context_offset),
+            &format!(
+                "-DCONTEXT_OFFSET={}",
+                sample_of(self.context_of).context_offset
+            ),
             &format!("-I{}", dir.display()),
             &format!("-Wl,--version-script={}", dir.join("map").display()),
             "-Wl,-soname,libibverbs.so.1",
@@ -311,6 +319,7 @@ fn unknown_and_contradictory_libraries_are_refused() {
             release,
             pabi,
             name: name.map(str::to_owned),
+            ..Fake::of(release)
         }
         .build(&bench.dir.0)
     };
@@ -370,4 +379,33 @@ fn diagnostics_are_written_where_asked() {
         "{log}"
     );
     assert!(log.lines().all(|l| l.starts_with("ringverbs ")), "{log}");
+}
+
+#[test]
+fn a_library_that_is_not_what_its_symbols_say_is_noticed_before_any_harm() {
+    let bench = Bench::new("mislaid");
+    for (release, ops_of, context_of) in [
+        (57, 57, 62), // verbs_context grew
+        (64, 64, 58), // or shrank
+        (57, 59, 57), // operations were inserted
+        (65, 64, 65), // or are missing
+    ] {
+        let fake = Fake {
+            ops_of,
+            context_of,
+            ..Fake::of(release)
+        };
+        let dir = bench.dir.0.join(format!("{ops_of}-{context_of}"));
+        let library = fake.build(&dir);
+        let run = bench.run("mislaid", &bench.plugin_as(fake.pabi), &[&library]);
+        assert!(run.0.status.success(), "{}{}", run.out(), run.err());
+        assert!(run.out().contains(": 1 registrations"), "{}", run.out());
+        assert!(run.out().contains("refused"), "{ops_of} {context_of}");
+        assert_eq!(run.err().lines().count(), 1, "one line: {}", run.err());
+        assert!(
+            run.err().contains("ringverbs: device not opened"),
+            "{}",
+            run.err()
+        );
+    }
 }

@@ -6,6 +6,7 @@
  *   program load PROVIDER LIB [OTHER-LIB]   the first library loads it
  *   program direct PROVIDER LIB [OTHER-LIB] the program itself loads it
  *   program control PROVIDER LIB            also opens a device and makes objects
+ *   program mislaid PROVIDER LIB            opening a device must fail cleanly
  *
  * Prints "LIB: N registrations" for each library, exit status 0 unless a step
  * of the control path goes wrong.
@@ -320,6 +321,23 @@ static void control(void)
 	puts("control path ok");
 }
 
+/* The library is not laid out as its symbols say: noticed before any harm. */
+static void mislaid(void)
+{
+	const struct device_ops *ops = ((const void *(*)(void))sym("fake_registered"))();
+	int (*live)(void) = sym("fake_live_contexts");
+	char *device = ops->alloc_device(NULL);
+	int fd = open_fd();
+
+	CHECK(device);
+	errno = 0;
+	CHECK(!ops->alloc_context(device, fd, NULL));
+	CHECK(errno == EPROTO);
+	CHECK(live() == 0 && closed(fd));
+	ops->uninit_device(device);
+	puts("refused");
+}
+
 int main(int argc, char **argv)
 {
 	void *libs[2] = {};
@@ -349,5 +367,7 @@ int main(int argc, char **argv)
 	lib = libs[0];
 	if (!strcmp(argv[1], "control"))
 		control();
+	if (!strcmp(argv[1], "mislaid"))
+		mislaid();
 	return 0;
 }
