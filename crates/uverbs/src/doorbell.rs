@@ -2,6 +2,8 @@
 //! queue.
 
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU32;
+use std::os::fd::RawFd;
 
 use zerocopy::IntoBytes;
 
@@ -10,7 +12,7 @@ use crate::{ContextRef, Errno, QpHandle};
 
 /// A command as write(2) takes it: header, then body.
 #[repr(C)]
-#[derive(Clone, Copy, zerocopy::IntoBytes, zerocopy::Immutable)]
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::Immutable)]
 struct PostSendCommand {
     header: CmdHdr,
     body: PostSend,
@@ -21,22 +23,43 @@ const _: () = {
     assert!(offset_of!(PostSendCommand, body) == 8);
 };
 
+/// Where the kernel says which request failed, though there is none: the
+/// command demands a place. Nobody reads it.
+static ANSWER: AtomicU32 = AtomicU32::new(0);
+
 /// Rings a queue pair's doorbell: a post of no work requests, which makes rxe
 /// look at the send queue that is mapped into this process.
+///
+/// The command is made once; ringing only sends it.
 #[derive(Clone, Copy, Debug)]
 pub struct PostSendDoorbell<C: ContextRef> {
-    context: C,
-    qp: QpHandle,
+    command: PostSendCommand,
+    fd: RawFd,
     real: bool,
+    context: C,
 }
 
 impl<C: ContextRef> PostSendDoorbell<C> {
     /// Prepares the doorbell of a queue pair.
     pub fn new(context: &C, qp: QpHandle) -> Self {
         Self {
-            context: context.clone(),
-            qp,
+            command: PostSendCommand {
+                header: CmdHdr {
+                    command: cmd::CMD_POST_SEND,
+                    in_words: (size_of::<PostSendCommand>() / 4) as u16,
+                    out_words: 1,
+                },
+                body: PostSend {
+                    response: ANSWER.as_ptr().expose_provenance() as u64,
+                    qp_handle: qp.0,
+                    wr_count: 0,
+                    sge_count: 0,
+                    wqe_size: size_of::<SendWr>() as u32,
+                },
+            },
+            fd: context.fd(),
             real: context.kernel().is_real(),
+            context: context.clone(),
         }
     }
 
@@ -50,47 +73,24 @@ impl<C: ContextRef> PostSendDoorbell<C> {
     /// EACCES after a change of credentials.
     #[inline]
     pub fn ring(&self) -> Result<(), Errno> {
-        // The kernel insists on somewhere to say which request failed, though
-        // there is none.
-        let mut answer = 0u32;
-        let command = PostSendCommand {
-            header: CmdHdr {
-                command: cmd::CMD_POST_SEND,
-                in_words: (size_of::<PostSendCommand>() / 4) as u16,
-                out_words: 1,
-            },
-            body: PostSend {
-                response: (&raw mut answer).expose_provenance() as u64,
-                qp_handle: self.qp.0,
-                wr_count: 0,
-                sge_count: 0,
-                wqe_size: size_of::<SendWr>() as u32,
-            },
-        };
         const LEN: usize = size_of::<PostSendCommand>();
-        if self.real {
+        let written = if self.real {
             // SAFETY: the command is readable for its length, and the four
-            // bytes that it has the kernel write are `answer`, alive here.
-            let written =
-                unsafe { libc::write(self.context.fd(), (&raw const command).cast(), LEN) };
-            if written == LEN as isize {
-                Ok(())
-            } else {
-                Err(failure(written))
-            }
+            // bytes that it has the kernel write are `ANSWER`.
+            unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) }
         } else {
             // SAFETY: as above.
             let written = unsafe {
                 self.context
                     .kernel()
-                    .write(self.context.fd(), command.as_bytes())
-            }?;
-            if written == LEN {
-                Ok(())
-            } else {
-                Err(Errno::new(libc::EIO))
-            }
+                    .write(self.fd, self.command.as_bytes())
+            };
+            written? as isize
+        };
+        if written == LEN as isize {
+            return Ok(());
         }
+        Err(failure(written))
     }
 }
 

@@ -54,10 +54,8 @@ fn refusals_are_told() {
 fn directly_by_libc() {
     let mut fds = [0; 2];
     // SAFETY: there is room for two descriptors.
-    assert_eq!(
-        unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) },
-        0
-    );
+    let made = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    assert_eq!(made, 0);
     let context = Context::from_owned_fd(Box::new(RealKernel), fds[1], crate::kernel::fake::DRIVER);
     let doorbell = PostSendDoorbell::new(&&context, QpHandle(7));
     doorbell.ring().unwrap();

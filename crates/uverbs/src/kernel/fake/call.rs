@@ -162,6 +162,19 @@ impl<'a> Reply<'a> {
         self.call
     }
 
+    /// The numbers of the output attributes.
+    pub fn outputs(&self) -> Vec<u16> {
+        let (object, method) = (self.call.object, self.call.method);
+        let ids = self.call.attrs.iter().map(|recorded| recorded.attr.attr_id);
+        ids.filter(|&id| spec::is_output(object, method, id))
+            .collect()
+    }
+
+    /// The attribute that numbers the object which the command makes.
+    pub fn new_object(&self) -> Option<u16> {
+        spec::new_object_attr(self.call.object, self.call.method)
+    }
+
     fn raw_attr(&mut self, id: u16) -> Option<&mut Attr> {
         let index = self
             .call
@@ -221,15 +234,11 @@ impl<'a> Reply<'a> {
 
     /// Clears all outputs and marks them written.
     pub(super) fn clear_outputs(&mut self) {
-        let (object, method) = (self.call.object, self.call.method);
-        let outputs: Vec<(u16, usize)> = self
-            .call
-            .attrs
-            .iter()
-            .filter(|recorded| spec::is_output(object, method, recorded.attr.attr_id))
-            .map(|recorded| (recorded.attr.attr_id, usize::from(recorded.attr.len)))
-            .collect();
-        for (id, len) in outputs {
+        for id in self.outputs() {
+            let len = self
+                .call
+                .attr(id)
+                .map_or(0, |recorded| usize::from(recorded.attr.len));
             self.set(id, &vec![0; len]);
         }
     }

@@ -1,0 +1,253 @@
+//! Every command with a kernel that answers what it likes.
+//!
+//! The input says, for each command in turn: its errno or success, which
+//! outputs are written and with what, what number a new object has, what
+//! reading an event gives. The kernel stays in the buffers that it is lent, as
+//! a real one does. Whatever it answers: no panic, no access outside, and what
+//! the answer says is bounded by what was asked for.
+
+#![no_main]
+
+use std::sync::{Arc, Mutex};
+
+use libfuzzer_sys::fuzz_target;
+use uverbs::abi::ids::*;
+use uverbs::abi::write::{CMD_FLAG_EXTENDED, cmd};
+use uverbs::kernel::fake::{FakeKernel, Reply, Target};
+use uverbs::*;
+
+/// The input, handed out piece by piece; zeros when it is used up.
+#[derive(Clone)]
+struct Input(Arc<Mutex<std::collections::VecDeque<u8>>>);
+
+impl Input {
+    fn byte(&self) -> u8 {
+        self.0.lock().unwrap().pop_front().unwrap_or(0)
+    }
+
+    fn bytes(&self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.byte()).collect()
+    }
+
+    fn word(&self) -> u64 {
+        u64::from_le_bytes(self.bytes(8).try_into().unwrap())
+    }
+
+    fn result(&self) -> Result<(), Errno> {
+        match self.byte() {
+            0..=199 => Ok(()),
+            255 => Err(Errno::new(self.word() as i32)),
+            errno => Err(Errno::new(i32::from(errno) - 195)),
+        }
+    }
+
+    fn answer(&self, reply: &mut Reply<'_>) -> Result<(), Errno> {
+        for id in reply.outputs() {
+            match self.byte() {
+                0..=63 => {}
+                64..=79 => reply.set_unwritten(id),
+                len => {
+                    reply.set(id, &self.bytes(usize::from(len) - 79));
+                }
+            }
+        }
+        if let Some(id) = reply.new_object()
+            && self.byte() > 250
+        {
+            reply.set_data(id, self.word());
+        }
+        self.result()
+    }
+}
+
+const TARGETS: &[Target] = &[
+    Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT),
+    Target::Method(OBJECT_DEVICE, METHOD_QUERY_CONTEXT),
+    Target::Method(OBJECT_DEVICE, METHOD_QUERY_PORT),
+    Target::Method(OBJECT_DEVICE, METHOD_QUERY_GID_TABLE),
+    Target::Method(OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY),
+    Target::Method(OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC),
+    Target::Method(OBJECT_CQ, METHOD_CQ_CREATE),
+    Target::Method(OBJECT_CQ, METHOD_CQ_DESTROY),
+    Target::Method(OBJECT_QP, METHOD_QP_CREATE),
+    Target::Method(OBJECT_QP, METHOD_QP_DESTROY),
+    Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE),
+    Target::Method(OBJECT_SRQ, METHOD_SRQ_DESTROY),
+    Target::Method(OBJECT_MR, METHOD_QUERY_MR),
+    Target::Method(OBJECT_MR, METHOD_REG_DMABUF_MR),
+    Target::Method(OBJECT_MR, METHOD_MR_DESTROY),
+    Target::Method(OBJECT_PD, METHOD_PD_DESTROY),
+    Target::Write(cmd::CMD_ALLOC_PD),
+    Target::Write(cmd::CMD_REG_MR),
+    Target::Write(cmd::CMD_REREG_MR),
+    Target::Write(cmd::CMD_ALLOC_MW),
+    Target::Write(cmd::CMD_CREATE_COMP_CHANNEL),
+    Target::Write(cmd::CMD_RESIZE_CQ),
+    Target::Write(cmd::CMD_REQ_NOTIFY_CQ),
+    Target::Write(cmd::CMD_MODIFY_SRQ),
+    Target::Write(cmd::CMD_QUERY_SRQ),
+    Target::Write(cmd::CMD_MODIFY_QP),
+    Target::Write(cmd::CMD_QUERY_QP),
+    Target::Write(cmd::CMD_OPEN_QP),
+    Target::Write(cmd::CMD_CREATE_AH),
+    Target::Write(cmd::CMD_OPEN_XRCD),
+    Target::Write(cmd::CMD_QUERY_DEVICE),
+    Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE),
+    Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_MODIFY_QP),
+];
+
+fn run(fake: &FakeKernel, context: &Context, input: &Input) {
+    let context = &context;
+    let mut driver = [0xaa; 24];
+    let _ = context.get_context(Udata::output(&mut driver));
+    let _ = context.query_context();
+    let _ = context.query_device();
+    if let Ok(attr) = context.query_device_ex(Udata::none()) {
+        assert!(attr.response_length >= 184);
+    }
+    let _ = context.query_port(1);
+    let mut gids = [GidEntry::default(); 3];
+    if let Ok(count) = context.query_gid_table(&mut gids) {
+        assert!(count <= gids.len());
+    }
+    let _ = context.query_gid_entry(1, 0);
+    for channel in CompletionChannel::create(context) {
+        fake.push_read(
+            channel.fd(),
+            input
+                .result()
+                .map(|()| input.bytes(usize::from(input.byte()))),
+        );
+        let _ = channel.read_event();
+    }
+    for file in AsyncEventFile::alloc(context) {
+        fake.push_read(
+            file.fd(),
+            input
+                .result()
+                .map(|()| input.bytes(usize::from(input.byte()))),
+        );
+        if let Ok(event) = file.read_event() {
+            let _ = format!("{event:?}");
+        }
+    }
+    let pd = Pd::alloc(context, Udata::output(&mut driver));
+    let pd_handle = pd.as_ref().map_or(PdHandle(1), Pd::handle);
+    let access = AccessFlags::LOCAL_WRITE;
+    let init = MrInit {
+        pd: pd_handle,
+        addr: 0,
+        length: 1,
+        iova: 0,
+        access,
+    };
+    // SAFETY: the fake touches no memory.
+    for mut mr in unsafe { Mr::register(context, &init, Udata::none()) } {
+        let _ = uverbs::mr::query(context, mr.handle());
+        // SAFETY: as above.
+        let _ = unsafe {
+            mr.rereg(
+                &Rereg {
+                    access: Some(access),
+                    ..Rereg::default()
+                },
+                Udata::none(),
+            )
+        };
+        if let Err((mr, error)) = mr.destroy() {
+            let _ = error.to_string();
+            drop(mr);
+        }
+    }
+    let init = DmabufMrInit {
+        pd: pd_handle,
+        offset: 0,
+        length: 1,
+        iova: 0,
+        fd: 1,
+        access,
+    };
+    let _ = Mr::register_dmabuf(context, &init, Udata::none());
+    let _ = Mw::alloc(context, pd_handle, MwType::TYPE_2, Udata::none());
+    let _ = Ah::create(
+        context,
+        pd_handle,
+        &AhAttr::default(),
+        0,
+        Udata::output(&mut driver),
+    );
+    let xrcd = Xrcd::open(context, &XrcdOpen::default(), Udata::none());
+    let xrcd_handle = xrcd.as_ref().map_or(XrcdHandle(1), Xrcd::handle);
+    let cq = Cq::create(
+        context,
+        &CqInit {
+            cqe: 1,
+            ..CqInit::default()
+        },
+        Udata::output(&mut driver),
+    );
+    for cq in &cq {
+        let _ = cq.resize(2, Udata::output(&mut driver));
+        let _ = cq.req_notify(false);
+    }
+    let cq_handle = cq.as_ref().map_or(CqHandle(1), Cq::handle);
+    for kind in [
+        SrqKind::Basic,
+        SrqKind::Xrc {
+            xrcd: xrcd_handle,
+            cq: cq_handle,
+        },
+    ] {
+        let init = SrqInit {
+            pd: pd_handle,
+            user_handle: 0,
+            max_wr: 1,
+            max_sge: 1,
+            limit: 0,
+            kind,
+            async_fd: None,
+        };
+        for srq in Srq::create(context, &init, Udata::output(&mut driver)) {
+            assert_eq!(srq.srq_num().is_some(), kind != SrqKind::Basic);
+            let _ = srq.query();
+            let _ = srq.modify(
+                &SrqModify {
+                    limit: Some(1),
+                    max_wr: None,
+                },
+                Udata::none(),
+            );
+        }
+    }
+    let init = QpInit {
+        qp_type: QpType::RC,
+        pd: Some(pd_handle),
+        ..QpInit::default()
+    };
+    for qp in Qp::create(context, &init, Udata::output(&mut driver)) {
+        let _ = qp.modify(&QpAttr::default(), QpAttrMask::STATE, Udata::none());
+        let _ = qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT, Udata::none());
+        if let Ok((attr, _)) = qp.query(QpAttrMask::STATE) {
+            let _ = format!("{attr:?}");
+        }
+        let _ = qp.destroy();
+    }
+    let open = QpOpen {
+        xrcd: xrcd_handle,
+        qpn: 1,
+        qp_type: QpType::XRC_TGT,
+        user_handle: 0,
+    };
+    let _ = Qp::open(context, &open, Udata::none());
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let input = Input(Arc::new(Mutex::new(bytes.iter().copied().collect())));
+    let fake = FakeKernel::new();
+    for &target in TARGETS {
+        let input = input.clone();
+        fake.on(target, move |reply| input.answer(reply));
+    }
+    let context = fake.context();
+    run(&fake, &context, &input);
+});
