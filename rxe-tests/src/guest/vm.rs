@@ -327,7 +327,9 @@ struct RunDir {
 impl RunDir {
     fn new(image: &Image) -> Result<RunDir> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let path = host::cache()?.join("runs").join(format!(
+        let runs = host::cache()?.join("runs");
+        forget_old(&runs);
+        let path = runs.join(format!(
             "{}-{}-{}",
             image.suite,
             std::process::id(),
@@ -346,6 +348,24 @@ impl RunDir {
 
     fn keep(&self) {
         self.keep.set(true);
+    }
+}
+
+/// Removes what runs of long ago left.
+fn forget_old(runs: &Path) {
+    const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+    let Ok(entries) = fs::read_dir(runs) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let age = entry
+            .metadata()
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > KEPT) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
