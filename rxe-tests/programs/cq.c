@@ -366,6 +366,7 @@ static void t_resize_ex(void)
 }
 
 static volatile int stop;
+static volatile uint64_t polled;
 
 static void *poller(void *arg)
 {
@@ -382,6 +383,7 @@ static void *poller(void *arg)
 			EQ(wc[i].status, IBV_WC_SUCCESS);
 			EQ(wc[i].byte_len, next % 60 + 1);
 		}
+		__atomic_store_n(&polled, next - 1, __ATOMIC_RELEASE);
 		if (!n)
 			sched_yield();
 	}
@@ -416,6 +418,9 @@ static void t_resize_race(void)
 	for (base = 0; base < 3000; base += 30) {
 		fill(base + 1, base + 30);
 		drain(p.a.cq, base + 1, base + 30);
+		/* Never more entries than the smaller size holds. */
+		while (__atomic_load_n(&polled, __ATOMIC_ACQUIRE) + 100 < base)
+			sched_yield();
 	}
 	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
 	OK(pthread_join(b, NULL));

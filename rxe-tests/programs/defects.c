@@ -330,6 +330,21 @@ static void t_create_ex_leak(void)
 	create_leak(true);
 }
 
+/* An unknown attribute of an extended queue: refused, and errno says why. */
+static void t_cq_ex_errno(void)
+{
+	struct ibv_context *ctx = open_device();
+	struct ibv_cq_init_attr_ex attr = {.cqe = 10, .comp_mask = 1 << 9};
+	struct ibv_device_attr dev;
+
+	OK(ibv_query_device(ctx, &dev));
+	NULL_WITH(ibv_create_cq_ex(ctx, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	attr.cqe = dev.max_cqe + 1;
+	NULL_WITH(ibv_create_cq_ex(ctx, &attr), EINVAL);
+	OK(ibv_close_device(ctx));
+}
+
 /* A mapping that fails at any place of any create: NULL, ENOMEM, nothing left. */
 static void t_create_map_fails(void)
 {
@@ -476,6 +491,7 @@ static const struct test_case cases[] = {
 	{"resize-map-fails", t_resize_map_fails},
 	{"create-leak", t_create_leak},
 	{"create-ex-leak", t_create_ex_leak},
+	{"cq-ex-errno", t_cq_ex_errno},
 	{"create-map-fails", t_create_map_fails},
 	{"empty-batch", t_empty_batch},
 	{"refused-doorbell", t_refused_doorbell},
