@@ -232,14 +232,10 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Clears all outputs and marks them written.
-    pub(super) fn clear_outputs(&mut self) {
+    /// Marks all outputs written, with what is in them.
+    pub(super) fn mark_outputs(&mut self) {
         for id in self.outputs() {
-            let len = self
-                .call
-                .attr(id)
-                .map_or(0, |recorded| usize::from(recorded.attr.len));
-            self.set(id, &vec![0; len]);
+            self.set(id, &[]);
         }
     }
 

@@ -4,8 +4,8 @@
 //! Without being told anything it behaves as a kernel whose commands all
 //! succeed: it checks each command's attributes as the kernel does (known
 //! ones, lengths, mandatory ones, kinds of objects; table in `spec.rs`),
-//! gives new objects numbers, clears outputs and marks them written, and knows
-//! which objects are alive. [`FakeKernel::on`] changes the answer to one
+//! gives new objects numbers, marks outputs written (without writing: the
+//! caller clears them), and knows which objects are alive. [`FakeKernel::on`] changes the answer to one
 //! command: values, an errno, outputs left out.
 //!
 //! ```
@@ -105,7 +105,7 @@ impl FakeKernel {
     }
 
     /// Answers a command by `handler` from now on. It is called after the
-    /// attributes were checked, with outputs cleared and new objects numbered;
+    /// attributes were checked, with outputs marked and new objects numbered;
     /// after an error no object has been made, or destroyed.
     pub fn on(
         &self,
@@ -191,7 +191,7 @@ impl FakeKernel {
         let mut state = self.lock();
         let effect = spec::check(call, &state.live)?;
         let mut reply = Reply::new(call, raw);
-        reply.clear_outputs();
+        reply.mark_outputs();
         let mut created = None;
         match effect {
             spec::Effect::Creates(object) => {
