@@ -4,7 +4,12 @@ use ring::SpinLock;
 
 /// Shared by threads, or used by one at a time as the application promised.
 pub trait Access {
-    /// Enters the queue's critical section.
+    /// Enters the queue's critical section if nobody else is in it.
+    ///
+    /// Data-path functions go on in a function of their own when somebody is:
+    /// without a call that waits in them, they save no registers.
+    fn try_enter(lock: &SpinLock) -> bool;
+    /// Enters the queue's critical section; waits for it if need be.
     fn enter(lock: &SpinLock);
     /// Leaves it.
     fn leave(lock: &SpinLock);
@@ -19,6 +24,10 @@ pub enum Single {}
 
 impl Access for Shared {
     #[inline(always)]
+    fn try_enter(lock: &SpinLock) -> bool {
+        lock.try_lock()
+    }
+    #[inline(always)]
     fn enter(lock: &SpinLock) {
         lock.lock();
     }
@@ -29,6 +38,10 @@ impl Access for Shared {
 }
 
 impl Access for Single {
+    #[inline(always)]
+    fn try_enter(_: &SpinLock) -> bool {
+        true
+    }
     #[inline(always)]
     fn enter(_: &SpinLock) {}
     #[inline(always)]

@@ -297,47 +297,71 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 ///
 /// No allocation, no system call; a lock if the queue is shared and not empty.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the application passes a live queue of ours.
-    let own = unsafe { cq_of(cq) };
-    if own.single {
-        // SAFETY: as this function is called.
-        return unsafe { take::<Single>(own, num_entries, wc) };
+    // SAFETY: the application passes a live queue of ours, and room for
+    // `num_entries` completions.
+    unsafe {
+        let own = cq_of(cq);
+        if own.peek.is_empty() {
+            return 0;
+        }
+        if own.single {
+            poll::<Single>(own, num_entries, wc)
+        } else {
+            poll::<Shared>(own, num_entries, wc)
+        }
     }
-    if own.peek.is_empty() {
-        return 0;
-    }
-    // SAFETY: as this function is called.
-    unsafe { take::<Shared>(own, num_entries, wc) }
 }
 
-/// The part of [`poll_cq`] for queues that have something; apart from it, so
-/// that the poll of an empty queue saves no registers.
+/// The poll of a queue that has something; apart, so that the poll of an empty
+/// one saves no registers.
 ///
 /// # Safety
-/// As for `poll_cq`: room for `num_entries` completions.
+/// As for [`poll_cq`].
 #[inline(never)]
-unsafe fn take<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if !A::try_enter(&own.lock) {
+        // SAFETY: as the caller says.
+        return unsafe { poll_contended(own, num_entries, wc) };
+    }
+    // SAFETY: as the caller says; in the critical section.
+    let taken = unsafe { take(own, num_entries, wc) };
+    A::leave(&own.lock);
+    taken
+}
+
+/// # Safety
+/// As for [`poll_cq`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn poll_contended(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    Shared::enter(&own.lock);
+    // SAFETY: as the caller says; in the critical section.
+    let taken = unsafe { take(own, num_entries, wc) };
+    Shared::leave(&own.lock);
+    taken
+}
+
+/// # Safety
+/// As for [`poll_cq`]; the queue's critical section has been entered.
+#[inline(always)]
+unsafe fn take(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     if num_entries <= 0 {
         return 0;
     }
     // SAFETY: as the caller says; any bytes are a completion, and the two
     // types are the same.
-    let out = unsafe {
-        core::slice::from_raw_parts_mut(
+    unsafe {
+        let out = core::slice::from_raw_parts_mut(
             wc.cast::<MaybeUninit<WorkCompletion>>(),
             num_entries as usize,
-        )
-    };
-    A::enter(&own.lock);
-    // SAFETY: in the critical section.
-    let taken = unsafe { (*own.ring.get()).take(out) };
-    A::leave(&own.lock);
-    taken as c_int
+        );
+        (*own.ring.get()).take(out) as c_int
+    }
 }
 
 /// ENOENT, as ibv_start_poll(3) has it, also in `errno`.
 #[cold]
-fn no_entry() -> c_int {
+extern "C" fn no_entry() -> c_int {
     Errno(libc::ENOENT).set();
     libc::ENOENT
 }
@@ -369,7 +393,32 @@ unsafe extern "C" fn start_poll<A: Access>(
             return libc::EINVAL;
         }
         let own = cq_of(cq);
+        if !A::try_enter(&own.lock) {
+            return start_contended::<A>(cq);
+        }
+        start::<A>(cq, own)
+    }
+}
+
+/// # Safety
+/// `cq` is a live queue of ours.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn start_contended<A: Access>(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own = cq_of(cq);
         A::enter(&own.lock);
+        start::<A>(cq, own)
+    }
+}
+
+/// # Safety
+/// The queue's critical section has been entered.
+#[inline(always)]
+unsafe fn start<A: Access>(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
         let span = (*own.ring.get()).available();
         if span.at == span.end {
             A::leave(&own.lock);

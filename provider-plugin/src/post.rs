@@ -2,17 +2,21 @@
 //!
 //! No allocation, and no system call but one doorbell a list; a lock where
 //! the queue is shared.
+//!
+//! Functions apart from the quick path are `extern "C"`, which says that they
+//! do not unwind: so they can be jumped to, and the quick path needs no frame.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
 
+use ring::SpinLock;
 use rxe::{
-    BindMwWr, OneElement, Opcode, PostError, RecvQueue, SendFlags, SendState, SendWriter, Sge,
+    BindMwWr, OneElement, Opcode, PostError, RecvQueue, SendFlags, SendQueue, SendWriter, Sge,
 };
 
 use crate::abi::*;
 use crate::ah::ah_of;
-use crate::qp::qp_of;
+use crate::qp::{Qp, qp_of};
 use crate::srq::srq_of;
 
 const _: () = {
@@ -51,78 +55,82 @@ pub const PLAIN: u32 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
     | 1 << IBV_WR_RDMA_READ;
 
-/// Writes one work request to the next entry of the queue: nearly every one
-/// there is by the short way, the others by [`write_any`].
+/// A work request of the C interface as the queue's quick way reads it.
+struct Posted<'a>(&'a ibv_send_wr);
+
+impl OneElement for Posted<'_> {
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        Opcode(self.0.opcode)
+    }
+    #[inline(always)]
+    fn flags(&self) -> SendFlags {
+        SendFlags::from_bits_retain(self.0.send_flags)
+    }
+    #[inline(always)]
+    fn immediate_or_key(&self) -> u32 {
+        self.0.imm_data
+    }
+    #[inline(always)]
+    fn remote_addr(&self) -> u64 {
+        // SAFETY: any bytes are an address.
+        unsafe { self.0.wr.rdma.remote_addr }
+    }
+    #[inline(always)]
+    fn rkey(&self) -> u32 {
+        // SAFETY: any bytes are a key.
+        unsafe { self.0.wr.rdma.rkey }
+    }
+    #[inline(always)]
+    fn sge(&self) -> &Sge {
+        // SAFETY: the work request says that it has one element, and the
+        // application that it is there; the two types are the same.
+        unsafe { &*self.0.sg_list.cast::<Sge>() }
+    }
+}
+
+/// Adds a work request by the quick way, if it is one of nearly all.
 ///
 /// # Safety
 /// The work request is the application's, with what its opcode needs.
 #[inline(always)]
-unsafe fn write(
-    writer: &mut SendWriter<'_>,
-    plain: u32,
-    wr: &ibv_send_wr,
-) -> Result<(), c_int> {
-    let is_plain = wr.opcode < 32 && plain & 1 << wr.opcode != 0;
-    if is_plain && wr.num_sge == 1 {
-        // SAFETY: one element, by its number; any bytes are a remote address
-        // and key, and a send, which has none, does not use them.
-        let (sge, remote) = unsafe { (wr.sg_list.cast::<Sge>().read(), wr.wr.rdma) };
-        let request = OneElement {
-            wr_id: wr.wr_id,
-            opcode: Opcode(wr.opcode),
-            flags: SendFlags::from_bits_retain(wr.send_flags),
-            immediate_or_key: wr.imm_data,
-            remote_addr: remote.remote_addr,
-            rkey: remote.rkey,
-            sge,
-        };
-        let pushed = if request.flags.contains(SendFlags::INLINE) {
-            // SAFETY: the application says that the data is readable.
-            unsafe { writer.push_one_inline(&request) }
-        } else {
-            writer.push_one(&request)
-        };
-        return pushed.map_err(|error| error.errno());
+unsafe fn write_quickly(writer: &mut SendWriter<'_>, plain: u32, wr: &ibv_send_wr) -> bool {
+    if wr.opcode >= 32 || plain & 1 << wr.opcode == 0 || wr.num_sge != 1 {
+        return false;
     }
-    let datagram = plain == 0;
-    // By value in and out, so that the writer can live in registers here.
-    // SAFETY: as the caller says.
-    let (next, result) = unsafe { write_any(writer.state(), datagram, wr) };
-    writer.set_state(next);
-    result
+    if wr.send_flags & IBV_SEND_INLINE != 0 {
+        // SAFETY: the application says that the data is readable.
+        unsafe { writer.push_one_inline(&Posted(wr)) }
+    } else {
+        writer.push_one(&Posted(wr))
+    }
 }
 
-/// Writes any work request to the next entry of the queue.
+/// Adds any work request.
 ///
 /// # Safety
 /// The work request is the application's, with what its opcode needs.
-#[inline(never)]
-unsafe fn write_any(
-    state: SendState,
-    datagram: bool,
-    wr: &ibv_send_wr,
-) -> (SendState, Result<(), c_int>) {
-    let mut writer = SendWriter::from_state(state);
+#[inline(always)]
+unsafe fn write_any(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Result<(), c_int> {
     // SAFETY: as the caller says.
-    let result = unsafe { try_write(&mut writer, datagram, wr) };
-    if result.is_ok() {
-        writer.accept();
-    }
-    (writer.state(), result)
+    unsafe { try_write(queue, datagram, wr)? };
+    queue.accept();
+    Ok(())
 }
 
 /// # Safety
 /// As for [`write_any`].
-unsafe fn try_write(
-    writer: &mut SendWriter<'_>,
-    datagram: bool,
-    wr: &ibv_send_wr,
-) -> Result<(), c_int> {
+#[inline(always)]
+unsafe fn try_write(queue: &mut SendQueue, datagram: bool, wr: &ibv_send_wr) -> Result<(), c_int> {
     // SAFETY: as the caller says.
-    let list = unsafe { scatter_list(wr.sg_list, wr.num_sge, writer.max_sge())? };
+    let list = unsafe { scatter_list(wr.sg_list, wr.num_sge, queue.max_sge())? };
     let flags = SendFlags::from_bits_retain(wr.send_flags);
     let errno = |error: PostError| error.errno();
-    let mut wqe = writer
+    let mut wqe = queue
         .open(wr.wr_id, Opcode(wr.opcode), flags)
         .map_err(errno)?;
     wqe.immediate_or_key(wr.imm_data);
@@ -215,147 +223,253 @@ pub unsafe extern "C" fn post_send(
     // work requests of its own; the send queue is this call's once the lock is
     // taken or the application has promised it.
     unsafe {
-        if bad_wr.is_null() {
-            return libc::EINVAL;
+        let own = qp_of(qp);
+        if wr.is_null() || !own.may_send() {
+            return refuse(wr, bad_wr);
         }
-        let qp = qp_of(qp);
-        *bad_wr = wr;
-        if wr.is_null() || !qp.may_send() {
-            return libc::EINVAL;
+        // Whatever takes longer goes on in a function of its own, so that this
+        // one saves no registers.
+        if !own.single && !own.send_lock.try_lock() {
+            return post_contended(own, wr, bad_wr);
         }
-        if !qp.single {
-            qp.send_lock.lock();
-        }
-        let queue = &mut *qp.send.get();
-        queue.begin();
-        let mut writer = queue.writer();
-        let plain = qp.plain;
+        let mut writer = (*own.send.get()).begin();
         let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            if !write_quickly(&mut writer, own.plain, request) {
+                let _ = writer.keep();
+                return post_rest(own, wr, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the work requests name is the application's affair.
+        writer.publish();
+        if !own.single {
+            own.send_lock.unlock();
+        }
+        match own.doorbell.ring() {
+            Ok(()) => 0,
+            Err(errno) => unheard(errno.raw(), wr, bad_wr),
+        }
+    }
+}
+
+/// EINVAL, and the first work request is the bad one.
+///
+/// # Safety
+/// `bad_wr` is null or writable.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { report(wr, bad_wr) };
+    libc::EINVAL
+}
+
+/// Says which work request was not posted.
+///
+/// # Safety
+/// `bad_wr` is null or writable.
+unsafe fn report<T>(wr: *mut T, bad_wr: *mut *mut T) {
+    if let Some(place) = NonNull::new(bad_wr) {
+        // SAFETY: as the caller says.
+        unsafe { place.write(wr) };
+    }
+}
+
+/// The kernel would not hear of the work requests that are in the queue: none
+/// of the list may be counted on, so the first is the bad one.
+///
+/// # Safety
+/// `bad_wr` is null or writable.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn unheard(
+    errno: c_int,
+    first: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { report(first, bad_wr) };
+    errno
+}
+
+/// # Safety
+/// As for [`post_send`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn post_contended(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        own.send_lock.lock();
+        let _ = (*own.send.get()).begin().keep();
+        post_rest(own, wr, wr, bad_wr)
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs; `first` is the list's beginning.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_rest(
+    own: &Qp,
+    first: *mut ibv_send_wr,
+    mut next: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.send.get();
+        let mut result = Ok(());
+        while let Some(request) = next.as_ref() {
+            result = write_any(queue, own.plain == 0, request);
+            if result.is_err() {
+                break;
+            }
+            next = request.next;
+        }
+        // SAFETY: what the work requests name is the application's affair.
+        let any = queue.publish();
+        if !own.single {
+            own.send_lock.unlock();
+        }
+        if any && let Err(errno) = own.doorbell.ring() {
+            return unheard(errno.raw(), first, bad_wr);
+        }
+        result.map_or_else(
+            |errno| {
+                report(next, bad_wr);
+                errno
+            },
+            |()| 0,
+        )
+    }
+}
+
+/// Posts a list of receives.
+///
+/// # Safety
+/// The list is the application's; the queue is this call's once the lock is
+/// taken or the application has promised it (`single`).
+#[inline(always)]
+unsafe fn post_receives(
+    single: bool,
+    lock: &SpinLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !single && !lock.try_lock() {
+            return receive_contended(lock, queue, wr, bad_wr);
+        }
+        let mut writer = (*queue).begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            let pushed = request.num_sge == 1
+                && writer.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
+            if !pushed {
+                let _ = writer.keep();
+                return receive_rest(single, lock, queue, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the receives name is the application's affair.
+        writer.publish();
+        if !single {
+            lock.unlock();
+        }
+        0
+    }
+}
+
+/// # Safety
+/// As for [`post_receives`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn receive_contended(
+    lock: &SpinLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        lock.lock();
+        let _ = (*queue).begin().keep();
+        receive_rest(false, lock, queue, wr, bad_wr)
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_rest(
+    single: bool,
+    lock: &SpinLock,
+    queue: *mut RecvQueue,
+    mut next: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *queue;
         let mut result = 0;
         while let Some(request) = next.as_ref() {
-            if let Err(errno) = write(&mut writer, plain, request) {
+            let pushed =
+                scatter_list(request.sg_list, request.num_sge, queue.max_sge()).and_then(|list| {
+                    queue
+                        .push(request.wr_id, list)
+                        .map_err(|error| error.errno())
+                });
+            if let Err(errno) = pushed {
+                report(next, bad_wr);
                 result = errno;
                 break;
             }
             next = request.next;
         }
-        writer.keep();
-        // SAFETY: what the work requests name is the application's affair.
-        let any = queue.publish();
-        if !qp.single {
-            qp.send_lock.unlock();
-        }
-        *bad_wr = next;
-        if any && let Err(errno) = qp.doorbell.ring() {
-            return doorbell_failed(wr, bad_wr, errno.raw());
-        }
-        result
-    }
-}
-
-/// The work requests are in the queue, but the kernel would not hear of them:
-/// none of them may be counted on.
-///
-/// # Safety
-/// `bad_wr` is writable.
-#[cold]
-unsafe fn doorbell_failed(
-    first: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
-    errno: c_int,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { *bad_wr = first };
-    errno
-}
-
-/// Posts a list of receives, under the lock that the caller holds. Returns the
-/// first that was not posted, and why.
-///
-/// # Safety
-/// The list is the application's.
-#[inline(always)]
-unsafe fn post_receives(
-    queue: &mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-) -> Result<(), (*mut ibv_recv_wr, c_int)> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let mut writer = queue.begin();
-        let mut next = wr;
-        let mut result = Ok(());
-        while let Some(request) = next.as_ref() {
-            let pushed =
-                scatter_list(request.sg_list, request.num_sge, writer.max_sge()).and_then(|list| {
-                    writer
-                        .push(request.wr_id, list)
-                        .map_err(|error| error.errno())
-                });
-            if let Err(errno) = pushed {
-                result = Err((next, errno));
-                break;
-            }
-            next = request.next;
-        }
-        writer.keep();
         // SAFETY: what the receives name is the application's affair.
         queue.publish();
-        result
-    }
-}
-
-/// Ends a receive verb.
-///
-/// # Safety
-/// `bad_wr` is null or writable.
-#[inline(always)]
-unsafe fn end_receives(
-    result: Result<(), (*mut ibv_recv_wr, c_int)>,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err((bad, errno)) => {
-            if let Some(place) = NonNull::new(bad_wr) {
-                // SAFETY: as the caller says.
-                unsafe { place.write(bad) };
-            }
-            errno
+        if !single {
+            lock.unlock();
         }
+        result
     }
 }
 
 /// `ibv_post_recv`. EINVAL for a bad work request, the RESET state, or a
-/// queue pair with a shared receive queue; ENOMEM for a full queue.
+/// queue pair with a shared receive queue; ENOMEM for a full queue. On an
+/// error `*bad_wr` is the first that was not posted; those before it were.
 pub unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the application passes a live queue pair of ours and a list of
-    // work requests of its own; the queue is this call's once the lock is
-    // taken or the application has promised it.
+    // work requests of its own.
     unsafe {
-        let qp = qp_of(qp);
-        if wr.is_null() || !qp.may_receive() {
-            return end_receives(Err((wr, libc::EINVAL)), bad_wr);
+        let own = qp_of(qp);
+        match &mut *own.recv.get() {
+            Some(queue) if !wr.is_null() && own.may_receive() => {
+                post_receives(own.single, &own.recv_lock, queue, wr, bad_wr)
+            }
+            _ => refuse(wr, bad_wr),
         }
-        if !qp.single {
-            qp.recv_lock.lock();
-        }
-        let result = match &mut *qp.recv.get() {
-            Some(queue) => post_receives(queue, wr),
-            None => Err((wr, libc::EINVAL)),
-        };
-        if !qp.single {
-            qp.recv_lock.unlock();
-        }
-        end_receives(result, bad_wr)
     }
 }
 
 /// `ibv_post_srq_recv`. EINVAL for a bad work request, ENOMEM for a full
-/// queue.
+/// queue; `*bad_wr` as with [`post_recv`].
 pub unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
@@ -363,14 +477,7 @@ pub unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: as for `post_recv`.
     unsafe {
-        let srq = srq_of(srq);
-        if !srq.single {
-            srq.lock.lock();
-        }
-        let result = post_receives(&mut *srq.recv.get(), wr);
-        if !srq.single {
-            srq.lock.unlock();
-        }
-        end_receives(result, bad_wr)
+        let own = srq_of(srq);
+        post_receives(own.single, &own.lock, own.recv.get(), wr, bad_wr)
     }
 }

@@ -149,11 +149,7 @@ unsafe fn create(
     let qp = place.write(Qp {
         public,
         single: domain.has_thread_domain(),
-        plain: if attr.qp_type == IBV_QPT_UD {
-            0
-        } else {
-            PLAIN
-        },
+        plain: if attr.qp_type == IBV_QPT_UD { 0 } else { PLAIN },
         send_lock: SpinLock::new(),
         failed: Cell::new(0),
         send: UnsafeCell::new(send),

@@ -100,7 +100,7 @@ unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
         let qp = qp_of(qp);
         A::enter(&qp.send_lock);
         qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
-        (*qp.send.get()).begin();
+        let _ = (*qp.send.get()).begin().keep();
     }
 }
 
@@ -145,7 +145,7 @@ unsafe fn build(
         if own.failed.get() != 0 {
             return;
         }
-        let mut queue = (*own.send.get()).writer();
+        let queue = &mut *own.send.get();
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         let filled = match queue.open((*qp).wr_id, opcode, flags) {
             Ok(mut wqe) => {
@@ -155,10 +155,7 @@ unsafe fn build(
             Err(error) => Err(error.errno()),
         };
         match filled {
-            Ok(()) => {
-                queue.accept();
-                queue.keep();
-            }
+            Ok(()) => queue.accept(),
             Err(errno) => own.failed.set(errno),
         }
     }

@@ -65,13 +65,20 @@ impl Header {
     }
 }
 
-/// The two indices of a ring, always masked.
+/// The two indices of a ring, as positions, always inside the ring.
 ///
-/// Values that come out of it are in `0..=mask` whatever the shared words hold.
+/// A position is where a slot begins, in bytes from the first slot: what a
+/// loop over entries needs, so that it neither shifts nor multiplies. The
+/// shared words count slots; they are converted, and masked, where they are
+/// read and written, so that no position leads outside whatever they hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Indices {
     header: NonNull<Header>,
+    /// The last slot's position: a mask, since slots and stride are powers of
+    /// two, which also cuts what lies within a slot.
     mask: u32,
+    stride: u32,
+    log2_stride: u32,
 }
 
 // SAFETY: all access through the pointer is to atomics; the creator vouches
@@ -81,23 +88,28 @@ unsafe impl Send for Indices {}
 unsafe impl Sync for Indices {}
 
 impl Indices {
-    /// Indices of the ring at `header` with `mask + 1` slots.
+    /// Indices of the ring at `header` with `slot_mask + 1` slots that are
+    /// `1 << log2_stride` bytes apart.
     ///
     /// # Safety
-    /// `header` stays valid for as long as the value or a copy is used, and
-    /// `mask + 1` is a power of two.
-    pub unsafe fn new(header: NonNull<Header>, mask: u32) -> Self {
-        debug_assert!((mask.wrapping_add(1)).is_power_of_two());
-        Self { header, mask }
+    /// `header` stays valid for as long as the value or a copy is used.
+    /// `slot_mask + 1` is a power of two, and all slots together have no more
+    /// than 2^32 bytes.
+    pub unsafe fn new(header: NonNull<Header>, slot_mask: u32, log2_stride: u32) -> Self {
+        debug_assert!(slot_mask.wrapping_add(1).is_power_of_two());
+        debug_assert!(u64::from(slot_mask) << log2_stride < 1 << 32);
+        Self {
+            header,
+            mask: slot_mask << log2_stride,
+            stride: 1 << log2_stride,
+            log2_stride,
+        }
     }
 
     /// The same ring made useless: with one slot it is always both full and
     /// empty. What a queue becomes when its memory has moved out of reach.
     pub fn sealed(&self) -> Self {
-        Self {
-            header: self.header,
-            mask: 0,
-        }
+        Self { mask: 0, ..*self }
     }
 
     #[inline(always)]
@@ -113,63 +125,93 @@ impl Indices {
         self.header
     }
 
-    /// Number of slots less one.
+    /// Entries that the ring holds at most: its slots less one.
     #[inline(always)]
-    pub fn mask(&self) -> u32 {
-        self.mask
+    pub fn capacity(&self) -> u32 {
+        self.mask >> self.log2_stride
+    }
+
+    /// Bytes from one slot to the next.
+    #[inline(always)]
+    pub fn stride(&self) -> u32 {
+        self.stride
+    }
+
+    /// `at` made to lie inside the ring, at the beginning of a slot.
+    #[inline(always)]
+    pub fn inside(&self, at: u32) -> u32 {
+        at & self.mask
     }
 
     /// The slot after `at`.
     #[inline(always)]
     pub fn next(&self, at: u32) -> u32 {
-        at.wrapping_add(1) & self.mask
+        at.wrapping_add(self.stride) & self.mask
     }
 
     /// The slot before `at`.
     #[inline(always)]
     pub fn prev(&self, at: u32) -> u32 {
-        at.wrapping_sub(1) & self.mask
+        at.wrapping_sub(self.stride) & self.mask
+    }
+
+    /// The slot `slots` after `at`.
+    #[inline(always)]
+    pub fn advance(&self, at: u32, slots: u32) -> u32 {
+        at.wrapping_add(slots << self.log2_stride) & self.mask
     }
 
     /// How many slots lie from `from` up to, not including, `to`.
     #[inline(always)]
     pub fn distance(&self, from: u32, to: u32) -> u32 {
-        to.wrapping_sub(from) & self.mask
+        (to.wrapping_sub(from) & self.mask) >> self.log2_stride
+    }
+
+    /// The position that a shared word stands for.
+    #[inline(always)]
+    fn position(&self, word: u32) -> u32 {
+        (word << self.log2_stride) & self.mask
+    }
+
+    /// The shared word that stands for a position.
+    #[inline(always)]
+    fn word(&self, at: u32) -> u32 {
+        (at & self.mask) >> self.log2_stride
     }
 
     /// Where the device produces next ([`order::from_device`]).
     #[inline(always)]
     pub fn produced_by_device(&self) -> u32 {
-        order::from_device(&self.header().producer) & self.mask
+        self.position(order::from_device(&self.header().producer))
     }
 
     /// Where the device consumes next ([`order::from_device`]).
     #[inline(always)]
     pub fn consumed_by_device(&self) -> u32 {
-        order::from_device(&self.header().consumer) & self.mask
+        self.position(order::from_device(&self.header().consumer))
     }
 
     /// Our producer index ([`order::own`]).
     #[inline(always)]
     pub fn own_producer(&self) -> u32 {
-        order::own(&self.header().producer) & self.mask
+        self.position(order::own(&self.header().producer))
     }
 
     /// Our consumer index ([`order::own`]).
     #[inline(always)]
     pub fn own_consumer(&self) -> u32 {
-        order::own(&self.header().consumer) & self.mask
+        self.position(order::own(&self.header().consumer))
     }
 
     /// Hands entries up to `at` to the device ([`order::to_device`]).
     #[inline(always)]
     pub fn publish_producer(&self, at: u32) {
-        order::to_device(&self.header().producer, at & self.mask);
+        order::to_device(&self.header().producer, self.word(at));
     }
 
     /// Gives slots up to `at` back to the device ([`order::to_device`]).
     #[inline(always)]
     pub fn publish_consumer(&self, at: u32) {
-        order::to_device(&self.header().consumer, at & self.mask);
+        order::to_device(&self.header().consumer, self.word(at));
     }
 }

@@ -35,4 +35,4 @@ pub use mapping::{Mapping, Retired};
 pub use peek::Peek;
 pub use producer::Producer;
 #[cfg(not(loom))]
-pub use ring::{GeometryError, Ring};
+pub use ring::{GeometryError, Ring, Slots};

@@ -4,14 +4,19 @@ use crate::Indices;
 
 /// Fills slots of a work queue.
 ///
-/// A batch works on plain slot numbers: start at [`Producer::tail`], ask
+/// A batch works on plain positions: start at [`Producer::tail`], ask
 /// [`Producer::has_room`] before each slot, step with [`Indices::next`], and
 /// [`Producer::publish`] once. What was not published never happened.
 ///
-/// Thread rule: one caller at a time (`&mut`).
-#[derive(Debug)]
+/// Plain values: a loop works on a copy, and puts it back to keep what it saw.
+///
+/// Thread rule: one caller at a time.
+#[derive(Clone, Copy, Debug)]
 pub struct Producer {
     indices: Indices,
+    /// The first slot that the device has not been given: our index, of which
+    /// the shared word is a copy for the device.
+    tail: u32,
     /// The device's index when it was last read. Reading it again can only
     /// find more room, so it is read when there seems to be none: a full
     /// queue costs the shared cache line, a queue with room does not.
@@ -22,6 +27,7 @@ impl Producer {
     /// Takes up the producing role where the shared indices stand.
     pub fn new(indices: Indices) -> Self {
         Self {
+            tail: indices.own_producer(),
             seen: indices.consumed_by_device(),
             indices,
         }
@@ -36,25 +42,29 @@ impl Producer {
     /// The first slot that the device has not been given.
     #[inline(always)]
     pub fn tail(&self) -> u32 {
-        self.indices.own_producer()
+        self.tail
+    }
+
+    /// Whether slot `at` may be filled, as far as is known without looking at
+    /// the device's index again. What it says yes to is so.
+    #[inline(always)]
+    pub fn surely_has_room(&self, at: u32) -> bool {
+        self.indices.next(at) != self.seen
     }
 
     /// Whether slot `at` may be filled. One slot always stays free.
     #[inline(always)]
     pub fn has_room(&mut self, at: u32) -> bool {
-        let next = self.indices.next(at);
-        next != self.seen || self.look_again(next)
-    }
-
-    #[cold]
-    fn look_again(&mut self, next: u32) -> bool {
-        self.seen = self.indices.consumed_by_device();
-        next != self.seen
+        if !self.surely_has_room(at) {
+            self.seen = self.indices.consumed_by_device();
+        }
+        self.surely_has_room(at)
     }
 
     /// Hands the slots before `at` to the device.
     #[inline(always)]
     pub fn publish(&mut self, at: u32) {
+        self.tail = at;
         self.indices.publish_producer(at);
     }
 }

@@ -11,10 +11,41 @@ use crate::{Header, Indices, Mapping};
 /// outside the mapping.
 #[derive(Debug)]
 pub struct Ring {
-    indices: Indices,
-    entries: NonNull<u8>,
-    log2_stride: u32,
+    slots: Slots,
     mapping: Mapping,
+}
+
+/// Where the entries of a ring are.
+///
+/// Plain values, to be copied into the locals of a loop: what is written
+/// through an entry's pointer could, for all the compiler knows, change what
+/// is behind a reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    entries: NonNull<u8>,
+    indices: Indices,
+}
+
+impl Slots {
+    /// The entry at `at`, or, if that is no slot's beginning inside the ring,
+    /// some entry: valid for [`Indices::stride`] bytes while the ring lives,
+    /// aligned to 64 bytes or its stride, whichever is less.
+    #[inline(always)]
+    pub fn slot(&self, at: u32) -> NonNull<u8> {
+        // SAFETY: made to be one.
+        unsafe { self.slot_inside(self.indices.inside(at)) }
+    }
+
+    /// [`Slots::slot`] for a position that is known to be one.
+    ///
+    /// # Safety
+    /// `at` is from this ring's [`Indices`], which give no others.
+    #[inline(always)]
+    pub unsafe fn slot_inside(&self, at: u32) -> NonNull<u8> {
+        // SAFETY: all slots were checked to be mapped (`Ring::new`), and this
+        // is the beginning of one.
+        unsafe { self.entries.add(at as usize) }
+    }
 }
 
 // SAFETY: the ring owns its mapping; all that is shared through it are atomics
@@ -82,18 +113,20 @@ impl Ring {
         let fits = slots.is_power_of_two()
             && log2_stride < 32
             && 1u64 << log2_stride >= entry_size as u64
-            && (slots << log2_stride) <= (size - size_of::<Header>()) as u64;
+            && (slots << log2_stride) <= (size - size_of::<Header>()).min(1 << 32) as u64;
         if !fits {
             return Err(error);
         }
         // SAFETY: inside the mapping: it is larger than the header.
         let entries = unsafe { mapping.as_ptr().add(size_of::<Header>()) };
         Ok(Self {
-            // SAFETY: the mapping lives in `self`; whoever copies the indices
-            // out of the crate's roles keeps the ring (they hold both).
-            indices: unsafe { Indices::new(header, mask) },
-            entries,
-            log2_stride,
+            slots: Slots {
+                entries,
+                // SAFETY: the mapping lives in `self`; whoever copies the
+                // indices out of it keeps the ring (the roles' users hold
+                // both). The bounds were checked above.
+                indices: unsafe { Indices::new(header, mask, log2_stride) },
+            },
             mapping,
         })
     }
@@ -101,34 +134,31 @@ impl Ring {
     /// The indices. Copies must not outlive the ring.
     #[inline(always)]
     pub fn indices(&self) -> Indices {
-        self.indices
+        self.slots.indices
     }
 
     /// Entries that the ring holds at most.
     #[inline(always)]
     pub fn capacity(&self) -> u32 {
-        self.indices.mask()
+        self.indices().capacity()
     }
 
     /// Bytes from one entry to the next.
     #[inline(always)]
     pub fn stride(&self) -> usize {
-        1 << self.log2_stride
+        self.indices().stride() as usize
     }
 
-    /// The entry in slot `at` (masked): valid for [`Ring::stride`] bytes while
-    /// the ring lives, aligned to 64 bytes or its stride, whichever is less.
+    /// Where the entries are. Copies must not outlive the ring.
     #[inline(always)]
-    pub fn slot(&self, at: u32) -> NonNull<u8> {
-        let offset = ((at & self.indices.mask()) as usize) << self.log2_stride;
-        // SAFETY: (mask + 1) << log2_stride bytes were checked to be mapped.
-        unsafe { self.entries.add(offset) }
+    pub fn slots(&self) -> Slots {
+        self.slots
     }
 
     /// Makes the ring useless ([`Indices::sealed`]): the driver has moved the
     /// queue, and the new memory could not be mapped.
     pub fn seal(&mut self) {
-        self.indices = self.indices.sealed();
+        self.slots.indices = self.slots.indices.sealed();
     }
 
     /// The memory, to be unmapped or retired when the queue has moved.

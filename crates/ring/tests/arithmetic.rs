@@ -8,57 +8,63 @@ use std::ptr::NonNull;
 use proptest::prelude::*;
 use ringverbs_ring::{Consumer, Header, Indices, Producer};
 
-fn indices(header: &Header, mask: u32) -> Indices {
+fn indices(header: &Header, slot_mask: u32, log2_stride: u32) -> Indices {
     // SAFETY: every test keeps the header while it uses the indices.
-    unsafe { Indices::new(NonNull::from(header), mask) }
+    unsafe { Indices::new(NonNull::from(header), slot_mask, log2_stride) }
 }
 
 proptest! {
     /// Whatever the shared words hold, no index leaves the ring.
     #[test]
-    fn absurd_indices_stay_inside(log2 in 0u32..16, producer: u32, consumer: u32, steps in 0u32..100_000) {
-        let mask = (1u32 << log2) - 1;
-        let header = Header::new(6, mask);
+    fn absurd_indices_stay_inside(
+        log2 in 0u32..16, stride in 0u32..16, producer: u32, consumer: u32, steps in 0u32..100_000
+    ) {
+        let slot_mask = (1u32 << log2) - 1;
+        let header = Header::new(stride, slot_mask);
         header.publish_producer(producer);
         header.publish_consumer(consumer);
-        let ring = indices(&header, mask);
-        prop_assert!(ring.produced_by_device() <= mask);
-        prop_assert!(ring.consumed_by_device() <= mask);
-        prop_assert!(ring.own_producer() <= mask && ring.own_consumer() <= mask);
-        prop_assert!(ring.next(producer) <= mask && ring.prev(consumer) <= mask);
-        prop_assert!(ring.distance(producer, consumer) <= mask);
+        let ring = indices(&header, slot_mask, stride);
+        let last = slot_mask << stride;
+        let is_slot = |at: u32| at <= last && at.trailing_zeros() >= stride.min(32);
+        prop_assert!(is_slot(ring.produced_by_device()) && is_slot(ring.consumed_by_device()));
+        prop_assert!(is_slot(ring.own_producer()) && is_slot(ring.own_consumer()));
+        prop_assert!(is_slot(ring.inside(producer)) && is_slot(ring.inside(consumer)));
+        prop_assert!(ring.distance(producer, consumer) <= slot_mask);
         let mut role = Producer::new(ring);
         let mut at = role.tail();
         for _ in 0..steps.min(200) {
             if !role.has_room(at) { break }
             at = ring.next(at);
-            prop_assert!(at <= mask);
+            prop_assert!(is_slot(at));
         }
     }
 
     /// next and prev undo each other; distance counts steps.
     #[test]
-    fn steps_and_distances_agree(log2 in 1u32..16, at: u32, steps: u32) {
-        let mask = (1u32 << log2) - 1;
-        let header = Header::new(6, mask);
-        let ring = indices(&header, mask);
-        let at = at & mask;
+    fn steps_and_distances_agree(log2 in 1u32..16, stride in 0u32..16, at: u32, steps: u32) {
+        let slot_mask = (1u32 << log2) - 1;
+        let header = Header::new(stride, slot_mask);
+        let ring = indices(&header, slot_mask, stride);
+        let at = ring.inside(at);
         prop_assert_eq!(ring.prev(ring.next(at)), at);
         prop_assert_eq!(ring.next(ring.prev(at)), at);
-        let steps = steps & mask;
-        let there = at.wrapping_add(steps) & mask;
+        let steps = steps & slot_mask;
+        let there = ring.advance(at, steps);
         prop_assert_eq!(ring.distance(at, there), steps);
+        let mut walked = at;
+        for _ in 0..steps { walked = ring.next(walked) }
+        prop_assert_eq!(walked, there);
     }
 
     /// Against a plain queue: batches of any size in and out, over many wraps,
     /// lose nothing, repeat nothing, and stop exactly when full.
     #[test]
-    fn behaves_as_a_queue(log2 in 1u32..5, start: u32, batches in prop::collection::vec((0u32..40, 0u32..40), 1..60)) {
+    fn behaves_as_a_queue(log2 in 1u32..5, stride in 0u32..10, start: u32, batches in prop::collection::vec((0u32..40, 0u32..40), 1..60)) {
         let mask = (1u32 << log2) - 1;
         let header = Header::new(6, mask);
         header.publish_producer(start & mask);
         header.publish_consumer(start & mask);
-        let ring = indices(&header, mask);
+        let ring = indices(&header, mask, stride);
         let mut slots = vec![0u32; mask as usize + 1];
         let mut producer = Producer::new(ring);
         let consumer = Consumer::new(ring);
@@ -71,7 +77,7 @@ proptest! {
                 prop_assert_eq!(room, model.len() < mask as usize);
                 if !room { break }
                 value += 1;
-                slots[at as usize] = value;
+                slots[(at >> stride) as usize] = value;
                 model.push_back(value);
                 at = ring.next(at);
             }
@@ -80,7 +86,7 @@ proptest! {
             prop_assert_eq!(ring.distance(span.at, span.end) as usize, model.len());
             for _ in 0..take {
                 if span.at == span.end { break }
-                prop_assert_eq!(Some(slots[span.at as usize]), model.pop_front());
+                prop_assert_eq!(Some(slots[(span.at >> stride) as usize]), model.pop_front());
                 span.at = ring.next(span.at);
             }
             consumer.release(span.at);
@@ -91,7 +97,7 @@ proptest! {
     #[test]
     fn a_sealed_ring_is_full_and_empty(producer: u32, consumer: u32) {
         let header = Header::new(6, 7);
-        let ring = indices(&header, 7).sealed();
+        let ring = indices(&header, 7, 6).sealed();
         header.publish_producer(producer);
         header.publish_consumer(consumer);
         let mut role = Producer::new(ring);

@@ -31,7 +31,7 @@ impl Shared {
 
     fn indices(&self) -> Indices {
         // SAFETY: every test keeps the Arc while it uses the indices.
-        unsafe { Indices::new(NonNull::from(&*self.header), self.slots.len() as u32 - 1) }
+        unsafe { Indices::new(NonNull::from(&*self.header), self.slots.len() as u32 - 1, 0) }
     }
 
     fn write(&self, at: u32, value: u32) {

@@ -29,11 +29,14 @@ fn geometry_that_fits_is_taken() {
     let ring = Ring::new(map(&file, PAGE), 48).unwrap();
     assert_eq!(ring.capacity(), 15);
     assert_eq!(ring.stride(), 128);
-    let first = ring.slot(0).as_ptr() as usize;
-    assert_eq!(ring.slot(3).as_ptr() as usize - first, 3 * 128);
-    // Any number leads to a slot of the ring.
-    assert_eq!(ring.slot(16).as_ptr() as usize, first);
-    assert_eq!(ring.slot(u32::MAX).as_ptr() as usize, first + 15 * 128);
+    let slots = ring.slots();
+    let first = slots.slot(0).as_ptr() as usize;
+    assert_eq!(slots.slot(3 * 128).as_ptr() as usize - first, 3 * 128);
+    // Any number leads to the beginning of a slot of the ring.
+    for absurd in [1, 127, 16 * 128, u32::MAX, u32::MAX - 127, 1 << 31] {
+        let at = slots.slot(absurd).as_ptr() as usize - first;
+        assert!(at <= 15 * 128 && at.is_multiple_of(128));
+    }
 }
 
 #[test]
@@ -72,8 +75,8 @@ fn indices_are_where_the_driver_has_them() {
         file.read_exact_at(&mut word, offset).unwrap();
         u32::from_ne_bytes(word)
     };
-    Producer::new(ring.indices()).publish(5);
-    Consumer::new(ring.indices()).release(3);
+    Producer::new(ring.indices()).publish(5 * 128);
+    Consumer::new(ring.indices()).release(3 * 128);
     assert_eq!((read(128), read(256)), (5, 3));
 }
 
@@ -132,7 +135,8 @@ fn two_threads_stream_through_a_ring() {
                     std::hint::spin_loop();
                 }
                 // SAFETY: published by the producer, so whole.
-                assert_eq!(unsafe { theirs.slot(at).cast::<u64>().read() }, expected);
+                let value = unsafe { theirs.slots().slot(at * 64).cast::<u64>().read() };
+                assert_eq!(value, expected);
                 at = (at + 1) & 7;
                 header.publish_consumer(at);
             }
@@ -144,7 +148,7 @@ fn two_threads_stream_through_a_ring() {
                 std::hint::spin_loop();
             }
             // SAFETY: the slot is ours until published.
-            unsafe { ours.slot(at).cast::<u64>().write(value) };
+            unsafe { ours.slots().slot(at).cast::<u64>().write(value) };
             producer.publish(ours.indices().next(at));
         }
     });

@@ -82,7 +82,7 @@ impl CompletionRing {
     #[inline(always)]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         Entry {
-            entry: self.ring.slot(span.at).cast(),
+            entry: self.ring.slots().slot(span.at).cast(),
             ring: PhantomData,
         }
     }
@@ -104,31 +104,28 @@ impl CompletionRing {
         if count == 0 {
             return 0;
         }
-        let to_wrap = (indices.mask() - span.at) as usize + 1;
-        let first = count.min(to_wrap);
-        let (head, rest) = out.split_at_mut(first);
-        self.copy(span.at, head);
-        if count > first {
-            self.copy(0, &mut rest[..count - first]);
-        }
-        self.consumer.release(span.at.wrapping_add(count as u32));
-        count
-    }
-
-    /// Copies consecutive entries; the run does not wrap.
-    #[inline(always)]
-    fn copy(&self, at: u32, out: &mut [MaybeUninit<WorkCompletion>]) {
-        let stride = self.ring.stride();
-        let mut from = self.ring.slot(at).as_ptr();
-        for to in out {
-            // SAFETY: `take` bounds the run by the end of the array, so every
-            // entry read lies in the mapping; 48 bytes of at least that many,
-            // and any bit pattern is a `WorkCompletion`.
+        let slots = self.ring.slots();
+        let stop = indices.advance(span.at, count as u32);
+        let mut at = span.at;
+        let mut to = out.as_mut_ptr();
+        // A loop to a position, not over a count: the compiler neither unrolls
+        // it nor prepares to, and a batch of one pays for one.
+        loop {
+            // SAFETY: `at` is from the ring's indices; of the entry 48 bytes or
+            // more are mapped, and any bit pattern is a `WorkCompletion`.
+            // `count` is at most `out.len()` and less than the ring's slots,
+            // so the loop ends before the end of `out`.
             unsafe {
-                to.write(from.cast::<WorkCompletion>().read());
-                from = from.wrapping_add(stride);
+                (*to).write(slots.slot_inside(at).cast::<WorkCompletion>().read());
+                to = to.add(1);
+            }
+            at = indices.next(at);
+            if at == stop {
+                break;
             }
         }
+        self.consumer.release(stop);
+        count
     }
 }
 

@@ -30,9 +30,9 @@ pub use cq_ring::{CompletionRing, Entry};
 pub use error::{CreateError, PostError};
 pub use operation::{Opcode, SendFlags};
 pub use qp::QueuePair;
-pub use recv::RecvQueue;
+pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;
-pub use send::{MAX_MESSAGE, SendQueue, Wqe};
+pub use send::{MAX_MESSAGE, OneElement, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
 /// The system call that tells rxe to look at a send queue.
 pub use uverbs::PostSendDoorbell as Doorbell;

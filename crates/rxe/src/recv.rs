@@ -1,6 +1,8 @@
 //! Receive queues, of a queue pair or shared.
 
-use ring::{Producer, Ring};
+use std::ptr::NonNull;
+
+use ring::{Producer, Ring, Slots};
 
 use crate::PostError;
 use crate::abi::{RecvWqe, Sge};
@@ -8,8 +10,10 @@ use crate::send::{MAX_MESSAGE, copy_sges};
 
 /// A mapped receive queue.
 ///
-/// A batch: [`RecvQueue::begin`], [`RecvQueue::push`] for each work request,
-/// [`RecvQueue::publish`] once. The driver needs no doorbell.
+/// A batch: [`RecvQueue::begin`], and the quick way for the commonest receives
+/// ([`RecvWriter`]), from which [`RecvWriter::keep`] leads to the general one,
+/// [`RecvQueue::push`]; at the end [`RecvQueue::publish`] once. The driver
+/// needs no doorbell.
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// calls the system.
@@ -35,8 +39,8 @@ impl RecvQueue {
         }
     }
 
-    /// Bytes that an entry must have at least.
-    pub const ENTRY_SIZE: usize = size_of::<RecvWqe>();
+    /// Bytes that an entry must have at least: the fixed part and one element.
+    pub const ENTRY_SIZE: usize = size_of::<RecvWqe>() + size_of::<Sge>();
 
     /// Work requests that the queue holds at most.
     pub fn capacity(&self) -> u32 {
@@ -56,8 +60,13 @@ impl RecvQueue {
 
     /// Starts a batch. A batch before it that was not published is gone.
     #[inline(always)]
-    pub fn begin(&mut self) {
-        self.next = self.producer.tail();
+    pub fn begin(&mut self) -> RecvWriter<'_> {
+        RecvWriter {
+            producer: self.producer,
+            slots: self.ring.slots(),
+            next: self.producer.tail(),
+            queue: self,
+        }
     }
 
     /// Adds a receive into the memory of `list` to the batch.
@@ -73,23 +82,18 @@ impl RecvQueue {
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
-        let entry = self.ring.slot(self.next).cast::<RecvWqe>().as_ptr();
+        let entry = self.ring.slots().slot(self.next).cast::<RecvWqe>();
         // SAFETY: the slot lies in the mapping and has room for the fixed part
         // and `max_sge` elements; the device does not read it before it is
         // published.
         unsafe {
-            let total = copy_sges(entry.add(1).cast(), list);
+            let total = copy_sges(entry.add(1).cast().as_ptr(), list);
             if total > MAX_MESSAGE {
                 return Err(PostError::MessageTooLong);
             }
-            (*entry).wr_id = wr_id;
-            (*entry).dma.length = total as u32;
-            (*entry).dma.resid = total as u32;
-            (*entry).dma.cur_sge = 0;
-            (*entry).dma.num_sge = list.len() as u32;
-            (*entry).dma.sge_offset = 0;
+            fill(entry, wr_id, total as u32, list.len() as u32);
         }
-        self.next = self.ring.indices().next(self.next);
+        self.next = self.producer.indices().next(self.next);
         Ok(())
     }
 
@@ -101,5 +105,78 @@ impl RecvQueue {
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
         self.producer.publish(self.next);
+    }
+}
+
+/// Writes the fixed part of an entry.
+///
+/// # Safety
+/// The entry is valid, and not the device's.
+#[inline(always)]
+unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
+    let entry = entry.as_ptr();
+    // SAFETY: as the caller says.
+    unsafe {
+        (*entry).wr_id = wr_id;
+        (*entry).dma.length = length;
+        (*entry).dma.resid = length;
+        (*entry).dma.cur_sge = 0;
+        (*entry).dma.num_sge = num_sge;
+        (*entry).dma.sge_offset = 0;
+    }
+}
+
+/// The quick way to add the commonest receives to a batch.
+///
+/// It works on copies of the queue's values, so that they stay in registers;
+/// [`RecvWriter::keep`] puts back what has changed.
+pub struct RecvWriter<'q> {
+    producer: Producer,
+    slots: Slots,
+    next: u32,
+    queue: &'q mut RecvQueue,
+}
+
+impl<'q> RecvWriter<'q> {
+    /// Adds a receive into one element to the batch. False, and nothing is
+    /// done, if that takes a closer look: go on with [`RecvQueue::push`],
+    /// which says what is wrong, if anything is.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        let length = sge.length;
+        if !self.producer.surely_has_room(self.next) || u64::from(length) > MAX_MESSAGE {
+            return false;
+        }
+        // SAFETY: `next` is from the indices of the same ring; every entry has
+        // room for an element (`RecvQueue::ENTRY_SIZE`), and is not the
+        // device's before it is published.
+        unsafe {
+            let entry = self.slots.slot_inside(self.next).cast::<RecvWqe>();
+            fill(entry, wr_id, length, 1);
+            entry
+                .add(1)
+                .cast::<Sge>()
+                .copy_from_nonoverlapping(NonNull::from(sge), 1);
+        }
+        self.next = self.producer.indices().next(self.next);
+        true
+    }
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish(self) {
+        self.queue.next = self.next;
+        self.queue.producer.publish(self.next);
+    }
+
+    /// Ends the quick way; the batch is the queue's, to go on with or to
+    /// publish.
+    #[inline(always)]
+    pub fn keep(self) -> &'q mut RecvQueue {
+        self.queue.next = self.next;
+        self.queue
     }
 }

@@ -1,17 +1,19 @@
 //! The send queue's writer.
 //!
-//! A batch: [`SendQueue::begin`], then for each work request
-//! [`SendQueue::open`], the operation's own fields and its data through
-//! [`Wqe`], [`SendQueue::accept`]; at the end [`SendQueue::publish`] once, and
-//! one doorbell ([`crate::Doorbell`]). What was not accepted and published
-//! never happened, so a batch is aborted by forgetting it.
+//! A batch: [`SendQueue::begin`], and the quick way for the commonest work
+//! requests ([`SendWriter`]), from which [`SendWriter::keep`] leads to the
+//! general one: for each work request [`SendQueue::open`], the operation's own
+//! fields and its data through [`Wqe`], and [`SendQueue::accept`]. At the end
+//! [`SendQueue::publish`] once, and one doorbell ([`crate::Doorbell`]). What
+//! was not accepted and published never happened, so a batch is aborted by
+//! forgetting it.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use ring::{Producer, Ring};
+use ring::{Producer, Ring, Slots};
 
-use crate::abi::{AtomicWr, BindMwWr, FlushWr, RdmaWr, SendWqe, Sge};
+use crate::abi::{AtomicWr, BindMwWr, FlushWr, SendWqe, Sge};
 use crate::{Opcode, PostError, SendFlags};
 
 /// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
@@ -32,8 +34,9 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// A writer over a queue mapped with [`SendQueue::ENTRY_SIZE`] whose entries hold `max_sge` elements or
-    /// `max_inline` bytes; both are cut to what the entry size allows.
+    /// A writer over a queue that was mapped with [`SendQueue::ENTRY_SIZE`] and
+    /// whose entries hold `max_sge` elements or `max_inline` bytes; both are
+    /// cut to what the entry size allows.
     pub fn new(ring: Ring, max_sge: u32, max_inline: u32) -> Self {
         let room = (ring.stride() - size_of::<SendWqe>()) as u32;
         let producer = Producer::new(ring.indices());
@@ -46,10 +49,10 @@ impl SendQueue {
         }
     }
 
-    /// Bytes that an entry must have at least: the fixed part, and the value of
-    /// an atomic write. (The driver rounds up to a power of two, so that every
-    /// entry has them.)
-    pub const ENTRY_SIZE: usize = size_of::<SendWqe>() + size_of::<u64>();
+    /// Bytes that an entry must have at least: the fixed part, and one element
+    /// or the value of an atomic write. (The driver rounds up to a power of
+    /// two, so that every entry has them.)
+    pub const ENTRY_SIZE: usize = size_of::<SendWqe>() + size_of::<Sge>();
 
     /// Work requests that the queue holds at most.
     pub fn capacity(&self) -> u32 {
@@ -58,8 +61,13 @@ impl SendQueue {
 
     /// Starts a batch. A batch before it that was not published is gone.
     #[inline(always)]
-    pub fn begin(&mut self) {
-        self.next = self.producer.tail();
+    pub fn begin(&mut self) -> SendWriter<'_> {
+        SendWriter {
+            producer: self.producer,
+            slots: self.ring.slots(),
+            next: self.producer.tail(),
+            queue: self,
+        }
     }
 
     /// Opens the next entry for one operation, without data, remote address
@@ -75,27 +83,34 @@ impl SendQueue {
         opcode: Opcode,
         flags: SendFlags,
     ) -> Result<Wqe<'_>, PostError> {
-        let at = self.next;
-        if !self.producer.has_room(at) {
+        if !self.producer.has_room(self.next) {
             return Err(PostError::Full);
         }
-        let wqe = self.wqe_at(at);
-        let entry = wqe.entry.as_ptr();
-        // SAFETY: `wqe_at` gives an entry inside the mapping that the device
-        // does not read until it is published; aligned as it requires.
-        unsafe {
-            (*entry).wr.wr_id = wr_id;
-            (*entry).wr.opcode = opcode.0;
-            (*entry).wr.send_flags = flags.bits();
-            // What the driver left there from the entry's last use and does
-            // not set itself before reading it.
-            (*entry).status = 0;
-            (*entry).state = 0;
-            (*entry).has_rd_atomic = 0;
-            (*entry).dma.cur_sge = 0;
-            (*entry).dma.sge_offset = 0;
-        }
+        let mut wqe = self.wqe_at(self.next);
+        wqe.begin(wr_id, opcode, flags);
         Ok(wqe)
+    }
+
+    /// Makes the opened entry part of the batch.
+    #[inline(always)]
+    pub fn accept(&mut self) {
+        self.next = self.producer.indices().next(self.next);
+    }
+
+    /// Scatter/gather elements that an entry holds at most.
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    #[inline(always)]
+    fn wqe_at(&mut self, at: u32) -> Wqe<'_> {
+        Wqe {
+            entry: self.ring.slots().slot(at).cast(),
+            max_sge: self.max_sge,
+            max_inline: self.max_inline,
+            queue: PhantomData,
+        }
     }
 
     /// The entry accepted last in this batch, to set its data afterwards;
@@ -105,19 +120,7 @@ impl SendQueue {
         if self.next == self.producer.tail() {
             return None;
         }
-        Some(self.wqe_at(self.ring.indices().prev(self.next)))
-    }
-
-    /// Scatter/gather elements that an entry holds at most.
-    #[inline(always)]
-    pub fn max_sge(&self) -> u32 {
-        self.max_sge
-    }
-
-    /// Makes the opened entry part of the batch.
-    #[inline(always)]
-    pub fn accept(&mut self) {
-        self.next = self.ring.indices().next(self.next);
+        Some(self.wqe_at(self.producer.indices().prev(self.next)))
     }
 
     /// Hands the batch to the device. Returns whether there was anything;
@@ -137,16 +140,121 @@ impl SendQueue {
         }
         any
     }
+}
+
+/// The quick way to add the commonest work requests to a batch.
+///
+/// It works on copies of the queue's values, so that they stay in registers;
+/// [`SendWriter::keep`] puts back what has changed.
+pub struct SendWriter<'q> {
+    producer: Producer,
+    slots: Slots,
+    next: u32,
+    queue: &'q mut SendQueue,
+}
+
+impl<'q> SendWriter<'q> {
+    /// Adds a send, write or read of one element to the batch. False, and
+    /// nothing is done, if that takes a closer look: go on with
+    /// [`SendQueue::open`], which says what is wrong, if anything is.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr: &impl OneElement) -> bool {
+        let Some(mut wqe) = self.open_one(wr) else {
+            return false;
+        };
+        let sge = wr.sge();
+        let length = sge.length;
+        if u64::from(length) > MAX_MESSAGE {
+            return false;
+        }
+        // SAFETY: every entry has room for an element (`SendQueue::ENTRY_SIZE`).
+        unsafe { wqe.data().cast::<Sge>().copy_from_nonoverlapping(sge, 1) };
+        wqe.length(length, 1);
+        self.next = self.producer.indices().next(self.next);
+        true
+    }
+
+    /// As [`SendWriter::push_one`], with the element's data copied now.
+    ///
+    /// # Safety
+    /// The element is readable.
+    #[inline(always)]
+    pub unsafe fn push_one_inline(&mut self, wr: &impl OneElement) -> bool {
+        let max_inline = self.queue.max_inline;
+        let Some(mut wqe) = self.open_one(wr) else {
+            return false;
+        };
+        let sge = wr.sge();
+        if sge.length > max_inline {
+            return false;
+        }
+        // SAFETY: readable by contract; room for `max_inline` bytes.
+        if !unsafe { copy_small(wqe.data(), sge.addr as *const u8, sge.length as usize) } {
+            return false;
+        }
+        wqe.length(sge.length, 0);
+        self.next = self.producer.indices().next(self.next);
+        true
+    }
 
     #[inline(always)]
-    fn wqe_at(&mut self, at: u32) -> Wqe<'_> {
-        Wqe {
-            entry: self.ring.slot(at).cast(),
-            max_sge: self.max_sge,
-            max_inline: self.max_inline,
-            queue: PhantomData,
+    fn open_one(&mut self, wr: &impl OneElement) -> Option<Wqe<'_>> {
+        if !self.producer.surely_has_room(self.next) {
+            return None;
         }
+        let mut wqe = Wqe {
+            // SAFETY: `next` is from the indices of the same ring.
+            entry: unsafe { self.slots.slot_inside(self.next) }.cast(),
+            max_sge: 1,
+            max_inline: 0,
+            queue: PhantomData,
+        };
+        wqe.begin(wr.wr_id(), wr.opcode(), wr.flags());
+        wqe.immediate_or_key(wr.immediate_or_key());
+        wqe.rdma(wr.remote_addr(), wr.rkey());
+        Some(wqe)
     }
+
+    /// Hands the batch to the device, with at least one work request in it.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish(self) {
+        self.queue.next = self.next;
+        self.queue.producer.publish(self.next);
+    }
+
+    /// Ends the quick way; the batch is the queue's, to go on with or to
+    /// publish.
+    #[inline(always)]
+    pub fn keep(self) -> &'q mut SendQueue {
+        self.queue.next = self.next;
+        self.queue
+    }
+}
+
+/// A send, write or read of one element, wherever a face has it. Each value is
+/// asked for once, just before it is written.
+///
+/// The immediate data, remote address and key are written whether or not the
+/// operation has them; the driver uses those that it has.
+pub trait OneElement {
+    /// The work request's identifier.
+    fn wr_id(&self) -> u64;
+    /// SEND, SEND_WITH_IMM, SEND_WITH_INV, RDMA_WRITE, RDMA_WRITE_WITH_IMM or
+    /// RDMA_READ.
+    fn opcode(&self) -> Opcode;
+    /// INLINE or not as it is added.
+    fn flags(&self) -> SendFlags;
+    /// As [`Wqe::immediate_or_key`].
+    fn immediate_or_key(&self) -> u32;
+    /// As [`Wqe::rdma`].
+    fn remote_addr(&self) -> u64;
+    /// As [`Wqe::rdma`].
+    fn rkey(&self) -> u32;
+    /// The data.
+    fn sge(&self) -> &Sge;
 }
 
 /// One entry of a send queue while it is written.
@@ -165,12 +273,27 @@ pub struct Wqe<'q> {
 macro_rules! set {
     ($wqe:expr, $($field:ident).+ = $value:expr) => {
         // SAFETY: the entry lies in the mapping, whole and aligned, and the
-        // device does not read it before it is published (`SendQueue::wqe_at`).
+        // device does not read it before it is published (`SendQueue::open`).
         unsafe { (*$wqe.entry.as_ptr()).$($field).+ = $value }
     };
 }
 
 impl Wqe<'_> {
+    /// Writes what every operation has.
+    #[inline(always)]
+    fn begin(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) {
+        set!(self, wr.wr_id = wr_id);
+        set!(self, wr.opcode = opcode.0);
+        set!(self, wr.send_flags = flags.bits());
+        // What the driver left there from the entry's last use and does not
+        // set itself before reading it.
+        set!(self, status = 0);
+        set!(self, state = 0);
+        set!(self, has_rd_atomic = 0);
+        set!(self, dma.cur_sge = 0);
+        set!(self, dma.sge_offset = 0);
+    }
+
     /// Scatter/gather elements that the entry holds at most.
     #[inline(always)]
     pub fn max_sge(&self) -> u32 {
@@ -188,14 +311,8 @@ impl Wqe<'_> {
     /// Remote memory of a read or write.
     #[inline(always)]
     pub fn rdma(&mut self, remote_addr: u64, rkey: u32) -> &mut Self {
-        set!(
-            self,
-            wr.wr.rdma = RdmaWr {
-                remote_addr,
-                rkey,
-                reserved: 0
-            }
-        );
+        set!(self, wr.wr.rdma.remote_addr = remote_addr);
+        set!(self, wr.wr.rdma.rkey = rkey);
         set!(self, iova = remote_addr);
         self
     }
@@ -348,7 +465,7 @@ impl Wqe<'_> {
             }
             // SAFETY: the piece is readable by this function's contract, and
             // there is room for `max_inline` bytes behind the fixed part.
-            unsafe { copy_small(self.data().add(length), from, bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(from, self.data().add(length), bytes) };
             length += bytes;
         }
         self.length(length as u32, 0);
@@ -389,6 +506,22 @@ impl Wqe<'_> {
 /// `to` has room for the list.
 #[inline(always)]
 pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
+    match list {
+        // By far the most common.
+        [sge] => {
+            // SAFETY: by contract.
+            unsafe { to.write(*sge) };
+            u64::from(sge.length)
+        }
+        // SAFETY: by contract.
+        _ => unsafe { copy_many(to, list) },
+    }
+}
+
+/// # Safety
+/// As for [`copy_sges`].
+#[inline(never)]
+unsafe fn copy_many(to: *mut Sge, list: &[Sge]) -> u64 {
     let mut total = 0u64;
     for (i, sge) in list.iter().enumerate() {
         // SAFETY: by contract.
@@ -398,13 +531,13 @@ pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
     total
 }
 
-/// Copies inline data, a few dozen bytes as a rule, without a call for the
-/// common small sizes.
+/// Copies 4 to 64 bytes, which nearly all inline data is, without a call.
+/// False, and nothing is copied, of more or fewer.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[inline(always)]
-unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) {
+unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) -> bool {
     /// Copies the first and the last `N` bytes, which may overlap.
     ///
     /// # Safety
@@ -426,7 +559,8 @@ unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) {
             8..16 => ends::<8>(to, from, bytes),
             4..8 => ends::<4>(to, from, bytes),
             33..=64 => ends::<32>(to, from, bytes),
-            _ => std::ptr::copy_nonoverlapping(from, to, bytes),
+            _ => return false,
         }
     }
+    true
 }

@@ -73,26 +73,34 @@ impl<C: ContextRef> PostSendDoorbell<C> {
     /// EACCES after a change of credentials.
     #[inline]
     pub fn ring(&self) -> Result<(), Errno> {
-        const LEN: usize = size_of::<PostSendCommand>();
-        let written = if self.real {
-            // SAFETY: the command is readable for its length, and the four
-            // bytes that it has the kernel write are `ANSWER`.
-            unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) }
-        } else {
-            // SAFETY: as above.
-            let written = unsafe {
-                self.context
-                    .kernel()
-                    .write(self.fd, self.command.as_bytes())
-            };
-            written? as isize
-        };
-        if written == LEN as isize {
-            return Ok(());
+        if !self.real {
+            return self.ring_otherwise();
         }
-        Err(failure(written))
+        // SAFETY: the command is readable for its length, and the four bytes
+        // that it has the kernel write are `ANSWER`.
+        match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
+            WRITTEN => Ok(()),
+            short => Err(failure(short)),
+        }
+    }
+
+    #[cold]
+    fn ring_otherwise(&self) -> Result<(), Errno> {
+        // SAFETY: as in `ring`.
+        let written = unsafe {
+            self.context
+                .kernel()
+                .write(self.fd, self.command.as_bytes())?
+        };
+        match written as isize {
+            WRITTEN => Ok(()),
+            short => Err(failure(short)),
+        }
     }
 }
+
+const LEN: usize = size_of::<PostSendCommand>();
+const WRITTEN: isize = LEN as isize;
 
 #[cold]
 fn failure(written: isize) -> Errno {
