@@ -34,8 +34,8 @@ static ANSWER: AtomicU32 = AtomicU32::new(0);
 #[derive(Clone, Copy, Debug)]
 pub struct PostSendDoorbell<C: ContextRef> {
     command: PostSendCommand,
+    /// The context's, or -1 where that is not a real kernel's.
     fd: RawFd,
-    real: bool,
     context: C,
 }
 
@@ -57,8 +57,11 @@ impl<C: ContextRef> PostSendDoorbell<C> {
                     wqe_size: size_of::<SendWr>() as u32,
                 },
             },
-            fd: context.fd(),
-            real: context.kernel().is_real(),
+            fd: if context.kernel().is_real() {
+                context.fd()
+            } else {
+                -1
+            },
             context: context.clone(),
         }
     }
@@ -73,13 +76,11 @@ impl<C: ContextRef> PostSendDoorbell<C> {
     /// EACCES after a change of credentials.
     #[inline]
     pub fn ring(&self) -> Result<(), Errno> {
-        if !self.real {
-            return self.ring_otherwise();
-        }
         // SAFETY: the command is readable for its length, and the four bytes
         // that it has the kernel write are `ANSWER`.
         match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
             WRITTEN => Ok(()),
+            _ if self.fd < 0 => self.ring_otherwise(),
             short => Err(failure(short)),
         }
     }
@@ -90,7 +91,7 @@ impl<C: ContextRef> PostSendDoorbell<C> {
         let written = unsafe {
             self.context
                 .kernel()
-                .write(self.fd, self.command.as_bytes())?
+                .write(self.context.fd(), self.command.as_bytes())?
         };
         match written as isize {
             WRITTEN => Ok(()),
