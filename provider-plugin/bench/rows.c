@@ -509,6 +509,86 @@ FLOOR(floor_recv, floor_recv_batch(LAST(b->recv), q->rq_ring))
 FLOOR(floor_recv_locked, LOCKED(floor_recv_batch(LAST(b->recv), q->rq_ring)))
 FLOOR(floor_recv_16, floor_recv_batch(b->recv, q->rq_ring))
 
+/* The cursor's floor is mostly its calls: one to start, five to read, one to end,
+ * each through a pointer, as the interface has it. */
+struct floor_cursor {
+	const struct ib_uverbs_wc *entry;
+	uint64_t wr_id;
+	uint32_t at, status;
+	bool locked;
+	int (*start)(struct floor_cursor *, struct rxe_queue_buf *);
+	uint32_t (*read[5])(struct floor_cursor *);
+	void (*end)(struct floor_cursor *, struct rxe_queue_buf *);
+};
+
+static int floor_start(struct floor_cursor *c, struct rxe_queue_buf *ring)
+{
+	if (c->locked)
+		pthread_spin_lock(&floor_lock);
+	c->at = ring->consumer_index;
+	if (c->at == load(&ring->producer_index))
+		return ENOENT;
+	c->entry = (const struct ib_uverbs_wc *)
+		(ring->data + ((size_t)c->at << 7));
+	c->status = c->entry->status;
+	c->wr_id = c->entry->wr_id;
+	return 0;
+}
+
+static void floor_end(struct floor_cursor *c, struct rxe_queue_buf *ring)
+{
+	store(&ring->consumer_index, (c->at + 1) & ring->index_mask);
+	if (c->locked)
+		pthread_spin_unlock(&floor_lock);
+}
+
+#define FLOOR_READ(name, field)                            \
+	static uint32_t name(struct floor_cursor *c)       \
+	{                                                  \
+		return c->entry->field;                    \
+	}
+FLOOR_READ(floor_opcode, opcode)
+FLOOR_READ(floor_length, byte_len)
+FLOOR_READ(floor_imm, ex.imm_data)
+FLOOR_READ(floor_qp_num, qp_num)
+FLOOR_READ(floor_flags, wc_flags)
+
+static void floor_cursor_calls(struct bench *b, struct rxe_queue_buf *ring,
+			       unsigned int calls, bool locked)
+{
+	static struct floor_cursor cursor = {
+		.start = floor_start,
+		.read = { floor_opcode, floor_length, floor_imm, floor_qp_num,
+			  floor_flags },
+		.end = floor_end,
+	};
+	struct floor_cursor *c = &cursor;
+	uint64_t sum = 0;
+
+	c->locked = locked;
+	for (unsigned int i = 0; i < calls; i++) {
+		/* The compiler must not know what the pointers point to. */
+		__asm__ volatile("" : "+r"(c) : : "memory");
+		if (c->start(c, ring))
+			continue;
+		sum += c->read[0](c) + c->read[1](c) + c->read[2](c) +
+		       c->read[3](c) + c->read[4](c);
+		c->end(c, ring);
+	}
+	b->sink += sum;
+}
+
+static void floor_cursor(struct bench *b, struct queues *q, unsigned int calls)
+{
+	floor_cursor_calls(b, q->cqx_ring, calls, false);
+}
+
+static void floor_cursor_locked(struct bench *b, struct queues *q,
+				unsigned int calls)
+{
+	floor_cursor_calls(b, q->cqx_ring, calls, true);
+}
+
 /* ---- the table ---- */
 
 #define CQ_ROWS(prefix, single)                                               \
@@ -554,6 +634,9 @@ const struct row rows[] = {
 	FLOOR_ROW("poll/1", 1, 112, DEVICE_FILLS_CQ, floor_poll),
 	FLOOR_ROW("poll-locked/1", 1, 112, DEVICE_FILLS_CQ, floor_poll_locked),
 	FLOOR_ROW("poll/16", BATCH, 7, DEVICE_FILLS_CQ, floor_poll_16),
+	FLOOR_ROW("cursor/1", 1, 112, DEVICE_FILLS_CQX, floor_cursor),
+	FLOOR_ROW("cursor-locked/1", 1, 112, DEVICE_FILLS_CQX,
+		  floor_cursor_locked),
 	FLOOR_ROW("send/1", 1, 48, DEVICE_DRAINS_SQ, floor_send),
 	FLOOR_ROW("send-locked/1", 1, 48, DEVICE_DRAINS_SQ, floor_send_locked),
 	FLOOR_ROW("send/16", BATCH, 3, DEVICE_DRAINS_SQ, floor_send_16),
