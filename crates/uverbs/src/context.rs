@@ -73,12 +73,16 @@ impl Context {
                 handle: None,
                 errno,
             })?;
-        Ok(Self::from_owned_fd(kernel, fd, device.driver_id))
+        // SAFETY: the descriptor is new and goes nowhere else.
+        Ok(unsafe { Self::from_owned_fd(kernel, fd, device.driver_id) })
     }
 
     /// Takes over an open uverbs device, and closes it when dropped. The kernel
     /// refuses every command (EINVAL) that names another driver than its own.
-    pub fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd, driver_id: DriverId) -> Self {
+    ///
+    /// # Safety
+    /// `fd` must be open, and nobody else may close it.
+    pub unsafe fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd, driver_id: DriverId) -> Self {
         Self {
             kernel,
             fd,

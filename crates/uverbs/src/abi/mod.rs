@@ -9,7 +9,7 @@
 //! | [`ioctl`] | `rdma_user_ioctl_cmds.h`: the ioctl's frame |
 //! | [`ids`] | `ib_user_ioctl_cmds.h`: objects, methods, attributes |
 //! | [`verbs`] | `ib_user_ioctl_verbs.h`: structures of the ioctl methods |
-//! | [`write`] | `ib_user_verbs.h`: structures of the write commands |
+//! | [`mod@write`] | `ib_user_verbs.h`: structures of the write commands |
 //! | [`netlink`] | `rdma_netlink.h` and the parts of `netlink.h` that it needs |
 
 pub mod ids;

@@ -56,11 +56,14 @@ fn directly_by_libc() {
     // SAFETY: there is room for two descriptors.
     let made = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) };
     assert_eq!(made, 0);
-    let context = Context::from_owned_fd(Box::new(RealKernel), fds[1], crate::kernel::fake::DRIVER);
+    let driver = crate::kernel::fake::DRIVER;
+    // SAFETY: the pipe's ends are new and go nowhere else.
+    let context = unsafe { Context::from_owned_fd(Box::new(RealKernel), fds[1], driver) };
     let doorbell = PostSendDoorbell::new(&&context, QpHandle(7));
     doorbell.ring().unwrap();
     let mut bytes = [0u8; 64];
-    let reader = Context::from_owned_fd(Box::new(RealKernel), fds[0], crate::kernel::fake::DRIVER);
+    // SAFETY: as above.
+    let reader = unsafe { Context::from_owned_fd(Box::new(RealKernel), fds[0], driver) };
     assert_eq!(reader.kernel().read(fds[0], &mut bytes), Ok(32));
     assert_eq!(bytes[16..20], 7u32.to_ne_bytes());
     drop(reader);

@@ -97,7 +97,8 @@ impl FakeKernel {
     /// A context on this kernel, over a descriptor that is the fake's own.
     pub fn context(self: &Arc<Self>) -> Context {
         let fd = self.lock().new_fd();
-        Context::from_owned_fd(Box::new(Arc::clone(self)), fd, DRIVER)
+        // SAFETY: the descriptor is the fake's, and given once.
+        unsafe { Context::from_owned_fd(Box::new(Arc::clone(self)), fd, DRIVER) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
