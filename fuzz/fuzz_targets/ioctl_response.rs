@@ -111,7 +111,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         assert!(count <= gids.len());
     }
     let _ = context.query_gid_entry(1, 0);
-    for channel in CompletionChannel::create(context) {
+    if let Ok(channel) = CompletionChannel::create(context) {
         fake.push_read(
             channel.fd(),
             input
@@ -120,7 +120,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         );
         let _ = channel.read_event();
     }
-    for file in AsyncEventFile::alloc(context) {
+    if let Ok(file) = AsyncEventFile::alloc(context) {
         fake.push_read(
             file.fd(),
             input
@@ -142,7 +142,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         access,
     };
     // SAFETY: the fake touches no memory.
-    for mut mr in unsafe { Mr::register(context, &init, Udata::none()) } {
+    if let Ok(mut mr) = unsafe { Mr::register(context, &init, Udata::none()) } {
         let _ = uverbs::mr::query(context, mr.handle());
         // SAFETY: as above.
         let _ = unsafe {
@@ -186,7 +186,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         },
         Udata::output(&mut driver),
     );
-    for cq in &cq {
+    if let Ok(cq) = &cq {
         let _ = cq.resize(2, Udata::output(&mut driver));
         let _ = cq.req_notify(false);
     }
@@ -207,7 +207,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
             kind,
             async_fd: None,
         };
-        for srq in Srq::create(context, &init, Udata::output(&mut driver)) {
+        if let Ok(srq) = Srq::create(context, &init, Udata::output(&mut driver)) {
             assert_eq!(srq.srq_num().is_some(), kind != SrqKind::Basic);
             let _ = srq.query();
             let _ = srq.modify(
@@ -224,7 +224,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         pd: Some(pd_handle),
         ..QpInit::default()
     };
-    for qp in Qp::create(context, &init, Udata::output(&mut driver)) {
+    if let Ok(qp) = Qp::create(context, &init, Udata::output(&mut driver)) {
         let _ = qp.modify(&QpAttr::default(), QpAttrMask::STATE, Udata::none());
         let _ = qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT, Udata::none());
         if let Ok((attr, _)) = qp.query(QpAttrMask::STATE) {
