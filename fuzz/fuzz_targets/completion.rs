@@ -1,0 +1,268 @@
+//! Completion decoding with a device that writes what it likes.
+//!
+//! The queue's memory (geometry, both indices, entries) comes from the input,
+//! and the device scribbles over all of it between the cursor's steps. Whatever
+//! it writes: no access outside the mapping, no panic, and what is taken is what
+//! a model of the protocol says, in order and once.
+
+#![no_main]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+use libfuzzer_sys::fuzz_target;
+use ring::{Mapping, Ring, Span};
+use rxe::{CompletionRing, WorkCompletion};
+
+const SIZE: usize = 4 * 4096;
+const HEADER: usize = 384;
+const MASK: usize = 4;
+const PRODUCER: usize = 128;
+const CONSUMER: usize = 256;
+const ENTRY: usize = size_of::<WorkCompletion>();
+
+thread_local! {
+    static MEMORY: OwnedFd = memory();
+}
+
+fn memory() -> OwnedFd {
+    // SAFETY: a fresh descriptor that nobody else owns, or -1.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"queue".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0, "memfd_create");
+        assert_eq!(libc::ftruncate(fd, SIZE as libc::off_t), 0);
+        OwnedFd::from_raw_fd(fd)
+    };
+    fd
+}
+
+/// The input, handed out piece by piece; zeros when it is used up.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let n = N.min(self.0.len());
+        out[..n].copy_from_slice(&self.0[..n]);
+        self.0 = &self.0[n..];
+        out
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.bytes::<1>()[0]
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+}
+
+/// The device: the same memory at another address.
+struct Device {
+    view: Mapping,
+}
+
+impl Device {
+    fn word(&self, at: usize) -> u32 {
+        assert!(at + 4 <= SIZE);
+        // SAFETY: inside the mapping, aligned; volatile as others write it.
+        unsafe { self.view.as_ptr().add(at).cast::<u32>().read_volatile() }
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= SIZE);
+        for (i, byte) in bytes.iter().enumerate() {
+            // SAFETY: inside the mapping.
+            unsafe { self.view.as_ptr().add(at + i).write_volatile(*byte) };
+        }
+    }
+
+    fn entry(&self, at: usize) -> [u8; ENTRY] {
+        assert!(at + ENTRY <= SIZE);
+        // SAFETY: inside the mapping; any bytes are bytes.
+        unsafe {
+            self.view
+                .as_ptr()
+                .add(at)
+                .cast::<[u8; ENTRY]>()
+                .read_volatile()
+        }
+    }
+
+    /// Writes something somewhere: an index, the geometry, or an entry.
+    fn scribble(&self, input: &mut Input<'_>) {
+        match input.byte() % 8 {
+            0..=3 => self.write(PRODUCER, &input.bytes::<4>()),
+            4 => self.write(CONSUMER, &input.bytes::<4>()),
+            5 => self.write(0, &input.bytes::<8>()),
+            _ => {
+                let at = input.word() as usize % (SIZE - HEADER - ENTRY);
+                self.write(HEADER + at, &input.bytes::<ENTRY>());
+            }
+        }
+    }
+}
+
+fn bytes_of(completion: &WorkCompletion) -> [u8; ENTRY] {
+    // SAFETY: the structure is 48 bytes of integers without padding.
+    unsafe { std::mem::transmute_copy(completion) }
+}
+
+/// One reading of every field, as the faces read them.
+fn fields(entry: &rxe::Entry<'_>) -> u64 {
+    entry
+        .wr_id()
+        .wrapping_add(u64::from(entry.status()))
+        .wrapping_add(u64::from(entry.opcode()))
+        .wrapping_add(u64::from(entry.vendor_err()))
+        .wrapping_add(u64::from(entry.byte_len()))
+        .wrapping_add(u64::from(entry.ex()))
+        .wrapping_add(u64::from(entry.qp_num()))
+        .wrapping_add(u64::from(entry.src_qp()))
+        .wrapping_add(u64::from(entry.wc_flags()))
+        .wrapping_add(u64::from(entry.slid()))
+        .wrapping_add(u64::from(entry.sl()))
+        .wrapping_add(u64::from(entry.dlid_path_bits()))
+}
+
+struct Checked<'a> {
+    ring: CompletionRing,
+    device: &'a Device,
+    mask: u32,
+    stride: usize,
+}
+
+impl Checked<'_> {
+    fn slot(&self, at: u32) -> usize {
+        HEADER + (at & self.mask) as usize * self.stride
+    }
+
+    /// A whole batch, as `ibv_poll_cq` takes it.
+    fn take(&self, want: usize) {
+        let at = self.device.word(CONSUMER) & self.mask;
+        let end = self.device.word(PRODUCER) & self.mask;
+        let there = (end.wrapping_sub(at) & self.mask) as usize;
+        let before = self.device.word(CONSUMER);
+
+        let mut out = [const { MaybeUninit::<WorkCompletion>::uninit() }; 80];
+        let want = want.min(out.len());
+        let got = self.ring.take(&mut out[..want]);
+        assert_eq!(got, there.min(want));
+        for (i, completion) in out[..got].iter().enumerate() {
+            // SAFETY: `take` says that it wrote the first `got`.
+            let completion = unsafe { completion.assume_init_ref() };
+            let slot = self.slot(at.wrapping_add(i as u32));
+            assert_eq!(bytes_of(completion), self.device.entry(slot));
+        }
+        let after = if got == 0 {
+            before
+        } else {
+            at.wrapping_add(got as u32) & self.mask
+        };
+        assert_eq!(self.device.word(CONSUMER), after);
+    }
+
+    /// A walk with the cursor, the device scribbling on the way.
+    fn walk(&self, steps: u8, input: &mut Input<'_>) -> u64 {
+        let mut sum = 0u64;
+        let mut span: Span = self.ring.available();
+        if span.at == span.end {
+            return sum;
+        }
+        let mut slot = self.offset(&span);
+        assert_eq!(slot, self.slot(self.device.word(CONSUMER)));
+        for _ in 0..=steps {
+            sum = sum.wrapping_add(fields(&self.ring.entry(&span)));
+            if input.byte() % 4 == 0 {
+                self.device.scribble(input);
+            }
+            if !self.ring.step(&mut span) {
+                assert_eq!(
+                    self.offset(&span),
+                    slot,
+                    "a step that failed moved the cursor"
+                );
+                break;
+            }
+            slot = self.after(slot);
+            assert_eq!(self.offset(&span), slot);
+        }
+        self.ring.release(&span);
+        assert_eq!(self.slot(self.device.word(CONSUMER)), self.after(slot));
+        assert!(self.device.word(CONSUMER) <= self.mask);
+        sum
+    }
+
+    /// Where the entry under the cursor lies in the mapping.
+    fn offset(&self, span: &Span) -> usize {
+        let offset = self.ring.entry(span).as_ptr().addr() - self.base();
+        assert!(offset >= HEADER && offset + ENTRY <= SIZE);
+        offset
+    }
+
+    /// Where the entry after the one at `offset` lies.
+    fn after(&self, offset: usize) -> usize {
+        let at = (offset - HEADER) / self.stride;
+        self.slot(at as u32 + 1)
+    }
+
+    fn base(&self) -> usize {
+        self.ring.consumer().indices().header_ptr().addr().get()
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input(data);
+    let map = || {
+        MEMORY
+            .with(|memory| Mapping::new(memory.as_fd(), 0, SIZE))
+            .expect("a mapping of a memfd")
+    };
+    let device = Device { view: map() };
+
+    // Half of the inputs bring any geometry, the others one that fits.
+    let (log2_stride, mask) = if input.byte() % 2 == 0 {
+        (input.word(), input.word())
+    } else {
+        let log2_stride = 6 + u32::from(input.byte() % 4);
+        let slots = 1u32 << (input.byte() % 6);
+        (log2_stride, slots - 1)
+    };
+    device.write(0, &log2_stride.to_le_bytes());
+    device.write(MASK, &mask.to_le_bytes());
+    device.write(PRODUCER, &input.bytes::<4>());
+    device.write(CONSUMER, &input.bytes::<4>());
+
+    let fits = (u64::from(mask) + 1).is_power_of_two()
+        && log2_stride < 32
+        && 1u64 << log2_stride >= ENTRY as u64
+        && (u64::from(mask) + 1) << log2_stride <= (SIZE - HEADER) as u64;
+    let ring = match Ring::new(map(), CompletionRing::ENTRY_SIZE) {
+        Ok(ring) => ring,
+        Err(_) => {
+            assert!(!fits, "a queue that fits was refused");
+            return;
+        }
+    };
+    assert!(fits, "a queue that does not fit was accepted");
+
+    let checked = Checked {
+        ring: CompletionRing::new(ring),
+        device: &device,
+        mask,
+        stride: 1 << log2_stride,
+    };
+    while !input.0.is_empty() {
+        match input.byte() % 4 {
+            0 => {
+                let want = usize::from(input.byte());
+                checked.take(want);
+            }
+            1 => {
+                let steps = input.byte();
+                std::hint::black_box(checked.walk(steps, &mut input));
+            }
+            _ => checked.device.scribble(&mut input),
+        }
+    }
+});
