@@ -11,7 +11,8 @@ use core::ptr::NonNull;
 
 use ring::SpinLock;
 use rxe::{
-    BindMwWr, OneElement, Opcode, PostError, RecvQueue, SendFlags, SendQueue, SendWriter, Sge,
+    BindMwWr, OneElement, Opcode, PostError, RecvQueue, Refused, SendFlags, SendQueue, SendWriter,
+    Sge,
 };
 
 use crate::abi::*;
@@ -243,12 +244,12 @@ pub unsafe extern "C" fn post_send(
         }
         // SAFETY: what the work requests name is the application's affair.
         writer.publish();
-        if !own.single {
-            own.send_lock.unlock();
-        }
+        // Of a queue pair with one owner nobody took it: a plain store, less
+        // than to ask.
+        own.send_lock.unlock();
         match own.doorbell.ring() {
             Ok(()) => 0,
-            Err(errno) => unheard(errno.raw(), wr, bad_wr),
+            Err(refused) => unheard(refused, wr, bad_wr),
         }
     }
 }
@@ -284,13 +285,13 @@ unsafe fn report<T>(wr: *mut T, bad_wr: *mut *mut T) {
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn unheard(
-    errno: c_int,
+    refused: Refused,
     first: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: as the caller says.
     unsafe { report(first, bad_wr) };
-    errno
+    refused.errno().raw()
 }
 
 /// # Safety
@@ -338,8 +339,8 @@ unsafe extern "C" fn post_rest(
         if !own.single {
             own.send_lock.unlock();
         }
-        if any && let Err(errno) = own.doorbell.ring() {
-            return unheard(errno.raw(), first, bad_wr);
+        if any && let Err(refused) = own.doorbell.ring() {
+            return unheard(refused, first, bad_wr);
         }
         result.map_or_else(
             |errno| {
@@ -382,9 +383,8 @@ unsafe fn post_receives(
         }
         // SAFETY: what the receives name is the application's affair.
         writer.publish();
-        if !single {
-            lock.unlock();
-        }
+        // As in `post_send`: taken or not.
+        lock.unlock();
         0
     }
 }

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
 use ring::SpinLock;
-use rxe::{Doorbell, QueuePair, RecvQueue, SendQueue};
+use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
 use uverbs::{
     AccessFlags, AhAttr, CqHandle, QpAttr, QpAttrMask, QpCap, QpHandle, QpInit, QpState, QpType,
     SrqHandle,
@@ -34,12 +34,13 @@ pub struct Qp {
     pub plain: u32,
     /// Guards `send` and `failed`.
     pub send_lock: SpinLock,
-    /// The first error of the batch between wr_start and wr_complete.
+    /// The first error of the batch between wr_start and wr_complete; EINVAL
+    /// out of one.
     pub failed: Cell<c_int>,
     /// The send queue.
     pub send: UnsafeCell<SendQueue>,
     /// Its doorbell; any thread may ring.
-    pub doorbell: Doorbell<CtxRef>,
+    pub doorbell: DirectDoorbell,
     /// Guards `recv`.
     pub recv_lock: SpinLock,
     /// The receive queue; none with a shared one.
@@ -130,6 +131,8 @@ unsafe fn create(
         recv,
         doorbell,
     } = QueuePair::create(&ctx, &init)?;
+    // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
+    let doorbell = unsafe { doorbell.direct() }.ok_or(Errno::IO)?;
     attr.cap = cap_to_c(&object.cap());
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
@@ -151,7 +154,7 @@ unsafe fn create(
         single: domain.has_thread_domain(),
         plain: if attr.qp_type == IBV_QPT_UD { 0 } else { PLAIN },
         send_lock: SpinLock::new(),
-        failed: Cell::new(0),
+        failed: Cell::new(libc::EINVAL),
         send: UnsafeCell::new(send),
         doorbell,
         recv_lock: SpinLock::new(),

@@ -108,7 +108,8 @@ unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
         let qp = qp_of(qp);
-        let failed = qp.failed.get();
+        // Out of the critical section the functions do nothing.
+        let failed = qp.failed.replace(libc::EINVAL);
         if failed != 0 {
             A::leave(&qp.send_lock);
             return failed;
@@ -117,7 +118,10 @@ unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
         let any = (*qp.send.get()).publish();
         A::leave(&qp.send_lock);
         if any {
-            return qp.doorbell.ring().map_or_else(|errno| errno.raw(), |()| 0);
+            return qp
+                .doorbell
+                .ring()
+                .map_or_else(|refused| refused.errno().raw(), |()| 0);
         }
         0
     }
@@ -126,7 +130,11 @@ unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start. What was not published is
     // forgotten at the next `begin`.
-    unsafe { A::leave(&qp_of(qp).send_lock) }
+    unsafe {
+        let qp = qp_of(qp);
+        qp.failed.set(libc::EINVAL);
+        A::leave(&qp.send_lock);
+    }
 }
 
 /// Takes an entry for an operation, without data so far.

@@ -6,9 +6,9 @@ use crate::Indices;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The slot to read next.
-    pub at: u32,
+    pub at: usize,
     /// The first slot that may not be read.
-    pub end: u32,
+    pub end: usize,
 }
 
 /// Empties slots of a completion queue.
@@ -45,13 +45,13 @@ impl Consumer {
 
     /// How far the device has come by now, to lengthen a span.
     #[inline(always)]
-    pub fn produced(&self) -> u32 {
+    pub fn produced(&self) -> usize {
         self.indices.produced_by_device()
     }
 
     /// Gives the slots before `at` back to the device.
     #[inline(always)]
-    pub fn release(&self, at: u32) {
+    pub fn release(&self, at: usize) {
         self.indices.publish_consumer(at);
     }
 

@@ -76,8 +76,8 @@ pub struct Indices {
     header: NonNull<Header>,
     /// The last slot's position: a mask, since slots and stride are powers of
     /// two, which also cuts what lies within a slot.
-    mask: u32,
-    stride: u32,
+    mask: usize,
+    stride: usize,
     log2_stride: u32,
 }
 
@@ -100,7 +100,7 @@ impl Indices {
         debug_assert!(u64::from(slot_mask) << log2_stride < 1 << 32);
         Self {
             header,
-            mask: slot_mask << log2_stride,
+            mask: (slot_mask as usize) << log2_stride,
             stride: 1 << log2_stride,
             log2_stride,
         }
@@ -128,90 +128,91 @@ impl Indices {
     /// Entries that the ring holds at most: its slots less one.
     #[inline(always)]
     pub fn capacity(&self) -> u32 {
-        self.mask >> self.log2_stride
+        (self.mask >> self.log2_stride) as u32
     }
 
     /// Bytes from one slot to the next.
     #[inline(always)]
-    pub fn stride(&self) -> u32 {
+    pub fn stride(&self) -> usize {
         self.stride
     }
 
     /// `at` made to lie inside the ring, at the beginning of a slot.
     #[inline(always)]
-    pub fn inside(&self, at: u32) -> u32 {
+    pub fn inside(&self, at: usize) -> usize {
         at & self.mask
     }
 
     /// The slot after `at`.
     #[inline(always)]
-    pub fn next(&self, at: u32) -> u32 {
+    pub fn next(&self, at: usize) -> usize {
         at.wrapping_add(self.stride) & self.mask
     }
 
     /// The slot before `at`.
     #[inline(always)]
-    pub fn prev(&self, at: u32) -> u32 {
+    pub fn prev(&self, at: usize) -> usize {
         at.wrapping_sub(self.stride) & self.mask
     }
 
     /// The slot `slots` after `at`.
     #[inline(always)]
-    pub fn advance(&self, at: u32, slots: u32) -> u32 {
+    pub fn advance(&self, at: usize, slots: usize) -> usize {
         at.wrapping_add(slots << self.log2_stride) & self.mask
     }
 
     /// How many slots lie from `from` up to, not including, `to`.
     #[inline(always)]
-    pub fn distance(&self, from: u32, to: u32) -> u32 {
+    pub fn distance(&self, from: usize, to: usize) -> usize {
         (to.wrapping_sub(from) & self.mask) >> self.log2_stride
     }
 
     /// The position that a shared word stands for.
     #[inline(always)]
-    fn position(&self, word: u32) -> u32 {
-        (word << self.log2_stride) & self.mask
+    fn position(&self, word: u32) -> usize {
+        ((word as usize) << self.log2_stride) & self.mask
     }
 
-    /// The shared word that stands for a position.
+    /// The shared word that stands for a position. (The other side masks what
+    /// it reads, too.)
     #[inline(always)]
-    fn word(&self, at: u32) -> u32 {
-        (at & self.mask) >> self.log2_stride
+    fn word(&self, at: usize) -> u32 {
+        (at >> self.log2_stride) as u32
     }
 
     /// Where the device produces next ([`order::from_device`]).
     #[inline(always)]
-    pub fn produced_by_device(&self) -> u32 {
+    pub fn produced_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().producer))
     }
 
     /// Where the device consumes next ([`order::from_device`]).
     #[inline(always)]
-    pub fn consumed_by_device(&self) -> u32 {
+    pub fn consumed_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().consumer))
     }
 
     /// Our producer index ([`order::own`]).
     #[inline(always)]
-    pub fn own_producer(&self) -> u32 {
+    pub fn own_producer(&self) -> usize {
         self.position(order::own(&self.header().producer))
     }
 
     /// Our consumer index ([`order::own`]).
     #[inline(always)]
-    pub fn own_consumer(&self) -> u32 {
+    pub fn own_consumer(&self) -> usize {
         self.position(order::own(&self.header().consumer))
     }
 
     /// Hands entries up to `at` to the device ([`order::to_device`]).
     #[inline(always)]
-    pub fn publish_producer(&self, at: u32) {
+    pub fn publish_producer(&self, at: usize) {
         order::to_device(&self.header().producer, self.word(at));
     }
 
     /// Gives slots up to `at` back to the device ([`order::to_device`]).
     #[inline(always)]
-    pub fn publish_consumer(&self, at: u32) {
+    pub fn publish_consumer(&self, at: usize) {
         order::to_device(&self.header().consumer, self.word(at));
     }
 }

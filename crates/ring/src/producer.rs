@@ -16,11 +16,11 @@ pub struct Producer {
     indices: Indices,
     /// The first slot that the device has not been given: our index, of which
     /// the shared word is a copy for the device.
-    tail: u32,
+    tail: usize,
     /// The device's index when it was last read. Reading it again can only
     /// find more room, so it is read when there seems to be none: a full
     /// queue costs the shared cache line, a queue with room does not.
-    seen: u32,
+    seen: usize,
 }
 
 impl Producer {
@@ -41,29 +41,30 @@ impl Producer {
 
     /// The first slot that the device has not been given.
     #[inline(always)]
-    pub fn tail(&self) -> u32 {
+    pub fn tail(&self) -> usize {
         self.tail
     }
 
-    /// Whether slot `at` may be filled, as far as is known without looking at
-    /// the device's index again. What it says yes to is so.
+    /// The slot after `at` if `at` may be filled, as far as is known without
+    /// looking at the device's index again. What it says yes to is so.
     #[inline(always)]
-    pub fn surely_has_room(&self, at: u32) -> bool {
-        self.indices.next(at) != self.seen
+    pub fn after_if_room(&self, at: usize) -> Option<usize> {
+        let next = self.indices.next(at);
+        (next != self.seen).then_some(next)
     }
 
     /// Whether slot `at` may be filled. One slot always stays free.
     #[inline(always)]
-    pub fn has_room(&mut self, at: u32) -> bool {
-        if !self.surely_has_room(at) {
+    pub fn has_room(&mut self, at: usize) -> bool {
+        if self.after_if_room(at).is_none() {
             self.seen = self.indices.consumed_by_device();
         }
-        self.surely_has_room(at)
+        self.after_if_room(at).is_some()
     }
 
     /// Hands the slots before `at` to the device.
     #[inline(always)]
-    pub fn publish(&mut self, at: u32) {
+    pub fn publish(&mut self, at: usize) {
         self.tail = at;
         self.indices.publish_producer(at);
     }

@@ -31,7 +31,7 @@ impl Slots {
     /// some entry: valid for [`Indices::stride`] bytes while the ring lives,
     /// aligned to 64 bytes or its stride, whichever is less.
     #[inline(always)]
-    pub fn slot(&self, at: u32) -> NonNull<u8> {
+    pub fn slot(&self, at: usize) -> NonNull<u8> {
         // SAFETY: made to be one.
         unsafe { self.slot_inside(self.indices.inside(at)) }
     }
@@ -41,10 +41,10 @@ impl Slots {
     /// # Safety
     /// `at` is from this ring's [`Indices`], which give no others.
     #[inline(always)]
-    pub unsafe fn slot_inside(&self, at: u32) -> NonNull<u8> {
+    pub unsafe fn slot_inside(&self, at: usize) -> NonNull<u8> {
         // SAFETY: all slots were checked to be mapped (`Ring::new`), and this
         // is the beginning of one.
-        unsafe { self.entries.add(at as usize) }
+        unsafe { self.entries.add(at) }
     }
 }
 
@@ -146,7 +146,7 @@ impl Ring {
     /// Bytes from one entry to the next.
     #[inline(always)]
     pub fn stride(&self) -> usize {
-        self.indices().stride() as usize
+        self.indices().stride()
     }
 
     /// Where the entries are. Copies must not outlive the ring.

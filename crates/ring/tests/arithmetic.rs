@@ -24,12 +24,12 @@ proptest! {
         header.publish_producer(producer);
         header.publish_consumer(consumer);
         let ring = indices(&header, slot_mask, stride);
-        let last = slot_mask << stride;
-        let is_slot = |at: u32| at <= last && at.trailing_zeros() >= stride.min(32);
+        let last = (slot_mask as usize) << stride;
+        let is_slot = |at: usize| at <= last && at.is_multiple_of(1 << stride);
         prop_assert!(is_slot(ring.produced_by_device()) && is_slot(ring.consumed_by_device()));
         prop_assert!(is_slot(ring.own_producer()) && is_slot(ring.own_consumer()));
-        prop_assert!(is_slot(ring.inside(producer)) && is_slot(ring.inside(consumer)));
-        prop_assert!(ring.distance(producer, consumer) <= slot_mask);
+        prop_assert!(is_slot(ring.inside(producer as usize)) && is_slot(ring.inside(consumer as usize)));
+        prop_assert!(ring.distance(producer as usize, consumer as usize) <= slot_mask as usize);
         let mut role = Producer::new(ring);
         let mut at = role.tail();
         for _ in 0..steps.min(200) {
@@ -45,10 +45,10 @@ proptest! {
         let slot_mask = (1u32 << log2) - 1;
         let header = Header::new(stride, slot_mask);
         let ring = indices(&header, slot_mask, stride);
-        let at = ring.inside(at);
+        let at = ring.inside(at as usize);
         prop_assert_eq!(ring.prev(ring.next(at)), at);
         prop_assert_eq!(ring.next(ring.prev(at)), at);
-        let steps = steps & slot_mask;
+        let steps = (steps & slot_mask) as usize;
         let there = ring.advance(at, steps);
         prop_assert_eq!(ring.distance(at, there), steps);
         let mut walked = at;
@@ -77,16 +77,16 @@ proptest! {
                 prop_assert_eq!(room, model.len() < mask as usize);
                 if !room { break }
                 value += 1;
-                slots[(at >> stride) as usize] = value;
+                slots[at >> stride] = value;
                 model.push_back(value);
                 at = ring.next(at);
             }
             producer.publish(at);
             let mut span = consumer.available();
-            prop_assert_eq!(ring.distance(span.at, span.end) as usize, model.len());
+            prop_assert_eq!(ring.distance(span.at, span.end), model.len());
             for _ in 0..take {
                 if span.at == span.end { break }
-                prop_assert_eq!(Some(slots[(span.at >> stride) as usize]), model.pop_front());
+                prop_assert_eq!(Some(slots[span.at >> stride]), model.pop_front());
                 span.at = ring.next(span.at);
             }
             consumer.release(span.at);

@@ -34,14 +34,14 @@ impl Shared {
         unsafe { Indices::new(NonNull::from(&*self.header), self.slots.len() as u32 - 1, 0) }
     }
 
-    fn write(&self, at: u32, value: u32) {
+    fn write(&self, at: usize, value: u32) {
         // SAFETY: loom reports a concurrent access.
-        self.slots[at as usize].with_mut(|slot| unsafe { *slot = value });
+        self.slots[at].with_mut(|slot| unsafe { *slot = value });
     }
 
-    fn read(&self, at: u32) -> u32 {
+    fn read(&self, at: usize) -> u32 {
         // SAFETY: loom reports a concurrent access.
-        self.slots[at as usize].with(|slot| unsafe { *slot })
+        self.slots[at].with(|slot| unsafe { *slot })
     }
 }
 
@@ -67,7 +67,7 @@ fn device_sees_whole_entries_in_order() {
                     while shared.header.producer() == at {
                         thread::yield_now();
                     }
-                    assert_eq!(shared.read(at), expected);
+                    assert_eq!(shared.read(at as usize), expected);
                     shared.header.publish_consumer((at + 1) & 1);
                 }
             })
@@ -101,7 +101,7 @@ fn completions_come_once_and_in_order() {
                     while shared.header.consumer() == next {
                         thread::yield_now();
                     }
-                    shared.write(at, value);
+                    shared.write(at as usize, value);
                     shared.header.publish_producer(next);
                 }
             })
@@ -137,7 +137,7 @@ impl Notifier {
     fn complete(&self, shared: &Shared, value: u32) {
         let mut armed = self.armed.lock().unwrap();
         let at = shared.header.producer();
-        shared.write(at, value);
+        shared.write(at as usize, value);
         shared
             .header
             .publish_producer((at + 1) & (shared.slots.len() as u32 - 1));

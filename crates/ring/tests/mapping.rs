@@ -33,7 +33,7 @@ fn geometry_that_fits_is_taken() {
     let first = slots.slot(0).as_ptr() as usize;
     assert_eq!(slots.slot(3 * 128).as_ptr() as usize - first, 3 * 128);
     // Any number leads to the beginning of a slot of the ring.
-    for absurd in [1, 127, 16 * 128, u32::MAX, u32::MAX - 127, 1 << 31] {
+    for absurd in [1, 127, 16 * 128, usize::MAX, usize::MAX - 127, 1 << 31] {
         let at = slots.slot(absurd).as_ptr() as usize - first;
         assert!(at <= 15 * 128 && at.is_multiple_of(128));
     }
@@ -135,7 +135,7 @@ fn two_threads_stream_through_a_ring() {
                     std::hint::spin_loop();
                 }
                 // SAFETY: published by the producer, so whole.
-                let value = unsafe { theirs.slots().slot(at * 64).cast::<u64>().read() };
+                let value = unsafe { theirs.slots().slot(at as usize * 64).cast::<u64>().read() };
                 assert_eq!(value, expected);
                 at = (at + 1) & 7;
                 header.publish_consumer(at);

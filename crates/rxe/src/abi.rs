@@ -32,6 +32,40 @@ pub struct DmaInfo {
     pub reserved: u32,
 }
 
+impl DmaInfo {
+    /// Writes the state of a work request that has made no progress.
+    ///
+    /// # Safety
+    /// `info` is valid for writes.
+    #[inline(always)]
+    pub unsafe fn begin(info: *mut Self, length: u32, num_sge: u32) {
+        // SAFETY: by contract; each store covers the member named and the one
+        // behind it (asserted below), which becomes zero.
+        unsafe {
+            (*info).length = length;
+            store_then_zero(&raw mut (*info).resid, length);
+            store_then_zero(&raw mut (*info).num_sge, num_sge);
+        }
+    }
+}
+
+/// Writes `value` to a word and zero to the next, in one store.
+///
+/// # Safety
+/// Two words at `to` are valid for writes.
+#[inline(always)]
+unsafe fn store_then_zero(to: *mut u32, value: u32) {
+    let mut both = [0; 8];
+    both[..4].copy_from_slice(&value.to_ne_bytes());
+    // SAFETY: by contract.
+    unsafe { to.cast::<u64>().write_unaligned(u64::from_ne_bytes(both)) };
+}
+
+const _: () = {
+    assert!(offset_of!(DmaInfo, cur_sge) == offset_of!(DmaInfo, resid) + 4);
+    assert!(offset_of!(DmaInfo, sge_offset) == offset_of!(DmaInfo, num_sge) + 4);
+};
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RdmaWr {

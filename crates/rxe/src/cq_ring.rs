@@ -99,13 +99,13 @@ impl CompletionRing {
     pub fn take(&self, out: &mut [MaybeUninit<WorkCompletion>]) -> usize {
         let span = self.available();
         let indices = self.consumer.indices();
-        let there = indices.distance(span.at, span.end) as usize;
+        let there = indices.distance(span.at, span.end);
         let count = there.min(out.len());
         if count == 0 {
             return 0;
         }
         let slots = self.ring.slots();
-        let stop = indices.advance(span.at, count as u32);
+        let stop = indices.advance(span.at, count);
         let mut at = span.at;
         let mut to = out.as_mut_ptr();
         // A loop to a position, not over a count: the compiler neither unrolls

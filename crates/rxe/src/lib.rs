@@ -35,4 +35,4 @@ pub use ring::Span;
 pub use send::{MAX_MESSAGE, OneElement, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
 /// The system call that tells rxe to look at a send queue.
-pub use uverbs::PostSendDoorbell as Doorbell;
+pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};

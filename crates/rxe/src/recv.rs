@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use ring::{Producer, Ring, Slots};
 
 use crate::PostError;
-use crate::abi::{RecvWqe, Sge};
+use crate::abi::{DmaInfo, RecvWqe, Sge};
 use crate::send::{MAX_MESSAGE, copy_sges};
 
 /// A mapped receive queue.
@@ -21,7 +21,7 @@ use crate::send::{MAX_MESSAGE, copy_sges};
 pub struct RecvQueue {
     producer: Producer,
     ring: Ring,
-    next: u32,
+    next: usize,
     max_sge: u32,
 }
 
@@ -88,7 +88,7 @@ impl RecvQueue {
         // published.
         unsafe {
             let total = copy_sges(entry.add(1).cast().as_ptr(), list);
-            if total > MAX_MESSAGE {
+            if total > u64::from(MAX_MESSAGE) {
                 return Err(PostError::MessageTooLong);
             }
             fill(entry, wr_id, total as u32, list.len() as u32);
@@ -118,11 +118,7 @@ unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
     // SAFETY: as the caller says.
     unsafe {
         (*entry).wr_id = wr_id;
-        (*entry).dma.length = length;
-        (*entry).dma.resid = length;
-        (*entry).dma.cur_sge = 0;
-        (*entry).dma.num_sge = num_sge;
-        (*entry).dma.sge_offset = 0;
+        DmaInfo::begin(&raw mut (*entry).dma, length, num_sge);
     }
 }
 
@@ -133,7 +129,7 @@ unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
 pub struct RecvWriter<'q> {
     producer: Producer,
     slots: Slots,
-    next: u32,
+    next: usize,
     queue: &'q mut RecvQueue,
 }
 
@@ -144,7 +140,11 @@ impl<'q> RecvWriter<'q> {
     #[inline(always)]
     pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
         let length = sge.length;
-        if !self.producer.surely_has_room(self.next) || u64::from(length) > MAX_MESSAGE {
+        let Some(next) = self.producer.after_if_room(self.next) else {
+            return false;
+        };
+        // The longest message that there is, too, takes the closer look.
+        if length >= MAX_MESSAGE {
             return false;
         }
         // SAFETY: `next` is from the indices of the same ring; every entry has
@@ -158,7 +158,7 @@ impl<'q> RecvWriter<'q> {
                 .cast::<Sge>()
                 .copy_from_nonoverlapping(NonNull::from(sge), 1);
         }
-        self.next = self.producer.indices().next(self.next);
+        self.next = next;
         true
     }
 
@@ -168,7 +168,6 @@ impl<'q> RecvWriter<'q> {
     /// As for [`RecvQueue::publish`].
     #[inline(always)]
     pub unsafe fn publish(self) {
-        self.queue.next = self.next;
         self.queue.producer.publish(self.next);
     }
 

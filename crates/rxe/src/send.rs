@@ -11,13 +11,13 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use ring::{Producer, Ring, Slots};
+use ring::{Producer, Ring};
 
-use crate::abi::{AtomicWr, BindMwWr, FlushWr, SendWqe, Sge};
+use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe, Sge};
 use crate::{Opcode, PostError, SendFlags};
 
 /// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
-pub const MAX_MESSAGE: u64 = 1 << 31;
+pub const MAX_MESSAGE: u32 = 1 << 31;
 
 /// A mapped send queue.
 ///
@@ -28,9 +28,11 @@ pub struct SendQueue {
     producer: Producer,
     ring: Ring,
     /// The slot that the next work request of the batch gets.
-    next: u32,
+    next: usize,
     max_sge: u32,
     max_inline: u32,
+    /// Inline data of one element up to this size goes the quick way.
+    quick_inline: u32,
 }
 
 impl SendQueue {
@@ -45,6 +47,7 @@ impl SendQueue {
             producer,
             max_sge: max_sge.min(room / size_of::<Sge>() as u32),
             max_inline: max_inline.min(room),
+            quick_inline: max_inline.min(room).min(SMALL),
             ring,
         }
     }
@@ -63,8 +66,6 @@ impl SendQueue {
     #[inline(always)]
     pub fn begin(&mut self) -> SendWriter<'_> {
         SendWriter {
-            producer: self.producer,
-            slots: self.ring.slots(),
             next: self.producer.tail(),
             queue: self,
         }
@@ -104,7 +105,7 @@ impl SendQueue {
     }
 
     #[inline(always)]
-    fn wqe_at(&mut self, at: u32) -> Wqe<'_> {
+    fn wqe_at(&mut self, at: usize) -> Wqe<'_> {
         Wqe {
             entry: self.ring.slots().slot(at).cast(),
             max_sge: self.max_sge,
@@ -144,12 +145,10 @@ impl SendQueue {
 
 /// The quick way to add the commonest work requests to a batch.
 ///
-/// It works on copies of the queue's values, so that they stay in registers;
-/// [`SendWriter::keep`] puts back what has changed.
+/// It keeps where the batch stands to itself, and so in a register;
+/// [`SendWriter::keep`] puts it back.
 pub struct SendWriter<'q> {
-    producer: Producer,
-    slots: Slots,
-    next: u32,
+    next: usize,
     queue: &'q mut SendQueue,
 }
 
@@ -159,18 +158,19 @@ impl<'q> SendWriter<'q> {
     /// [`SendQueue::open`], which says what is wrong, if anything is.
     #[inline(always)]
     pub fn push_one(&mut self, wr: &impl OneElement) -> bool {
-        let Some(mut wqe) = self.open_one(wr) else {
+        let Some((mut wqe, next)) = self.open_one(wr) else {
             return false;
         };
         let sge = wr.sge();
         let length = sge.length;
-        if u64::from(length) > MAX_MESSAGE {
+        // The longest message that there is, too, takes the closer look.
+        if length >= MAX_MESSAGE {
             return false;
         }
         // SAFETY: every entry has room for an element (`SendQueue::ENTRY_SIZE`).
         unsafe { wqe.data().cast::<Sge>().copy_from_nonoverlapping(sge, 1) };
         wqe.length(length, 1);
-        self.next = self.producer.indices().next(self.next);
+        self.next = next;
         true
     }
 
@@ -180,31 +180,27 @@ impl<'q> SendWriter<'q> {
     /// The element is readable.
     #[inline(always)]
     pub unsafe fn push_one_inline(&mut self, wr: &impl OneElement) -> bool {
-        let max_inline = self.queue.max_inline;
-        let Some(mut wqe) = self.open_one(wr) else {
+        let Some((mut wqe, next)) = self.open_one(wr) else {
             return false;
         };
         let sge = wr.sge();
-        if sge.length > max_inline {
-            return false;
-        }
-        // SAFETY: readable by contract; room for `max_inline` bytes.
-        if !unsafe { copy_small(wqe.data(), sge.addr as *const u8, sge.length as usize) } {
+        if sge.length > self.queue.quick_inline {
             return false;
         }
         wqe.length(sge.length, 0);
-        self.next = self.producer.indices().next(self.next);
+        // SAFETY: readable by contract; room for `max_inline` bytes; and
+        // `quick_inline` is no more than either limit.
+        unsafe { copy_small(wqe.data(), sge.addr as *const u8, sge.length as usize) };
+        self.next = next;
         true
     }
 
     #[inline(always)]
-    fn open_one(&mut self, wr: &impl OneElement) -> Option<Wqe<'_>> {
-        if !self.producer.surely_has_room(self.next) {
-            return None;
-        }
+    fn open_one(&self, wr: &impl OneElement) -> Option<(Wqe<'q>, usize)> {
+        let next = self.queue.producer.after_if_room(self.next)?;
         let mut wqe = Wqe {
-            // SAFETY: `next` is from the indices of the same ring.
-            entry: unsafe { self.slots.slot_inside(self.next) }.cast(),
+            // SAFETY: `self.next` is from the indices of the same ring.
+            entry: unsafe { self.queue.ring.slots().slot_inside(self.next) }.cast(),
             max_sge: 1,
             max_inline: 0,
             queue: PhantomData,
@@ -212,7 +208,7 @@ impl<'q> SendWriter<'q> {
         wqe.begin(wr.wr_id(), wr.opcode(), wr.flags());
         wqe.immediate_or_key(wr.immediate_or_key());
         wqe.rdma(wr.remote_addr(), wr.rkey());
-        Some(wqe)
+        Some((wqe, next))
     }
 
     /// Hands the batch to the device, with at least one work request in it.
@@ -221,7 +217,6 @@ impl<'q> SendWriter<'q> {
     /// As for [`SendQueue::publish`].
     #[inline(always)]
     pub unsafe fn publish(self) {
-        self.queue.next = self.next;
         self.queue.producer.publish(self.next);
     }
 
@@ -285,13 +280,10 @@ impl Wqe<'_> {
         set!(self, wr.wr_id = wr_id);
         set!(self, wr.opcode = opcode.0);
         set!(self, wr.send_flags = flags.bits());
-        // What the driver left there from the entry's last use and does not
-        // set itself before reading it.
+        // What the driver left there from the entry's last use, and neither
+        // sets itself before reading it nor leaves at zero.
         set!(self, status = 0);
         set!(self, state = 0);
-        set!(self, has_rd_atomic = 0);
-        set!(self, dma.cur_sge = 0);
-        set!(self, dma.sge_offset = 0);
     }
 
     /// Scatter/gather elements that the entry holds at most.
@@ -427,7 +419,7 @@ impl Wqe<'_> {
         }
         // SAFETY: room for `max_sge` elements behind the fixed part.
         let total = unsafe { copy_sges(self.data().cast(), list) };
-        if total > MAX_MESSAGE {
+        if total > u64::from(MAX_MESSAGE) {
             return Err(PostError::MessageTooLong);
         }
         self.length(total as u32, list.len() as u32);
@@ -487,9 +479,8 @@ impl Wqe<'_> {
 
     #[inline(always)]
     fn length(&mut self, bytes: u32, num_sge: u32) {
-        set!(self, dma.length = bytes);
-        set!(self, dma.resid = bytes);
-        set!(self, dma.num_sge = num_sge);
+        // SAFETY: as in `set!`.
+        unsafe { DmaInfo::begin(&raw mut (*self.entry.as_ptr()).dma, bytes, num_sge) }
     }
 
     /// What follows the fixed part.
@@ -531,13 +522,16 @@ unsafe fn copy_many(to: *mut Sge, list: &[Sge]) -> u64 {
     total
 }
 
-/// Copies 4 to 64 bytes, which nearly all inline data is, without a call.
-/// False, and nothing is copied, of more or fewer.
+/// Inline data up to this size, which nearly all of it is, is copied without a
+/// call.
+const SMALL: u32 = 64;
+
+/// Copies up to [`SMALL`] bytes.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping`.
+/// As for `copy_nonoverlapping`; not more than `SMALL`.
 #[inline(always)]
-unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) -> bool {
+unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) {
     /// Copies the first and the last `N` bytes, which may overlap.
     ///
     /// # Safety
@@ -546,21 +540,26 @@ unsafe fn copy_small(to: *mut u8, from: *const u8, bytes: usize) -> bool {
     unsafe fn ends<const N: usize>(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: both pieces lie within the `bytes` of either side.
         unsafe {
-            let head = from.cast::<[u8; N]>().read();
-            let tail = from.add(bytes - N).cast::<[u8; N]>().read();
-            to.cast::<[u8; N]>().write(head);
-            to.add(bytes - N).cast::<[u8; N]>().write(tail);
+            to.copy_from_nonoverlapping(from, N);
+            to.add(bytes - N)
+                .copy_from_nonoverlapping(from.add(bytes - N), N);
         }
     }
-    // SAFETY: by contract; each arm's range is the one that `ends` demands.
+    // SAFETY: by contract; each branch's range is the one that `ends` demands.
+    // (Comparisons one after another need no registers of their own.)
     unsafe {
-        match bytes {
-            16..=32 => ends::<16>(to, from, bytes),
-            8..16 => ends::<8>(to, from, bytes),
-            4..8 => ends::<4>(to, from, bytes),
-            33..=64 => ends::<32>(to, from, bytes),
-            _ => return false,
+        if bytes > 32 {
+            ends::<32>(to, from, bytes);
+        } else if bytes >= 16 {
+            ends::<16>(to, from, bytes);
+        } else if bytes >= 8 {
+            ends::<8>(to, from, bytes);
+        } else if bytes >= 4 {
+            ends::<4>(to, from, bytes);
+        } else if bytes >= 2 {
+            ends::<2>(to, from, bytes);
+        } else if bytes == 1 {
+            to.write(from.read());
         }
     }
-    true
 }

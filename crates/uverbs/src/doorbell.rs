@@ -29,43 +29,79 @@ static ANSWER: AtomicU32 = AtomicU32::new(0);
 
 /// Rings a queue pair's doorbell: a post of no work requests, which makes rxe
 /// look at the send queue that is mapped into this process.
+#[derive(Clone, Copy, Debug)]
+pub struct PostSendDoorbell<C: ContextRef> {
+    direct: DirectDoorbell,
+    context: C,
+}
+
+/// A doorbell of the real kernel: one write(2), and nothing to ask before it.
 ///
 /// The command is made once; ringing only sends it.
 #[derive(Clone, Copy, Debug)]
-pub struct PostSendDoorbell<C: ContextRef> {
+pub struct DirectDoorbell {
     command: PostSendCommand,
-    /// The context's, or -1 where that is not a real kernel's.
     fd: RawFd,
-    context: C,
 }
 
 impl<C: ContextRef> PostSendDoorbell<C> {
     /// Prepares the doorbell of a queue pair.
     pub fn new(context: &C, qp: QpHandle) -> Self {
         Self {
-            command: PostSendCommand {
-                header: CmdHdr {
-                    command: cmd::CMD_POST_SEND,
-                    in_words: (size_of::<PostSendCommand>() / 4) as u16,
-                    out_words: 1,
+            direct: DirectDoorbell {
+                command: PostSendCommand {
+                    header: CmdHdr {
+                        command: cmd::CMD_POST_SEND,
+                        in_words: (LEN / 4) as u16,
+                        out_words: 1,
+                    },
+                    body: PostSend {
+                        response: ANSWER.as_ptr().expose_provenance() as u64,
+                        qp_handle: qp.0,
+                        wr_count: 0,
+                        sge_count: 0,
+                        wqe_size: size_of::<SendWr>() as u32,
+                    },
                 },
-                body: PostSend {
-                    response: ANSWER.as_ptr().expose_provenance() as u64,
-                    qp_handle: qp.0,
-                    wr_count: 0,
-                    sge_count: 0,
-                    wqe_size: size_of::<SendWr>() as u32,
-                },
-            },
-            fd: if context.kernel().is_real() {
-                context.fd()
-            } else {
-                -1
+                fd: context.fd(),
             },
             context: context.clone(),
         }
     }
 
+    /// The doorbell without the question which kernel it rings; none if that
+    /// is not the real one.
+    ///
+    /// # Safety
+    /// It is not rung after the context's descriptor has been closed, which
+    /// may be another file's by then.
+    pub unsafe fn direct(&self) -> Option<DirectDoorbell> {
+        self.context.kernel().is_real().then_some(self.direct)
+    }
+
+    /// As [`DirectDoorbell::ring`], of any kernel.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ring(&self) -> Result<(), Errno> {
+        if self.context.kernel().is_real() {
+            return self.direct.ring().map_err(Refused::errno);
+        }
+        // SAFETY: the command is whole, and the four bytes that it has the
+        // kernel write are `ANSWER`.
+        let written = unsafe {
+            self.context
+                .kernel()
+                .write(self.direct.fd, self.direct.command.as_bytes())?
+        };
+        match written as isize {
+            WRITTEN => Ok(()),
+            short => Err(failure(short)),
+        }
+    }
+}
+
+impl DirectDoorbell {
     /// Tells the kernel that the send queue has something: one write(2) of 32
     /// bytes. Stores to the queue before this are seen by the kernel.
     ///
@@ -74,29 +110,26 @@ impl<C: ContextRef> PostSendDoorbell<C> {
     /// # Errors
     /// EINVAL if the queue pair is not ready to send, EIO if the device is gone,
     /// EACCES after a change of credentials.
-    #[inline]
-    pub fn ring(&self) -> Result<(), Errno> {
+    #[inline(always)]
+    pub fn ring(&self) -> Result<(), Refused> {
         // SAFETY: the command is readable for its length, and the four bytes
         // that it has the kernel write are `ANSWER`.
         match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
             WRITTEN => Ok(()),
-            _ if self.fd < 0 => self.ring_otherwise(),
-            short => Err(failure(short)),
+            short => Err(Refused(short)),
         }
     }
+}
 
-    #[cold]
-    fn ring_otherwise(&self) -> Result<(), Errno> {
-        // SAFETY: as in `ring`.
-        let written = unsafe {
-            self.context
-                .kernel()
-                .write(self.context.fd(), self.command.as_bytes())?
-        };
-        match written as isize {
-            WRITTEN => Ok(()),
-            short => Err(failure(short)),
-        }
+/// A doorbell that the kernel would not hear.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Refused(isize);
+
+impl Refused {
+    /// Why: the thread's `errno`, so to be asked before that changes.
+    pub fn errno(self) -> Errno {
+        failure(self.0)
     }
 }
 

@@ -59,7 +59,7 @@ pub use channel::CompletionChannel;
 pub use command::Udata;
 pub use context::{Context, ContextInfo, ContextRef};
 pub use cq::{Cq, CqEvents, CqInit};
-pub use doorbell::PostSendDoorbell;
+pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
     AhHandle, CqHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle, XrcdHandle,
