@@ -103,6 +103,10 @@ impl Results {
             (_, _, Pass) => (Verdict::Pass, String::new()),
             (_, Stock::Reference, Fail) => match self.stock(case) {
                 Some(Pass) => (Verdict::Fail, format!("stock passes; {}", case.detail)),
+                Some(Skip) => (
+                    Verdict::Skip,
+                    format!("stock skips it, ours fails: {}", case.detail),
+                ),
                 Some(_) => (Verdict::Skip, "fails with stock too".into()),
                 None => (Verdict::Fail, format!("no run with stock; {}", case.detail)),
             },
@@ -182,6 +186,9 @@ impl Results {
                     let _ = writeln!(out, "  FAILED {line}");
                 }
                 (Verdict::Skip, Provider::Stock, Outcome::Fail) => {
+                    let _ = writeln!(out, "  listed {line}");
+                }
+                (Verdict::Skip, _, Outcome::Fail) if self.stock(case) == Some(Outcome::Skip) => {
                     let _ = writeln!(out, "  listed {line}");
                 }
                 (Verdict::Skip, Provider::Stock, Outcome::Pass) => {

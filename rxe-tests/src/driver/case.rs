@@ -15,7 +15,7 @@ pub enum Ready {
     Cm,
     /// An rdma_cm identifier has this port.
     CmAt(u16),
-    /// This machine has joined the multicast group.
+    /// A queue pair of this machine is attached to the multicast group.
     Group(Ipv4Addr),
 }
 

@@ -359,17 +359,12 @@ fn wait_ready(ready: Ready, port: u16, server: &mut Running) -> Result<()> {
                 .any(|table| listens(&fs::read_to_string(table).unwrap_or_default(), port)),
             Ready::Cm => cm_listens(port),
             Ready::CmAt(port) => cm_listens(port),
-            Ready::Group(group) => joined(
-                &fs::read_to_string("/proc/net/igmp").unwrap_or_default(),
+            Ready::Group(group) => attached(
+                &fs::read_to_string("/proc/net/dev_mcast").unwrap_or_default(),
                 group,
             ),
         };
         if up {
-            if let Ready::Group(_) = ready {
-                // The queue pair is attached a moment after the group is
-                // joined, which nothing shows.
-                thread::sleep(Duration::from_millis(700));
-            }
             return Ok(());
         }
         thread::sleep(Duration::from_millis(5));
@@ -399,10 +394,12 @@ fn cm_listens(port: u16) -> bool {
         .any(|line| format!("{line} ").contains(&port))
 }
 
-/// Whether the kernel's table of multicast groups has `group`.
-fn joined(table: &str, group: Ipv4Addr) -> bool {
-    // The address as the kernel keeps it, printed as a number of this machine.
-    let wanted = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+/// Whether a card of this machine listens to multicast `group` for an rxe
+/// queue pair: rxe gives the card the link address of the group's GID, which
+/// is the IPv4 address as IPv6 maps it, when the first one is attached.
+fn attached(table: &str, group: Ipv4Addr) -> bool {
+    let [a, b, c, d] = group.octets();
+    let wanted = format!("3333{a:02x}{b:02x}{c:02x}{d:02x}");
     table.split_whitespace().any(|word| word == wanted)
 }
 
@@ -537,12 +534,11 @@ mod tests {
     }
 
     #[test]
-    fn a_joined_group_is_found() {
-        let table = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
-                     5\trx0       :     1      V3\n\
-                     \t\t\t\t014D01EF     1 0:00000000\t\t0\n";
-        assert!(joined(table, Ipv4Addr::new(239, 1, 77, 1)));
-        assert!(!joined(table, Ipv4Addr::new(239, 1, 77, 2)));
+    fn an_attached_group_is_found() {
+        let table = "3    rx0             1     0     01005e6f4d01\n\
+                     3    rx0             1     0     3333ef014d01\n";
+        assert!(attached(table, Ipv4Addr::new(239, 1, 77, 1)));
+        assert!(!attached(table, Ipv4Addr::new(239, 111, 77, 1)));
     }
 
     #[test]
