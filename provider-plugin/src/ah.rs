@@ -2,13 +2,12 @@
 
 use core::ffi::c_int;
 
-use uverbs::{AhAttr, AhHandle, GlobalRoute, Udata};
+use uverbs::{AhAttr, AhHandle, GlobalRoute};
 
 use crate::abi::*;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
-use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
 
 /// An address handle.
@@ -71,26 +70,10 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
         .map_err(|(_, e)| e)?;
         let user_handle = (&raw const *ah) as u64;
         let ctx = CtxRef::of(context);
-        // The driver's answer: rxe_create_ah_resp of <rdma/rdma_user_rxe.h>,
-        // the number and 4 reserved bytes.
-        let mut answer = [0u8; 8];
-        let udata = Udata::output(&mut answer);
-        let handle = uverbs::ah::create(
-            &ctx,
-            pd_of(pd).handle(),
-            &address(&*attr),
-            user_handle,
-            udata,
-        )?;
-        let [a, b, c, d, ..] = answer;
-        let ah_num = u32::from_ne_bytes([a, b, c, d]);
-        if ah_num == 0 {
-            // Kernels before 6.0 took the address from each work request.
-            let _ = uverbs::ah::destroy(&ctx, handle);
-            return Err(Errno::OPNOTSUPP);
-        }
-        ah.ah_num = ah_num;
-        ah.public.handle = handle.0;
+        let made =
+            rxe::AddressHandle::create(&ctx, pd_of(pd).handle(), &address(&*attr), user_handle)?;
+        ah.ah_num = made.ah_num;
+        ah.public.handle = made.object.into_handle().0;
         Ok(Box::into_raw(ah).cast())
     })
 }
