@@ -137,6 +137,8 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
         }
     }
     mark.lock_shared()?;
+    // Says when it was last used; a reader who may not write goes without.
+    let _ = fs::write(dir.join("used"), "");
     Ok(Some(Image {
         suite,
         dir: dir.to_owned(),
@@ -194,7 +196,11 @@ fn remove_partial(cache: &Path, suite: Suite) -> Result<()> {
     Ok(())
 }
 
-/// Removes other trees of `suite` that nobody uses.
+/// How long a tree is kept that nobody uses. Not at once: other kernels and
+/// other versions of this code have trees of their own.
+const UNUSED: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// Removes other trees of `suite` that nobody uses or has used for long.
 fn prune(cache: &Path, suite: Suite, keep: &str) {
     let Ok(entries) = fs::read_dir(cache) else {
         return;
@@ -202,6 +208,11 @@ fn prune(cache: &Path, suite: Suite, keep: &str) {
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == keep || !name.starts_with(&format!("{suite}-")) {
+            continue;
+        }
+        let used = fs::metadata(entry.path().join("used")).and_then(|m| m.modified());
+        let age = used.ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age < UNUSED) {
             continue;
         }
         // A user holds a shared lock on the mark.
@@ -496,14 +507,23 @@ mod tests {
     #[test]
     fn a_tree_in_use_is_not_pruned() {
         let cache = std::env::temp_dir().join(format!("rv-prune-{}", std::process::id()));
-        for name in ["trixie-old", "trixie-used", "trixie-new", "sid-old"] {
+        for name in [
+            "trixie-old",
+            "trixie-recent",
+            "trixie-used",
+            "trixie-new",
+            "sid-old",
+        ] {
             fs::create_dir_all(cache.join(name)).unwrap();
             fs::write(cache.join(name).join("complete"), "").unwrap();
         }
         let used = open(Suite::Trixie, &cache.join("trixie-used")).unwrap();
+        fs::remove_file(cache.join("trixie-used/used")).unwrap();
+        drop(open(Suite::Trixie, &cache.join("trixie-recent")).unwrap());
         prune(&cache, Suite::Trixie, "trixie-new");
         assert!(!cache.join("trixie-old").exists());
         assert!(cache.join("trixie-used").exists());
+        assert!(cache.join("trixie-recent").exists());
         assert!(cache.join("trixie-new").exists());
         assert!(cache.join("sid-old").exists());
         drop(used);
