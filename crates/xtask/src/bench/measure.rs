@@ -96,6 +96,9 @@ pub struct Results {
     pub thread_domain: bool,
     /// The processor, as the kernel names it.
     pub processor: String,
+    /// Other work that the machine had at the start, as the kernel's load
+    /// average of a minute: much of it, and the times say little.
+    pub load: String,
 }
 
 /// The compiled bench program and what it is run with.
@@ -185,6 +188,7 @@ impl Program {
 
     /// Counts once with each provider, then times `pairs` pairs of processes.
     pub fn measure(&self, ours: &Path, pairs: usize, samples: usize) -> Result<Results> {
+        let load = load();
         eprintln!("counting instructions of both providers");
         let stock_counts = self.figures(Provider::Stock, &["count"])?;
         let ours_counts = self.figures(Provider::Ours(ours), &["count"])?;
@@ -227,6 +231,7 @@ impl Program {
             ours_file: real_name(&ours_counts.provider),
             thread_domain: ours_counts.thread_domain,
             processor: processor(),
+            load,
         })
     }
 }
@@ -320,6 +325,13 @@ fn real_name(path: &str) -> String {
     real.file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
+}
+
+fn load() -> String {
+    fs::read_to_string("/proc/loadavg")
+        .ok()
+        .and_then(|text| text.split(' ').next().map(str::to_owned))
+        .unwrap_or_else(|| "unknown".to_owned())
 }
 
 fn processor() -> String {

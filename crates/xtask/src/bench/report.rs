@@ -157,12 +157,13 @@ fn tables(results: &Results) -> String {
         " (ours gave no thread domain: its queue pairs here are shared ones)"
     };
     format!(
-        "{} pairs of processes on {}; stock is {}, ours {}.\n\n\
+        "{} pairs of processes on {}, load average before {}; stock is {}, ours {}.\n\n\
          Thread-safe queues:\n\n{}\n\
          Queues owned by one thread{domain}:\n\n{}\n\
          Floors:\n\n{}",
         results.pairs,
         results.processor,
+        results.load,
         results.stock_file,
         results.ours_file,
         table(shared),
@@ -198,9 +199,10 @@ fn replace_between(old: &str, new: &str) -> Option<String> {
 /// One JSON object: what served, and a member of `rows` for each row.
 pub fn json(results: &Results) -> String {
     let mut text = format!(
-        "{{\n  \"processor\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
+        "{{\n  \"processor\": {},\n  \"load\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
          \"thread_domain\": {},\n  \"pairs\": {},\n  \"rows\": [\n",
         quoted(&results.processor),
+        quoted(&results.load),
         quoted(&results.stock_file),
         quoted(&results.ours_file),
         results.thread_domain,
