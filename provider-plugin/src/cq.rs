@@ -366,21 +366,21 @@ extern "C" fn no_entry() -> c_int {
     libc::ENOENT
 }
 
-/// Puts the cursor on the completion at `span`.
+/// Shows the completion that the cursor is on.
 ///
 /// # Safety
 /// The queue's critical section has been entered; the span is not empty.
 #[inline(always)]
-unsafe fn look_at(cq: *mut ibv_cq_ex, own: &Cq, span: Span) {
+unsafe fn show(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it.
     unsafe {
-        let entry = (*own.ring.get()).entry(&span);
+        let entry = (*own.ring.get()).entry(&*own.span.get());
         (*cq).status = entry.status();
         (*cq).wr_id = entry.wr_id();
         *own.entry.get() = entry.as_ptr();
-        *own.span.get() = span;
     }
+    0
 }
 
 unsafe extern "C" fn start_poll<A: Access>(
@@ -424,8 +424,8 @@ unsafe fn start<A: Access>(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
             A::leave(&own.lock);
             return no_entry();
         }
-        look_at(cq, own, span);
-        0
+        *own.span.get() = span;
+        show(cq, own)
     }
 }
 
@@ -433,14 +433,29 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
         let own = cq_of(cq);
-        let mut span = *own.span.get();
+        if !(*own.ring.get()).step_within(&mut *own.span.get()) {
+            return next_beyond(cq);
+        }
+        show(cq, own)
+    }
+}
+
+/// [`next_poll`] at the end of what was there when it was last looked.
+///
+/// # Safety
+/// The application is between start_poll and end_poll.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn next_beyond(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own = cq_of(cq);
         // On ENOENT the cursor stays where it is: that completion, too, is
         // given back at end_poll.
-        if !(*own.ring.get()).step(&mut span) {
+        if !(*own.ring.get()).step(&mut *own.span.get()) {
             return no_entry();
         }
-        look_at(cq, own, span);
-        0
+        show(cq, own)
     }
 }
 

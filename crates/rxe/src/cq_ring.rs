@@ -62,19 +62,27 @@ impl CompletionRing {
         self.consumer.available()
     }
 
+    /// Steps to the next completion of the span. False, and no step, at its
+    /// end.
+    #[inline(always)]
+    pub fn step_within(&self, span: &mut Span) -> bool {
+        let next = self.consumer.indices().next(span.at);
+        if next == span.end {
+            return false;
+        }
+        span.at = next;
+        true
+    }
+
     /// Steps to the next completion, asking the device for more at the end of
     /// the span. False, and no step, when there is none.
     #[inline(always)]
     pub fn step(&self, span: &mut Span) -> bool {
-        let next = self.consumer.indices().next(span.at);
-        if next == span.end {
-            span.end = self.consumer.produced();
-            if next == span.end {
-                return false;
-            }
+        if self.step_within(span) {
+            return true;
         }
-        span.at = next;
-        true
+        span.end = self.consumer.produced();
+        self.step_within(span)
     }
 
     /// The completion at `span.at`, looked at in place. The span must not be
