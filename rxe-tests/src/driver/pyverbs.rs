@@ -60,6 +60,24 @@ struct Pass {
     done: bool,
 }
 
+/// What is reported where the tests are not there.
+pub fn missing(folder: &Path) -> Record {
+    Record::Case(record::Case {
+        group: GROUP.into(),
+        name: "all".into(),
+        provider: Provider::Stock,
+        outcome: Outcome::Skip,
+        stock: Stock::Reference,
+        attempts: 0,
+        seconds: 0.0,
+        detail: format!(
+            "{} has no tests: rdma-core's source package could not be fetched",
+            folder.display()
+        ),
+        figures: BTreeMap::new(),
+    })
+}
+
 /// Runs the tests in `folder` under `provider` and reports each of them.
 pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str) -> Result<()> {
     let library = match provider {

@@ -98,6 +98,10 @@ pub fn run(plan: &Plan) -> Result<()> {
         && !plan.short
         && let Some(wanted) = pyverbs_filter(&plan.filter)
     {
+        if !folder.join("run_tests.py").exists() {
+            runner.report.put(&pyverbs::missing(folder))?;
+            return runner.report.put(&Record::End);
+        }
         pyverbs::run(&mut runner, folder, Provider::Stock, &wanted)?;
         if ours {
             pyverbs::run(&mut runner, folder, Provider::Ours, &wanted)?;

@@ -24,6 +24,12 @@ const RECIPE: u32 = 1;
 /// How old the tree of a suite that moves may grow.
 const MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// Marks a tree whose rdma-core tests could not be fetched.
+const LACKS_TESTS: &str = "lacks-rdma-core-tests";
+
+/// How long such a tree is used before it is tried again.
+const LACKING_AGE: Duration = Duration::from_secs(24 * 3600);
+
 /// The first process of the initramfs.
 const INIT: &str = include_str!("../../guest/init");
 
@@ -128,13 +134,12 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     let Ok(mark) = File::open(dir.join("complete")) else {
         return Ok(None);
     };
-    if suite.moves() {
-        let age = SystemTime::now()
-            .duration_since(mark.metadata()?.modified()?)
-            .unwrap_or_default();
-        if age > MOVING_AGE {
-            return Ok(None);
-        }
+    let age = SystemTime::now()
+        .duration_since(mark.metadata()?.modified()?)
+        .unwrap_or_default();
+    let lacks_tests = dir.join(LACKS_TESTS).exists();
+    if (suite.moves() && age > MOVING_AGE) || (lacks_tests && age > LACKING_AGE) {
+        return Ok(None);
     }
     mark.lock_shared()?;
     // Says when it was last used; a reader who may not write goes without.
@@ -250,7 +255,13 @@ impl<'a> Builder<'a> {
         self.configure()?;
         self.packages()?;
         self.kernel()?;
-        self.pyverbs_tests()?;
+        if let Err(error) = self.pyverbs_tests() {
+            // Archives do lack a source package now and then. All else works
+            // without; the suite reports these tests as skipped.
+            eprintln!("{error:#}");
+            eprintln!("{}: going on without rdma-core's own tests", self.suite);
+            fs::write(self.dir.join(LACKS_TESTS), "")?;
+        }
         self.tidy()?;
         initramfs::make(&self.tree, INIT, &self.dir.join("initrd"), &self.log)?;
         self.disk()?;
@@ -440,8 +451,11 @@ echo "$version" > /boot/version
             10,
             r#"
 version=$(dpkg-query -W -f '${source:Version}' rdma-core)
-mkdir /source; cd /source
-apt-get -q source --download-only --tar-only rdma-core="$version"
+mkdir -p /source; cd /source
+for pause in 5 20 0; do
+    if apt-get -q source --download-only --tar-only rdma-core="$version"; then break; fi
+    sleep $pause
+done
 mkdir -p /opt/rdma-core
 tar -xf rdma-core_*.orig.tar.* -C /opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
 test -f /opt/rdma-core/tests/run_tests.py
