@@ -301,19 +301,18 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own = cq_of(cq);
+        if own.single {
+            return poll::<Single>(own, num_entries, wc);
+        }
         if own.peek.is_empty() {
             return 0;
         }
-        if own.single {
-            poll::<Single>(own, num_entries, wc)
-        } else {
-            poll::<Shared>(own, num_entries, wc)
-        }
+        poll::<Shared>(own, num_entries, wc)
     }
 }
 
-/// The poll of a queue that has something; apart, so that the poll of an empty
-/// one saves no registers.
+/// The poll of a queue that may have something; apart, so that the poll of an
+/// empty one saves no registers.
 ///
 /// # Safety
 /// As for [`poll_cq`].
@@ -351,11 +350,12 @@ unsafe fn take(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: as the caller says; any bytes are a completion, and the two
     // types are the same.
     unsafe {
-        let out = core::slice::from_raw_parts_mut(
-            wc.cast::<MaybeUninit<WorkCompletion>>(),
-            num_entries as usize,
-        );
-        (*own.ring.get()).take(out) as c_int
+        let ring = &*own.ring.get();
+        let out = wc.cast::<MaybeUninit<WorkCompletion>>();
+        if num_entries == 1 {
+            return ring.take_one(&mut *out).into();
+        }
+        ring.take(core::slice::from_raw_parts_mut(out, num_entries as usize)) as c_int
     }
 }
 

@@ -3,6 +3,7 @@
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ptr::NonNull;
 
 use ring::SpinLock;
 use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
@@ -41,6 +42,8 @@ pub struct Qp {
     pub send: UnsafeCell<SendQueue>,
     /// Its doorbell; any thread may ring.
     pub doorbell: DirectDoorbell,
+    /// Where the kernel answers the doorbell. Nobody reads it.
+    answer: UnsafeCell<u32>,
     /// Guards `recv`.
     pub recv_lock: SpinLock,
     /// The receive queue; none with a shared one.
@@ -132,7 +135,13 @@ unsafe fn create(
         doorbell,
     } = QueuePair::create(&ctx, &init)?;
     // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
-    let doorbell = unsafe { doorbell.direct() }.ok_or(Errno::IO)?;
+    let mut doorbell = unsafe { doorbell.direct() }.ok_or(Errno::IO)?;
+    // SAFETY: the place is part of the queue pair, as the doorbell is, and only
+    // reached through a cell.
+    unsafe {
+        let answer = &raw mut (*place.as_mut_ptr()).answer;
+        doorbell.answer_to(NonNull::new_unchecked(answer.cast()));
+    }
     attr.cap = cap_to_c(&object.cap());
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
@@ -157,6 +166,7 @@ unsafe fn create(
         failed: Cell::new(libc::EINVAL),
         send: UnsafeCell::new(send),
         doorbell,
+        answer: UnsafeCell::new(0),
         recv_lock: SpinLock::new(),
         recv: UnsafeCell::new(recv),
         object: ManuallyDrop::new(object),

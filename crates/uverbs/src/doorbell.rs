@@ -2,6 +2,7 @@
 //! queue.
 
 use core::mem::offset_of;
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::os::fd::RawFd;
 
@@ -102,6 +103,17 @@ impl<C: ContextRef> PostSendDoorbell<C> {
 }
 
 impl DirectDoorbell {
+    /// Has the kernel write its answer to `place`, which nobody reads. Doorbells
+    /// that processors ring at once had better not share a cache line for it,
+    /// as they do until this is called.
+    ///
+    /// # Safety
+    /// `place` is valid for writes, by the kernel and at any time, for as long
+    /// as the doorbell is rung.
+    pub unsafe fn answer_to(&mut self, place: NonNull<u32>) {
+        self.command.body.response = place.as_ptr().expose_provenance() as u64;
+    }
+
     /// Tells the kernel that the send queue has something: one write(2) of 32
     /// bytes. Stores to the queue before this are seen by the kernel.
     ///
@@ -113,7 +125,8 @@ impl DirectDoorbell {
     #[inline(always)]
     pub fn ring(&self) -> Result<(), Refused> {
         // SAFETY: the command is readable for its length, and the four bytes
-        // that it has the kernel write are `ANSWER`.
+        // that it has the kernel write are `ANSWER` or what was promised to
+        // `answer_to`.
         match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
             WRITTEN => Ok(()),
             short => Err(Refused(short)),
