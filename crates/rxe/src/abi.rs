@@ -4,6 +4,9 @@
 //! ib_user_verbs.h (`struct ib_uverbs_wc`). Native byte order unless a field
 //! says otherwise.
 
+#[cfg(test)]
+mod c_headers;
+
 use std::mem::offset_of;
 
 use uverbs::Udata;
