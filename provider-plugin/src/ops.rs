@@ -35,7 +35,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
         alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td;
         attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::attach_mcast;
-        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = qp::bind_mw;
+        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
             -> *mut ibv_cq = cq::create_cq;
@@ -117,7 +117,7 @@ impl OpsTable {
         }
         is! {
             alloc_mw = mw::alloc_mw;
-            bind_mw = qp::bind_mw;
+            bind_mw = post::bind_mw;
             dealloc_mw = mw::dealloc_mw;
             poll_cq = cq::poll_cq;
             post_recv = post::post_recv;

@@ -17,6 +17,8 @@ use rxe::{
 
 use crate::abi::*;
 use crate::ah::ah_of;
+use crate::entry;
+use crate::errno::Errno;
 use crate::qp::{Qp, qp_of};
 use crate::srq::srq_of;
 
@@ -46,15 +48,6 @@ unsafe fn scatter_list<'a>(
     // SAFETY: as the caller says; the two types are the same.
     Ok(unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), length as usize) })
 }
-
-/// Opcodes that have a remote address and key, or nothing, besides their data
-/// (all but datagrams), as a set of bits.
-pub const PLAIN: u32 = 1 << IBV_WR_SEND
-    | 1 << IBV_WR_SEND_WITH_IMM
-    | 1 << IBV_WR_SEND_WITH_INV
-    | 1 << IBV_WR_RDMA_WRITE
-    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
-    | 1 << IBV_WR_RDMA_READ;
 
 /// A work request of the C interface as the queue's quick way reads it.
 struct Posted<'a>(&'a ibv_send_wr);
@@ -480,4 +473,41 @@ pub unsafe extern "C" fn post_srq_recv(
         let own = srq_of(srq);
         post_receives(own.single, &own.lock, own.recv.get(), wr, bad_wr)
     }
+}
+
+/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key.
+pub unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the application passes a live queue pair and window of ours and
+    // its arguments.
+    entry::int(|| unsafe {
+        let info = (*bind).bind_info;
+        if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::INVAL);
+        }
+        // ibv_inc_rkey: only the low 8 bits are the owner's to change.
+        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
+        // SAFETY: zeros are valid for a work request.
+        let mut wr: ibv_send_wr = core::mem::zeroed();
+        wr.wr_id = (*bind).wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = (*bind).send_flags;
+        wr.extra.bind_mw = ibv_send_wr_bind_mw {
+            mw,
+            rkey,
+            bind_info: info,
+        };
+        let mut bad = core::ptr::null_mut();
+        match post_send(qp, &mut wr, &mut bad) {
+            0 => {
+                // If the binding fails, the application takes this back.
+                (*mw).rkey = rkey;
+                Ok(())
+            }
+            errno => Err(Errno(errno)),
+        }
+    })
 }

@@ -106,8 +106,8 @@ pub struct UdWr {
     pub reserved: u16,
     pub ah_num: u32,
     pub pad: [u32; 4],
-    /// The address vector of kernels that give no address handle number
-    /// (before 5.19); not used here.
+    /// The address vector, for kernels that give no address handle number;
+    /// not used here.
     pub av: [u32; 22],
 }
 

@@ -18,8 +18,8 @@ impl<C: ContextRef> AddressHandle<C> {
     /// Makes an address handle.
     ///
     /// # Errors
-    /// Those of CREATE_AH; [`CreateError::NoAddressHandleNumber`] on kernels
-    /// before 5.19.
+    /// Those of CREATE_AH; [`CreateError::NoAddressHandleNumber`] on old
+    /// kernels.
     pub fn create(
         context: &C,
         pd: PdHandle,

@@ -61,7 +61,7 @@ pub enum CreateError {
         /// How.
         error: GeometryError,
     },
-    /// The kernel gave no number for an address handle (before 5.19).
+    /// The kernel gave no number for an address handle, as old ones did.
     NoAddressHandleNumber,
     /// No memory for bookkeeping.
     NoMemory,
@@ -93,7 +93,7 @@ impl fmt::Display for CreateError {
             Self::Map { queue, error } => write!(f, "mapping the {queue}: {error}"),
             Self::Geometry { queue, error } => write!(f, "the {queue}: {error}"),
             Self::NoAddressHandleNumber => f.write_str(
-                "the kernel gave no number for the address handle: rdma_rxe of Linux 5.19 or later is needed",
+                "the kernel gave no number for the address handle: rdma_rxe of Linux 6.1 or later is needed",
             ),
             Self::NoMemory => f.write_str("out of memory"),
         }

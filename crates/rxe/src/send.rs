@@ -255,7 +255,7 @@ pub trait OneElement {
 /// One entry of a send queue while it is written.
 ///
 /// The setters of data ([`Wqe::sge`], [`Wqe::sge_list`], [`Wqe::inline`],
-/// [`Wqe::inline_list`], [`Wqe::no_data`]) exclude each other, the last one
+/// [`Wqe::inline_raw`], [`Wqe::no_data`]) exclude each other, the last one
 /// counts; one of them must be called for every operation that is posted.
 pub struct Wqe<'q> {
     entry: NonNull<SendWqe>,
