@@ -28,8 +28,12 @@ impl CompletionRing {
     /// Bytes that an entry must have at least.
     pub const ENTRY_SIZE: usize = size_of::<WorkCompletion>();
 
-    /// A cursor over a mapped queue.
-    pub fn new(ring: Ring) -> Self {
+    /// A cursor over a mapped queue. Over a ring of entries smaller than
+    /// [`CompletionRing::ENTRY_SIZE`] it is always empty.
+    pub fn new(mut ring: Ring) -> Self {
+        if ring.stride() < Self::ENTRY_SIZE {
+            ring.seal();
+        }
         Self {
             consumer: Consumer::new(ring.indices()),
             ring,

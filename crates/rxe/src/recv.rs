@@ -27,9 +27,13 @@ pub struct RecvQueue {
 
 impl RecvQueue {
     /// A writer over a mapped queue whose entries hold `max_sge` elements,
-    /// cut to what the entry size allows.
-    pub fn new(ring: Ring, max_sge: u32) -> Self {
-        let room = (ring.stride() - size_of::<RecvWqe>()) / size_of::<Sge>();
+    /// cut to what the entry size allows. Over a ring of entries smaller than
+    /// [`RecvQueue::ENTRY_SIZE`] it holds nothing.
+    pub fn new(mut ring: Ring, max_sge: u32) -> Self {
+        if ring.stride() < Self::ENTRY_SIZE {
+            ring.seal();
+        }
+        let room = ring.stride().saturating_sub(size_of::<RecvWqe>()) / size_of::<Sge>();
         let producer = Producer::new(ring.indices());
         Self {
             next: producer.tail(),
@@ -69,7 +73,8 @@ impl RecvQueue {
         }
     }
 
-    /// Adds a receive into the memory of `list` to the batch.
+    /// Adds a receive into the memory of `list` to the batch. Every batch
+    /// starts with [`RecvQueue::begin`].
     ///
     /// # Errors
     /// [`PostError::Full`], [`PostError::TooManySges`],

@@ -38,9 +38,13 @@ pub struct SendQueue {
 impl SendQueue {
     /// A writer over a queue that was mapped with [`SendQueue::ENTRY_SIZE`] and
     /// whose entries hold `max_sge` elements or `max_inline` bytes; both are
-    /// cut to what the entry size allows.
-    pub fn new(ring: Ring, max_sge: u32, max_inline: u32) -> Self {
-        let room = (ring.stride() - size_of::<SendWqe>()) as u32;
+    /// cut to what the entry size allows. Over a ring of smaller entries it
+    /// holds nothing.
+    pub fn new(mut ring: Ring, max_sge: u32, max_inline: u32) -> Self {
+        if ring.stride() < Self::ENTRY_SIZE {
+            ring.seal();
+        }
+        let room = ring.stride().saturating_sub(size_of::<SendWqe>()) as u32;
         let producer = Producer::new(ring.indices());
         Self {
             next: producer.tail(),
@@ -72,7 +76,7 @@ impl SendQueue {
     }
 
     /// Opens the next entry for one operation, without data, remote address
-    /// or key so far.
+    /// or key so far. Every batch starts with [`SendQueue::begin`].
     ///
     /// # Errors
     /// [`PostError::Full`]: as many work requests are outstanding as the

@@ -87,6 +87,13 @@ fn every_field_is_where_the_driver_writes_it() {
         // SAFETY: not released.
         let in_place = unsafe { entry.as_ptr().read() };
 
+        let mut one = MaybeUninit::uninit();
+        assert!(ring.take_one(&mut one));
+        assert!(!ring.take_one(&mut MaybeUninit::uninit()));
+        // SAFETY: it was taken.
+        assert_eq!(unsafe { one.assume_init() }, in_place);
+        driver.set_consumer(0);
+
         let taken = take(&ring, 4);
         assert_eq!(taken, [in_place]);
         let wc = taken[0];
@@ -197,6 +204,38 @@ fn a_batch_goes_on_with_what_comes_while_it_lasts() {
 }
 
 #[test]
+fn a_step_within_the_span_does_not_look_for_more() {
+    for start in 0..SLOTS {
+        let (driver, ring) = ring();
+        driver.set_producer(start);
+        driver.set_consumer(start);
+        raise(&driver, 1);
+        raise(&driver, 2);
+        let mut span = ring.available();
+        raise(&driver, 3);
+        assert!(ring.step_within(&mut span));
+        assert!(!ring.step_within(&mut span));
+        assert_eq!(ring.entry(&span).wr_id(), 2);
+        assert!(ring.step(&mut span));
+        assert_eq!(ring.entry(&span).wr_id(), 3);
+        assert!(!ring.step(&mut span));
+        ring.release(&span);
+        assert_eq!(driver.consumer(), (start + 3) % SLOTS);
+    }
+}
+
+#[test]
+fn entries_too_small_for_a_completion_are_none() {
+    let driver = Driver::new(5, SLOTS);
+    // Whoever maps it asks for less than a completion has.
+    let ring = CompletionRing::new(driver.ring(32));
+    driver.set_producer(5);
+    assert!(take(&ring, 9).is_empty());
+    assert!(!ring.take_one(&mut MaybeUninit::uninit()));
+    assert_eq!((ring.capacity(), driver.consumer()), (0, 0));
+}
+
+#[test]
 fn a_full_queue_is_read_to_the_end() {
     for start in 0..SLOTS {
         let (driver, ring) = ring();
@@ -262,6 +301,8 @@ fn arming_looks_again() {
 enum Act {
     Raise(u32),
     Take(usize),
+    /// Take one by the short way.
+    TakeOne,
     /// Read that many by the cursor, asking once more at the end.
     Cursor(usize),
 }
@@ -270,6 +311,7 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         (1u32..8).prop_map(Act::Raise),
         (0usize..10).prop_map(Act::Take),
+        Just(Act::TakeOne),
         (1usize..10).prop_map(Act::Cursor),
     ]
 }
@@ -296,6 +338,13 @@ proptest! {
                     let got = ids(&take(&ring, most));
                     prop_assert_eq!(got.len(), most.min(model.len()));
                     got
+                }
+                Act::TakeOne => {
+                    let mut out = MaybeUninit::uninit();
+                    let got = ring.take_one(&mut out);
+                    prop_assert_eq!(got, !model.is_empty());
+                    // SAFETY: written when it says so.
+                    if got { vec![unsafe { out.assume_init() }.wr_id] } else { vec![] }
                 }
                 Act::Cursor(most) => {
                     let mut span = ring.available();

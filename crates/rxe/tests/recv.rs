@@ -169,6 +169,20 @@ fn full_at_the_capacity_and_room_again_as_the_device_consumes() {
 }
 
 #[test]
+fn entries_too_small_for_a_receive_are_none() {
+    for log2_stride in [3, 5] {
+        let driver = Driver::new(log2_stride, SLOTS);
+        // Whoever maps it asks for less than a receive has.
+        let mut queue = RecvQueue::new(driver.ring(8), MAX_SGE);
+        assert_eq!((queue.capacity(), queue.max_sge()), (0, 0));
+        let mut writer = queue.begin();
+        assert!(!writer.push_one(1, &element(1)));
+        assert_eq!(writer.keep().push(1, &[]), Err(PostError::Full));
+        assert!(driver.untouched_but(&[]));
+    }
+}
+
+#[test]
 fn an_aborted_batch_leaves_nothing() {
     let (driver, mut queue) = queue();
     let batch = queue.begin().keep();

@@ -169,6 +169,25 @@ fn a_queue_takes_up_where_the_indices_stand() {
     assert_eq!(ids(&driver.consume()), [1, 2, 3, 4]);
 }
 
+#[test]
+fn entries_too_small_for_a_work_request_are_none() {
+    for log2_stride in [3, 7] {
+        let driver = Driver::new(log2_stride, SLOTS);
+        // Whoever maps it asks for less than a work request has.
+        let mut queue = SendQueue::new(driver.ring(8), 2, 100);
+        assert_eq!((queue.capacity(), queue.max_sge()), (0, 0));
+        let mut writer = queue.begin();
+        assert!(!writer.push_one(&Request::default()));
+        // SAFETY: no bytes.
+        assert!(!unsafe { writer.push_one_inline(&Request::default()) });
+        let queue = writer.keep();
+        assert_eq!(add(queue, 1), Err(PostError::Full));
+        assert!(queue.last().is_none());
+        assert!(!publish(queue));
+        assert!(driver.untouched_but(&[]));
+    }
+}
+
 /// A work request of one element.
 #[derive(Clone, Debug)]
 struct Request {
