@@ -112,9 +112,14 @@ static void t_srq_resize(void)
 		OK(ibv_modify_srq(p.b.srq, &attr, IBV_SRQ_MAX_WR));
 		OK(ibv_query_srq(p.b.srq, &got));
 		CHECK(got.max_wr >= attr.max_wr);
-		/* Too small for what is in it: refused, nothing changes. */
+		/*
+		 * Too small for what is in it: refused, nothing changes. (A
+		 * kernel before 6.5 forgets its queue then, and the next
+		 * message ends in a null pointer of its own.)
+		 */
 		attr.max_wr = 10;
-		CHECK(ibv_modify_srq(p.b.srq, &attr, IBV_SRQ_MAX_WR));
+		if (kernel_at_least(6, 5))
+			CHECK(ibv_modify_srq(p.b.srq, &attr, IBV_SRQ_MAX_WR));
 		while (posted < next + 35)
 			post_recv(&p.b, posted++, 0, 64);
 		for (j = 0; j < 25; j++) {
