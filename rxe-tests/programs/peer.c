@@ -172,7 +172,7 @@ static void t_killed_receiver(void)
 	bool failed = false;
 	struct ibv_wc wc;
 	pid_t pid;
-	int fd, st;
+	int fd, st, i;
 
 	pid = spawn(endless_receiver, &fd);
 	join_peer(fd);
@@ -190,6 +190,11 @@ static void t_killed_receiver(void)
 	}
 	CHECK(!kill(pid, SIGKILL));
 	CHECK(waitpid(pid, &st, 0) == pid);
+	for (i = 0; i < 3; i++) { /* of these, none can arrive */
+		struct op op = op_on(&e, IBV_WR_SEND, posted++, 0, 50000);
+
+		POST_OK(&e, &op, 1, POST);
+	}
 	while (next < posted) {
 		wc = POLL(e.cq);
 		EQ(wc.wr_id, next);
