@@ -1,0 +1,80 @@
+//! `ringverbs devices`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use uverbs::discovery::Device;
+
+use crate::error::Error;
+use crate::info::names;
+use crate::{device, out};
+
+/// What `devices` is told.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A device in the list.
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    transport: &'static str,
+    node_guid: Option<String>,
+    ports: Option<u32>,
+    driver: String,
+    char_device: String,
+}
+
+impl From<Device> for Listed {
+    fn from(device: Device) -> Self {
+        Self {
+            transport: names::transport(device.node_type).0,
+            node_guid: device.node_guid.map(|guid| names::guid(guid.to_be_bytes())),
+            ports: device.num_ports,
+            driver: device::driver_name(device.driver_id),
+            char_device: device.device_path(),
+            name: device.name,
+        }
+    }
+}
+
+/// Lists the devices. No device is an empty list, said so on standard error.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let devices: Vec<Listed> = device::all()?.into_iter().map(Listed::from).collect();
+    if args.json {
+        out::json(&devices)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if devices.is_empty() {
+        return Err(Error::NoDevice);
+    }
+    let heading = [
+        "device",
+        "transport",
+        "node GUID",
+        "ports",
+        "driver",
+        "character device",
+    ];
+    let mut rows = vec![heading.map(String::from).to_vec()];
+    rows.extend(devices.into_iter().map(|device| {
+        vec![
+            device.name,
+            device.transport.to_owned(),
+            device.node_guid.unwrap_or_else(|| "?".into()),
+            device
+                .ports
+                .map_or_else(|| "?".into(), |ports| ports.to_string()),
+            device.driver,
+            device.char_device,
+        ]
+    }));
+    let mut out = out::stdout();
+    out::table(&mut out, &rows)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,392 @@
+//! From what was seen to what is wrong and what mends it. Looks at nothing but
+//! the facts.
+
+use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
+use super::provider::{Found, Libibverbs};
+use super::{Finding, Level};
+
+/// The oldest kernel that this is tested with.
+const OLDEST: (u32, u32) = (6, 1);
+/// Locked memory below which common programs run into the limit.
+const LITTLE: u64 = 64 << 20;
+
+/// Findings, in the order in which they should be mended.
+pub fn diagnose(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    kernel(&mut findings, facts);
+    modules(&mut findings, facts);
+    devices(&mut findings, facts);
+    for node in &facts.nodes {
+        character_device(&mut findings, node, facts.container.as_deref());
+    }
+    for device in &facts.devices {
+        opened(&mut findings, device);
+    }
+    memlock(&mut findings, facts.memlock, facts.container.is_some());
+    if let Some(library) = &facts.libibverbs {
+        libibverbs(&mut findings, library, &facts.devices);
+    }
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn ok(&mut self, check: &'static str, found: impl Into<String>) {
+        self.add(Level::Ok, check, found.into(), None);
+    }
+
+    fn warning(&mut self, check: &'static str, found: impl Into<String>, mend: String) {
+        self.add(Level::Warning, check, found.into(), Some(mend));
+    }
+
+    fn problem(&mut self, check: &'static str, found: impl Into<String>, mend: String) {
+        self.add(Level::Problem, check, found.into(), Some(mend));
+    }
+
+    fn add(&mut self, level: Level, check: &'static str, found: String, mend: Option<String>) {
+        self.0.push(Finding {
+            level,
+            check,
+            found,
+            mend,
+        });
+    }
+}
+
+fn kernel(findings: &mut Findings, facts: &Facts) {
+    let release = &facts.release;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|number| number.parse().ok());
+    let version: (u32, u32) = (number().unwrap_or(0), number().unwrap_or(0));
+    if version < OLDEST {
+        findings.warning(
+            "kernel",
+            format!("{release} is older than {}.{}", OLDEST.0, OLDEST.1),
+            "boot a newer kernel".into(),
+        );
+    } else {
+        findings.ok("kernel", release.as_str());
+    }
+}
+
+fn modules(findings: &mut Findings, facts: &Facts) {
+    let container = facts.container.is_some();
+    let on_host = if container { " (on the host)" } else { "" };
+    match facts.ib_uverbs {
+        Module::Loaded => findings.ok("module", "ib_uverbs is there"),
+        Module::Available => findings.problem(
+            "module",
+            "ib_uverbs is not loaded",
+            format!("modprobe ib_uverbs{on_host}"),
+        ),
+        Module::Missing if container => findings.problem(
+            "module",
+            "ib_uverbs is not loaded in the host's kernel",
+            "modprobe ib_uverbs (on the host)".into(),
+        ),
+        Module::Missing => findings.problem(
+            "module",
+            format!("kernel {} has no ib_uverbs module", facts.release),
+            format!(
+                "apt install linux-modules-extra-{0} || dnf install kernel-modules-extra-{0}; \
+                 else build a kernel with CONFIG_INFINIBAND_USER_ACCESS and CONFIG_RDMA_RXE",
+                facts.release
+            ),
+        ),
+    }
+}
+
+fn devices(findings: &mut Findings, facts: &Facts) {
+    if let Some(why) = &facts.no_list {
+        findings.problem(
+            "device",
+            format!("devices cannot be listed: {why}"),
+            "mount -t sysfs sysfs /sys".into(),
+        );
+        return;
+    }
+    if !facts.kernel_devices.is_empty() {
+        findings.ok("device", facts.kernel_devices.join(", "));
+        return;
+    }
+    let found = "there is no RDMA device";
+    if facts.rdma_rxe == Module::Missing && facts.container.is_none() {
+        findings.problem(
+            "device",
+            format!("{found}, and no rdma_rxe module to make one in software"),
+            format!("apt install linux-modules-extra-{}", facts.release),
+        );
+        return;
+    }
+    // An interface that is up, else any, else one of our own.
+    let up = facts.interfaces.iter().find(|interface| interface.up);
+    let interface = up.or(facts.interfaces.first());
+    let make = match interface {
+        Some(Interface { name, .. }) => format!("rdma link add rxe0 type rxe netdev {name}"),
+        None => "ip link add rx0 type dummy && ip addr add 192.168.77.1/24 dev rx0 && \
+                 ip link set rx0 up && rdma link add rxe0 type rxe netdev rx0"
+            .into(),
+    };
+    let on_host = match facts.container {
+        Some(_) => " (on the host, then give the container its /dev/infiniband)",
+        None => "",
+    };
+    findings.problem(
+        "device",
+        found,
+        format!("modprobe rdma_rxe && {make}{on_host}"),
+    );
+}
+
+fn character_device(findings: &mut Findings, node: &Node, container: Option<&str>) {
+    let path = format!("/dev/infiniband/{}", node.name);
+    let of = format!("{path} of {}", node.device);
+    let (major, minor) = node.number;
+    match &node.state {
+        NodeState::Usable => findings.ok("node", format!("{of} can be opened")),
+        NodeState::Missing => match container {
+            Some("docker" | "podman") => findings.problem(
+                "node",
+                format!("{of} is not in the container"),
+                format!(
+                    "{} run --device {path} --device /dev/infiniband/rdma_cm --ulimit memlock=-1 ...",
+                    container.unwrap_or_default()
+                ),
+            ),
+            Some(_) => findings.problem(
+                "node",
+                format!("{of} is not in the container"),
+                format!("give the container {path} (character device {major}:{minor})"),
+            ),
+            None => findings.problem(
+                "node",
+                format!("{of} is not there"),
+                format!(
+                    "udevadm trigger --action=add --subsystem-match=infiniband_verbs || \
+                     (mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor})"
+                ),
+            ),
+        },
+        NodeState::Other => findings.problem(
+            "node",
+            format!("{of} is not character device {major}:{minor}"),
+            format!("rm {path} && mknod -m 666 {path} c {major} {minor}"),
+        ),
+        NodeState::Denied { mode, uid, gid } => findings.problem(
+            "node",
+            format!("{of} may not be opened: mode {mode:03o}, owner {uid}, group {gid}"),
+            match (gid, mode & 0o060) {
+                // A group that may, and is not root's: join it.
+                (1.., 0o060) => format!("sudo usermod -aG {gid} $USER, and log in again"),
+                _ => format!("sudo chmod 666 {path} (rdma-core's udev rules do so at boot)"),
+            },
+        ),
+        NodeState::Failed(why) => findings.problem(
+            "node",
+            format!("{of} cannot be opened: {why}"),
+            match container {
+                Some(_) => format!("allow character device {major}:{minor} in the container's device cgroup"),
+                None => "look at the kernel's log: dmesg | grep -i -e infiniband -e rxe".into(),
+            },
+        ),
+    }
+}
+
+fn opened(findings: &mut Findings, device: &Opened) {
+    let ports = match &device.ports {
+        Ok(ports) => ports,
+        Err(why) => {
+            // A node that cannot be opened has been found before.
+            findings.problem(
+                "context",
+                why.as_str(),
+                "mend what was found above; else dmesg | tail".into(),
+            );
+            return;
+        }
+    };
+    for one in ports {
+        port(findings, device, one);
+    }
+}
+
+fn port(findings: &mut Findings, device: &Opened, port: &Port) {
+    let name = format!("{} port {}", device.name, port.number);
+    let interface = device.interface.as_ref().filter(|_| port.ethernet);
+    if !port.active {
+        let (why, mend) = match interface {
+            Some(under) if !under.up => (
+                format!(", because {} is down", under.name),
+                format!("ip link set {} up", under.name),
+            ),
+            Some(under) => (
+                format!(", while {} is {}", under.name, under.state),
+                format!(
+                    "check the cable and the switch, or the other end of {}",
+                    under.name
+                ),
+            ),
+            None => (
+                String::new(),
+                "start a subnet manager (opensm), or check the cable".into(),
+            ),
+        };
+        findings.problem("link", format!("{name} is {}{why}", port.state), mend);
+    } else {
+        let mtu = port
+            .mtu
+            .map_or_else(|| "unknown".into(), |mtu| mtu.to_string());
+        findings.ok("link", format!("{name} is active, MTU {mtu}"));
+    }
+    let interface_name = interface.map_or("INTERFACE", |under| under.name.as_str());
+    if port.gids == 0 {
+        let mend = if port.ethernet {
+            format!(
+                "ip addr add 192.168.77.1/24 dev {interface_name} && ip link set {interface_name} up"
+            )
+        } else {
+            "start a subnet manager (opensm)".into()
+        };
+        findings.problem("address", format!("{name} has no GID, so no address"), mend);
+    } else if port.ethernet && !port.routable {
+        findings.warning(
+            "address",
+            format!("{name} has link-local GIDs only"),
+            format!("ip addr add 192.168.77.1/24 dev {interface_name}"),
+        );
+    } else {
+        let plural = if port.gids == 1 { "GID" } else { "GIDs" };
+        findings.ok("address", format!("{name} has {} {plural}", port.gids));
+    }
+    // 4096 bytes of payload and rxe's headers.
+    let narrow = interface
+        .and_then(|under| under.mtu)
+        .filter(|mtu| *mtu < 4200);
+    if let (true, "rdma_rxe", Some(mtu)) = (port.active, device.driver.as_str(), narrow) {
+        findings.warning(
+            "mtu",
+            format!("{interface_name} has MTU {mtu}: packets of {name} are small"),
+            format!("ip link set {interface_name} mtu 4200 (if the network carries it)"),
+        );
+    }
+}
+
+fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
+    let Some(soft) = limit.soft.filter(|_| !limit.exempt) else {
+        let why = if limit.exempt { " (CAP_IPC_LOCK)" } else { "" };
+        findings.ok("memlock", format!("no limit on locked memory{why}"));
+        return;
+    };
+    let size = if soft >= 1 << 20 {
+        format!("{} MiB", soft >> 20)
+    } else {
+        format!("{} KiB", soft >> 10)
+    };
+    if soft >= LITTLE {
+        findings.ok("memlock", format!("{size} of memory may be locked"));
+        return;
+    }
+    let mend = match limit.hard {
+        None => "ulimit -l unlimited".into(),
+        Some(_) if container => "docker run --ulimit memlock=-1 ...".into(),
+        Some(_) => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, \
+                    and log in again (a service: LimitMEMLOCK=infinity)"
+            .into(),
+    };
+    let found = format!("only {size} of memory may be locked, and so registered");
+    if soft < 64 << 10 {
+        findings.problem("memlock", found, mend);
+    } else {
+        findings.warning("memlock", found, mend);
+    }
+}
+
+/// C programs only: this program and its library need no libibverbs, so
+/// nothing here is more than a warning.
+fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened]) {
+    let path = library.path.display();
+    let Some(abi) = library.abi else {
+        findings.warning(
+            "libibverbs",
+            format!("{path} does not say which providers it takes"),
+            "reinstall libibverbs1".into(),
+        );
+        return;
+    };
+    let before = findings.0.len();
+    for provider in &library.providers {
+        let (name, from) = (&provider.name, &provider.named_in);
+        match &provider.file {
+            Found::Fitting(_) => {}
+            Found::OtherAbi(file) => findings.warning(
+                "provider",
+                format!("{from} names {name}, but {} is for another libibverbs: {path} takes -rdmav{abi}.so", file.display()),
+                format!("install the provider for ABI {abi}, or name it in RDMAV_DRIVERS"),
+            ),
+            // Configuration commonly names providers of other packages; a
+            // variable is somebody's intention.
+            Found::Missing(file) if provider.by_environment => findings.warning(
+                "provider",
+                format!("{from} names {name}, but there is no {}", file.display()),
+                format!("unset {from}, or set it to the file's path without -rdmav{abi}.so"),
+            ),
+            Found::Missing(_) => {}
+        }
+    }
+    for device in devices {
+        let Some(wanted) = provider_of(&device.driver) else {
+            continue;
+        };
+        let fitting = |name: &str| {
+            library.providers.iter().any(|provider| {
+                let right = provider.name == name || provider.by_environment;
+                right && matches!(provider.file, Found::Fitting(_))
+            })
+        };
+        if !fitting(wanted) {
+            let (found, mend) = match library.config {
+                None => (
+                    format!(
+                        "libibverbs has no configuration, and so no provider for {}",
+                        device.name
+                    ),
+                    "apt install ibverbs-providers || dnf install libibverbs".into(),
+                ),
+                Some(_) => (
+                    format!(
+                        "C programs will not find {}: no provider {wanted} for ABI {abi}",
+                        device.name
+                    ),
+                    "apt install ibverbs-providers || dnf install libibverbs".into(),
+                ),
+            };
+            findings.warning("provider", found, mend);
+        }
+    }
+    if findings.0.len() == before {
+        let there = library
+            .providers
+            .iter()
+            .filter(|provider| matches!(provider.file, Found::Fitting(_)));
+        findings.ok(
+            "libibverbs",
+            format!("{path}, ABI {abi}, {} providers", there.count()),
+        );
+    }
+}
+
+/// Name of the C provider for a kernel driver.
+fn provider_of(driver: &str) -> Option<&'static str> {
+    match driver {
+        "rdma_rxe" => Some("rxe"),
+        "mlx5_ib" => Some("mlx5"),
+        "mlx4_ib" => Some("mlx4"),
+        "efa" => Some("efa"),
+        "siw" => Some("siw"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

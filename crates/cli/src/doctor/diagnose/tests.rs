@@ -1,0 +1,362 @@
+use super::*;
+
+/// A machine where everything works.
+fn healthy() -> Facts {
+    Facts {
+        release: "6.12.1-amd64".into(),
+        ib_uverbs: Module::Loaded,
+        rdma_rxe: Module::Loaded,
+        kernel_devices: vec!["rxe0".into()],
+        nodes: vec![Node {
+            name: "uverbs0".into(),
+            device: "rxe0".into(),
+            number: (231, 192),
+            state: NodeState::Usable,
+        }],
+        devices: vec![Opened {
+            name: "rxe0".into(),
+            driver: "rdma_rxe".into(),
+            interface: Some(Interface {
+                name: "eth0".into(),
+                up: true,
+                state: "up".into(),
+                mtu: Some(9000),
+            }),
+            ports: Ok(vec![Port {
+                number: 1,
+                active: true,
+                state: "PORT_ACTIVE",
+                ethernet: true,
+                mtu: Some(4096),
+                gids: 2,
+                routable: true,
+            }]),
+        }],
+        memlock: Memlock::default(),
+        interfaces: vec![Interface {
+            name: "eth0".into(),
+            up: true,
+            ..Interface::default()
+        }],
+        ..Facts::default()
+    }
+}
+
+fn port_of(facts: &mut Facts) -> &mut Port {
+    &mut facts.devices[0].ports.as_mut().unwrap()[0]
+}
+
+/// The one finding that is not all right.
+#[track_caller]
+fn only(facts: &Facts) -> Finding {
+    let mut findings = diagnose(facts);
+    findings.retain(|finding| finding.level != Level::Ok);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    findings.remove(0)
+}
+
+#[track_caller]
+fn expect(facts: &Facts, level: Level, check: &str, found: &str, mend: &str) {
+    let finding = only(facts);
+    assert_eq!(
+        (finding.level, finding.check),
+        (level, check),
+        "{finding:?}"
+    );
+    assert!(finding.found.contains(found), "{finding:?}");
+    let by = finding.mend.as_deref().unwrap();
+    assert!(by.contains(mend), "{finding:?}");
+}
+
+#[test]
+fn a_healthy_machine_has_nothing_to_mend() {
+    let findings = diagnose(&healthy());
+    assert!(
+        findings.iter().all(|finding| finding.level == Level::Ok),
+        "{findings:#?}"
+    );
+    assert!(findings.iter().all(|finding| finding.mend.is_none()));
+}
+
+#[test]
+fn a_module_that_is_not_loaded() {
+    let mut facts = healthy();
+    facts.ib_uverbs = Module::Available;
+    expect(
+        &facts,
+        Level::Problem,
+        "module",
+        "not loaded",
+        "modprobe ib_uverbs",
+    );
+    facts.ib_uverbs = Module::Missing;
+    expect(
+        &facts,
+        Level::Problem,
+        "module",
+        "6.12.1-amd64",
+        "linux-modules-extra-6.12.1-amd64",
+    );
+    facts.container = Some("docker".into());
+    expect(&facts, Level::Problem, "module", "host", "on the host");
+}
+
+#[test]
+fn no_device() {
+    let mut facts = Facts {
+        kernel_devices: vec![],
+        nodes: vec![],
+        devices: vec![],
+        ..healthy()
+    };
+    let make = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0";
+    expect(&facts, Level::Problem, "device", "no RDMA device", make);
+    facts.interfaces.clear();
+    expect(
+        &facts,
+        Level::Problem,
+        "device",
+        "no RDMA device",
+        "ip link add rx0 type dummy",
+    );
+    facts.rdma_rxe = Module::Missing;
+    expect(
+        &facts,
+        Level::Problem,
+        "device",
+        "no rdma_rxe module",
+        "linux-modules-extra",
+    );
+}
+
+#[test]
+fn an_old_kernel() {
+    let mut facts = healthy();
+    for (release, level) in [
+        ("5.15.0-91-generic", Level::Warning),
+        ("6.0.9", Level::Warning),
+        ("6.1.0-13-amd64", Level::Ok),
+        ("10.0", Level::Ok),
+        ("", Level::Warning),
+        ("nonsense", Level::Warning),
+        ("99999999999999.1", Level::Warning),
+    ] {
+        facts.release = release.into();
+        assert_eq!(diagnose(&facts)[0].level, level, "{release}");
+    }
+}
+
+#[test]
+fn nodes_that_cannot_be_used() {
+    let mut facts = healthy();
+    facts.devices.clear();
+    let node = |facts: &mut Facts, state| facts.nodes[0].state = state;
+
+    node(&mut facts, NodeState::Missing);
+    expect(
+        &facts,
+        Level::Problem,
+        "node",
+        "uverbs0 of rxe0",
+        "mknod -m 666 /dev/infiniband/uverbs0 c 231 192",
+    );
+    facts.container = Some("podman".into());
+    expect(
+        &facts,
+        Level::Problem,
+        "node",
+        "container",
+        "podman run --device /dev/infiniband/uverbs0",
+    );
+    facts.container = Some("lxc".into());
+    expect(&facts, Level::Problem, "node", "container", "231:192");
+    facts.container = None;
+
+    node(&mut facts, NodeState::Other);
+    expect(&facts, Level::Problem, "node", "231:192", "mknod");
+    node(
+        &mut facts,
+        NodeState::Denied {
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+        },
+    );
+    expect(
+        &facts,
+        Level::Problem,
+        "node",
+        "mode 600",
+        "chmod 666 /dev/infiniband/uverbs0",
+    );
+    node(
+        &mut facts,
+        NodeState::Denied {
+            mode: 0o660,
+            uid: 0,
+            gid: 112,
+        },
+    );
+    expect(
+        &facts,
+        Level::Problem,
+        "node",
+        "group 112",
+        "usermod -aG 112",
+    );
+    node(&mut facts, NodeState::Failed("No such device".into()));
+    expect(&facts, Level::Problem, "node", "No such device", "dmesg");
+}
+
+#[test]
+fn links_that_are_down() {
+    let mut facts = healthy();
+    port_of(&mut facts).active = false;
+    port_of(&mut facts).state = "PORT_DOWN";
+    expect(
+        &facts,
+        Level::Problem,
+        "link",
+        "eth0 is up",
+        "other end of eth0",
+    );
+    facts.devices[0].interface.as_mut().unwrap().up = false;
+    expect(
+        &facts,
+        Level::Problem,
+        "link",
+        "because eth0 is down",
+        "ip link set eth0 up",
+    );
+    port_of(&mut facts).ethernet = false;
+    expect(&facts, Level::Problem, "link", "PORT_DOWN", "opensm");
+}
+
+#[test]
+fn addresses() {
+    let mut facts = healthy();
+    port_of(&mut facts).routable = false;
+    expect(
+        &facts,
+        Level::Warning,
+        "address",
+        "link-local",
+        "ip addr add 192.168.77.1/24 dev eth0",
+    );
+    port_of(&mut facts).gids = 0;
+    expect(
+        &facts,
+        Level::Problem,
+        "address",
+        "no GID",
+        "ip addr add 192.168.77.1/24 dev eth0",
+    );
+}
+
+#[test]
+fn a_narrow_interface() {
+    let mut facts = healthy();
+    facts.devices[0].interface.as_mut().unwrap().mtu = Some(1500);
+    expect(&facts, Level::Warning, "mtu", "1500", "mtu 4200");
+}
+
+#[test]
+fn a_device_that_does_not_answer() {
+    let mut facts = healthy();
+    facts.devices[0].ports = Err("opening rxe0: no".into());
+    expect(&facts, Level::Problem, "context", "opening rxe0", "dmesg");
+}
+
+#[test]
+fn locked_memory() {
+    let mut facts = healthy();
+    let limit = |soft, hard| Memlock {
+        soft: Some(soft),
+        hard,
+        exempt: false,
+    };
+    facts.memlock = limit(8 << 20, Some(8 << 20));
+    expect(&facts, Level::Warning, "memlock", "8 MiB", "limits.d");
+    facts.memlock = limit(32 << 10, None);
+    expect(
+        &facts,
+        Level::Problem,
+        "memlock",
+        "32 KiB",
+        "ulimit -l unlimited",
+    );
+    facts.memlock.exempt = true;
+    assert!(
+        diagnose(&facts)
+            .iter()
+            .all(|finding| finding.level == Level::Ok)
+    );
+    facts.memlock = limit(1 << 30, Some(1 << 30));
+    assert!(
+        diagnose(&facts)
+            .iter()
+            .all(|finding| finding.level == Level::Ok)
+    );
+}
+
+#[test]
+fn providers_that_do_not_fit() {
+    use super::super::provider::Provider;
+    let provider = |name: &str, by_environment, file| Provider {
+        name: name.into(),
+        named_in: if by_environment {
+            "RDMAV_DRIVERS"
+        } else {
+            "/etc/libibverbs.d/x.driver"
+        }
+        .into(),
+        by_environment,
+        file,
+    };
+    let library = |providers| Libibverbs {
+        path: "/usr/lib/libibverbs.so.1".into(),
+        abi: Some(57),
+        config: Some("/etc/libibverbs.d".into()),
+        providers,
+    };
+    let fits = || {
+        provider(
+            "rxe",
+            false,
+            Found::Fitting("/usr/lib/librxe-rdmav57.so".into()),
+        )
+    };
+    let mut facts = healthy();
+    facts.libibverbs = Some(library(vec![
+        fits(),
+        provider("mlx5", false, Found::Missing("x".into())),
+    ]));
+    assert!(
+        diagnose(&facts)
+            .iter()
+            .all(|finding| finding.level == Level::Ok)
+    );
+
+    let old = Found::OtherAbi("/opt/libours-rdmav34.so".into());
+    facts.libibverbs = Some(library(vec![provider("/opt/libours", true, old), fits()]));
+    expect(&facts, Level::Warning, "provider", "-rdmav57.so", "ABI 57");
+
+    let gone = Found::Missing("/opt/libours-rdmav57.so".into());
+    facts.libibverbs = Some(library(vec![provider("/opt/libours", true, gone), fits()]));
+    expect(
+        &facts,
+        Level::Warning,
+        "provider",
+        "/opt/libours-rdmav57.so",
+        "unset RDMAV_DRIVERS",
+    );
+
+    facts.libibverbs = Some(library(vec![]));
+    expect(
+        &facts,
+        Level::Warning,
+        "provider",
+        "will not find rxe0",
+        "ibverbs-providers",
+    );
+}

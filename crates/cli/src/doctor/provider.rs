@@ -1,0 +1,255 @@
+//! What libibverbs would load.
+//!
+//! libibverbs reads names of providers from `RDMAV_DRIVERS` (else
+//! `IBV_DRIVERS`) and from the `driver NAME` lines in its configuration
+//! directory, and appends `-rdmav<ABI>.so`, where ABI is the number of the
+//! library's private interface. An absolute path is taken as it is; a name is
+//! looked up in the provider directory, then where the loader looks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::facts::names;
+
+/// A libibverbs and the providers it was told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Libibverbs {
+    /// The library's file.
+    pub path: PathBuf,
+    /// Number of its private interface.
+    pub abi: Option<u32>,
+    /// The configuration directory, if it is there.
+    pub config: Option<PathBuf>,
+    /// Providers named, in order.
+    pub providers: Vec<Provider>,
+}
+
+/// A provider that was named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provider {
+    /// The name.
+    pub name: String,
+    /// Where it was named: a variable, or a file.
+    pub named_in: String,
+    /// Whether an environment variable names it.
+    pub by_environment: bool,
+    /// What there is of it.
+    pub file: Found,
+}
+
+/// A provider's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// For this library.
+    Fitting(PathBuf),
+    /// Only for libraries with another private interface.
+    OtherAbi(PathBuf),
+    /// Not found.
+    Missing(PathBuf),
+}
+
+impl Libibverbs {
+    /// Looks for the library where loaders commonly look, below `root`.
+    pub fn find(root: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
+        let directories = library_directories(root, environment("LD_LIBRARY_PATH").as_deref());
+        let path = directories
+            .iter()
+            .map(|directory| directory.join("libibverbs.so.1"))
+            .find(|path| path.exists())?;
+        let abi = fs::read(&path).ok().and_then(|bytes| private_abi(&bytes));
+        let config = config_directory(root, &path);
+        let mut named = Vec::new();
+        for variable in ["RDMAV_DRIVERS", "IBV_DRIVERS"] {
+            if let Some(list) = environment(variable) {
+                let names = list.split([':', ';']).filter(|name| !name.is_empty());
+                named.extend(names.map(|name| (name.to_owned(), variable.to_owned(), true)));
+                break;
+            }
+        }
+        if let Some(config) = &config {
+            for file in names(config) {
+                let file = config.join(file);
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                let from = file.display().to_string();
+                named.extend(drivers(&text).map(|name| (name.to_owned(), from.clone(), false)));
+            }
+        }
+        let providers = named.into_iter().map(|(name, named_in, by_environment)| {
+            let file = locate(root, &directories, &path, &name, abi.unwrap_or(0));
+            Provider {
+                name,
+                named_in,
+                by_environment,
+                file,
+            }
+        });
+        Some(Self {
+            providers: providers.collect(),
+            path,
+            abi,
+            config,
+        })
+    }
+}
+
+/// Directories where loaders look, as far as that is the same everywhere.
+fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> {
+    let architecture = std::env::consts::ARCH;
+    let set = library_path.unwrap_or_default().split(':');
+    let set = set.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let common = [
+        "usr/local/lib".to_owned(),
+        format!("usr/lib/{architecture}-linux-gnu"),
+        format!("lib/{architecture}-linux-gnu"),
+        "usr/lib64".to_owned(),
+        "lib64".to_owned(),
+        "usr/lib".to_owned(),
+        "lib".to_owned(),
+    ];
+    set.chain(common.iter().map(|path| root.join(path)))
+        .collect()
+}
+
+/// The library's own idea of where its configuration is depends on how it was
+/// built: /etc, or below /usr/local.
+fn config_directory(root: &Path, library: &Path) -> Option<PathBuf> {
+    let local = library.starts_with(root.join("usr/local"));
+    let local = local.then(|| root.join("usr/local/etc/libibverbs.d"));
+    let system = root.join("etc/libibverbs.d");
+    local.into_iter().chain([system]).find(|path| path.is_dir())
+}
+
+/// The highest number after `IBVERBS_PRIVATE_` in a library: the symbol version
+/// of the functions that providers call.
+fn private_abi(library: &[u8]) -> Option<u32> {
+    const PREFIX: &[u8] = b"IBVERBS_PRIVATE_";
+    let starts = library.windows(PREFIX.len()).enumerate();
+    let starts = starts.filter(|(_, window)| *window == PREFIX);
+    let numbers = starts.filter_map(|(at, _)| {
+        let rest = library.get(at + PREFIX.len()..)?;
+        let digits: Vec<u8> = rest
+            .iter()
+            .copied()
+            .take_while(u8::is_ascii_digit)
+            .collect();
+        std::str::from_utf8(&digits).ok()?.parse().ok()
+    });
+    numbers.max()
+}
+
+/// Names in `driver NAME` lines.
+fn drivers(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next()) {
+            (Some("driver"), Some(name)) => Some(name),
+            _ => None,
+        }
+    })
+}
+
+/// The file of a provider.
+fn locate(root: &Path, directories: &[PathBuf], library: &Path, name: &str, abi: u32) -> Found {
+    let suffix = format!("-rdmav{abi}.so");
+    let stems: Vec<PathBuf> = match name.strip_prefix('/') {
+        Some(below) => vec![root.join(below)],
+        None => {
+            let file = format!("lib{name}");
+            let beside = library
+                .parent()
+                .map(|directory| directory.join("libibverbs").join(&file));
+            let elsewhere = directories.iter().map(|directory| directory.join(&file));
+            beside.into_iter().chain(elsewhere).collect()
+        }
+    };
+    let with_suffix = |stem: &PathBuf| {
+        let mut path = stem.clone().into_os_string();
+        path.push(&suffix);
+        PathBuf::from(path)
+    };
+    if let Some(path) = stems.iter().map(with_suffix).find(|path| path.exists()) {
+        return Found::Fitting(path);
+    }
+    if let Some(path) = stems.iter().find_map(|stem| other_abi(stem)) {
+        return Found::OtherAbi(path);
+    }
+    Found::Missing(stems.first().map(with_suffix).unwrap_or_default())
+}
+
+/// A file of that stem with any other number.
+fn other_abi(stem: &Path) -> Option<PathBuf> {
+    let directory = stem.parent()?;
+    let start = format!("{}-rdmav", stem.file_name()?.to_str()?);
+    let files = names(directory);
+    let file = files
+        .iter()
+        .find(|file| file.starts_with(&start) && file.ends_with(".so"))?;
+    Some(directory.join(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_private_interface_is_the_highest_number() {
+        let library = b"\0IBVERBS_1.1\0IBVERBS_PRIVATE_34\0x\0IBVERBS_PRIVATE_\0IBVERBS_PRIVATE_9";
+        assert_eq!(private_abi(library), Some(34));
+        assert_eq!(private_abi(b"nothing"), None);
+        assert_eq!(private_abi(b"IBVERBS_PRIVATE_99999999999999"), None);
+    }
+
+    #[test]
+    fn driver_lines_are_read_as_libibverbs_does() {
+        let text = "# driver no\n  driver rxe\n\ndriver\tmlx5 more\nother x\ndriver\n";
+        assert_eq!(drivers(text).collect::<Vec<_>>(), ["rxe", "mlx5"]);
+    }
+
+    #[test]
+    fn providers_are_found_or_their_mismatch_is() {
+        let root = std::env::temp_dir().join(format!("ringverbs-provider-{}", std::process::id()));
+        let libraries = root.join("usr/lib64");
+        let write = |path: PathBuf, bytes: &[u8]| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        write(libraries.join("libibverbs.so.1"), b"\0IBVERBS_PRIVATE_57\0");
+        write(libraries.join("libibverbs/librxe-rdmav57.so"), b"");
+        write(libraries.join("libibverbs/libmlx5-rdmav34.so"), b"");
+        write(
+            root.join("etc/libibverbs.d/a.driver"),
+            b"driver rxe\ndriver mlx5\n",
+        );
+        write(root.join("etc/libibverbs.d/b.driver"), b"driver gone\n");
+        write(root.join("opt/libmine-rdmav34.so"), b"");
+        let environment =
+            |name: &str| (name == "RDMAV_DRIVERS").then(|| "/opt/libmine;rxe".to_owned());
+        let found = Libibverbs::find(&root, &environment);
+        fs::remove_dir_all(&root).unwrap();
+
+        let found = found.unwrap();
+        assert_eq!(found.abi, Some(57));
+        let states: Vec<_> = found
+            .providers
+            .iter()
+            .map(|provider| {
+                let state = match &provider.file {
+                    Found::Fitting(_) => "fits",
+                    Found::OtherAbi(_) => "other",
+                    Found::Missing(_) => "missing",
+                };
+                (provider.name.as_str(), provider.by_environment, state)
+            })
+            .collect();
+        assert_eq!(
+            states,
+            [
+                ("/opt/libmine", true, "other"),
+                ("rxe", true, "fits"),
+                ("rxe", false, "fits"),
+                ("mlx5", false, "other"),
+                ("gone", false, "missing"),
+            ]
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! What can go wrong: what was wanted, why it failed, what to do.
+
+use std::fmt;
+use std::io;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub enum Error {
+    /// There is no device at all.
+    NoDevice,
+    /// There is no device of that name.
+    NoSuchDevice {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        there: Vec<String>,
+    },
+    /// The device has no such port.
+    NoSuchPort {
+        /// The device.
+        device: String,
+        /// The port asked for.
+        port: u8,
+        /// How many ports it has.
+        ports: u8,
+    },
+    /// The kernel refused.
+    Verbs {
+        /// What was being done, as in "opening rxe0".
+        doing: String,
+        /// What the kernel said.
+        source: uverbs::Error,
+    },
+    /// Output could not be written.
+    Output(io::Error),
+}
+
+impl Error {
+    /// Whether it is only that nobody reads our output any more.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// What to do about it, or nothing.
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDevice => Some("run `ringverbs doctor` to find out why"),
+            Self::Verbs { source, .. } if source.command() == uverbs::Command::Open => {
+                Some("run `ringverbs doctor` to find out why")
+            }
+            _ => None,
+        }
+    }
+
+    /// For `map_err`: what was being done when the kernel refused.
+    pub fn doing(what: impl Into<String>) -> impl FnOnce(uverbs::Error) -> Self {
+        let doing = what.into();
+        move |source| Self::Verbs { doing, source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => f.write_str("there is no RDMA device"),
+            Self::NoSuchDevice { name, there } if there.is_empty() => {
+                write!(f, "there is no device {name:?}, and no other")
+            }
+            Self::NoSuchDevice { name, there } => {
+                write!(
+                    f,
+                    "there is no device {name:?}; there is {}",
+                    there.join(", ")
+                )
+            }
+            Self::NoSuchPort {
+                device,
+                port,
+                ports,
+            } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
+            Self::Verbs { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Output(error) => write!(f, "writing output: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}

@@ -1,0 +1,54 @@
+//! The `ringverbs` command.
+//!
+//! Each subcommand is a module: what it is told ([`clap`] arguments), what it
+//! finds out, and how it says so, to people and as JSON.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod devices;
+mod doctor;
+mod error;
+mod info;
+mod out;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// RDMA verbs without a C library: look at devices, find out why they do not
+/// work, try and measure them.
+#[derive(Parser)]
+#[command(name = "ringverbs", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List RDMA devices
+    Devices(devices::Args),
+    /// Show what a device, its ports and GID tables say (as ibv_devinfo does)
+    Info(info::Args),
+    /// Find out why RDMA does not work here, and what mends it
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Devices(args) => devices::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        // Whoever read our output has seen enough.
+        Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            out::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! How things are said: styles, aligned columns, JSON.
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// Names of things.
+pub const NAME: Style = Style::new().bold();
+/// What is as it should be.
+pub const GOOD: Style = AnsiColor::Green.on_default();
+/// What may hurt.
+pub const WARN: Style = AnsiColor::Yellow.on_default();
+/// What is wrong.
+pub const BAD: Style = AnsiColor::Red.on_default().bold();
+/// What can be skipped when reading.
+pub const DIM: Style = Style::new().dimmed();
+
+/// Standard output. Styles are taken out unless it is a terminal that wants
+/// them (`NO_COLOR` and its like are heeded).
+pub fn stdout() -> impl Write {
+    io::BufWriter::new(anstream::stdout())
+}
+
+/// `text` in a style.
+pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// Writes `value` as JSON, with a line end.
+pub fn json(value: &impl Serialize) -> Result<(), Error> {
+    let mut out = stdout();
+    serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}
+
+/// Says on standard error why the command failed, and what to do.
+pub fn complain(error: &Error) {
+    let mut err = anstream::stderr();
+    // If standard error is closed too, there is nobody left to tell.
+    let _ = writeln!(err, "{} {error}", paint(BAD, "ringverbs:"));
+    if let Some(advice) = error.advice() {
+        let _ = writeln!(err, "{advice}");
+    }
+}
+
+/// Rows of columns, each as wide as its widest cell, two spaces apart. The
+/// first row is the heading.
+pub fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| {
+            let cells = rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        })
+        .collect();
+    for (number, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:width$}  "));
+        }
+        let line = line.trim_end();
+        if number == 0 {
+            writeln!(out, "{}", paint(DIM, line))?;
+        } else {
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::table;
+
+    #[test]
+    fn columns_are_aligned_and_lines_have_no_tail() {
+        let rows = [
+            vec!["device".into(), "state".into()],
+            vec!["rxe0".into(), "ACTIVE".into()],
+            vec!["a-long-name".into()],
+        ];
+        let mut out = Vec::new();
+        table(&mut out, &rows).unwrap();
+        let text = anstream::adapter::strip_bytes(&out).into_vec();
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(
+            text,
+            "device       state\nrxe0         ACTIVE\na-long-name\n"
+        );
+    }
+}

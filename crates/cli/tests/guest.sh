@@ -1,0 +1,135 @@
+#!/bin/sh
+# What only a machine with rdma_rxe can show: `info -v` says what ibv_devinfo
+# says, the ping-pongs meet the C tools, queues of a live program are decoded.
+# Run in a guest, with the binary beside or in $RINGVERBS:
+#
+#     cargo build -p ringverbs-cli
+#     cp target/debug/ringverbs crates/cli/tests/guest.sh DIR
+#     cargo xtask guest --share DIR --run 'sh ./guest.sh'
+#
+# Arguments name the parts to run (all of them without one).
+
+ringverbs=${RINGVERBS:-./ringverbs}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+passed=0
+failed=0
+
+ok() { passed=$((passed + 1)); echo "ok      $1"; }
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED  $1"
+    shift
+    for file in "$@"; do sed "s/^/        /" "$file" | tail -20; done
+}
+
+# Lines without indentation, double blanks and empty lines.
+plain() { sed -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d'; }
+
+info() {
+    for options in '' '-v'; do
+        ibv_devinfo $options | plain > "$scratch/theirs"
+        "$ringverbs" info $options | plain > "$scratch/ours"
+        name="info $options says what ibv_devinfo $options says ($(wc -l < "$scratch/theirs") lines)"
+        if [ -s "$scratch/theirs" ] && diff "$scratch/theirs" "$scratch/ours" > "$scratch/diff"; then
+            ok "$name"
+        else
+            bad "$name" "$scratch/diff"
+        fi
+    done
+    # Numbers of the JSON, field by field.
+    "$ringverbs" info --json > "$scratch/json"
+    if ibv_devinfo -v | python3 -c '
+import json, re, sys
+ours = json.load(open(sys.argv[1]))[0]
+flat = {**ours, **ours["attributes"], **ours["ports"][0]}
+missing, wrong, seen = [], [], 0
+names = {"hca_core_clock": "hca_core_clock_khz", "completion timestamp_mask": "completion_timestamp_mask"}
+nested = {}
+for group in ("rss_caps", "tm_caps", "cq_moderation_caps", "driver_caps"):
+    nested.update(ours["attributes"][group] or {})
+for line in sys.stdin:
+    match = re.match(r"\s*([\w ]+):\s+(\S.*)$", line)
+    # What has no name has no field of its own: "unknown" of the word above.
+    if not match or line.strip().startswith(("GID", "Unknown flags")):
+        continue
+    key, value = match.groups()
+    key = names.get(key, key)
+    got = flat.get(key, nested.get(key, nested.get(key + "_kbps")))
+    if got is None:
+        missing.append(key)
+        continue
+    seen += 1
+    if isinstance(got, dict):
+        number = re.search(r"\((-?\d+)\)", value)
+        got, value = got["value"] if number or "names" in got else got["name"], number.group(1) if number else value
+    value = value.removesuffix("kbps").removesuffix("kHZ")
+    same = int(value, 0) == got if isinstance(got, int) else value == got
+    if not same:
+        wrong.append(f"{key}: theirs {value}, ours {got}")
+print(seen, "fields compared; missing", missing, "wrong", wrong)
+sys.exit(bool(missing or wrong or seen < 60))
+' "$scratch/json" > "$scratch/fields" 2>&1; then
+        ok "info --json: $(cat "$scratch/fields")"
+    else
+        bad "info --json says what ibv_devinfo -v says" "$scratch/fields"
+    fi
+    if "$ringverbs" devices > "$scratch/devices" && grep -q "^$RXE_DEV .*rdma_rxe" "$scratch/devices"; then
+        ok "devices lists $RXE_DEV"
+    else
+        bad "devices lists $RXE_DEV" "$scratch/devices"
+    fi
+    if "$ringverbs" info -d nosuch > "$scratch/out" 2>&1; then
+        bad "info of a device that is not there fails" "$scratch/out"
+    elif grep -q "there is $RXE_DEV" "$scratch/out"; then
+        ok "info of a device that is not there says which there are"
+    else
+        bad "info of a device that is not there says which there are" "$scratch/out"
+    fi
+}
+
+doctor() {
+    if "$ringverbs" doctor > "$scratch/doctor"; then
+        ok "doctor finds nothing in the way"
+    else
+        bad "doctor finds nothing in the way" "$scratch/doctor"
+    fi
+    # Break things one by one; each must be found, with the command that mends
+    # it, and that command must mend it.
+    netdev=$(cat "/sys/class/infiniband/$RXE_DEV/parent")
+    broken "node" "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod" "mv $scratch/uverbs0 /dev/infiniband/uverbs0"
+    broken "link" "ip link set $netdev down" "ip link set $netdev up" "ip link set $netdev up"
+    broken "device" "rdma link delete $RXE_DEV" "rdma link add" "rdma link add $RXE_DEV type rxe netdev $netdev"
+    waited=0
+    until "$ringverbs" doctor > "$scratch/doctor" || [ $waited -ge 50 ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+    if [ $waited -lt 50 ]; then
+        ok "doctor is content again"
+    else
+        bad "doctor is content again" "$scratch/doctor"
+    fi
+}
+
+# broken CHECK COMMAND MEND-PATTERN UNDO
+broken() {
+    sh -c "$2"
+    if "$ringverbs" doctor --json > "$scratch/doctor"; then
+        bad "doctor: exit status after: $2" "$scratch/doctor"
+    elif python3 -c '
+import json, sys
+report = json.load(open(sys.argv[1]))
+found = [f for f in report["findings"] if f["level"] == "problem" and f["check"] == sys.argv[2]]
+sys.exit(not any(sys.argv[3] in f["mend"] for f in found))
+' "$scratch/doctor" "$1" "$3"; then
+        ok "doctor finds out about: $2"
+    else
+        bad "doctor finds out about: $2" "$scratch/doctor"
+    fi
+    sh -c "$4"
+}
+
+for part in ${*:-info doctor}; do $part; done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
