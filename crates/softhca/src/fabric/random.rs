@@ -1,0 +1,30 @@
+//! A small generator of pseudo-random numbers (splitmix64): the same on every
+//! machine for the same seed.
+
+#[derive(Clone, Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Below `limit`; 0 if that is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// True with a probability of 0 to 1.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        // No number is drawn where nothing can happen.
+        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+}

@@ -1,0 +1,74 @@
+//! Making a packet.
+
+use super::header::{BTH, Bth, ICRC};
+use super::icrc::icrc;
+use super::path::Template;
+use super::pool::{CAPACITY, Packet, Pool};
+
+/// A packet being made: network headers and BTH first, then extended headers and
+/// payload in the order of the wire, then [`Draft::finish`].
+pub struct Draft<'a> {
+    packet: Packet,
+    template: &'a Template,
+    bth_at: usize,
+    at: usize,
+    pad: usize,
+}
+
+impl<'a> Draft<'a> {
+    /// Begins a packet of `payload` bytes of payload. The BTH's pad count is set
+    /// from that.
+    #[inline]
+    #[must_use]
+    pub fn new(pool: &Pool, template: &'a Template, mut bth: Bth, payload: usize) -> Self {
+        let mut packet = pool.get(template.kind());
+        let network = template.bytes();
+        let pad = payload.wrapping_neg() & 3;
+        bth.pad = pad as u8;
+        let buffer = packet.buffer_mut();
+        buffer[..network.len()].copy_from_slice(network);
+        let bth_at = network.len();
+        let at = bth_at + BTH;
+        buffer[bth_at..at].copy_from_slice(&bth.bytes());
+        Self {
+            packet,
+            template,
+            bth_at,
+            at,
+            pad,
+        }
+    }
+
+    /// Appends an extended header.
+    #[inline]
+    pub fn put(&mut self, header: &[u8]) {
+        self.space(header.len()).copy_from_slice(header);
+    }
+
+    /// Appends `length` bytes for the caller to fill in. At most the largest
+    /// payload ([`super::Mtu::B4096`]) fits.
+    #[inline]
+    pub fn space(&mut self, length: usize) -> &mut [u8] {
+        let start = self.at.min(CAPACITY);
+        self.at = (start + length).min(CAPACITY);
+        &mut self.packet.buffer_mut()[start..self.at]
+    }
+
+    /// Padding, lengths, ICRC.
+    #[inline]
+    #[must_use]
+    pub fn finish(mut self) -> Packet {
+        let pad = self.pad;
+        self.space(pad + ICRC)[..pad].fill(0);
+        self.packet.set_length(self.at);
+        let kind = self.template.kind();
+        let (l3, l3_at) = self.template.l3();
+        let bth_at = self.bth_at;
+        let frame = self.packet.frame_mut();
+        self.template.finish(frame);
+        let icrc = icrc(frame, kind, l3, l3_at, bth_at).to_le_bytes();
+        let end = frame.len() - ICRC;
+        frame[end..].copy_from_slice(&icrc);
+        self.packet
+    }
+}

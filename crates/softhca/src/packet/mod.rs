@@ -1,0 +1,96 @@
+//! Packets as they are on the wire: InfiniBand (LRH, GRH) and RoCE v1 and v2
+//! around the same transport headers.
+//!
+//! [`View`] takes a frame apart, [`Draft`] makes one. A [`Packet`] is a frame with
+//! its buffer, from a [`Pool`].
+
+mod draft;
+mod header;
+mod icrc;
+mod opcode;
+mod path;
+mod pool;
+mod psn;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use draft::Draft;
+pub use header::{
+    Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DEFAULT_PKEY, Deth, ICRC, MULTICAST_QPN, NakCode,
+    Reth, Syndrome,
+};
+pub use opcode::{Class, Opcode, Traits, op};
+pub use path::{
+    Gid, Grh, L3, Link, LinkKind, MAX_NETWORK, Mac, Network, NotPacket, Path, ROCE_V2_PORT, Roce,
+    Template, gid_of_ipv4, ipv4_of,
+};
+pub use pool::{CAPACITY, Packet, Pool};
+pub use psn::Psn;
+pub use view::{Refused, View};
+
+/// Path MTU: the most payload a packet has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Mtu {
+    /// 256 bytes.
+    B256,
+    /// 512 bytes.
+    B512,
+    /// 1024 bytes.
+    #[default]
+    B1024,
+    /// 2048 bytes.
+    B2048,
+    /// 4096 bytes.
+    B4096,
+}
+
+impl Mtu {
+    /// All of them, smallest first.
+    pub const ALL: [Self; 5] = [
+        Self::B256,
+        Self::B512,
+        Self::B1024,
+        Self::B2048,
+        Self::B4096,
+    ];
+
+    /// In bytes.
+    #[inline]
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        1 << self.log2()
+    }
+
+    /// The logarithm of the bytes, 8 to 12.
+    #[inline]
+    #[must_use]
+    pub const fn log2(self) -> u32 {
+        self as u32 + 8
+    }
+
+    /// The MTU of its code in verbs and firmware, 1 (256 bytes) to 5 (4096).
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::B256,
+            2 => Self::B512,
+            3 => Self::B1024,
+            4 => Self::B2048,
+            5 => Self::B4096,
+            _ => return None,
+        })
+    }
+
+    /// Packets of a message: at least one.
+    #[inline]
+    #[must_use]
+    pub const fn packets(self, length: u32) -> u32 {
+        if length == 0 {
+            1
+        } else {
+            ((length - 1) >> self.log2()) + 1
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! BTH opcodes: a service in the upper three bits, an operation in the lower
+//! five (InfiniBand Architecture Specification, volume 1, "Operation code").
+
+/// The service class in an opcode's upper three bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Class {
+    /// Reliable connection.
+    Rc = 0 << 5,
+    /// Unreliable connection.
+    Uc = 1 << 5,
+    /// Unreliable datagram.
+    Ud = 3 << 5,
+    /// Extended reliable connection.
+    Xrc = 5 << 5,
+}
+
+/// The operation in an opcode's lower five bits.
+#[allow(missing_docs, reason = "the specification's names")]
+pub mod op {
+    pub const SEND_FIRST: u8 = 0x00;
+    pub const SEND_MIDDLE: u8 = 0x01;
+    pub const SEND_LAST: u8 = 0x02;
+    pub const SEND_LAST_IMM: u8 = 0x03;
+    pub const SEND_ONLY: u8 = 0x04;
+    pub const SEND_ONLY_IMM: u8 = 0x05;
+    pub const WRITE_FIRST: u8 = 0x06;
+    pub const WRITE_MIDDLE: u8 = 0x07;
+    pub const WRITE_LAST: u8 = 0x08;
+    pub const WRITE_LAST_IMM: u8 = 0x09;
+    pub const WRITE_ONLY: u8 = 0x0a;
+    pub const WRITE_ONLY_IMM: u8 = 0x0b;
+    pub const READ_REQUEST: u8 = 0x0c;
+    pub const READ_RESPONSE_FIRST: u8 = 0x0d;
+    pub const READ_RESPONSE_MIDDLE: u8 = 0x0e;
+    pub const READ_RESPONSE_LAST: u8 = 0x0f;
+    pub const READ_RESPONSE_ONLY: u8 = 0x10;
+    pub const ACKNOWLEDGE: u8 = 0x11;
+    pub const ATOMIC_ACKNOWLEDGE: u8 = 0x12;
+    pub const COMPARE_SWAP: u8 = 0x13;
+    pub const FETCH_ADD: u8 = 0x14;
+    pub const SEND_LAST_INV: u8 = 0x16;
+    pub const SEND_ONLY_INV: u8 = 0x17;
+}
+
+/// What an operation is made of, as bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Traits(u16);
+
+#[allow(missing_docs, reason = "named after headers and positions")]
+impl Traits {
+    pub const SEND: Self = Self(1 << 0);
+    pub const WRITE: Self = Self(1 << 1);
+    pub const READ: Self = Self(1 << 2);
+    pub const ATOMIC: Self = Self(1 << 3);
+    /// Goes from responder to requester.
+    pub const RESPONSE: Self = Self(1 << 4);
+    /// Begins a message (first, only).
+    pub const START: Self = Self(1 << 5);
+    /// Ends a message (last, only).
+    pub const END: Self = Self(1 << 6);
+    pub const IMM: Self = Self(1 << 7);
+    pub const INVALIDATE: Self = Self(1 << 8);
+    pub const RETH: Self = Self(1 << 9);
+    pub const AETH: Self = Self(1 << 10);
+    /// May have a payload.
+    pub const PAYLOAD: Self = Self(1 << 11);
+    const KNOWN: Self = Self(1 << 12);
+
+    const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether any bit of `other` is set.
+    #[inline]
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+const fn traits_of(operation: u8) -> Traits {
+    use Traits as T;
+    let send = T::SEND.or(T::PAYLOAD).or(T::KNOWN);
+    let write = T::WRITE.or(T::PAYLOAD).or(T::KNOWN);
+    let only = T::START.or(T::END);
+    let response = T::RESPONSE.or(T::KNOWN);
+    let read_response = response.or(T::READ).or(T::PAYLOAD);
+    match operation {
+        op::SEND_FIRST => send.or(T::START),
+        op::SEND_MIDDLE => send,
+        op::SEND_LAST => send.or(T::END),
+        op::SEND_LAST_IMM => send.or(T::END).or(T::IMM),
+        op::SEND_ONLY => send.or(only),
+        op::SEND_ONLY_IMM => send.or(only).or(T::IMM),
+        op::SEND_LAST_INV => send.or(T::END).or(T::INVALIDATE),
+        op::SEND_ONLY_INV => send.or(only).or(T::INVALIDATE),
+        op::WRITE_FIRST => write.or(T::START).or(T::RETH),
+        op::WRITE_MIDDLE => write,
+        op::WRITE_LAST => write.or(T::END),
+        op::WRITE_LAST_IMM => write.or(T::END).or(T::IMM),
+        op::WRITE_ONLY => write.or(only).or(T::RETH),
+        op::WRITE_ONLY_IMM => write.or(only).or(T::RETH).or(T::IMM),
+        op::READ_REQUEST => T::READ.or(T::KNOWN).or(only).or(T::RETH),
+        op::READ_RESPONSE_FIRST => read_response.or(T::START).or(T::AETH),
+        op::READ_RESPONSE_MIDDLE => read_response,
+        op::READ_RESPONSE_LAST => read_response.or(T::END).or(T::AETH),
+        op::READ_RESPONSE_ONLY => read_response.or(only).or(T::AETH),
+        op::ACKNOWLEDGE => response.or(T::AETH).or(only),
+        op::ATOMIC_ACKNOWLEDGE => response.or(T::ATOMIC).or(T::AETH).or(only),
+        op::COMPARE_SWAP | op::FETCH_ADD => T::ATOMIC.or(T::KNOWN).or(only),
+        _ => T(0),
+    }
+}
+
+const TABLE: [Traits; 32] = {
+    let mut table = [Traits(0); 32];
+    let mut i = 0;
+    while i < 32 {
+        table[i] = traits_of(i as u8);
+        i += 1;
+    }
+    table
+};
+
+/// A valid opcode, taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Opcode {
+    /// The service.
+    pub class: Class,
+    /// One of [`op`].
+    pub operation: u8,
+}
+
+impl Opcode {
+    /// The opcode of a byte, or none if it is reserved or its service does not
+    /// have the operation.
+    #[inline]
+    #[must_use]
+    pub fn decode(byte: u8) -> Option<Self> {
+        let operation = byte & 0x1f;
+        let traits = TABLE[usize::from(operation)];
+        if !traits.has(Traits::KNOWN) {
+            return None;
+        }
+        let unreliable = !traits.has(Traits(
+            Traits::RESPONSE.0 | Traits::ATOMIC.0 | Traits::READ.0 | Traits::INVALIDATE.0,
+        ));
+        let class = match byte >> 5 {
+            0 => Class::Rc,
+            1 if unreliable => Class::Uc,
+            3 if operation == op::SEND_ONLY || operation == op::SEND_ONLY_IMM => Class::Ud,
+            5 => Class::Xrc,
+            _ => return None,
+        };
+        Some(Self { class, operation })
+    }
+
+    /// The byte on the wire.
+    #[inline]
+    #[must_use]
+    pub const fn encode(self) -> u8 {
+        self.class as u8 | self.operation
+    }
+
+    /// What the operation is made of.
+    #[inline]
+    #[must_use]
+    pub const fn traits(self) -> Traits {
+        TABLE[(self.operation & 0x1f) as usize]
+    }
+
+    /// Bytes of extended headers that follow the BTH.
+    #[inline]
+    #[must_use]
+    pub const fn extended_length(self) -> usize {
+        let traits = self.traits();
+        let mut length = 0;
+        match self.class {
+            Class::Ud => length += 8,
+            Class::Xrc if !traits.has(Traits::RESPONSE) => length += 4,
+            _ => {}
+        }
+        if traits.has(Traits::RETH) {
+            length += 16;
+        }
+        if traits.has(Traits::AETH) {
+            length += 4;
+        }
+        if traits.has(Traits::ATOMIC) {
+            length += if traits.has(Traits::RESPONSE) { 8 } else { 28 };
+        }
+        if traits.has(Traits::IMM) || traits.has(Traits::INVALIDATE) {
+            length += 4;
+        }
+        length
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_and_encode_agree() {
+        let mut valid = 0;
+        for byte in 0..=255u8 {
+            if let Some(opcode) = Opcode::decode(byte) {
+                assert_eq!(opcode.encode(), byte);
+                valid += 1;
+            }
+        }
+        // RC and XRC have 23 operations, UC 12, UD 2.
+        assert_eq!(valid, 23 + 23 + 12 + 2);
+    }
+
+    #[test]
+    fn lengths_of_extended_headers() {
+        let length = |byte| Opcode::decode(byte).unwrap().extended_length();
+        assert_eq!(length(0x04), 0); // RC SEND only
+        assert_eq!(length(0x05), 4); // + ImmDt
+        assert_eq!(length(0x0a), 16); // RC WRITE only: RETH
+        assert_eq!(length(0x0b), 20);
+        assert_eq!(length(0x07), 0);
+        assert_eq!(length(0x0c), 16);
+        assert_eq!(length(0x0d), 4);
+        assert_eq!(length(0x0e), 0);
+        assert_eq!(length(0x11), 4);
+        assert_eq!(length(0x12), 12);
+        assert_eq!(length(0x13), 28);
+        assert_eq!(length(0x64), 8); // UD: DETH
+        assert_eq!(length(0x65), 12);
+        assert_eq!(length(0xa7), 4); // XRC WRITE middle: XRCETH
+        assert_eq!(length(0xaa), 20);
+        assert_eq!(length(0xb1), 4);
+    }
+}

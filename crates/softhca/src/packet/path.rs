@@ -1,0 +1,537 @@
+//! Network headers: what stands before a BTH, per link and RoCE version.
+
+use super::header::{BTH, ICRC, u16_at, u32_at};
+
+/// A 16-byte global identifier.
+pub type Gid = [u8; 16];
+/// A MAC address.
+pub type Mac = [u8; 6];
+
+/// The UDP port of RoCE v2.
+pub const ROCE_V2_PORT: u16 = 4791;
+
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_ROCE_V1: u16 = 0x8915;
+const PROTOCOL_UDP: u8 = 17;
+const NEXT_HEADER_BTH: u8 = 0x1b;
+const LNH_BTH: u8 = 2;
+const LNH_GRH: u8 = 3;
+
+/// The most that [`Template::bytes`] has: Ethernet with a VLAN tag, IPv6, UDP.
+pub const MAX_NETWORK: usize = 14 + 4 + 40 + 8;
+
+/// The link layer of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Link {
+    /// InfiniBand.
+    Ib {
+        /// Source LID.
+        slid: u16,
+        /// Destination LID.
+        dlid: u16,
+        /// Service level, 0 to 15.
+        sl: u8,
+    },
+    /// Ethernet.
+    Ether {
+        /// Source MAC.
+        smac: Mac,
+        /// Destination MAC.
+        dmac: Mac,
+        /// Tag control information, if tagged.
+        vlan: Option<u16>,
+    },
+}
+
+/// Global route: the fields of a GRH, or of the IP header that takes its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Grh {
+    /// Source.
+    pub sgid: Gid,
+    /// Destination.
+    pub dgid: Gid,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Traffic class; IPv4's TOS.
+    pub traffic_class: u8,
+    /// Hop limit; IPv4's TTL.
+    pub hop_limit: u8,
+}
+
+/// How RoCE wraps a BTH; without meaning on InfiniBand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Roce {
+    /// Ethertype 0x8915 and a GRH.
+    V1,
+    /// IP and UDP. IPv4 where both GIDs are IPv4-mapped.
+    #[default]
+    V2,
+}
+
+/// The way to a peer: all of an address vector, resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    /// Link layer.
+    pub link: Link,
+    /// Global route; RoCE needs one.
+    pub grh: Option<Grh>,
+    /// RoCE version.
+    pub roce: Roce,
+    /// UDP source port (RoCE v2); 0 stands for 0xc000.
+    pub udp_source: u16,
+}
+
+impl Path {
+    /// A path on InfiniBand without a global route.
+    #[must_use]
+    pub fn ib(slid: u16, dlid: u16) -> Self {
+        Self {
+            link: Link::Ib { slid, dlid, sl: 0 },
+            grh: None,
+            roce: Roce::V2,
+            udp_source: 0,
+        }
+    }
+
+    /// A path of RoCE v2.
+    #[must_use]
+    pub fn roce_v2(smac: Mac, dmac: Mac, sgid: Gid, dgid: Gid) -> Self {
+        Self {
+            link: Link::Ether {
+                smac,
+                dmac,
+                vlan: None,
+            },
+            grh: Some(Grh {
+                sgid,
+                dgid,
+                flow_label: 0,
+                traffic_class: 0,
+                hop_limit: 64,
+            }),
+            roce: Roce::V2,
+            udp_source: 0,
+        }
+    }
+}
+
+/// The IPv4 address in an IPv4-mapped GID (`::ffff:a.b.c.d`).
+#[must_use]
+pub fn ipv4_of(gid: &Gid) -> Option<[u8; 4]> {
+    (gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff])
+        .then(|| [gid[12], gid[13], gid[14], gid[15]])
+}
+
+/// The GID that stands for an IPv4 address.
+#[must_use]
+pub fn gid_of_ipv4(address: [u8; 4]) -> Gid {
+    let mut gid = [0; 16];
+    gid[10..12].copy_from_slice(&[0xff, 0xff]);
+    gid[12..].copy_from_slice(&address);
+    gid
+}
+
+/// What comes between the link's header and the BTH.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum L3 {
+    /// Nothing (InfiniBand within a subnet).
+    #[default]
+    None,
+    /// A GRH.
+    Grh,
+    /// IPv4 and UDP.
+    Ipv4,
+    /// IPv6 and UDP.
+    Ipv6,
+}
+
+/// Which kind of link a frame is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LinkKind {
+    /// Begins with an LRH.
+    Ib,
+    /// Begins with a MAC header.
+    #[default]
+    Ethernet,
+}
+
+/// A path as bytes: all headers before the BTH, complete but for lengths.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    buffer: [u8; MAX_NETWORK],
+    length: u8,
+    l3_at: u8,
+    l3: L3,
+    kind: LinkKind,
+    /// Ones' complement sum of the IPv4 header with length and checksum zero.
+    ipv4_sum: u32,
+}
+
+struct Writer<'a> {
+    out: &'a mut [u8; MAX_NETWORK],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    /// A GRH or an IPv6 header: they have one format.
+    fn global(&mut self, grh: &Grh, next_header: u8) {
+        let first = 6 << 28 | u32::from(grh.traffic_class) << 20 | grh.flow_label & 0xf_ffff;
+        self.put(&first.to_be_bytes());
+        self.put(&[0, 0, next_header, grh.hop_limit]);
+        self.put(&grh.sgid);
+        self.put(&grh.dgid);
+    }
+
+    fn udp(&mut self, source: u16) {
+        let source = if source == 0 { 0xc000 } else { source };
+        self.put(&source.to_be_bytes());
+        self.put(&ROCE_V2_PORT.to_be_bytes());
+        // The checksum stays zero: the ICRC covers the packet.
+        self.put(&[0; 4]);
+    }
+}
+
+impl Template {
+    /// The headers of `path`. A RoCE path without a global route gets zero GIDs.
+    #[must_use]
+    pub fn new(path: &Path) -> Self {
+        let mut buffer = [0; MAX_NETWORK];
+        let mut w = Writer {
+            out: &mut buffer,
+            at: 0,
+        };
+        let mut l3 = L3::None;
+        let mut ipv4_sum = 0;
+        let kind;
+        let l3_at;
+        match path.link {
+            Link::Ib { slid, dlid, sl } => {
+                kind = LinkKind::Ib;
+                let lnh = if path.grh.is_some() { LNH_GRH } else { LNH_BTH };
+                w.put(&[0, (sl & 0xf) << 4 | lnh]);
+                w.put(&dlid.to_be_bytes());
+                w.put(&[0, 0]);
+                w.put(&slid.to_be_bytes());
+                l3_at = w.at;
+                if let Some(grh) = &path.grh {
+                    l3 = L3::Grh;
+                    w.global(grh, NEXT_HEADER_BTH);
+                }
+            }
+            Link::Ether { smac, dmac, vlan } => {
+                kind = LinkKind::Ethernet;
+                let grh = path.grh.unwrap_or_default();
+                w.put(&dmac);
+                w.put(&smac);
+                if let Some(tag) = vlan {
+                    w.put(&ETHERTYPE_VLAN.to_be_bytes());
+                    w.put(&tag.to_be_bytes());
+                }
+                let addresses = ipv4_of(&grh.sgid).zip(ipv4_of(&grh.dgid));
+                l3_at = w.at + 2;
+                match (path.roce, addresses) {
+                    (Roce::V1, _) => {
+                        l3 = L3::Grh;
+                        w.put(&ETHERTYPE_ROCE_V1.to_be_bytes());
+                        w.global(&grh, NEXT_HEADER_BTH);
+                    }
+                    (Roce::V2, None) => {
+                        l3 = L3::Ipv6;
+                        w.put(&ETHERTYPE_IPV6.to_be_bytes());
+                        w.global(&grh, PROTOCOL_UDP);
+                        w.udp(path.udp_source);
+                    }
+                    (Roce::V2, Some((source, destination))) => {
+                        l3 = L3::Ipv4;
+                        w.put(&ETHERTYPE_IPV4.to_be_bytes());
+                        // Not to be fragmented, identification zero.
+                        w.put(&[0x45, grh.traffic_class, 0, 0, 0, 0, 0x40, 0]);
+                        w.put(&[grh.hop_limit, PROTOCOL_UDP, 0, 0]);
+                        w.put(&source);
+                        w.put(&destination);
+                        let header = &w.out[l3_at..l3_at + 20];
+                        ipv4_sum = header
+                            .chunks_exact(2)
+                            .map(|p| u32::from(u16_at(p, 0)))
+                            .sum();
+                        w.udp(path.udp_source);
+                    }
+                }
+            }
+        }
+        let length = w.at as u8;
+        Self {
+            buffer,
+            length,
+            l3_at: l3_at as u8,
+            l3,
+            kind,
+            ipv4_sum,
+        }
+    }
+
+    /// The headers, without lengths and checksum.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..usize::from(self.length)]
+    }
+
+    /// The link that such frames are for.
+    #[inline]
+    #[must_use]
+    pub fn kind(&self) -> LinkKind {
+        self.kind
+    }
+
+    /// What the BTH is wrapped in, and where in the frame that begins.
+    #[inline]
+    #[must_use]
+    pub fn l3(&self) -> (L3, usize) {
+        (self.l3, usize::from(self.l3_at))
+    }
+
+    /// Writes lengths and checksum into a frame that begins with
+    /// [`Template::bytes`] and is complete but for the ICRC's value.
+    #[inline]
+    pub fn finish(&self, frame: &mut [u8]) {
+        let at = usize::from(self.l3_at);
+        let total = frame.len();
+        if self.kind == LinkKind::Ib {
+            // In words of four bytes, the variant CRC not counted.
+            frame[4..6].copy_from_slice(&((total / 4) as u16 & 0x7ff).to_be_bytes());
+        }
+        match self.l3 {
+            L3::None => {}
+            L3::Grh => {
+                frame[at + 4..at + 6].copy_from_slice(&((total - at - 40) as u16).to_be_bytes());
+            }
+            L3::Ipv6 => {
+                let length = ((total - at - 40) as u16).to_be_bytes();
+                frame[at + 4..at + 6].copy_from_slice(&length);
+                frame[at + 44..at + 46].copy_from_slice(&length);
+            }
+            L3::Ipv4 => {
+                let length = (total - at) as u16;
+                frame[at + 2..at + 4].copy_from_slice(&length.to_be_bytes());
+                let mut sum = self.ipv4_sum + u32::from(length);
+                sum = (sum & 0xffff) + (sum >> 16);
+                sum = (sum & 0xffff) + (sum >> 16);
+                frame[at + 10..at + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+                frame[at + 24..at + 26].copy_from_slice(&(length - 20).to_be_bytes());
+            }
+        }
+    }
+}
+
+/// The network headers of a frame that was received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Network {
+    /// Link layer, as the sender filled it in.
+    pub link: Link,
+    /// What the BTH is wrapped in.
+    pub l3: L3,
+    /// Where that begins.
+    pub l3_at: usize,
+    /// Where the BTH begins.
+    pub bth_at: usize,
+    /// One past the ICRC; what follows is link padding.
+    pub end: usize,
+}
+
+/// Why a frame is not a packet of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotPacket {
+    /// It is something else: a frame for the network interface.
+    Other,
+    /// It means to be a packet, and is malformed.
+    Malformed,
+}
+
+impl Network {
+    /// Finds the transport packet in a frame.
+    ///
+    /// # Errors
+    /// [`NotPacket::Other`] if the frame carries none; [`NotPacket::Malformed`]
+    /// if lengths do not agree.
+    #[inline]
+    pub fn read(kind: LinkKind, frame: &[u8]) -> Result<Self, NotPacket> {
+        match kind {
+            LinkKind::Ib => Self::read_ib(frame),
+            LinkKind::Ethernet => Self::read_ethernet(frame),
+        }
+    }
+
+    fn checked(self, frame: &[u8]) -> Result<Self, NotPacket> {
+        if self.end > frame.len() || self.bth_at + BTH + ICRC > self.end {
+            return Err(NotPacket::Malformed);
+        }
+        Ok(self)
+    }
+
+    fn read_ib(frame: &[u8]) -> Result<Self, NotPacket> {
+        if frame.len() < 8 {
+            return Err(NotPacket::Malformed);
+        }
+        // Link version 0.
+        if frame[0] & 0xf != 0 {
+            return Err(NotPacket::Malformed);
+        }
+        let end = usize::from(u16_at(frame, 4) & 0x7ff) * 4;
+        let link = Link::Ib {
+            slid: u16_at(frame, 6),
+            dlid: u16_at(frame, 2),
+            sl: frame[1] >> 4,
+        };
+        let (l3, bth_at) = match frame[1] & 3 {
+            LNH_BTH => (L3::None, 8),
+            LNH_GRH => {
+                let bth_at = read_global(frame, 8, end, NEXT_HEADER_BTH)?;
+                (L3::Grh, bth_at)
+            }
+            _ => return Err(NotPacket::Other),
+        };
+        Self {
+            link,
+            l3,
+            l3_at: 8,
+            bth_at,
+            end,
+        }
+        .checked(frame)
+    }
+
+    fn read_ethernet(frame: &[u8]) -> Result<Self, NotPacket> {
+        if frame.len() < 14 {
+            return Err(NotPacket::Malformed);
+        }
+        let mut dmac = [0; 6];
+        let mut smac = [0; 6];
+        dmac.copy_from_slice(&frame[..6]);
+        smac.copy_from_slice(&frame[6..12]);
+        let mut ethertype = u16_at(frame, 12);
+        let mut at = 14;
+        let mut vlan = None;
+        if ethertype == ETHERTYPE_VLAN {
+            if frame.len() < 18 {
+                return Err(NotPacket::Malformed);
+            }
+            vlan = Some(u16_at(frame, 14));
+            ethertype = u16_at(frame, 16);
+            at = 18;
+        }
+        let link = Link::Ether { smac, dmac, vlan };
+        let (l3, bth_at, end) = match ethertype {
+            ETHERTYPE_ROCE_V1 => {
+                if frame.len() < at + 40 {
+                    return Err(NotPacket::Malformed);
+                }
+                let end = at + 40 + usize::from(u16_at(frame, at + 4));
+                (L3::Grh, read_global(frame, at, end, NEXT_HEADER_BTH)?, end)
+            }
+            ETHERTYPE_IPV4 => {
+                if frame.len() < at + 28 {
+                    return Err(NotPacket::Other);
+                }
+                let header = &frame[at..at + 28];
+                // Without options, not a fragment, UDP to our port.
+                if header[0] != 0x45
+                    || header[9] != PROTOCOL_UDP
+                    || u16_at(header, 6) & 0x3fff != 0
+                    || u16_at(header, 22) != ROCE_V2_PORT
+                {
+                    return Err(NotPacket::Other);
+                }
+                let length = usize::from(u16_at(header, 2));
+                if usize::from(u16_at(header, 24)) + 20 != length {
+                    return Err(NotPacket::Malformed);
+                }
+                (L3::Ipv4, at + 28, at + length)
+            }
+            ETHERTYPE_IPV6 => {
+                if frame.len() < at + 48
+                    || frame[at + 6] != PROTOCOL_UDP
+                    || u16_at(frame, at + 42) != ROCE_V2_PORT
+                {
+                    return Err(NotPacket::Other);
+                }
+                let end = at + 40 + usize::from(u16_at(frame, at + 4));
+                if u16_at(frame, at + 44) != u16_at(frame, at + 4) {
+                    return Err(NotPacket::Malformed);
+                }
+                (
+                    L3::Ipv6,
+                    read_global(frame, at, end, PROTOCOL_UDP)? + 8,
+                    end,
+                )
+            }
+            _ => return Err(NotPacket::Other),
+        };
+        Self {
+            link,
+            l3,
+            l3_at: at,
+            bth_at,
+            end,
+        }
+        .checked(frame)
+    }
+
+    /// The destination GID; IPv4 as a mapped address.
+    #[must_use]
+    pub fn dgid(&self, frame: &[u8]) -> Option<Gid> {
+        self.gid(frame, 24, 16)
+    }
+
+    /// The source GID.
+    #[must_use]
+    pub fn sgid(&self, frame: &[u8]) -> Option<Gid> {
+        self.gid(frame, 8, 12)
+    }
+
+    fn gid(&self, frame: &[u8], global: usize, ipv4: usize) -> Option<Gid> {
+        match self.l3 {
+            L3::None => None,
+            L3::Grh | L3::Ipv6 => frame
+                .get(self.l3_at + global..self.l3_at + global + 16)?
+                .try_into()
+                .ok(),
+            L3::Ipv4 => {
+                let at = self.l3_at + ipv4;
+                Some(gid_of_ipv4(frame.get(at..at + 4)?.try_into().ok()?))
+            }
+        }
+    }
+
+    /// The 40 bytes that a datagram's receiver finds before the payload: the
+    /// GRH or IPv6 header; an IPv4 header in the last 20; zeros without either.
+    #[must_use]
+    pub fn grh_area(&self, frame: &[u8]) -> [u8; 40] {
+        let mut out = [0; 40];
+        match self.l3 {
+            L3::None => {}
+            L3::Grh | L3::Ipv6 => out.copy_from_slice(&frame[self.l3_at..self.l3_at + 40]),
+            L3::Ipv4 => out[20..].copy_from_slice(&frame[self.l3_at..self.l3_at + 20]),
+        }
+        out
+    }
+}
+
+/// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`; where the
+/// next header begins.
+fn read_global(frame: &[u8], at: usize, end: usize, next_header: u8) -> Result<usize, NotPacket> {
+    if frame.len() < at + 40 || u32_at(frame, at) >> 28 != 6 || frame[at + 6] != next_header {
+        return Err(NotPacket::Malformed);
+    }
+    if at + 40 + usize::from(u16_at(frame, at + 4)) != end {
+        return Err(NotPacket::Malformed);
+    }
+    Ok(at + 40)
+}

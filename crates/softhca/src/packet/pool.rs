@@ -1,0 +1,159 @@
+//! Packets and the pool their buffers come from.
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::path::LinkKind;
+
+/// Bytes of the largest frame: a payload of 4096 with every header, and some
+/// more for frames that are not RDMA.
+pub const CAPACITY: usize = 4352;
+
+type Buffer = Box<[u8; CAPACITY]>;
+
+/// Where packet buffers come from and go back to. Cheap to clone; all clones are
+/// one pool. Share one among the HCAs of a process, since a buffer goes back to
+/// where it came from, whoever drops it.
+#[derive(Clone, Default)]
+pub struct Pool {
+    free: Arc<Mutex<Vec<Buffer>>>,
+}
+
+impl Pool {
+    /// An empty pool. It grows as buffers are asked for and does not shrink.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty frame. Allocates only if no buffer is free.
+    #[must_use]
+    pub fn get(&self, kind: LinkKind) -> Packet {
+        let free = self
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let buffer = free.unwrap_or_else(|| Box::new([0; CAPACITY]));
+        Packet {
+            buffer: ManuallyDrop::new(buffer),
+            home: self.clone(),
+            length: 0,
+            kind,
+        }
+    }
+
+    /// A frame with these bytes; none if they are more than [`CAPACITY`].
+    #[must_use]
+    pub fn copy_of(&self, kind: LinkKind, frame: &[u8]) -> Option<Packet> {
+        let mut packet = self.get(kind);
+        packet.buffer.get_mut(..frame.len())?.copy_from_slice(frame);
+        packet.length = frame.len();
+        Some(packet)
+    }
+
+    /// How many buffers are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+}
+
+/// A frame on its way: from the first byte of the link's header to the ICRC (the
+/// Ethernet FCS or InfiniBand VCRC is not part of it). Its buffer goes back to
+/// its pool when dropped.
+pub struct Packet {
+    buffer: ManuallyDrop<Buffer>,
+    home: Pool,
+    length: usize,
+    kind: LinkKind,
+}
+
+impl Packet {
+    /// The link it is for.
+    #[inline]
+    #[must_use]
+    pub fn kind(&self) -> LinkKind {
+        self.kind
+    }
+
+    /// The frame.
+    #[inline]
+    #[must_use]
+    pub fn frame(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+
+    /// The frame, to be changed.
+    #[inline]
+    pub fn frame_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.length]
+    }
+
+    /// The whole buffer; what is written becomes the frame by
+    /// [`Packet::set_length`]. Its content is whatever was there before.
+    #[inline]
+    pub fn buffer_mut(&mut self) -> &mut [u8; CAPACITY] {
+        &mut self.buffer
+    }
+
+    /// Makes the first `length` bytes of the buffer the frame; at most [`CAPACITY`].
+    #[inline]
+    pub fn set_length(&mut self, length: usize) {
+        self.length = length.min(CAPACITY);
+    }
+}
+
+impl Clone for Packet {
+    fn clone(&self) -> Self {
+        let mut copy = self.home.get(self.kind);
+        copy.length = self.length;
+        copy.frame_mut().copy_from_slice(self.frame());
+        copy
+    }
+}
+
+impl Drop for Packet {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here; nobody sees the field afterwards.
+        let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };
+        self.home
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(buffer);
+    }
+}
+
+impl std::fmt::Debug for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Packet")
+            .field("kind", &self.kind)
+            .field("length", &self.length)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back() {
+        let pool = Pool::new();
+        let a = pool.get(LinkKind::Ib);
+        let b = a.clone();
+        drop((a, b));
+        assert_eq!(pool.free(), 2);
+        let c = pool.copy_of(LinkKind::Ethernet, &[1, 2, 3]).unwrap();
+        assert_eq!((pool.free(), c.frame()), (1, &[1, 2, 3][..]));
+        assert!(
+            pool.copy_of(LinkKind::Ethernet, &[0; CAPACITY + 1])
+                .is_none()
+        );
+        assert_eq!(pool.free(), 1);
+    }
+}

@@ -1,0 +1,167 @@
+//! Taking a received frame apart.
+
+use super::header::{Aeth, AtomicEth, BTH, Bth, Deth, ICRC, Reth, u32_at};
+use super::icrc::icrc;
+use super::opcode::{Class, Opcode, Traits};
+use super::path::{LinkKind, Network, NotPacket};
+
+/// Why a frame is not taken as a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// It is not RDMA.
+    Other,
+    /// Lengths or versions are wrong.
+    Malformed,
+    /// The ICRC is wrong.
+    BadIcrc,
+}
+
+/// A packet in a frame: every length checked, the ICRC right.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The whole frame.
+    pub frame: &'a [u8],
+    /// Its network headers.
+    pub network: Network,
+    /// The base transport header.
+    pub bth: Bth,
+    /// The opcode; none if it is reserved.
+    pub opcode: Option<Opcode>,
+    extended: &'a [u8],
+    /// The payload without its padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> View<'a> {
+    /// Reads and checks a frame.
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    #[inline]
+    pub fn read(kind: LinkKind, frame: &'a [u8]) -> Result<Self, Refused> {
+        let network = Network::read(kind, frame).map_err(|e| match e {
+            NotPacket::Other => Refused::Other,
+            NotPacket::Malformed => Refused::Malformed,
+        })?;
+        let frame = &frame[..network.end];
+        let after = network.bth_at + BTH;
+        let Some(Ok(bth)) = frame.get(network.bth_at..after).map(<&[u8; BTH]>::try_from) else {
+            return Err(Refused::Malformed);
+        };
+        let bth = Bth::read(bth);
+        let end = network.end - ICRC;
+        let expected = icrc(frame, kind, network.l3, network.l3_at, network.bth_at);
+        if frame[end..] != expected.to_le_bytes() {
+            return Err(Refused::BadIcrc);
+        }
+        if bth.version != 0 || !(end - after).is_multiple_of(4) {
+            return Err(Refused::Malformed);
+        }
+        let opcode = Opcode::decode(bth.opcode);
+        let payload_at = after + opcode.map_or(0, Opcode::extended_length);
+        let payload_end = end - usize::from(bth.pad);
+        if payload_at > payload_end {
+            return Err(Refused::Malformed);
+        }
+        Ok(Self {
+            frame,
+            network,
+            bth,
+            opcode,
+            extended: &frame[after..payload_at],
+            payload: &frame[payload_at..payload_end],
+        })
+    }
+
+    /// The traits of the opcode; none set if it is reserved.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, traits: Traits) -> bool {
+        self.opcode.is_some_and(|o| o.traits().has(traits))
+    }
+
+    /// Bytes of extended headers before RETH, AETH and the like.
+    #[inline]
+    fn skip(&self) -> usize {
+        match self.opcode.map(|o| o.class) {
+            Some(Class::Ud) => 8,
+            Some(Class::Xrc) if !self.has(Traits::RESPONSE) => 4,
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn at<const N: usize>(&self, at: usize) -> Option<&'a [u8; N]> {
+        self.extended.get(at..)?.first_chunk()
+    }
+
+    /// The RETH, if the operation has one.
+    #[inline]
+    #[must_use]
+    pub fn reth(&self) -> Option<Reth> {
+        if !self.has(Traits::RETH) {
+            return None;
+        }
+        self.at(self.skip()).map(Reth::read)
+    }
+
+    /// The AtomicETH, if the operation has one.
+    #[inline]
+    #[must_use]
+    pub fn atomic(&self) -> Option<AtomicEth> {
+        if !self.has(Traits::ATOMIC) || self.has(Traits::RESPONSE) {
+            return None;
+        }
+        self.at(self.skip()).map(AtomicEth::read)
+    }
+
+    /// The AETH, if the operation has one and its syndrome is not reserved.
+    #[inline]
+    #[must_use]
+    pub fn aeth(&self) -> Option<Aeth> {
+        if !self.has(Traits::AETH) {
+            return None;
+        }
+        self.at(0).and_then(Aeth::read)
+    }
+
+    /// The value of an AtomicAckETH.
+    #[inline]
+    #[must_use]
+    pub fn atomic_value(&self) -> Option<u64> {
+        if !(self.has(Traits::ATOMIC) && self.has(Traits::RESPONSE)) {
+            return None;
+        }
+        self.at(4).map(|b| u64::from_be_bytes(*b))
+    }
+
+    /// The DETH of a datagram.
+    #[inline]
+    #[must_use]
+    pub fn deth(&self) -> Option<Deth> {
+        (self.opcode?.class == Class::Ud).then(|| self.at(0).map(Deth::read))?
+    }
+
+    /// The SRQ number in the XRCETH of an XRC request.
+    #[inline]
+    #[must_use]
+    pub fn xrc_srqn(&self) -> Option<u32> {
+        if self.opcode?.class != Class::Xrc || self.has(Traits::RESPONSE) {
+            return None;
+        }
+        self.at::<4>(0).map(|b| u32_at(b, 0) & 0xff_ffff)
+    }
+
+    /// Immediate data, or the key to invalidate; 0 if there is neither.
+    #[inline]
+    #[must_use]
+    pub fn imm(&self) -> u32 {
+        if self.has(Traits::IMM) || self.has(Traits::INVALIDATE) {
+            self.extended
+                .last_chunk()
+                .map_or(0, |b| u32::from_be_bytes(*b))
+        } else {
+            0
+        }
+    }
+}

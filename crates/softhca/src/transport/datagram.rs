@@ -1,0 +1,128 @@
+//! Unreliable datagrams.
+
+use super::host::{Host, RecvDone, RecvKind, Source, Status};
+use super::qp::{Io, Qp};
+use super::{Operation, QpState};
+use crate::packet::{Deth, Draft, Link, MULTICAST_QPN, Template, Traits, View, op};
+
+/// What precedes the payload in a receive buffer.
+const GRH_AREA: u32 = 40;
+
+/// A queue key with this bit means "the queue pair's own".
+const QKEY_OWN: u32 = 1 << 31;
+
+impl<L> Qp<L> {
+    /// Sends the datagram at the cursor.
+    pub fn send_datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) {
+        let psn = self.req.send_psn;
+        let cursor = self.req.cursor;
+        let mut bth = self.bth(op::SEND_ONLY, psn);
+        let own_qkey = self.config.qkey;
+        let source_qpn = self.config.wire_qpn.unwrap_or(self.number);
+        let pending = &mut self.req.works[cursor];
+        let work = &mut pending.work;
+        // Taken only with a destination.
+        let Some(to) = work.datagram.as_deref() else {
+            pending.done = Some(Status::LocalQpOperation);
+            return;
+        };
+        let template = Template::new(&to.path);
+        let imm = work.operation == Operation::SendImm;
+        if imm {
+            bth.opcode |= 1;
+        }
+        bth.dest_qpn = to.qpn;
+        bth.solicited = work.solicited;
+        let qkey = if to.qkey & QKEY_OWN != 0 {
+            own_qkey
+        } else {
+            to.qkey
+        };
+        if to.qpn == MULTICAST_QPN {
+            self.multicast_source = Some(to.path.link);
+        }
+        let payload = work.length as usize;
+        let mut draft = Draft::new(&io.pool, &template, bth, payload);
+        draft.put(&Deth { qkey, source_qpn }.bytes());
+        if imm {
+            draft.put(&work.imm.to_be_bytes());
+        }
+        if payload != 0
+            && host
+                .gather(self.number, &mut work.local, 0, draft.space(payload))
+                .is_err()
+        {
+            pending.done = Some(Status::LocalProtection);
+        } else {
+            io.send(draft.finish());
+            self.req.send_psn = psn.plus(1);
+            self.req.una = self.req.send_psn;
+            self.req.high = self.req.send_psn;
+            self.req.cursor += 1;
+        }
+        self.complete(host);
+    }
+
+    /// A datagram came.
+    pub fn datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
+        let Some(deth) = view.deth() else { return };
+        let multicast = view.bth.dest_qpn == MULTICAST_QPN;
+        if deth.qkey != self.config.qkey {
+            io.counters.qkey_violations += 1;
+            return;
+        }
+        if multicast && self.config.block_multicast_loopback && self.is_own(view, deth) {
+            return;
+        }
+        let Some(mut recv) = host.next_recv(self.number, None) else {
+            io.counters.not_ready += 1;
+            return;
+        };
+        let length = view.payload.len() as u32 + GRH_AREA;
+        let mut status = Status::Success;
+        if length > recv.length {
+            status = Status::LocalLength;
+        } else {
+            let area = view.network.grh_area(view.frame);
+            let local = &mut recv.local;
+            let stored = host
+                .scatter(self.number, local, 0, &area)
+                .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload));
+            if stored.is_err() {
+                status = Status::LocalProtection;
+            }
+        }
+        let done = RecvDone {
+            status,
+            kind: if view.has(Traits::IMM) {
+                RecvKind::SendImm
+            } else {
+                RecvKind::Send
+            },
+            length: if status == Status::Success { length } else { 0 },
+            imm: view.imm(),
+            solicited: view.bth.solicited,
+            source: Some(Source {
+                qpn: deth.source_qpn,
+                link: view.network.link,
+                l3: view.network.l3,
+                pkey: view.bth.pkey,
+                multicast,
+            }),
+            xrc_srqn: None,
+        };
+        host.recv_done(self.number, recv, done);
+        if status != Status::Success {
+            self.fail(host, QpState::Error);
+        }
+    }
+
+    fn is_own(&self, view: &View<'_>, deth: Deth) -> bool {
+        let same_source = match (self.multicast_source, view.network.link) {
+            (Some(Link::Ib { slid: a, .. }), Link::Ib { slid: b, .. }) => a == b,
+            (Some(Link::Ether { smac: a, .. }), Link::Ether { smac: b, .. }) => a == b,
+            _ => false,
+        };
+        same_source && deth.source_qpn == self.config.wire_qpn.unwrap_or(self.number)
+    }
+}

@@ -1,0 +1,392 @@
+//! The InfiniBand transport: queue pairs as state machines that exchange packets.
+//!
+//! Nothing here does input or output, reads a clock or starts a thread. Packets and
+//! time (nanoseconds from any origin) go in, packets and the time of the next
+//! timer come out, and what concerns memory and queues goes through [`Host`]. The
+//! same calls give the same results.
+//!
+//! | file | has |
+//! |---|---|
+//! | `requester` | work requests to request packets: segmentation, window, fences |
+//! | `completer` | acknowledgements, refusals, read responses, retries, timers |
+//! | `responder` | requests in order, duplicates, answers |
+//! | `datagram` | UD |
+//!
+//! An HCA's loop: [`Transport::ring`] for doorbells, [`Transport::receive`] for
+//! frames, [`Transport::run`], [`Transport::pop`] until empty, and sleep until
+//! [`Transport::deadline`]. In the steady state nothing is allocated: packets come
+//! from a [`Pool`], queues keep their capacity.
+
+mod completer;
+mod config;
+mod datagram;
+mod host;
+mod qp;
+mod requester;
+mod responder;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
+
+pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
+pub use host::{
+    Access, AtomicOp, Datagram, Fault, Fence, Host, Operation, QpEvent, RecvDone, RecvKind,
+    RecvWork, SendDone, SendWork, Source, Status,
+};
+
+use crate::packet::{Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
+use qp::{Io, Qp};
+use requester::Step;
+use table::Table;
+
+/// The longest message.
+const LIMIT_MESSAGE: u32 = 1 << 31;
+/// Steps that one queue pair takes before the next has its turn.
+const TURN: usize = 32;
+
+/// What a doorbell is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    /// The send queue.
+    Send,
+    /// The receive queue. Of effect in the error state only, where what is posted
+    /// is flushed.
+    Receive,
+}
+
+/// What a queue pair's number was refused for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QpError {
+    /// There is one of that number already.
+    Exists,
+    /// There is none of that number.
+    Unknown,
+}
+
+impl fmt::Display for QpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exists => "a queue pair of this number exists already",
+            Self::Unknown => "no queue pair has this number",
+        })
+    }
+}
+
+impl std::error::Error for QpError {}
+
+/// What has happened so far. Counts only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Packets received with a right ICRC.
+    pub packets_received: u64,
+    /// Request packets among those sent that were sent before.
+    pub retransmitted: u64,
+    /// Local ACK timeouts.
+    pub timeouts: u64,
+    /// Refusals received, "receiver not ready" apart.
+    pub naks: u64,
+    /// "Receiver not ready" received.
+    pub rnr_naks: u64,
+    /// Messages that found no receive posted.
+    pub not_ready: u64,
+    /// Requests received that had been done already.
+    pub duplicates: u64,
+    /// Requests received past a gap.
+    pub out_of_sequence: u64,
+    /// Answers to nothing that is under way.
+    pub stale: u64,
+    /// Frames dropped for a wrong ICRC.
+    pub bad_icrc: u64,
+    /// Frames dropped for wrong lengths or headers.
+    pub malformed: u64,
+    /// Packets dropped for a wrong partition key.
+    pub pkey_violations: u64,
+    /// Datagrams dropped for a wrong queue key.
+    pub qkey_violations: u64,
+    /// Packets dropped for other reasons: no such queue pair, wrong state, service
+    /// or source, refused by an unreliable service.
+    pub dropped: u64,
+}
+
+/// The transport of one HCA: its queue pairs.
+pub struct Transport<L> {
+    qps: Table<Box<Qp<L>>>,
+    io: Io,
+    ready: VecDeque<u32>,
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
+    groups: Vec<(Gid, u32)>,
+    aliases: [Option<u32>; 2],
+}
+
+impl<L> Transport<L> {
+    /// No queue pairs yet.
+    #[must_use]
+    pub fn new(pool: Pool) -> Self {
+        Self {
+            qps: Table::default(),
+            io: Io {
+                pool,
+                out: VecDeque::new(),
+                counters: Counters::default(),
+            },
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            groups: Vec::new(),
+            aliases: [None; 2],
+        }
+    }
+
+    /// Makes a queue pair in the reset state.
+    ///
+    /// # Errors
+    /// [`QpError::Exists`].
+    pub fn create(&mut self, qpn: u32, config: QpConfig) -> Result<(), QpError> {
+        let qpn = qpn & 0xff_ffff;
+        if self.qps.contains_key(&qpn) {
+            return Err(QpError::Exists);
+        }
+        self.qps.insert(qpn, Box::new(Qp::new(qpn, config)));
+        Ok(())
+    }
+
+    /// Gives a queue pair a state and all of its attributes. Which transitions are
+    /// allowed is for the caller to know. RTR takes `recv_psn`, RTS `send_psn`;
+    /// reset forgets what is under way, error completes it as flushed.
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`].
+    pub fn modify<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        qpn: u32,
+        to: QpState,
+        config: QpConfig,
+    ) -> Result<(), QpError> {
+        let qp = self
+            .qps
+            .get_mut(&(qpn & 0xff_ffff))
+            .ok_or(QpError::Unknown)?;
+        qp.modify(host, to, config);
+        qp.timers(host, &mut self.io, now);
+        schedule(qp, &mut self.ready, &mut self.timers);
+        Ok(())
+    }
+
+    /// Forgets a queue pair, without completions.
+    pub fn destroy(&mut self, qpn: u32) {
+        let qpn = qpn & 0xff_ffff;
+        self.qps.remove(&qpn);
+        self.groups.retain(|g| g.1 != qpn);
+        for alias in &mut self.aliases {
+            *alias = alias.filter(|a| *a != qpn);
+        }
+    }
+
+    /// The state of a queue pair.
+    #[must_use]
+    pub fn query(&self, qpn: u32) -> Option<QpView> {
+        self.qps.get(&(qpn & 0xff_ffff)).map(|qp| qp.view())
+    }
+
+    /// The attributes of a queue pair.
+    #[must_use]
+    pub fn config(&self, qpn: u32) -> Option<&QpConfig> {
+        self.qps.get(&(qpn & 0xff_ffff)).map(|qp| &qp.config)
+    }
+
+    /// Which queue pair gets what is sent to QP 0 or 1. Other numbers are ignored.
+    pub fn alias(&mut self, wire: u32, qpn: Option<u32>) {
+        if let Some(alias) = self.aliases.get_mut(wire as usize) {
+            *alias = qpn.map(|q| q & 0xff_ffff);
+        }
+    }
+
+    /// A queue pair joins a multicast group.
+    pub fn attach(&mut self, qpn: u32, group: Gid) {
+        let entry = (group, qpn & 0xff_ffff);
+        if !self.groups.contains(&entry) {
+            self.groups.push(entry);
+        }
+    }
+
+    /// A queue pair leaves a multicast group.
+    pub fn detach(&mut self, qpn: u32, group: Gid) {
+        self.groups.retain(|g| *g != (group, qpn & 0xff_ffff));
+    }
+
+    /// Something was posted. Nothing happens until [`Transport::run`].
+    #[inline]
+    pub fn ring(&mut self, qpn: u32, queue: Queue) {
+        if let Some(qp) = self.qps.get_mut(&(qpn & 0xff_ffff)) {
+            match queue {
+                Queue::Send => qp.send_rung = true,
+                Queue::Receive => qp.recv_rung = true,
+            }
+            schedule(qp, &mut self.ready, &mut self.timers);
+        }
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.io.counters
+    }
+
+    /// Takes in a frame. What is not RDMA comes back.
+    pub fn receive<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        packet: Packet,
+    ) -> Option<Packet> {
+        let view = match View::read(packet.kind(), packet.frame()) {
+            Ok(view) => view,
+            Err(Refused::Other) => return Some(packet),
+            Err(Refused::Malformed) => {
+                self.io.counters.malformed += 1;
+                return None;
+            }
+            Err(Refused::BadIcrc) => {
+                self.io.counters.bad_icrc += 1;
+                return None;
+            }
+        };
+        self.io.counters.packets_received += 1;
+        match view.bth.dest_qpn {
+            MULTICAST_QPN => self.multicast(host, now, &view),
+            qpn @ (0 | 1) => match self.aliases[qpn as usize] {
+                Some(qpn) => self.deliver(host, now, qpn, &view),
+                None => self.io.counters.dropped += 1,
+            },
+            qpn => self.deliver(host, now, qpn, &view),
+        }
+        None
+    }
+
+    fn multicast<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
+        let Some(group) = view.network.dgid(view.frame) else {
+            self.io.counters.dropped += 1;
+            return;
+        };
+        for index in 0..self.groups.len() {
+            let (gid, qpn) = self.groups[index];
+            if gid == group {
+                self.deliver(host, now, qpn, view);
+            }
+        }
+    }
+
+    fn deliver<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, qpn: u32, view: &View<'_>) {
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            self.io.counters.dropped += 1;
+            return;
+        };
+        let io = &mut self.io;
+        let class = view
+            .opcode
+            .map_or(view.bth.opcode & 0xe0, |o| o.class as u8);
+        if class != qp.class() as u8 || !qp.state.receives() {
+            io.counters.dropped += 1;
+            return;
+        }
+        if !qp.pkey_matches(view.bth.pkey) {
+            io.counters.pkey_violations += 1;
+            return;
+        }
+        if class == Class::Ud as u8 {
+            if view.opcode.is_some() {
+                qp.datagram(host, io, view);
+            }
+        } else if !qp.is_from_peer(view) {
+            io.counters.dropped += 1;
+            return;
+        } else if view.has(Traits::RESPONSE) {
+            if qp.config.service != Service::XrcTarget {
+                qp.response(host, io, now, view);
+            }
+        } else if qp.config.service != Service::XrcInitiator {
+            qp.request(host, io, view);
+        }
+        schedule(qp, &mut self.ready, &mut self.timers);
+    }
+
+    /// Does what is to be done: timers that have run out, answers, requests, flushing.
+    /// At most about `budget` packets are made; true if there is more to do now.
+    pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
+        while let Some(&Reverse((at, qpn))) = self.timers.peek() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            if let Some(qp) = self.qps.get_mut(&qpn)
+                && qp.armed == at
+            {
+                qp.armed = u64::MAX;
+                qp.timers(host, &mut self.io, now);
+                schedule(qp, &mut self.ready, &mut self.timers);
+            }
+        }
+        let mut left = budget;
+        while left > 0 {
+            let Some(qpn) = self.ready.pop_front() else {
+                return false;
+            };
+            let Some(qp) = self.qps.get_mut(&qpn) else {
+                continue;
+            };
+            qp.queued = false;
+            for _ in 0..TURN.min(left) {
+                let more = qp.reply_step(host, &mut self.io)
+                    || qp.flush_one(host)
+                    || qp.request_step(host, &mut self.io, now) == Step::Done;
+                if !more {
+                    break;
+                }
+                left -= 1;
+            }
+            schedule(qp, &mut self.ready, &mut self.timers);
+        }
+        !self.ready.is_empty()
+    }
+
+    /// The next frame to be sent.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Packet> {
+        self.io.out.pop_front()
+    }
+
+    /// When [`Transport::run`] is to be called again if nothing else happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+}
+
+/// Puts a queue pair where it will be found: among those with something to do, and
+/// among the timers.
+#[inline]
+fn schedule<L>(
+    qp: &mut Qp<L>,
+    ready: &mut VecDeque<u32>,
+    timers: &mut BinaryHeap<Reverse<(u64, u32)>>,
+) {
+    if !qp.queued && qp.has_work() {
+        qp.queued = true;
+        ready.push_back(qp.number);
+    }
+    // An earlier entry of the same queue pair asks again when its time has come,
+    // so that a deadline that only moves back costs nothing.
+    let deadline = qp.deadline();
+    if deadline < qp.armed {
+        qp.armed = deadline;
+        timers.push(Reverse((deadline, qp.number)));
+    }
+}

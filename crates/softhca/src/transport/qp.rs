@@ -1,0 +1,287 @@
+//! A queue pair: attributes and state; its two halves are in
+//! [`super::requester`] and [`super::responder`].
+
+use std::collections::VecDeque;
+
+use super::config::{QpConfig, QpState, QpView, Service};
+use super::host::{Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, SendDone, Status};
+use super::requester::Requester;
+use super::responder::Responder;
+use super::{Counters, LIMIT_MESSAGE};
+use crate::packet::{Bth, Class, Link, Opcode, Packet, Pool, Psn, Template, View};
+
+/// What every queue pair needs of the transport.
+pub(super) struct Io {
+    pub pool: Pool,
+    pub out: VecDeque<Packet>,
+    pub counters: Counters,
+}
+
+impl Io {
+    pub fn send(&mut self, packet: Packet) {
+        self.counters.packets_sent += 1;
+        self.out.push_back(packet);
+    }
+}
+
+/// A queue pair.
+pub(super) struct Qp<L> {
+    pub number: u32,
+    pub config: QpConfig,
+    pub state: QpState,
+    pub template: Option<Template>,
+    /// It is in the list of those that have something to do.
+    pub queued: bool,
+    /// The earliest time in the timers' heap that counts.
+    pub armed: u64,
+    /// The send queue may have something.
+    pub send_rung: bool,
+    /// The receive queue may have something to flush.
+    pub recv_rung: bool,
+    pub last_wqe_due: bool,
+    pub drain_due: bool,
+    /// The source that its last multicast went out from.
+    pub multicast_source: Option<Link>,
+    pub req: Requester<L>,
+    pub resp: Responder<L>,
+}
+
+impl<L> Qp<L> {
+    pub fn new(number: u32, config: QpConfig) -> Self {
+        Self {
+            number,
+            template: None,
+            state: QpState::Reset,
+            queued: false,
+            armed: u64::MAX,
+            send_rung: false,
+            recv_rung: false,
+            last_wqe_due: false,
+            drain_due: false,
+            multicast_source: None,
+            req: Requester::new(),
+            resp: Responder::new(),
+            config,
+        }
+    }
+
+    pub fn view(&self) -> QpView {
+        QpView {
+            state: self.state,
+            send_psn: self.req.next_psn.value(),
+            recv_psn: self.resp.expected.value(),
+            draining: self.drain_due,
+            outstanding: self.req.works.len(),
+        }
+    }
+
+    /// A MODIFY with the whole set of attributes.
+    pub fn modify<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState, mut config: QpConfig) {
+        config.service = self.config.service;
+        self.template = config.path.as_ref().map(Template::new);
+        self.config = config;
+        let from = self.state;
+        self.state = to;
+        match to {
+            QpState::Reset => {
+                // Work requests are forgotten, not completed.
+                self.req = Requester::new();
+                self.resp = Responder::new();
+                self.send_rung = false;
+                self.recv_rung = false;
+                self.drain_due = false;
+                self.last_wqe_due = false;
+            }
+            QpState::ReadyToReceive if from != QpState::ReadyToReceive => {
+                self.resp
+                    .start(Psn::new(self.config.recv_psn), &self.config);
+            }
+            QpState::ReadyToSend => {
+                if matches!(
+                    from,
+                    QpState::ReadyToReceive | QpState::Init | QpState::Reset
+                ) {
+                    self.req.start(Psn::new(self.config.send_psn));
+                }
+                self.req.refill(&self.config);
+                self.send_rung = true;
+                self.drain_due = false;
+            }
+            QpState::SendQueueDrain => self.drain_due = true,
+            QpState::Error if from != QpState::Error => self.flush(host),
+            _ => {}
+        }
+    }
+
+    /// The state machine itself finds an error.
+    pub fn fail<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.state = to;
+        host.event(self.number, QpEvent::State(to));
+        if to == QpState::Error {
+            self.flush(host);
+        } else {
+            self.flush_sends(host);
+        }
+    }
+
+    fn flush_sends<H: Host<Local = L>>(&mut self, host: &mut H) {
+        self.drain_due = false;
+        for pending in self.req.clear() {
+            let done = SendDone {
+                status: Status::Flushed,
+                length: 0,
+            };
+            host.send_done(self.number, pending, done);
+        }
+        // The rest of the queue follows in its turn.
+        self.send_rung = true;
+    }
+
+    fn flush<H: Host<Local = L>>(&mut self, host: &mut H) {
+        self.flush_sends(host);
+        if let Some(work) = self.resp.clear() {
+            self.recv_flushed(host, work);
+        }
+        self.recv_rung = true;
+        self.last_wqe_due = self.config.srq;
+    }
+
+    fn recv_flushed<H: Host<Local = L>>(&mut self, host: &mut H, work: RecvWork<L>) {
+        let done = RecvDone {
+            status: Status::Flushed,
+            kind: RecvKind::Send,
+            length: 0,
+            imm: 0,
+            solicited: false,
+            source: None,
+            xrc_srqn: None,
+        };
+        host.recv_done(self.number, work, done);
+    }
+
+    /// Flushes one work request; whether there was one.
+    pub fn flush_one<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+        if self.send_rung && matches!(self.state, QpState::Error | QpState::SendQueueError) {
+            match host.next_send(self.number) {
+                Some(work) => {
+                    host.send_done(
+                        self.number,
+                        work,
+                        SendDone {
+                            status: Status::Flushed,
+                            length: 0,
+                        },
+                    );
+                    return true;
+                }
+                None => self.send_rung = false,
+            }
+        }
+        if self.state != QpState::Error {
+            return false;
+        }
+        if self.last_wqe_due {
+            self.last_wqe_due = false;
+            host.event(self.number, QpEvent::LastWqe);
+        }
+        if self.recv_rung {
+            if !self.config.srq
+                && self.config.service != Service::XrcTarget
+                && let Some(work) = host.next_recv(self.number, None)
+            {
+                self.recv_flushed(host, work);
+                return true;
+            }
+            self.recv_rung = false;
+        }
+        false
+    }
+
+    /// Whether [`super::Transport::run`] should come by.
+    pub fn has_work(&self) -> bool {
+        match self.state {
+            QpState::Reset | QpState::Init => false,
+            QpState::Error => self.send_rung || self.recv_rung || self.last_wqe_due,
+            QpState::SendQueueError => self.send_rung || self.resp.has_replies(),
+            QpState::ReadyToReceive => self.resp.has_replies(),
+            QpState::ReadyToSend | QpState::SendQueueDrain => {
+                self.resp.has_replies()
+                    || self
+                        .req
+                        .can_go_on(self.send_rung && self.state == QpState::ReadyToSend)
+                    || (self.drain_due && self.req.works.is_empty())
+            }
+        }
+    }
+
+    /// A BTH to the peer.
+    #[inline]
+    pub fn bth(&self, operation: u8, psn: Psn) -> Bth {
+        Bth {
+            opcode: Opcode {
+                class: self.class(),
+                operation,
+            }
+            .encode(),
+            solicited: false,
+            migrated: true,
+            pad: 0,
+            version: 0,
+            pkey: self.config.pkey,
+            dest_qpn: self.config.remote_qpn,
+            ack_request: false,
+            psn,
+        }
+    }
+
+    /// The class of its packets.
+    #[inline]
+    pub fn class(&self) -> Class {
+        match self.config.service {
+            Service::Rc => Class::Rc,
+            Service::Uc => Class::Uc,
+            Service::Ud => Class::Ud,
+            Service::XrcInitiator | Service::XrcTarget => Class::Xrc,
+        }
+    }
+
+    /// Whether a packet may have come from the connected peer.
+    pub fn is_from_peer(&self, view: &View<'_>) -> bool {
+        let Some(path) = &self.config.path else {
+            return true;
+        };
+        match (path.link, view.network.link) {
+            // A path mask may have changed the low bits: LIDs count without them.
+            (Link::Ib { dlid, .. }, Link::Ib { slid, .. }) => dlid & !0x7f == slid & !0x7f,
+            (Link::Ether { .. }, Link::Ether { .. }) => {
+                path.grh.map(|g| g.dgid) == view.network.sgid(view.frame)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether partition keys match: the same partition, and one a full member.
+    #[inline]
+    pub fn pkey_matches(&self, pkey: u16) -> bool {
+        let own = self.config.pkey;
+        self.config.any_pkey || (own & 0x7fff == pkey & 0x7fff && (own | pkey) & 0x8000 != 0)
+    }
+
+    /// Packets of a message, or none if there cannot be one so long.
+    pub fn packets_of(&self, length: u32) -> Option<u32> {
+        let packets = self.config.mtu.packets(length);
+        // The sequence numbers of one message stay within half the range.
+        (length <= LIMIT_MESSAGE && packets < Psn::RANGE / 2).then_some(packets)
+    }
+}
+
+/// What the peer is told of a fault.
+pub(super) fn nak_of(fault: Fault) -> crate::packet::NakCode {
+    match fault {
+        Fault::Protection => crate::packet::NakCode::RemoteAccess,
+        Fault::Memory => crate::packet::NakCode::RemoteOperation,
+    }
+}

@@ -1,0 +1,507 @@
+//! The requester: from work requests to request packets.
+//!
+//! Work requests that were taken and have not ended are in `works`, oldest first,
+//! each with the range of PSNs it occupies (a read: one for each packet of its
+//! answer). `una` is the oldest PSN not acknowledged, `send_psn` the next to be
+//! sent, in `works[cursor]`; going back to `una` is all there is to
+//! retransmission. What answers do to this is in [`super::completer`].
+
+use std::collections::VecDeque;
+
+use super::config::{QpConfig, QpState, Service, ack_wait};
+use super::host::{Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
+use super::qp::{Io, Qp};
+use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
+
+/// Work requests under way at once.
+const LIMIT_WORKS: usize = 512;
+/// Request packets under way at once, not counting what reads are answered with.
+const WINDOW: u32 = 128;
+
+/// A work request under way.
+pub(super) struct Pending<L> {
+    pub work: SendWork<L>,
+    /// Its first PSN.
+    pub first: Psn,
+    /// How many PSNs; 0 if nothing is sent for it.
+    pub packets: u32,
+    /// Of a read's or atomic's answer, packets received.
+    pub received: u32,
+    /// It has ended; completes when it is the oldest.
+    pub done: Option<Status>,
+}
+
+impl<L> Pending<L> {
+    pub fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    /// The answer that is missing, if it is one of those that have answers.
+    pub fn awaits(&self) -> bool {
+        self.done.is_none()
+            && self.work.operation.is_read_or_atomic()
+            && self.received < self.packets
+    }
+}
+
+pub(super) struct Requester<L> {
+    pub works: VecDeque<Pending<L>>,
+    pub next_psn: Psn,
+    pub una: Psn,
+    pub cursor: usize,
+    pub send_psn: Psn,
+    /// One past the last PSN ever sent.
+    pub high: Psn,
+    /// Reads and atomics sent and not answered, and the PSNs of their answers.
+    pub reads: u32,
+    pub read_psns: u32,
+    pub retries_left: u8,
+    pub rnr_left: u8,
+    /// When to retransmit.
+    pub deadline: Option<u64>,
+    /// Nothing is sent before.
+    pub rnr_until: Option<u64>,
+    /// A missing answer was noticed since `una` last moved.
+    pub implied_nak: bool,
+    /// Waits for an answer (window, fence, read limit) before it can go on.
+    pub blocked: bool,
+}
+
+/// What came of trying to send.
+#[derive(PartialEq, Eq)]
+pub(super) enum Step {
+    /// Something was done.
+    Done,
+    /// Nothing is to be done before something else happens.
+    Idle,
+}
+
+impl<L> Requester<L> {
+    pub fn new() -> Self {
+        Self {
+            works: VecDeque::new(),
+            next_psn: Psn::default(),
+            una: Psn::default(),
+            cursor: 0,
+            send_psn: Psn::default(),
+            high: Psn::default(),
+            reads: 0,
+            read_psns: 0,
+            retries_left: 0,
+            rnr_left: 0,
+            deadline: None,
+            rnr_until: None,
+            implied_nak: false,
+            blocked: false,
+        }
+    }
+
+    pub fn start(&mut self, psn: Psn) {
+        self.next_psn = psn;
+        self.una = psn;
+        self.send_psn = psn;
+        self.high = psn;
+    }
+
+    /// All retries are available again.
+    pub fn refill(&mut self, config: &QpConfig) {
+        self.retries_left = config.retry_count;
+        self.rnr_left = config.rnr_retry;
+    }
+
+    /// Gives up everything under way.
+    pub fn clear(&mut self) -> impl Iterator<Item = SendWork<L>> + use<L> {
+        let works = std::mem::take(&mut self.works);
+        self.cursor = 0;
+        self.reads = 0;
+        self.read_psns = 0;
+        self.deadline = None;
+        self.rnr_until = None;
+        self.start(self.next_psn);
+        works.into_iter().map(|p| p.work)
+    }
+
+    /// Whether there may be something to send.
+    pub fn can_go_on(&self, rung: bool) -> bool {
+        self.rnr_until.is_none()
+            && !self.blocked
+            && (self.cursor < self.works.len() || (rung && self.works.len() < LIMIT_WORKS))
+    }
+
+    /// Moves to `psn`: the next packet to be sent. All before is acknowledged.
+    pub fn seek(&mut self, psn: Psn) {
+        self.cursor = self
+            .works
+            .iter()
+            .position(|p| {
+                if p.packets == 0 {
+                    p.done != Some(Status::Success)
+                } else {
+                    psn.before(p.end())
+                }
+            })
+            .unwrap_or(self.works.len());
+        self.send_psn = psn;
+        self.reads = 0;
+        self.read_psns = 0;
+        self.blocked = false;
+    }
+
+    /// Request packets under way.
+    fn flight(&self) -> u32 {
+        let distance = self.send_psn.distance(self.una).max(0).cast_unsigned();
+        distance.saturating_sub(self.read_psns)
+    }
+}
+
+impl<L> Qp<L> {
+    /// Sends one packet, or does one local operation.
+    pub fn request_step<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+    ) -> Step {
+        if !self.state.sends() {
+            return Step::Idle;
+        }
+        if self.drain_due && self.state == QpState::SendQueueDrain && self.req.works.is_empty() {
+            self.drain_due = false;
+            host.event(self.number, QpEvent::SqDrained);
+            return Step::Idle;
+        }
+        if self.req.rnr_until.is_some() {
+            return Step::Idle;
+        }
+        if self.req.cursor == self.req.works.len() && !self.take(host) {
+            return Step::Idle;
+        }
+        let Some(pending) = self.req.works.get(self.req.cursor) else {
+            return Step::Idle;
+        };
+        match pending.done {
+            Some(Status::Success) => {
+                self.req.cursor += 1;
+                return Step::Done;
+            }
+            // Ends the queue pair when all before it have completed.
+            Some(_) => {
+                self.complete(host);
+                self.req.blocked = true;
+                return Step::Idle;
+            }
+            None => {}
+        }
+        if !self.may_start() {
+            self.req.blocked = true;
+            return Step::Idle;
+        }
+        if self.req.works[self.req.cursor].work.operation == Operation::Local {
+            self.run_local(host);
+            return Step::Done;
+        }
+        match self.config.service {
+            Service::Ud => self.send_datagram(host, io),
+            _ => self.send_connected(host, io, now),
+        }
+        Step::Done
+    }
+
+    /// Takes the next work request; whether there was one.
+    fn take<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+        if !self.send_rung
+            || self.state != QpState::ReadyToSend
+            || self.req.works.len() >= LIMIT_WORKS
+        {
+            return false;
+        }
+        let Some(mut work) = host.next_send(self.number) else {
+            self.send_rung = false;
+            return false;
+        };
+        let mut done = None;
+        let mut packets = 1;
+        match work.operation {
+            Operation::Local => packets = 0,
+            Operation::Invalid(status) => done = Some(status),
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => work.length = 8,
+            _ if self.config.service == Service::Ud => {
+                if work.length > self.config.mtu.bytes() {
+                    done = Some(Status::LocalLength);
+                } else if work.datagram.is_none() {
+                    done = Some(Status::LocalQpOperation);
+                }
+            }
+            _ => match self.packets_of(work.length) {
+                Some(count) => packets = count,
+                None => done = Some(Status::LocalLength),
+            },
+        }
+        if done.is_none() && !allowed(self.config.service, work.operation) {
+            done = Some(Status::LocalQpOperation);
+        }
+        if done.is_none() && work.operation.is_read_or_atomic() && self.config.max_rd_atomic == 0 {
+            done = Some(Status::LocalQpOperation);
+        }
+        if done.is_some() {
+            packets = 0;
+        }
+        let first = self.req.next_psn;
+        self.req.next_psn = first.plus(packets);
+        self.req.works.push_back(Pending {
+            work,
+            first,
+            packets,
+            received: 0,
+            done,
+        });
+        true
+    }
+
+    /// Window, fence, and the limit of reads.
+    fn may_start(&self) -> bool {
+        let req = &self.req;
+        let pending = &req.works[req.cursor];
+        let begun = req.send_psn != pending.first;
+        let fence = match pending.work.fence {
+            _ if begun => true,
+            Fence::None => true,
+            Fence::Reads => req.reads == 0,
+            Fence::All => req.cursor == 0,
+        };
+        let reads = !pending.work.operation.is_read_or_atomic()
+            || req.reads < u32::from(self.config.max_rd_atomic);
+        // All PSNs under way stay within half the range.
+        let span = pending.first.distance(req.una).max(0).cast_unsigned() + pending.packets;
+        fence
+            && reads
+            && (pending.packets == 0 || req.flight() < WINDOW)
+            && (req.cursor == 0 || span < Psn::RANGE / 2)
+    }
+
+    fn run_local<H: Host<Local = L>>(&mut self, host: &mut H) {
+        let pending = &mut self.req.works[self.req.cursor];
+        let result = host.run_local(self.number, &mut pending.work);
+        pending.done = Some(result.err().unwrap_or(Status::Success));
+        if result.is_ok() {
+            self.req.cursor += 1;
+        }
+        self.complete(host);
+    }
+
+    fn send_connected<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+        let mtu = self.config.mtu;
+        let psn = self.req.send_psn;
+        let flight = self.req.flight();
+        let cursor = self.req.cursor;
+        let Some(template) = &self.template else {
+            self.req.works[cursor].done = Some(Status::LocalQpOperation);
+            return;
+        };
+        let pending = &self.req.works[cursor];
+        let index = psn.distance(pending.first).max(0).cast_unsigned();
+        let offset = index << mtu.log2();
+        let rest = pending.work.length.saturating_sub(offset);
+        let first = index == 0;
+        let reliable = self.config.service.is_reliable();
+        let mut bth = self.bth(0, psn);
+        let class = self.class();
+        let (operation, payload, last, resumes_at) = match pending.work.operation {
+            Operation::Read => (op::READ_REQUEST, 0, true, pending.end()),
+            Operation::FetchAdd { .. } => (op::FETCH_ADD, 0, true, psn.plus(1)),
+            Operation::CompareSwap { .. } => (op::COMPARE_SWAP, 0, true, psn.plus(1)),
+            other => {
+                let last = index + 1 == pending.packets;
+                (
+                    position(other, first, last),
+                    rest.min(mtu.bytes()),
+                    last,
+                    psn.plus(1),
+                )
+            }
+        };
+        bth.opcode = class as u8 | operation;
+        bth.solicited = pending.work.solicited && last;
+        bth.ack_request =
+            reliable && (last || flight + 1 >= WINDOW || (index + 1).is_multiple_of(WINDOW / 4));
+        let mut draft = Draft::new(&io.pool, template, bth, payload as usize);
+        if self.config.service == Service::XrcInitiator {
+            draft.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
+        }
+        let work = &pending.work;
+        match work.operation {
+            Operation::Read => {
+                let va = work.va.wrapping_add(u64::from(offset));
+                draft.put(
+                    &Reth {
+                        va,
+                        rkey: work.rkey,
+                        length: rest,
+                    }
+                    .bytes(),
+                );
+            }
+            Operation::Write | Operation::WriteImm if first => {
+                draft.put(
+                    &Reth {
+                        va: work.va,
+                        rkey: work.rkey,
+                        length: work.length,
+                    }
+                    .bytes(),
+                );
+            }
+            Operation::FetchAdd { add } => {
+                let (va, rkey) = (work.va, work.rkey);
+                draft.put(
+                    &AtomicEth {
+                        va,
+                        rkey,
+                        swap_add: add,
+                        compare: 0,
+                    }
+                    .bytes(),
+                );
+            }
+            Operation::CompareSwap { compare, swap } => {
+                let (va, rkey) = (work.va, work.rkey);
+                draft.put(
+                    &AtomicEth {
+                        va,
+                        rkey,
+                        swap_add: swap,
+                        compare,
+                    }
+                    .bytes(),
+                );
+            }
+            _ => {}
+        }
+        if last && has_imm(work.operation) {
+            draft.put(&work.imm.to_be_bytes());
+        }
+        if payload != 0 {
+            let local = &mut self.req.works[cursor].work.local;
+            if host
+                .gather(self.number, local, offset, draft.space(payload as usize))
+                .is_err()
+            {
+                drop(draft);
+                self.req.works[cursor].done = Some(Status::LocalProtection);
+                self.complete(host);
+                return;
+            }
+        }
+        io.send(draft.finish());
+
+        let pending = &self.req.works[cursor];
+        if psn.before(self.req.high) {
+            io.counters.retransmitted += 1;
+        }
+        if pending.work.operation.is_read_or_atomic() {
+            self.req.reads += 1;
+            self.req.read_psns += pending.packets - pending.received.min(pending.packets);
+        }
+        self.req.send_psn = resumes_at;
+        if self.req.high.before(resumes_at) {
+            self.req.high = resumes_at;
+        }
+        if last {
+            self.req.cursor += 1;
+        }
+        if reliable {
+            if self.req.deadline.is_none() {
+                self.req.deadline = ack_wait(self.config.ack_timeout).map(|wait| now + wait);
+            }
+        } else if last {
+            self.req.una = self.req.send_psn;
+            self.complete(host);
+        }
+    }
+
+    /// Completes what has ended at the head of the queue, in order.
+    pub fn complete<H: Host<Local = L>>(&mut self, host: &mut H) {
+        loop {
+            let Some(head) = self.req.works.front() else {
+                return;
+            };
+            let status = match head.done {
+                Some(status) => status,
+                None if head.packets == 0 || self.req.una.before(head.end()) || head.awaits() => {
+                    return;
+                }
+                None => Status::Success,
+            };
+            let Some(head) = self.req.works.pop_front() else {
+                return;
+            };
+            self.req.cursor = self.req.cursor.saturating_sub(1);
+            self.req.blocked = false;
+            let length = if status == Status::Success {
+                head.work.length
+            } else {
+                0
+            };
+            host.send_done(self.number, head.work, SendDone { status, length });
+            if status != Status::Success {
+                let to = if self.config.service.is_reliable() {
+                    QpState::Error
+                } else {
+                    QpState::SendQueueError
+                };
+                self.fail(host, to);
+                return;
+            }
+        }
+    }
+}
+
+/// Which operations a service has.
+fn allowed(service: Service, operation: Operation) -> bool {
+    match operation {
+        Operation::Send | Operation::SendImm | Operation::Local | Operation::Invalid(_) => {
+            service != Service::XrcTarget
+        }
+        Operation::Write | Operation::WriteImm => {
+            !matches!(service, Service::Ud | Service::XrcTarget)
+        }
+        Operation::SendInvalidate
+        | Operation::Read
+        | Operation::FetchAdd { .. }
+        | Operation::CompareSwap { .. } => {
+            matches!(service, Service::Rc | Service::XrcInitiator)
+        }
+    }
+}
+
+fn has_imm(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::SendImm | Operation::SendInvalidate | Operation::WriteImm
+    )
+}
+
+/// The wire operation of a send's or write's packet.
+fn position(operation: Operation, first: bool, last: bool) -> u8 {
+    let write = matches!(operation, Operation::Write | Operation::WriteImm);
+    match (first, last) {
+        (true, false) if write => op::WRITE_FIRST,
+        (true, false) => op::SEND_FIRST,
+        (false, false) if write => op::WRITE_MIDDLE,
+        (false, false) => op::SEND_MIDDLE,
+        (false, true) => match operation {
+            Operation::Write => op::WRITE_LAST,
+            Operation::WriteImm => op::WRITE_LAST_IMM,
+            Operation::SendImm => op::SEND_LAST_IMM,
+            Operation::SendInvalidate => op::SEND_LAST_INV,
+            _ => op::SEND_LAST,
+        },
+        (true, true) => match operation {
+            Operation::Write => op::WRITE_ONLY,
+            Operation::WriteImm => op::WRITE_ONLY_IMM,
+            Operation::SendImm => op::SEND_ONLY_IMM,
+            Operation::SendInvalidate => op::SEND_ONLY_INV,
+            _ => op::SEND_ONLY,
+        },
+    }
+}

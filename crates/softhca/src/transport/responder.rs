@@ -1,0 +1,681 @@
+//! The responder of connected services: requests in order of their PSNs, and the
+//! answers to them.
+//!
+//! Answers wait in `replies` in the order of the requests and go out by
+//! [`Qp::reply_step`], so that an acknowledgement never passes a read's answer
+//! before it, and one acknowledgement serves a batch of requests.
+
+use std::collections::VecDeque;
+
+use super::config::{QpConfig, QpState, Service};
+use super::host::{Access, AtomicOp, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status};
+use super::qp::{Io, Qp, nak_of};
+use crate::packet::{Aeth, CREDITS_UNLIMITED, Draft, NakCode, Psn, Syndrome, Traits, View, op};
+
+/// Answers that may wait beyond those of new requests: duplicates cannot pile up.
+const LIMIT_REPLIES: usize = 64;
+
+/// A message of which packets have come and packets are missing.
+enum Message<L> {
+    None,
+    Send {
+        recv: RecvWork<L>,
+        offset: u32,
+    },
+    Write {
+        rkey: u32,
+        va: u64,
+        left: u32,
+        total: u32,
+    },
+}
+
+/// A read's answer under way.
+struct ReadReply {
+    psn: Psn,
+    msn: u32,
+    va: u64,
+    rkey: u32,
+    rest: u32,
+    begun: bool,
+    duplicate: bool,
+}
+
+enum Reply {
+    Ack {
+        psn: Psn,
+        msn: u32,
+    },
+    Read(ReadReply),
+    Atomic {
+        psn: Psn,
+        msn: u32,
+        value: u64,
+    },
+    Nak {
+        psn: Psn,
+        msn: u32,
+        syndrome: Syndrome,
+    },
+    /// The refusal after which the queue pair is in error.
+    Fatal {
+        psn: Psn,
+        msn: u32,
+        code: NakCode,
+        event: Option<QpEvent>,
+    },
+}
+
+/// Why a request is not done.
+enum Refusal {
+    /// The peer is told; the queue pair is in error afterwards.
+    Nak(NakCode),
+    /// The same, and a receive has completed with an error, which tells the owner.
+    Completed(NakCode),
+    /// No receive is posted.
+    NotReady,
+}
+
+pub(super) struct Responder<L> {
+    pub expected: Psn,
+    msn: u32,
+    message: Message<L>,
+    /// A receive taken for a message that never ended (UC): serves the next.
+    spare: Option<RecvWork<L>>,
+    /// The peer knows that a packet is missing, or that it has to wait.
+    nak_sent: bool,
+    replies: VecDeque<Reply>,
+    /// Reads among the replies that are not of duplicate requests.
+    reads: u32,
+    /// What atomics answered, for duplicates.
+    atomics: VecDeque<(Psn, u64)>,
+    closing: bool,
+    established: bool,
+}
+
+impl<L> Responder<L> {
+    pub fn new() -> Self {
+        Self {
+            expected: Psn::default(),
+            msn: 0,
+            message: Message::None,
+            spare: None,
+            nak_sent: false,
+            replies: VecDeque::new(),
+            reads: 0,
+            atomics: VecDeque::new(),
+            closing: false,
+            established: false,
+        }
+    }
+
+    pub fn start(&mut self, expected: Psn, config: &QpConfig) {
+        *self = Self::new();
+        self.expected = expected;
+        if config.service.is_reliable() {
+            self.atomics
+                .reserve_exact(usize::from(config.max_dest_rd_atomic) + 1);
+        }
+    }
+
+    /// Gives up everything; the receive that was under way.
+    pub fn clear(&mut self) -> Option<RecvWork<L>> {
+        self.replies.clear();
+        self.reads = 0;
+        match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send { recv, .. } => Some(recv),
+            _ => self.spare.take(),
+        }
+    }
+
+    pub fn has_replies(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    fn acknowledge(&mut self, psn: Psn) {
+        let ack = Reply::Ack { psn, msn: self.msn };
+        match self.replies.back_mut() {
+            Some(last @ Reply::Ack { .. }) => *last = ack,
+            _ => self.replies.push_back(ack),
+        }
+    }
+
+    fn nak(&mut self, syndrome: Syndrome) {
+        self.nak_sent = true;
+        self.replies.push_back(Reply::Nak {
+            psn: self.expected,
+            msn: self.msn,
+            syndrome,
+        });
+    }
+}
+
+impl<L> Qp<L> {
+    /// A request came over a connection.
+    pub fn request<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
+        if self.resp.closing {
+            return;
+        }
+        let reliable = self.config.service.is_reliable();
+        let distance = view.bth.psn.distance(self.resp.expected);
+        if reliable {
+            if distance > 0 {
+                io.counters.out_of_sequence += 1;
+                if !self.resp.nak_sent {
+                    self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
+                }
+                return;
+            }
+            if distance < 0 {
+                io.counters.duplicates += 1;
+                self.duplicate(host, view);
+                return;
+            }
+        } else if view.has(Traits::START) {
+            // A new message: whatever was missing before is lost.
+            if distance != 0 {
+                io.counters.out_of_sequence += 1;
+            }
+            self.abandon();
+            self.resp.expected = view.bth.psn;
+        } else if distance != 0 {
+            io.counters.out_of_sequence += 1;
+            self.abandon();
+            return;
+        }
+        if !self.resp.established {
+            self.resp.established = true;
+            if self.state == QpState::ReadyToReceive {
+                host.event(self.number, QpEvent::Established);
+            }
+        }
+        match self.execute(host, view) {
+            Ok(psns) => {
+                self.resp.nak_sent = false;
+                self.resp.expected = view.bth.psn.plus(psns);
+            }
+            Err(refusal) => self.refuse(host, io, refusal),
+        }
+    }
+
+    /// A message whose rest is lost (UC).
+    fn abandon(&mut self) {
+        if let Message::Send { recv, .. } = std::mem::replace(&mut self.resp.message, Message::None)
+        {
+            self.resp.spare = Some(recv);
+        }
+    }
+
+    fn refuse<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
+        if !self.config.service.is_reliable() {
+            self.resp.expected = self.resp.expected.plus(1);
+            if let Refusal::Completed(_) = refusal {
+                self.fail(host, QpState::Error);
+            } else {
+                io.counters.dropped += 1;
+                self.abandon();
+            }
+            return;
+        }
+        let (code, event) = match refusal {
+            Refusal::NotReady => {
+                io.counters.not_ready += 1;
+                self.resp.nak(Syndrome::RnrNak(self.config.min_rnr_timer));
+                return;
+            }
+            Refusal::Nak(NakCode::RemoteAccess) => {
+                (NakCode::RemoteAccess, Some(QpEvent::AccessError))
+            }
+            Refusal::Nak(code) => (code, Some(QpEvent::RequestError)),
+            Refusal::Completed(code) => (code, None),
+        };
+        let (psn, msn) = (self.resp.expected, self.resp.msn);
+        self.resp.closing = true;
+        self.resp.replies.push_back(Reply::Fatal {
+            psn,
+            msn,
+            code,
+            event,
+        });
+    }
+
+    /// Does the expected request; how many PSNs it takes.
+    fn execute<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<u32, Refusal> {
+        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+        if view.opcode.is_none() {
+            return Err(INVALID);
+        }
+        let (start, end) = (view.has(Traits::START), view.has(Traits::END));
+        let mtu = self.config.mtu.bytes();
+        let length = view.payload.len() as u32;
+        let fits = match (start, end) {
+            (_, false) => length == mtu,
+            (false, true) => length >= 1 && length <= mtu,
+            (true, true) => length <= mtu,
+        };
+        let in_order = match &self.resp.message {
+            Message::None => start,
+            Message::Send { .. } => !start && view.has(Traits::SEND),
+            Message::Write { .. } => !start && view.has(Traits::WRITE),
+        };
+        if !fits || !in_order {
+            return Err(INVALID);
+        }
+        if view.has(Traits::SEND) {
+            self.execute_send(host, view)
+        } else if view.has(Traits::WRITE) {
+            self.execute_write(host, view)
+        } else if view.has(Traits::READ) {
+            self.execute_read(host, view)
+        } else {
+            self.execute_atomic(host, view)
+        }
+    }
+
+    fn take_recv<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<RecvWork<L>, Refusal> {
+        if let Some(spare) = self.resp.spare.take() {
+            return Ok(spare);
+        }
+        let srqn = view
+            .xrc_srqn()
+            .filter(|_| self.config.service == Service::XrcTarget);
+        host.next_recv(self.number, srqn).ok_or(Refusal::NotReady)
+    }
+
+    fn recv_done<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+        recv: RecvWork<L>,
+        (status, kind, length): (Status, RecvKind, u32),
+    ) {
+        let source = Source {
+            qpn: 0,
+            link: view.network.link,
+            l3: view.network.l3,
+            pkey: view.bth.pkey,
+            multicast: false,
+        };
+        let done = RecvDone {
+            status,
+            kind,
+            length,
+            imm: view.imm(),
+            solicited: view.bth.solicited,
+            source: Some(source),
+            xrc_srqn: view.xrc_srqn(),
+        };
+        host.recv_done(self.number, recv, done);
+    }
+
+    fn execute_send<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<u32, Refusal> {
+        let kind = if view.has(Traits::IMM) {
+            RecvKind::SendImm
+        } else if view.has(Traits::INVALIDATE) {
+            RecvKind::SendInvalidate
+        } else {
+            RecvKind::Send
+        };
+        let (mut recv, offset) = match std::mem::replace(&mut self.resp.message, Message::None) {
+            Message::Send { recv, offset } => (recv, offset),
+            _ => (self.take_recv(host, view)?, 0),
+        };
+        let length = view.payload.len() as u32;
+        if length > recv.length.saturating_sub(offset) {
+            self.recv_done(host, view, recv, (Status::LocalLength, kind, 0));
+            return Err(Refusal::Completed(NakCode::InvalidRequest));
+        }
+        if length != 0
+            && host
+                .scatter(self.number, &mut recv.local, offset, view.payload)
+                .is_err()
+        {
+            self.recv_done(host, view, recv, (Status::LocalProtection, kind, 0));
+            return Err(Refusal::Completed(NakCode::RemoteOperation));
+        }
+        let offset = offset + length;
+        if view.has(Traits::END) {
+            if kind == RecvKind::SendInvalidate && host.invalidate(self.number, view.imm()).is_err()
+            {
+                self.recv_done(host, view, recv, (Status::RemoteInvalidRequest, kind, 0));
+                return Err(Refusal::Completed(NakCode::RemoteAccess));
+            }
+            self.end_message();
+            self.recv_done(host, view, recv, (Status::Success, kind, offset));
+        } else {
+            self.resp.message = Message::Send { recv, offset };
+        }
+        self.acknowledge_if_asked(view);
+        Ok(1)
+    }
+
+    fn end_message(&mut self) {
+        self.resp.msn = (self.resp.msn + 1) & 0xff_ffff;
+    }
+
+    fn acknowledge_if_asked(&mut self, view: &View<'_>) {
+        if view.bth.ack_request && self.config.service.is_reliable() {
+            self.resp.acknowledge(view.bth.psn);
+        }
+    }
+
+    fn execute_write<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<u32, Refusal> {
+        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+        let length = view.payload.len() as u32;
+        let end = view.has(Traits::END);
+        let (rkey, va, left, total) = match self.resp.message {
+            Message::Write {
+                rkey,
+                va,
+                left,
+                total,
+            } => (rkey, va, left, total),
+            _ => {
+                let reth = view.reth().ok_or(INVALID)?;
+                if !self.config.allow_write || self.packets_of(reth.length).is_none() {
+                    return Err(INVALID);
+                }
+                if reth.length != 0 {
+                    host.check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Write)
+                        .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+                }
+                (reth.rkey, reth.va, reth.length, reth.length)
+            }
+        };
+        // The last packet brings exactly what is missing, the others less.
+        if if end { length != left } else { length >= left } {
+            return Err(INVALID);
+        }
+        let recv = if end && view.has(Traits::IMM) {
+            Some(self.take_recv(host, view)?)
+        } else {
+            None
+        };
+        if length != 0
+            && let Err(fault) = host.remote_write(self.number, rkey, va, view.payload)
+        {
+            self.resp.message = Message::None;
+            self.resp.spare = recv;
+            return Err(Refusal::Nak(nak_of(fault)));
+        }
+        if end {
+            self.resp.message = Message::None;
+            self.end_message();
+            if let Some(recv) = recv {
+                self.recv_done(
+                    host,
+                    view,
+                    recv,
+                    (Status::Success, RecvKind::WriteImm, total),
+                );
+            }
+        } else {
+            let va = va.wrapping_add(u64::from(length));
+            self.resp.message = Message::Write {
+                rkey,
+                va,
+                left: left - length,
+                total,
+            };
+        }
+        self.acknowledge_if_asked(view);
+        Ok(1)
+    }
+
+    fn execute_read<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<u32, Refusal> {
+        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+        let reth = view.reth().ok_or(INVALID)?;
+        let packets = self.packets_of(reth.length).ok_or(INVALID)?;
+        if !self.config.allow_read || !view.payload.is_empty() {
+            return Err(INVALID);
+        }
+        if self.resp.reads >= u32::from(self.config.max_dest_rd_atomic) {
+            return Err(INVALID);
+        }
+        if reth.length != 0 {
+            host.check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Read)
+                .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+        }
+        self.end_message();
+        self.resp.reads += 1;
+        self.resp.replies.push_back(Reply::Read(ReadReply {
+            psn: view.bth.psn,
+            msn: self.resp.msn,
+            va: reth.va,
+            rkey: reth.rkey,
+            rest: reth.length,
+            begun: false,
+            duplicate: false,
+        }));
+        Ok(packets)
+    }
+
+    fn execute_atomic<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+    ) -> Result<u32, Refusal> {
+        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+        let eth = view.atomic().ok_or(INVALID)?;
+        let resources = usize::from(self.config.max_dest_rd_atomic);
+        if !self.config.allow_atomic
+            || !view.payload.is_empty()
+            || eth.va % 8 != 0
+            || resources == 0
+        {
+            return Err(INVALID);
+        }
+        let operation = match view.opcode.map(|o| o.operation) {
+            Some(op::COMPARE_SWAP) => AtomicOp::CompareSwap {
+                compare: eth.compare,
+                swap: eth.swap_add,
+            },
+            _ => AtomicOp::FetchAdd { add: eth.swap_add },
+        };
+        let value = host
+            .remote_atomic(self.number, eth.rkey, eth.va, operation)
+            .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+        self.end_message();
+        if self.resp.atomics.len() >= resources {
+            self.resp.atomics.pop_front();
+        }
+        let psn = view.bth.psn;
+        self.resp.atomics.push_back((psn, value));
+        self.resp.replies.push_back(Reply::Atomic {
+            psn,
+            msn: self.resp.msn,
+            value,
+        });
+        Ok(1)
+    }
+
+    /// A request that has been done comes again: its answer was lost.
+    fn duplicate<H: Host<Local = L>>(&mut self, host: &mut H, view: &View<'_>) {
+        let psn = view.bth.psn;
+        if self.resp.replies.len() >= LIMIT_REPLIES {
+            return;
+        }
+        if view.has(Traits::SEND) || view.has(Traits::WRITE) {
+            if view.bth.ack_request {
+                self.resp.acknowledge(psn);
+            }
+            return;
+        }
+        if let Some(reth) = view.reth() {
+            let Some(packets) = self.packets_of(reth.length) else {
+                return;
+            };
+            let known = psn.plus(packets).distance(self.resp.expected) <= 0;
+            let under_way = self.resp.replies.iter().any(|r| {
+                matches!(r, Reply::Read(read) if read.psn.distance(psn) <= 0
+                    && psn.distance(read.psn.plus(self.config.mtu.packets(read.rest))) < 0)
+            });
+            let allowed = reth.length == 0
+                || host
+                    .check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Read)
+                    .is_ok();
+            if known && allowed && !under_way && self.config.allow_read {
+                self.resp.replies.push_back(Reply::Read(ReadReply {
+                    psn,
+                    msn: self.resp.msn,
+                    va: reth.va,
+                    rkey: reth.rkey,
+                    rest: reth.length,
+                    begun: false,
+                    duplicate: true,
+                }));
+            }
+        } else if let Some(&(_, value)) = self.resp.atomics.iter().find(|a| a.0 == psn) {
+            self.resp.replies.push_back(Reply::Atomic {
+                psn,
+                msn: self.resp.msn,
+                value,
+            });
+        }
+    }
+
+    /// Sends one answer, or one packet of it; whether there was one.
+    pub fn reply_step<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+        let unlimited = Syndrome::Ack(CREDITS_UNLIMITED);
+        let Some(front) = self.resp.replies.front_mut() else {
+            return false;
+        };
+        let Some(template) = &self.template else {
+            self.resp.replies.clear();
+            return false;
+        };
+        match *front {
+            Reply::Read(ref mut read) => {
+                let mtu = self.config.mtu.bytes();
+                let payload = read.rest.min(mtu);
+                let last = read.rest <= mtu;
+                let operation = match (!read.begun, last) {
+                    (true, true) => op::READ_RESPONSE_ONLY,
+                    (true, false) => op::READ_RESPONSE_FIRST,
+                    (false, false) => op::READ_RESPONSE_MIDDLE,
+                    (false, true) => op::READ_RESPONSE_LAST,
+                };
+                let (psn, msn, va, rkey) = (read.psn, read.msn, read.va, read.rkey);
+                let duplicate = read.duplicate;
+                let begins = !read.begun;
+                read.begun = true;
+                read.psn = psn.plus(1);
+                read.va = va.wrapping_add(u64::from(payload));
+                read.rest -= payload;
+                let bth = self.bth(operation, psn);
+                let mut draft = Draft::new(&io.pool, template, bth, payload as usize);
+                if begins || last {
+                    draft.put(
+                        &Aeth {
+                            syndrome: unlimited,
+                            msn,
+                        }
+                        .bytes(),
+                    );
+                }
+                let result = match payload {
+                    0 => Ok(()),
+                    _ => host.remote_read(self.number, rkey, va, draft.space(payload as usize)),
+                };
+                if let Err(fault) = result {
+                    drop(draft);
+                    // The memory went away after the check.
+                    self.resp.replies.clear();
+                    self.resp.closing = true;
+                    let (code, event) = (nak_of(fault), Some(QpEvent::AccessError));
+                    self.resp.replies.push_back(Reply::Fatal {
+                        psn,
+                        msn,
+                        code,
+                        event,
+                    });
+                    return true;
+                }
+                io.send(draft.finish());
+                if last {
+                    self.resp.replies.pop_front();
+                    self.resp.reads -= u32::from(!duplicate).min(self.resp.reads);
+                }
+            }
+            Reply::Atomic { psn, msn, value } => {
+                let bth = self.bth(op::ATOMIC_ACKNOWLEDGE, psn);
+                let mut draft = Draft::new(&io.pool, template, bth, 0);
+                draft.put(
+                    &Aeth {
+                        syndrome: unlimited,
+                        msn,
+                    }
+                    .bytes(),
+                );
+                draft.put(&value.to_be_bytes());
+                io.send(draft.finish());
+                self.resp.replies.pop_front();
+            }
+            Reply::Ack { psn, msn } => {
+                self.send_aeth(
+                    io,
+                    psn,
+                    Aeth {
+                        syndrome: unlimited,
+                        msn,
+                    },
+                );
+                self.resp.replies.pop_front();
+            }
+            Reply::Nak { psn, msn, syndrome } => {
+                self.send_aeth(io, psn, Aeth { syndrome, msn });
+                self.resp.replies.pop_front();
+            }
+            Reply::Fatal {
+                psn,
+                msn,
+                code,
+                event,
+            } => {
+                self.send_aeth(
+                    io,
+                    psn,
+                    Aeth {
+                        syndrome: Syndrome::Nak(code),
+                        msn,
+                    },
+                );
+                self.resp.replies.pop_front();
+                if let Some(event) = event {
+                    host.event(self.number, event);
+                }
+                self.fail(host, QpState::Error);
+            }
+        }
+        true
+    }
+
+    fn send_aeth(&self, io: &mut Io, psn: Psn, aeth: Aeth) {
+        let Some(template) = &self.template else {
+            return;
+        };
+        let mut draft = Draft::new(&io.pool, template, self.bth(op::ACKNOWLEDGE, psn), 0);
+        draft.put(&aeth.bytes());
+        io.send(draft.finish());
+    }
+}
