@@ -4,6 +4,7 @@
 //! - [`CompletionRing`]: the cursor over work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their mapped queues;
+//! - [`inspect`]: a copy of a queue's bytes, decoded, for tools that look on;
 //! - `abi`: the layout of entries and driver responses.
 //!
 //! An RDMA write: [`SendQueue::open`] fills an entry in place,
@@ -16,6 +17,7 @@ mod ah;
 mod cq;
 mod cq_ring;
 mod error;
+pub mod inspect;
 mod map;
 mod operation;
 mod qp;
