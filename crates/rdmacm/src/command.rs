@@ -1,0 +1,532 @@
+//! The commands, one method each, over an open rdma_cm device file.
+//!
+//! [`Ucm`] asks and checks the form of the answer; what it returns is the
+//! ABI's. [`Id`](crate::Id) and [`EventChannel`](crate::EventChannel) are the
+//! types to use.
+
+use std::os::fd::RawFd;
+
+use uverbs::Errno;
+use uverbs::kernel::Kernel;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::abi::{self, cmd, newer, query};
+use crate::{Command, Error};
+
+/// Room for the longest command with its header.
+const FRAME: usize = 336;
+/// Paths that a query has room for; librdmacm's number.
+pub const MAX_PATHS: usize = 6;
+/// The kernel writes a path only if more than its size is left.
+const PATHS: usize =
+    size_of::<abi::QueryPathResp>() + MAX_PATHS * size_of::<abi::PathRecData>() + 8;
+
+/// An open rdma_cm device file, for as long as the commands take.
+#[derive(Clone, Copy, Debug)]
+pub struct Ucm<'k> {
+    /// The kernel that is asked.
+    pub kernel: &'k dyn Kernel,
+    /// The open file.
+    pub fd: RawFd,
+}
+
+/// A command whose answer goes to an address.
+trait Ask: IntoBytes + Immutable {
+    fn response(&mut self) -> &mut u64;
+}
+
+macro_rules! asks {
+    ($($name:ident),+) => {$(
+        impl Ask for abi::$name {
+            fn response(&mut self) -> &mut u64 {
+                &mut self.response
+            }
+        }
+    )+};
+}
+asks!(
+    CreateId,
+    DestroyId,
+    Query,
+    InitQpAttr,
+    JoinIpMcast,
+    JoinMcast,
+    GetEvent,
+    MigrateId
+);
+
+impl Ucm<'_> {
+    /// Writes one command.
+    ///
+    /// # Safety
+    /// The addresses in `body` must be valid: for writing `out_len` bytes where
+    /// it is a response, for reading where it is an option's value.
+    unsafe fn write<B: IntoBytes + Immutable>(
+        &self,
+        (command, number): (Command, u32),
+        id: Option<u32>,
+        body: &B,
+        out_len: usize,
+    ) -> Result<(), Error> {
+        const { assert!(size_of::<abi::CmdHdr>() + size_of::<B>() <= FRAME) };
+        let header = abi::CmdHdr {
+            cmd: number,
+            // Both are bounded by the structures' sizes, at most 440 bytes.
+            in_len: size_of::<B>() as u16,
+            out_len: out_len as u16,
+        };
+        let mut frame = [0u8; FRAME];
+        let (head, rest) = frame.split_at_mut(size_of::<abi::CmdHdr>());
+        head.copy_from_slice(header.as_bytes());
+        for (to, from) in rest.iter_mut().zip(body.as_bytes()) {
+            *to = *from;
+        }
+        let len = size_of::<abi::CmdHdr>() + size_of::<B>();
+        let bytes = frame.get(..len).unwrap_or(&frame);
+        // SAFETY: the caller answers for the addresses in the command.
+        match unsafe { self.kernel.write(self.fd, bytes) } {
+            Ok(written) if written == len => Ok(()),
+            Ok(_) => Err(Error::BadAnswer {
+                command,
+                what: "the command was taken in part",
+            }),
+            Err(errno) => Err(Error::Refused { command, id, errno }),
+        }
+    }
+
+    /// A command without an answer and without addresses.
+    fn tell<B: IntoBytes + Immutable>(
+        &self,
+        command: (Command, u32),
+        id: u32,
+        body: &B,
+    ) -> Result<(), Error> {
+        // SAFETY: the commands that come here carry no address.
+        unsafe { self.write(command, Some(id), body, 0) }
+    }
+
+    /// A command with an answer; what the kernel does not write stays zero.
+    fn ask<B: Ask, R: FromBytes + IntoBytes>(
+        &self,
+        command: (Command, u32),
+        id: Option<u32>,
+        mut body: B,
+    ) -> Result<R, Error> {
+        let mut answer = R::new_zeroed();
+        *body.response() = (&raw mut answer).expose_provenance() as u64;
+        // SAFETY: the only address is that of the answer, which is writable for its size.
+        unsafe { self.write(command, id, &body, size_of::<R>()) }?;
+        Ok(answer)
+    }
+
+    /// Makes an id. `uid` comes back in its events and must not be zero: the
+    /// kernel gives no events of an id without one.
+    ///
+    /// # Errors
+    /// EINVAL for an unknown port space, ENOMEM.
+    pub fn create_id(&self, uid: u64, port_space: u16, qp_type: u8) -> Result<u32, Error> {
+        let body = abi::CreateId {
+            uid,
+            ps: port_space,
+            qp_type,
+            ..Default::default()
+        };
+        let answer: abi::CreateIdResp =
+            self.ask((Command::CreateId, cmd::CMD_CREATE_ID), None, body)?;
+        Ok(answer.id)
+    }
+
+    /// Destroys an id, its unread events, and unread connection requests to it.
+    /// Gives the number of its events that were read.
+    ///
+    /// # Errors
+    /// ENOENT if there is no such id, EINVAL if it belongs to another file.
+    pub fn destroy_id(&self, id: u32) -> Result<u32, Error> {
+        let body = abi::DestroyId {
+            id,
+            ..Default::default()
+        };
+        let answer: abi::DestroyIdResp =
+            self.ask((Command::DestroyId, cmd::CMD_DESTROY_ID), Some(id), body)?;
+        Ok(answer.events_reported)
+    }
+
+    /// Binds to a `struct sockaddr_in` or `sockaddr_in6`.
+    ///
+    /// # Errors
+    /// EADDRINUSE, EADDRNOTAVAIL, ENODEV, EINVAL if it is bound already.
+    pub fn bind_ip(&self, id: u32, addr: [u8; abi::SOCKADDR_IN6]) -> Result<(), Error> {
+        let body = abi::BindIp {
+            addr,
+            id,
+            ..Default::default()
+        };
+        self.tell((Command::BindIp, cmd::CMD_BIND_IP), id, &body)
+    }
+
+    /// Binds to an address of any family.
+    ///
+    /// # Errors
+    /// As [`bind_ip`](Self::bind_ip); EINVAL if the size is not the family's.
+    pub fn bind(&self, id: u32, addr: &crate::address::Sockaddr) -> Result<(), Error> {
+        let body = abi::Bind {
+            id,
+            addr_size: addr.len,
+            reserved: 0,
+            addr: addr.bytes,
+        };
+        self.tell((Command::Bind, cmd::CMD_BIND), id, &body)
+    }
+
+    /// Begins to resolve IP addresses; a source of zeros is none.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, ENODEV, EADDRINUSE.
+    pub fn resolve_ip(
+        &self,
+        id: u32,
+        src_addr: [u8; abi::SOCKADDR_IN6],
+        dst_addr: [u8; abi::SOCKADDR_IN6],
+        timeout_ms: u32,
+    ) -> Result<(), Error> {
+        let body = abi::ResolveIp {
+            src_addr,
+            dst_addr,
+            id,
+            timeout_ms,
+        };
+        self.tell((Command::ResolveIp, cmd::CMD_RESOLVE_IP), id, &body)
+    }
+
+    /// Begins to resolve addresses of any family.
+    ///
+    /// # Errors
+    /// As [`resolve_ip`](Self::resolve_ip).
+    pub fn resolve_addr(
+        &self,
+        id: u32,
+        source: Option<&crate::address::Sockaddr>,
+        destination: &crate::address::Sockaddr,
+        timeout_ms: u32,
+    ) -> Result<(), Error> {
+        let body = abi::ResolveAddr {
+            id,
+            timeout_ms,
+            src_size: source.map_or(0, |addr| addr.len),
+            dst_size: destination.len,
+            reserved: 0,
+            src_addr: source.map_or([0; 128], |addr| addr.bytes),
+            dst_addr: destination.bytes,
+        };
+        self.tell((Command::ResolveAddr, cmd::CMD_RESOLVE_ADDR), id, &body)
+    }
+
+    /// Begins to resolve the route.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state.
+    pub fn resolve_route(&self, id: u32, timeout_ms: u32) -> Result<(), Error> {
+        let body = abi::ResolveRoute { id, timeout_ms };
+        self.tell((Command::ResolveRoute, cmd::CMD_RESOLVE_ROUTE), id, &body)
+    }
+
+    /// Addresses, device and paths.
+    ///
+    /// # Errors
+    /// ENOENT if the id is gone.
+    pub fn query_route(&self, id: u32) -> Result<abi::QueryRouteResp, Error> {
+        let body = abi::Query {
+            id,
+            ..Default::default()
+        };
+        self.ask((Command::QueryRoute, cmd::CMD_QUERY_ROUTE), Some(id), body)
+    }
+
+    /// Addresses and device.
+    ///
+    /// # Errors
+    /// ENOENT if the id is gone.
+    pub fn query_addr(&self, id: u32) -> Result<abi::QueryAddrResp, Error> {
+        let body = abi::Query {
+            id,
+            option: query::QUERY_ADDR,
+            ..Default::default()
+        };
+        self.ask((Command::QueryAddr, cmd::CMD_QUERY), Some(id), body)
+    }
+
+    /// The same, with the addresses as `struct sockaddr_ib`.
+    ///
+    /// # Errors
+    /// ENOENT if the id is gone.
+    pub fn query_gid(&self, id: u32) -> Result<abi::QueryAddrResp, Error> {
+        let body = abi::Query {
+            id,
+            option: query::QUERY_GID,
+            ..Default::default()
+        };
+        self.ask((Command::QueryGid, cmd::CMD_QUERY), Some(id), body)
+    }
+
+    /// Paths, in the subnet administrator's format: how many, and those.
+    ///
+    /// # Errors
+    /// ENOENT if the id is gone.
+    pub fn query_path(&self, id: u32) -> Result<(usize, [abi::PathRecData; MAX_PATHS]), Error> {
+        let body = abi::Query {
+            id,
+            option: query::QUERY_PATH,
+            ..Default::default()
+        };
+        let command = Command::QueryPath;
+        let answer: [u8; PATHS] = self.ask((command, cmd::CMD_QUERY), Some(id), body)?;
+        let wrong = Error::BadAnswer {
+            command,
+            what: "more paths than there is room for",
+        };
+        let (head, rest) = abi::QueryPathResp::read_from_prefix(&answer).map_err(|_| wrong)?;
+        let mut paths = [abi::PathRecData::default(); MAX_PATHS];
+        let count = usize::try_from(head.num_paths).map_err(|_| wrong)?;
+        if count > MAX_PATHS {
+            return Err(wrong);
+        }
+        let size = size_of::<abi::PathRecData>();
+        for (path, bytes) in paths.iter_mut().zip(rest.chunks_exact(size)).take(count) {
+            *path = abi::PathRecData::read_from_bytes(bytes).map_err(|_| wrong)?;
+        }
+        Ok((count, paths))
+    }
+
+    /// Asks the peer for a connection, or a datagram service for its queue pair.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, or for too much private data.
+    pub fn connect(&self, id: u32, conn_param: abi::ConnParam) -> Result<(), Error> {
+        let body = abi::Connect {
+            conn_param,
+            id,
+            ..Default::default()
+        };
+        self.tell((Command::Connect, cmd::CMD_CONNECT), id, &body)
+    }
+
+    /// Takes connection requests. A backlog of zero, or over the sysctl
+    /// `net.rdma_ucm.max_backlog` (1024), is that.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, EADDRINUSE.
+    pub fn listen(&self, id: u32, backlog: u32) -> Result<(), Error> {
+        let body = abi::Listen { id, backlog };
+        self.tell((Command::Listen, cmd::CMD_LISTEN), id, &body)
+    }
+
+    /// Accepts a connection request; `uid` is in the id's events from then on.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, or for too much private data: the peer has
+    /// then been rejected.
+    pub fn accept(&self, id: u32, uid: u64, conn_param: abi::ConnParam) -> Result<(), Error> {
+        let body = abi::Accept {
+            uid,
+            conn_param,
+            id,
+            ..Default::default()
+        };
+        self.tell((Command::Accept, cmd::CMD_ACCEPT), id, &body)
+    }
+
+    /// Accepts a connect response: the peer learns that the connection is
+    /// established.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn establish(&self, id: u32) -> Result<(), Error> {
+        let body = abi::Accept {
+            id,
+            ..Default::default()
+        };
+        self.tell((Command::Establish, cmd::CMD_ACCEPT), id, &body)
+    }
+
+    /// Rejects a connection request or response. A reason of zero is "defined
+    /// by the consumer"; the kernel takes that and 35 only.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, for another reason or too much private data.
+    pub fn reject(
+        &self,
+        id: u32,
+        reason: u8,
+        private_data: [u8; abi::MAX_PRIVATE_DATA],
+        private_data_len: u8,
+    ) -> Result<(), Error> {
+        let body = abi::Reject {
+            id,
+            private_data_len,
+            reason,
+            reserved: [0; 2],
+            private_data,
+        };
+        self.tell((Command::Reject, cmd::CMD_REJECT), id, &body)
+    }
+
+    /// Disconnects, or answers a disconnection.
+    ///
+    /// # Errors
+    /// EINVAL if there is no connection.
+    pub fn disconnect(&self, id: u32) -> Result<(), Error> {
+        let body = abi::Disconnect { id };
+        self.tell((Command::Disconnect, cmd::CMD_DISCONNECT), id, &body)
+    }
+
+    /// The attributes that take the id's queue pair to a state.
+    ///
+    /// # Errors
+    /// EINVAL if the id has no device or the connection is not that far.
+    pub fn init_qp_attr(&self, id: u32, qp_state: u8) -> Result<abi::QpAttr, Error> {
+        let body = abi::InitQpAttr {
+            id,
+            qp_state: qp_state.into(),
+            ..Default::default()
+        };
+        self.ask((Command::InitQpAttr, cmd::CMD_INIT_QP_ATTR), Some(id), body)
+    }
+
+    /// Takes the file's next event.
+    ///
+    /// # Errors
+    /// EAGAIN if there is none and the file does not wait, EINTR.
+    pub fn get_event(&self) -> Result<abi::EventResp, Error> {
+        let body = abi::GetEvent::default();
+        self.ask((Command::GetEvent, cmd::CMD_GET_EVENT), None, body)
+    }
+
+    /// Sets an option. `value` has the length that the option wants.
+    ///
+    /// # Errors
+    /// ENOSYS for an unknown option, EINVAL for another length or state.
+    pub fn set_option(&self, id: u32, level: u32, name: u32, value: &[u8]) -> Result<(), Error> {
+        let command = Command::SetOption;
+        let body = abi::SetOption {
+            optval: value.as_ptr().expose_provenance() as u64,
+            id,
+            level,
+            optname: name,
+            optlen: u32::try_from(value.len()).map_err(|_| Error::Invalid {
+                command,
+                what: "an option longer than 4 GiB",
+            })?,
+        };
+        // SAFETY: the only address is that of the value, readable for its length.
+        unsafe { self.write((command, cmd::CMD_SET_OPTION), Some(id), &body, 0) }
+    }
+
+    /// Tells of an asynchronous event of the queue pair.
+    ///
+    /// # Errors
+    /// EINVAL if there is no connection.
+    pub fn notify(&self, id: u32, event: u32) -> Result<(), Error> {
+        let body = abi::Notify { id, event };
+        self.tell((Command::Notify, cmd::CMD_NOTIFY), id, &body)
+    }
+
+    /// Begins to join an IP multicast group as a full member.
+    ///
+    /// # Errors
+    /// As [`join_mcast`](Self::join_mcast).
+    pub fn join_ip_mcast(
+        &self,
+        id: u32,
+        uid: u64,
+        addr: [u8; abi::SOCKADDR_IN6],
+    ) -> Result<u32, Error> {
+        let body = abi::JoinIpMcast {
+            uid,
+            addr,
+            id,
+            ..Default::default()
+        };
+        let command = (Command::JoinIpMcast, cmd::CMD_JOIN_IP_MCAST);
+        let answer: abi::CreateIdResp = self.ask(command, Some(id), body)?;
+        Ok(answer.id)
+    }
+
+    /// Begins to join a multicast group. Gives the membership's number.
+    ///
+    /// # Errors
+    /// EINVAL if the id has no device or is no datagram id.
+    pub fn join_mcast(
+        &self,
+        id: u32,
+        uid: u64,
+        addr: &crate::address::Sockaddr,
+        join_flags: u16,
+    ) -> Result<u32, Error> {
+        let body = abi::JoinMcast {
+            uid,
+            id,
+            addr_size: addr.len,
+            join_flags,
+            addr: addr.bytes,
+            ..Default::default()
+        };
+        let command = (Command::JoinMcast, cmd::CMD_JOIN_MCAST);
+        let answer: abi::CreateIdResp = self.ask(command, Some(id), body)?;
+        Ok(answer.id)
+    }
+
+    /// Leaves a multicast group. Gives the number of the membership's events
+    /// that were read.
+    ///
+    /// # Errors
+    /// ENOENT if there is no such membership.
+    pub fn leave_mcast(&self, membership: u32) -> Result<u32, Error> {
+        let body = abi::DestroyId {
+            id: membership,
+            ..Default::default()
+        };
+        let command = (Command::LeaveMcast, cmd::CMD_LEAVE_MCAST);
+        let answer: abi::DestroyIdResp = self.ask(command, Some(membership), body)?;
+        Ok(answer.events_reported)
+    }
+
+    /// Moves an id of the file `from` here, with its unread events. Gives the
+    /// number of its events that were read there.
+    ///
+    /// # Errors
+    /// ENOENT or EINVAL if the id is not of that file.
+    pub fn migrate_id(&self, id: u32, from: RawFd) -> Result<u32, Error> {
+        let command = Command::MigrateId;
+        let body = abi::MigrateId {
+            id,
+            fd: u32::try_from(from).map_err(|_| Error::Refused {
+                command,
+                id: Some(id),
+                errno: Errno::new(libc::EBADF),
+            })?,
+            ..Default::default()
+        };
+        let answer: abi::MigrateResp = self.ask((command, cmd::CMD_MIGRATE_ID), Some(id), body)?;
+        Ok(answer.events_reported)
+    }
+
+    /// Puts an event of the caller's own into the file's queue.
+    ///
+    /// # Errors
+    /// EINVAL on kernels that do not have this, as Linux 6.12.
+    pub fn write_cm_event(&self, id: u32, event: u32, status: u32, arg: u64) -> Result<(), Error> {
+        let body = abi::WriteCmEvent {
+            id,
+            reserved: 0,
+            event,
+            status,
+            arg,
+            rest: [0; 296],
+        };
+        self.tell(
+            (Command::WriteCmEvent, newer::CMD_WRITE_CM_EVENT),
+            id,
+            &body,
+        )
+    }
+}

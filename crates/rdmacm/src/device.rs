@@ -1,0 +1,152 @@
+//! Finding and opening the connection manager's character device.
+//!
+//! As librdmacm does it: RDMA netlink is asked first, which makes the kernel
+//! load the module; then sysfs; and without either the device is taken to be
+//! where it usually is, with the ABI that this is.
+
+use std::ffi::CString;
+use std::os::fd::RawFd;
+
+use uverbs::Errno;
+use uverbs::abi::netlink::{NLDEV_CMD_GET_CHARDEV, NlAttr, NlMsgHdr, attr, nldev_type};
+use uverbs::discovery::netlink::{Progress, parse_char_device, read_answer};
+use uverbs::discovery::sysfs::parse_device_number;
+use uverbs::kernel::Kernel;
+use zerocopy::IntoBytes;
+
+use crate::abi::ABI_VERSION;
+use crate::{Command, Error};
+
+/// Name of the device, for the kernel and in `/dev/infiniband`.
+const NAME: &str = "rdma_cm";
+/// An attribute in sysfs is shorter than this.
+const ATTRIBUTE: usize = 64;
+/// `NLM_F_REQUEST`.
+const FLAG_REQUEST: u16 = 1;
+
+/// What is known about the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CmDevice {
+    /// Name of the node in `/dev/infiniband`.
+    pub name: String,
+    /// Number of the node, where that is known.
+    pub dev_t: Option<libc::dev_t>,
+    /// Version of the ABI.
+    pub abi_version: u32,
+}
+
+/// The request that makes the kernel name the device, and load its module.
+pub fn netlink_request() -> Vec<u8> {
+    let name = b"rdma_cm\0";
+    let attribute = NlAttr {
+        len: (size_of::<NlAttr>() + name.len()) as u16,
+        attr_type: attr::ATTR_CHARDEV_TYPE,
+    };
+    let header = NlMsgHdr {
+        len: (size_of::<NlMsgHdr>() + size_of::<NlAttr>() + name.len()) as u32,
+        msg_type: nldev_type(NLDEV_CMD_GET_CHARDEV),
+        flags: FLAG_REQUEST,
+        seq: 1,
+        pid: 0,
+    };
+    [header.as_bytes(), attribute.as_bytes(), name].concat()
+}
+
+fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {
+    let mut found = None;
+    let mut answered = false;
+    let result = kernel.netlink(&netlink_request(), &mut |datagram| {
+        let progress = read_answer(datagram, NLDEV_CMD_GET_CHARDEV, false, |payload| {
+            found = Some(parse_char_device(payload)?);
+            Ok(())
+        });
+        answered = matches!(progress, Ok(Progress::Done));
+        !matches!(progress, Ok(Progress::More))
+    });
+    if let Err(errno) = result {
+        tracing::debug!(%errno, "RDMA netlink did not answer; asking sysfs");
+    }
+    let device = found.filter(|_| answered)?;
+    Some(CmDevice {
+        name: device.name,
+        dev_t: Some(device.dev_t),
+        abi_version: device.abi_version,
+    })
+}
+
+fn read_attribute(kernel: &dyn Kernel, name: &str) -> Option<String> {
+    let path = format!("{}/class/misc/{NAME}/{name}", kernel.sysfs_path());
+    let fd = kernel
+        .open(&CString::new(path).ok()?, libc::O_RDONLY)
+        .ok()?;
+    let mut text = [0; ATTRIBUTE];
+    let len = kernel.read(fd, &mut text);
+    if let Err(errno) = kernel.close(fd) {
+        tracing::debug!(%errno, name, "closing a sysfs attribute failed");
+    }
+    let text = text.get(..len.ok()?)?;
+    Some(core::str::from_utf8(text).ok()?.trim().to_owned())
+}
+
+fn by_sysfs(kernel: &dyn Kernel) -> Option<CmDevice> {
+    Some(CmDevice {
+        name: NAME.to_owned(),
+        dev_t: read_attribute(kernel, "dev").and_then(|text| parse_device_number(&text)),
+        abi_version: read_attribute(kernel, "abi_version")?.parse().ok()?,
+    })
+}
+
+/// Finds the device. That there is one is only known when it is opened.
+pub fn find(kernel: &dyn Kernel) -> CmDevice {
+    by_netlink(kernel)
+        .or_else(|| by_sysfs(kernel))
+        .unwrap_or_else(|| CmDevice {
+            name: NAME.to_owned(),
+            dev_t: None,
+            abi_version: ABI_VERSION,
+        })
+}
+
+/// Opens the device, without blocking reads of events.
+pub(crate) fn open(kernel: &dyn Kernel) -> Result<RawFd, Error> {
+    let device = find(kernel);
+    if device.abi_version != ABI_VERSION {
+        return Err(Error::Abi {
+            found: device.abi_version,
+        });
+    }
+    let refused = |errno| Error::Refused {
+        command: Command::Open,
+        id: None,
+        errno,
+    };
+    let by_name = format!("/dev/infiniband/{}", device.name);
+    let by_number = device
+        .dev_t
+        .map(|dev| format!("/dev/char/{}:{}", libc::major(dev), libc::minor(dev)));
+    let mut reason = Errno::new(libc::ENOENT);
+    for path in core::iter::once(by_name).chain(by_number) {
+        let path = CString::new(path).map_err(|_| refused(Errno::new(libc::EINVAL)))?;
+        // Another device's node under the name is not opened.
+        let there = kernel.device_number(&path);
+        if device
+            .dev_t
+            .is_some_and(|dev| there.is_ok_and(|number| number != dev))
+        {
+            tracing::debug!(?path, "the node is another device's");
+            continue;
+        }
+        match kernel.open(&path, libc::O_RDWR) {
+            Ok(fd) => {
+                if let Err(errno) = kernel.set_nonblocking(fd, true) {
+                    let _ = kernel.close(fd);
+                    return Err(refused(errno));
+                }
+                return Ok(fd);
+            }
+            Err(errno) if errno.raw() == libc::ENOENT => {}
+            Err(errno) => reason = errno,
+        }
+    }
+    Err(refused(reason))
+}

@@ -1,0 +1,253 @@
+//! Parameters of connections and datagram services.
+
+use uverbs::{AccessFlags, AhAttr, GlobalRoute, QpAttr, QpAttrMask, QpCap, QpState};
+
+use crate::abi;
+use crate::{Command, Error};
+
+/// Private data of a connect over IP that InfiniBand and RoCE can carry.
+pub const MAX_CONNECT_DATA: usize = 56;
+/// Private data of a datagram service's request over IP.
+pub const MAX_UD_CONNECT_DATA: usize = 180;
+/// Private data of an accept.
+pub const MAX_ACCEPT_DATA: usize = 196;
+/// Private data of a datagram service's answer.
+pub const MAX_UD_ACCEPT_DATA: usize = 136;
+/// Private data of a reject.
+pub const MAX_REJECT_DATA: usize = 148;
+/// Private data that a command has room for: its length is a byte. More than a
+/// message can carry is refused by the kernel.
+pub const MAX_DATA: usize = 255;
+
+/// Parameters of a connection, for [`connect`](crate::Id::connect) and
+/// [`accept`](crate::Id::accept).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnParam<'a> {
+    /// Number of our queue pair, 24 bits.
+    pub qp_num: u32,
+    /// Queue key of a datagram id whose address is an InfiniBand one; zero is
+    /// the default key.
+    pub qkey: u32,
+    /// Bytes for the peer. InfiniBand and RoCE carry [`MAX_CONNECT_DATA`] in a
+    /// request (datagram: [`MAX_UD_CONNECT_DATA`]) and [`MAX_ACCEPT_DATA`] in an
+    /// answer ([`MAX_UD_ACCEPT_DATA`]).
+    pub private_data: &'a [u8],
+    /// RDMA reads and atomics of the peer that may be outstanding here.
+    pub responder_resources: u8,
+    /// RDMA reads and atomics of ours that may be outstanding at the peer.
+    pub initiator_depth: u8,
+    /// Whether the hardware does flow control.
+    pub flow_control: bool,
+    /// Retries after a timeout, 0 to 7; of the connecting side, and used by both.
+    pub retry_count: u8,
+    /// Retries after "receiver not ready", 0 to 7, 7 is for ever: what the peer
+    /// is to do.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+}
+
+impl Default for ConnParam<'_> {
+    /// One RDMA read at a time in each direction, retries as many as there can
+    /// be, no private data.
+    fn default() -> Self {
+        Self {
+            qp_num: 0,
+            qkey: 0,
+            private_data: &[],
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: false,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: false,
+        }
+    }
+}
+
+/// Copies private data into a structure's room for it.
+pub(crate) fn room(
+    command: Command,
+    data: &[u8],
+) -> Result<([u8; abi::MAX_PRIVATE_DATA], u8), Error> {
+    let too_long = Error::PrivateDataTooLong {
+        command,
+        len: data.len(),
+        max: MAX_DATA,
+    };
+    let len = u8::try_from(data.len()).map_err(|_| too_long)?;
+    let mut room = [0; abi::MAX_PRIVATE_DATA];
+    for (to, from) in room.iter_mut().zip(data) {
+        *to = *from;
+    }
+    Ok((room, len))
+}
+
+impl ConnParam<'_> {
+    /// The kernel's form, checked for what it would cut off unasked.
+    pub(crate) fn to_kernel(self, command: Command) -> Result<abi::ConnParam, Error> {
+        if self.qp_num > 0xff_ffff {
+            return Err(Error::Invalid {
+                command,
+                what: "a queue pair number has 24 bits",
+            });
+        }
+        if self.retry_count > 7 || self.rnr_retry_count > 7 {
+            return Err(Error::Invalid {
+                command,
+                what: "retry counts go to 7",
+            });
+        }
+        let (private_data, private_data_len) = room(command, self.private_data)?;
+        Ok(abi::ConnParam {
+            qp_num: self.qp_num,
+            qkey: self.qkey,
+            private_data,
+            private_data_len,
+            srq: self.srq.into(),
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            valid: 1,
+        })
+    }
+}
+
+/// What an event says of the peer's connection.
+///
+/// `responder_resources` and `initiator_depth` are turned round for the one
+/// who reads them: in a connection request they are what an accept may give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerConnection<'e> {
+    /// The peer's queue pair number, 24 bits.
+    pub qp_num: u32,
+    /// The peer's private data, and what follows it: the messages have rooms of
+    /// fixed length, and all of the room is given, with zeros after the peer's
+    /// bytes.
+    pub private_data: &'e [u8],
+    /// RDMA reads and atomics that the peer would have outstanding here.
+    pub responder_resources: u8,
+    /// RDMA reads and atomics that may be outstanding at the peer.
+    pub initiator_depth: u8,
+    /// Whether the peer does flow control in hardware.
+    pub flow_control: bool,
+    /// Retries after a timeout.
+    pub retry_count: u8,
+    /// Retries after "receiver not ready".
+    pub rnr_retry_count: u8,
+    /// Whether the peer's queue pair has a shared receive queue.
+    pub srq: bool,
+}
+
+/// The bytes of a room that its length names.
+fn private_data(room: &[u8; abi::MAX_PRIVATE_DATA], len: u8) -> &[u8] {
+    room.get(..usize::from(len)).unwrap_or(room)
+}
+
+impl<'e> From<&'e abi::ConnParam> for PeerConnection<'e> {
+    fn from(param: &'e abi::ConnParam) -> Self {
+        Self {
+            qp_num: param.qp_num & 0xff_ffff,
+            private_data: private_data(&param.private_data, param.private_data_len),
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            flow_control: param.flow_control != 0,
+            retry_count: param.retry_count,
+            rnr_retry_count: param.rnr_retry_count,
+            srq: param.srq != 0,
+        }
+    }
+}
+
+/// What an event says of a datagram service or a multicast group: whom to send
+/// to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdParam<'e> {
+    /// Queue pair number to send to, 24 bits.
+    pub qp_num: u32,
+    /// Queue key to send with.
+    pub qkey: u32,
+    /// Path to the peer or the group, for an address handle.
+    pub ah_attr: AhAttr,
+    /// The peer's private data, and zeros to the end of the message's room.
+    pub private_data: &'e [u8],
+}
+
+impl<'e> From<&'e abi::UdParam> for UdParam<'e> {
+    fn from(param: &'e abi::UdParam) -> Self {
+        Self {
+            qp_num: param.qp_num & 0xff_ffff,
+            qkey: param.qkey,
+            ah_attr: ah_attr(&param.ah_attr),
+            private_data: private_data(&param.private_data, param.private_data_len),
+        }
+    }
+}
+
+pub(crate) fn ah_attr(kernel: &uverbs::abi::write::AhAttr) -> AhAttr {
+    AhAttr {
+        grh: GlobalRoute {
+            dgid: kernel.grh.dgid,
+            flow_label: kernel.grh.flow_label,
+            sgid_index: kernel.grh.sgid_index,
+            hop_limit: kernel.grh.hop_limit,
+            traffic_class: kernel.grh.traffic_class,
+        },
+        dlid: kernel.dlid,
+        sl: kernel.sl,
+        src_path_bits: kernel.src_path_bits,
+        static_rate: kernel.static_rate,
+        is_global: kernel.is_global != 0,
+        port_num: kernel.port_num,
+    }
+}
+
+/// Attributes as the commands of `uverbs` take them, and which of them count.
+///
+/// Some kernels leave bits in the mask that are their own (21 to 24, of RoCE);
+/// they are removed.
+///
+/// # Errors
+/// What is wrong, if a number is larger than a queue pair's attribute can be.
+pub fn qp_attr(kernel: &abi::QpAttr) -> Result<(QpAttr, QpAttrMask), &'static str> {
+    const KERNELS_OWN: u32 = 0b1111 << 21;
+    let small = |number: u32, what| u8::try_from(number).map_err(|_| what);
+    let attr = QpAttr {
+        qp_state: QpState(small(kernel.qp_state, "a queue pair state over 255")?),
+        cur_qp_state: QpState(small(kernel.cur_qp_state, "a queue pair state over 255")?),
+        path_mtu: small(kernel.path_mtu, "a path MTU code over 255")?,
+        path_mig_state: small(kernel.path_mig_state, "a path migration state over 255")?,
+        qkey: kernel.qkey,
+        rq_psn: kernel.rq_psn & 0xff_ffff,
+        sq_psn: kernel.sq_psn & 0xff_ffff,
+        dest_qp_num: kernel.dest_qp_num & 0xff_ffff,
+        qp_access_flags: AccessFlags::from_bits_retain(kernel.qp_access_flags),
+        ah_attr: ah_attr(&kernel.ah_attr),
+        alt_ah_attr: ah_attr(&kernel.alt_ah_attr),
+        cap: QpCap {
+            max_send_wr: kernel.max_send_wr,
+            max_recv_wr: kernel.max_recv_wr,
+            max_send_sge: kernel.max_send_sge,
+            max_recv_sge: kernel.max_recv_sge,
+            max_inline_data: kernel.max_inline_data,
+        },
+        pkey_index: kernel.pkey_index,
+        alt_pkey_index: kernel.alt_pkey_index,
+        en_sqd_async_notify: kernel.en_sqd_async_notify != 0,
+        sq_draining: kernel.sq_draining != 0,
+        max_rd_atomic: kernel.max_rd_atomic,
+        max_dest_rd_atomic: kernel.max_dest_rd_atomic,
+        min_rnr_timer: kernel.min_rnr_timer,
+        port_num: kernel.port_num,
+        timeout: kernel.timeout,
+        retry_cnt: kernel.retry_cnt,
+        rnr_retry: kernel.rnr_retry,
+        alt_port_num: kernel.alt_port_num,
+        alt_timeout: kernel.alt_timeout,
+        rate_limit: 0,
+    };
+    let mask = QpAttrMask::from_bits_retain(kernel.qp_attr_mask & !KERNELS_OWN);
+    Ok((attr, mask))
+}
