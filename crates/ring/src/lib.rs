@@ -13,7 +13,9 @@
 //! - [`Ring`]: header and entries in a [`Mapping`];
 //! - [`Producer`], [`Consumer`]: the two roles that a process plays;
 //! - [`Peek`]: "is it empty?" without the consumer's lock;
-//! - [`SpinLock`]: what a shared queue is guarded with.
+//! - [`SpinLock`]: what a shared queue is guarded with;
+//! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
+//!   beside a queue.
 
 mod consumer;
 mod header;
@@ -26,6 +28,7 @@ mod primitive;
 mod producer;
 #[cfg(not(loom))]
 mod ring;
+mod sequence;
 
 pub use consumer::{Consumer, Span};
 pub use header::{Header, Indices};
@@ -36,3 +39,4 @@ pub use peek::Peek;
 pub use producer::Producer;
 #[cfg(not(loom))]
 pub use ring::{GeometryError, Ring, Slots};
+pub use sequence::{Epoch, Hint, Sequences};

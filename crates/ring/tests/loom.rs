@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ringverbs_ring::{Consumer, Header, Indices, Peek, Producer, SpinLock};
+use ringverbs_ring::{Consumer, Epoch, Header, Indices, Peek, Producer, Sequences, SpinLock};
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
 struct Shared {
@@ -295,5 +295,61 @@ fn the_lock_excludes() {
         other.join().unwrap();
         // SAFETY: the other thread has ended.
         assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
+    });
+}
+
+/// Entries that one thread hands to another through [`Sequences`] arrive whole
+/// and in order, and no place is filled while it may still be read, across a
+/// wrap of the counters.
+#[test]
+fn sequences_hand_over_whole_entries() {
+    model(|| {
+        const START: u32 = u32::MAX;
+        const PLACES: u32 = 2;
+        let shared = Arc::new((Sequences::starting_at(START), Shared::new(PLACES)));
+        let place = |sequence: u32| (sequence % PLACES) as usize;
+        let consumer = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (sequences, slots) = &*shared;
+                for expected in 1..=3u32 {
+                    let at = sequences.own_consumed();
+                    while sequences.produced() == at {
+                        thread::yield_now();
+                    }
+                    assert_eq!(slots.read(place(at)), expected);
+                    sequences.publish_consumed(at.wrapping_add(1));
+                }
+            })
+        };
+        let (sequences, slots) = &*shared;
+        for value in 1..=3u32 {
+            let at = sequences.own_produced();
+            while at.wrapping_sub(sequences.consumed()) == PLACES {
+                thread::yield_now();
+            }
+            slots.write(place(at), value);
+            sequences.publish_produced(at.wrapping_add(1));
+        }
+        consumer.join().unwrap();
+    });
+}
+
+/// Whoever sees an epoch sees the changes that led to it.
+#[test]
+fn an_epoch_brings_its_change() {
+    model(|| {
+        let shared = Arc::new((Epoch::new(), Shared::new(2)));
+        let writer = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.1.write(0, 7);
+                shared.0.advance();
+            })
+        };
+        if shared.0.now() == 1 {
+            assert_eq!(shared.1.read(0), 7);
+        }
+        writer.join().unwrap();
     });
 }

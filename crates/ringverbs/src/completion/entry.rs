@@ -1,0 +1,284 @@
+//! What a completion says.
+
+use std::fmt;
+
+use crate::data::Payload;
+use crate::device::WorkCompletion;
+use crate::inflight::Posted;
+use crate::memory::Buffer;
+use crate::operation::Operation;
+
+/// How an operation ended (`enum ibv_wc_status`).
+///
+/// Open: a value that has no name here is kept as it came.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status(pub u32);
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal;)+) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Self = Self($number);)+
+
+            fn name(self) -> Option<&'static str> {
+                match self { $(Self::$name => Some(stringify!($name)),)+ _ => None }
+            }
+
+            fn text(self) -> Option<&'static str> {
+                match self { $(Self::$name => Some($text),)+ _ => None }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// It was done.
+    SUCCESS = 0, "success";
+    /// A message was longer than its receive, or a buffer too short.
+    LOC_LEN_ERR = 1, "local length error: the message does not fit the buffer";
+    /// The queue pair, or its end-to-end context, is inconsistent.
+    LOC_QP_OP_ERR = 2, "local queue pair operation error";
+    /// Reserved.
+    LOC_EEC_OP_ERR = 3, "local EE context operation error";
+    /// The memory is not registered so that the operation could use it.
+    LOC_PROT_ERR = 4, "local protection error: a key or address range is not valid for this";
+    /// It never began, or was given up: the queue pair is in the error state.
+    WR_FLUSH_ERR = 5, "flushed: the queue pair is in the error state";
+    /// A memory window could not be bound.
+    MW_BIND_ERR = 6, "memory window bind error";
+    /// The peer's answer was not what it should have been.
+    BAD_RESP_ERR = 7, "bad response of the peer";
+    /// A message of the peer touched what it may not.
+    LOC_ACCESS_ERR = 8, "local access error";
+    /// The peer could not make sense of the request.
+    REM_INV_REQ_ERR = 9, "the peer calls the request invalid";
+    /// The peer does not allow it.
+    REM_ACCESS_ERR = 10, "the peer does not allow this access: wrong key, range or rights";
+    /// The peer failed.
+    REM_OP_ERR = 11, "the peer could not do it";
+    /// The peer did not answer.
+    RETRY_EXC_ERR = 12, "the peer did not answer (transport retries exceeded)";
+    /// The peer had no receive posted for too long.
+    RNR_RETRY_EXC_ERR = 13, "the peer had no receive posted (RNR retries exceeded)";
+    /// Reserved.
+    LOC_RDD_VIOL_ERR = 14, "local RDD violation";
+    /// Reserved.
+    REM_INV_RD_REQ_ERR = 15, "the peer calls the RD request invalid";
+    /// The peer gave up.
+    REM_ABORT_ERR = 16, "aborted by the peer";
+    /// Reserved.
+    INV_EECN_ERR = 17, "invalid EE context number";
+    /// Reserved.
+    INV_EEC_STATE_ERR = 18, "invalid EE context state";
+    /// The device failed.
+    FATAL_ERR = 19, "fatal error of the device";
+    /// No answer in time.
+    RESP_TIMEOUT_ERR = 20, "no answer in time";
+    /// Something else.
+    GENERAL_ERR = 21, "general error";
+    /// Of tag matching.
+    TM_ERR = 22, "tag matching error";
+    /// A rendezvous that was not completed by the device.
+    TM_RNDV_INCOMPLETE = 23, "tag matching: incomplete rendezvous";
+}
+
+impl Status {
+    /// Whether the operation was done.
+    #[inline]
+    pub fn is_success(self) -> bool {
+        self == Self::SUCCESS
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "Status({})", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.text() {
+            Some(text) => f.write_str(text),
+            None => write!(f, "unknown completion status {}", self.0),
+        }
+    }
+}
+
+/// `IBV_WC_RECV_RDMA_WITH_IMM`.
+const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
+/// `IBV_WC_GRH`.
+const FLAG_GRH: u32 = 1;
+/// `IBV_WC_WITH_IMM`.
+const FLAG_IMMEDIATE: u32 = 2;
+/// `IBV_WC_WITH_INV`.
+const FLAG_INVALIDATED: u32 = 8;
+
+/// What an operation that was done has to tell.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Success {
+    /// Bytes moved. Of a receive: of the message, in a datagram with the 40
+    /// bytes of its route header; if the message was a write with immediate
+    /// data, the bytes written. Of a send: not set by every device.
+    pub byte_len: u32,
+    /// The sender's queue pair, of a datagram.
+    pub src_qp: u32,
+    opcode: u32,
+    flags: u32,
+    ex: u32,
+}
+
+impl Success {
+    fn new(wc: &WorkCompletion) -> Self {
+        Self {
+            byte_len: wc.byte_len,
+            src_qp: wc.src_qp,
+            opcode: wc.opcode,
+            flags: wc.wc_flags,
+            ex: wc.ex,
+        }
+    }
+
+    /// Immediate data that came with the message, host byte order.
+    #[inline]
+    pub fn immediate(&self) -> Option<u32> {
+        (self.flags & FLAG_IMMEDIATE != 0).then_some(u32::from_be(self.ex))
+    }
+
+    /// The key of ours that the message has invalidated.
+    #[inline]
+    pub fn invalidated(&self) -> Option<u32> {
+        (self.flags & FLAG_INVALIDATED != 0).then_some(self.ex)
+    }
+
+    /// Whether the first 40 bytes of a datagram's buffer are the global route
+    /// header that it came with.
+    #[inline]
+    pub fn has_grh(&self) -> bool {
+        self.flags & FLAG_GRH != 0
+    }
+
+    /// Whether a receive was used up by the peer's write with immediate data,
+    /// which went to other memory.
+    #[inline]
+    pub fn is_remote_write(&self) -> bool {
+        self.opcode == OPCODE_RECV_RDMA_WITH_IMM
+    }
+}
+
+impl fmt::Debug for Success {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Success")
+            .field("byte_len", &self.byte_len)
+            .field("immediate", &self.immediate())
+            .field("invalidated", &self.invalidated())
+            .field("src_qp", &self.src_qp)
+            .finish()
+    }
+}
+
+/// Why an operation was not done. A failed operation says nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Why.
+    pub status: Status,
+    /// The device's own number for it.
+    pub vendor_err: u32,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.status)?;
+        if self.vendor_err != 0 {
+            write!(f, " (vendor error {:#x})", self.vendor_err)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A completed operation, with what it owned.
+#[derive(Debug)]
+pub struct Completion {
+    /// The token that it was posted with.
+    pub token: u64,
+    /// The queue pair that it was posted to, or that a shared receive was used
+    /// by.
+    pub qp_num: u32,
+    /// What it was.
+    pub operation: Operation,
+    /// What became of it.
+    pub result: Result<Success, Failure>,
+    /// Its memory, free again.
+    pub payload: Payload,
+}
+
+impl Default for Completion {
+    /// The completion of nothing: a place to poll into.
+    fn default() -> Self {
+        Self {
+            token: 0,
+            qp_num: 0,
+            operation: Operation::Send,
+            result: Err(Failure {
+                status: Status::GENERAL_ERR,
+                vendor_err: 0,
+            }),
+            payload: Payload::None,
+        }
+    }
+}
+
+impl Completion {
+    /// From what the device wrote, and what was in flight.
+    #[inline]
+    pub(crate) fn new(wc: &WorkCompletion, posted: Posted) -> Self {
+        let mut payload = posted.payload;
+        let result = if wc.status == Status::SUCCESS.0 {
+            if posted.operation == Operation::Receive {
+                let here = if wc.opcode == OPCODE_RECV_RDMA_WITH_IMM {
+                    0
+                } else {
+                    wc.byte_len
+                };
+                payload.received(here);
+            }
+            Ok(Success::new(wc))
+        } else {
+            Err(Failure {
+                status: Status(wc.status),
+                vendor_err: wc.vendor_err,
+            })
+        };
+        Self {
+            token: posted.token,
+            qp_num: wc.qp_num,
+            operation: posted.operation,
+            result,
+            payload,
+        }
+    }
+
+    /// How it ended.
+    #[inline]
+    pub fn status(&self) -> Status {
+        match &self.result {
+            Ok(_) => Status::SUCCESS,
+            Err(failure) => failure.status,
+        }
+    }
+
+    /// The buffer that was posted, if it was one.
+    #[inline]
+    pub fn take_buffer(&mut self) -> Option<Buffer> {
+        std::mem::take(&mut self.payload).into_buffer()
+    }
+
+    /// The buffers that were posted.
+    pub fn take_buffers(&mut self) -> Vec<Buffer> {
+        std::mem::take(&mut self.payload).into_buffers()
+    }
+}

@@ -1,0 +1,376 @@
+//! The completion queue of one owner.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, OnceLock};
+
+use ring::Epoch;
+use uverbs::{Cq, CqInit};
+
+use crate::completion::Completion;
+use crate::context::Ctx;
+use crate::device::{self, CompletionRing, WorkCompletion};
+use crate::inflight::{Fifo, Posted, Reaped, Reaper, Registry, WorkId};
+use crate::{Context, Error, Result};
+
+/// Entries of a queue for which no size was asked.
+const DEFAULT_ENTRIES: u32 = 128;
+
+/// How to make a completion queue. From [`Context::completion_queue`].
+#[derive(Debug)]
+#[must_use]
+pub struct CompletionQueueBuilder {
+    context: Context,
+    entries: u32,
+    vector: u32,
+}
+
+impl Context {
+    /// A completion queue, to be described further and built.
+    pub fn completion_queue(&self) -> CompletionQueueBuilder {
+        CompletionQueueBuilder {
+            context: self.clone(),
+            entries: 0,
+            vector: 0,
+        }
+    }
+}
+
+impl CompletionQueueBuilder {
+    /// Entries at least; 0 leaves it to the library. A queue that is never
+    /// overrun has as many as operations can be outstanding on all of its queue
+    /// pairs.
+    pub fn entries(mut self, entries: u32) -> Self {
+        self.entries = entries;
+        self
+    }
+
+    /// The completion vector that its events go to, less than
+    /// [`Context::num_comp_vectors`].
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Makes the queue, for one owner.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more entries than the device has, or a completion
+    /// vector out of range; ENOMEM.
+    pub fn build(self) -> Result<CompletionQueue> {
+        let Self {
+            context,
+            entries,
+            vector,
+        } = self;
+        let vectors = context.num_comp_vectors();
+        if vector >= vectors.max(1) {
+            return Err(Error::Limit {
+                what: "number of a completion vector",
+                asked: vector.into(),
+                allowed: vectors.saturating_sub(1).into(),
+            });
+        }
+        let entries = if entries == 0 {
+            DEFAULT_ENTRIES
+        } else {
+            entries
+        };
+        let id = context.next_id();
+        let init = CqInit {
+            cqe: entries,
+            user_handle: id,
+            comp_vector: vector,
+            ..CqInit::default()
+        };
+        let made = match device::CompletionQueue::create(context.uverbs(), &init) {
+            Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
+                let allowed = context.uverbs().query_device()?.max_cqe;
+                return Err(if entries > allowed {
+                    Error::Limit {
+                        what: "entries of a completion queue",
+                        asked: entries.into(),
+                        allowed: allowed.into(),
+                    }
+                } else {
+                    error.into()
+                });
+            }
+            made => made?,
+        };
+        Ok(CompletionQueue {
+            ring: ManuallyDrop::new(made.ring),
+            peek: made.peek,
+            retired: Vec::new(),
+            reaper: Reaper::default(),
+            seen: 0,
+            shared: Arc::new(Shared {
+                object: made.object,
+                parked: OnceLock::new(),
+                queues: Registry::new(),
+                departures: Epoch::new(),
+                context,
+                id,
+            }),
+        })
+    }
+}
+
+/// The part of a completion queue that its queue pairs keep.
+pub(crate) struct Shared {
+    /// Before the ring: the kernel's side goes first.
+    object: Cq<Ctx>,
+    /// The ring, once its owner is gone: the device may still write there.
+    parked: OnceLock<CompletionRing>,
+    /// The queues that complete here.
+    queues: Registry<Fifo>,
+    /// Counts the queues that have gone.
+    departures: Epoch,
+    context: Context,
+    id: u64,
+}
+
+impl Shared {
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub fn object(&self) -> &Cq<Ctx> {
+        &self.object
+    }
+
+    /// Numbers a queue that completes here, for so many operations.
+    pub fn enter(&self, capacity: u32) -> Result<Arc<Fifo>> {
+        self.queues.insert(|id| Fifo::new(id, capacity))
+    }
+
+    /// A queue is gone: the kernel touches nothing of it any more. What was in
+    /// flight is let go of, by the poller if it has met the queue.
+    pub fn leave(&self, fifo: &Fifo) {
+        self.queues.remove(fifo.id());
+        self.departures.advance();
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("handle", &self.object.handle().0)
+            .field("queues", &self.queues.len())
+            .finish()
+    }
+}
+
+/// A completion queue with one owner.
+///
+/// Whoever has it polls: without a lock, an atomic read-modify-write, an
+/// allocation or a system call. It is `Send`; for several threads at once there
+/// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
+///
+/// Queue pairs keep what they need of it. If it is dropped before them nobody
+/// reads their completions, and what is in flight stays theirs until they are
+/// dropped.
+pub struct CompletionQueue {
+    ring: ManuallyDrop<CompletionRing>,
+    peek: ring::Peek,
+    retired: Vec<ring::Retired>,
+    reaper: Reaper,
+    /// Departures that the reaper knows of.
+    seen: u32,
+    shared: Arc<Shared>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The context that it lives in.
+    pub fn context(&self) -> &Context {
+        &self.shared.context
+    }
+
+    /// What its events name it by; no other object of the context has the same.
+    pub fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    /// Completions that it holds at most: at least as many as were asked for.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    /// Polls for up to `out.len()` completions, in order, each once. Returns
+    /// how many were written to the front of `out`, whose old contents are
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Error::Corruption`] for a completion of nothing that was in flight.
+    /// It is dropped; completions before it have been returned by an earlier
+    /// call, those behind it come with the next.
+    pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize> {
+        let mut places = out.iter_mut();
+        let max = places.len();
+        self.reap(
+            max,
+            |wc, posted| {
+                if let Some(place) = places.next() {
+                    *place = Completion::new(wc, posted);
+                }
+            },
+            drop,
+        )
+    }
+
+    /// Polls for one completion.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn poll_one(&mut self) -> Result<Option<Completion>> {
+        let mut found = None;
+        self.reap(
+            1,
+            |wc, posted| found = Some(Completion::new(wc, posted)),
+            drop,
+        )?;
+        Ok(found)
+    }
+
+    /// Spins until a completion is there.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn poll_until_one(&mut self) -> Result<Completion> {
+        loop {
+            if let Some(completion) = self.poll_one()? {
+                return Ok(completion);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Takes up to `max` completions of operations in flight out of the queue,
+    /// in order. Each goes to `each`, with what the operation owned; what is
+    /// brought to an end without a completion that the user asked for goes to
+    /// `earlier`. Returns how many went to `each`.
+    ///
+    /// This is what all ways of reading completions stand on. Indices are read
+    /// once and published once.
+    ///
+    /// # Errors
+    /// [`Error::Corruption`] if the first entry names nothing in flight; it is
+    /// dropped. If it is a later one, it is left to the next call.
+    #[inline]
+    pub(crate) fn reap(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(&WorkCompletion, Posted),
+        mut earlier: impl FnMut(Posted),
+    ) -> Result<usize> {
+        let mut span = self.ring.available();
+        if span.at == span.end || max == 0 {
+            return Ok(0);
+        }
+        self.look_for_departures();
+        let shared = &*self.shared;
+        let slabs = &shared.context.inner().slabs;
+        let mut count = 0;
+        let mut failed = None;
+        while span.at != span.end && count < max {
+            let wc = self.ring.read(&span);
+            let reaped = self
+                .reaper
+                .reap(WorkId(wc.wr_id), &shared.queues, slabs, &mut earlier);
+            match reaped {
+                Reaped::Done(posted) if posted.quiet && wc.status == 0 => earlier(posted),
+                Reaped::Done(posted) => {
+                    count += 1;
+                    each(&wc, posted);
+                }
+                Reaped::Stale => {}
+                Reaped::Corrupt => {
+                    if count == 0 {
+                        self.ring.advance(&mut span);
+                        failed = Some(Error::Corruption {
+                            wr_id: wc.wr_id,
+                            qp_num: wc.qp_num,
+                        });
+                    }
+                    break;
+                }
+            }
+            self.ring.advance(&mut span);
+        }
+        self.ring.release(&span);
+        failed.map_or(Ok(count), Err)
+    }
+
+    /// Lets go of queues that have gone since this was asked last.
+    #[inline(always)]
+    fn look_for_departures(&mut self) {
+        let now = self.shared.departures.now();
+        if now != self.seen {
+            self.seen = now;
+            self.reaper.purge(&self.shared.queues);
+        }
+    }
+
+    /// Whether `fifo`'s operations complete here.
+    pub(crate) fn serves(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
+    }
+
+    /// Takes everything in flight out of a queue that completes here and whose
+    /// kernel object is gone.
+    pub(crate) fn drain(&mut self, fifo: &Fifo, each: impl FnMut(Posted)) {
+        self.reaper.drain(fifo, each);
+    }
+
+    /// Resizes the queue to at least `entries`; what is in it stays in it, in
+    /// order. Returns how many it holds now.
+    ///
+    /// # Errors
+    /// EINVAL if it holds more completions than that, or the device cannot make
+    /// it so large: nothing has changed. If the new queue cannot be mapped, it
+    /// reads as empty from now on.
+    pub fn resize(&mut self, entries: u32) -> Result<u32> {
+        self.ring
+            .resize(&self.shared.object, &self.peek, &mut self.retired, entries)
+    }
+
+    /// Closes the queue. Completions that are in it are lost; their operations'
+    /// resources are released.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the queue, while queue pairs use it; the kernel's
+    /// reason.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        if Arc::strong_count(&self.shared) > 1 {
+            return Err((
+                self,
+                Error::Busy {
+                    object: "completion queue",
+                    users: "queue pairs",
+                },
+            ));
+        }
+        drop(self);
+        Ok(())
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        // The kernel's side lives on while queue pairs use it, and what it
+        // writes to outlives it.
+        let _ = self.shared.parked.set(ring);
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}

@@ -1,0 +1,209 @@
+//! Devices, and the contexts opened on them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uverbs::discovery::{self, DriverId};
+use uverbs::kernel::{Kernel, RealKernel};
+use uverbs::{AsyncEventFile, ContextInfo, Udata};
+
+use crate::inflight::{Registry, Slab};
+use crate::{Error, Result};
+
+/// How objects refer to the kernel's context.
+pub(crate) type Ctx = Arc<uverbs::Context>;
+
+/// An RDMA device of this machine that the process may see.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Device {
+    found: discovery::Device,
+}
+
+/// All RDMA devices that this process can see, in the kernel's order. No
+/// device, or no RDMA in the kernel at all, is an empty list.
+///
+/// # Errors
+/// If neither netlink nor sysfs could be asked.
+pub fn devices() -> Result<Vec<Device>> {
+    let found = discovery::devices(&RealKernel)?;
+    Ok(found.into_iter().map(|found| Device { found }).collect())
+}
+
+impl Device {
+    /// The device of that name, such as `rxe0`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn named(name: &str) -> Result<Self> {
+        let mut devices = devices()?.into_iter();
+        devices
+            .find(|device| device.name() == name)
+            .ok_or_else(|| Error::NoDevice {
+                name: Some(name.to_owned()),
+            })
+    }
+
+    /// The first device that there is.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn first() -> Result<Self> {
+        let mut devices = devices()?.into_iter();
+        devices.next().ok_or(Error::NoDevice { name: None })
+    }
+
+    /// Its name, such as `rxe0`.
+    pub fn name(&self) -> &str {
+        &self.found.name
+    }
+
+    /// What discovery found out about it.
+    pub fn found(&self) -> &discovery::Device {
+        &self.found
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// EACCES without permission on its character device;
+    /// [`Error::UnsupportedDriver`].
+    pub fn open(&self) -> Result<Context> {
+        Context::open_with(Box::new(RealKernel), self)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.found.name).finish()
+    }
+}
+
+/// An open device, which all objects of a process on it live in.
+///
+/// A handle: clones refer to the same context, which is closed when the last
+/// clone and the last object made in it are gone. Any thread.
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) uverbs: Ctx,
+    info: ContextInfo,
+    device: Option<Device>,
+    /// The first event file of a context takes the events of all its objects.
+    pub(crate) events: Option<AsyncEventFile<Ctx>>,
+    /// Shared receive queues, by what their work requests are numbered with.
+    pub(crate) slabs: Registry<Slab>,
+    next_id: Mutex<u64>,
+}
+
+impl Context {
+    fn open_with(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self> {
+        if device.found.driver_id != DriverId::RXE {
+            return Err(Error::UnsupportedDriver {
+                device: device.found.name.clone(),
+                driver: device.found.driver_id.0,
+            });
+        }
+        let context = uverbs::Context::open(kernel, &device.found)?;
+        Self::begin(context, Some(device.clone()))
+    }
+
+    fn begin(context: uverbs::Context, device: Option<Device>) -> Result<Self> {
+        let info = context.get_context(Udata::none())?;
+        let uverbs = Arc::new(context);
+        let events = AsyncEventFile::alloc(&uverbs)?;
+        events.set_nonblocking(true)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                uverbs,
+                info,
+                device,
+                events: Some(events),
+                slabs: Registry::new(),
+                next_id: Mutex::new(0),
+            }),
+        })
+    }
+
+    /// A context over one that the caller has made: a recorded kernel in a
+    /// test.
+    ///
+    /// # Errors
+    /// Those of GET_CONTEXT.
+    #[cfg(any(test, feature = "fake"))]
+    #[doc(hidden)]
+    pub fn over(context: uverbs::Context) -> Result<Self> {
+        Self::begin(context, None)
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(crate) fn uverbs(&self) -> &Ctx {
+        &self.inner.uverbs
+    }
+
+    /// A number that no other object of this context has had: what events name
+    /// the object by.
+    pub(crate) fn next_id(&self) -> u64 {
+        let mut next = self
+            .inner
+            .next_id
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *next += 1;
+        *next
+    }
+
+    /// Whether `other` is a handle of the same context.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The device that it was opened on.
+    pub fn device(&self) -> Option<&Device> {
+        self.inner.device.as_ref()
+    }
+
+    /// Completion vectors that events of completion queues can be spread over;
+    /// valid ones are less than this.
+    pub fn num_comp_vectors(&self) -> u32 {
+        self.inner.info.num_comp_vectors
+    }
+
+    /// The kernel's side of it, for what this crate has no words for.
+    pub fn as_uverbs(&self) -> &Arc<uverbs::Context> {
+        &self.inner.uverbs
+    }
+
+    /// Closes the device.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the context, while objects made in it or other
+    /// handles of it are alive.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(inner) => {
+                drop(inner);
+                Ok(())
+            }
+            Err(inner) => Err((
+                Self { inner },
+                Error::Busy {
+                    object: "context",
+                    users: "objects made in it, or other handles of it",
+                },
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.inner.device.as_ref().map(Device::name);
+        f.debug_tuple("Context").field(&name).finish()
+    }
+}

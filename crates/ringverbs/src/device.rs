@@ -1,0 +1,389 @@
+//! The devices behind one face: one variant for each driver that there is code
+//! for, chosen when an object is made. No type of a device crate goes further
+//! than this module.
+
+use uverbs::{CqInit, PdHandle, QpInit, SrqInit, SrqModify};
+
+use crate::context::Ctx;
+use crate::error::{Error, Result};
+use crate::operation::RemoteAddr;
+
+pub(crate) use ring::Span;
+pub(crate) use rxe::{BindMwWr as WindowBinding, Sge, WorkCompletion};
+
+/// Operation codes and flags of send work requests, as the kernel numbers
+/// them.
+pub(crate) use rxe::{Opcode, SendFlags};
+
+/// The rings of a queue pair, and its doorbell.
+pub(crate) struct QueuePair {
+    pub object: uverbs::Qp<Ctx>,
+    pub send: SendQueue,
+    pub recv: Option<RecvQueue>,
+    pub doorbell: Doorbell,
+}
+
+impl QueuePair {
+    pub fn create(context: &Ctx, init: &QpInit) -> Result<Self> {
+        let made = rxe::QueuePair::create(context, init)?;
+        // SAFETY: the queue pair, and so its doorbell, does not outlive the
+        // context that it keeps.
+        let direct = unsafe { made.doorbell.direct() };
+        Ok(Self {
+            object: made.object,
+            send: SendQueue::Rxe(made.send),
+            recv: made.recv.map(RecvQueue::Rxe),
+            doorbell: match direct {
+                Some(direct) => Doorbell::Direct(direct),
+                None => Doorbell::Kernel(made.doorbell),
+            },
+        })
+    }
+}
+
+/// What tells the device of work.
+#[derive(Debug)]
+pub(crate) enum Doorbell {
+    /// A system call of the real kernel.
+    Direct(rxe::DirectDoorbell),
+    /// The same of any kernel.
+    Kernel(rxe::Doorbell<Ctx>),
+}
+
+impl Doorbell {
+    #[inline(always)]
+    pub fn ring(&self) -> Result<()> {
+        match self {
+            Self::Direct(doorbell) => doorbell.ring().map_err(|refused| Error::Doorbell {
+                errno: refused.errno().raw(),
+            }),
+            Self::Kernel(doorbell) => doorbell
+                .ring()
+                .map_err(|errno| Error::Doorbell { errno: errno.raw() }),
+        }
+    }
+}
+
+/// A send queue's writer.
+#[derive(Debug)]
+pub(crate) enum SendQueue {
+    Rxe(rxe::SendQueue),
+}
+
+impl SendQueue {
+    /// Starts a batch; one that was not published is gone.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        let Self::Rxe(queue) = self;
+        queue.begin().keep();
+    }
+
+    #[inline(always)]
+    pub fn open(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) -> Result<Wqe<'_>> {
+        let Self::Rxe(queue) = self;
+        let capacity = queue.capacity();
+        match queue.open(wr_id, opcode, flags) {
+            Ok(wqe) => Ok(Wqe::Rxe(wqe)),
+            Err(_) => Err(Error::QueueFull { capacity }),
+        }
+    }
+
+    #[inline(always)]
+    pub fn accept(&mut self) {
+        let Self::Rxe(queue) = self;
+        queue.accept();
+    }
+
+    /// Hands the batch to the device; whether there was anything.
+    ///
+    /// # Safety
+    /// As of the device crate's: the memory named stays, and is left alone as
+    /// the operation demands, until it has completed.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> bool {
+        let Self::Rxe(queue) = self;
+        // SAFETY: passed on.
+        unsafe { queue.publish() }
+    }
+
+    pub fn capacity(&self) -> u32 {
+        let Self::Rxe(queue) = self;
+        queue.capacity()
+    }
+}
+
+/// A work request while it is written.
+pub enum Wqe<'q> {
+    #[doc(hidden)]
+    Rxe(rxe::Wqe<'q>),
+}
+
+impl Wqe<'_> {
+    #[inline(always)]
+    pub(crate) fn max_sge(&self) -> u32 {
+        let Self::Rxe(wqe) = self;
+        wqe.max_sge()
+    }
+
+    #[inline(always)]
+    pub(crate) fn immediate_or_key(&mut self, value: u32) {
+        let Self::Rxe(wqe) = self;
+        wqe.immediate_or_key(value);
+    }
+
+    #[inline(always)]
+    pub(crate) fn rdma(&mut self, to: RemoteAddr) {
+        let Self::Rxe(wqe) = self;
+        wqe.rdma(to.addr, to.rkey);
+    }
+
+    #[inline(always)]
+    pub(crate) fn atomic(&mut self, to: RemoteAddr, compare_add: u64, swap: u64) {
+        let Self::Rxe(wqe) = self;
+        wqe.atomic(to.addr, to.rkey, compare_add, swap);
+    }
+
+    #[inline(always)]
+    pub(crate) fn atomic_write(&mut self, to: RemoteAddr, value: [u8; 8]) {
+        let Self::Rxe(wqe) = self;
+        wqe.atomic_write(to.addr, to.rkey, value);
+    }
+
+    #[inline(always)]
+    pub(crate) fn flush(&mut self, to: RemoteAddr, length: u32, kind: u8, level: u8) {
+        let Self::Rxe(wqe) = self;
+        wqe.flush(to.addr, to.rkey, length, kind, level);
+    }
+
+    #[inline(always)]
+    pub(crate) fn bind_window(&mut self, binding: WindowBinding) {
+        let Self::Rxe(wqe) = self;
+        wqe.bind_mw(binding);
+    }
+
+    #[inline(always)]
+    pub(crate) fn datagram(&mut self, ah_num: u32, remote_qpn: u32, remote_qkey: u32) {
+        let Self::Rxe(wqe) = self;
+        wqe.ud(ah_num, remote_qpn, remote_qkey);
+    }
+
+    #[inline(always)]
+    pub(crate) fn no_data(&mut self) {
+        let Self::Rxe(wqe) = self;
+        wqe.no_data();
+    }
+
+    #[inline(always)]
+    pub(crate) fn sge(&mut self, sge: Sge) -> Result<u32> {
+        let Self::Rxe(wqe) = self;
+        let allowed = wqe.max_sge();
+        wqe.sge(sge)
+            .map_err(|error| refused(error, 1, allowed, sge.length.into()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn sge_list(&mut self, list: &[Sge]) -> Result<u32> {
+        let Self::Rxe(wqe) = self;
+        let allowed = wqe.max_sge();
+        wqe.sge_list(list)
+            .map_err(|error| refused(error, list.len(), allowed, 0))
+    }
+
+    #[inline(always)]
+    pub(crate) fn inline(&mut self, bytes: &[u8]) -> Result<u32> {
+        let Self::Rxe(wqe) = self;
+        wqe.inline(bytes)
+            .map_err(|error| refused(error, 0, 0, bytes.len() as u64))
+    }
+}
+
+#[cold]
+fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> Error {
+    match error {
+        rxe::PostError::TooManySges => Error::Limit {
+            what: "scatter/gather elements",
+            asked: elements as u64,
+            allowed: max_sge.into(),
+        },
+        rxe::PostError::InlineTooLong => Error::Invalid {
+            what: "more inline data than the queue pair was made for",
+        },
+        rxe::PostError::MessageTooLong => Error::Limit {
+            what: "bytes in a message",
+            asked: bytes,
+            allowed: rxe::MAX_MESSAGE.into(),
+        },
+        rxe::PostError::Full => Error::QueueFull { capacity: 0 },
+    }
+}
+
+/// A receive queue's writer.
+#[derive(Debug)]
+pub(crate) enum RecvQueue {
+    Rxe(rxe::RecvQueue),
+}
+
+impl RecvQueue {
+    /// Starts a batch; one that was not published is gone.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        let Self::Rxe(queue) = self;
+        queue.begin().keep();
+    }
+
+    #[inline(always)]
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
+        let Self::Rxe(queue) = self;
+        let (capacity, max_sge) = (queue.capacity(), queue.max_sge());
+        queue.push(wr_id, list).map_err(|error| match error {
+            rxe::PostError::Full => Error::QueueFull { capacity },
+            error => refused(error, list.len(), max_sge, 0),
+        })
+    }
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    /// The memory of every list stays, and is left alone, until its receive
+    /// has completed.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) {
+        let Self::Rxe(queue) = self;
+        // SAFETY: passed on.
+        unsafe { queue.publish() }
+    }
+
+    pub fn capacity(&self) -> u32 {
+        let Self::Rxe(queue) = self;
+        queue.capacity()
+    }
+
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        let Self::Rxe(queue) = self;
+        queue.max_sge()
+    }
+}
+
+/// A completion queue's ring.
+#[derive(Debug)]
+pub(crate) enum CompletionRing {
+    Rxe(rxe::CompletionRing),
+}
+
+/// A completion queue as the device crate makes it.
+pub(crate) struct CompletionQueue {
+    pub object: uverbs::Cq<Ctx>,
+    pub ring: CompletionRing,
+    pub peek: ring::Peek,
+}
+
+impl CompletionQueue {
+    pub fn create(context: &Ctx, init: &CqInit) -> Result<Self> {
+        let made = rxe::CompletionQueue::create(context, init)?;
+        Ok(Self {
+            object: made.object,
+            ring: CompletionRing::Rxe(made.ring),
+            peek: made.peek,
+        })
+    }
+}
+
+impl CompletionRing {
+    /// The completions that are there now.
+    #[inline(always)]
+    pub fn available(&self) -> Span {
+        let Self::Rxe(ring) = self;
+        ring.available()
+    }
+
+    /// The completion at `span.at`, copied.
+    #[inline(always)]
+    pub fn read(&self, span: &Span) -> WorkCompletion {
+        let Self::Rxe(ring) = self;
+        // SAFETY: the entry lies in the mapping, whole and aligned; any bytes
+        // are a `WorkCompletion`.
+        unsafe { ring.entry(span).as_ptr().read() }
+    }
+
+    /// Steps to the next one.
+    #[inline(always)]
+    pub fn advance(&self, span: &mut Span) {
+        let Self::Rxe(ring) = self;
+        span.at = ring.consumer().indices().next(span.at);
+    }
+
+    /// Gives everything before `span.at` back to the device.
+    #[inline(always)]
+    pub fn release(&self, span: &Span) {
+        let Self::Rxe(ring) = self;
+        ring.consumer().release(span.at);
+    }
+
+    /// Arms by `arm`, then looks whether anything is there.
+    pub fn arm_and_look(&self, arm: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let Self::Rxe(ring) = self;
+        ring.consumer().arm_and_look(arm)
+    }
+
+    pub fn capacity(&self) -> u32 {
+        let Self::Rxe(ring) = self;
+        ring.capacity()
+    }
+
+    /// Resizes the queue, keeping what is in it.
+    pub fn resize(
+        &mut self,
+        object: &uverbs::Cq<Ctx>,
+        peek: &ring::Peek,
+        retired: &mut Vec<ring::Retired>,
+        cqe: u32,
+    ) -> Result<u32> {
+        let Self::Rxe(ring) = self;
+        Ok(rxe::CompletionQueue::resize(
+            object, ring, peek, retired, cqe,
+        )?)
+    }
+}
+
+/// A shared receive queue as the device crate makes it.
+pub(crate) struct SharedReceiveQueue {
+    pub object: uverbs::Srq<Ctx>,
+    pub recv: RecvQueue,
+}
+
+impl SharedReceiveQueue {
+    pub fn create(context: &Ctx, init: &SrqInit) -> Result<Self> {
+        let made = rxe::SharedReceiveQueue::create(context, init)?;
+        Ok(Self {
+            object: made.object,
+            recv: RecvQueue::Rxe(made.recv),
+        })
+    }
+
+    pub fn modify(
+        object: &uverbs::Srq<Ctx>,
+        recv: &mut RecvQueue,
+        change: &SrqModify,
+    ) -> Result<()> {
+        let RecvQueue::Rxe(recv) = recv;
+        Ok(rxe::SharedReceiveQueue::modify(object, recv, change)?)
+    }
+}
+
+/// An address handle as the device crate makes it.
+#[derive(Debug)]
+pub(crate) struct AddressHandle {
+    pub object: uverbs::Ah<Ctx>,
+    pub number: u32,
+}
+
+impl AddressHandle {
+    pub fn create(context: &Ctx, pd: PdHandle, attr: &uverbs::AhAttr) -> Result<Self> {
+        let made = rxe::AddressHandle::create(context, pd, attr, 0)?;
+        Ok(Self {
+            object: made.object,
+            number: made.ah_num,
+        })
+    }
+}

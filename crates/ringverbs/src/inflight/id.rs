@@ -1,0 +1,144 @@
+//! Identifiers of work requests.
+
+/// Bits of a sequence number.
+const SEQUENCE_BITS: u32 = 24;
+const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
+/// Bits of a queue's generation.
+const GENERATION_BITS: u32 = 20;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+const INDEX_BITS: u32 = 19;
+/// Queues that one registry numbers at most.
+pub(crate) const MAX_QUEUES: u32 = 1 << INDEX_BITS;
+/// Operations that a queue may have in flight: half of what the sequence
+/// numbers tell apart, so that an old one is not taken for a new one.
+pub(crate) const MAX_DEPTH: u32 = 1 << (SEQUENCE_BITS - 1);
+const SHARED: u64 = 1 << 63;
+
+/// A queue's place in its registry, and how many had that place before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueId {
+    /// Place, less than [`MAX_QUEUES`].
+    pub index: u32,
+    /// Generation, 20 bits, from 1 on.
+    pub generation: u32,
+}
+
+impl QueueId {
+    /// The next queue at the same place.
+    pub fn successor(self) -> Self {
+        let next = (self.generation + 1) & GENERATION_MASK;
+        Self {
+            index: self.index,
+            // 0 stays free, so that an identifier of 0 names nothing.
+            generation: next.max(1),
+        }
+    }
+
+    /// Whether this could be an earlier queue at the place of `current`.
+    pub fn precedes(self, current: Self) -> bool {
+        let age = current.generation.wrapping_sub(self.generation) & GENERATION_MASK;
+        self.index == current.index && self.generation != 0 && age < 1 << (GENERATION_BITS - 1)
+    }
+
+    /// What the identifiers of the queue's work requests have in common.
+    pub fn prefix(self, shared: bool) -> u64 {
+        let shared = if shared { SHARED } else { 0 };
+        shared
+            | u64::from(self.index) << (GENERATION_BITS + SEQUENCE_BITS)
+            | u64::from(self.generation) << SEQUENCE_BITS
+    }
+}
+
+/// The identifier of a work request: of a shared receive queue or not, queue,
+/// generation, sequence number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WorkId(pub u64);
+
+impl WorkId {
+    /// The identifier of the queue with that prefix and a sequence number, of
+    /// which the low 24 bits count.
+    #[inline(always)]
+    pub fn new(prefix: u64, sequence: u32) -> Self {
+        Self(prefix | u64::from(sequence & SEQUENCE_MASK))
+    }
+
+    /// Whether it is of a shared receive queue.
+    #[inline(always)]
+    pub fn is_shared(self) -> bool {
+        self.0 & SHARED != 0
+    }
+
+    /// The queue.
+    #[inline(always)]
+    pub fn queue(self) -> QueueId {
+        QueueId {
+            index: (self.0 >> (GENERATION_BITS + SEQUENCE_BITS)) as u32 & (MAX_QUEUES - 1),
+            generation: (self.0 >> SEQUENCE_BITS) as u32 & GENERATION_MASK,
+        }
+    }
+
+    /// The low 24 bits of the sequence number.
+    #[inline(always)]
+    pub fn sequence(self) -> u32 {
+        self.0 as u32 & SEQUENCE_MASK
+    }
+
+    /// How far this sequence number is ahead of `from`, modulo 2^24.
+    #[inline(always)]
+    pub fn ahead_of(self, from: u32) -> u32 {
+        self.sequence().wrapping_sub(from) & SEQUENCE_MASK
+    }
+}
+
+const _: () = assert!(1 + INDEX_BITS + GENERATION_BITS + SEQUENCE_BITS == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identifier_keeps_its_parts() {
+        for shared in [false, true] {
+            for index in [0, 1, MAX_QUEUES - 1] {
+                for generation in [1, GENERATION_MASK] {
+                    for sequence in [0, 1, SEQUENCE_MASK] {
+                        let queue = QueueId { index, generation };
+                        let id = WorkId::new(queue.prefix(shared), sequence);
+                        assert_eq!(id.is_shared(), shared);
+                        assert_eq!(id.queue(), queue);
+                        assert_eq!(id.sequence(), sequence);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sequence_number_wraps_without_touching_the_queue() {
+        let queue = QueueId {
+            index: 5,
+            generation: 9,
+        };
+        let id = WorkId::new(queue.prefix(false), u32::MAX);
+        assert_eq!(id.queue(), queue);
+        assert_eq!(id.ahead_of(u32::MAX - 1), 1);
+        assert_eq!(WorkId::new(queue.prefix(false), 0).ahead_of(u32::MAX), 1);
+    }
+
+    #[test]
+    fn generations_go_round_without_zero() {
+        let last = QueueId {
+            index: 1,
+            generation: GENERATION_MASK,
+        };
+        let first = last.successor();
+        assert_eq!(first.generation, 1);
+        assert!(last.precedes(first));
+        assert!(!first.precedes(last));
+        let nobody = QueueId {
+            index: 1,
+            generation: 0,
+        };
+        assert!(!nobody.precedes(first));
+    }
+}

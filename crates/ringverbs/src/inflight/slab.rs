@@ -1,0 +1,131 @@
+//! Operations in flight on a shared receive queue, which complete in any order
+//! and on several completion queues.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Posted;
+use super::id::{QueueId, WorkId};
+
+/// Bits of a place's number in the sequence number; the others count how often
+/// the place was used.
+const PLACE_BITS: u32 = 20;
+const USE_MASK: u32 = 0xf;
+/// Receives that a shared receive queue may have in flight.
+pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
+
+/// The receives in flight on a shared receive queue. Several threads: it has a
+/// lock.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    id: QueueId,
+    prefix: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    places: Vec<Place>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Place {
+    uses: u32,
+    posted: Option<Posted>,
+}
+
+impl Slab {
+    /// For up to `capacity` receives.
+    pub fn new(id: QueueId, capacity: u32) -> Self {
+        let mut state = State {
+            places: Vec::new(),
+            free: Vec::new(),
+        };
+        state.grow(capacity);
+        Self {
+            id,
+            prefix: id.prefix(true),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its number in the context's registry.
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// Receives that it takes at most.
+    pub fn capacity(&self) -> u32 {
+        self.lock().places.len() as u32
+    }
+
+    /// Receives in flight.
+    pub fn len(&self) -> u32 {
+        let state = self.lock();
+        (state.places.len() - state.free.len()) as u32
+    }
+
+    /// Makes room for `capacity` receives in all; never less than there was.
+    pub fn grow(&self, capacity: u32) {
+        self.lock().grow(capacity);
+    }
+
+    /// Puts a receive in. `None`, with the receive, if there is no room.
+    pub fn insert(&self, posted: Posted) -> Result<WorkId, Posted> {
+        let mut state = self.lock();
+        let Some(place) = state.free.pop() else {
+            return Err(posted);
+        };
+        let entry = &mut state.places[place as usize];
+        entry.posted = Some(posted);
+        let sequence = (entry.uses & USE_MASK) << PLACE_BITS | place;
+        Ok(WorkId::new(self.prefix, sequence))
+    }
+
+    /// Takes the receive out that `work` names, if it is in flight.
+    pub fn remove(&self, work: WorkId) -> Option<Posted> {
+        let mut state = self.lock();
+        let place = work.sequence() & (MAX_PLACES - 1);
+        let uses = work.sequence() >> PLACE_BITS;
+        let entry = state.places.get_mut(place as usize)?;
+        if entry.uses & USE_MASK != uses {
+            return None;
+        }
+        let posted = entry.posted.take()?;
+        entry.uses = entry.uses.wrapping_add(1);
+        state.free.push(place);
+        Some(posted)
+    }
+
+    /// Takes all receives out.
+    pub fn take_all(&self) -> Vec<Posted> {
+        let mut state = self.lock();
+        let State { places, free } = &mut *state;
+        let mut taken = Vec::new();
+        for (number, place) in places.iter_mut().enumerate() {
+            if let Some(posted) = place.posted.take() {
+                place.uses = place.uses.wrapping_add(1);
+                free.push(number as u32);
+                taken.push(posted);
+            }
+        }
+        taken
+    }
+}
+
+impl State {
+    fn grow(&mut self, capacity: u32) {
+        let capacity = capacity.min(MAX_PLACES);
+        for place in self.places.len() as u32..capacity {
+            self.places.push(Place {
+                uses: 0,
+                posted: None,
+            });
+            self.free.push(place);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! RDMA verbs in Rust, without a C library.
+//!
+//! ```text
+//! devices() ─► Device ─► Context ─► ProtectionDomain ─► Region ─► Buffer
+//!                           │              └──────────► QueuePair ─── posts Buffers
+//!                           └─► CompletionQueue ◄──────────┘     ─── gives them back
+//! ```
+//!
+//! The kernel is asked directly (ioctl on the uverbs device), and the data path
+//! is in this process: posting and polling allocate nothing and, as far as the
+//! device allows, call nothing.
+//!
+//! **Safe by ownership.** A posted operation owns its memory until its
+//! completion is read or its queue pair is gone. All handles can be dropped, or
+//! forgotten, in any order: what they need of each other they keep.
+//!
+//! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`) are
+//! for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
+//! time and are `Send`.
+
+mod completion;
+mod context;
+mod data;
+mod device;
+mod error;
+mod inflight;
+mod memory;
+mod operation;
+mod pd;
+pub mod qp;
+mod query;
+
+pub use completion::{
+    Completion, CompletionQueue, CompletionQueueBuilder, Failure, SharedCompletionQueue, Status,
+    Success,
+};
+pub use context::{Context, Device, devices};
+pub use data::{Inline, Payload, Sink, Source};
+pub use error::{CloseError, Error, Result};
+pub use memory::{Buffer, Region};
+pub use operation::{Operation, RemoteAddr};
+pub use pd::ProtectionDomain;
+pub use qp::{Endpoint, LocalAddress, PostError, QueuePair, Transport, WorkRequest};
+pub use query::{Gid, GidEntry};
+
+pub use uverbs::{AccessFlags, AhAttr, GlobalRoute};

@@ -1,0 +1,204 @@
+//! How a queue pair is made.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, OnceLock};
+
+use ring::Hint;
+use uverbs::{QpCap, QpInit};
+
+use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
+use crate::completion::{CompletionQueue, Shared as CqShared};
+use crate::device;
+use crate::inflight::{FifoWriter, MAX_DEPTH};
+use crate::{Error, ProtectionDomain, Result};
+
+/// How to make a queue pair. From [`ProtectionDomain::queue_pair`].
+#[must_use]
+pub struct QueuePairBuilder {
+    domain: ProtectionDomain,
+    transport: Transport,
+    send_cq: Arc<CqShared>,
+    recv_cq: Arc<CqShared>,
+    cap: QpCap,
+    signal_all: bool,
+}
+
+impl ProtectionDomain {
+    /// A queue pair whose operations complete in `cq`, to be described further
+    /// and built.
+    pub fn queue_pair(&self, transport: Transport, cq: &CompletionQueue) -> QueuePairBuilder {
+        QueuePairBuilder {
+            domain: self.clone(),
+            transport,
+            send_cq: Arc::clone(cq.shared()),
+            recv_cq: Arc::clone(cq.shared()),
+            cap: QpCap {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            signal_all: false,
+        }
+    }
+}
+
+impl QueuePairBuilder {
+    /// Receives complete in a queue of their own.
+    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
+        self.recv_cq = Arc::clone(cq.shared());
+        self
+    }
+
+    /// Operations that the send queue holds at least; 64 unless told.
+    pub fn send_depth(mut self, operations: u32) -> Self {
+        self.cap.max_send_wr = operations;
+        self
+    }
+
+    /// Receives that the receive queue holds at least; 64 unless told.
+    pub fn recv_depth(mut self, receives: u32) -> Self {
+        self.cap.max_recv_wr = receives;
+        self
+    }
+
+    /// Pieces of memory that a send may gather at least; 1 unless told.
+    pub fn send_pieces(mut self, pieces: u32) -> Self {
+        self.cap.max_send_sge = pieces;
+        self
+    }
+
+    /// Pieces of memory that a receive may fill at least; 1 unless told.
+    pub fn recv_pieces(mut self, pieces: u32) -> Self {
+        self.cap.max_recv_sge = pieces;
+        self
+    }
+
+    /// Bytes that may be sent inline at least; 0 unless told.
+    pub fn inline(mut self, bytes: u32) -> Self {
+        self.cap.max_inline_data = bytes;
+        self
+    }
+
+    /// Every operation yields a completion, whatever it asks for.
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// Makes the queue pair, in state RESET.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for sizes over the device's; [`Error::WrongDomain`] for
+    /// a completion queue of another context; ENOMEM.
+    pub fn build(self) -> Result<QueuePair> {
+        let context = self.domain.context();
+        if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
+            return Err(Error::WrongDomain {
+                what: "completion queue",
+            });
+        }
+        let id = context.next_id();
+        let init = QpInit {
+            qp_type: self.transport.qp_type(),
+            pd: Some(self.domain.handle()),
+            send_cq: Some(self.send_cq.object().handle()),
+            recv_cq: Some(self.recv_cq.object().handle()),
+            cap: self.cap,
+            sq_sig_all: self.signal_all,
+            user_handle: id,
+            ..QpInit::default()
+        };
+        let made = match device::QueuePair::create(context.uverbs(), &init) {
+            Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
+                return Err(self.explain(error));
+            }
+            made => made?,
+        };
+        // As many as the device's rings hold, since they are there.
+        let send_depth = made.send.capacity().min(MAX_DEPTH);
+        let send_fifo = self.send_cq.enter(send_depth)?;
+        let recv_fifo = match &made.recv {
+            Some(queue) => {
+                let entered = self.recv_cq.enter(queue.capacity().min(MAX_DEPTH));
+                match entered {
+                    Ok(fifo) => Some(fifo),
+                    Err(error) => {
+                        self.send_cq.leave(&send_fifo);
+                        return Err(error);
+                    }
+                }
+            }
+            None => None,
+        };
+        let inner = Arc::new(Inner {
+            object: ManuallyDrop::new(made.object),
+            parked_send: OnceLock::new(),
+            parked_recv: OnceLock::new(),
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            send_fifo: Arc::clone(&send_fifo),
+            recv_fifo: recv_fifo.clone(),
+            domain: self.domain,
+            transport: self.transport,
+            state: Hint::new(State::RESET.0.into()),
+            destroyed: Hint::new(0),
+            id,
+            psn: random_psn(),
+        });
+        let send = SendHalf {
+            queue: ManuallyDrop::new(made.send),
+            doorbell: made.doorbell,
+            // SAFETY: the queue was made just now; this is its only writer.
+            in_flight: unsafe { FifoWriter::new(send_fifo) },
+            unsignaled: 0,
+            unsignaled_limit: send_depth / 2,
+            signal_all: self.signal_all,
+            operations: self.transport.operations(),
+            inner: Arc::clone(&inner),
+        };
+        let queue = made.recv.zip(recv_fifo).map(|(queue, fifo)| {
+            // SAFETY: as above.
+            (ManuallyDrop::new(queue), unsafe { FifoWriter::new(fifo) })
+        });
+        Ok(QueuePair {
+            send,
+            recv: RecvHalf { queue, inner },
+        })
+    }
+
+    /// Which size was too large for the device, if one was.
+    fn explain(&self, error: uverbs::Error) -> Error {
+        let Ok(device) = self.domain.context().uverbs().query_device() else {
+            return error.into();
+        };
+        let cap = &self.cap;
+        let limits = [
+            ("depth of a send queue", cap.max_send_wr, device.max_qp_wr),
+            (
+                "depth of a receive queue",
+                cap.max_recv_wr,
+                device.max_qp_wr,
+            ),
+            ("pieces of a send", cap.max_send_sge, device.max_sge),
+            ("pieces of a receive", cap.max_recv_sge, device.max_sge),
+        ];
+        limits
+            .into_iter()
+            .find(|(_, asked, allowed)| asked > allowed)
+            .map_or(error.into(), |(what, asked, allowed)| Error::Limit {
+                what,
+                asked: asked.into(),
+                allowed: allowed.into(),
+            })
+    }
+}
+
+/// A packet sequence number to begin with: 24 bits that a stray packet of an
+/// earlier connection is unlikely to have.
+fn random_psn() -> u32 {
+    RandomState::new().build_hasher().finish() as u32 & 0x00ff_ffff
+}

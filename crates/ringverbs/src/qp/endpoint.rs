@@ -1,0 +1,229 @@
+//! What a peer has to know of a queue pair, and connecting to one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use uverbs::{AccessFlags, AhAttr, GlobalRoute};
+
+use super::{Init, QueuePair, ReadyToReceive, ReadyToSend, State, Transport};
+use crate::query::Gid;
+use crate::{Context, Error, Result};
+
+/// A port of the device, and which of its addresses to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The port, from 1.
+    pub port: u8,
+    /// Index of the GID in the port's table.
+    pub gid_index: u8,
+    /// The GID.
+    pub gid: Gid,
+    /// The port's LID; 0 on Ethernet.
+    pub lid: u16,
+    /// Code of the port's MTU: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u8,
+}
+
+impl Context {
+    /// The address of a port that RoCE can be reached under: that of an IPv4
+    /// address if it has one, else of another RoCE v2 GID, else the first.
+    ///
+    /// # Errors
+    /// [`Error::NoGid`]; EINVAL if there is no such port.
+    pub fn local_address(&self, port: u8) -> Result<LocalAddress> {
+        let gids = self.gids()?;
+        let gid = gids
+            .iter()
+            .filter(|entry| entry.port == port)
+            .min_by_key(|entry| match (entry.is_roce_v2(), entry.gid.is_ipv4()) {
+                (true, true) => 0,
+                (true, false) => 1,
+                _ => 2,
+            })
+            .ok_or(Error::NoGid { port })?;
+        self.local_address_with(port, gid.index)
+    }
+
+    /// The address of a port with that index in its GID table.
+    ///
+    /// # Errors
+    /// ENODATA for an empty place, EINVAL if there is none.
+    pub fn local_address_with(&self, port: u8, gid_index: u8) -> Result<LocalAddress> {
+        let attr = self.uverbs().query_port(port)?;
+        let entry = self
+            .uverbs()
+            .query_gid_entry(port.into(), gid_index.into())?;
+        Ok(LocalAddress {
+            port,
+            gid_index,
+            gid: Gid(entry.gid),
+            lid: attr.legacy.lid,
+            mtu: attr.legacy.active_mtu,
+        })
+    }
+}
+
+impl LocalAddress {
+    /// The path from here to a peer's address.
+    pub fn path_to(&self, gid: Gid, lid: u16) -> AhAttr {
+        AhAttr {
+            grh: GlobalRoute {
+                dgid: gid.0,
+                sgid_index: self.gid_index,
+                hop_limit: 64,
+                ..GlobalRoute::default()
+            },
+            dlid: lid,
+            is_global: true,
+            port_num: self.port,
+            ..AhAttr::default()
+        }
+    }
+}
+
+/// What a peer has to know of a queue pair to reach it.
+///
+/// It travels as text (`Display`, `FromStr`): queue pair number, packet number,
+/// LID, code of the MTU and GID in hexadecimal with colons between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Queue pair number, 24 bits.
+    pub qp_num: u32,
+    /// The number of its first packet, 24 bits.
+    pub psn: u32,
+    /// LID of its port; 0 on Ethernet.
+    pub lid: u16,
+    /// Code of its port's MTU: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u8,
+    /// GID of its port.
+    pub gid: Gid,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            qp_num,
+            psn,
+            lid,
+            mtu,
+            gid,
+        } = self;
+        write!(f, "{qp_num:06x}:{psn:06x}:{lid:04x}:{mtu:x}:")?;
+        for byte in gid.0 {
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let error = || Error::Parse {
+            expected: "an endpoint (number:packet:lid:mtu:gid in hexadecimal)",
+        };
+        let mut parts = text.trim().split(':');
+        let mut number = |digits: usize| {
+            let part = parts.next().filter(|part| {
+                (1..=digits).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+            });
+            part.and_then(|part| u128::from_str_radix(part, 16).ok())
+                .ok_or_else(error)
+        };
+        let endpoint = Self {
+            qp_num: number(6)? as u32,
+            psn: number(6)? as u32,
+            lid: number(4)? as u16,
+            mtu: number(1)? as u8,
+            gid: Gid(number(32)?.to_be_bytes()),
+        };
+        if parts.next().is_some() || !(1..=5).contains(&endpoint.mtu) {
+            return Err(error());
+        }
+        Ok(endpoint)
+    }
+}
+
+impl QueuePair {
+    /// What a peer has to know of it, under that address.
+    pub fn endpoint(&self, local: &LocalAddress) -> Endpoint {
+        Endpoint {
+            qp_num: self.qp_num(),
+            psn: self.inner().psn,
+            lid: local.lid,
+            mtu: local.mtu,
+            gid: local.gid,
+        }
+    }
+
+    /// Connects it to a peer: RESET, INIT, RTR, RTS, with the values that
+    /// [`ReadyToReceive`] and [`ReadyToSend`] have unless told, and every access
+    /// that a peer's key allows. The peer does the same with this one's
+    /// [`endpoint`](Self::endpoint).
+    ///
+    /// A queue pair in INIT (with receives posted already) goes on from there.
+    ///
+    /// # Errors
+    /// [`Error::State`] for one of datagrams; EINVAL if it is in another state,
+    /// or the peer's values are out of range.
+    pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
+        let transport = self.transport();
+        let path = local.path_to(peer.gid, peer.lid);
+        let mtu = local.mtu.min(peer.mtu);
+        let (receive, send) = match transport {
+            Transport::Reliable => (
+                ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu),
+                ReadyToSend::reliable(self.inner().psn),
+            ),
+            Transport::Unreliable => (
+                ReadyToReceive::unreliable(path, peer.qp_num, peer.psn, mtu),
+                ReadyToSend::unreliable(self.inner().psn),
+            ),
+            Transport::Datagram => {
+                return Err(Error::State {
+                    verb: "connect",
+                    state: self.state(),
+                    needed: "a connected transport; datagrams are addressed one by one",
+                });
+            }
+        };
+        self.initialize(local)?;
+        self.transition(receive)?;
+        self.transition(send)
+    }
+
+    /// RESET to INIT of a connection, with every access that a peer's key
+    /// allows: receives can be posted before the peer is known. In INIT it does
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::State`] for one of datagrams.
+    pub fn initialize(&mut self, local: &LocalAddress) -> Result<()> {
+        if self.state() == State::INIT {
+            return Ok(());
+        }
+        let writes = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let all = writes | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        match self.transport() {
+            Transport::Reliable => self.transition(Init::reliable(local.port, all)),
+            Transport::Unreliable => self.transition(Init::unreliable(local.port, writes)),
+            Transport::Datagram => Err(Error::State {
+                verb: "initialize",
+                state: self.state(),
+                needed: "a connected transport",
+            }),
+        }
+    }
+
+    /// Makes one of datagrams ready: RESET, INIT, RTR, RTS. It receives what
+    /// carries `qkey`.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a connection.
+    pub fn activate(&mut self, local: &LocalAddress, qkey: u32) -> Result<()> {
+        self.transition(Init::datagram(local.port, qkey))?;
+        self.transition(ReadyToReceive::datagram())?;
+        self.transition(ReadyToSend::datagram(self.inner().psn))
+    }
+}

@@ -1,0 +1,441 @@
+//! Queue pairs.
+//!
+//! - `builder`: how one is made;
+//! - `states`: its transitions, with what each demands;
+//! - `endpoint`: what a peer has to know of it, and connecting;
+//! - `request`, `post`: work requests, and how they are posted.
+
+mod builder;
+mod endpoint;
+mod post;
+mod request;
+mod states;
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, OnceLock};
+
+use ring::Hint;
+use uverbs::{Qp, QpCap, QpType, Udata};
+
+use crate::completion::{CompletionQueue, Shared as CqShared};
+use crate::context::Ctx;
+use crate::data::Payload;
+use crate::device::{Doorbell, RecvQueue, SendQueue};
+use crate::inflight::{Fifo, FifoWriter, Posted};
+use crate::operation::Operation;
+use crate::{Context, Error, ProtectionDomain, Result};
+
+pub use builder::QueuePairBuilder;
+pub use endpoint::{Endpoint, LocalAddress};
+pub use post::{Batch, PostError, ReceiveBatch};
+pub use request::WorkRequest;
+pub use states::{Init, ReadyToReceive, ReadyToSend, Transition};
+
+/// State of a queue pair.
+pub use uverbs::QpState as State;
+/// Attributes of a queue pair, as the kernel has them.
+pub use uverbs::{QpAttr, QpAttrMask};
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// Reliable connection: everything, in order, with acknowledgements.
+    Reliable,
+    /// Unreliable connection: sends and writes; what is lost is lost.
+    Unreliable,
+    /// Unreliable datagrams: sends to any peer, up to one packet.
+    Datagram,
+}
+
+impl Transport {
+    fn qp_type(self) -> QpType {
+        match self {
+            Self::Reliable => QpType::RC,
+            Self::Unreliable => QpType::UC,
+            Self::Datagram => QpType::UD,
+        }
+    }
+
+    /// Operations that it has, as a set of bits.
+    fn operations(self) -> u32 {
+        const fn bit(operation: Operation) -> u32 {
+            1 << operation as u32
+        }
+        let all = u32::MAX;
+        match self {
+            Self::Reliable => all,
+            Self::Unreliable => {
+                bit(Operation::Send)
+                    | bit(Operation::Write)
+                    | bit(Operation::LocalInvalidate)
+                    | bit(Operation::BindWindow)
+            }
+            Self::Datagram => bit(Operation::Send),
+        }
+    }
+}
+
+/// What an operation keeps alive besides its memory.
+#[derive(Debug, Default)]
+pub(crate) enum Companion {
+    #[default]
+    None,
+}
+
+/// A queue pair.
+///
+/// One owner posts (`&mut`): no lock. To use both queues from two threads,
+/// [`split`](Self::split) it; to post to one queue from several, put it into a
+/// lock.
+///
+/// Dropping it destroys it; then the kernel touches no memory of its
+/// operations any more, and what was in flight is released: at once, or, as far
+/// as the owner of a completion queue has met it, when that is polled next or
+/// dropped. [`close_and_drain`](Self::close_and_drain) gives it back instead.
+pub struct QueuePair {
+    send: SendHalf,
+    recv: RecvHalf,
+}
+
+/// The half of a queue pair that sends, writes, reads.
+pub struct SendHalf {
+    queue: ManuallyDrop<SendQueue>,
+    doorbell: Doorbell,
+    in_flight: FifoWriter,
+    /// Operations posted since the last that is signalled.
+    unsignaled: u32,
+    /// As many of those there may be.
+    unsignaled_limit: u32,
+    /// Every operation is signalled.
+    signal_all: bool,
+    operations: u32,
+    inner: Arc<Inner>,
+}
+
+/// The half of a queue pair that receives.
+pub struct RecvHalf {
+    /// None with a shared receive queue.
+    queue: Option<(ManuallyDrop<RecvQueue>, FifoWriter)>,
+    inner: Arc<Inner>,
+}
+
+/// What both halves need.
+pub(crate) struct Inner {
+    object: ManuallyDrop<Qp<Ctx>>,
+    /// The rings, once their halves are gone: the device may still write there
+    /// until the object is.
+    parked_send: OnceLock<SendQueue>,
+    parked_recv: OnceLock<RecvQueue>,
+    send_cq: Arc<CqShared>,
+    recv_cq: Arc<CqShared>,
+    send_fifo: Arc<Fifo>,
+    recv_fifo: Option<Arc<Fifo>>,
+    domain: ProtectionDomain,
+    transport: Transport,
+    /// As far as this side knows.
+    state: Hint,
+    /// 1 once the object is destroyed.
+    destroyed: Hint,
+    id: u64,
+    psn: u32,
+}
+
+/// An operation that was in flight on a queue pair that is gone.
+#[derive(Debug)]
+pub struct Released {
+    /// The token that it was posted with.
+    pub token: u64,
+    /// What it was. Whether it was done nobody knows.
+    pub operation: Operation,
+    /// Its memory.
+    pub payload: Payload,
+}
+
+impl From<Posted> for Released {
+    fn from(posted: Posted) -> Self {
+        Self {
+            token: posted.token,
+            operation: posted.operation,
+            payload: posted.payload,
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> State {
+        State(self.state.get() as u8)
+    }
+
+    fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == State::RESET {
+            let waiting =
+                self.send_fifo.len() + self.recv_fifo.as_ref().map_or(0, |fifo| fifo.len());
+            if waiting > 0 {
+                return Err(Error::Busy {
+                    object: "queue pair",
+                    users: "operations in flight, which a reset would lose",
+                });
+            }
+        }
+        self.object.modify(attr, mask, Udata::none())?;
+        if mask.contains(QpAttrMask::STATE) {
+            self.state.set(attr.qp_state.0.into());
+        }
+        Ok(())
+    }
+
+    /// The kernel's side is gone.
+    fn departed(&self) {
+        self.destroyed.set(1);
+        self.send_cq.leave(&self.send_fifo);
+        if let Some(fifo) = &self.recv_fifo {
+            self.recv_cq.leave(fifo);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        if self.destroyed.get() != 0 {
+            object.into_handle();
+            return;
+        }
+        match object.destroy() {
+            Ok(_) => self.departed(),
+            Err((object, error)) if error.is_device_gone() => {
+                object.into_handle();
+                self.departed();
+            }
+            Err((object, error)) => {
+                // The device may go on using all that is in flight: it stays.
+                tracing::error!(%error, "queue pair leaked, with its operations in flight");
+                object.into_handle();
+                std::mem::forget(Arc::clone(&self.send_fifo));
+                std::mem::forget(self.recv_fifo.clone());
+                std::mem::forget(Arc::clone(&self.send_cq));
+                std::mem::forget(Arc::clone(&self.recv_cq));
+                std::mem::forget(self.domain.clone());
+                std::mem::forget(self.parked_send.take());
+                std::mem::forget(self.parked_recv.take());
+            }
+        }
+    }
+}
+
+impl Drop for SendHalf {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
+        let _ = self.inner.parked_send.set(queue);
+    }
+}
+
+impl Drop for RecvHalf {
+    fn drop(&mut self) {
+        if let Some((queue, _)) = &mut self.queue {
+            // SAFETY: taken here only, and not used afterwards.
+            let queue = unsafe { ManuallyDrop::take(queue) };
+            let _ = self.inner.parked_recv.set(queue);
+        }
+    }
+}
+
+impl QueuePair {
+    fn inner(&self) -> &Arc<Inner> {
+        &self.send.inner
+    }
+
+    /// Its number on the wire, 24 bits.
+    pub fn qp_num(&self) -> u32 {
+        self.inner().object.qp_num()
+    }
+
+    /// What asynchronous events name it by; no other object of the context has
+    /// the same.
+    pub fn id(&self) -> u64 {
+        self.inner().id
+    }
+
+    /// Its transport service.
+    pub fn transport(&self) -> Transport {
+        self.inner().transport
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.inner().domain
+    }
+
+    /// The context that it lives in.
+    pub fn context(&self) -> &Context {
+        self.inner().domain.context()
+    }
+
+    /// The sizes that it was made with, at least those asked for.
+    pub fn capacity(&self) -> QpCap {
+        self.inner().object.cap()
+    }
+
+    /// The state that it was brought to last. The device may have moved it to
+    /// an error state since; [`query`](Self::query) asks.
+    pub fn state(&self) -> State {
+        self.inner().state()
+    }
+
+    /// Asks the kernel for its attributes.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query(&self) -> Result<QpAttr> {
+        let all = QpAttrMask::from_bits_retain(0x001f_ffff);
+        Ok(self.inner().object.query(all)?.0)
+    }
+
+    /// Changes attributes as they are given. [`transition`](Self::transition)
+    /// and [`connect`](Self::connect) know which a transition takes.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a
+    /// transition that is not allowed with these attributes.
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        self.inner().modify(attr, mask)
+    }
+
+    /// Moves it to the error state: everything in flight is completed with
+    /// [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn set_error(&mut self) -> Result<()> {
+        let attr = QpAttr {
+            qp_state: State::ERR,
+            ..QpAttr::default()
+        };
+        self.inner().modify(&attr, QpAttrMask::STATE)
+    }
+
+    /// Operations in flight: of the send queue, of the receive queue.
+    pub fn in_flight(&self) -> (u32, u32) {
+        let inner = self.inner();
+        (
+            inner.send_fifo.len(),
+            inner.recv_fifo.as_ref().map_or(0, |fifo| fifo.len()),
+        )
+    }
+
+    /// The two halves, each for an owner of its own.
+    pub fn split(self) -> (SendHalf, RecvHalf) {
+        (self.send, self.recv)
+    }
+
+    /// A queue pair from its halves.
+    ///
+    /// # Errors
+    /// The halves, if they are of two queue pairs.
+    pub fn reunite(send: SendHalf, recv: RecvHalf) -> Result<Self, (SendHalf, RecvHalf)> {
+        if Arc::ptr_eq(&send.inner, &recv.inner) {
+            Ok(Self { send, recv })
+        } else {
+            Err((send, recv))
+        }
+    }
+
+    /// The half that sends.
+    pub fn send_half(&mut self) -> &mut SendHalf {
+        &mut self.send
+    }
+
+    /// The half that receives.
+    pub fn recv_half(&mut self) -> &mut RecvHalf {
+        &mut self.recv
+    }
+
+    fn destroy(&self) -> Result<()> {
+        let inner = self.inner();
+        match uverbs::qp::destroy(inner.object.context(), inner.object.handle()) {
+            Ok(_) => {}
+            Err(error) if error.is_device_gone() => {}
+            Err(error) => return Err(error.into()),
+        }
+        inner.departed();
+        Ok(())
+    }
+
+    /// Destroys it. What is in flight is released as when it is dropped.
+    ///
+    /// # Errors
+    /// EBUSY with the queue pair, while it is in a multicast group.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        match self.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Destroys it, and gives back everything that was in flight, the send
+    /// queue's first, each in the order in which it was posted. Completions of
+    /// it that nobody has polled are worth nothing from now on.
+    ///
+    /// `recv_cq` is needed if receives complete in another queue than sends.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if these are not its completion queues; EBUSY while
+    /// it is in a multicast group. Both with the queue pair.
+    pub fn close_and_drain(
+        self,
+        send_cq: &mut CompletionQueue,
+        recv_cq: Option<&mut CompletionQueue>,
+    ) -> Result<Vec<Released>, (Self, Error)> {
+        let inner = Arc::clone(self.inner());
+        let fits = send_cq.serves(&inner.send_cq)
+            && match (&recv_cq, &inner.recv_fifo) {
+                (_, None) => true,
+                (Some(cq), Some(_)) => cq.serves(&inner.recv_cq),
+                (None, Some(_)) => send_cq.serves(&inner.recv_cq),
+            };
+        if !fits {
+            let what = "these are not the completion queues of the queue pair";
+            return Err((self, Error::Invalid { what }));
+        }
+        if let Err(error) = self.destroy() {
+            return Err((self, error));
+        }
+        let mut released = Vec::new();
+        let mut keep = |posted: Posted| released.push(Released::from(posted));
+        send_cq.drain(&inner.send_fifo, &mut keep);
+        if let Some(fifo) = &inner.recv_fifo {
+            recv_cq.unwrap_or(send_cq).drain(fifo, &mut keep);
+        }
+        Ok(released)
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("qp_num", &self.qp_num())
+            .field("transport", &self.transport())
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+impl fmt::Debug for SendHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SendHalf")
+            .field(&self.inner.object.qp_num())
+            .finish()
+    }
+}
+
+impl fmt::Debug for RecvHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RecvHalf")
+            .field(&self.inner.object.qp_num())
+            .finish()
+    }
+}

@@ -1,0 +1,394 @@
+//! Posting.
+
+use std::fmt;
+
+use super::{QueuePair, RecvHalf, SendHalf, State, WorkRequest};
+use crate::data::{Data, Sink, Source};
+use crate::device::SendFlags;
+use crate::inflight::Posted;
+use crate::operation::{Operation, RemoteAddr};
+use crate::{Error, Result};
+
+/// An operation that was not posted, or one that was and of which the device
+/// could not be told.
+#[derive(Debug)]
+pub struct PostError<D> {
+    /// Why.
+    pub error: Error,
+    /// Its memory; `None` only with [`Error::Doorbell`], where the operation is
+    /// in flight in spite of it all.
+    pub data: Option<D>,
+    /// Its token.
+    pub token: u64,
+}
+
+impl<D> fmt::Display for PostError<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<D: fmt::Debug> std::error::Error for PostError<D> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<D> From<PostError<D>> for Error {
+    /// Drops the operation's memory.
+    fn from(error: PostError<D>) -> Self {
+        error.error
+    }
+}
+
+impl SendHalf {
+    /// Adds an operation to the batch that is being made.
+    #[inline(always)]
+    fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        match self.write(&request) {
+            Ok(quiet) => {
+                self.queue.accept();
+                let posted = Posted {
+                    token: request.token,
+                    companion: request.companion(),
+                    operation: request.operation(),
+                    payload: request.data.hold(),
+                    quiet,
+                };
+                // SAFETY: `write` has found room.
+                unsafe { self.in_flight.push(posted) };
+                Ok(())
+            }
+            Err(error) => Err(PostError {
+                error,
+                data: Some(request.data),
+                token: request.token,
+            }),
+        }
+    }
+
+    /// Writes the next entry of the queue. Returns whether it is signalled
+    /// without the user's asking.
+    #[inline(always)]
+    fn write<D: Data>(&mut self, request: &WorkRequest<D>) -> Result<bool> {
+        let operation = request.operation();
+        if self.inner.state.get() < u32::from(State::RTS.0)
+            || self.operations & 1 << operation as u32 == 0
+        {
+            return Err(self.cannot(operation));
+        }
+        let Some(id) = self.in_flight.next_id() else {
+            return Err(Error::QueueFull {
+                capacity: self.in_flight.capacity(),
+            });
+        };
+        let asked = request.signaled | self.signal_all;
+        let signaled = asked | (self.unsignaled + 1 >= self.unsignaled_limit);
+        let mut flags = request.flags;
+        if signaled {
+            flags |= SendFlags::SIGNALED;
+        }
+        if D::INLINE {
+            flags |= SendFlags::INLINE;
+        }
+        let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
+        request.describe(&mut wqe);
+        request
+            .data
+            .gather(&mut wqe, self.inner.domain.identity())?;
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        Ok(signaled & !asked)
+    }
+
+    #[cold]
+    fn cannot(&self, operation: Operation) -> Error {
+        if self.operations & 1 << operation as u32 == 0 {
+            return Error::State {
+                verb: "post of a send work request",
+                state: self.inner.state(),
+                needed: "a transport that has the operation",
+            };
+        }
+        Error::State {
+            verb: "post of a send work request",
+            state: self.inner.state(),
+            needed: "RTS (ready to send)",
+        }
+    }
+
+    /// Starts a batch; what another one left behind is gone.
+    #[inline(always)]
+    fn begin(&mut self) {
+        self.in_flight.abandon();
+        self.queue.begin();
+    }
+
+    /// Hands the batch to the device.
+    #[inline(always)]
+    fn publish(&mut self) -> Result<()> {
+        self.in_flight.publish();
+        // SAFETY: the memory of each operation is in the table of those in
+        // flight, and stays there until it has completed or the queue pair is
+        // destroyed: registered, and out of everybody's reach.
+        if unsafe { self.queue.publish() } {
+            self.doorbell.ring()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Posts one operation.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
+    /// [`Error::WrongDomain`]: nothing was posted, and its memory is given back.
+    /// [`Error::Doorbell`]: it is in flight.
+    #[inline]
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        let token = request.token;
+        self.begin();
+        self.push(request)?;
+        self.publish().map_err(|error| PostError {
+            error,
+            data: None,
+            token,
+        })
+    }
+
+    /// Posts several operations and tells the device once. What was posted to
+    /// the batch is handed over when `fill` returns; if it panics, nothing is,
+    /// and the memory is released.
+    ///
+    /// # Errors
+    /// [`Error::Doorbell`]: the operations are in flight.
+    #[inline]
+    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut Batch<'_>) -> R) -> Result<R> {
+        self.begin();
+        let result = fill(&mut Batch { half: self });
+        self.publish()?;
+        Ok(result)
+    }
+
+    /// Operations in flight.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.fifo().len()
+    }
+}
+
+/// A batch of operations of a send queue.
+pub struct Batch<'h> {
+    half: &'h mut SendHalf,
+}
+
+impl Batch<'_> {
+    /// Adds one operation.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`], but not of the doorbell. The batch is as it was.
+    #[inline]
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        self.half.push(request)
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Batch").field(&self.half).finish()
+    }
+}
+
+impl RecvHalf {
+    #[inline(always)]
+    fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        match self.write(&data) {
+            Ok(()) => {
+                if let Some((_, in_flight)) = &mut self.queue {
+                    let posted = Posted {
+                        token,
+                        payload: data.hold(),
+                        companion: super::Companion::None,
+                        operation: Operation::Receive,
+                        quiet: false,
+                    };
+                    // SAFETY: `write` has found room.
+                    unsafe { in_flight.push(posted) };
+                }
+                Ok(())
+            }
+            Err(error) => Err(PostError {
+                error,
+                data: Some(data),
+                token,
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn write<D: Sink>(&mut self, data: &D) -> Result<()> {
+        // In the error state it would only come back, and not of every device.
+        let state = self.inner.state();
+        let Some((queue, in_flight)) = &mut self.queue else {
+            return Err(Error::State {
+                verb: "post of a receive",
+                state,
+                needed: "a receive queue of its own; this one has a shared one: post there",
+            });
+        };
+        if state == State::RESET || state == State::ERR {
+            return Err(Error::State {
+                verb: "post of a receive",
+                state,
+                needed: "INIT, RTR or RTS",
+            });
+        }
+        let Some(id) = in_flight.next_id() else {
+            return Err(Error::QueueFull {
+                capacity: in_flight.capacity(),
+            });
+        };
+        let max_sge = queue.max_sge();
+        data.scatter(max_sge, self.inner.domain.identity(), |list| {
+            queue.push(id.0, list)
+        })
+    }
+
+    #[inline(always)]
+    fn begin(&mut self) {
+        if let Some((queue, in_flight)) = &mut self.queue {
+            in_flight.abandon();
+            queue.begin();
+        }
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        if let Some((queue, in_flight)) = &mut self.queue {
+            in_flight.publish();
+            // SAFETY: as in `SendHalf::publish`.
+            unsafe { queue.publish() };
+        }
+    }
+
+    /// Posts a receive into `data`, as far as its capacity goes. A datagram
+    /// needs 40 bytes more, for its route header, which come first.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
+    /// [`Error::WrongDomain`], with `data`.
+    #[inline]
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        self.begin();
+        self.push(data, token)?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Posts several receives at once.
+    #[inline]
+    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut ReceiveBatch<'_>) -> R) -> R {
+        self.begin();
+        let result = fill(&mut ReceiveBatch { half: self });
+        self.publish();
+        result
+    }
+
+    /// Receives in flight.
+    pub fn in_flight(&self) -> u32 {
+        let queue = self.queue.as_ref();
+        queue.map_or(0, |(_, in_flight)| in_flight.fifo().len())
+    }
+}
+
+/// A batch of receives.
+pub struct ReceiveBatch<'h> {
+    half: &'h mut RecvHalf,
+}
+
+impl ReceiveBatch<'_> {
+    /// Adds one receive.
+    ///
+    /// # Errors
+    /// As [`RecvHalf::receive`]. The batch is as it was.
+    #[inline]
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        self.half.push(data, token)
+    }
+}
+
+impl fmt::Debug for ReceiveBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReceiveBatch").field(&self.half).finish()
+    }
+}
+
+impl QueuePair {
+    /// As [`SendHalf::post`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        self.send.post(request)
+    }
+
+    /// As [`SendHalf::batch`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut Batch<'_>) -> R) -> Result<R> {
+        self.send.batch(fill)
+    }
+
+    /// Sends a message to a receive of the peer's, and hears of its end.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        self.post(WorkRequest::send(data).token(token))
+    }
+
+    /// Writes to memory of the peer's, and hears of its end.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn write<D: Source>(
+        &mut self,
+        data: D,
+        to: RemoteAddr,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.post(WorkRequest::write(data, to).token(token))
+    }
+
+    /// Reads memory of the peer's.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn read<D: Sink>(
+        &mut self,
+        data: D,
+        from: RemoteAddr,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.post(WorkRequest::read(data, from).token(token))
+    }
+
+    /// As [`RecvHalf::receive`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        self.recv.receive(data, token)
+    }
+
+    /// As [`RecvHalf::batch`].
+    #[inline]
+    pub fn receive_batch<R>(&mut self, fill: impl FnOnce(&mut ReceiveBatch<'_>) -> R) -> R {
+        self.recv.batch(fill)
+    }
+}

@@ -1,0 +1,96 @@
+//! What a device, its ports and their address tables say.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use crate::{Context, Error, Result};
+
+/// A global identifier: the address of a port, in network byte order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// Whether it is that of an IPv4 address.
+    pub fn is_ipv4(&self) -> bool {
+        Ipv6Addr::from(self.0).to_ipv4_mapped().is_some()
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+impl FromStr for Gid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let address: Ipv6Addr = text.parse().map_err(|_| Error::Parse {
+            expected: "a GID, which is written as an IPv6 address is",
+        })?;
+        Ok(Self(address.octets()))
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(address: Ipv6Addr) -> Self {
+        Self(address.octets())
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The GID.
+    pub gid: Gid,
+    /// Its port, from 1.
+    pub port: u8,
+    /// Its place in the port's table.
+    pub index: u8,
+    /// Its type: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2.
+    pub gid_type: u32,
+    /// Its network interface; 0 if there is none.
+    pub ifindex: u32,
+}
+
+impl GidEntry {
+    /// Whether RoCE v2 packets can be sent from it.
+    pub fn is_roce_v2(&self) -> bool {
+        self.gid_type == 2
+    }
+}
+
+/// Entries that are asked for at once; no device has more.
+const MAX_GIDS: usize = 1024;
+
+impl Context {
+    /// The GIDs of all ports.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        let mut entries = vec![uverbs::GidEntry::default(); MAX_GIDS];
+        let count = self.uverbs().query_gid_table(&mut entries)?;
+        entries.truncate(count);
+        let entries = entries.into_iter();
+        Ok(entries
+            .filter_map(|entry| {
+                Some(GidEntry {
+                    gid: Gid(entry.gid),
+                    port: entry.port_num.try_into().ok()?,
+                    index: entry.gid_index.try_into().ok()?,
+                    gid_type: entry.gid_type,
+                    ifindex: entry.netdev_ifindex,
+                })
+            })
+            .collect())
+    }
+}
