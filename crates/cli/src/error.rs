@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::trace::TraceError;
+
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Error {
@@ -31,6 +33,8 @@ pub enum Error {
         /// What the kernel said.
         source: uverbs::Error,
     },
+    /// A process could not be looked into.
+    Trace(TraceError),
     /// Output could not be written.
     Output(io::Error),
 }
@@ -79,6 +83,7 @@ impl fmt::Display for Error {
                 ports,
             } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
             Self::Verbs { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Trace(error) => error.fmt(f),
             Self::Output(error) => write!(f, "writing output: {error}"),
         }
     }
@@ -89,5 +94,11 @@ impl std::error::Error for Error {}
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
+    }
+}
+
+impl From<TraceError> for Error {
+    fn from(error: TraceError) -> Self {
+        Self::Trace(error)
     }
 }

@@ -11,6 +11,7 @@ mod doctor;
 mod error;
 mod info;
 mod out;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ enum Command {
     Info(info::Args),
     /// Find out why RDMA does not work here, and what mends it
     Doctor(doctor::Args),
+    /// Decode the queues of a running program on rxe, without touching it
+    Trace(trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Trace(args) => trace::run(&args),
     };
     match result {
         Ok(code) => code,

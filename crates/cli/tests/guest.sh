@@ -130,6 +130,50 @@ sys.exit(not any(sys.argv[3] in f["mend"] for f in found))
     sh -c "$4"
 }
 
-for part in ${*:-info doctor}; do $part; done
+# A C program's queues: what it has posted is known.
+trace() {
+    ibv_rc_pingpong -d "$RXE_DEV" -g "$RXE_GID" -r 300 -n 200 > "$scratch/server" 2>&1 &
+    server=$!
+    sleep 2
+    "$ringverbs" trace $server --json > "$scratch/trace" 2>&1
+    if python3 -c '
+import json, sys
+queues = json.load(open(sys.argv[1]))
+assert len(queues) == 3, len(queues)
+[receive] = [q for q in queues if q["kind"] == "receive queue"]
+assert receive["pending"] == 300, receive
+entry = receive["entries"][-1]
+assert entry["pending"] and entry["wr_id"] == 1 and entry["length"] == 4096, entry
+assert entry["sges"][0]["length"] == 4096, entry
+' "$scratch/trace" 2> "$scratch/python"; then
+        ok "trace finds the 300 receives of an ibv_rc_pingpong that waits"
+    else
+        bad "trace finds the 300 receives of an ibv_rc_pingpong that waits" "$scratch/trace" "$scratch/python"
+    fi
+    # In the middle, if it can be caught; the exchange must not suffer.
+    "$ringverbs" trace $server --follow --interval 1 > "$scratch/followed" 2>&1 &
+    follower=$!
+    sleep 1
+    ibv_rc_pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 200 127.0.0.1 > "$scratch/client" 2>&1
+    if wait $server; then
+        ok "a program that is traced goes on"
+    else
+        bad "a program that is traced goes on" "$scratch/server"
+    fi
+    wait $follower
+    if [ $? -eq 0 ] && grep -q 'SUCCESS RECV 4096 bytes' "$scratch/followed" \
+        && grep -q 'SUCCESS SEND' "$scratch/followed" && grep -q ' SEND 4096 bytes' "$scratch/followed"; then
+        ok "trace --follow sees completions and sends ($(wc -l < "$scratch/followed") lines), and ends with the program"
+    else
+        bad "trace --follow sees completions and sends" "$scratch/followed"
+    fi
+    if "$ringverbs" trace 1 > "$scratch/out" 2>&1 || ! grep -q 'no queue mapped' "$scratch/out"; then
+        bad "trace says that a process has no queues" "$scratch/out"
+    else
+        ok "trace says that a process has no queues"
+    fi
+}
+
+for part in ${*:-info doctor trace}; do $part; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

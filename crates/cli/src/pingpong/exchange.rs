@@ -1,0 +1,277 @@
+//! The exchange over TCP: each side learns where the other's queue pairs are.
+//!
+//! The C tools read each message with one read(2) and take a short one for an
+//! error, so that what they read at once is written at once.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use super::wire::{DONE, Destination, MESSAGE, Malformed};
+
+/// How long the other side may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why the exchange failed.
+#[derive(Debug)]
+pub enum ExchangeError {
+    /// Nobody listens there.
+    Connect {
+        /// Where.
+        to: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The port cannot be listened on.
+    Listen {
+        /// The port.
+        port: u16,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The connection broke, or the other side took too long.
+    Broken {
+        /// What was waited for or sent.
+        during: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The other side sent what it should not.
+    Malformed {
+        /// Which message, from 0.
+        message: usize,
+        /// What is wrong with it.
+        what: Malformed,
+    },
+    /// The other side did not confirm.
+    NotDone,
+}
+
+impl fmt::Display for ExchangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect { to, source } => write!(
+                f,
+                "connecting to {to}: {source}; is the other side started, as a server?"
+            ),
+            Self::Listen { port, source } => write!(
+                f,
+                "listening on TCP port {port}: {source}; another port is chosen with --port"
+            ),
+            Self::Broken { during, source } if is_timeout(source) => write!(
+                f,
+                "{during}: no answer in {} seconds",
+                PATIENCE.as_secs()
+            ),
+            Self::Broken { during, source } => write!(
+                f,
+                "{during}: {source}; the other side's messages may say why"
+            ),
+            Self::Malformed { message, what } => write!(
+                f,
+                "message {message} of the other side makes no sense: {what}; \
+                 is it a ping-pong of the same --type?"
+            ),
+            Self::NotDone => f.write_str(
+                "the other side did not confirm; is it a ping-pong of the same --type?",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ExchangeError {}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+fn broken(during: &'static str) -> impl FnOnce(io::Error) -> ExchangeError {
+    move |source| ExchangeError::Broken { during, source }
+}
+
+/// The client's side, from connecting to confirming. The other side's queue
+/// pairs are as many as ours.
+pub fn client(
+    host: &str,
+    port: u16,
+    ours: &[Destination],
+) -> Result<Vec<Destination>, ExchangeError> {
+    let to = || format!("{host} port {port}");
+    let connect = |source| ExchangeError::Connect { to: to(), source };
+    let addresses = (host, port).to_socket_addrs().map_err(connect)?;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut stream = None;
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(connected) => {
+                stream = Some(connected);
+                break;
+            }
+            Err(error) => last = error,
+        }
+    }
+    let mut stream = stream.ok_or(ExchangeError::Connect {
+        to: to(),
+        source: last,
+    })?;
+    patient(&stream)?;
+    send(&mut stream, ours)?;
+    let theirs = receive(&mut stream, ours.len())?;
+    stream.write_all(DONE).map_err(broken("confirming"))?;
+    Ok(theirs)
+}
+
+/// A server that waits for its client.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    port: u16,
+}
+
+impl Server {
+    /// Listens, on IPv6 and IPv4 where there is IPv6.
+    pub fn listen(port: u16) -> Result<Self, ExchangeError> {
+        let listener = TcpListener::bind(("::", port))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
+            .map_err(|source| ExchangeError::Listen { port, source })?;
+        Ok(Self { listener, port })
+    }
+
+    /// Takes one client: learns its queue pairs, has `connect` connect ours to
+    /// them, and only then tells it ours, since it will send at once.
+    pub fn serve<E: From<ExchangeError>>(
+        self,
+        ours: &[Destination],
+        connect: impl FnOnce(&[Destination]) -> Result<(), E>,
+    ) -> Result<Vec<Destination>, E> {
+        let port = self.port;
+        let accepted = self.listener.accept();
+        let (mut stream, _) = accepted.map_err(|source| ExchangeError::Listen { port, source })?;
+        patient(&stream)?;
+        let theirs = receive(&mut stream, ours.len())?;
+        connect(&theirs)?;
+        send(&mut stream, ours)?;
+        let mut done = [0; DONE.len()];
+        stream
+            .read_exact(&mut done)
+            .map_err(broken("waiting for the client to confirm"))?;
+        match &done == DONE {
+            true => Ok(theirs),
+            false => Err(ExchangeError::NotDone.into()),
+        }
+    }
+}
+
+fn patient(stream: &TcpStream) -> Result<(), ExchangeError> {
+    let set = stream
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+        .and_then(|()| stream.set_nodelay(true));
+    set.map_err(broken("setting up the connection"))
+}
+
+fn send(stream: &mut TcpStream, ours: &[Destination]) -> Result<(), ExchangeError> {
+    let messages: Vec<u8> = ours.iter().flat_map(Destination::encode).collect();
+    stream
+        .write_all(&messages)
+        .map_err(broken("sending our address"))
+}
+
+fn receive(stream: &mut TcpStream, count: usize) -> Result<Vec<Destination>, ExchangeError> {
+    (0..count)
+        .map(|message| {
+            let mut bytes = [0; MESSAGE];
+            stream
+                .read_exact(&mut bytes)
+                .map_err(broken("waiting for the other side's address"))?;
+            Destination::decode(&bytes)
+                .map_err(|what| ExchangeError::Malformed { message, what })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn numbered(base: u32, count: u32) -> Vec<Destination> {
+        let of = |qpn| Destination {
+            qpn: base + qpn,
+            psn: 7,
+            ..Destination::default()
+        };
+        (0..count).map(of).collect()
+    }
+
+    fn server() -> (Server, u16) {
+        let server = Server::listen(0).unwrap();
+        let port = server.listener.local_addr().unwrap().port();
+        (server, port)
+    }
+
+    #[test]
+    fn both_sides_learn_the_other() {
+        for count in [1, 512] {
+            let (server, port) = server();
+            let ours = numbered(100, count);
+            let serving = thread::spawn(move || {
+                let mut connected = Vec::new();
+                let theirs = server.serve(&numbered(9000, count), |theirs| {
+                    connected = theirs.to_vec();
+                    Ok::<_, ExchangeError>(())
+                });
+                (theirs.unwrap(), connected)
+            });
+            assert_eq!(client("localhost", port, &ours).unwrap(), numbered(9000, count));
+            assert_eq!(serving.join().unwrap(), (ours.clone(), ours));
+        }
+    }
+
+    /// What a server says to a client that sends `bytes` and closes.
+    fn serve_to(bytes: &'static [u8]) -> ExchangeError {
+        let (server, port) = server();
+        let sending = thread::spawn(move || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            // Until the server has had enough, or its answer is there.
+            let _ = stream.read(&mut [0; MESSAGE]);
+        });
+        let error = server.serve(&numbered(1, 1), |_| Ok::<_, ExchangeError>(()));
+        sending.join().unwrap();
+        error.unwrap_err()
+    }
+
+    #[test]
+    fn a_server_refuses_what_is_no_ping_pong() {
+        assert!(matches!(serve_to(b""), ExchangeError::Broken { .. }));
+        assert!(matches!(serve_to(b"GET /"), ExchangeError::Broken { .. }));
+        let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n";
+        let error = serve_to(http);
+        assert!(matches!(error, ExchangeError::Malformed { message: 0, .. }), "{error:?}");
+        assert!(error.to_string().contains("--type"));
+        let unconfirmed = b"0000:000011:000007:00000000000000000000000000000000\0none\0";
+        assert!(matches!(serve_to(unconfirmed), ExchangeError::NotDone));
+    }
+
+    #[test]
+    fn a_client_says_where_nobody_listens() {
+        let (server, port) = server();
+        drop(server);
+        let error = client("127.0.0.1", port, &numbered(1, 1)).unwrap_err();
+        assert!(error.to_string().contains(&format!("127.0.0.1 port {port}")), "{error}");
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named() {
+        let (_server, port) = server();
+        let error = Server::listen(port).unwrap_err();
+        assert!(error.to_string().contains(&port.to_string()), "{error}");
+    }
+}

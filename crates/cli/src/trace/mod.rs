@@ -1,0 +1,130 @@
+//! `ringverbs trace`: the queues of a running program, decoded.
+//!
+//! A program on rxe, whatever library it uses, has its queues mapped from
+//! `/dev/infiniband/uverbsN`. They are found in `/proc/PID/maps` and copied
+//! through `/proc/PID/mem`, which is opened for reading only: nothing is
+//! stopped, attached to or written. The kernel asks for the permission to
+//! trace the process.
+
+mod process;
+mod queue;
+mod text;
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::out;
+pub use process::TraceError;
+use process::{Mapping, Process};
+use queue::{As, Queue};
+
+/// What `trace` is told.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Reading another process's memory needs the permission to trace it: the same \
+user (and kernel.yama.ptrace_scope=0), or root.
+The queues are copied while program and driver go on, so that an entry may be \
+caught half written. Queues of rxe only.")]
+pub struct Args {
+    /// The program's process number
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pid: u32,
+    /// Only the queue mapped at this offset of the device (as listed)
+    #[arg(short, long, value_parser = offset, value_name = "OFFSET")]
+    queue: Option<u64>,
+    /// What kind of queue it is, where the entries do not tell
+    #[arg(long = "as", value_name = "KIND")]
+    kind: Option<As>,
+    /// Entries to show of each queue, newest last
+    #[arg(short = 'n', long, default_value_t = 8, value_name = "COUNT")]
+    last: u32,
+    /// Go on, and show entries as they are produced
+    #[arg(short, long, conflicts_with = "json")]
+    follow: bool,
+    /// Milliseconds between looks with --follow
+    #[arg(long, default_value_t = 50, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    interval: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A number, in decimal or with 0x in hexadecimal.
+fn offset(text: &str) -> Result<u64, std::num::ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+}
+
+/// Finds the queues, and shows them.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let process = Process::open(args.pid)?;
+    let mut mappings = process.mappings()?;
+    if let Some(offset) = args.queue {
+        mappings.retain(|mapping| mapping.offset == offset);
+    }
+    let read = |mapping: &Mapping| Queue::read(&process, mapping, args.kind, args.last);
+    let queues: Vec<Queue> = mappings.iter().filter_map(read).collect();
+    if queues.is_empty() {
+        return Err(TraceError::NoQueue {
+            pid: args.pid,
+            mappings: mappings.len(),
+        }
+        .into());
+    }
+    if args.json {
+        out::json(&queues)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut out = out::stdout();
+    for queue in &queues {
+        text::queue(&mut out, queue)?;
+    }
+    out.flush()?;
+    if args.follow {
+        follow(args, &process, &mappings, &queues)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows entries as they are produced, until the process or its queues end.
+/// More entries between two looks than a queue has are lost.
+fn follow(
+    args: &Args,
+    process: &Process,
+    mappings: &[Mapping],
+    queues: &[Queue],
+) -> Result<(), Error> {
+    let mut seen: HashMap<u64, u32> = queues
+        .iter()
+        .map(|queue| (queue.offset, queue.producer))
+        .collect();
+    let mut out = out::stdout();
+    loop {
+        thread::sleep(Duration::from_millis(args.interval));
+        let mut alive = false;
+        for mapping in mappings {
+            let all = u32::MAX;
+            let Some(queue) = Queue::read(process, mapping, args.kind, all) else {
+                continue;
+            };
+            alive = true;
+            let before = seen.insert(queue.offset, queue.producer);
+            let before = before.unwrap_or(queue.producer);
+            let new = queue.producer.wrapping_sub(before) & queue.capacity;
+            let skip = queue.entries.len().saturating_sub(new as usize);
+            for entry in queue.entries.iter().skip(skip) {
+                text::entry(&mut out, &queue, entry, true)?;
+            }
+        }
+        out.flush()?;
+        if !alive {
+            return Ok(());
+        }
+    }
+}

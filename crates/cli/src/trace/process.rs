@@ -1,0 +1,199 @@
+//! Another process's mappings and memory, read-only.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Why a process's queues cannot be shown.
+#[derive(Debug)]
+pub enum TraceError {
+    /// There is no such process.
+    NoProcess(u32),
+    /// It may not be looked into.
+    Denied(u32),
+    /// Its files in /proc cannot be read.
+    Proc {
+        /// Whose.
+        pid: u32,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It has no queue of rxe's.
+    NoQueue {
+        /// Which process.
+        pid: u32,
+        /// How many mappings of RDMA devices it has.
+        mappings: usize,
+    },
+}
+
+impl fmt::Display for TraceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoProcess(pid) => write!(f, "there is no process {pid}"),
+            Self::Denied(pid) => write!(
+                f,
+                "process {pid} may not be looked into; become its user or root, and see \
+                 `sysctl kernel.yama.ptrace_scope` (0: own processes, 1 and more: root)"
+            ),
+            Self::Proc { pid, source } => write!(f, "reading /proc/{pid}: {source}"),
+            Self::NoQueue { pid, mappings: 0 } => write!(
+                f,
+                "process {pid} has no queue mapped; it has made none, or ended its use of RDMA"
+            ),
+            Self::NoQueue { pid, mappings } => write!(
+                f,
+                "of {mappings} mappings of RDMA devices in process {pid} none is a queue of rxe"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for TraceError {}
+
+/// A process that may be looked into.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    memory: File,
+}
+
+/// A mapping of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it begins in the process.
+    pub address: u64,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Where it begins in the device: the queue's number, in a way.
+    pub offset: u64,
+    /// The device's node, such as `uverbs0`.
+    pub node: String,
+}
+
+impl Process {
+    /// Opens a process's memory for reading.
+    pub fn open(pid: u32) -> Result<Self, TraceError> {
+        match File::open(format!("/proc/{pid}/mem")) {
+            Ok(memory) => Ok(Self { pid, memory }),
+            Err(error) => Err(proc_error(pid, error)),
+        }
+    }
+
+    /// The mappings of RDMA devices that can be read, in the order in which
+    /// their queues were made.
+    pub fn mappings(&self) -> Result<Vec<Mapping>, TraceError> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        let maps = maps.map_err(|error| proc_error(self.pid, error))?;
+        let mut mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
+        mappings.sort_by(|a, b| (&a.node, a.offset).cmp(&(&b.node, b.offset)));
+        Ok(mappings)
+    }
+
+    /// Copies memory out of a mapping; none if it is gone, or was never all
+    /// there.
+    pub fn copy(&self, mapping: &Mapping, offset: usize, length: usize) -> Option<Vec<u8>> {
+        let end = offset.checked_add(length)?;
+        if end > mapping.length {
+            return None;
+        }
+        let mut bytes = vec![0; length];
+        let address = mapping.address.checked_add(u64::try_from(offset).ok()?)?;
+        self.memory.read_exact_at(&mut bytes, address).ok()?;
+        Some(bytes)
+    }
+}
+
+fn proc_error(pid: u32, source: io::Error) -> TraceError {
+    match source.kind() {
+        io::ErrorKind::NotFound => TraceError::NoProcess(pid),
+        io::ErrorKind::PermissionDenied => TraceError::Denied(pid),
+        _ => TraceError::Proc { pid, source },
+    }
+}
+
+impl Mapping {
+    /// Of a line of /proc/PID/maps:
+    /// `7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355    /dev/infiniband/uverbs0`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (from, to) = words.next()?.split_once('-')?;
+        let readable = words.next()?.starts_with('r');
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        let path = words.nth(2)?;
+        let node = path.rsplit_once("/infiniband/")?.1;
+        if !readable || !node.starts_with("uverbs") {
+            return None;
+        }
+        let address = u64::from_str_radix(from, 16).ok()?;
+        let end = u64::from_str_radix(to, 16).ok()?;
+        Some(Self {
+            address,
+            length: end.checked_sub(address)?.try_into().ok()?,
+            offset,
+            node: node.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps() {
+        let line = "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355   /dev/infiniband/uverbs0";
+        let mapping = Mapping {
+            address: 0x7f1c_5e60_0000,
+            length: 0x10000,
+            offset: 0x10000,
+            node: "uverbs0".into(),
+        };
+        assert_eq!(Mapping::parse(line).as_ref(), Some(&mapping));
+        assert_eq!(Mapping::parse(&format!("{line} (deleted)")), Some(mapping));
+        for other in [
+            "",
+            "7f1c5e600000-7f1c5e610000 rw-p 00000000 00:00 0",
+            "7f1c5e600000-7f1c5e610000 rw-p 00000000 00:00 0 [heap]",
+            "7f1c5e600000-7f1c5e610000 -w-s 00010000 00:06 355 /dev/infiniband/uverbs0",
+            "7f1c5e610000-7f1c5e600000 rw-s 00010000 00:06 355 /dev/infiniband/uverbs0",
+            "x-y rw-s 00010000 00:06 355 /dev/infiniband/uverbs0",
+            "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355 /dev/infiniband/rdma_cm",
+            "7f1c5e600000 rw-s",
+        ] {
+            assert_eq!(Mapping::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_not_there() {
+        // Numbers end at 4194304 on Linux.
+        let error = Process::open(u32::MAX).unwrap_err();
+        assert!(
+            matches!(error, TraceError::NoProcess(u32::MAX)),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn our_own_memory_can_be_copied_and_nothing_beyond() {
+        let text = *b"what is to be read";
+        let process = Process::open(std::process::id()).unwrap();
+        let mapping = Mapping {
+            address: text.as_ptr().addr() as u64,
+            length: text.len(),
+            offset: 0,
+            node: "uverbs0".into(),
+        };
+        assert_eq!(process.copy(&mapping, 5, 2).as_deref(), Some(&b"is"[..]));
+        assert_eq!(process.copy(&mapping, 5, 20), None);
+        assert_eq!(process.copy(&mapping, usize::MAX, 2), None);
+        let nowhere = Mapping {
+            address: 0,
+            ..mapping
+        };
+        assert_eq!(process.copy(&nowhere, 0, 1), None);
+        assert!(process.mappings().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,122 @@
+//! Queues in lines.
+
+use std::io::{self, Write};
+
+use super::queue::{Element, Entry, Queue, What};
+use crate::out::{self, paint};
+
+/// A queue and its entries.
+pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
+    let kind = queue.kind.unwrap_or("queue, of what kind no entry tells");
+    writeln!(
+        out,
+        "{} {}  {}",
+        paint(
+            out::NAME,
+            format_args!("{}+{:#x}", queue.device, queue.offset)
+        ),
+        paint(out::NAME, kind),
+        paint(
+            out::DIM,
+            format_args!(
+                "at {:#x}, {} entries of {} bytes at most",
+                queue.address, queue.capacity, queue.entry_bytes
+            )
+        ),
+    )?;
+    let moving = if queue.moving { ", moving" } else { "" };
+    writeln!(
+        out,
+        "  producer {}, consumer {}: {} pending{moving}",
+        queue.producer, queue.consumer, queue.pending
+    )?;
+    for one in &queue.entries {
+        entry(out, queue, one, false)?;
+    }
+    writeln!(out)
+}
+
+/// One entry; `whose` names its queue.
+pub fn entry(out: &mut impl Write, queue: &Queue, entry: &Entry, whose: bool) -> io::Result<()> {
+    let mark = if entry.pending { "*" } else { " " };
+    let whose = match whose {
+        true => format!("{}+{:#x} ", queue.device, queue.offset),
+        false => String::new(),
+    };
+    let slot = paint(out::DIM, format_args!("[{:5}]", entry.slot));
+    writeln!(out, "{mark} {whose}{slot} {}", what(&entry.what))
+}
+
+fn what(what: &What) -> String {
+    match what {
+        What::Completion {
+            wr_id,
+            status,
+            opcode,
+            byte_len,
+            qp_num,
+            src_qp,
+            ..
+        } => {
+            let good = status == "SUCCESS";
+            let status = paint(if good { out::GOOD } else { out::BAD }, status);
+            let from = match src_qp {
+                0 => String::new(),
+                number => format!(" from QP {number:#x}"),
+            };
+            // After a failure these mean nothing.
+            let length = match good {
+                true => format!(" {byte_len} bytes"),
+                false => String::new(),
+            };
+            format!("wr_id {wr_id:#x}  {status} {opcode}{length}  QP {qp_num:#x}{from}")
+        }
+        What::Send {
+            wr_id,
+            opcode,
+            flags,
+            state,
+            length,
+            left,
+            first_psn,
+            last_psn,
+            remote,
+            sges,
+        } => {
+            let style = if state.starts_with("error") {
+                out::BAD
+            } else {
+                out::GOOD
+            };
+            let state = paint(style, state);
+            let left = match left {
+                0 => String::new(),
+                left => format!(", {left} left"),
+            };
+            let remote = remote.as_ref().map(|remote| format!(" to {remote}"));
+            let remote = remote.unwrap_or_default();
+            let flags = flags.join("|");
+            format!(
+                "wr_id {wr_id:#x}  {state} {opcode} {length} bytes{left}{remote}  {flags} \
+                 PSN {first_psn:#x}..{last_psn:#x}{}",
+                elements(sges)
+            )
+        }
+        What::Receive {
+            wr_id,
+            length,
+            sges,
+            ..
+        } => format!(
+            "wr_id {wr_id:#x}  room for {length} bytes{}",
+            elements(sges)
+        ),
+        What::Unknown => "written, but of a kind that is not known; see --as".into(),
+    }
+}
+
+fn elements(sges: &[Element]) -> String {
+    let sges = sges.iter();
+    let sges = sges.map(|sge| format!("  {:#x}+{} lkey {:#x}", sge.addr, sge.length, sge.lkey));
+    sges.collect()
+}
