@@ -21,6 +21,8 @@ mod completer;
 mod config;
 mod datagram;
 mod host;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod model;
 mod qp;
 mod requester;
 mod responder;

@@ -1,1 +1,78 @@
+//! The transport between HCAs with the model engine, over the fabric.
 
+mod datagram;
+mod errors;
+mod lossy;
+mod order;
+mod segments;
+
+use super::model::{Hca, Range, Region, World};
+use super::*;
+use crate::fabric::Faults;
+use crate::packet::{LinkKind, Mtu};
+
+const KINDS: [LinkKind; 2] = [LinkKind::Ib, LinkKind::Ethernet];
+/// The key of all of an HCA's memory.
+const RKEY: u32 = 0x1234;
+const VA: u64 = 0x7000_0000;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// Two HCAs with queue pairs 100 and 200 connected, and all memory accessible.
+fn pair(kind: LinkKind, memory: usize, seed: u64, config: &QpConfig) -> World {
+    let mut world = World::new(2, kind, memory, seed);
+    world.connect((0, 100), (1, 200), config);
+    for hca in &mut world.hcas {
+        open(hca, memory);
+    }
+    world
+}
+
+fn open(hca: &mut Hca, memory: usize) {
+    let length = memory as u32;
+    let access = [true; 3];
+    hca.host.regions.push(Region {
+        rkey: RKEY,
+        va: VA,
+        start: 0,
+        length,
+        access,
+    });
+}
+
+/// A work request on `length` bytes from `start`, and remotely from `at`.
+fn work(id: u64, operation: Operation, start: usize, length: u32, at: usize) -> SendWork<Range> {
+    let mut work = SendWork::new(id, operation, length, Range { start, length });
+    work.va = VA + at as u64;
+    work.rkey = RKEY;
+    work
+}
+
+/// A pattern that differs from place to place.
+fn fill(memory: &mut [u8], seed: u8) {
+    for (i, byte) in memory.iter_mut().enumerate() {
+        *byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed;
+    }
+}
+
+fn statuses(hca: &mut Hca, qpn: u32) -> Vec<(u64, Status)> {
+    hca.host
+        .queues(qpn)
+        .sent
+        .iter()
+        .map(|(id, done)| (*id, done.status))
+        .collect()
+}
+
+fn recv_statuses(hca: &mut Hca, qpn: u32) -> Vec<(u64, Status)> {
+    hca.host
+        .queues(qpn)
+        .received
+        .iter()
+        .map(|(id, done)| (*id, done.status))
+        .collect()
+}
+
+fn events(hca: &mut Hca, qpn: u32) -> Vec<QpEvent> {
+    hca.host.queues(qpn).events.clone()
+}

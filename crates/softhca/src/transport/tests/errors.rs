@@ -1,0 +1,460 @@
+//! Every completion status, the state and events that go with it, retries and
+//! their times.
+
+use super::*;
+
+/// A request from queue pair 100 of HCA 0 with `length` bytes for a receive of `room`.
+fn fails(
+    operation: Operation,
+    length: u32,
+    change: impl Fn(&mut World, &mut SendWork<Range>),
+    expected: Status,
+) -> World {
+    let mut world = pair(LinkKind::Ethernet, 16 * 1024, 1, &QpConfig::default());
+    let mut request = work(1, operation, 0, length, 0);
+    change(&mut world, &mut request);
+    world.hcas[0].post_send(100, work(0, Operation::Write, 0, 8, 0));
+    world.hcas[0].post_send(100, request);
+    world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
+    world.settle(SECOND);
+    // What is before it is good, what is after is flushed.
+    assert_eq!(
+        statuses(&mut world.hcas[0], 100),
+        [(0, Status::Success), (1, expected), (2, Status::Flushed)],
+        "{operation:?}"
+    );
+    assert_eq!(
+        world.hcas[0].transport.query(100).unwrap().state,
+        QpState::Error
+    );
+    assert_eq!(
+        events(&mut world.hcas[0], 100),
+        [QpEvent::State(QpState::Error)]
+    );
+    world
+}
+
+fn responder_is_in_error(world: &mut World, expected: &[QpEvent]) {
+    assert_eq!(
+        world.hcas[1].transport.query(200).unwrap().state,
+        QpState::Error
+    );
+    let mut events = events(&mut world.hcas[1], 200);
+    events.retain(|e| *e != QpEvent::State(QpState::Error));
+    assert_eq!(events, expected);
+}
+
+const ADD: Operation = Operation::FetchAdd { add: 1 };
+
+#[test]
+fn local_protection() {
+    for operation in [Operation::Send, Operation::Write] {
+        // Midway: the third packet's data is not there.
+        fails(
+            operation,
+            3000,
+            |w, r| {
+                w.hcas[1].post_recv(200, 9, 0, 4096);
+                r.local.length = 2500;
+            },
+            Status::LocalProtection,
+        );
+    }
+    fails(
+        Operation::Read,
+        3000,
+        |_, r| r.local.length = 2500,
+        Status::LocalProtection,
+    );
+    fails(ADD, 8, |_, r| r.local.length = 4, Status::LocalProtection);
+}
+
+#[test]
+fn what_the_service_or_the_queue_pair_does_not_have() {
+    for service in [Service::Uc, Service::Ud] {
+        for operation in [Operation::Read, ADD, Operation::SendInvalidate] {
+            let config = QpConfig {
+                service,
+                ..QpConfig::default()
+            };
+            let mut world = pair(LinkKind::Ib, 64, 1, &config);
+            let mut request = work(1, operation, 0, 8, 0);
+            let path = world.hcas[0].path_to(1);
+            request.datagram = Some(Box::new(Datagram {
+                path,
+                qpn: 200,
+                qkey: 0,
+            }));
+            world.hcas[0].post_send(100, request);
+            world.settle(SECOND);
+            assert_eq!(
+                statuses(&mut world.hcas[0], 100),
+                [(1, Status::LocalQpOperation)]
+            );
+            let state = world.hcas[0].transport.query(100).unwrap().state;
+            assert_eq!(state, QpState::SendQueueError);
+        }
+    }
+    let config = QpConfig {
+        max_rd_atomic: 0,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64, 1, &config);
+    world.hcas[0].post_send(100, work(1, Operation::Read, 0, 8, 0));
+    world.settle(SECOND);
+    assert_eq!(
+        statuses(&mut world.hcas[0], 100),
+        [(1, Status::LocalQpOperation)]
+    );
+}
+
+#[test]
+fn invalid_work_requests_end_in_their_turn() {
+    let operation = Operation::Invalid(Status::LocalQpOperation);
+    fails(operation, 8, |_, _| {}, Status::LocalQpOperation);
+}
+
+#[test]
+fn remote_access() {
+    for operation in [Operation::Write, Operation::Read, ADD] {
+        let mut world = fails(operation, 8, |_, r| r.rkey = 99, Status::RemoteAccess);
+        responder_is_in_error(&mut world, &[QpEvent::AccessError]);
+        let mut world = fails(operation, 8, |_, r| r.va += 16 * 1024, Status::RemoteAccess);
+        responder_is_in_error(&mut world, &[QpEvent::AccessError]);
+        fails(
+            operation,
+            8,
+            |_, r| r.va = u64::MAX - 7,
+            Status::RemoteAccess,
+        );
+    }
+    // The end of a long message is out of bounds: none of it is written.
+    let world = fails(
+        Operation::Write,
+        3000,
+        |w, r| {
+            fill(&mut w.hcas[0].host.memory, 5);
+            w.hcas[1].host.memory.fill(0);
+            r.va += 16 * 1024 - 2999;
+        },
+        Status::RemoteAccess,
+    );
+    assert!(world.hcas[1].host.memory[8..].iter().all(|b| *b == 0));
+    // Rights.
+    for (operation, right) in [(Operation::Write, 1), (Operation::Read, 0), (ADD, 2)] {
+        let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
+        world.hcas[1].host.regions[0].access[right] = false;
+        world.hcas[0].post_send(100, work(1, operation, 0, 8, 0));
+        world.settle(SECOND);
+        assert_eq!(
+            statuses(&mut world.hcas[0], 100),
+            [(1, Status::RemoteAccess)]
+        );
+    }
+    // Empty messages need no key.
+    let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
+    for (id, operation) in [(1, Operation::Write), (2, Operation::Read)] {
+        let mut request = work(id, operation, 0, 0, 0);
+        request.rkey = 99;
+        world.hcas[0].post_send(100, request);
+    }
+    world.settle(SECOND);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert_eq!(sent, [(1, Status::Success), (2, Status::Success)]);
+}
+
+#[test]
+fn remote_invalid_request() {
+    // Too long for the receive: its owner learns it from the completion.
+    let mut world = fails(
+        Operation::Send,
+        3000,
+        |w, _| w.hcas[1].post_recv(200, 9, 0, 2999),
+        Status::RemoteInvalidRequest,
+    );
+    responder_is_in_error(&mut world, &[]);
+    assert_eq!(
+        recv_statuses(&mut world.hcas[1], 200),
+        [(9, Status::LocalLength)]
+    );
+    // Atomics are aligned.
+    let mut world = fails(ADD, 8, |_, r| r.va += 4, Status::RemoteInvalidRequest);
+    responder_is_in_error(&mut world, &[QpEvent::RequestError]);
+    // The queue pair does not allow it.
+    for operation in [Operation::Write, Operation::Read, ADD] {
+        let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
+        let hca = &mut world.hcas[1];
+        let config = QpConfig {
+            allow_read: false,
+            allow_write: false,
+            allow_atomic: false,
+            ..hca.transport.config(200).unwrap().clone()
+        };
+        hca.transport
+            .modify(&mut hca.host, 0, 200, QpState::ReadyToSend, config)
+            .unwrap();
+        world.hcas[0].post_send(100, work(1, operation, 0, 8, 0));
+        world.settle(SECOND);
+        assert_eq!(
+            statuses(&mut world.hcas[0], 100),
+            [(1, Status::RemoteInvalidRequest)]
+        );
+        responder_is_in_error(&mut world, &[QpEvent::RequestError]);
+    }
+}
+
+#[test]
+fn remote_operation() {
+    let mut world = fails(
+        Operation::Send,
+        3000,
+        |w, _| {
+            let hca = &mut w.hcas[1];
+            hca.post_recv(200, 9, 0, 4096);
+            hca.host.queues(200).recvs[0].local.length = 1500;
+            hca.post_recv(200, 10, 0, 4096);
+        },
+        Status::RemoteOperation,
+    );
+    responder_is_in_error(&mut world, &[]);
+    let received = recv_statuses(&mut world.hcas[1], 200);
+    assert_eq!(
+        received,
+        [(9, Status::LocalProtection), (10, Status::Flushed)]
+    );
+}
+
+#[test]
+fn invalidating_an_unknown_key() {
+    let mut world = fails(
+        Operation::SendInvalidate,
+        8,
+        |w, r| {
+            w.hcas[1].post_recv(200, 9, 0, 64);
+            r.imm = 77;
+        },
+        Status::RemoteAccess,
+    );
+    responder_is_in_error(&mut world, &[]);
+    assert_eq!(
+        recv_statuses(&mut world.hcas[1], 200),
+        [(9, Status::RemoteInvalidRequest)]
+    );
+}
+
+/// The memory goes away while a read is being answered.
+#[test]
+fn reads_of_memory_that_goes_away() {
+    let mut world = pair(LinkKind::Ib, 4 << 20, 1, &QpConfig::default());
+    world.hcas[0].post_send(100, work(1, Operation::Read, 0, 1 << 20, 0));
+    for _ in 0..3 {
+        world.turn();
+    }
+    world.hcas[1].host.regions.clear();
+    world.settle(SECOND);
+    assert_eq!(
+        statuses(&mut world.hcas[0], 100),
+        [(1, Status::RemoteAccess)]
+    );
+    responder_is_in_error(&mut world, &[QpEvent::AccessError]);
+}
+
+#[test]
+fn retries_are_counted_and_timed() {
+    for (retry_count, ack_timeout) in [(0, 10), (3, 12), (7, 8)] {
+        let config = QpConfig {
+            retry_count,
+            ack_timeout,
+            ..QpConfig::default()
+        };
+        let mut world = pair(LinkKind::Ethernet, 64, 1, &config);
+        world.hcas[1].port.set_link(false);
+        world.hcas[0].post_send(100, work(1, Operation::Write, 0, 8, 0));
+        world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
+        world.settle(100 * SECOND);
+        let sent = statuses(&mut world.hcas[0], 100);
+        assert_eq!(sent, [(1, Status::RetryExceeded), (2, Status::Flushed)]);
+        let tries = u64::from(retry_count) + 1;
+        assert_eq!(world.now, tries * (4096 << ack_timeout));
+        let counters = world.hcas[0].transport.counters();
+        assert_eq!(
+            (counters.timeouts, counters.packets_sent),
+            (tries, 2 * tries)
+        );
+    }
+}
+
+#[test]
+fn without_a_timeout_it_waits_for_ever() {
+    let config = QpConfig {
+        ack_timeout: 0,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ethernet, 64, 1, &config);
+    world.hcas[1].port.set_link(false);
+    world.hcas[0].post_send(100, work(1, Operation::Write, 0, 8, 0));
+    world.settle(100 * SECOND);
+    assert!(statuses(&mut world.hcas[0], 100).is_empty());
+    assert_eq!(world.hcas[0].transport.deadline(), None);
+}
+
+/// An answer resets the count: a link that loses every other packet is slow, not dead.
+#[test]
+fn progress_gives_all_retries_back() {
+    let config = QpConfig {
+        retry_count: 7,
+        ack_timeout: 5,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64, 4, &config);
+    world.fabric.set_faults(Faults {
+        loss: 0.3,
+        ..Faults::default()
+    });
+    for id in 0..200 {
+        world.hcas[0].post_send(100, work(id, Operation::Write, 0, 8, 0));
+    }
+    world.settle(100 * SECOND);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert!(sent.len() == 200 && sent.iter().all(|s| s.1 == Status::Success));
+    assert!(world.hcas[0].transport.counters().timeouts > 7);
+}
+
+#[test]
+fn receiver_not_ready() {
+    for (operation, code) in [
+        (Operation::Send, 1),
+        (Operation::WriteImm, 12),
+        (Operation::Send, 0),
+    ] {
+        for rnr_retry in [0, 2, 6] {
+            let config = QpConfig {
+                rnr_retry,
+                min_rnr_timer: code,
+                ..QpConfig::default()
+            };
+            let mut world = pair(LinkKind::Ethernet, 64, 1, &config);
+            world.hcas[0].post_send(100, work(1, operation, 0, 8, 0));
+            let all = u64::from(rnr_retry) * rnr_wait(code);
+            if all > 0 {
+                world.settle(all - 1);
+                assert!(statuses(&mut world.hcas[0], 100).is_empty());
+            }
+            world.settle(100 * SECOND);
+            assert_eq!(
+                statuses(&mut world.hcas[0], 100),
+                [(1, Status::RnrRetryExceeded)]
+            );
+            let counters = world.hcas[0].transport.counters();
+            assert_eq!(counters.rnr_naks, u64::from(rnr_retry) + 1);
+            assert_eq!(counters.timeouts, 0);
+            // The other end did nothing wrong.
+            let state = world.hcas[1].transport.query(200).unwrap().state;
+            assert_eq!(state, QpState::ReadyToSend);
+        }
+    }
+}
+
+#[test]
+fn receiver_ready_in_the_end() {
+    for operation in [Operation::Send, Operation::WriteImm] {
+        let config = QpConfig {
+            rnr_retry: 7,
+            min_rnr_timer: 14,
+            ..QpConfig::default()
+        };
+        let mut world = pair(LinkKind::Ethernet, 16 * 1024, 1, &config);
+        fill(&mut world.hcas[0].host.memory, 9);
+        for id in 0..3 {
+            world.hcas[0].post_send(100, work(id, operation, 0, 3000, 8000));
+        }
+        world.settle(500 * MS);
+        assert!(statuses(&mut world.hcas[0], 100).is_empty());
+        assert!(world.hcas[0].transport.counters().rnr_naks > 100);
+        for id in 0..3 {
+            world.hcas[1].post_recv(200, id, 4000, 3000);
+        }
+        world.settle(SECOND);
+        let good: Vec<_> = (0..3).map(|id| (id, Status::Success)).collect();
+        assert_eq!(statuses(&mut world.hcas[0], 100), good);
+        assert_eq!(recv_statuses(&mut world.hcas[1], 200), good);
+        let at = if operation == Operation::Send {
+            4000
+        } else {
+            8000
+        };
+        assert!(world.hcas[1].host.memory[at..at + 3000] == world.hcas[0].host.memory[..3000]);
+    }
+}
+
+#[test]
+fn timers_of_the_specification() {
+    assert_eq!(rnr_wait(0), 655_360_000);
+    assert_eq!(rnr_wait(1), 10_000);
+    assert_eq!(rnr_wait(12), 640_000);
+    assert_eq!(rnr_wait(31), 491_520_000);
+    assert_eq!(ack_wait(0), None);
+    assert_eq!(ack_wait(14), Some(67_108_864));
+}
+
+#[test]
+fn answers_that_do_not_fit() {
+    use crate::packet::{Aeth, Bth, Draft, Opcode, Psn, Syndrome, Template, op};
+    let answer = |operation, payload: &[u8]| {
+        let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
+        world.hcas[1].port.set_link(false);
+        world.hcas[0].post_send(100, work(1, Operation::Read, 0, 3000, 0));
+        world.turn();
+        let template = Template::new(&world.hcas[1].path_to(0));
+        let opcode = Opcode {
+            class: Class::Rc,
+            operation,
+        }
+        .encode();
+        let bth = Bth {
+            opcode,
+            dest_qpn: 100,
+            pkey: 0xffff,
+            psn: Psn::new(0),
+            ..Bth::default()
+        };
+        let pool = Pool::new();
+        let mut draft = Draft::new(&pool, &template, bth, payload.len());
+        if operation != op::READ_RESPONSE_MIDDLE {
+            draft.put(
+                &Aeth {
+                    syndrome: Syndrome::Ack(0x1f),
+                    msn: 0,
+                }
+                .bytes(),
+            );
+        }
+        if operation == op::ATOMIC_ACKNOWLEDGE {
+            draft.put(&[0; 8]);
+        }
+        draft.put(payload);
+        let hca = &mut world.hcas[0];
+        assert!(
+            hca.transport
+                .receive(&mut hca.host, 0, draft.finish())
+                .is_none()
+        );
+        let sent = statuses(hca, 100);
+        sent.first().map(|s| s.1)
+    };
+    let full = [0; 1024];
+    assert_eq!(answer(op::READ_RESPONSE_FIRST, &full), None);
+    assert_eq!(answer(op::READ_RESPONSE_MIDDLE, &full), None);
+    assert_eq!(
+        answer(op::READ_RESPONSE_FIRST, &full[..1000]),
+        Some(Status::BadResponse)
+    );
+    assert_eq!(
+        answer(op::READ_RESPONSE_ONLY, &full),
+        Some(Status::BadResponse)
+    );
+    assert_eq!(
+        answer(op::ATOMIC_ACKNOWLEDGE, &[]),
+        Some(Status::BadResponse)
+    );
+}

@@ -1,0 +1,275 @@
+//! Loss, duplication, reordering and corruption: everything arrives, once, in order.
+
+use super::*;
+use proptest::prelude::*;
+
+const SLOT: usize = 16 * 1024;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Send(u32),
+    WriteImm(u32),
+    Write(u32),
+    Read(u32),
+    Add(u64),
+    Swap,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let length = prop_oneof![0u32..100, 900u32..1100, 0u32..SLOT as u32];
+    prop_oneof![
+        length.clone().prop_map(Act::Send),
+        length.clone().prop_map(Act::WriteImm),
+        length.clone().prop_map(Act::Write),
+        length.prop_map(Act::Read),
+        (1u64..100).prop_map(Act::Add),
+        Just(Act::Swap),
+    ]
+}
+
+/// Runs the acts in order, both ways at once, and checks what came of them. Each
+/// HCA's memory: own data, slots to be written by the peer, slots read or received
+/// into, and one atomic.
+fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
+    let count = acts.len();
+    let (own, theirs, into) = (0, count * SLOT, 2 * count * SLOT);
+    let counter = 3 * count * SLOT;
+    let memory = counter + 8;
+    let mut world = pair(kind, memory, seed, config);
+    for side in 0..2 {
+        fill(&mut world.hcas[side].host.memory[..theirs], side as u8 + 1);
+    }
+    let source: Vec<Vec<u8>> = world
+        .hcas
+        .iter()
+        .map(|h| h.host.memory[..theirs].to_vec())
+        .collect();
+    world.fabric.set_faults(faults);
+    for (side, qpn) in [(0, 100), (1, 200)] {
+        let hca = &mut world.hcas[side];
+        for (i, act) in acts.iter().enumerate() {
+            // The peer runs the same acts, so a receive here has the place of a send.
+            if matches!(act, Act::Send(_) | Act::WriteImm(_)) {
+                hca.post_recv(qpn, i as u64, into + i * SLOT, SLOT as u32);
+            }
+            let (start, at) = (own + i * SLOT, theirs + i * SLOT);
+            let mut request = match *act {
+                Act::Send(n) => work(i as u64, Operation::SendImm, start, n, 0),
+                Act::WriteImm(n) => work(i as u64, Operation::WriteImm, start, n, at),
+                Act::Write(n) => work(i as u64, Operation::Write, start, n, at),
+                Act::Read(n) => work(i as u64, Operation::Read, into + i * SLOT, n, start),
+                Act::Add(add) => work(
+                    i as u64,
+                    Operation::FetchAdd { add },
+                    into + i * SLOT,
+                    8,
+                    counter,
+                ),
+                Act::Swap => {
+                    let operation = Operation::CompareSwap {
+                        compare: 0,
+                        swap: 1 << 40,
+                    };
+                    work(i as u64, operation, into + i * SLOT, 8, counter)
+                }
+            };
+            request.imm = i as u32;
+            hca.post_send(qpn, request);
+        }
+    }
+    world.settle(3600 * SECOND);
+    for (side, qpn) in [(0, 100), (1, 200)] {
+        let expected: Vec<_> = (0..count as u64).map(|id| (id, Status::Success)).collect();
+        assert_eq!(
+            statuses(&mut world.hcas[side], qpn),
+            expected,
+            "sends of {side}"
+        );
+        let peer = &source[1 - side];
+        let here = &world.hcas[side].host.memory;
+        let mut receives = Vec::new();
+        let mut sum = 0u64;
+        for (i, act) in acts.iter().enumerate() {
+            let place = |base: usize, n: u32| &here[base + i * SLOT..base + i * SLOT + n as usize];
+            let sent = |n: u32| &peer[i * SLOT..i * SLOT + n as usize];
+            match *act {
+                Act::Send(n) => {
+                    assert!(place(into, n) == sent(n), "send {i}");
+                    receives.push((i as u64, n, i as u32));
+                }
+                Act::WriteImm(n) => {
+                    assert!(place(theirs, n) == sent(n), "write {i}");
+                    receives.push((i as u64, n, i as u32));
+                }
+                Act::Write(n) => assert!(place(theirs, n) == sent(n), "write {i}"),
+                Act::Read(n) => assert!(place(into, n) == sent(n), "read {i}"),
+                Act::Add(_) | Act::Swap => {
+                    // One peer does all atomics here, in order: each sees the sum so far.
+                    let mut seen = [0; 8];
+                    seen.copy_from_slice(place(into, 8));
+                    assert_eq!(u64::from_le_bytes(seen), sum, "atomic {i} of {side}");
+                    match *act {
+                        Act::Add(add) => sum += add,
+                        _ if sum == 0 => sum = 1 << 40,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        assert_eq!(here[counter..counter + 8], sum.to_le_bytes(), "once each");
+        let got: Vec<_> = world.hcas[side]
+            .host
+            .queues(qpn)
+            .received
+            .iter()
+            .map(|(id, done)| (*id, done.length, done.imm))
+            .collect();
+        assert_eq!(got, receives, "receives of {side}");
+    }
+    world
+        .hcas
+        .iter()
+        .map(|h| h.transport.counters().retransmitted)
+        .sum()
+}
+
+fn config(psn: u32) -> QpConfig {
+    QpConfig {
+        send_psn: psn,
+        recv_psn: psn,
+        ack_timeout: 8,
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        ..QpConfig::default()
+    }
+}
+
+fn one_percent() -> Faults {
+    Faults {
+        delay: 2_000,
+        jitter: 1_000,
+        loss: 0.01,
+        duplicate: 0.01,
+        reorder: 0.01,
+        reorder_delay: 20_000,
+        corrupt: 0.01,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn exact_over_a_lossy_fabric(
+        acts in proptest::collection::vec(act(), 1..40),
+        seed: u64,
+        psn in prop_oneof![Just(0u32), Just(0xff_fff0), 0u32..1 << 24],
+        ib: bool,
+    ) {
+        let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
+        exact(&acts, one_percent(), seed, kind, &config(psn));
+    }
+
+    /// Far worse than any network, with as many retries as it takes.
+    #[test]
+    fn exact_over_a_terrible_fabric(acts in proptest::collection::vec(act(), 1..12), seed: u64) {
+        let faults = Faults { loss: 0.08, duplicate: 0.1, reorder: 0.2, ..one_percent() };
+        exact(&acts, faults, seed, LinkKind::Ethernet, &config(0xff_fff0));
+    }
+}
+
+#[test]
+fn something_is_lost_and_made_good() {
+    let acts: Vec<Act> = (0..300)
+        .map(|i| match i % 5 {
+            0 => Act::Send(3000),
+            1 => Act::Write(5000),
+            2 => Act::Read(9000),
+            3 => Act::Add(i),
+            _ => Act::WriteImm(64),
+        })
+        .collect();
+    let again = exact(
+        &acts,
+        one_percent(),
+        42,
+        LinkKind::Ethernet,
+        &config(0xff_ff00),
+    );
+    assert!(again > 20, "{again} packets sent again");
+    // The same seed, the same history.
+    assert_eq!(
+        again,
+        exact(
+            &acts,
+            one_percent(),
+            42,
+            LinkKind::Ethernet,
+            &config(0xff_ff00)
+        )
+    );
+}
+
+/// A million atomics would be many; a thousand of one add up all the same.
+#[test]
+fn atomics_happen_once() {
+    let acts: Vec<Act> = (0..1000).map(|_| Act::Add(1)).collect();
+    let faults = Faults {
+        loss: 0.05,
+        duplicate: 0.05,
+        reorder: 0.05,
+        ..one_percent()
+    };
+    let again = exact(&acts, faults, 9, LinkKind::Ib, &config(5));
+    assert!(again > 20, "{again} packets sent again");
+}
+
+/// Unreliable connections lose whole messages and nothing else.
+#[test]
+fn unreliable_messages_come_whole_or_not_at_all() {
+    let config = QpConfig {
+        service: Service::Uc,
+        mtu: Mtu::B256,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ethernet, 400 * 1024, 11, &config);
+    let faults = Faults {
+        delay: 10,
+        loss: 0.03,
+        reorder: 0.01,
+        reorder_delay: 50,
+        ..Faults::default()
+    };
+    world.fabric.set_faults(faults);
+    const COUNT: usize = 200;
+    for i in 0..COUNT {
+        let start = i * 1024;
+        world.hcas[0].host.memory[start..start + 1024].fill(i as u8);
+        world.hcas[1].post_recv(200, i as u64, start, 1024);
+        let mut request = work(i as u64, Operation::SendImm, start, 1024, 0);
+        request.imm = i as u32;
+        world.hcas[0].post_send(100, request);
+    }
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), COUNT);
+    let received = world.hcas[1].host.queues(200).received.clone();
+    assert!(
+        (COUNT / 2..COUNT).contains(&received.len()),
+        "{}",
+        received.len()
+    );
+    for (n, (id, done)) in received.iter().enumerate() {
+        // Receives are used in order, with none left out.
+        assert_eq!(
+            (*id, done.status, done.length),
+            (n as u64, Status::Success, 1024)
+        );
+        let at = n * 1024;
+        assert!(
+            world.hcas[1].host.memory[at..at + 1024]
+                .iter()
+                .all(|b| *b == done.imm as u8)
+        );
+    }
+    assert!(received.windows(2).all(|w| w[0].1.imm < w[1].1.imm));
+}

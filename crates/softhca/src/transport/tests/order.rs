@@ -1,0 +1,342 @@
+//! Order, fences, limits, states.
+
+use super::*;
+
+/// A read, then something that must or must not wait for it.
+fn after_a_read(fence: Fence) -> Vec<u64> {
+    let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &QpConfig::default());
+    world.fabric.set_faults(Faults {
+        delay: 1000,
+        ..Faults::default()
+    });
+    world.hcas[0].post_send(100, work(1, Operation::Read, 0, 5000, 0));
+    let mut local = work(2, Operation::Local, 0, 0, 0);
+    local.fence = fence;
+    world.hcas[0].post_send(100, local);
+    world.turn();
+    // Nothing has been answered: what has been run did not wait.
+    let early = world.hcas[0].host.queues(100).ran.clone();
+    world.settle(SECOND);
+    assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert_eq!(sent, [(1, Status::Success), (2, Status::Success)]);
+    early
+}
+
+#[test]
+fn fences() {
+    assert_eq!(after_a_read(Fence::None), [2]);
+    assert_eq!(after_a_read(Fence::Reads), []);
+    assert_eq!(after_a_read(Fence::All), []);
+    // A write is no read.
+    for (fence, early) in [(Fence::Reads, vec![2]), (Fence::All, vec![])] {
+        let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
+        world.fabric.set_faults(Faults {
+            delay: 1000,
+            ..Faults::default()
+        });
+        world.hcas[0].post_send(100, work(1, Operation::Write, 0, 500, 0));
+        let mut local = work(2, Operation::Local, 0, 0, 0);
+        local.fence = fence;
+        world.hcas[0].post_send(100, local);
+        world.turn();
+        assert_eq!(world.hcas[0].host.queues(100).ran, early);
+        world.settle(SECOND);
+        assert_eq!(statuses(&mut world.hcas[0], 100).len(), 2);
+    }
+}
+
+/// A fenced send carries what the read before it has brought.
+#[test]
+fn a_fenced_send_sees_the_read() {
+    let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
+    world.fabric.set_faults(Faults {
+        delay: 1000,
+        ..Faults::default()
+    });
+    fill(&mut world.hcas[1].host.memory[..5000], 3);
+    world.hcas[1].post_recv(200, 1, 20_000, 5000);
+    world.hcas[0].post_send(100, work(1, Operation::Read, 0, 5000, 0));
+    let mut send = work(2, Operation::Send, 0, 5000, 0);
+    send.fence = Fence::Reads;
+    world.hcas[0].post_send(100, send);
+    world.settle(SECOND);
+    let memory = &world.hcas[1].host.memory;
+    assert!(memory[..5000] == memory[20_000..25_000]);
+}
+
+/// Local operations are run once, in order, however often what surrounds them is sent.
+#[test]
+fn local_operations_run_once() {
+    let config = QpConfig {
+        ack_timeout: 5,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ethernet, 64 * 1024, 6, &config);
+    world.fabric.set_faults(Faults {
+        loss: 0.2,
+        delay: 100,
+        ..Faults::default()
+    });
+    for id in 0..100 {
+        let operation = match id % 3 {
+            0 => Operation::Write,
+            1 => Operation::Local,
+            _ => Operation::Read,
+        };
+        world.hcas[0].post_send(100, work(id, operation, 0, 3000, 0));
+    }
+    world.settle(100 * SECOND);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert_eq!(
+        sent,
+        (0..100).map(|id| (id, Status::Success)).collect::<Vec<_>>()
+    );
+    let ran: Vec<u64> = (0..100).filter(|id| id % 3 == 1).collect();
+    assert_eq!(world.hcas[0].host.queues(100).ran, ran);
+    assert!(world.hcas[0].transport.counters().retransmitted > 20);
+}
+
+/// The peer has resources for so many reads; one that asks for more is refused.
+#[test]
+fn read_limits() {
+    let config = QpConfig {
+        max_rd_atomic: 2,
+        max_dest_rd_atomic: 2,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &config);
+    world.fabric.set_faults(Faults {
+        delay: 1000,
+        ..Faults::default()
+    });
+    for id in 0..10 {
+        world.hcas[0].post_send(100, work(id, Operation::Read, 0, 5000, 0));
+    }
+    world.turn();
+    assert_eq!(world.hcas[0].transport.counters().packets_sent, 2);
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), 10);
+
+    let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &config);
+    let hca = &mut world.hcas[0];
+    let config = QpConfig {
+        max_rd_atomic: 16,
+        ..hca.transport.config(100).unwrap().clone()
+    };
+    hca.transport
+        .modify(&mut hca.host, 0, 100, QpState::ReadyToSend, config)
+        .unwrap();
+    for id in 0..10 {
+        hca.post_send(100, work(id, Operation::Read, 0, 5000, 0));
+    }
+    world.settle(SECOND);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert!(
+        sent.iter().any(|s| s.1 == Status::RemoteInvalidRequest),
+        "{sent:?}"
+    );
+}
+
+#[test]
+fn draining() {
+    let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &QpConfig::default());
+    world.fabric.set_faults(Faults {
+        delay: 1000,
+        ..Faults::default()
+    });
+    world.hcas[0].post_send(100, work(1, Operation::Write, 0, 5000, 0));
+    world.turn();
+    let config = world.hcas[0].transport.config(100).unwrap().clone();
+    let hca = &mut world.hcas[0];
+    let to = QpState::SendQueueDrain;
+    hca.transport
+        .modify(&mut hca.host, 0, 100, to, config.clone())
+        .unwrap();
+    hca.post_send(100, work(2, Operation::Write, 0, 5000, 0));
+    assert!(hca.transport.query(100).unwrap().draining);
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100), [(1, Status::Success)]);
+    assert_eq!(events(&mut world.hcas[0], 100), [QpEvent::SqDrained]);
+    let hca = &mut world.hcas[0];
+    assert!(!hca.transport.query(100).unwrap().draining);
+    let to = QpState::ReadyToSend;
+    hca.transport
+        .modify(&mut hca.host, 0, 100, to, config)
+        .unwrap();
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), 2);
+}
+
+#[test]
+fn error_flushes_both_queues_and_what_is_posted_later() {
+    for srq in [false, true] {
+        let config = QpConfig {
+            srq,
+            ..QpConfig::default()
+        };
+        let mut world = pair(LinkKind::Ib, 1024, 1, &config);
+        world.hcas[1].port.set_link(false);
+        let hca = &mut world.hcas[0];
+        for id in 0..3 {
+            hca.post_send(100, work(id, Operation::Write, 0, 8, 0));
+            hca.post_recv(100, id, 0, 8);
+        }
+        hca.turn(0);
+        let config = hca.transport.config(100).unwrap().clone();
+        hca.transport
+            .modify(&mut hca.host, 0, 100, QpState::Error, config)
+            .unwrap();
+        hca.post_send(100, work(3, Operation::Write, 0, 8, 0));
+        while hca.turn(0) {}
+        hca.post_send(100, work(4, Operation::Write, 0, 8, 0));
+        hca.post_recv(100, 3, 0, 8);
+        while hca.turn(0) {}
+        let flushed = |n| (0..n).map(|id| (id, Status::Flushed)).collect::<Vec<_>>();
+        assert_eq!(statuses(hca, 100), flushed(5));
+        // An SRQ's work requests are not the queue pair's to flush.
+        assert_eq!(recv_statuses(hca, 100), flushed(if srq { 0 } else { 4 }));
+        assert_eq!(events(hca, 100).contains(&QpEvent::LastWqe), srq);
+        world.settle(SECOND);
+        assert_eq!(world.hcas[0].transport.deadline(), None);
+    }
+}
+
+#[test]
+fn reset_forgets_and_starts_anew() {
+    let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
+    world.fabric.set_faults(Faults {
+        delay: 1000,
+        ..Faults::default()
+    });
+    world.hcas[0].post_send(100, work(1, Operation::Write, 0, 8, 0));
+    world.turn();
+    for (index, qpn) in [(0, 100), (1, 200)] {
+        let hca = &mut world.hcas[index];
+        let mut config = hca.transport.config(qpn).unwrap().clone();
+        hca.transport
+            .modify(&mut hca.host, 0, qpn, QpState::Reset, config.clone())
+            .unwrap();
+        (config.send_psn, config.recv_psn) = (70, 70);
+        hca.raise(qpn, &config, 0);
+    }
+    // The old packet arrives, and is nothing to the new connection.
+    world.settle(SECOND);
+    world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100), [(2, Status::Success)]);
+    assert_eq!(world.hcas[1].transport.query(200).unwrap().recv_psn, 71);
+}
+
+#[test]
+fn nothing_is_sent_before_its_state() {
+    let mut world = World::new(2, LinkKind::Ib, 64, 1);
+    let hca = &mut world.hcas[0];
+    let config = QpConfig {
+        path: Some(hca.path_to(1)),
+        ..QpConfig::default()
+    };
+    hca.transport.create(100, config.clone()).unwrap();
+    assert_eq!(
+        hca.transport.create(100, config.clone()),
+        Err(QpError::Exists)
+    );
+    for to in [QpState::Init, QpState::ReadyToReceive] {
+        hca.transport
+            .modify(&mut hca.host, 0, 100, to, config.clone())
+            .unwrap();
+        hca.post_send(100, work(1, Operation::Write, 0, 8, 0));
+        while hca.turn(0) {}
+        assert_eq!(hca.transport.counters().packets_sent, 0);
+    }
+    hca.transport
+        .modify(&mut hca.host, 0, 100, QpState::ReadyToSend, config.clone())
+        .unwrap();
+    while hca.turn(0) {}
+    assert_eq!(hca.transport.counters().packets_sent, 2);
+    hca.transport.destroy(100);
+    assert!(hca.transport.query(100).is_none());
+    let unknown = hca
+        .transport
+        .modify(&mut hca.host, 0, 100, QpState::Init, config);
+    assert_eq!(unknown, Err(QpError::Unknown));
+    world.settle(SECOND);
+}
+
+#[test]
+fn the_first_packet_establishes() {
+    let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
+    let hca = &mut world.hcas[1];
+    let config = hca.transport.config(200).unwrap().clone();
+    hca.transport
+        .modify(&mut hca.host, 0, 200, QpState::Reset, config.clone())
+        .unwrap();
+    for to in [QpState::Init, QpState::ReadyToReceive] {
+        hca.transport
+            .modify(&mut hca.host, 0, 200, to, config.clone())
+            .unwrap();
+    }
+    for id in 0..3 {
+        world.hcas[0].post_send(100, work(id, Operation::Write, 0, 8, 0));
+    }
+    world.settle(SECOND);
+    assert_eq!(events(&mut world.hcas[1], 200), [QpEvent::Established]);
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), 3);
+}
+
+/// Packets of another partition or another peer are nobody's.
+#[test]
+fn strangers_are_ignored() {
+    let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
+    let hca = &mut world.hcas[0];
+    let config = QpConfig {
+        pkey: 0x8001,
+        ..hca.transport.config(100).unwrap().clone()
+    };
+    hca.transport
+        .modify(&mut hca.host, 0, 100, QpState::ReadyToSend, config)
+        .unwrap();
+    hca.post_send(100, work(1, Operation::Write, 0, 8, 0));
+    world.turn();
+    world.turn();
+    assert_eq!(world.hcas[1].transport.counters().pkey_violations, 1);
+
+    let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
+    let hca = &mut world.hcas[0];
+    let mut config = hca.transport.config(100).unwrap().clone();
+    if let Some(grh) = config.path.as_mut().and_then(|p| p.grh.as_mut()) {
+        grh.sgid[15] = 99;
+    }
+    hca.transport
+        .modify(&mut hca.host, 0, 100, QpState::ReadyToSend, config)
+        .unwrap();
+    hca.post_send(100, work(1, Operation::Write, 0, 8, 0));
+    world.turn();
+    world.turn();
+    assert_eq!(world.hcas[1].transport.counters().dropped, 1);
+}
+
+/// Many queue pairs share the run: none starves.
+#[test]
+fn queue_pairs_take_turns() {
+    let mut world = World::new(2, LinkKind::Ib, 1 << 20, 1);
+    for n in 0..20 {
+        world.connect((0, 100 + n), (1, 200 + n), &QpConfig::default());
+    }
+    for hca in &mut world.hcas {
+        open(hca, 1 << 20);
+    }
+    for n in 0..20 {
+        for id in 0..4 {
+            world.hcas[0].post_send(100 + n, work(id, Operation::Write, 0, 100_000, 0));
+        }
+    }
+    let hca = &mut world.hcas[0];
+    hca.transport.run(&mut hca.host, 0, 20 * 32);
+    let sent = hca.transport.counters().packets_sent;
+    assert_eq!(sent, 20 * 32);
+    world.settle(SECOND);
+    for n in 0..20 {
+        assert_eq!(statuses(&mut world.hcas[0], 100 + n).len(), 4);
+    }
+}
