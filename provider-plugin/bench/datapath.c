@@ -32,6 +32,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -205,6 +206,37 @@ static const char *provider_of(struct ibv_context *context)
 	return info.dli_fname;
 }
 
+/* Uses the queues of several threads, long enough to be taken for their owner. */
+static void *use_queues(void *arg)
+{
+	struct bench *b = arg;
+
+	for (unsigned int i = 0; i < nrows; i++) {
+		const struct row *row = &rows[i];
+		struct queues *q = row_queues(b, row);
+
+		if (row->users != SEVERAL)
+			continue;
+		for (unsigned int r = 0; r < 64; r++) {
+			device_act(q, row);
+			row->run(b, q, row->calls);
+		}
+		device_act(q, row);
+		while (ibv_poll_cq(q->cq, BATCH, b->wc) > 0)
+			;
+	}
+	return NULL;
+}
+
+static void another_thread(struct bench *b)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, use_queues, b) ||
+	    pthread_join(thread, NULL))
+		die("no second thread");
+}
+
 static void set_up(struct bench *b)
 {
 	struct ibv_device **list;
@@ -234,10 +266,12 @@ static void set_up(struct bench *b)
 	if (!b->mr)
 		die("ibv_reg_mr: %s", strerror(errno));
 	make_requests(b);
-	make_queues(b, &b->shared, false);
-	make_queues(b, &b->single, true);
+	make_queues(b, &b->sets[ANY], false);
+	make_queues(b, &b->sets[SINGLE], true);
+	make_queues(b, &b->sets[SEVERAL], false);
+	another_thread(b);
 	printf("provider %s\n", provider_of(b->context));
-	printf("thread-domain %s\n", b->single.thread_domain ? "yes" : "no");
+	printf("thread-domain %s\n", b->sets[SINGLE].thread_domain ? "yes" : "no");
 }
 
 static void check_rows(struct bench *b)

@@ -85,7 +85,7 @@ void device_act(struct queues *q, const struct row *row)
 
 struct queues *row_queues(struct bench *b, const struct row *row)
 {
-	return row->single ? &b->single : &b->shared;
+	return &b->sets[row->users];
 }
 
 /* ---- what is subtracted ---- */
@@ -591,46 +591,48 @@ static void floor_cursor_locked(struct bench *b, struct queues *q,
 
 /* ---- the table ---- */
 
-#define CQ_ROWS(prefix, single)                                               \
-	{ prefix "poll/1", 1, 112, single, DEVICE_FILLS_CQ, false, run_poll,  \
+#define CQ_ROWS(prefix, users)                                                \
+	{ prefix "poll/1", 1, 112, users, DEVICE_FILLS_CQ, false, run_poll,   \
 	  check_poll },                                                       \
-	{ prefix "poll/16", BATCH, 7, single, DEVICE_FILLS_CQ, false,         \
+	{ prefix "poll/16", BATCH, 7, users, DEVICE_FILLS_CQ, false,          \
 	  run_poll_batch, check_poll },                                       \
-	{ prefix "poll-empty/1", 1, 112, single, DEVICE_NOTHING, false,       \
+	{ prefix "poll-empty/1", 1, 112, users, DEVICE_NOTHING, false,        \
 	  run_poll, check_poll },                                             \
-	{ prefix "cursor/1", 1, 112, single, DEVICE_FILLS_CQX, false,         \
+	{ prefix "cursor/1", 1, 112, users, DEVICE_FILLS_CQX, false,          \
 	  run_cursor, check_cursor },                                         \
-	{ prefix "cursor/16", BATCH, 7, single, DEVICE_FILLS_CQX, false,      \
+	{ prefix "cursor/16", BATCH, 7, users, DEVICE_FILLS_CQX, false,       \
 	  run_cursor_batch, check_cursor }
-#define QP_ROWS(prefix, single)                                               \
-	{ prefix "send/1", 1, 48, single, DEVICE_DRAINS_SQ, true, run_send,   \
+#define QP_ROWS(prefix, users)                                                \
+	{ prefix "send/1", 1, 48, users, DEVICE_DRAINS_SQ, true, run_send,    \
 	  check_send },                                                       \
-	{ prefix "send/16", BATCH, 3, single, DEVICE_DRAINS_SQ, true,         \
+	{ prefix "send/16", BATCH, 3, users, DEVICE_DRAINS_SQ, true,          \
 	  run_send_batch, check_send },                                       \
-	{ prefix "send-inline/1", 1, 48, single, DEVICE_DRAINS_SQ, true,      \
+	{ prefix "send-inline/1", 1, 48, users, DEVICE_DRAINS_SQ, true,       \
 	  run_inline, check_send },                                           \
-	{ prefix "send-inline/16", BATCH, 3, single, DEVICE_DRAINS_SQ, true,  \
+	{ prefix "send-inline/16", BATCH, 3, users, DEVICE_DRAINS_SQ, true,   \
 	  run_inline_batch, check_send },                                     \
-	{ prefix "recv/1", 1, 112, single, DEVICE_DRAINS_RQ, false, run_recv, \
+	{ prefix "recv/1", 1, 112, users, DEVICE_DRAINS_RQ, false, run_recv,  \
 	  check_recv },                                                       \
-	{ prefix "recv/16", BATCH, 7, single, DEVICE_DRAINS_RQ, false,        \
+	{ prefix "recv/16", BATCH, 7, users, DEVICE_DRAINS_RQ, false,         \
 	  run_recv_batch, check_recv },                                       \
-	{ prefix "wr-send/1", 1, 48, single, DEVICE_DRAINS_SQX, true, run_wr, \
+	{ prefix "wr-send/1", 1, 48, users, DEVICE_DRAINS_SQX, true, run_wr,  \
 	  check_wr },                                                         \
-	{ prefix "wr-send/16", BATCH, 3, single, DEVICE_DRAINS_SQX, true,     \
+	{ prefix "wr-send/16", BATCH, 3, users, DEVICE_DRAINS_SQX, true,      \
 	  run_wr_batch, check_wr },                                           \
-	{ prefix "wr-inline/1", 1, 48, single, DEVICE_DRAINS_SQX, true,       \
+	{ prefix "wr-inline/1", 1, 48, users, DEVICE_DRAINS_SQX, true,        \
 	  run_wr_inline, check_wr },                                          \
-	{ prefix "wr-inline/16", BATCH, 3, single, DEVICE_DRAINS_SQX, true,   \
+	{ prefix "wr-inline/16", BATCH, 3, users, DEVICE_DRAINS_SQX, true,    \
 	  run_wr_inline_batch, check_wr }
 #define FLOOR_ROW(name, batch, calls, device, run)                            \
-	{ "floor-" name, batch, calls, false, device, false, run, NULL }
+	{ "floor-" name, batch, calls, ANY, device, false, run, NULL }
 
 const struct row rows[] = {
-	CQ_ROWS("", false),
-	QP_ROWS("", false),
-	CQ_ROWS("single-", true),
-	QP_ROWS("single-", true),
+	CQ_ROWS("", ANY),
+	QP_ROWS("", ANY),
+	CQ_ROWS("single-", SINGLE),
+	QP_ROWS("single-", SINGLE),
+	CQ_ROWS("several-", SEVERAL),
+	QP_ROWS("several-", SEVERAL),
 	FLOOR_ROW("poll/1", 1, 112, DEVICE_FILLS_CQ, floor_poll),
 	FLOOR_ROW("poll-locked/1", 1, 112, DEVICE_FILLS_CQ, floor_poll_locked),
 	FLOOR_ROW("poll/16", BATCH, 7, DEVICE_FILLS_CQ, floor_poll_16),

@@ -17,7 +17,11 @@
 
 struct rxe_queue_buf;
 
-/* One set of queues: thread-safe by default, or owned by one thread. */
+/* Who uses a set of queues: any thread may, and one does; that thread alone, as
+ * was said when they were made; any thread may, and several have. */
+enum users { ANY, SINGLE, SEVERAL, USERS };
+
+/* One set of queues: see enum users. */
 struct queues {
 	struct ibv_cq *cq;	/* for ibv_poll_cq */
 	struct ibv_cq_ex *cqx;	/* for the cursor */
@@ -33,7 +37,7 @@ struct bench {
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
 	uint8_t *buffer;
-	struct queues shared, single;
+	struct queues sets[USERS];
 	/* Work requests made once; the calls only read them. */
 	struct ibv_sge sge[BATCH];
 	struct ibv_send_wr send[BATCH], send_inline[BATCH];
@@ -50,7 +54,7 @@ struct row {
 	const char *name;
 	unsigned int batch;	/* operations in one call */
 	unsigned int calls;	/* calls between two acts of the device */
-	bool single;		/* on single-owner queues */
+	enum users users;	/* of its queues */
 	enum device device;
 	bool doorbell;		/* each call rings once: its cost is subtracted */
 	void (*run)(struct bench *b, struct queues *q, unsigned int calls);

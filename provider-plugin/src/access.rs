@@ -1,18 +1,21 @@
 //! How a queue is kept to one caller at a time, chosen when it is made.
 
-use ring::SpinLock;
+use ring::BiasedLock;
 
 /// Shared by threads, or used by one at a time as the application promised.
 pub trait Access {
-    /// Enters the queue's critical section if nobody else is in it.
+    /// Enters the queue's critical section if this thread can at once, as the
+    /// one that nearly always does.
     ///
-    /// Data-path functions go on in a function of their own when somebody is:
+    /// Data-path functions go on in a function of their own when it cannot:
     /// without a call that waits in them, they save no registers.
-    fn try_enter(lock: &SpinLock) -> bool;
+    fn try_quick(lock: &BiasedLock) -> bool;
+    /// Leaves it after [`Access::try_quick`].
+    fn leave_quick(lock: &BiasedLock);
     /// Enters the queue's critical section; waits for it if need be.
-    fn enter(lock: &SpinLock);
-    /// Leaves it.
-    fn leave(lock: &SpinLock);
+    fn enter(lock: &BiasedLock);
+    /// Leaves it, however it was entered.
+    fn leave(lock: &BiasedLock);
 }
 
 /// Any thread may call: the lock is taken.
@@ -24,26 +27,32 @@ pub enum Single {}
 
 impl Access for Shared {
     #[inline(always)]
-    fn try_enter(lock: &SpinLock) -> bool {
-        lock.try_lock()
+    fn try_quick(lock: &BiasedLock) -> bool {
+        lock.try_quick()
     }
     #[inline(always)]
-    fn enter(lock: &SpinLock) {
+    fn leave_quick(lock: &BiasedLock) {
+        lock.unlock_quick();
+    }
+    #[inline(always)]
+    fn enter(lock: &BiasedLock) {
         lock.lock();
     }
     #[inline(always)]
-    fn leave(lock: &SpinLock) {
+    fn leave(lock: &BiasedLock) {
         lock.unlock();
     }
 }
 
 impl Access for Single {
     #[inline(always)]
-    fn try_enter(_: &SpinLock) -> bool {
+    fn try_quick(_: &BiasedLock) -> bool {
         true
     }
     #[inline(always)]
-    fn enter(_: &SpinLock) {}
+    fn leave_quick(_: &BiasedLock) {}
     #[inline(always)]
-    fn leave(_: &SpinLock) {}
+    fn enter(_: &BiasedLock) {}
+    #[inline(always)]
+    fn leave(_: &BiasedLock) {}
 }

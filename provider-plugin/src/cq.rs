@@ -2,9 +2,10 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
+use core::hint::cold_path;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
-use ring::{Peek, Retired, Span, SpinLock};
+use ring::{BiasedLock, Peek, Retired, Span};
 use rxe::{CompletionQueue, CompletionRing, WorkCompletion};
 use uverbs::{CqFlags, CqHandle, CqInit};
 
@@ -29,7 +30,7 @@ struct Cq {
     public: verbs_cq,
     /// One caller at a time by the application's promise: no lock.
     single: bool,
-    lock: SpinLock,
+    lock: BiasedLock,
     peek: Peek,
     /// Under the lock, like all cells below.
     ring: UnsafeCell<CompletionRing>,
@@ -109,7 +110,7 @@ unsafe fn create(
             cq_ex: ManuallyDrop::new(public),
         },
         single,
-        lock: SpinLock::new(),
+        lock: BiasedLock::new(),
         peek,
         span: UnsafeCell::new(Span { at: 0, end: 0 }),
         entry: UnsafeCell::new(core::ptr::null()),
@@ -295,7 +296,8 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 
 /// `ibv_poll_cq`: takes up to `num_entries` completions, in order, each once.
 ///
-/// No allocation, no system call; a lock if the queue is shared and not empty.
+/// No allocation, no system call; a lock if several threads poll the queue and
+/// it is not empty.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the application passes a live queue of ours, and room for
     // `num_entries` completions.
@@ -307,6 +309,9 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
         if own.peek.is_empty() {
             return 0;
         }
+        if !own.lock.try_quick() {
+            return poll_shared(own, num_entries, wc);
+        }
         poll::<Shared>(own, num_entries, wc)
     }
 }
@@ -315,16 +320,28 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
 /// empty one saves no registers.
 ///
 /// # Safety
-/// As for [`poll_cq`].
+/// As for [`poll_cq`]; the queue's critical section has been entered.
 #[inline(never)]
 unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    if !A::try_enter(&own.lock) {
+    // SAFETY: as the caller says.
+    let taken = unsafe { take(own, num_entries, wc) };
+    A::leave_quick(&own.lock);
+    taken
+}
+
+/// [`poll_cq`] of a thread that is not the only one to poll here.
+///
+/// # Safety
+/// As for [`poll_cq`].
+#[inline(never)]
+unsafe extern "C" fn poll_shared(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if !own.lock.try_spin() {
         // SAFETY: as the caller says.
         return unsafe { poll_contended(own, num_entries, wc) };
     }
     // SAFETY: as the caller says; in the critical section.
     let taken = unsafe { take(own, num_entries, wc) };
-    A::leave(&own.lock);
+    own.lock.unlock_spin();
     taken
 }
 
@@ -333,10 +350,10 @@ unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn poll_contended(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    Shared::enter(&own.lock);
+    own.lock.lock_shared();
     // SAFETY: as the caller says; in the critical section.
     let taken = unsafe { take(own, num_entries, wc) };
-    Shared::leave(&own.lock);
+    own.lock.unlock();
     taken
 }
 
@@ -369,13 +386,14 @@ extern "C" fn no_entry() -> c_int {
 /// Shows the completion that the cursor is on.
 ///
 /// # Safety
-/// The queue's critical section has been entered; the span is not empty.
+/// The queue's critical section has been entered; the span is not empty, and
+/// from [`CompletionRing::available`] or a step since it was entered.
 #[inline(always)]
 unsafe fn show(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it.
     unsafe {
-        let entry = (*own.ring.get()).entry(&*own.span.get());
+        let entry = (*own.ring.get()).entry_inside(&*own.span.get());
         (*cq).status = entry.status();
         (*cq).wr_id = entry.wr_id();
         *own.entry.get() = entry.as_ptr();
@@ -390,13 +408,30 @@ unsafe extern "C" fn start_poll<A: Access>(
     // SAFETY: the application passes a live queue of ours and its attributes.
     unsafe {
         if (*attr).comp_mask != 0 {
+            cold_path();
             return libc::EINVAL;
         }
         let own = cq_of(cq);
-        if !A::try_enter(&own.lock) {
-            return start_contended::<A>(cq);
+        if !A::try_quick(&own.lock) {
+            return start_shared(cq);
         }
-        start::<A>(cq, own)
+        start(cq, own, A::leave_quick)
+    }
+}
+
+/// [`start_poll`] of a thread that is not the only one to poll here.
+///
+/// # Safety
+/// `cq` is a live queue of ours.
+#[inline(never)]
+unsafe extern "C" fn start_shared(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own = cq_of(cq);
+        if !own.lock.try_spin() {
+            return start_contended(cq);
+        }
+        start(cq, own, BiasedLock::unlock_spin)
     }
 }
 
@@ -404,24 +439,24 @@ unsafe extern "C" fn start_poll<A: Access>(
 /// `cq` is a live queue of ours.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn start_contended<A: Access>(cq: *mut ibv_cq_ex) -> c_int {
+unsafe extern "C" fn start_contended(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
         let own = cq_of(cq);
-        A::enter(&own.lock);
-        start::<A>(cq, own)
+        own.lock.lock_shared();
+        start(cq, own, BiasedLock::unlock)
     }
 }
 
 /// # Safety
 /// The queue's critical section has been entered.
 #[inline(always)]
-unsafe fn start<A: Access>(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+unsafe fn start(cq: *mut ibv_cq_ex, own: &Cq, leave: fn(&BiasedLock)) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
         let span = (*own.ring.get()).available();
         if span.at == span.end {
-            A::leave(&own.lock);
+            leave(&own.lock);
             return no_entry();
         }
         *own.span.get() = span;

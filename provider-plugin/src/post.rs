@@ -9,7 +9,7 @@
 use core::ffi::c_int;
 use core::ptr::NonNull;
 
-use ring::SpinLock;
+use ring::BiasedLock;
 use rxe::{
     BindMwWr, OneElement, Opcode, PostError, RecvQueue, Refused, SendFlags, SendQueue, SendWriter,
     Sge,
@@ -218,18 +218,74 @@ pub unsafe extern "C" fn post_send(
     // taken or the application has promised it.
     unsafe {
         let own = qp_of(qp);
-        if wr.is_null() || !own.may_send() {
+        if wr.is_null() {
             return refuse(wr, bad_wr);
         }
         // Whatever takes longer goes on in a function of its own, so that this
         // one saves no registers.
-        if !own.single && !own.send_lock.try_lock() {
+        if !own.send_lock.try_quick() && !own.single {
+            return post_shared(own, wr, bad_wr);
+        }
+        // Of a queue pair with one owner nobody took it: a plain store, less
+        // than to ask.
+        post(own, wr, bad_wr, BiasedLock::unlock_quick)
+    }
+}
+
+/// [`post_send`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_shared(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !own.send_lock.try_spin() {
             return post_contended(own, wr, bad_wr);
         }
+        post(own, wr, bad_wr, BiasedLock::unlock_spin)
+    }
+}
+
+/// # Safety
+/// As for [`post_send`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn post_contended(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    own.send_lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        let _ = (*own.send.get()).begin().keep();
+        post_rest(own, wr, wr, bad_wr)
+    }
+}
+
+/// Posts a list in the critical section that was entered, and leaves it.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+unsafe fn post(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+    leave: fn(&BiasedLock),
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let plain = own.plain();
         let mut writer = (*own.send.get()).begin();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            if !write_quickly(&mut writer, own.plain, request) {
+            if !write_quickly(&mut writer, plain, request) {
                 let _ = writer.keep();
                 return post_rest(own, wr, next, bad_wr);
             }
@@ -237,9 +293,7 @@ pub unsafe extern "C" fn post_send(
         }
         // SAFETY: what the work requests name is the application's affair.
         writer.publish();
-        // Of a queue pair with one owner nobody took it: a plain store, less
-        // than to ask.
-        own.send_lock.unlock();
+        leave(&own.send_lock);
         match own.doorbell.ring() {
             Ok(()) => 0,
             Err(refused) => unheard(refused, wr, bad_wr),
@@ -287,23 +341,6 @@ unsafe extern "C" fn unheard(
     refused.errno().raw()
 }
 
-/// # Safety
-/// As for [`post_send`].
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn post_contended(
-    own: &Qp,
-    wr: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        own.send_lock.lock();
-        let _ = (*own.send.get()).begin().keep();
-        post_rest(own, wr, wr, bad_wr)
-    }
-}
-
 /// Posts what is left of a list from `next` on, in the critical section that
 /// was entered, in any way that it needs; `first` is the list's beginning.
 ///
@@ -319,9 +356,13 @@ unsafe extern "C" fn post_rest(
     // SAFETY: as the caller says.
     unsafe {
         let queue = &mut *own.send.get();
-        let mut result = Ok(());
-        while let Some(request) = next.as_ref() {
-            result = write_any(queue, own.plain == 0, request);
+        let mut result = if own.may_send() {
+            Ok(())
+        } else {
+            Err(libc::EINVAL)
+        };
+        while let (Ok(()), Some(request)) = (result, next.as_ref()) {
+            result = write_any(queue, own.datagram, request);
             if result.is_err() {
                 break;
             }
@@ -353,16 +394,75 @@ unsafe extern "C" fn post_rest(
 #[inline(always)]
 unsafe fn post_receives(
     single: bool,
-    lock: &SpinLock,
+    lock: &BiasedLock,
     queue: *mut RecvQueue,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
-        if !single && !lock.try_lock() {
+        if !lock.try_quick() && !single {
+            return receive_shared(lock, queue, wr, bad_wr);
+        }
+        // As in `post_send`: taken or not.
+        receive(single, lock, queue, wr, bad_wr, BiasedLock::unlock_quick)
+    }
+}
+
+/// [`post_receives`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_shared(
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !lock.try_spin() {
             return receive_contended(lock, queue, wr, bad_wr);
         }
+        receive(false, lock, queue, wr, bad_wr, BiasedLock::unlock_spin)
+    }
+}
+
+/// # Safety
+/// As for [`post_receives`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn receive_contended(
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        let _ = (*queue).begin().keep();
+        receive_rest(false, lock, queue, wr, bad_wr)
+    }
+}
+
+/// Posts a list of receives in the critical section that was entered, and
+/// leaves it.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(always)]
+unsafe fn receive(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    leave: fn(&BiasedLock),
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
         let mut writer = (*queue).begin();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
@@ -376,27 +476,8 @@ unsafe fn post_receives(
         }
         // SAFETY: what the receives name is the application's affair.
         writer.publish();
-        // As in `post_send`: taken or not.
-        lock.unlock();
+        leave(lock);
         0
-    }
-}
-
-/// # Safety
-/// As for [`post_receives`].
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn receive_contended(
-    lock: &SpinLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        lock.lock();
-        let _ = (*queue).begin().keep();
-        receive_rest(false, lock, queue, wr, bad_wr)
     }
 }
 
@@ -408,7 +489,7 @@ unsafe extern "C" fn receive_contended(
 #[inline(never)]
 unsafe extern "C" fn receive_rest(
     single: bool,
-    lock: &SpinLock,
+    lock: &BiasedLock,
     queue: *mut RecvQueue,
     mut next: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -452,12 +533,11 @@ pub unsafe extern "C" fn post_recv(
     // work requests of its own.
     unsafe {
         let own = qp_of(qp);
-        match &mut *own.recv.get() {
-            Some(queue) if !wr.is_null() && own.may_receive() => {
-                post_receives(own.single, &own.recv_lock, queue, wr, bad_wr)
-            }
-            _ => refuse(wr, bad_wr),
+        let queue = own.recv();
+        if wr.is_null() || queue.is_null() || !own.may_receive() {
+            return refuse(wr, bad_wr);
         }
+        post_receives(own.single, &own.recv_lock, queue, wr, bad_wr)
     }
 }
 

@@ -4,8 +4,9 @@ use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use ring::SpinLock;
+use ring::BiasedLock;
 use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
 use uverbs::{
     AccessFlags, AhAttr, CqHandle, QpAttr, QpAttrMask, QpCap, QpHandle, QpInit, QpState, QpType,
@@ -38,11 +39,12 @@ pub struct Qp {
     public: verbs_qp,
     /// One caller at a time by the application's promise: no locks.
     pub single: bool,
-    /// Opcodes that can be posted by the short way ([`PLAIN`]); none of a
-    /// datagram queue pair, whose sends name an address handle.
-    pub plain: u32,
+    /// Its sends name an address handle.
+    pub datagram: bool,
+    /// See [`Qp::plain`].
+    plain: AtomicU32,
     /// Guards `send` and `failed`.
-    pub send_lock: SpinLock,
+    pub send_lock: BiasedLock,
     /// The first error of the batch between wr_start and wr_complete; EINVAL
     /// out of one.
     pub failed: Cell<c_int>,
@@ -53,9 +55,12 @@ pub struct Qp {
     /// Where the kernel answers the doorbell. Nobody reads it.
     answer: UnsafeCell<u32>,
     /// Guards `recv`.
-    pub recv_lock: SpinLock,
+    pub recv_lock: BiasedLock,
     /// The receive queue; none with a shared one.
-    pub recv: UnsafeCell<Option<RecvQueue>>,
+    recv: UnsafeCell<Option<RecvQueue>>,
+    /// Where it is, or null: what a posting thread asks before it has the lock
+    /// must be no reference into the cell.
+    recv_place: *mut RecvQueue,
     /// Destroyed by `destroy_qp` through its handle, never dropped.
     object: ManuallyDrop<uverbs::Qp<CtxRef>>,
     _pd: PdRef,
@@ -75,6 +80,14 @@ pub unsafe fn qp_of<'a, T>(qp: *mut T) -> &'a Qp {
 }
 
 impl Qp {
+    /// Opcodes that can be posted by the short way now, as a set of bits
+    /// ([`PLAIN`]); none of a datagram queue pair, and none in a state that
+    /// does not send: the long way says why.
+    #[inline(always)]
+    pub fn plain(&self) -> u32 {
+        self.plain.load(Ordering::Relaxed)
+    }
+
     /// Can send work requests be posted in this state? (IBA 10.3.1: from
     /// "ready to send" on; in the error states they are flushed.)
     ///
@@ -89,6 +102,12 @@ impl Qp {
     #[inline(always)]
     pub fn may_receive(&self) -> bool {
         self.public.qp_ex.qp_base.state != IBV_QPS_RESET
+    }
+
+    /// The receive queue, to be used under `recv_lock`; null if there is none.
+    #[inline(always)]
+    pub fn recv(&self) -> *mut RecvQueue {
+        self.recv_place
     }
 }
 
@@ -169,18 +188,24 @@ unsafe fn create(
     let qp = place.write(Qp {
         public,
         single: domain.has_thread_domain(),
-        plain: if attr.qp_type == IBV_QPT_UD { 0 } else { PLAIN },
-        send_lock: SpinLock::new(),
+        datagram: attr.qp_type == IBV_QPT_UD,
+        plain: AtomicU32::new(0),
+        send_lock: BiasedLock::new(),
         failed: Cell::new(libc::EINVAL),
         send: UnsafeCell::new(send),
         doorbell,
         answer: UnsafeCell::new(0),
-        recv_lock: SpinLock::new(),
+        recv_lock: BiasedLock::new(),
         recv: UnsafeCell::new(recv),
+        recv_place: core::ptr::null_mut(),
         object: ManuallyDrop::new(object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
+    // SAFETY: nobody uses the object yet; it stays where it is.
+    if let Some(recv) = unsafe { &mut *qp.recv.get() } {
+        qp.recv_place = recv;
+    }
     let base = &raw mut qp.public.qp_ex.qp_base;
     // SAFETY: nobody uses the object yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
@@ -315,9 +340,13 @@ pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
             rate_limit: 0,
         };
         let own = qp_of(qp);
-        own.object
-            .modify(&to, known, uverbs::Udata::none())
-            .map_err(Into::into)
+        own.object.modify(&to, known, uverbs::Udata::none())?;
+        if mask as u32 & IBV_QP_STATE != 0 {
+            let sends = from.qp_state >= IBV_QPS_RTS && !own.datagram;
+            own.plain
+                .store(if sends { PLAIN } else { 0 }, Ordering::Relaxed);
+        }
+        Ok(())
     })
 }
 

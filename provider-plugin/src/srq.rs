@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
-use ring::SpinLock;
+use ring::BiasedLock;
 use rxe::{RecvQueue, SharedReceiveQueue};
 use uverbs::{SrqHandle, SrqInit, SrqKind, SrqModify};
 
@@ -23,7 +23,7 @@ pub struct Srq {
     /// One caller at a time by the application's promise: no lock.
     pub single: bool,
     /// Guards `recv`.
-    pub lock: SpinLock,
+    pub lock: BiasedLock,
     /// The queue.
     pub recv: UnsafeCell<RecvQueue>,
     /// Destroyed by `destroy_srq` through its handle, never dropped.
@@ -80,7 +80,7 @@ unsafe fn create(
     let srq = place.write(Srq {
         public,
         single: domain.has_thread_domain(),
-        lock: SpinLock::new(),
+        lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.

@@ -14,6 +14,15 @@ static volatile unsigned char seen[2][PER_THREAD];
 static volatile int in_flight[2];
 static volatile unsigned total, received;
 static bool extended; /* pollers use start/next/end */
+static bool late;     /* the second of each kind comes when work is under way */
+
+/* Lets the first thread of a kind be alone with the queues for a while. */
+static void come_late(uintptr_t me)
+{
+	while (late && me &&
+	       __atomic_load_n(&total, __ATOMIC_ACQUIRE) < PER_THREAD / 3)
+		sched_yield();
+}
 
 /* wr_id: thread in the high word, sequence in the low. */
 static void *poster(void *arg)
@@ -21,6 +30,7 @@ static void *poster(void *arg)
 	uint64_t me = (uintptr_t)arg;
 	uint32_t seq = 0;
 
+	come_late(me);
 	while (seq < PER_THREAD) {
 		struct op ops[4];
 		int n = 0, done = 0, rc;
@@ -73,7 +83,7 @@ static void *poller(void *arg)
 	int64_t last[2] = {-1, -1};
 	struct ibv_wc wc[5];
 
-	(void)arg;
+	come_late((uintptr_t)arg);
 	while (__atomic_load_n(&total, __ATOMIC_ACQUIRE) < 2 * PER_THREAD) {
 		struct ibv_poll_cq_attr attr = {};
 		int n, i;
@@ -112,7 +122,7 @@ static void *poller(void *arg)
 /* Two more threads take turns at the receive queue and its completions. */
 static void *receiver(void *arg)
 {
-	(void)arg;
+	come_late((uintptr_t)arg);
 	while (__atomic_load_n(&received, __ATOMIC_ACQUIRE) < 2 * PER_THREAD) {
 		struct ibv_wc wc;
 		int n = ibv_poll_cq(p.b.cq, 1, &wc);
@@ -155,8 +165,8 @@ static void run(enum api api, bool ex)
 		OK(try_recv(&p.b, 0, NULL, 0));
 	for (i = 0; i < 2; i++) {
 		OK(pthread_create(&t[i], NULL, poster, (void *)i));
-		OK(pthread_create(&t[2 + i], NULL, poller, NULL));
-		OK(pthread_create(&t[4 + i], NULL, receiver, NULL));
+		OK(pthread_create(&t[2 + i], NULL, poller, (void *)i));
+		OK(pthread_create(&t[4 + i], NULL, receiver, (void *)i));
 	}
 	for (i = 0; i < 6; i++)
 		OK(pthread_join(t[i], NULL));
@@ -172,6 +182,18 @@ static void run(enum api api, bool ex)
 static void t_post(void)
 {
 	run(POST, false);
+}
+
+static void t_late(void)
+{
+	late = true;
+	run(POST, false);
+}
+
+static void t_late_ex(void)
+{
+	late = true;
+	run(WR, true);
 }
 
 static void t_wr(void)
@@ -252,6 +274,8 @@ static const struct test_case cases[] = {
 	{"wr", t_wr},
 	{"ex", t_ex},
 	{"srq", t_srq},
+	{"late", t_late},
+	{"late-ex", t_late_ex},
 };
 
 int main(int argc, char **argv)

@@ -13,10 +13,13 @@
 //! - [`Ring`]: header and entries in a [`Mapping`];
 //! - [`Producer`], [`Consumer`]: the two roles that a process plays;
 //! - [`Peek`]: "is it empty?" without the consumer's lock;
-//! - [`SpinLock`]: what a shared queue is guarded with;
+//! - [`BiasedLock`]: what a shared queue is guarded with, nearly free for the
+//!   thread that uses it alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
 //!   beside a queue.
 
+mod asymmetric;
+mod biased;
 mod consumer;
 mod header;
 mod lock;
@@ -29,7 +32,9 @@ mod producer;
 #[cfg(not(loom))]
 mod ring;
 mod sequence;
+mod thread;
 
+pub use biased::BiasedLock;
 pub use consumer::{Consumer, Span};
 pub use header::{Header, Indices};
 pub use lock::SpinLock;

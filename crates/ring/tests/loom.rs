@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ringverbs_ring::{Consumer, Epoch, Header, Indices, Peek, Producer, Sequences, SpinLock};
+use ringverbs_ring::{
+    BiasedLock, Consumer, Epoch, Header, Indices, Peek, Producer, Sequences, SpinLock,
+};
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
 struct Shared {
@@ -351,5 +353,87 @@ fn an_epoch_brings_its_change() {
             assert_eq!(shared.1.read(0), 7);
         }
         writer.join().unwrap();
+    });
+}
+
+/// A value under a biased lock.
+struct Biased(BiasedLock, UnsafeCell<u32>);
+// SAFETY: the cell is only touched under the lock; loom checks that.
+unsafe impl Sync for Biased {}
+// SAFETY: plain data.
+unsafe impl Send for Biased {}
+
+impl Biased {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(BiasedLock::new(), UnsafeCell::new(0)))
+    }
+
+    fn add(&self, thread: usize) {
+        self.0.lock_as(thread);
+        // SAFETY: under the lock.
+        self.1.with_mut(|n| unsafe { *n += 1 });
+        self.0.unlock();
+    }
+}
+
+/// The thread that has the bias and one that takes it away are never in
+/// together, and each sees what the other did.
+#[test]
+fn taking_the_bias_away_excludes() {
+    model(|| {
+        let guarded = Biased::new();
+        // Gets the bias.
+        guarded.add(2);
+        let other = {
+            let guarded = guarded.clone();
+            thread::spawn(move || guarded.add(4))
+        };
+        guarded.add(2);
+        guarded.add(2);
+        other.join().unwrap();
+        // SAFETY: the other thread has ended.
+        assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
+    });
+}
+
+/// Two threads that come for the bias at once both wait for its owner.
+#[test]
+fn two_that_take_the_bias_away_exclude() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 20_000;
+    builder.check(|| {
+        let guarded = Biased::new();
+        guarded.add(2);
+        let others = [4, 6].map(|thread| {
+            let guarded = guarded.clone();
+            thread::spawn(move || guarded.add(thread))
+        });
+        guarded.add(2);
+        for other in others {
+            other.join().unwrap();
+        }
+        // SAFETY: the other threads have ended.
+        assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
+    });
+}
+
+/// Threads that come to a new lock at once.
+#[test]
+fn getting_the_bias_excludes() {
+    model(|| {
+        let guarded = Biased::new();
+        let other = {
+            let guarded = guarded.clone();
+            thread::spawn(move || {
+                guarded.add(4);
+                guarded.add(4);
+            })
+        };
+        guarded.add(2);
+        guarded.add(2);
+        other.join().unwrap();
+        // SAFETY: the other thread has ended.
+        assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
     });
 }

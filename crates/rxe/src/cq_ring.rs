@@ -99,6 +99,20 @@ impl CompletionRing {
         }
     }
 
+    /// [`CompletionRing::entry`] of a span that is known to be of this ring.
+    ///
+    /// # Safety
+    /// `span.at` is from [`CompletionRing::available`], or a step from there,
+    /// and the queue has not been resized since.
+    #[inline(always)]
+    pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
+        Entry {
+            // SAFETY: by contract.
+            entry: unsafe { self.ring.slots().slot_inside(span.at).cast() },
+            ring: PhantomData,
+        }
+    }
+
     /// Gives everything up to and including `span.at` back to the device.
     #[inline(always)]
     pub fn release(&self, span: &Span) {
@@ -113,10 +127,9 @@ impl CompletionRing {
         if span.at == span.end {
             return false;
         }
-        let entry = self.entry(&span);
-        // SAFETY: the entry lies in the mapping; any bit pattern is a
-        // `WorkCompletion`.
-        out.write(unsafe { entry.as_ptr().read() });
+        // SAFETY: the span is fresh; the entry lies in the mapping, and any bit
+        // pattern is a `WorkCompletion`.
+        out.write(unsafe { self.entry_inside(&span).as_ptr().read() });
         self.release(&span);
         true
     }

@@ -140,11 +140,14 @@ fn tables(results: &Results) -> String {
         let cells: Vec<_> = rows.into_iter().map(|row| columns(row, timed)).collect();
         markdown(&HEADINGS, &cells)
     };
-    let (single, shared): (Vec<_>, Vec<_>) = results
+    let (single, others): (Vec<_>, Vec<_>) = results
         .rows
         .iter()
         .filter(|row| !row.is_floor())
         .partition(|row| row.name.starts_with("single-"));
+    let (several, shared): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|row| row.name.starts_with("several-"));
     let floors: Vec<_> = results
         .rows
         .iter()
@@ -158,8 +161,9 @@ fn tables(results: &Results) -> String {
     };
     format!(
         "{} pairs of processes on {}, load average before {}; stock is {}, ours {}.\n\n\
-         Thread-safe queues:\n\n{}\n\
-         Queues owned by one thread{domain}:\n\n{}\n\
+         Thread-safe queues, used by one thread as nearly all are:\n\n{}\n\
+         Queues owned by one thread by promise{domain}:\n\n{}\n\
+         Thread-safe queues that several threads have used:\n\n{}\n\
          Floors:\n\n{}",
         results.pairs,
         results.processor,
@@ -168,6 +172,7 @@ fn tables(results: &Results) -> String {
         results.ours_file,
         table(shared),
         table(single),
+        table(several),
         markdown(&FLOOR_HEADINGS, &floors),
     )
 }

@@ -1,0 +1,74 @@
+//! A barrier that costs only one side: threads that pass often pay nothing,
+//! the one that comes once pays for both (membarrier(2)).
+//!
+//! Store, [`light`], load on one side and store, [`heavy`], load on the other:
+//! at least one of the two loads sees the other side's store, as with a full
+//! barrier on both sides.
+
+#[cfg(not(loom))]
+pub(crate) use real::{available, heavy, light};
+
+#[cfg(loom)]
+pub(crate) use modelled::{available, heavy, light};
+
+#[cfg(not(loom))]
+mod real {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{Ordering, compiler_fence};
+    use std::time::Duration;
+
+    // linux/membarrier.h
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+
+    fn membarrier(command: libc::c_int) -> bool {
+        // SAFETY: the call takes two integers and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0) == 0 }
+    }
+
+    /// Whether this process can use the pair at all (Linux 4.14, and no filter
+    /// of system calls against it). Asked of the kernel once.
+    pub(crate) fn available() -> bool {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        *REGISTERED.get_or_init(|| membarrier(REGISTER_PRIVATE_EXPEDITED))
+    }
+
+    /// The cheap half: keeps the compiler from moving accesses across it.
+    #[inline(always)]
+    pub(crate) fn light() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The dear half: every thread of the process passes a full barrier before
+    /// this returns. Some microseconds, and an interrupt of the processors on
+    /// which the process runs.
+    #[cold]
+    pub(crate) fn heavy() {
+        let done = membarrier(PRIVATE_EXPEDITED)
+            // A forked child may have to say again that it wants this.
+            || membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED);
+        if !done {
+            // Forbidden since it was registered. No processor keeps a store
+            // or a load back for anything like this long, and a thread that
+            // is not running passed a barrier when it was taken off.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+#[cfg(loom)]
+mod modelled {
+    use loom::sync::atomic::{Ordering, fence};
+
+    pub(crate) fn available() -> bool {
+        true
+    }
+
+    pub(crate) fn light() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy() {
+        fence(Ordering::SeqCst);
+    }
+}
