@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use ring::{Producer, Ring, Slots};
+use ring::{Producer, Ring};
 
 use crate::PostError;
 use crate::abi::{DmaInfo, RecvWqe, Sge};
@@ -66,8 +66,6 @@ impl RecvQueue {
     #[inline(always)]
     pub fn begin(&mut self) -> RecvWriter<'_> {
         RecvWriter {
-            producer: self.producer,
-            slots: self.ring.slots(),
             next: self.producer.tail(),
             queue: self,
         }
@@ -127,13 +125,9 @@ unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
     }
 }
 
-/// The quick way to add the commonest receives to a batch.
-///
-/// It works on copies of the queue's values, so that they stay in registers;
-/// [`RecvWriter::keep`] puts back what has changed.
+/// The quick way to add the commonest receives to a batch. Where the batch
+/// ends is kept here until [`RecvWriter::keep`].
 pub struct RecvWriter<'q> {
-    producer: Producer,
-    slots: Slots,
     next: usize,
     queue: &'q mut RecvQueue,
 }
@@ -145,7 +139,7 @@ impl<'q> RecvWriter<'q> {
     #[inline(always)]
     pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
         let length = sge.length;
-        let Some(next) = self.producer.after_if_room(self.next) else {
+        let Some(next) = self.queue.producer.after_if_room(self.next) else {
             return false;
         };
         // The longest message that there is, too, takes the closer look.
@@ -156,7 +150,7 @@ impl<'q> RecvWriter<'q> {
         // room for an element (`RecvQueue::ENTRY_SIZE`), and is not the
         // device's before it is published.
         unsafe {
-            let entry = self.slots.slot_inside(self.next).cast::<RecvWqe>();
+            let entry = self.queue.ring.slots().slot_inside(self.next).cast::<RecvWqe>();
             fill(entry, wr_id, length, 1);
             entry
                 .add(1)
