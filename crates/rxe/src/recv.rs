@@ -150,7 +150,12 @@ impl<'q> RecvWriter<'q> {
         // room for an element (`RecvQueue::ENTRY_SIZE`), and is not the
         // device's before it is published.
         unsafe {
-            let entry = self.queue.ring.slots().slot_inside(self.next).cast::<RecvWqe>();
+            let entry = self
+                .queue
+                .ring
+                .slots()
+                .slot_inside(self.next)
+                .cast::<RecvWqe>();
             fill(entry, wr_id, length, 1);
             entry
                 .add(1)

@@ -2,12 +2,11 @@
 
 use std::os::fd::RawFd;
 
-use zerocopy::IntoBytes;
-
 use crate::abi::ids;
 use crate::abi::write::AsyncEventDesc;
 use crate::attr::open_enum;
 use crate::command::Ioctl;
+use crate::event_file::EventFile;
 use crate::{Command, ContextRef, Error};
 
 open_enum! {
@@ -70,10 +69,7 @@ pub struct AsyncEvent {
 /// context takes the events of all objects made without naming one, and the
 /// device's. Closed when dropped.
 #[derive(Debug)]
-pub struct AsyncEventFile<C: ContextRef> {
-    context: C,
-    fd: RawFd,
-}
+pub struct AsyncEventFile<C: ContextRef>(EventFile<C>);
 
 impl<C: ContextRef> AsyncEventFile<C> {
     /// Makes an event file. The context must have been made.
@@ -88,15 +84,12 @@ impl<C: ContextRef> AsyncEventFile<C> {
         );
         let object = ioctl.new_object(ids::ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
         let fd = ioctl.run(context)?.fd(object)?;
-        Ok(Self {
-            context: context.clone(),
-            fd,
-        })
+        Ok(Self(EventFile::new(context, fd, Command::ReadAsyncEvent)))
     }
 
     /// The file, for `poll` and for the `async_fd` of queues.
     pub fn fd(&self) -> RawFd {
-        self.fd
+        self.0.fd()
     }
 
     /// Whether reading waits for an event or fails with EAGAIN.
@@ -104,12 +97,7 @@ impl<C: ContextRef> AsyncEventFile<C> {
     /// # Errors
     /// EBADF if somebody closed the descriptor.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
-        let result = self.context.kernel().set_nonblocking(self.fd, nonblocking);
-        result.map_err(|errno| Error::Refused {
-            command: Command::ReadAsyncEvent,
-            handle: None,
-            errno,
-        })
+        self.0.set_nonblocking(nonblocking)
     }
 
     /// Reads one event. If it is of a queue, it is then counted in what
@@ -119,41 +107,15 @@ impl<C: ContextRef> AsyncEventFile<C> {
     /// EAGAIN if there is none and the file does not wait, EINTR on a signal,
     /// EIO after [`AsyncEventType::DEVICE_FATAL`].
     pub fn read_event(&self) -> Result<AsyncEvent, Error> {
-        let mut event = AsyncEventDesc::default();
-        let command = Command::ReadAsyncEvent;
-        let len = self.context.kernel().read(self.fd, event.as_mut_bytes());
-        match len {
-            Ok(len) if len == size_of::<AsyncEventDesc>() => Ok(AsyncEvent {
-                element: event.element,
-                event: AsyncEventType(event.event_type),
-            }),
-            Ok(_) => Err(Error::BadAnswer {
-                command,
-                what: "an event of the wrong length",
-            }),
-            Err(errno) => Err(Error::Refused {
-                command,
-                handle: None,
-                errno,
-            }),
-        }
+        let event: AsyncEventDesc = self.0.read()?;
+        Ok(AsyncEvent {
+            element: event.element,
+            event: AsyncEventType(event.event_type),
+        })
     }
 
     /// Gives the descriptor up without closing it.
     pub fn into_fd(self) -> RawFd {
-        let fd = self.fd;
-        let mut this = self;
-        this.fd = -1;
-        fd
-    }
-}
-
-impl<C: ContextRef> Drop for AsyncEventFile<C> {
-    fn drop(&mut self) {
-        if self.fd >= 0
-            && let Err(errno) = self.context.kernel().close(self.fd)
-        {
-            tracing::error!(%errno, fd = self.fd, "closing an asynchronous event file failed");
-        }
+        self.0.into_fd()
     }
 }

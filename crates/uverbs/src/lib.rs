@@ -36,6 +36,7 @@ pub mod cq;
 pub mod discovery;
 mod doorbell;
 mod error;
+mod event_file;
 mod handle;
 pub mod kernel;
 pub mod mr;
