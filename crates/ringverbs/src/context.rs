@@ -10,6 +10,13 @@ use uverbs::{AsyncEventFile, ContextInfo, Udata};
 use crate::inflight::{Registry, Slab};
 use crate::{Error, Result};
 
+/// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`.
+const DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+/// `IB_UVERBS_DEVICE_FLUSH_PERSISTENT`.
+const DEVICE_FLUSH_PERSISTENT: u64 = 1 << 39;
+/// `IB_UVERBS_DEVICE_ATOMIC_WRITE`.
+const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+
 /// How objects refer to the kernel's context.
 pub(crate) type Ctx = Arc<uverbs::Context>;
 
@@ -92,10 +99,12 @@ pub(crate) struct Inner {
     info: ContextInfo,
     device: Option<Device>,
     /// The first event file of a context takes the events of all its objects.
-    pub(crate) events: Option<AsyncEventFile<Ctx>>,
+    pub(crate) events: AsyncEventFile<Ctx>,
     /// Shared receive queues, by what their work requests are numbered with.
     pub(crate) slabs: Registry<Slab>,
     next_id: Mutex<u64>,
+    /// Abilities of the device, `IB_UVERBS_DEVICE_...`.
+    optional: u64,
 }
 
 impl Context {
@@ -115,12 +124,17 @@ impl Context {
         let uverbs = Arc::new(context);
         let events = AsyncEventFile::alloc(&uverbs)?;
         events.set_nonblocking(true)?;
+        // A kernel that does not answer has none of what is asked for here.
+        let optional = uverbs
+            .query_device_ex(Udata::none())
+            .map_or(0, |device| device.device_cap_flags_ex);
         Ok(Self {
             inner: Arc::new(Inner {
                 uverbs,
                 info,
                 device,
-                events: Some(events),
+                events,
+                optional,
                 slabs: Registry::new(),
                 next_id: Mutex::new(0),
             }),
@@ -156,6 +170,16 @@ impl Context {
             .unwrap_or_else(PoisonError::into_inner);
         *next += 1;
         *next
+    }
+
+    /// Whether the device can flush memory of a peer's.
+    pub fn can_flush(&self) -> bool {
+        self.inner.optional & (DEVICE_FLUSH_GLOBAL | DEVICE_FLUSH_PERSISTENT) != 0
+    }
+
+    /// Whether the device can write 8 bytes of a peer's memory all at once.
+    pub fn can_write_atomically(&self) -> bool {
+        self.inner.optional & DEVICE_ATOMIC_WRITE != 0
     }
 
     /// Whether `other` is a handle of the same context.

@@ -1,19 +1,20 @@
 //! What operations move: from, or to, which memory of this process.
 
 use crate::device::{Sge, Wqe};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, MemorySlice, Registered};
 use crate::pd::Identity;
 use crate::{Error, Result};
 
 /// Memory that an operation sends from or writes from.
 ///
-/// [`Buffer`]; a `Vec` of them, gathered in order; [`Inline`] bytes, which are
-/// copied at once; `()` for no data.
+/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, gathered in order;
+/// [`Inline`] bytes, which are copied at once; `()` for no data.
 pub trait Source: Data {}
 
 /// Memory that an operation receives into or reads into.
 ///
-/// [`Buffer`]; a `Vec` of them, filled in order; `()` for no data.
+/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, filled in order; `()` for
+/// no data.
 pub trait Sink: Data {}
 
 /// Bytes that are copied into the work request itself, so that they are free
@@ -62,6 +63,58 @@ pub enum Payload {
     Buffer(Buffer),
     /// Several.
     Buffers(Vec<Buffer>),
+    /// A part of a region that is not ours alone.
+    Slice(MemorySlice),
+    /// Several of those.
+    Slices(Vec<MemorySlice>),
+}
+
+/// One piece of memory: an element of a scatter/gather list.
+trait Piece {
+    fn memory(&self) -> &Registered;
+    fn device_addr(&self) -> u64;
+    /// Bytes in use.
+    fn len(&self) -> usize;
+    /// Bytes that can be received.
+    fn capacity(&self) -> usize;
+}
+
+impl Piece for Buffer {
+    #[inline(always)]
+    fn memory(&self) -> &Registered {
+        self.memory()
+    }
+    #[inline(always)]
+    fn device_addr(&self) -> u64 {
+        self.device_addr()
+    }
+    #[inline(always)]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+    #[inline(always)]
+    fn capacity(&self) -> usize {
+        self.capacity()
+    }
+}
+
+impl Piece for MemorySlice {
+    #[inline(always)]
+    fn memory(&self) -> &Registered {
+        self.memory()
+    }
+    #[inline(always)]
+    fn device_addr(&self) -> u64 {
+        self.device_addr()
+    }
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    fn capacity(&self) -> usize {
+        self.len()
+    }
 }
 
 /// Elements that a list may have at most; more than any device takes.
@@ -90,57 +143,87 @@ fn too_long(asked: usize) -> Error {
 
 #[cold]
 fn wrong_domain() -> Error {
-    Error::WrongDomain { what: "buffer" }
+    Error::WrongDomain { what: "memory" }
 }
 
-/// The element for `length` bytes of a buffer.
+/// The element for `length` bytes of a piece.
 #[inline(always)]
-fn element(buffer: &Buffer, length: usize, domain: Identity) -> Result<Sge> {
-    if buffer.memory().identity() != domain {
+fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
+    if piece.memory().identity() != domain {
         return Err(wrong_domain());
     }
     if length as u64 > MAX_MESSAGE {
         return Err(too_long(length));
     }
     Ok(Sge {
-        addr: buffer.device_addr(),
+        addr: piece.device_addr(),
         length: length as u32,
-        lkey: buffer.memory().lkey(),
+        lkey: piece.memory().lkey(),
     })
 }
 
-impl Data for Buffer {
-    #[inline(always)]
-    fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
-        wqe.sge(element(self, self.len(), domain)?)
-    }
+macro_rules! data {
+    ($piece:ident, $one:ident, $many:ident) => {
+        impl Data for $piece {
+            #[inline(always)]
+            fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
+                wqe.sge(element(self, Piece::len(self), domain)?)
+            }
 
-    #[inline(always)]
-    fn scatter<R>(
-        &self,
-        max: u32,
-        domain: Identity,
-        post: impl FnOnce(&[Sge]) -> Result<R>,
-    ) -> Result<R> {
-        if max == 0 {
-            return Err(too_many(1, max));
+            #[inline(always)]
+            fn scatter<R>(
+                &self,
+                max: u32,
+                domain: Identity,
+                post: impl FnOnce(&[Sge]) -> Result<R>,
+            ) -> Result<R> {
+                if max == 0 {
+                    return Err(too_many(1, max));
+                }
+                post(&[element(self, Piece::capacity(self), domain)?])
+            }
+
+            #[inline(always)]
+            fn hold(self) -> Payload {
+                Payload::$one(self)
+            }
         }
-        post(&[element(self, self.capacity(), domain)?])
-    }
 
-    #[inline(always)]
-    fn hold(self) -> Payload {
-        Payload::Buffer(self)
-    }
+        impl Source for $piece {}
+        impl Sink for $piece {}
+
+        impl Data for Vec<$piece> {
+            fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
+                let max = wqe.max_sge();
+                elements(self, Piece::len, max, domain, |list| wqe.sge_list(list))
+            }
+
+            fn scatter<R>(
+                &self,
+                max: u32,
+                domain: Identity,
+                post: impl FnOnce(&[Sge]) -> Result<R>,
+            ) -> Result<R> {
+                elements(self, Piece::capacity, max, domain, post)
+            }
+
+            fn hold(self) -> Payload {
+                Payload::$many(self)
+            }
+        }
+
+        impl Source for Vec<$piece> {}
+        impl Sink for Vec<$piece> {}
+    };
 }
 
-impl Source for Buffer {}
-impl Sink for Buffer {}
+data!(Buffer, Buffer, Buffers);
+data!(MemorySlice, Slice, Slices);
 
-/// Calls `then` with the elements for a list of buffers.
-fn elements<R>(
-    buffers: &[Buffer],
-    length: impl Fn(&Buffer) -> usize,
+/// Calls `then` with the elements for a list of pieces.
+fn elements<P: Piece, R>(
+    pieces: &[P],
+    length: impl Fn(&P) -> usize,
     max: u32,
     domain: Identity,
     then: impl FnOnce(&[Sge]) -> Result<R>,
@@ -148,15 +231,15 @@ fn elements<R>(
     let mut list = [Sge::default(); MAX_ELEMENTS];
     let mut used = 0;
     let mut total = 0u64;
-    for buffer in buffers {
-        let length = length(buffer);
-        let element = element(buffer, length, domain)?;
+    for piece in pieces {
+        let length = length(piece);
+        let element = element(piece, length, domain)?;
         // An element of no bytes means 2 GiB to some devices.
         if length == 0 {
             continue;
         }
         if used == (max as usize).min(MAX_ELEMENTS) {
-            return Err(too_many(buffers.len(), max));
+            return Err(too_many(pieces.len(), max));
         }
         list[used] = element;
         used += 1;
@@ -167,35 +250,6 @@ fn elements<R>(
     }
     then(&list[..used])
 }
-
-impl Data for Vec<Buffer> {
-    fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
-        let max = wqe.max_sge();
-        elements(
-            self,
-            |buffer| buffer.len(),
-            max,
-            domain,
-            |list| wqe.sge_list(list),
-        )
-    }
-
-    fn scatter<R>(
-        &self,
-        max: u32,
-        domain: Identity,
-        post: impl FnOnce(&[Sge]) -> Result<R>,
-    ) -> Result<R> {
-        elements(self, Buffer::capacity, max, domain, post)
-    }
-
-    fn hold(self) -> Payload {
-        Payload::Buffers(self)
-    }
-}
-
-impl Source for Vec<Buffer> {}
-impl Sink for Vec<Buffer> {}
 
 impl Data for Inline<'_> {
     const INLINE: bool = true;
@@ -256,7 +310,8 @@ impl Payload {
     #[inline(always)]
     pub(crate) fn received(&mut self, len: u32) {
         match self {
-            Self::None => {}
+            // Slices do not know how much of them is in use.
+            Self::None | Self::Slice(_) | Self::Slices(_) => {}
             Self::Buffer(buffer) => buffer.received(len as usize),
             Self::Buffers(buffers) => {
                 let mut rest = len as usize;
@@ -281,7 +336,7 @@ impl Payload {
     /// All buffers, in order.
     pub fn into_buffers(self) -> Vec<Buffer> {
         match self {
-            Self::None => Vec::new(),
+            Self::None | Self::Slice(_) | Self::Slices(_) => Vec::new(),
             Self::Buffer(buffer) => vec![buffer],
             Self::Buffers(buffers) => buffers,
         }

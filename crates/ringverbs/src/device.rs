@@ -88,6 +88,13 @@ impl SendQueue {
         }
     }
 
+    /// The entry that is open.
+    #[inline(always)]
+    pub fn opened(&mut self) -> Wqe<'_> {
+        let Self::Rxe(queue) = self;
+        Wqe::Rxe(queue.opened())
+    }
+
     #[inline(always)]
     pub fn accept(&mut self) {
         let Self::Rxe(queue) = self;
@@ -129,6 +136,12 @@ impl Wqe<'_> {
     pub(crate) fn immediate_or_key(&mut self, value: u32) {
         let Self::Rxe(wqe) = self;
         wqe.immediate_or_key(value);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_inline(&mut self) {
+        let Self::Rxe(wqe) = self;
+        wqe.set_inline_flag(true);
     }
 
     #[inline(always)]
@@ -271,6 +284,12 @@ pub(crate) enum CompletionRing {
     Rxe(rxe::CompletionRing),
 }
 
+/// A completion in the queue's memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Entry<'r> {
+    Rxe(rxe::Entry<'r>),
+}
+
 /// A completion queue as the device crate makes it.
 pub(crate) struct CompletionQueue {
     pub object: uverbs::Cq<Ctx>,
@@ -304,6 +323,13 @@ impl CompletionRing {
         // SAFETY: the entry lies in the mapping, whole and aligned; any bytes
         // are a `WorkCompletion`.
         unsafe { ring.entry(span).as_ptr().read() }
+    }
+
+    /// The completion at `span.at`, in place.
+    #[inline(always)]
+    pub fn entry(&self, span: &Span) -> Entry<'_> {
+        let Self::Rxe(ring) = self;
+        Entry::Rxe(ring.entry(span))
     }
 
     /// Steps to the next one.

@@ -18,6 +18,10 @@
 //! for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
 //! time and are `Send`.
 
+mod ah;
+mod async_event;
+mod channel;
+pub mod cm;
 mod completion;
 mod context;
 mod data;
@@ -25,11 +29,17 @@ mod device;
 mod error;
 mod inflight;
 mod memory;
+mod mw;
 mod operation;
 mod pd;
 pub mod qp;
-mod query;
+pub mod query;
+pub mod raw;
+mod srq;
 
+pub use ah::AddressHandle;
+pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, EventSource};
+pub use channel::{ChannelEvent, CompletionChannel};
 pub use completion::{
     Completion, CompletionQueue, CompletionQueueBuilder, Failure, SharedCompletionQueue, Status,
     Success,
@@ -37,10 +47,14 @@ pub use completion::{
 pub use context::{Context, Device, devices};
 pub use data::{Inline, Payload, Sink, Source};
 pub use error::{CloseError, Error, Result};
-pub use memory::{Buffer, Region};
+pub use memory::{Buffer, ForeignRegion, MemorySlice, Region, RemoteRegion};
+pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};
 pub use pd::ProtectionDomain;
-pub use qp::{Endpoint, LocalAddress, PostError, QueuePair, Transport, WorkRequest};
+pub use qp::{
+    Endpoint, FlushRange, FlushTo, LocalAddress, PostError, QueuePair, Transport, WorkRequest,
+};
 pub use query::{Gid, GidEntry};
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
-pub use uverbs::{AccessFlags, AhAttr, GlobalRoute};
+pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};

@@ -68,10 +68,68 @@ impl GidEntry {
     }
 }
 
+/// What a device can do. Limits of sizes and counts; `fw_ver`, GUIDs in network
+/// byte order.
+pub use uverbs::DeviceAttr;
+/// [`DeviceAttr`] with what was added later; zero where the kernel does not
+/// know.
+pub use uverbs::DeviceAttrEx;
+/// State and limits of a port.
+pub use uverbs::PortAttr;
+
 /// Entries that are asked for at once; no device has more.
 const MAX_GIDS: usize = 1024;
 
 impl Context {
+    /// What the device can do.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query_device(&self) -> Result<DeviceAttr> {
+        Ok(self.uverbs().query_device()?)
+    }
+
+    /// What the device can do, with what was added later.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query_device_ex(&self) -> Result<DeviceAttrEx> {
+        Ok(self.uverbs().query_device_ex(uverbs::Udata::none())?)
+    }
+
+    /// State and limits of a port, counted from 1.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such port.
+    pub fn query_port(&self, port: u8) -> Result<PortAttr> {
+        Ok(self.uverbs().query_port(port)?)
+    }
+
+    /// The GID of a port at that place of its table.
+    ///
+    /// # Errors
+    /// ENODATA if the place is empty, EINVAL if there is none.
+    pub fn gid(&self, port: u8, index: u8) -> Result<Gid> {
+        let entry = self.uverbs().query_gid_entry(port.into(), index.into())?;
+        Ok(Gid(entry.gid))
+    }
+
+    /// The partition key of a port at that place of its table, host byte order.
+    ///
+    /// # Errors
+    /// ENOENT past the end of the table; [`Error::Unsupported`] of a context
+    /// without a device.
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        let device = self.device().ok_or(Error::Unsupported {
+            what: "partition keys of a context that was not opened by name",
+        })?;
+        let kernel = self.uverbs().kernel();
+        let path = &device.found().ibdev_path;
+        Ok(uverbs::discovery::sysfs::read_pkey(
+            kernel, path, port, index,
+        )?)
+    }
+
     /// The GIDs of all ports.
     ///
     /// # Errors

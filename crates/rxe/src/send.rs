@@ -96,6 +96,13 @@ impl SendQueue {
         Ok(wqe)
     }
 
+    /// The entry that was opened last and is not accepted yet, to go on writing
+    /// it. (Before [`SendQueue::open`], some entry that is not the device's.)
+    #[inline(always)]
+    pub fn opened(&mut self) -> Wqe<'_> {
+        self.wqe_at(self.next)
+    }
+
     /// Makes the opened entry part of the batch.
     #[inline(always)]
     pub fn accept(&mut self) {

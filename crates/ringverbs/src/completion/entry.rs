@@ -1,12 +1,14 @@
 //! What a completion says.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 
 use crate::data::Payload;
 use crate::device::WorkCompletion;
 use crate::inflight::Posted;
 use crate::memory::Buffer;
 use crate::operation::Operation;
+use crate::query::Gid;
 
 /// How an operation ended (`enum ibv_wc_status`).
 ///
@@ -269,6 +271,30 @@ impl Completion {
             Ok(_) => Status::SUCCESS,
             Err(failure) => failure.status,
         }
+    }
+
+    /// The address that a datagram came from, out of the route header in its
+    /// buffer (RoCE v2 over IPv4, and IPv6 or InfiniBand).
+    pub fn sender(&self) -> Option<Gid> {
+        let Ok(Success { flags, .. }) = self.result else {
+            return None;
+        };
+        let header: &[u8; 40] = match &self.payload {
+            Payload::Buffer(buffer) => buffer.first_chunk()?,
+            Payload::Buffers(buffers) => buffers.first()?.first_chunk()?,
+            _ => return None,
+        };
+        if flags & FLAG_GRH == 0 {
+            return None;
+        }
+        // An IPv4 header fills the last 20 of the 40 bytes; the first 20 are
+        // then not set.
+        let address = &header[20..];
+        if header[0] >> 4 != 6 && address[0] >> 4 == 4 {
+            let source = <[u8; 4]>::try_from(&address[12..16]).ok()?;
+            return Some(Ipv4Addr::from(source).to_ipv6_mapped().into());
+        }
+        Some(Gid(header[8..24].try_into().ok()?))
     }
 
     /// The buffer that was posted, if it was one.

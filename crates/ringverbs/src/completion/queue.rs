@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, OnceLock};
 
 use ring::Epoch;
 use uverbs::{Cq, CqInit};
 
+use crate::channel::CompletionChannel;
 use crate::completion::Completion;
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, WorkCompletion};
@@ -23,6 +25,7 @@ pub struct CompletionQueueBuilder {
     context: Context,
     entries: u32,
     vector: u32,
+    channel: Option<CompletionChannel>,
 }
 
 impl Context {
@@ -32,6 +35,7 @@ impl Context {
             context: self.clone(),
             entries: 0,
             vector: 0,
+            channel: None,
         }
     }
 }
@@ -52,6 +56,12 @@ impl CompletionQueueBuilder {
         self
     }
 
+    /// Where its events go when it is armed.
+    pub fn channel(mut self, channel: &CompletionChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
     /// Makes the queue, for one owner.
     ///
     /// # Errors
@@ -62,7 +72,16 @@ impl CompletionQueueBuilder {
             context,
             entries,
             vector,
+            channel,
         } = self;
+        if channel
+            .as_ref()
+            .is_some_and(|channel| !context.is_same(channel.context()))
+        {
+            return Err(Error::WrongDomain {
+                what: "completion channel",
+            });
+        }
         let vectors = context.num_comp_vectors();
         if vector >= vectors.max(1) {
             return Err(Error::Limit {
@@ -81,6 +100,7 @@ impl CompletionQueueBuilder {
             cqe: entries,
             user_handle: id,
             comp_vector: vector,
+            channel: channel.as_ref().map(AsRawFd::as_raw_fd),
             ..CqInit::default()
         };
         let made = match device::CompletionQueue::create(context.uverbs(), &init) {
@@ -109,6 +129,7 @@ impl CompletionQueueBuilder {
                 parked: OnceLock::new(),
                 queues: Registry::new(),
                 departures: Epoch::new(),
+                channel,
                 context,
                 id,
             }),
@@ -126,6 +147,7 @@ pub(crate) struct Shared {
     queues: Registry<Fifo>,
     /// Counts the queues that have gone.
     departures: Epoch,
+    channel: Option<CompletionChannel>,
     context: Context,
     id: u64,
 }
@@ -183,6 +205,11 @@ pub struct CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    #[inline(always)]
+    pub(crate) fn ring(&self) -> &CompletionRing {
+        &self.ring
     }
 
     /// The context that it lives in.
@@ -324,6 +351,37 @@ impl CompletionQueue {
     /// kernel object is gone.
     pub(crate) fn drain(&mut self, fifo: &Fifo, each: impl FnMut(Posted)) {
         self.reaper.drain(fifo, each);
+    }
+
+    /// The channel that its events go to.
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.shared.channel.as_ref()
+    }
+
+    /// Arms the queue and looks again, as one act: the next completion that
+    /// comes (or the next that its sender solicited) puts an event into the
+    /// channel. Those that are there already do not; so only if this says
+    /// `false` may one wait for an event.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a channel; EIO if the device is gone.
+    pub fn arm(&mut self, solicited_only: bool) -> Result<bool> {
+        if self.shared.channel.is_none() {
+            return Err(Error::Invalid {
+                what: "a completion queue without a channel cannot be armed",
+            });
+        }
+        let object = &self.shared.object;
+        self.ring
+            .arm_and_look(|| Ok(object.req_notify(solicited_only)?))
+    }
+
+    /// An event only after `count` completions or `period` microseconds.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP of a device that cannot.
+    pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        Ok(self.shared.object.modify_moderation(count, period)?)
     }
 
     /// Resizes the queue to at least `entries`; what is in it stays in it, in

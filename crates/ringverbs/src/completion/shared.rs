@@ -44,6 +44,14 @@ impl SharedCompletionQueue {
         self.lock().poll_one()
     }
 
+    /// As [`CompletionQueue::arm`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn arm(&self, solicited_only: bool) -> Result<bool> {
+        self.lock().arm(solicited_only)
+    }
+
     /// Calls `f` with the queue, under the lock: to make a queue pair on it.
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionQueue) -> R) -> R {
         f(&mut self.lock())

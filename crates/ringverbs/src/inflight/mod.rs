@@ -34,6 +34,7 @@ pub(crate) struct Posted {
     /// Its memory.
     pub payload: Payload,
     /// What else must stay alive until it is done.
+    #[allow(dead_code, reason = "held until dropped")]
     pub companion: Companion,
     /// What was asked for.
     pub operation: Operation,

@@ -58,11 +58,6 @@ impl Slab {
         self.id
     }
 
-    /// Receives that it takes at most.
-    pub fn capacity(&self) -> u32 {
-        self.lock().places.len() as u32
-    }
-
     /// Receives in flight.
     pub fn len(&self) -> u32 {
         let state = self.lock();
@@ -74,16 +69,25 @@ impl Slab {
         self.lock().grow(capacity);
     }
 
-    /// Puts a receive in. `None`, with the receive, if there is no room.
-    pub fn insert(&self, posted: Posted) -> Result<WorkId, Posted> {
+    /// Takes a place, if one is free. It is in flight once it is filled.
+    pub fn reserve(&self) -> Option<WorkId> {
         let mut state = self.lock();
-        let Some(place) = state.free.pop() else {
-            return Err(posted);
-        };
-        let entry = &mut state.places[place as usize];
-        entry.posted = Some(posted);
-        let sequence = (entry.uses & USE_MASK) << PLACE_BITS | place;
-        Ok(WorkId::new(self.prefix, sequence))
+        let place = state.free.pop()?;
+        let uses = state.places[place as usize].uses & USE_MASK;
+        Some(WorkId::new(self.prefix, uses << PLACE_BITS | place))
+    }
+
+    /// Gives a reserved place back.
+    pub fn cancel(&self, work: WorkId) {
+        let mut state = self.lock();
+        state.free.push(work.sequence() & (MAX_PLACES - 1));
+    }
+
+    /// Puts a receive into a reserved place.
+    pub fn fill(&self, work: WorkId, posted: Posted) {
+        let mut state = self.lock();
+        let place = work.sequence() & (MAX_PLACES - 1);
+        state.places[place as usize].posted = Some(posted);
     }
 
     /// Takes the receive out that `work` names, if it is in flight.

@@ -133,7 +133,7 @@ impl Buffer {
     /// # Errors
     /// The buffer back, if other pieces are alive.
     pub fn try_into_region(self) -> Result<Region, Self> {
-        if self.capacity < self.memory.len() {
+        if self.capacity < self.memory.len() || self.memory.len() == 0 {
             return Err(self);
         }
         Ok(Region {

@@ -4,11 +4,17 @@
 //!
 //! - [`Region`] is cut into [`Buffer`]s: ordinary bytes, exclusively owned.
 //!   Only operations posted here touch them, and a posted operation owns its
-//!   buffer until it has completed.
+//!   buffer until it has completed;
+//! - [`RemoteRegion`]: peers may touch it at any time, so it is never a slice;
+//! - [`ForeignRegion`]: somebody else's memory, registered in `unsafe`.
 
 mod buffer;
+mod bytes;
 mod region;
+mod registered;
+mod remote;
 
 pub use buffer::Buffer;
 pub use region::Region;
-pub(crate) use region::Registered;
+pub(crate) use registered::Registered;
+pub use remote::{ForeignRegion, MemorySlice, RemoteRegion};

@@ -12,7 +12,7 @@ use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
 use crate::completion::{CompletionQueue, Shared as CqShared};
 use crate::device;
 use crate::inflight::{FifoWriter, MAX_DEPTH};
-use crate::{Error, ProtectionDomain, Result};
+use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
 /// How to make a queue pair. From [`ProtectionDomain::queue_pair`].
 #[must_use]
@@ -21,6 +21,7 @@ pub struct QueuePairBuilder {
     transport: Transport,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
+    srq: Option<Arc<srq::Inner>>,
     cap: QpCap,
     signal_all: bool,
 }
@@ -34,6 +35,7 @@ impl ProtectionDomain {
             transport,
             send_cq: Arc::clone(cq.shared()),
             recv_cq: Arc::clone(cq.shared()),
+            srq: None,
             cap: QpCap {
                 max_send_wr: 64,
                 max_recv_wr: 64,
@@ -50,6 +52,12 @@ impl QueuePairBuilder {
     /// Receives complete in a queue of their own.
     pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
         self.recv_cq = Arc::clone(cq.shared());
+        self
+    }
+
+    /// Receives come from a shared queue.
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(Arc::clone(srq.inner()));
         self
     }
 
@@ -101,12 +109,20 @@ impl QueuePairBuilder {
                 what: "completion queue",
             });
         }
+        if let Some(srq) = &self.srq
+            && !context.is_same(srq.domain().context())
+        {
+            return Err(Error::WrongDomain {
+                what: "shared receive queue",
+            });
+        }
         let id = context.next_id();
         let init = QpInit {
             qp_type: self.transport.qp_type(),
             pd: Some(self.domain.handle()),
             send_cq: Some(self.send_cq.object().handle()),
             recv_cq: Some(self.recv_cq.object().handle()),
+            srq: self.srq.as_ref().map(|srq| srq.object().handle()),
             cap: self.cap,
             sq_sig_all: self.signal_all,
             user_handle: id,
@@ -142,6 +158,7 @@ impl QueuePairBuilder {
             recv_cq: self.recv_cq,
             send_fifo: Arc::clone(&send_fifo),
             recv_fifo: recv_fifo.clone(),
+            srq: self.srq,
             domain: self.domain,
             transport: self.transport,
             state: Hint::new(State::RESET.0.into()),
@@ -158,6 +175,7 @@ impl QueuePairBuilder {
             unsignaled_limit: send_depth / 2,
             signal_all: self.signal_all,
             operations: self.transport.operations(),
+            datagram: self.transport == Transport::Datagram,
             inner: Arc::clone(&inner),
         };
         let queue = made.recv.zip(recv_fifo).map(|(queue, fifo)| {

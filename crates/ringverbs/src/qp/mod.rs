@@ -7,6 +7,7 @@
 
 mod builder;
 mod endpoint;
+mod multicast;
 mod post;
 mod request;
 mod states;
@@ -23,13 +24,15 @@ use crate::context::Ctx;
 use crate::data::Payload;
 use crate::device::{Doorbell, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
+use crate::memory::MemorySlice;
 use crate::operation::Operation;
-use crate::{Context, Error, ProtectionDomain, Result};
+use crate::{AddressHandle, Context, Error, MemoryWindow, ProtectionDomain, Result, srq};
 
 pub use builder::QueuePairBuilder;
 pub use endpoint::{Endpoint, LocalAddress};
+pub use multicast::Membership;
 pub use post::{Batch, PostError, ReceiveBatch};
-pub use request::WorkRequest;
+pub use request::{FlushRange, FlushTo, WorkRequest};
 pub use states::{Init, ReadyToReceive, ReadyToSend, Transition};
 
 /// State of a queue pair.
@@ -82,6 +85,10 @@ impl Transport {
 pub(crate) enum Companion {
     #[default]
     None,
+    /// The path of a datagram.
+    Address(AddressHandle),
+    /// The window that is bound, and to what.
+    Window(MemoryWindow, Option<MemorySlice>),
 }
 
 /// A queue pair.
@@ -111,6 +118,7 @@ pub struct SendHalf {
     /// Every operation is signalled.
     signal_all: bool,
     operations: u32,
+    datagram: bool,
     inner: Arc<Inner>,
 }
 
@@ -132,6 +140,7 @@ pub(crate) struct Inner {
     recv_cq: Arc<CqShared>,
     send_fifo: Arc<Fifo>,
     recv_fifo: Option<Arc<Fifo>>,
+    srq: Option<Arc<srq::Inner>>,
     domain: ProtectionDomain,
     transport: Transport,
     /// As far as this side knows.
@@ -218,6 +227,7 @@ impl Drop for Inner {
                 std::mem::forget(self.recv_fifo.clone());
                 std::mem::forget(Arc::clone(&self.send_cq));
                 std::mem::forget(Arc::clone(&self.recv_cq));
+                std::mem::forget(self.srq.clone());
                 std::mem::forget(self.domain.clone());
                 std::mem::forget(self.parked_send.take());
                 std::mem::forget(self.parked_recv.take());

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{QueuePair, RecvHalf, SendHalf, State, WorkRequest};
+use super::{Companion, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Sink, Source};
-use crate::device::SendFlags;
+use crate::device::{Doorbell, RecvQueue, SendFlags, SendQueue};
 use crate::inflight::Posted;
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
@@ -42,16 +42,24 @@ impl<D> From<PostError<D>> for Error {
 }
 
 impl SendHalf {
+    /// What the raw layer writes to. Nothing is in the making.
+    #[inline(always)]
+    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &Doorbell) {
+        self.in_flight.abandon();
+        (&mut self.queue, &self.doorbell)
+    }
+
     /// Adds an operation to the batch that is being made.
     #[inline(always)]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         match self.write(&request) {
             Ok(quiet) => {
                 self.queue.accept();
+                request.accepted();
                 let posted = Posted {
                     token: request.token,
-                    companion: request.companion(),
                     operation: request.operation(),
+                    companion: request.companion,
                     payload: request.data.hold(),
                     quiet,
                 };
@@ -77,6 +85,8 @@ impl SendHalf {
         {
             return Err(self.cannot(operation));
         }
+        let domain = self.inner.domain.identity();
+        request.check(self.datagram, domain, self.inner.domain.context())?;
         let Some(id) = self.in_flight.next_id() else {
             return Err(Error::QueueFull {
                 capacity: self.in_flight.capacity(),
@@ -92,10 +102,7 @@ impl SendHalf {
             flags |= SendFlags::INLINE;
         }
         let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
-        request.describe(&mut wqe);
-        request
-            .data
-            .gather(&mut wqe, self.inner.domain.identity())?;
+        request.describe(&mut wqe, domain)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
     }
@@ -198,6 +205,14 @@ impl fmt::Debug for Batch<'_> {
 }
 
 impl RecvHalf {
+    /// What the raw layer writes to. Nothing is in the making.
+    #[inline(always)]
+    pub(crate) fn lend(&mut self) -> Option<&mut RecvQueue> {
+        let (queue, in_flight) = self.queue.as_mut()?;
+        in_flight.abandon();
+        Some(queue)
+    }
+
     #[inline(always)]
     fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         match self.write(&data) {
@@ -206,7 +221,7 @@ impl RecvHalf {
                     let posted = Posted {
                         token,
                         payload: data.hold(),
-                        companion: super::Companion::None,
+                        companion: Companion::None,
                         operation: Operation::Receive,
                         quiet: false,
                     };

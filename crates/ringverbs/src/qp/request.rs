@@ -2,8 +2,11 @@
 
 use super::Companion;
 use crate::data::{Data, Sink, Source};
-use crate::device::{Opcode, SendFlags, Wqe};
+use crate::device::{Opcode, SendFlags, WindowBinding, Wqe};
+use crate::memory::MemorySlice;
 use crate::operation::{Operation, RemoteAddr};
+use crate::pd::Identity;
+use crate::{AccessFlags, AddressHandle, Context, Error, MemoryWindow, Result};
 
 /// What is to be done, with which memory, and how its end is heard of.
 ///
@@ -23,14 +26,67 @@ pub struct WorkRequest<D> {
     pub(super) extra: Extra,
     pub(super) flags: SendFlags,
     pub(super) signaled: bool,
+    pub(super) companion: Companion,
 }
 
 /// What depends on the operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Send,
+    /// To that queue pair, with that queue key; the path is the companion.
+    SendTo {
+        qp_num: u32,
+        qkey: u32,
+    },
     Write(RemoteAddr),
     Read(RemoteAddr),
+    CompareSwap {
+        at: RemoteAddr,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        at: RemoteAddr,
+        add: u64,
+    },
+    AtomicWrite {
+        to: RemoteAddr,
+        value: [u8; 8],
+    },
+    Flush {
+        at: RemoteAddr,
+        length: u32,
+        kind: u8,
+        level: u8,
+    },
+    LocalInvalidate {
+        rkey: u32,
+    },
+    /// The window is the companion.
+    Bind {
+        addr: u64,
+        length: u64,
+        lkey: u32,
+        access: AccessFlags,
+    },
+}
+
+/// How far a flush has to bring what was written before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FlushTo {
+    /// Every reader of the memory sees it.
+    GlobalVisibility,
+    /// It outlives a loss of power.
+    Persistence,
+}
+
+/// Which of a peer's memory a flush is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FlushRange {
+    /// So many bytes from the address on.
+    Bytes(u32),
+    /// The whole region.
+    Region,
 }
 
 /// What goes along with a message.
@@ -50,6 +106,7 @@ impl<D: Data> WorkRequest<D> {
             extra: Extra::None,
             flags: SendFlags::empty(),
             signaled: true,
+            companion: Companion::None,
         }
     }
 
@@ -84,29 +141,104 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
+    #[inline(always)]
     pub(super) fn operation(&self) -> Operation {
         match self.kind {
-            Kind::Send => Operation::Send,
+            Kind::Send | Kind::SendTo { .. } => Operation::Send,
             Kind::Write(_) => Operation::Write,
             Kind::Read(_) => Operation::Read,
+            Kind::CompareSwap { .. } => Operation::CompareSwap,
+            Kind::FetchAdd { .. } => Operation::FetchAdd,
+            Kind::AtomicWrite { .. } => Operation::AtomicWrite,
+            Kind::Flush { .. } => Operation::Flush,
+            Kind::LocalInvalidate { .. } => Operation::LocalInvalidate,
+            Kind::Bind { .. } => Operation::BindWindow,
         }
     }
 
     #[inline(always)]
     pub(super) fn opcode(&self) -> Opcode {
         match (self.kind, self.extra) {
-            (Kind::Send, Extra::None) => Opcode::SEND,
-            (Kind::Send, Extra::Immediate(_)) => Opcode::SEND_WITH_IMM,
-            (Kind::Send, Extra::Invalidate(_)) => Opcode::SEND_WITH_INV,
+            (Kind::Send | Kind::SendTo { .. }, Extra::None) => Opcode::SEND,
+            (Kind::Send | Kind::SendTo { .. }, Extra::Immediate(_)) => Opcode::SEND_WITH_IMM,
+            (Kind::Send | Kind::SendTo { .. }, Extra::Invalidate(_)) => Opcode::SEND_WITH_INV,
             (Kind::Write(_), Extra::Immediate(_)) => Opcode::RDMA_WRITE_WITH_IMM,
             (Kind::Write(_), _) => Opcode::RDMA_WRITE,
             (Kind::Read(_), _) => Opcode::RDMA_READ,
+            (Kind::CompareSwap { .. }, _) => Opcode::ATOMIC_CMP_AND_SWP,
+            (Kind::FetchAdd { .. }, _) => Opcode::ATOMIC_FETCH_AND_ADD,
+            (Kind::AtomicWrite { .. }, _) => Opcode::ATOMIC_WRITE,
+            (Kind::Flush { .. }, _) => Opcode::FLUSH,
+            (Kind::LocalInvalidate { .. }, _) => Opcode::LOCAL_INV,
+            (Kind::Bind { .. }, _) => Opcode::BIND_MW,
         }
     }
 
-    /// Writes what is not data.
+    /// What is wrong with it, before anything is written. `datagram`: for a
+    /// queue pair of datagrams.
     #[inline(always)]
-    pub(super) fn describe(&self, wqe: &mut Wqe<'_>) {
+    pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
+        match self.kind {
+            Kind::Send if !datagram => Ok(()),
+            Kind::Write(_) if !matches!(self.extra, Extra::Invalidate(_)) => Ok(()),
+            Kind::Read(_) if self.extra == Extra::None => Ok(()),
+            _ => self.check_rarer(datagram, domain, context),
+        }
+    }
+
+    fn check_rarer(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
+        let invalid = |what| Err(Error::Invalid { what });
+        let sends = matches!(self.kind, Kind::Send | Kind::SendTo { .. });
+        match self.extra {
+            Extra::Immediate(_) if !sends && !matches!(self.kind, Kind::Write(_)) => {
+                return invalid("immediate data goes with a send or a write only");
+            }
+            Extra::Invalidate(_) if !sends || datagram => {
+                return invalid("a key is invalidated by a send over a connection only");
+            }
+            _ => {}
+        }
+        match self.kind {
+            Kind::Send if datagram => {
+                return invalid("a datagram needs an address: see WorkRequest::to");
+            }
+            Kind::SendTo { .. } if !datagram => {
+                return invalid("a connection sends to its peer, not to an address");
+            }
+            Kind::CompareSwap { at, .. } | Kind::FetchAdd { at, .. }
+                if !at.addr.is_multiple_of(8) =>
+            {
+                return invalid("the address of an atomic must be a multiple of 8");
+            }
+            Kind::AtomicWrite { to, .. } if !to.addr.is_multiple_of(8) => {
+                return invalid("the address of an atomic write must be a multiple of 8");
+            }
+            Kind::AtomicWrite { .. } if !context.can_write_atomically() => {
+                return Err(Error::Unsupported {
+                    what: "atomic writes",
+                });
+            }
+            Kind::Flush { .. } if !context.can_flush() => {
+                return Err(Error::Unsupported { what: "flush" });
+            }
+            _ => {}
+        }
+        match &self.companion {
+            Companion::Address(handle) if handle.identity() != domain => Err(Error::WrongDomain {
+                what: "address handle",
+            }),
+            Companion::Window(window, _) if window.identity() != domain => {
+                Err(Error::WrongDomain {
+                    what: "memory window",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes everything into the entry.
+    #[inline(always)]
+    pub(super) fn describe(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<()> {
         match self.extra {
             Extra::None => {}
             Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
@@ -114,13 +246,73 @@ impl<D: Data> WorkRequest<D> {
         }
         match self.kind {
             Kind::Send => {}
+            Kind::SendTo { qp_num, qkey } => {
+                if let Companion::Address(handle) = &self.companion {
+                    wqe.datagram(handle.number(), qp_num, qkey);
+                }
+            }
             Kind::Write(to) | Kind::Read(to) => wqe.rdma(to),
+            Kind::CompareSwap { at, compare, swap } => wqe.atomic(at, compare, swap),
+            Kind::FetchAdd { at, add } => wqe.atomic(at, add, 0),
+            Kind::AtomicWrite { to, value } => {
+                wqe.atomic_write(to, value);
+                return Ok(());
+            }
+            Kind::Flush {
+                at,
+                length,
+                kind,
+                level,
+            } => {
+                wqe.flush(at, length, kind, level);
+                return Ok(());
+            }
+            Kind::LocalInvalidate { rkey } => {
+                wqe.immediate_or_key(rkey);
+                wqe.no_data();
+                return Ok(());
+            }
+            Kind::Bind { .. } => return self.describe_bind(wqe),
         }
+        let bytes = self.data.gather(wqe, domain)?;
+        if matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) && bytes < 8 {
+            return Err(Error::Invalid {
+                what: "an atomic needs 8 bytes for the old value",
+            });
+        }
+        Ok(())
     }
 
+    fn describe_bind(&self, wqe: &mut Wqe<'_>) -> Result<()> {
+        let Kind::Bind {
+            addr,
+            length,
+            lkey,
+            access,
+        } = self.kind
+        else {
+            return Ok(());
+        };
+        if let Companion::Window(window, _) = &self.companion {
+            wqe.bind_window(WindowBinding {
+                addr,
+                length,
+                mr_lkey: lkey,
+                mw_rkey: window.rkey(),
+                rkey: window.next_rkey(),
+                access: access.bits(),
+            });
+        }
+        Ok(())
+    }
+
+    /// It is part of the batch.
     #[inline(always)]
-    pub(super) fn companion(&self) -> Companion {
-        Companion::None
+    pub(super) fn accepted(&self) {
+        if let (Kind::Bind { .. }, Companion::Window(window, memory)) = (self.kind, &self.companion)
+        {
+            window.binding(memory.as_ref(), window.next_rkey());
+        }
     }
 }
 
@@ -144,6 +336,22 @@ impl<D: Source> WorkRequest<D> {
         self.extra = Extra::Immediate(value);
         self
     }
+
+    /// The peer's device invalidates that key of the peer's when the message,
+    /// a send, arrives.
+    #[inline]
+    pub fn invalidate(mut self, rkey: u32) -> Self {
+        self.extra = Extra::Invalidate(rkey);
+        self
+    }
+
+    /// Where a datagram goes: along a path, to a queue pair that takes `qkey`.
+    #[inline]
+    pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Self {
+        self.kind = Kind::SendTo { qp_num, qkey };
+        self.companion = Companion::Address(path.clone());
+        self
+    }
 }
 
 impl<D: Sink> WorkRequest<D> {
@@ -151,5 +359,89 @@ impl<D: Sink> WorkRequest<D> {
     #[inline]
     pub fn read(data: D, from: RemoteAddr) -> Self {
         Self::new(Kind::Read(from), data)
+    }
+
+    /// Compares 8 bytes of the peer's memory with `compare` and, if they are
+    /// equal, replaces them by `swap`. What was there comes into `old`, 8 bytes,
+    /// native byte order.
+    #[inline]
+    pub fn compare_swap(old: D, at: RemoteAddr, compare: u64, swap: u64) -> Self {
+        Self::new(Kind::CompareSwap { at, compare, swap }, old)
+    }
+
+    /// Adds to 8 bytes of the peer's memory, wrapping. What was there comes
+    /// into `old`, 8 bytes, native byte order.
+    #[inline]
+    pub fn fetch_add(old: D, at: RemoteAddr, add: u64) -> Self {
+        Self::new(Kind::FetchAdd { at, add }, old)
+    }
+}
+
+impl WorkRequest<()> {
+    /// Writes 8 bytes of the peer's memory, all at once
+    /// ([`Context::can_write_atomically`]).
+    #[inline]
+    pub fn atomic_write(to: RemoteAddr, value: [u8; 8]) -> Self {
+        Self::new(Kind::AtomicWrite { to, value }, ())
+    }
+
+    /// Brings what was written before it to where `level` says
+    /// ([`Context::can_flush`]). The peer's region must allow it (`FLUSH_GLOBAL`,
+    /// `FLUSH_PERSISTENT`).
+    #[inline]
+    pub fn flush(at: RemoteAddr, range: FlushRange, level: FlushTo) -> Self {
+        let (length, selectivity) = match range {
+            FlushRange::Bytes(length) => (length, 0),
+            FlushRange::Region => (0, 1),
+        };
+        let kind = match level {
+            FlushTo::GlobalVisibility => 1,
+            FlushTo::Persistence => 2,
+        };
+        let kind = Kind::Flush {
+            at,
+            length,
+            kind,
+            level: selectivity,
+        };
+        Self::new(kind, ())
+    }
+
+    /// Makes a remote key of one's own useless: that of a window of type 2, or
+    /// of a region.
+    #[inline]
+    pub fn local_invalidate(rkey: u32) -> Self {
+        Self::new(Kind::LocalInvalidate { rkey }, ())
+    }
+
+    /// Binds a window of type 1 to nothing; its key changes.
+    pub fn unbind(window: &MemoryWindow) -> Self {
+        let kind = Kind::Bind {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+            access: AccessFlags::empty(),
+        };
+        let mut this = Self::new(kind, ());
+        this.companion = Companion::Window(window.clone(), None);
+        this
+    }
+}
+
+impl WorkRequest<MemorySlice> {
+    /// Binds a window to a part of a region made with `MW_BIND`, for peers to do
+    /// there what `access` says. The window's new key is
+    /// [`MemoryWindow::rkey`] as soon as this is posted.
+    pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
+        let kind = Kind::Bind {
+            addr: to.device_addr(),
+            length: to.len() as u64,
+            lkey: to.memory().lkey(),
+            access,
+        };
+        let companion = Companion::Window(window.clone(), Some(to.clone()));
+        let mut this = Self::new(kind, to);
+        this.companion = companion;
+        this
     }
 }

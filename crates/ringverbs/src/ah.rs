@@ -1,0 +1,99 @@
+//! Address handles.
+
+use std::fmt;
+use std::sync::Arc;
+
+use uverbs::AhAttr;
+
+use crate::device;
+use crate::pd::Identity;
+use crate::qp::LocalAddress;
+use crate::query::Gid;
+use crate::{Error, ProtectionDomain, Result};
+
+/// A path to a peer, for datagrams.
+///
+/// A handle: clones refer to the same path. Operations in flight keep it.
+#[derive(Clone)]
+pub struct AddressHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// Before the domain: destroyed first.
+    made: device::AddressHandle,
+    domain: ProtectionDomain,
+    path: AhAttr,
+}
+
+impl ProtectionDomain {
+    /// An address handle for a path.
+    ///
+    /// # Errors
+    /// EINVAL for a port or source GID index that is not there.
+    pub fn address_handle(&self, path: &AhAttr) -> Result<AddressHandle> {
+        let made = device::AddressHandle::create(self.context().uverbs(), self.handle(), path)?;
+        Ok(AddressHandle {
+            inner: Arc::new(Inner {
+                made,
+                domain: self.clone(),
+                path: *path,
+            }),
+        })
+    }
+
+    /// An address handle for the way from an address here to a GID.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::address_handle`].
+    pub fn address_handle_to(&self, local: &LocalAddress, gid: Gid) -> Result<AddressHandle> {
+        self.address_handle(&local.path_to(gid, 0))
+    }
+}
+
+impl AddressHandle {
+    /// The path.
+    pub fn path(&self) -> &AhAttr {
+        &self.inner.path
+    }
+
+    /// What datagrams name it by.
+    #[inline(always)]
+    pub(crate) fn number(&self) -> u32 {
+        self.inner.made.number
+    }
+
+    #[inline(always)]
+    pub(crate) fn identity(&self) -> Identity {
+        self.inner.domain.identity()
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the handle, while clones or operations in flight use
+    /// it; the kernel's reason.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Inner { made, domain, path } = Arc::try_unwrap(self.inner).map_err(|inner| {
+            let error = Error::Busy {
+                object: "address handle",
+                users: "clones of it, or operations in flight",
+            };
+            (Self { inner }, error)
+        })?;
+        let number = made.number;
+        made.object.destroy().map_err(|(object, error)| {
+            let made = device::AddressHandle { object, number };
+            let inner = Arc::new(Inner { made, domain, path });
+            (Self { inner }, error.into())
+        })
+    }
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AddressHandle")
+            .field(&Gid(self.inner.path.grh.dgid))
+            .finish()
+    }
+}

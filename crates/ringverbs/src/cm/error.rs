@@ -1,0 +1,117 @@
+//! What can go wrong between two peers.
+
+use std::fmt;
+
+use rdmacm::{Event, EventKind, Reason};
+
+/// Why a connection was not made.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The connection manager refused a command.
+    Manager(rdmacm::Error),
+    /// A verb failed.
+    Verbs(crate::Error),
+    /// The connection manager, or the peer, says no.
+    Failed {
+        /// What has happened.
+        kind: EventKind,
+        /// Why.
+        reason: Option<Reason>,
+        /// What a peer that rejects has to say, and zeros behind it.
+        private_data: Vec<u8>,
+    },
+    /// Nothing has happened in time.
+    Timeout {
+        /// What was waited for.
+        awaited: EventKind,
+    },
+    /// The address leads to no RDMA device that this process can see.
+    NoDevice,
+    /// The queue pair is on another device than the address.
+    WrongDevice,
+    /// A datagram queue pair for a connection, or the other way round.
+    WrongTransport,
+}
+
+impl Error {
+    /// What an event says that was not waited for.
+    pub(super) fn of(event: &Event) -> Self {
+        let message = event.message();
+        let private_data = match event.kind() {
+            EventKind::REJECTED | EventKind::UNREACHABLE => message.private_data().to_vec(),
+            _ => Vec::new(),
+        };
+        Self::Failed {
+            kind: event.kind(),
+            reason: message.result().err(),
+            private_data,
+        }
+    }
+
+    /// Whether the program at the peer rejected, or nobody listens there.
+    pub fn is_rejected(&self) -> bool {
+        matches!(
+            self,
+            Self::Failed {
+                reason: Some(Reason::Rejected(_) | Reason::Sidr(_)),
+                ..
+            }
+        )
+    }
+}
+
+impl From<rdmacm::Error> for Error {
+    fn from(error: rdmacm::Error) -> Self {
+        Self::Manager(error)
+    }
+}
+
+impl From<crate::Error> for Error {
+    fn from(error: crate::Error) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Manager(error) => error.fmt(f),
+            Self::Verbs(error) => error.fmt(f),
+            Self::Failed { kind, reason, .. } => {
+                write!(f, "connection manager: {kind:?}")?;
+                match reason {
+                    Some(reason) => write!(f, ": {reason}"),
+                    None => Ok(()),
+                }
+            }
+            Self::Timeout { awaited } => {
+                write!(
+                    f,
+                    "connection manager: no {awaited:?} within the time given"
+                )
+            }
+            Self::NoDevice => f.write_str(
+                "the address leads to no RDMA device of this process; see `ip route` and the \
+                 devices' GIDs",
+            ),
+            Self::WrongDevice => f.write_str(
+                "the queue pair is on another device than the one that the address leads to; \
+                 make it in a context of device()",
+            ),
+            Self::WrongTransport => f.write_str(
+                "connections take Transport::Reliable, datagram services Transport::Datagram",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Manager(error) => Some(error),
+            Self::Verbs(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Memory windows.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ring::Hint;
+use uverbs::{Mw, MwType, Udata};
+
+use crate::context::Ctx;
+use crate::memory::{MemorySlice, Registered};
+use crate::pd::Identity;
+use crate::{Error, ProtectionDomain, Result};
+
+/// What kind of window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowType {
+    /// Belongs to a protection domain.
+    One,
+    /// Belongs to the queue pair that it was bound on, and can be invalidated
+    /// by a work request, the peer's too.
+    Two,
+}
+
+/// A key of its own for a part of a [`RemoteRegion`](crate::RemoteRegion) made
+/// with `MW_BIND`: given to a peer, and taken back without touching the region.
+///
+/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. It keeps the
+/// regions that it was bound to, until it is dropped.
+///
+/// A handle: clones refer to the same window.
+#[derive(Clone)]
+pub struct MemoryWindow {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// Before what it is bound to: the kernel refuses to deregister a region
+    /// that a window is bound to.
+    object: Mw<Ctx>,
+    rkey: Hint,
+    bound: Mutex<Vec<Arc<Registered>>>,
+    kind: WindowType,
+    domain: ProtectionDomain,
+}
+
+impl ProtectionDomain {
+    /// A memory window, bound to nothing.
+    ///
+    /// # Errors
+    /// EINVAL for a type that the device lacks; ENOMEM.
+    pub fn memory_window(&self, kind: WindowType) -> Result<MemoryWindow> {
+        let number = match kind {
+            WindowType::One => MwType::TYPE_1,
+            WindowType::Two => MwType::TYPE_2,
+        };
+        let object = Mw::alloc(
+            self.context().uverbs(),
+            self.handle(),
+            number,
+            Udata::none(),
+        )?;
+        Ok(MemoryWindow {
+            inner: Arc::new(Inner {
+                rkey: Hint::new(object.rkey()),
+                object,
+                bound: Mutex::new(Vec::new()),
+                kind,
+                domain: self.clone(),
+            }),
+        })
+    }
+}
+
+impl MemoryWindow {
+    /// Its type.
+    pub fn kind(&self) -> WindowType {
+        self.inner.kind
+    }
+
+    /// The key that it was given with the last bind that was posted.
+    pub fn rkey(&self) -> u32 {
+        self.inner.rkey.get()
+    }
+
+    /// The key that the next bind gives it: the low 8 bits are the owner's to
+    /// count.
+    pub(crate) fn next_rkey(&self) -> u32 {
+        let rkey = self.rkey();
+        rkey & !0xff | rkey.wrapping_add(1) & 0xff
+    }
+
+    /// A bind with that key is being posted.
+    pub(crate) fn binding(&self, slice: Option<&MemorySlice>, rkey: u32) {
+        self.inner.rkey.set(rkey);
+        let Some(memory) = slice.map(MemorySlice::memory) else {
+            return;
+        };
+        let mut bound = self
+            .inner
+            .bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !bound.iter().any(|there| Arc::ptr_eq(there, memory)) {
+            bound.push(Arc::clone(memory));
+        }
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.inner.domain.identity()
+    }
+
+    /// Takes the key back and frees the window.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the window, while clones or operations in flight use
+    /// it; the kernel's reason.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let inner = Arc::try_unwrap(self.inner).map_err(|inner| {
+            let error = Error::Busy {
+                object: "memory window",
+                users: "clones of it, or operations in flight",
+            };
+            (Self { inner }, error)
+        })?;
+        let Inner {
+            object,
+            rkey,
+            bound,
+            kind,
+            domain,
+        } = inner;
+        object.destroy().map_err(|(object, error)| {
+            let inner = Arc::new(Inner {
+                object,
+                rkey,
+                bound,
+                kind,
+                domain,
+            });
+            (Self { inner }, error.into())
+        })
+    }
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow")
+            .field("kind", &self.inner.kind)
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .finish()
+    }
+}

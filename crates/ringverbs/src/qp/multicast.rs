@@ -1,0 +1,81 @@
+//! Multicast groups.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Inner, QueuePair};
+use crate::query::Gid;
+use crate::{Error, Result};
+
+/// A queue pair's membership in a multicast group. Dropping it leaves the
+/// group. The queue pair cannot be closed meanwhile, and lives on if it is
+/// dropped.
+pub struct Membership {
+    inner: Arc<Inner>,
+    group: Gid,
+    mlid: u16,
+    left: bool,
+}
+
+impl QueuePair {
+    /// Joins a multicast group, so that its datagrams are received. `mlid` is
+    /// the group's LID, 0 on Ethernet.
+    ///
+    /// # Errors
+    /// EINVAL if the address is not a multicast one, or this not a queue pair
+    /// of datagrams.
+    pub fn join(&mut self, group: Gid, mlid: u16) -> Result<Membership> {
+        self.inner().object.attach_multicast(&group.0, mlid)?;
+        Ok(Membership {
+            inner: Arc::clone(self.inner()),
+            group,
+            mlid,
+            left: false,
+        })
+    }
+}
+
+impl Membership {
+    /// The group.
+    pub fn group(&self) -> Gid {
+        self.group
+    }
+
+    fn leave_now(&mut self) -> Result<()> {
+        let object = &self.inner.object;
+        match object.detach_multicast(&self.group.0, self.mlid) {
+            Err(error) if !error.is_device_gone() => Err(error.into()),
+            _ => {
+                self.left = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Leaves the group.
+    ///
+    /// # Errors
+    /// The kernel's reason, with the membership.
+    pub fn leave(mut self) -> Result<(), (Self, Error)> {
+        match self.leave_now() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !self.left
+            && let Err(error) = self.leave_now()
+        {
+            tracing::error!(%error, group = %self.group, "a multicast group was not left");
+        }
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Membership").field(&self.group).finish()
+    }
+}

@@ -1,0 +1,77 @@
+//! The cursor over completions.
+
+use crate::completion::{CompletionQueue, Status};
+use crate::device;
+
+/// A completion in the queue's memory. Each field is read when it is asked for.
+///
+/// It cannot outlive the call that it was given to. After a failure only
+/// `wr_id`, `status`, `qp_num` and `vendor_err` mean anything.
+#[derive(Clone, Copy)]
+pub struct Entry<'r>(device::Entry<'r>);
+
+macro_rules! fields {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)+) => {
+        impl Entry<'_> {$(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $name(&self) -> $type {
+                let device::Entry::Rxe(entry) = &self.0;
+                entry.$name()
+            }
+        )+}
+    };
+}
+
+fields! {
+    /// The work request's identifier.
+    wr_id: u64;
+    /// What was done (`enum ibv_wc_opcode`).
+    opcode: u32;
+    /// The device's own number of an error.
+    vendor_err: u32;
+    /// Bytes moved.
+    byte_len: u32;
+    /// Immediate data, as it came (big-endian), or the key that was
+    /// invalidated.
+    ex: u32;
+    /// Queue pair that the work request was posted to.
+    qp_num: u32;
+    /// The sender's queue pair, of a datagram.
+    src_qp: u32;
+    /// Which of the above are set (`enum ibv_wc_flags`).
+    wc_flags: u32;
+}
+
+impl Entry<'_> {
+    /// How it ended.
+    #[inline(always)]
+    pub fn status(&self) -> Status {
+        let device::Entry::Rxe(entry) = &self.0;
+        Status(entry.status())
+    }
+}
+
+impl CompletionQueue {
+    /// Gives up to `max` completions to `each`, in order, and takes them out of
+    /// the queue. Returns how many. Indices are read once and published once;
+    /// the entries are looked at in place.
+    ///
+    /// Operations of the safe layer whose completions are read by this are not
+    /// brought to an end by it: their memory stays in flight.
+    #[inline(always)]
+    pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
+        let ring = self.ring();
+        let mut span = ring.available();
+        let mut count = 0;
+        while span.at != span.end && count < max {
+            each(Entry(ring.entry(&span)));
+            ring.advance(&mut span);
+            count += 1;
+        }
+        if count > 0 {
+            ring.release(&span);
+        }
+        count
+    }
+}

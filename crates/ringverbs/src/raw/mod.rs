@@ -1,0 +1,81 @@
+//! The data path without the library's ownership: what the device's writer and
+//! cursor cost, and nothing on top.
+//!
+//! A queue pair's halves lend their queues ([`SendHalf::raw`],
+//! [`RecvHalf::raw`]); a completion queue is read by
+//! [`CompletionQueue::poll_raw`]. Work request identifiers are the caller's, and
+//! so is the care for the memory: that is why publishing is `unsafe`.
+//!
+//! A work request is built segment by segment, and the compiler checks the
+//! order:
+//!
+//! ```no_run
+//! # unsafe fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge,
+//! #     there: ringverbs::RemoteAddr) -> Result<(), ringverbs::Error> {
+//! use ringverbs::raw::{Flags, WriteImmediate};
+//! let mut queue = half.raw();
+//! queue
+//!     .open::<WriteImmediate>(1, Flags::SIGNALED)?
+//!     .immediate(7)
+//!     .remote(there)
+//!     .sge(sge)?
+//!     .finish();
+//! // SAFETY: the memory of `sge` stays until the completion of 1 is read.
+//! unsafe { queue.publish()? };
+//! # Ok(()) }
+//! ```
+//!
+//! A segment that is left out does not compile:
+//!
+//! ```compile_fail
+//! # fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge) {
+//! use ringverbs::raw::{Flags, Write};
+//! let mut queue = half.raw();
+//! queue.open::<Write>(1, Flags::SIGNALED).unwrap().sge(sge).unwrap().finish();
+//! # }
+//! ```
+//!
+//! [`SendHalf::raw`]: crate::qp::SendHalf::raw
+//! [`RecvHalf::raw`]: crate::qp::RecvHalf::raw
+//! [`CompletionQueue::poll_raw`]: crate::CompletionQueue::poll_raw
+
+mod completion;
+mod recv;
+mod send;
+
+pub use completion::Entry;
+pub use recv::RecvQueue;
+pub use send::{
+    Atomic, CompareSwap, Data, FetchAdd, Immediate, Key, LocalInvalidate, OnlyKey, Operation, Path,
+    Read, Ready, Remote, Send, SendImmediate, SendInvalidate, SendQueue, SendTo, SendToImmediate,
+    Wqe, Write, WriteImmediate,
+};
+
+use crate::memory::{Buffer, MemorySlice};
+
+/// Flags of a send work request. `INLINE` is set by [`Wqe::inline`].
+pub use rxe::SendFlags as Flags;
+/// A scatter/gather element: address, bytes, local key.
+pub use rxe::Sge;
+
+impl Buffer {
+    /// The element for the bytes in use, for a work request of the raw layer.
+    pub fn raw_sge(&self) -> Sge {
+        Sge {
+            addr: self.device_addr(),
+            length: self.len() as u32,
+            lkey: self.memory().lkey(),
+        }
+    }
+}
+
+impl MemorySlice {
+    /// The element for it, for a work request of the raw layer.
+    pub fn raw_sge(&self) -> Sge {
+        Sge {
+            addr: self.device_addr(),
+            length: self.len() as u32,
+            lkey: self.memory().lkey(),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The receive queue's writer.
+
+use crate::device::RecvQueue as Device;
+use crate::qp::RecvHalf;
+use crate::raw::Sge;
+use crate::{Error, Result};
+
+/// A receive queue, lent by its half.
+pub struct RecvQueue<'h> {
+    queue: &'h mut Device,
+}
+
+impl RecvHalf {
+    /// The queue without the library's ownership.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with a shared receive queue.
+    #[inline(always)]
+    pub fn raw(&mut self) -> Result<RecvQueue<'_>> {
+        let queue = self.lend().ok_or(Error::Invalid {
+            what: "the queue pair has a shared receive queue",
+        })?;
+        queue.begin();
+        Ok(RecvQueue { queue })
+    }
+}
+
+impl RecvQueue<'_> {
+    /// Adds a receive into the memory of `list` to the batch.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::Limit`]; the batch is as it was.
+    #[inline(always)]
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
+        self.queue.push(wr_id, list)
+    }
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    /// The memory of every list stays registered, and is neither read nor
+    /// written, until its receive has completed. The completions are read by
+    /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of
+    /// the safe layer are in flight on the same completion queue.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.queue.publish() };
+    }
+}

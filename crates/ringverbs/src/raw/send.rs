@@ -1,0 +1,269 @@
+//! The send queue's writer.
+
+use std::marker::PhantomData;
+
+use crate::device::{Doorbell, Opcode, SendFlags, SendQueue as Device};
+use crate::operation::RemoteAddr;
+use crate::qp::SendHalf;
+use crate::raw::{Flags, Sge};
+use crate::{AddressHandle, Result};
+
+/// A send queue, lent by its half.
+///
+/// Entries are opened and finished one after another, then published together.
+/// What is not finished and published never happened.
+pub struct SendQueue<'h> {
+    queue: &'h mut Device,
+    doorbell: &'h Doorbell,
+}
+
+impl SendHalf {
+    /// The queue without the library's ownership.
+    #[inline(always)]
+    pub fn raw(&mut self) -> SendQueue<'_> {
+        let (queue, doorbell) = self.lend();
+        queue.begin();
+        SendQueue { queue, doorbell }
+    }
+}
+
+/// The segment that comes next: immediate data, then `Next`.
+#[derive(Debug)]
+pub struct Immediate<Next>(PhantomData<Next>);
+/// The segment that comes next: a key, then `Next`.
+#[derive(Debug)]
+pub struct Key<Next>(PhantomData<Next>);
+/// The segment that comes next: a key, of an operation without data.
+#[derive(Debug)]
+pub struct OnlyKey(());
+/// The segment that comes next: a remote address, then `Next`.
+#[derive(Debug)]
+pub struct Remote<Next>(PhantomData<Next>);
+/// The segment that comes next: remote address and operands of an atomic, then
+/// `Next`.
+#[derive(Debug)]
+pub struct Atomic<Next>(PhantomData<Next>);
+/// The segment that comes next: the path of a datagram, then `Next`.
+#[derive(Debug)]
+pub struct Path<Next>(PhantomData<Next>);
+/// The segment that comes next: the data.
+#[derive(Debug)]
+pub struct Data(());
+/// All segments are there.
+#[derive(Debug)]
+pub struct Ready(());
+
+mod sealed {
+    pub trait Operation {
+        const OPCODE: super::Opcode;
+    }
+}
+
+/// An operation, as the segments that it has.
+pub trait Operation: sealed::Operation {
+    /// The segments, in order.
+    type Segments;
+}
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $opcode:ident, $segments:ty;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(());
+        impl sealed::Operation for $name {
+            const OPCODE: Opcode = Opcode::$opcode;
+        }
+        impl Operation for $name {
+            type Segments = $segments;
+        }
+    )+};
+}
+
+operations! {
+    /// A send over a connection.
+    Send = SEND, Data;
+    /// A send with immediate data.
+    SendImmediate = SEND_WITH_IMM, Immediate<Data>;
+    /// A send that invalidates a key of the peer's.
+    SendInvalidate = SEND_WITH_INV, Key<Data>;
+    /// A datagram.
+    SendTo = SEND, Path<Data>;
+    /// A datagram with immediate data.
+    SendToImmediate = SEND_WITH_IMM, Immediate<Path<Data>>;
+    /// A write.
+    Write = RDMA_WRITE, Remote<Data>;
+    /// A write with immediate data.
+    WriteImmediate = RDMA_WRITE_WITH_IMM, Immediate<Remote<Data>>;
+    /// A read.
+    Read = RDMA_READ, Remote<Data>;
+    /// A compare-and-swap.
+    CompareSwap = ATOMIC_CMP_AND_SWP, Atomic<Data>;
+    /// A fetch-and-add; its operand is the first.
+    FetchAdd = ATOMIC_FETCH_AND_ADD, Atomic<Data>;
+    /// The invalidation of a key of one's own.
+    LocalInvalidate = LOCAL_INV, OnlyKey;
+}
+
+/// An entry of a send queue that lacks the segments `S`.
+#[must_use = "an entry that is not finished is not posted"]
+pub struct Wqe<'w, S> {
+    queue: &'w mut Device,
+    state: PhantomData<S>,
+}
+
+impl SendQueue<'_> {
+    /// Opens the next entry for an operation.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`](crate::Error::QueueFull).
+    #[inline(always)]
+    pub fn open<O: Operation>(&mut self, wr_id: u64, flags: Flags) -> Result<Wqe<'_, O::Segments>> {
+        let flags = flags.difference(SendFlags::INLINE);
+        self.queue.open(wr_id, O::OPCODE, flags)?;
+        Ok(Wqe {
+            queue: self.queue,
+            state: PhantomData,
+        })
+    }
+
+    /// Hands the entries that are finished to the device, and tells it, once.
+    ///
+    /// # Errors
+    /// [`Error::Doorbell`](crate::Error::Doorbell): they are posted all the
+    /// same.
+    ///
+    /// # Safety
+    /// The memory that the entries name stays registered until each has
+    /// completed, and meanwhile is used as the operation demands: not written
+    /// while it is sent from; neither read nor written while it is received
+    /// into. Address handles stay as long. The completions are read by
+    /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of
+    /// the safe layer are in flight on the same completion queue: it would take
+    /// an identifier for one of its own.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        if unsafe { self.queue.publish() } {
+            self.doorbell.ring()
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl<'w, S> Wqe<'w, S> {
+    #[inline(always)]
+    fn then<T>(self) -> Wqe<'w, T> {
+        Wqe {
+            queue: self.queue,
+            state: PhantomData,
+        }
+    }
+}
+
+impl<'w, Next> Wqe<'w, Immediate<Next>> {
+    /// The immediate data, host byte order.
+    #[inline(always)]
+    pub fn immediate(self, value: u32) -> Wqe<'w, Next> {
+        self.queue.opened().immediate_or_key(value.to_be());
+        self.then()
+    }
+}
+
+impl<'w, Next> Wqe<'w, Key<Next>> {
+    /// The key.
+    #[inline(always)]
+    pub fn key(self, rkey: u32) -> Wqe<'w, Next> {
+        self.queue.opened().immediate_or_key(rkey);
+        self.then()
+    }
+}
+
+impl<'w> Wqe<'w, OnlyKey> {
+    /// The key.
+    #[inline(always)]
+    pub fn key(self, rkey: u32) -> Wqe<'w, Ready> {
+        let mut entry = self.queue.opened();
+        entry.immediate_or_key(rkey);
+        entry.no_data();
+        self.then()
+    }
+}
+
+impl<'w, Next> Wqe<'w, Remote<Next>> {
+    /// The peer's memory.
+    #[inline(always)]
+    pub fn remote(self, at: RemoteAddr) -> Wqe<'w, Next> {
+        self.queue.opened().rdma(at);
+        self.then()
+    }
+}
+
+impl<'w, Next> Wqe<'w, Atomic<Next>> {
+    /// The peer's memory, what is compared with or added, what is swapped in.
+    #[inline(always)]
+    pub fn operands(self, at: RemoteAddr, compare_add: u64, swap: u64) -> Wqe<'w, Next> {
+        self.queue.opened().atomic(at, compare_add, swap);
+        self.then()
+    }
+}
+
+impl<'w, Next> Wqe<'w, Path<Next>> {
+    /// Path, queue pair and queue key of a datagram.
+    #[inline(always)]
+    pub fn to(self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Wqe<'w, Next> {
+        self.queue.opened().datagram(path.number(), qp_num, qkey);
+        self.then()
+    }
+}
+
+impl<'w> Wqe<'w, Data> {
+    /// Data in one element.
+    ///
+    /// # Errors
+    /// [`Error::Limit`](crate::Error::Limit) over 2 GiB.
+    #[inline(always)]
+    pub fn sge(self, sge: Sge) -> Result<Wqe<'w, Ready>> {
+        self.queue.opened().sge(sge)?;
+        Ok(self.then())
+    }
+
+    /// Data in a list of elements.
+    ///
+    /// # Errors
+    /// [`Error::Limit`](crate::Error::Limit) for more elements than the queue
+    /// pair was made for, or over 2 GiB.
+    #[inline(always)]
+    pub fn sge_list(self, list: &[Sge]) -> Result<Wqe<'w, Ready>> {
+        self.queue.opened().sge_list(list)?;
+        Ok(self.then())
+    }
+
+    /// Data that is copied now.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for more than the queue pair
+    /// was made for.
+    #[inline(always)]
+    pub fn inline(self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
+        let mut entry = self.queue.opened();
+        entry.set_inline();
+        entry.inline(bytes)?;
+        Ok(self.then())
+    }
+
+    /// No data.
+    #[inline(always)]
+    pub fn no_data(self) -> Wqe<'w, Ready> {
+        self.queue.opened().no_data();
+        self.then()
+    }
+}
+
+impl Wqe<'_, Ready> {
+    /// Makes it part of the batch.
+    #[inline(always)]
+    pub fn finish(self) {
+        self.queue.accept();
+    }
+}

@@ -1,0 +1,328 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, OnceLock};
+
+use ring::Hint;
+use uverbs::{Srq, SrqInit, SrqKind, SrqModify};
+
+use crate::context::Ctx;
+use crate::data::Sink;
+use crate::device::{self, RecvQueue};
+use crate::inflight::{Posted, Slab};
+use crate::operation::Operation;
+use crate::qp::{Companion, PostError, Released};
+use crate::{Context, Error, ProtectionDomain, Result};
+
+/// How to make a shared receive queue. From
+/// [`ProtectionDomain::shared_receive_queue`].
+#[must_use]
+#[derive(Debug)]
+pub struct SharedReceiveQueueBuilder {
+    domain: ProtectionDomain,
+    depth: u32,
+    pieces: u32,
+}
+
+impl ProtectionDomain {
+    /// A shared receive queue, to be described further and built.
+    pub fn shared_receive_queue(&self) -> SharedReceiveQueueBuilder {
+        SharedReceiveQueueBuilder {
+            domain: self.clone(),
+            depth: 64,
+            pieces: 1,
+        }
+    }
+}
+
+impl SharedReceiveQueueBuilder {
+    /// Receives that it holds at least; 64 unless told.
+    pub fn depth(mut self, receives: u32) -> Self {
+        self.depth = receives;
+        self
+    }
+
+    /// Pieces of memory that a receive may fill at least; 1 unless told.
+    pub fn pieces(mut self, pieces: u32) -> Self {
+        self.pieces = pieces;
+        self
+    }
+
+    /// Makes the queue.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for sizes over the device's; ENOMEM.
+    pub fn build(self) -> Result<SharedReceiveQueue> {
+        let Self {
+            domain,
+            depth,
+            pieces,
+        } = self;
+        let context = domain.context();
+        let id = context.next_id();
+        let init = SrqInit {
+            pd: domain.handle(),
+            user_handle: id,
+            max_wr: depth,
+            max_sge: pieces,
+            limit: 0,
+            kind: SrqKind::Basic,
+            async_fd: None,
+        };
+        let made = match device::SharedReceiveQueue::create(context.uverbs(), &init) {
+            Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
+                let device = context.uverbs().query_device()?;
+                let limits = [
+                    ("depth of a shared receive queue", depth, device.max_srq_wr),
+                    ("pieces of a shared receive", pieces, device.max_srq_sge),
+                ];
+                let over = limits
+                    .into_iter()
+                    .find(|(_, asked, allowed)| asked > allowed);
+                return Err(
+                    over.map_or(error.into(), |(what, asked, allowed)| Error::Limit {
+                        what,
+                        asked: asked.into(),
+                        allowed: allowed.into(),
+                    }),
+                );
+            }
+            made => made?,
+        };
+        let capacity = made.recv.capacity();
+        let slab = context.inner().slabs.insert(|id| Slab::new(id, capacity))?;
+        Ok(SharedReceiveQueue {
+            queue: ManuallyDrop::new(made.recv),
+            inner: Arc::new(Inner {
+                object: ManuallyDrop::new(made.object),
+                parked: OnceLock::new(),
+                destroyed: Hint::new(0),
+                slab,
+                domain,
+                id,
+            }),
+        })
+    }
+}
+
+/// A queue of receives that several queue pairs draw from.
+///
+/// One owner posts (`&mut`). Its receives complete in the completion queue of
+/// the queue pair that used them, in any order. Queue pairs keep what they need
+/// of it, and what is in flight stays until it is gone for all of them.
+pub struct SharedReceiveQueue {
+    queue: ManuallyDrop<RecvQueue>,
+    inner: Arc<Inner>,
+}
+
+/// The part of a shared receive queue that its queue pairs keep.
+pub(crate) struct Inner {
+    object: ManuallyDrop<Srq<Ctx>>,
+    /// The ring, once its owner is gone: the device still reads it.
+    parked: OnceLock<RecvQueue>,
+    /// 1 once the object is destroyed.
+    destroyed: Hint,
+    slab: Arc<Slab>,
+    domain: ProtectionDomain,
+    id: u64,
+}
+
+impl Inner {
+    pub(crate) fn object(&self) -> &Srq<Ctx> {
+        &self.object
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The kernel's side is gone.
+    fn departed(&self) -> Vec<Posted> {
+        self.destroyed.set(1);
+        self.domain.context().inner().slabs.remove(self.slab.id());
+        self.slab.take_all()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        if self.destroyed.get() != 0 {
+            object.into_handle();
+            return;
+        }
+        match object.destroy() {
+            Ok(_) => drop(self.departed()),
+            Err((object, error)) if error.is_device_gone() => {
+                object.into_handle();
+                drop(self.departed());
+            }
+            Err((object, error)) => {
+                // The device may go on using the receives: they stay.
+                tracing::error!(%error, "shared receive queue leaked, with its receives");
+                object.into_handle();
+                std::mem::forget(Arc::clone(&self.slab));
+                std::mem::forget(self.domain.clone());
+                std::mem::forget(self.parked.take());
+            }
+        }
+    }
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// What asynchronous events name it by; no other object of the context has
+    /// the same.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.inner.domain
+    }
+
+    /// The context that it lives in.
+    pub fn context(&self) -> &Context {
+        self.inner.domain.context()
+    }
+
+    /// Receives that it holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Receives in flight.
+    pub fn in_flight(&self) -> u32 {
+        self.inner.slab.len()
+    }
+
+    /// Posts a receive into `data`, as far as its capacity goes.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::Limit`], [`Error::WrongDomain`], with
+    /// `data`.
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        let full = Error::QueueFull {
+            capacity: self.capacity(),
+        };
+        // The place is taken before the receive is published, and filled then
+        // too: a completion must find its operation. What the elements are is
+        // asked before the memory is moved away.
+        let Some(work) = self.inner.slab.reserve() else {
+            return Err(PostError {
+                error: full,
+                data: Some(data),
+                token,
+            });
+        };
+        self.queue.begin();
+        let queue = &mut *self.queue;
+        let max_sge = queue.max_sge();
+        let pushed = data.scatter(max_sge, self.inner.domain.identity(), |list| {
+            queue.push(work.0, list)
+        });
+        if let Err(error) = pushed {
+            self.inner.slab.cancel(work);
+            return Err(PostError {
+                error,
+                data: Some(data),
+                token,
+            });
+        }
+        self.inner.slab.fill(
+            work,
+            Posted {
+                token,
+                payload: data.hold(),
+                companion: Companion::None,
+                operation: Operation::Receive,
+                quiet: false,
+            },
+        );
+        // SAFETY: the memory is in the table of receives in flight, and stays
+        // there until it has completed or the queue is destroyed.
+        unsafe { self.queue.publish() };
+        Ok(())
+    }
+
+    /// Raises an asynchronous event, once, when fewer than `receives` are left.
+    ///
+    /// # Errors
+    /// EINVAL for more than the queue holds.
+    pub fn arm_limit(&mut self, receives: u32) -> Result<()> {
+        let change = SrqModify {
+            limit: Some(receives),
+            max_wr: None,
+        };
+        device::SharedReceiveQueue::modify(&self.inner.object, &mut self.queue, &change)
+    }
+
+    /// Resizes it to hold at least `receives`; what is posted stays posted.
+    ///
+    /// # Errors
+    /// EINVAL if more are posted, or the device cannot: nothing has changed. If
+    /// the new queue cannot be mapped, it takes no more receives.
+    pub fn resize(&mut self, receives: u32) -> Result<()> {
+        let change = SrqModify {
+            limit: None,
+            max_wr: Some(receives),
+        };
+        device::SharedReceiveQueue::modify(&self.inner.object, &mut self.queue, &change)?;
+        self.inner.slab.grow(self.queue.capacity());
+        Ok(())
+    }
+
+    /// The limit that is armed; 0 if none is.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn limit(&self) -> Result<u32> {
+        Ok(self.inner.object.query()?.limit)
+    }
+
+    /// Destroys the queue, and gives back the receives that were in it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the queue, while queue pairs use it; the kernel's
+    /// reason.
+    pub fn close(self) -> Result<Vec<Released>, (Self, Error)> {
+        if Arc::strong_count(&self.inner) > 1 {
+            let error = Error::Busy {
+                object: "shared receive queue",
+                users: "queue pairs",
+            };
+            return Err((self, error));
+        }
+        let object = &self.inner.object;
+        match uverbs::srq::destroy(object.context(), object.handle()) {
+            Ok(_) => {}
+            Err(error) if error.is_device_gone() => {}
+            Err(error) => return Err((self, error.into())),
+        }
+        let left = self.inner.departed().into_iter();
+        Ok(left.map(Released::from).collect())
+    }
+}
+
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
+        let _ = self.inner.parked.set(queue);
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("handle", &self.inner.object.handle().0)
+            .field("in_flight", &self.in_flight())
+            .finish()
+    }
+}
