@@ -5,29 +5,28 @@
 //! Since `ibv_context` is last and does not change, our state begins right
 //! after it in every layout.
 
-use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::ops::Deref;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
-use crate::abi::{ibv_context, ibv_device, verbs_device};
-use crate::entry;
+use crate::abi::ibv_context;
 use crate::errno::Errno;
-use crate::layout::{self, Layout};
-use crate::registration::{LibIbverbs, RDMA_DRIVER_RXE, libibverbs};
+use crate::library::{LibIbverbs, libibverbs};
 
 /// Our part of a context.
 #[repr(C)]
 pub struct VerbsContext {
     /// What the kernel is asked through, over libibverbs's file descriptor.
-    uverbs: uverbs::Context,
+    pub uverbs: uverbs::Context,
 }
 
 /// `ibv_context` and what follows it.
 #[repr(C)]
-struct WithState {
-    public: ibv_context,
-    state: VerbsContext,
+pub struct WithState {
+    /// What libibverbs and applications see.
+    pub public: ibv_context,
+    /// What is ours.
+    pub state: VerbsContext,
 }
 
 const _: () = {
@@ -36,10 +35,6 @@ const _: () = {
     // and the public context is at a multiple of the word size.
     assert!(core::mem::align_of::<WithState>() == core::mem::align_of::<usize>());
 };
-
-/// Bytes allocated beyond our state, so that a `verbs_context` that is larger
-/// than the table says can be noticed before it does harm.
-const SLACK: usize = 512;
 
 /// A reference to a context, for objects that live as long as it.
 ///
@@ -58,9 +53,9 @@ impl CtxRef {
     /// The context of an object.
     ///
     /// # Safety
-    /// `context` is open and was made by [`alloc_context`].
+    /// `context` is open and was made by [`crate::open`].
     pub unsafe fn of(context: *mut ibv_context) -> CtxRef {
-        // SAFETY: alloc_context laid the state out behind the public part.
+        // SAFETY: `open` laid the state out behind the public part.
         CtxRef(unsafe { NonNull::new_unchecked(&raw mut (*context.cast::<WithState>()).state) })
     }
 }
@@ -89,134 +84,4 @@ pub fn destroyed(result: Result<(), Errno>) -> Result<(), Errno> {
         }
         other => other,
     }
-}
-
-/// `verbs_device_ops.alloc_context`: opens a device whose file `cmd_fd` is.
-/// Owns `cmd_fd`: on failure it is closed, NULL is returned and errno set.
-pub unsafe extern "C" fn alloc_context(
-    device: *mut ibv_device,
-    cmd_fd: c_int,
-    _private_data: *mut c_void,
-) -> *mut c_void {
-    entry::pointer(|| {
-        let lib = libibverbs().ok_or(Errno::IO)?;
-        // SAFETY: libibverbs passes a device of ours and a descriptor that is
-        // now ours.
-        unsafe { open(lib, layout::current(), device, cmd_fd) }
-    })
-}
-
-/// # Safety
-/// `device` is a live `verbs_device` of ours, `cmd_fd` an open uverbs file.
-unsafe fn open(
-    lib: &'static LibIbverbs,
-    layout: &Layout,
-    device: *mut ibv_device,
-    cmd_fd: c_int,
-) -> Result<*mut c_void, Errno> {
-    let size = layout.context_offset() + size_of::<WithState>() + SLACK;
-    // SAFETY: verbs_context at offset 0 of an allocation with room for it.
-    let vctx = unsafe {
-        (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), RDMA_DRIVER_RXE)
-    };
-    if vctx.is_null() {
-        return Err(Errno::last()); // has closed cmd_fd
-    }
-    // From here on `undo` closes cmd_fd, through libibverbs.
-    // SAFETY: just made by init_and_alloc_context, used by nobody yet.
-    let undo = |errno: Errno| unsafe {
-        errno.set();
-        (lib.uninit_context)(vctx);
-        libc::free(vctx);
-        errno
-    };
-
-    // SAFETY: inside the allocation, by the layout.
-    let public = unsafe { vctx.byte_add(layout.context_offset()).cast::<ibv_context>() };
-    // SAFETY: the word before `ibv_context` is verbs_context.sz; both are
-    // inside the allocation and were written or zeroed by libibverbs.
-    let as_expected = unsafe {
-        public.cast::<usize>().sub(1).read() == layout.context_size()
-            && (*public).device == device
-            && (*public).cmd_fd == cmd_fd
-            && (*public).abi_compat as usize == usize::MAX
-    };
-    if !as_expected {
-        mislaid(layout, "verbs_context");
-        return Err(undo(Errno(libc::EPROTO)));
-    }
-
-    let with_state = public.cast::<WithState>();
-    // SAFETY: cmd_fd is open as long as this context is: verbs_uninit_context
-    // closes it, after which the state is not used. The memory behind the
-    // public context is ours and uninitialised (zeroed).
-    unsafe {
-        (&raw mut (*with_state).state).write(VerbsContext {
-            uverbs: uverbs::Context::from_borrowed_fd(
-                Box::new(uverbs::kernel::RealKernel),
-                cmd_fd,
-                uverbs::discovery::DriverId::RXE,
-            ),
-        });
-    }
-    // SAFETY: the state was written above.
-    let state = unsafe { &mut (*with_state).state };
-    let info = match state.uverbs.get_context(uverbs::Udata::none()) {
-        Ok(info) => info,
-        Err(error) => {
-            tracing::warn!(%error, "cannot open the device");
-            // SAFETY: initialised above, not used afterwards.
-            unsafe { ptr::drop_in_place(state) };
-            return Err(undo(error.into()));
-        }
-    };
-    // SAFETY: the context is ours until we return it; `device` is the first
-    // member of a verbs_device.
-    unsafe {
-        (*public).num_comp_vectors = c_int::try_from(info.num_comp_vectors).unwrap_or(c_int::MAX);
-        (*device.cast::<verbs_device>()).core_support = info.core_support;
-        (lib.set_ops)(vctx, lib.ops.as_ptr());
-    }
-    // SAFETY: set_ops has filled the public operations.
-    if !unsafe { lib.ops.is_installed(&(*public).ops) } {
-        mislaid(layout, "verbs_context_ops");
-        // SAFETY: initialised above, not used afterwards.
-        unsafe { ptr::drop_in_place(state) };
-        return Err(undo(Errno(libc::EPROTO)));
-    }
-    // async_fd stays -1: libibverbs then makes the event file itself.
-    tracing::debug!(fd = cmd_fd, "device opened");
-    Ok(vctx)
-}
-
-/// Says, once, on stderr, that the release is not what its symbols and its
-/// file name claim. The device cannot be left to the stock provider any more,
-/// so somebody has to know why it does not open.
-fn mislaid(layout: &Layout, structure: &str) {
-    use std::io::Write;
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let line = format!(
-            "ringverbs: device not opened: {structure} is not that of {layout}, \
-             which this libibverbs appears to be; set RDMAV_DRIVERS=rxe to do without ringverbs\n"
-        );
-        let _ = std::io::stderr().write_all(line.as_bytes());
-    });
-}
-
-/// `verbs_context_ops.free_context`. An open object of the context is the
-/// application's error; its kernel object goes with the file.
-pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    entry::unit(|| {
-        let Some(lib) = libibverbs() else { return };
-        // SAFETY: libibverbs passes a context that alloc_context made, once.
-        unsafe {
-            let vctx = context
-                .byte_sub(layout::current().context_offset())
-                .cast::<c_void>();
-            ptr::drop_in_place(&raw mut (*context.cast::<WithState>()).state);
-            (lib.uninit_context)(vctx); // closes the files
-            libc::free(vctx); // libibverbs allocated it with calloc
-        }
-    });
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! libibverbs ──dlopen──► registration ──► layout (which release is it?)
-//!            ──device──► device, context ──► ops ──► pd, mr, mw, ah, mcast   (control path)
-//!                                             └────► cq, qp, srq, post, wr_ex (data path)
+//!            ──device──► device, open ──► ops ──► pd, mr, mw, ah, mcast   (control path)
+//!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
 //! The kernel is asked through `ringverbs_uverbs`, queues are read and written
@@ -24,9 +24,11 @@ pub(crate) mod entry;
 pub(crate) mod errno;
 pub(crate) mod events;
 pub(crate) mod layout;
+pub(crate) mod library;
 pub(crate) mod mcast;
 pub(crate) mod mr;
 pub(crate) mod mw;
+pub(crate) mod open;
 pub(crate) mod ops;
 pub(crate) mod pd;
 pub(crate) mod post;

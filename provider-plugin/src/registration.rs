@@ -12,70 +12,18 @@
 mod evidence;
 mod objects;
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
-use std::sync::OnceLock;
 
 use crate::abi::*;
 use crate::layout::{self, Layout};
-use crate::ops::OpsTable;
+use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
+use crate::open::RDMA_DRIVER_RXE;
+use crate::ops;
 use objects::Object;
 
 /// `verbs_register_driver_<N>`.
 type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
-/// `_verbs_init_and_alloc_context`.
-type InitAndAllocContext =
-    unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut c_void, u32) -> *mut c_void;
-/// `verbs_set_ops`.
-type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
-/// `verbs_uninit_context`.
-type UninitContext = unsafe extern "C" fn(*mut c_void);
-
-/// What we use of the libibverbs that loaded us.
-pub struct LibIbverbs {
-    /// Allocates and initialises a `verbs_context`; takes over the file
-    /// descriptor, which it closes on failure.
-    pub init_and_alloc_context: InitAndAllocContext,
-    /// Copies the operations that are set into a context.
-    pub set_ops: SetOps,
-    /// Undoes the initialisation; the memory stays the provider's to free.
-    pub uninit_context: UninitContext,
-    /// `verbs_allow_disassociate_destroy`, libibverbs's answer to
-    /// RDMAV_ALLOW_DISASSOC_DESTROY. Null where a build does not export it.
-    allow_disassociate_destroy: *const bool,
-    /// The operations, in this library's order.
-    pub ops: OpsTable,
-}
-
-// SAFETY: functions and one flag of a library that stays loaded for the life
-// of the process; the flag is written before any device list is made.
-unsafe impl Send for LibIbverbs {}
-// SAFETY: as above.
-unsafe impl Sync for LibIbverbs {}
-
-impl LibIbverbs {
-    /// Is a destroy that fails with EIO, because the device is gone, to be
-    /// reported as done?
-    pub fn allow_disassociate_destroy(&self) -> bool {
-        if self.allow_disassociate_destroy.is_null() {
-            return false;
-        }
-        // SAFETY: a C `bool` of libibverbs, which holds 0 or 1. It is read as
-        // a byte, so that any other value would do no harm.
-        unsafe { self.allow_disassociate_destroy.cast::<u8>().read_volatile() != 0 }
-    }
-}
-
-static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
-
-/// The libibverbs that loaded us; none before registration.
-pub fn libibverbs() -> Option<&'static LibIbverbs> {
-    LIBIBVERBS.get()
-}
-
-/// `RDMA_DRIVER_RXE` of `<rdma/ib_user_ioctl_verbs.h>`.
-pub const RDMA_DRIVER_RXE: u32 = 14;
-
 /// Statics that C reads; they hold pointers to other statics.
 #[repr(transparent)]
 struct CStatic<T>(T);
@@ -119,7 +67,7 @@ static DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     match_table: MATCH_TABLE.0.as_ptr(),
     static_providers: core::ptr::null(),
     match_device: None,
-    alloc_context: Some(crate::context::alloc_context),
+    alloc_context: Some(crate::open::alloc_context),
     // The kernel's rxe cannot tell about a context that exists (no
     // query_ucontext), so a context cannot be imported.
     import_context: None,
@@ -184,11 +132,11 @@ fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
                 uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
                 allow_disassociate_destroy: allow
                     .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
-                ops: OpsTable::new(layout),
+                ops: ops::table(layout),
             },
         )
     };
-    if LIBIBVERBS.set(lib).is_err() {
+    if !library::loaded_by(lib) {
         return Err(evidence::Refusal::internal()); // constructors run once
     }
     layout::set_current(layout);

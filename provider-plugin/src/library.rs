@@ -1,0 +1,122 @@
+//! The libibverbs that loaded us: what we use of it, and the operations as it
+//! wants them.
+
+use core::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::abi::*;
+use crate::layout::Layout;
+
+/// `_verbs_init_and_alloc_context`.
+pub type InitAndAllocContext =
+    unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut c_void, u32) -> *mut c_void;
+/// `verbs_set_ops`.
+pub type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
+/// `verbs_uninit_context`.
+pub type UninitContext = unsafe extern "C" fn(*mut c_void);
+
+/// What we use of the libibverbs that loaded us.
+pub struct LibIbverbs {
+    /// Allocates and initialises a `verbs_context`; takes over the file
+    /// descriptor, which it closes on failure.
+    pub init_and_alloc_context: InitAndAllocContext,
+    /// Copies the operations that are set into a context.
+    pub set_ops: SetOps,
+    /// Undoes the initialisation; the memory stays the provider's to free.
+    pub uninit_context: UninitContext,
+    /// `verbs_allow_disassociate_destroy`, libibverbs's answer to
+    /// RDMAV_ALLOW_DISASSOC_DESTROY. Null where a build does not export it.
+    pub allow_disassociate_destroy: *const bool,
+    /// The operations, in this library's order.
+    pub ops: OpsTable,
+}
+
+// SAFETY: functions and one flag of a library that stays loaded for the life
+// of the process; the flag is written before any device list is made.
+unsafe impl Send for LibIbverbs {}
+// SAFETY: as above.
+unsafe impl Sync for LibIbverbs {}
+
+impl LibIbverbs {
+    /// Is a destroy that fails with EIO, because the device is gone, to be
+    /// reported as done?
+    pub fn allow_disassociate_destroy(&self) -> bool {
+        if self.allow_disassociate_destroy.is_null() {
+            return false;
+        }
+        // SAFETY: a C `bool` of libibverbs, which holds 0 or 1. It is read as
+        // a byte, so that any other value would do no harm.
+        unsafe { self.allow_disassociate_destroy.cast::<u8>().read_volatile() != 0 }
+    }
+}
+
+static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
+
+/// Keeps what registration has found. False if it has been kept before.
+pub fn loaded_by(lib: LibIbverbs) -> bool {
+    LIBIBVERBS.set(lib).is_ok()
+}
+
+/// The libibverbs that loaded us; none before registration.
+pub fn libibverbs() -> Option<&'static LibIbverbs> {
+    LIBIBVERBS.get()
+}
+
+/// Words of an [`OpsTable`]: more than any release has operations, so that a
+/// libibverbs with more than we know reads NULL, which means "not set".
+const WORDS: usize = 160;
+
+/// A `verbs_context_ops` of one layout.
+pub struct OpsTable {
+    words: [usize; WORDS],
+}
+
+impl OpsTable {
+    /// Operations, by name, in the order of a layout; those it lacks are left
+    /// out.
+    pub fn new(
+        layout: &Layout,
+        operations: impl IntoIterator<Item = (&'static str, usize)>,
+    ) -> OpsTable {
+        let mut words = [0; WORDS];
+        for (name, function) in operations {
+            if let Some(word) = layout.op_index(name).and_then(|index| words.get_mut(index)) {
+                *word = function;
+            }
+        }
+        OpsTable { words }
+    }
+
+    /// For `verbs_set_ops`.
+    pub fn as_ptr(&self) -> *const c_void {
+        self.words.as_ptr().cast()
+    }
+
+    /// The operation in a place; 0 if there is none.
+    pub fn word(&self, index: usize) -> usize {
+        self.words.get(index).copied().unwrap_or(0)
+    }
+
+    /// Did `verbs_set_ops` put our operations where we meant them? libibverbs
+    /// copies some of them to the public context; those, from the beginning to
+    /// the end of the alphabet, tell whether it agrees with us on the order.
+    pub fn is_installed(&self, layout: &Layout, public: &ibv_context_ops) -> bool {
+        macro_rules! is {
+            ($($member:ident)+) => {
+                $(public.$member.is_some_and(|f| {
+                    let ours = layout.op_index(stringify!($member)).map(|index| self.word(index));
+                    ours == Some(f as usize)
+                }))&&+
+            };
+        }
+        is! {
+            alloc_mw bind_mw dealloc_mw poll_cq post_recv post_send post_srq_recv req_notify_cq
+        }
+    }
+
+    /// How many operations are set.
+    #[cfg(test)]
+    pub fn set(&self) -> usize {
+        self.words.iter().filter(|word| **word != 0).count()
+    }
+}
