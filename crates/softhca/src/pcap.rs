@@ -10,8 +10,13 @@ const INTERFACE: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const LINKTYPE_ETHERNET: u16 = 1;
-/// From the LRH to the variant CRC.
-const LINKTYPE_INFINIBAND: u16 = 247;
+/// Extensible record format: a header of 16 bytes, then LRH to variant CRC.
+/// Wireshark does not know the link type that InfiniBand has of its own (247).
+const LINKTYPE_ERF: u16 = 197;
+const ERF_INFINIBAND: u8 = 21;
+/// Records vary in length.
+const ERF_FLAGS: u8 = 4;
+const ERF_HEADER: usize = 16;
 
 /// A capture under way. It ends with the first write that fails.
 pub struct Capture {
@@ -36,7 +41,7 @@ impl Capture {
         capture.put32(1); // version 1.0
         capture.block.extend_from_slice(&u64::MAX.to_le_bytes()); // length unknown
         capture.end(&mut out)?;
-        for link in [LINKTYPE_ETHERNET, LINKTYPE_INFINIBAND] {
+        for link in [LINKTYPE_ETHERNET, LINKTYPE_ERF] {
             capture.begin(INTERFACE);
             capture.put32(u32::from(link));
             capture.put32(0); // whole frames
@@ -57,13 +62,24 @@ impl Capture {
         };
         let frame = packet.frame();
         let ib = packet.kind() == LinkKind::Ib;
-        let length = frame.len() + if ib { 2 } else { 0 };
+        let wire = frame.len() + if ib { 2 } else { 0 };
+        let length = wire + if ib { ERF_HEADER } else { 0 };
         self.begin(ENHANCED_PACKET);
         self.put32(u32::from(ib));
         self.put32((now >> 32) as u32);
         self.put32(now as u32);
         self.put32(length as u32);
         self.put32(length as u32);
+        if ib {
+            // Seconds in the upper half, a binary fraction in the lower.
+            let fraction = ((now % 1_000_000_000) << 32) / 1_000_000_000;
+            let stamp = (now / 1_000_000_000) << 32 | fraction;
+            self.block.extend_from_slice(&stamp.to_le_bytes());
+            self.block.extend_from_slice(&[ERF_INFINIBAND, ERF_FLAGS]);
+            for field in [length, 0, wire] {
+                self.block.extend_from_slice(&(field as u16).to_be_bytes());
+            }
+        }
         self.block.extend_from_slice(frame);
         if ib {
             self.block.extend_from_slice(&vcrc(frame).to_le_bytes());

@@ -117,6 +117,7 @@ impl<L> Requester<L> {
         self.read_psns = 0;
         self.deadline = None;
         self.rnr_until = None;
+        self.blocked = false;
         self.start(self.next_psn);
         works.into_iter().map(|p| p.work)
     }
@@ -186,8 +187,8 @@ impl<L> Qp<L> {
             }
             // Ends the queue pair when all before it have completed.
             Some(_) => {
-                self.complete(host);
                 self.req.blocked = true;
+                self.complete(host);
                 return Step::Idle;
             }
             None => {}

@@ -1,7 +1,9 @@
 //! The transport between HCAs with the model engine, over the fabric.
 
+mod capture;
 mod datagram;
 mod errors;
+mod hostile;
 mod lossy;
 mod order;
 mod segments;

@@ -26,8 +26,8 @@ fn after_a_read(fence: Fence) -> Vec<u64> {
 #[test]
 fn fences() {
     assert_eq!(after_a_read(Fence::None), [2]);
-    assert_eq!(after_a_read(Fence::Reads), []);
-    assert_eq!(after_a_read(Fence::All), []);
+    assert_eq!(after_a_read(Fence::Reads), [0_u64; 0]);
+    assert_eq!(after_a_read(Fence::All), [0_u64; 0]);
     // A write is no read.
     for (fence, early) in [(Fence::Reads, vec![2]), (Fence::All, vec![])] {
         let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
@@ -339,4 +339,53 @@ fn queue_pairs_take_turns() {
     for n in 0..20 {
         assert_eq!(statuses(&mut world.hcas[0], 100 + n).len(), 4);
     }
+}
+
+/// A datagram that cannot be sent stops the send queue; receiving goes on, and the
+/// owner may start sending again.
+#[test]
+fn out_of_send_queue_error() {
+    let config = QpConfig {
+        service: Service::Ud,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 8192, 1, &config);
+    let datagram = |world: &World, index: usize, id, length| {
+        let mut request = work(id, Operation::Send, 0, length, 0);
+        let path = world.hcas[index].path_to(1 - index);
+        let qpn = if index == 0 { 200 } else { 100 };
+        request.datagram = Some(Box::new(Datagram { path, qpn, qkey: 0 }));
+        request
+    };
+    for (id, length) in [(1, 8), (2, 5000), (3, 8)] {
+        let request = datagram(&world, 0, id, length);
+        world.hcas[0].post_send(100, request);
+    }
+    world.hcas[0].post_recv(100, 9, 0, 1024);
+    let request = datagram(&world, 1, 1, 8);
+    world.hcas[1].post_send(200, request);
+    world.settle(SECOND);
+    let expected = [
+        (1, Status::Success),
+        (2, Status::LocalLength),
+        (3, Status::Flushed),
+    ];
+    assert_eq!(statuses(&mut world.hcas[0], 100), expected);
+    assert_eq!(
+        recv_statuses(&mut world.hcas[0], 100),
+        [(9, Status::Success)]
+    );
+    let hca = &mut world.hcas[0];
+    assert_eq!(
+        hca.transport.query(100).unwrap().state,
+        QpState::SendQueueError
+    );
+    let config = hca.transport.config(100).unwrap().clone();
+    hca.transport
+        .modify(&mut hca.host, 0, 100, QpState::ReadyToSend, config)
+        .unwrap();
+    let request = datagram(&world, 0, 4, 8);
+    world.hcas[0].post_send(100, request);
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100)[3], (4, Status::Success));
 }
