@@ -11,6 +11,7 @@
 
 mod faults;
 mod random;
+mod trunk;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
+pub use trunk::{Trunk, Wire};
 
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
@@ -106,6 +108,8 @@ impl Ord for InFlight {
 
 struct PortState {
     config: PortConfig,
+    /// Leads to another fabric: takes frames of both kinds that are for nobody here.
+    uplink: bool,
     faults: Faults,
     up: bool,
     gone: bool,
@@ -173,8 +177,20 @@ impl Fabric {
     /// A new port, up and without faults.
     #[must_use]
     pub fn port(&self, config: PortConfig) -> Port {
+        self.add(config, false)
+    }
+
+    /// A port that leads elsewhere: it gets frames of both kinds that are for nobody
+    /// here, and multicast. What it sends does not go to other such ports.
+    #[must_use]
+    pub fn uplink(&self) -> Port {
+        self.add(PortConfig::ethernet([0; 6]), true)
+    }
+
+    fn add(&self, config: PortConfig, uplink: bool) -> Port {
         let state = PortState {
             config,
+            uplink,
             faults: Faults::default(),
             up: true,
             gone: false,
@@ -386,8 +402,11 @@ impl Woken {
 /// Where a frame is to go.
 enum Destination {
     One(usize),
-    /// Everybody of this kind; the sender too if true.
-    All(bool),
+    /// All uplinks, and with `here` all ports of this kind, with `own` the sender too.
+    All {
+        own: bool,
+        here: bool,
+    },
     Nobody,
 }
 
@@ -402,18 +421,30 @@ impl Net {
         let sender = &mut self.ports[from];
         sender.counters.sent += 1;
         sender.counters.sent_bytes += length as u64;
-        if !sender.up || kind != sender.config.kind {
+        let uplink = sender.uplink;
+        if !sender.up || (kind != sender.config.kind && !uplink) {
             sender.counters.discarded += 1;
             return;
         }
         match destination {
             Destination::Nobody => self.ports[from].counters.discarded += 1,
             Destination::One(to) => self.transfer(from, to, now, packet, wake),
-            Destination::All(own) => {
+            Destination::All { own, here } => {
+                let mut taken = false;
                 for to in 0..self.ports.len() {
-                    if (to != from || own) && self.ports[to].config.kind == kind {
+                    let port = &self.ports[to];
+                    let takes = if port.uplink {
+                        !uplink && !port.gone
+                    } else {
+                        here && port.config.kind == kind && (to != from || own)
+                    };
+                    if takes {
+                        taken = true;
                         self.transfer(from, to, now, packet.clone(), wake);
                     }
+                }
+                if !taken {
+                    self.ports[from].counters.discarded += 1;
                 }
             }
         }
@@ -428,13 +459,21 @@ impl Net {
                 };
                 let lid = u16::from_be_bytes([a, b]);
                 if lid >= MULTICAST_LID {
-                    return Destination::All(true);
+                    return Destination::All {
+                        own: true,
+                        here: true,
+                    };
                 }
                 let found = self.ports.iter().position(|p| {
                     let mask = u16::MAX << p.config.lmc.min(7);
-                    p.config.kind == LinkKind::Ib && !p.gone && p.config.lid & mask == lid & mask
+                    let lids = p.config.kind == LinkKind::Ib && !p.gone && !p.uplink;
+                    lids && p.config.lid & mask == lid & mask
                 });
-                found.map_or(Destination::Nobody, Destination::One)
+                let elsewhere = Destination::All {
+                    own: false,
+                    here: false,
+                };
+                found.map_or(elsewhere, Destination::One)
             }
             LinkKind::Ethernet => {
                 let (Some(to), Some(source)) = (
@@ -448,13 +487,20 @@ impl Net {
                     // A multicast group's members may be at the sender, too; other
                     // frames do not come back.
                     let rdma = Network::read(LinkKind::Ethernet, frame).is_ok();
-                    return Destination::All(rdma);
+                    return Destination::All {
+                        own: rdma,
+                        here: true,
+                    };
                 }
                 let found = self
                     .ports
                     .iter()
                     .position(|p| p.config.kind == LinkKind::Ethernet && !p.gone && p.has(to));
-                found.map_or(Destination::All(false), Destination::One)
+                let everybody = Destination::All {
+                    own: false,
+                    here: true,
+                };
+                found.map_or(everybody, Destination::One)
             }
         }
     }

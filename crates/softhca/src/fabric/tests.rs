@@ -179,3 +179,44 @@ fn the_receiver_is_woken() {
     a.send_all(0, [ib(&pool, 2, 1), ib(&pool, 2, 2)]);
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
+
+/// Two fabrics, as of two processes, over a socket pair.
+#[test]
+fn a_trunk_joins_fabrics() {
+    use std::os::unix::net::UnixDatagram;
+    let pool = Pool::new();
+    let (left, right) = UnixDatagram::pair().unwrap();
+    left.set_nonblocking(true).unwrap();
+    right.set_nonblocking(true).unwrap();
+    let (here, there) = (Fabric::new(1), Fabric::new(2));
+    let mut trunks = [
+        Trunk::new(&here, pool.clone(), left),
+        Trunk::new(&there, pool.clone(), right),
+    ];
+    let mut pump = || while trunks.iter_mut().any(|t| t.pump(0, 16).unwrap()) {};
+    let (a, b) = (
+        here.port(PortConfig::ethernet(A)),
+        there.port(PortConfig::ethernet(B)),
+    );
+    let (c, d) = (here.port(PortConfig::ib(1)), there.port(PortConfig::ib(2)));
+    // To an address elsewhere, and back; then it is learned, and stays so.
+    for (from, to, frame) in [
+        (&a, &b, ethernet(&pool, B, A, 1)),
+        (&b, &a, ethernet(&pool, A, B, 2)),
+        (&c, &d, ib(&pool, 2, 3)),
+        (&d, &c, ib(&pool, 1, 4)),
+    ] {
+        let expected = frame.frame().to_vec();
+        from.send(0, frame);
+        pump();
+        assert_eq!(to.recv(0).unwrap().frame(), expected);
+    }
+    // Local traffic stays local, multicast goes everywhere.
+    a.send(0, ethernet(&pool, A, A, 5));
+    pump();
+    assert!(a.recv(0).is_some() && b.recv(0).is_none());
+    c.send(0, ib(&pool, 0xc001, 6));
+    pump();
+    assert!(c.recv(0).is_some() && d.recv(0).is_some());
+    assert_eq!((c.counters().discarded, d.counters().discarded), (0, 0));
+}

@@ -1,6 +1,5 @@
 //! Packets and the pool their buffers come from.
 
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::path::LinkKind;
@@ -9,7 +8,8 @@ use super::path::LinkKind;
 /// more for frames that are not RDMA.
 pub const CAPACITY: usize = 4352;
 
-type Buffer = Box<[u8; CAPACITY]>;
+/// Always [`CAPACITY`] bytes, but for the moment of being dropped.
+type Buffer = Box<[u8]>;
 
 /// Where packet buffers come from and go back to. Cheap to clone; all clones are
 /// one pool. Share one among the HCAs of a process, since a buffer goes back to
@@ -34,9 +34,9 @@ impl Pool {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let buffer = free.unwrap_or_else(|| Box::new([0; CAPACITY]));
+        let buffer = free.unwrap_or_else(|| vec![0; CAPACITY].into_boxed_slice());
         Packet {
-            buffer: ManuallyDrop::new(buffer),
+            buffer,
             home: self.clone(),
             length: 0,
             kind,
@@ -66,7 +66,7 @@ impl Pool {
 /// Ethernet FCS or InfiniBand VCRC is not part of it). Its buffer goes back to
 /// its pool when dropped.
 pub struct Packet {
-    buffer: ManuallyDrop<Buffer>,
+    buffer: Buffer,
     home: Pool,
     length: usize,
     kind: LinkKind,
@@ -93,10 +93,10 @@ impl Packet {
         &mut self.buffer[..self.length]
     }
 
-    /// The whole buffer; what is written becomes the frame by
+    /// The whole buffer of [`CAPACITY`] bytes; what is written becomes the frame by
     /// [`Packet::set_length`]. Its content is whatever was there before.
     #[inline]
-    pub fn buffer_mut(&mut self) -> &mut [u8; CAPACITY] {
+    pub fn buffer_mut(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
@@ -118,8 +118,8 @@ impl Clone for Packet {
 
 impl Drop for Packet {
     fn drop(&mut self) {
-        // SAFETY: taken once, here; nobody sees the field afterwards.
-        let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };
+        // An empty box in its place: that allocates nothing.
+        let buffer = std::mem::take(&mut self.buffer);
         self.home
             .free
             .lock()

@@ -389,3 +389,29 @@ fn out_of_send_queue_error() {
     world.settle(SECOND);
     assert_eq!(statuses(&mut world.hcas[0], 100)[3], (4, Status::Success));
 }
+
+/// Acknowledgements count the messages that have ended, and one serves a batch.
+#[test]
+fn acknowledgements_count_messages() {
+    use crate::packet::{CREDITS_UNLIMITED, Syndrome};
+    let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
+    let mut answers = Vec::new();
+    for batch in [3, 2] {
+        for id in 0..batch {
+            world.hcas[0].post_send(100, work(id, Operation::Write, 0, 3000, 0));
+        }
+        world.hcas[0].turn(0);
+        let hca = &mut world.hcas[1];
+        while let Some(packet) = hca.port.recv(0) {
+            hca.transport.receive(&mut hca.host, 0, packet);
+        }
+        hca.transport.run(&mut hca.host, 0, 100);
+        while let Some(packet) = hca.transport.pop() {
+            let view = View::read(packet.kind(), packet.frame()).unwrap();
+            let aeth = view.aeth().unwrap();
+            assert_eq!(aeth.syndrome, Syndrome::Ack(CREDITS_UNLIMITED));
+            answers.push((view.bth.psn.value(), aeth.msn));
+        }
+    }
+    assert_eq!(answers, [(8, 3), (14, 5)]);
+}
