@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::driver;
 use anyhow::Result;
 use rxe_tests::guest::vm::{self, Line};
-use rxe_tests::guest::{Job, Suite, tree};
+use rxe_tests::guest::{Hardware, Job, Suite, tree};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -71,6 +71,7 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
         } else {
             arguments.limit
         }),
+        hardware: Hardware::default(),
     };
     let ended = vm::run(&image, &job, |line| match line {
         Line::Text(text) | Line::Record(text) => println!("{text}"),

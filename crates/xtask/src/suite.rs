@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rxe_tests::compare::Results;
 use rxe_tests::guest::vm::{self, Line, RECORD};
-use rxe_tests::guest::{Job, Suite, compile, host, tree};
+use rxe_tests::guest::{Hardware, Job, Suite, compile, host, tree};
 use rxe_tests::record::{Outcome, Provider, Record, Stock};
 
 use crate::driver;
@@ -65,6 +65,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         driver: Some(program),
         shell: false,
         limit: LIMIT,
+        hardware: Hardware::default(),
     };
     let mut results = Results::default();
     let mut show = Show::new(suite.name());

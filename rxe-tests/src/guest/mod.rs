@@ -5,10 +5,12 @@ pub mod compile;
 pub mod host;
 mod initramfs;
 pub mod progress;
+pub mod qemu;
 pub mod suite;
 pub mod tree;
 pub mod vm;
 
+pub use qemu::Qemu;
 pub use suite::Suite;
 pub use tree::Image;
-pub use vm::{Ended, Job};
+pub use vm::{Ended, Hardware, Job};

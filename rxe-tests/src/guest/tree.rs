@@ -103,7 +103,7 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
         );
     }
     host::require(host::TO_BUILD, true)?;
-    remove_partial(&cache, suite)?;
+    remove_partial(&cache, suite.name())?;
     let partial = cache.join(format!("{name}.partial"));
     eprintln!("making the guest of {suite} in {}", dir.display());
     let began = Instant::now();
@@ -169,7 +169,7 @@ fn key(suite: Suite, kernel: &str) -> u64 {
 }
 
 /// Takes an exclusive lock, waiting no longer than `limit`.
-fn lock_within(file: &File, limit: Duration) -> Result<()> {
+pub(super) fn lock_within(file: &File, limit: Duration) -> Result<()> {
     let began = Instant::now();
     let mut said = false;
     loop {
@@ -187,13 +187,13 @@ fn lock_within(file: &File, limit: Duration) -> Result<()> {
     }
 }
 
-/// Removes what interrupted builds of `suite` left. The caller holds the
+/// Removes what interrupted builds of `what` left. The caller holds the
 /// build lock.
-fn remove_partial(cache: &Path, suite: Suite) -> Result<()> {
+pub(super) fn remove_partial(cache: &Path, what: &str) -> Result<()> {
     for entry in fs::read_dir(cache)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&format!("{suite}-")) && name.ends_with(".partial") {
+        if name.starts_with(&format!("{what}-")) && name.ends_with(".partial") {
             fs::remove_dir_all(entry.path())
                 .with_context(|| format!("cannot remove {}", entry.path().display()))?;
         }
@@ -231,7 +231,7 @@ fn prune(cache: &Path, suite: Suite, keep: &str) {
 }
 
 /// The steps that make one guest in `dir`.
-struct Builder<'a> {
+pub(super) struct Builder<'a> {
     suite: Suite,
     kernel: &'a str,
     dir: &'a Path,
@@ -240,7 +240,7 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(suite: Suite, kernel: &'a str, dir: &'a Path) -> Self {
+    pub(super) fn new(suite: Suite, kernel: &'a str, dir: &'a Path) -> Self {
         Builder {
             suite,
             kernel,
@@ -307,7 +307,8 @@ impl<'a> Builder<'a> {
         )
     }
 
-    fn bootstrap(&self) -> Result<()> {
+    /// The base system.
+    pub(super) fn bootstrap(&self) -> Result<()> {
         let tree = self.tree.to_string_lossy();
         let keyring = format!("--keyring={}", host::KEYRING);
         let mirror = host::mirror()?;
@@ -337,7 +338,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Settings of the tree's apt and dpkg, and the way to the archive.
-    fn configure(&self) -> Result<()> {
+    pub(super) fn configure(&self) -> Result<()> {
         let put = |name: &str, text: &str| -> Result<()> {
             let path = self.tree.join(name);
             if let Some(parent) = path.parent() {
@@ -382,13 +383,18 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn packages(&self) -> Result<()> {
-        let packages = PACKAGES.join(" ");
+    /// Packages with what they depend on.
+    pub(super) fn install(&self, packages: &[&str]) -> Result<()> {
+        let packages = packages.join(" ");
         self.inside(
             "installing packages",
             30,
             &format!("apt-get -q update\napt-get -q -y install {packages}"),
-        )?;
+        )
+    }
+
+    fn packages(&self) -> Result<()> {
+        self.install(PACKAGES)?;
         self.inside(
             "noting versions",
             1,
@@ -464,7 +470,7 @@ cd /; rm -rf /source
         )
     }
 
-    fn tidy(&self) -> Result<()> {
+    pub(super) fn tidy(&self) -> Result<()> {
         self.inside(
             "tidying up",
             5,

@@ -17,6 +17,7 @@ use nix::sys::signal::Signal;
 use super::compile::copy_tree;
 use super::host;
 use super::progress::tail;
+use super::qemu::Qemu;
 use super::tree::Image;
 
 /// What the guest's root starts with.
@@ -47,6 +48,22 @@ pub struct Job {
     pub shell: bool,
     /// How long the job may take, once the guest is up.
     pub limit: Duration,
+    /// What the machine has besides the usual.
+    pub hardware: Hardware,
+}
+
+/// A machine that differs from the usual one.
+#[derive(Debug, Default)]
+pub struct Hardware {
+    /// The QEMU to run in place of this machine's own.
+    pub qemu: Option<Qemu>,
+    /// Whether the guest's memory can be mapped by processes that serve
+    /// devices to it.
+    pub shared_memory: bool,
+    /// Arguments of QEMU after all others.
+    pub arguments: Vec<String>,
+    /// Appended to the kernel's command line.
+    pub kernel_arguments: String,
 }
 
 /// How a job ended.
@@ -78,7 +95,9 @@ pub enum Line<'a> {
 /// error says where and shows its end. The script's own exit status is no
 /// error but part of the answer.
 pub fn run(image: &Image, job: &Job, mut sink: impl FnMut(Line<'_>)) -> Result<Ended> {
-    host::require(host::TO_RUN, false)?;
+    if job.hardware.qemu.is_none() {
+        host::require(host::TO_RUN, false)?;
+    }
     let dir = RunDir::new(image)?;
     let console = dir.path.join("console.log");
     let result = boot(image, job, &dir.path, &console, &mut sink);
@@ -130,7 +149,7 @@ fn boot(
     };
 
     let began = Instant::now();
-    let mut machine = Machine::start(image, &ctl, &share, console, dir, job.shell)?;
+    let mut machine = Machine::start(image, &ctl, &share, console, dir, job)?;
     let lines = machine.lines()?;
     let mut started: Option<Instant> = None;
     loop {
@@ -182,10 +201,15 @@ impl Machine {
         share: &Path,
         console: &Path,
         dir: &Path,
-        shell: bool,
+        job: &Job,
     ) -> Result<Machine> {
-        let qemu = host::which("qemu-system-x86_64").context("no qemu-system-x86_64")?;
-        let mut command = Command::new(qemu);
+        let hardware = &job.hardware;
+        let mut command = match &hardware.qemu {
+            Some(qemu) => qemu.command(),
+            None => {
+                Command::new(host::which("qemu-system-x86_64").context("no qemu-system-x86_64")?)
+            }
+        };
         if host::kvm_works() {
             command.args(["-accel", "kvm", "-cpu", "host"]);
         } else {
@@ -199,11 +223,12 @@ impl Machine {
             .arg(image.kernel())
             .arg("-initrd")
             .arg(image.initrd())
-            .args([
-                "-append",
+            .arg("-append")
+            .arg(format!(
                 "console=ttyS0 panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
-                 net.ifnames=0 loglevel=4",
-            ])
+                 net.ifnames=0 loglevel=4 {}",
+                hardware.kernel_arguments
+            ))
             .arg("-drive")
             .arg(format!(
                 "file={},format=raw,if=virtio,snapshot=on,cache=unsafe",
@@ -217,7 +242,7 @@ impl Machine {
         }
         command.args(["-device", "virtio-serial-pci"]);
         let job_port = "virtserialport,chardev=job,name=job";
-        if shell {
+        if job.shell {
             command
                 .args(["-serial", "stdio"])
                 .arg("-chardev")
@@ -236,6 +261,12 @@ impl Machine {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
         }
+        if hardware.shared_memory {
+            command
+                .args(["-object", "memory-backend-memfd,id=mem,size=4G,share=on"])
+                .args(["-machine", "memory-backend=mem"]);
+        }
+        command.args(&hardware.arguments);
         command.stderr(File::create(dir.join("qemu.log"))?);
         // SAFETY: the closure runs between fork and exec and makes one
         // system call; it allocates nothing and takes no lock.
