@@ -1,7 +1,21 @@
 //! A ConnectX in software: what a driver of the real device sees (engine,
 //! front ends), and what lies behind it (transport, fabric).
 
+pub mod bits;
+pub mod command;
+pub mod control;
+pub mod engine;
 pub mod fabric;
+pub mod hca;
 pub mod packet;
 pub mod pcap;
+pub mod platform;
+pub mod profile;
+mod table;
 pub mod transport;
+pub mod vfio;
+
+pub use hca::{Hca, Settings};
+
+#[cfg(test)]
+mod tests;

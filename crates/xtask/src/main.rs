@@ -5,6 +5,7 @@ mod demo;
 mod dist;
 mod driver;
 mod guest;
+mod softhca;
 mod suite;
 mod test;
 
@@ -28,6 +29,8 @@ enum Command {
     Test(test::Arguments),
     /// Boots a Debian guest with a real rdma_rxe and runs a command in it
     Guest(guest::Arguments),
+    /// Boots a Debian guest with a ConnectX in software and runs a command in it
+    Softhca(softhca::Arguments),
     /// Builds the plugin into target/dist, under the names libibverbs wants
     Dist,
     /// Installs the plugin, so that rxe devices use it
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::demo(&arguments),
         Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
+        Command::Softhca(arguments) => softhca::softhca(&arguments),
         Command::Dist => dist::dist().map(shown),
         Command::Install { prefix, uninstall } => {
             dist::install(&prefix, uninstall).map(|()| ExitCode::SUCCESS)

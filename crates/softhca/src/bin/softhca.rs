@@ -1,0 +1,149 @@
+//! `softhca`: serves ConnectX devices made of software to guests.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use ringverbs_softhca::control::{self, Control};
+use ringverbs_softhca::fabric::Fabric;
+use ringverbs_softhca::hca::VECTORS;
+use ringverbs_softhca::packet::Pool;
+use ringverbs_softhca::profile::{PROFILES, Profile};
+use ringverbs_softhca::vfio::dma::Guest;
+use ringverbs_softhca::vfio::serve::Serve;
+use ringverbs_softhca::{Hca, Settings};
+use tracing::level_filters::LevelFilter;
+
+#[derive(Parser)]
+#[command(name = "softhca", about = "ConnectX devices made of software")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serves HCAs to QEMU's vfio-user-pci, one at each socket, all on one
+    /// fabric; ends when the guests have gone
+    Serve {
+        /// Where QEMU connects; once for each HCA
+        #[arg(long, required = true)]
+        socket: Vec<PathBuf>,
+        /// What the HCAs are (`softhca profiles`)
+        #[arg(long, default_value = "roce")]
+        profile: String,
+        /// Where orders are taken (`softhca tell`, `softhca stat`)
+        #[arg(long)]
+        control: Option<PathBuf>,
+        /// Report and refuse what hardware might let pass
+        #[arg(long)]
+        strict: bool,
+        /// Go on when the guests have gone
+        #[arg(long)]
+        keep: bool,
+        /// Where the fabric's faults begin
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// What is told on standard error: error, warn, info, debug, trace
+        #[arg(long, default_value = "warn")]
+        log: LevelFilter,
+    },
+    /// Prints counters, objects and queue pairs of a running server
+    Stat {
+        /// Its control socket
+        control: PathBuf,
+    },
+    /// Gives an order to a running server; `help` lists them
+    Tell {
+        /// Its control socket
+        control: PathBuf,
+        /// The order
+        #[arg(required = true)]
+        order: Vec<String>,
+    },
+    /// Lists the profiles
+    Profiles,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Serve {
+            socket,
+            profile,
+            control,
+            strict,
+            keep,
+            seed,
+            log,
+        } => {
+            tracing_subscriber::fmt()
+                .with_max_level(log)
+                .with_writer(std::io::stderr)
+                .without_time()
+                .with_target(false)
+                .init();
+            let Some(profile) = Profile::named(&profile) else {
+                bail!("there is no profile `{profile}`; `softhca profiles` lists them");
+            };
+            let fabric = Fabric::new(seed);
+            let pool = Pool::new();
+            let control = match control {
+                Some(path) => {
+                    let _ = std::fs::remove_file(&path);
+                    let control = Control::new(&path, fabric.clone())
+                        .with_context(|| format!("cannot listen at {}", path.display()))?;
+                    Some(control)
+                }
+                None => None,
+            };
+            let mut serve = Serve::new(control, keep);
+            for (number, path) in socket.iter().enumerate() {
+                let settings = Settings {
+                    strict,
+                    ..Settings::numbered(profile, number as u16)
+                };
+                let hca = Hca::new(Guest::new(VECTORS), settings, &fabric, pool.clone());
+                let _ = std::fs::remove_file(path);
+                serve
+                    .add(hca, path)
+                    .with_context(|| format!("cannot listen at {}", path.display()))?;
+            }
+            serve.run().context("cannot wait for guests")?;
+            for path in &socket {
+                let _ = std::fs::remove_file(path);
+            }
+            Ok(())
+        }
+        Command::Stat { control } => tell(&control, "stat"),
+        Command::Tell { control, order } => tell(&control, &order.join(" ")),
+        Command::Profiles => {
+            for profile in PROFILES {
+                println!("{:<10} {}", profile.name, profile.about);
+            }
+            Ok(())
+        }
+    }
+}
+
+fn tell(socket: &std::path::Path, order: &str) -> Result<()> {
+    let answer = control::ask(socket, order)
+        .with_context(|| format!("nobody answers at {}", socket.display()))?;
+    let answer: serde_json::Value =
+        serde_json::from_str(&answer).context("no sense in the answer")?;
+    println!("{answer:#}");
+    match answer.get("error") {
+        Some(why) => bail!("{why}"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,131 @@
+//! ACCESS_REG: registers of the port and of the board.
+
+use super::OP_MOD;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, put_bytes, put32};
+use crate::hca::Hca;
+use crate::platform::Platform;
+use crate::profile::PortKind;
+
+const REGISTER: Field = field(8, 15, 0);
+const DATA: usize = 0x10;
+const WRITE: u32 = 0;
+
+const PCAP: u32 = 0x5001;
+const PMLP: u32 = 0x5002;
+const PMTU: u32 = 0x5003;
+const PTYS: u32 = 0x5004;
+const PAOS: u32 = 0x5006;
+const PFCC: u32 = 0x5007;
+const PPCNT: u32 = 0x5008;
+const PVLC: u32 = 0x500f;
+const PCMR: u32 = 0x5041;
+const PPLM: u32 = 0x5023;
+const NODE_DESCRIPTION: u32 = 0x6001;
+const HOST_ENDIANNESS: u32 = 0x7004;
+
+const MTU_MAX: Field = field(4, 31, 16);
+const MTU_ADMIN: Field = field(8, 31, 16);
+const MTU_OPERATIONAL: Field = field(0xc, 31, 16);
+
+const PTYS_PROTOCOL: Field = field(0, 2, 0);
+const PTYS_ETHERNET: u32 = 4;
+const PTYS_CAPABLE: usize = 0xc;
+const PTYS_IB_CAPABLE: Field = field(0x10, 31, 0);
+const PTYS_ADMIN: usize = 0x18;
+const PTYS_IB_ADMIN: Field = field(0x1c, 31, 0);
+const PTYS_OPERATIONAL: usize = 0x24;
+const PTYS_IB_OPERATIONAL: Field = field(0x28, 31, 0);
+/// 100GBASE-CR4.
+const SPEED_100G: u32 = 1 << 20;
+/// Width 4X in the high half, speed EDR in the low half.
+const IB_4X_EDR: u32 = 1 << 1 << 16 | 1 << 5;
+
+const VL_CAPABLE: Field = field(4, 31, 28);
+const VL_ADMIN: Field = field(8, 31, 28);
+const VL_OPERATIONAL: Field = field(0xc, 31, 28);
+
+const ADMIN_STATUS: Field = field(0, 11, 8);
+const OPERATIONAL_STATUS: Field = field(0, 3, 0);
+const STATUS_UP: u32 = 1;
+const STATUS_DOWN: u32 = 2;
+
+impl<P: Platform> Hca<P> {
+    pub(crate) fn access_register(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let given = &input[DATA.min(input.len())..];
+        let write = OP_MOD.get(input) == WRITE;
+        let register = REGISTER.get(input);
+        let Some(out) = output.get_mut(DATA..) else {
+            return Err(refuse(Status::BadOutputLength, "no room for the register"));
+        };
+        // The index fields of a register come back as they were given.
+        put_bytes(out, 0, given);
+        match register {
+            HOST_ENDIANNESS => Ok(()),
+            NODE_DESCRIPTION => {
+                if write {
+                    let mut description = [0; 64];
+                    put_bytes(&mut description, 0, given);
+                    self.core.node_description = description;
+                }
+                put_bytes(out, 0, &self.core.node_description);
+                Ok(())
+            }
+            PTYS => {
+                let ethernet = PTYS_PROTOCOL.get(given) == PTYS_ETHERNET;
+                if ethernet != (self.core.settings.profile.port == PortKind::Ethernet) {
+                    return Err(refuse(Status::BadParameter, "not this port's protocol"));
+                }
+                if ethernet {
+                    for at in [PTYS_CAPABLE, PTYS_ADMIN, PTYS_OPERATIONAL] {
+                        put32(out, at, SPEED_100G);
+                    }
+                } else {
+                    for field in [PTYS_IB_CAPABLE, PTYS_IB_ADMIN, PTYS_IB_OPERATIONAL] {
+                        field.put(out, IB_4X_EDR);
+                    }
+                }
+                Ok(())
+            }
+            PMTU => {
+                if write {
+                    self.core.nic.port_mtu = MTU_ADMIN.get(given);
+                }
+                let (greatest, now) = match self.core.settings.profile.port {
+                    PortKind::Ethernet => (LARGEST_FRAME, self.core.nic.port_mtu),
+                    PortKind::InfiniBand => (4096, 4096),
+                };
+                MTU_MAX.put(out, greatest);
+                MTU_ADMIN.put(out, now);
+                MTU_OPERATIONAL.put(out, now);
+                Ok(())
+            }
+            PVLC => {
+                for field in [VL_CAPABLE, VL_ADMIN, VL_OPERATIONAL] {
+                    field.put(out, 1);
+                }
+                Ok(())
+            }
+            PAOS => {
+                if write {
+                    let up = ADMIN_STATUS.get(given) == STATUS_UP;
+                    self.core.nic.admin_up = up;
+                    self.update_link();
+                }
+                let status = |up| if up { STATUS_UP } else { STATUS_DOWN };
+                ADMIN_STATUS.put(out, status(self.core.nic.admin_up));
+                OPERATIONAL_STATUS.put(out, status(self.core.link_up));
+                Ok(())
+            }
+            // Nothing to set, nothing to read.
+            PCAP | PMLP | PFCC | PPCNT | PCMR | PPLM => Ok(()),
+            _ => Err(refuse(
+                Status::BadParameter,
+                "this register is not modelled",
+            )),
+        }
+    }
+}
+
+/// The largest Ethernet frame but for its checksum: what the fabric carries.
+pub(crate) const LARGEST_FRAME: u32 = crate::packet::CAPACITY as u32;

@@ -1,0 +1,184 @@
+//! Commands about completion queues.
+
+use super::OP_MOD;
+use super::load::number;
+use super::resource::created;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get64, put64};
+use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::core::Core;
+use crate::engine::cq::{self, Armed, Completion, Cq};
+use crate::platform::Platform;
+
+const CONTEXT: usize = 0x10;
+const STATUS: Field = field(0, 31, 28);
+const CQE_SIZE: Field = field(0, 23, 21);
+const IGNORE_OVERRUN: Field = flag(0, 17);
+const PAGE_OFFSET: Field = field(0x8, 11, 6);
+const LOG_SIZE: Field = field(0xc, 28, 24);
+const UAR: Field = field(0xc, 23, 0);
+const EQN: Field = field(0x14, 7, 0);
+const LOG_PAGE_SIZE: Field = field(0x18, 28, 24);
+const CONSUMER: Field = field(0x28, 23, 0);
+const PRODUCER: Field = field(0x2c, 23, 0);
+const DOORBELL: usize = 0x38;
+
+const CQE_64: u32 = 0;
+const CQE_128: u32 = 1;
+const CQE_128_PADDED: u32 = 2;
+
+const RESIZE: u32 = 1;
+/// The status of a queue in error.
+const FAILED: u32 = 0xa;
+
+/// The buffer of a queue that a context describes.
+fn buffer(
+    input: &[u8],
+    context: &[u8],
+    log_size: u32,
+    wide: bool,
+) -> Result<Buffer, super::Refused> {
+    let entry: u64 = if wide { 128 } else { 64 };
+    Buffer::listed(
+        input,
+        PAGES_AT,
+        entry << log_size,
+        LOG_PAGE_SIZE.get(context),
+        PAGE_OFFSET.get(context),
+    )
+    .ok_or(refuse(
+        Status::BadInputLength,
+        "pages of the completion queue are missing",
+    ))
+}
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn create_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let context = &input[CONTEXT.min(input.len())..];
+        let log_size = LOG_SIZE.get(context);
+        if log_size > 22 {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "the completion queue is too long",
+            ));
+        }
+        let wide = match CQE_SIZE.get(context) {
+            CQE_64 => false,
+            CQE_128 | CQE_128_PADDED => true,
+            _ => {
+                return Err(refuse(
+                    Status::BadParameter,
+                    "the size of completion entries",
+                ));
+            }
+        };
+        if self.uars.get(UAR.get(context)).is_none() {
+            return Err(refuse(Status::BadResource, "the completion queue's UAR"));
+        }
+        let eqn = EQN.get(context);
+        if self.eqs.get(eqn).is_none() {
+            return Err(refuse(
+                Status::BadResource,
+                "the completion queue's event queue",
+            ));
+        }
+        let doorbell = get64(context, DOORBELL);
+        if doorbell & 7 != 0 {
+            return Err(refuse(
+                Status::BadParameter,
+                "the doorbell record is not aligned",
+            ));
+        }
+        let cq = Cq {
+            eqn,
+            buffer: buffer(input, context, log_size, wide)?,
+            log_size,
+            wide,
+            doorbell,
+            ignore_overrun: IGNORE_OVERRUN.is_set(context),
+            producer: 0,
+            consumer: 0,
+            armed: Armed::No,
+            solicited: 0,
+            failed: false,
+        };
+        created(output, self.cqs.insert(cq))
+    }
+
+    pub(crate) fn destroy_cq(&mut self, input: &[u8]) -> Outcome {
+        let cqn = number(input);
+        let used = self.queues.iter().any(|(_, queue)| queue.completes_to(cqn))
+            || self
+                .srqs
+                .iter()
+                .any(|(_, srq)| srq.xrcd.is_some() && srq.cqn == cqn);
+        if used {
+            return Err(refuse(Status::ResourceBusy, "queues still complete to it"));
+        }
+        match self.cqs.remove(cqn) {
+            Some(_) => Ok(()),
+            None => Err(refuse(Status::BadResource, "no such completion queue")),
+        }
+    }
+
+    pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Outcome {
+        if OP_MOD.get(input) != RESIZE {
+            // Moderation: events come at once, whatever is asked for.
+            return match self.cqs.get(number(input)) {
+                Some(_) => Ok(()),
+                None => Err(refuse(Status::BadResource, "no such completion queue")),
+            };
+        }
+        let context = &input[CONTEXT.min(input.len())..];
+        let log_size = LOG_SIZE.get(context);
+        if log_size > 22 {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "the completion queue is too long",
+            ));
+        }
+        let time = self.platform.now();
+        let Some(cq) = self.cqs.get_mut(number(input)) else {
+            return Err(refuse(Status::BadResource, "no such completion queue"));
+        };
+        if let Ok(consumer) = self.platform.read_index(cq.doorbell) {
+            cq.consumer = consumer & 0xff_ffff;
+        }
+        // One entry says that the rest is in the new buffer.
+        if cq.outstanding() >= 1 << log_size {
+            return Err(refuse(
+                Status::BadSizeOutstandingCqes,
+                "outstanding completions do not fit",
+            ));
+        }
+        let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
+        let new = buffer(input, context, log_size, wide)?;
+        let last = Completion {
+            opcode: cq::opcode::RESIZED,
+            ..Completion::default()
+        };
+        cq::write(&self.platform, cq, &last, time)
+            .map_err(|_| refuse(Status::BadResourceState, "the old buffer is not in memory"))?;
+        cq.producer = cq.producer.wrapping_add(1);
+        cq.buffer = new;
+        cq.log_size = log_size;
+        cq.wide = wide;
+        Ok(())
+    }
+
+    pub(crate) fn query_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(cq) = self.cqs.get(number(input)) else {
+            return Err(refuse(Status::BadResource, "no such completion queue"));
+        };
+        if cq.failed {
+            STATUS.at(CONTEXT).put(output, FAILED);
+        }
+        CQE_SIZE.at(CONTEXT).put(output, u32::from(cq.wide));
+        LOG_SIZE.at(CONTEXT).put(output, cq.log_size);
+        EQN.at(CONTEXT).put(output, cq.eqn);
+        CONSUMER.at(CONTEXT).put(output, cq.consumer);
+        PRODUCER.at(CONTEXT).put(output, cq.producer);
+        put64(output, CONTEXT + DOORBELL, cq.doorbell);
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! The commands by which the driver brings the HCA up and takes it down.
+
+use super::status::{Outcome, Status, refuse};
+use super::{NUMBER, OP_MOD};
+use crate::bits::{Field, field, get64, put_bytes, put32, put64};
+use crate::engine::core::Core;
+use crate::engine::mkey;
+use crate::hca::Hca;
+use crate::platform::Platform;
+use crate::profile::{Group, WRITABLE};
+
+const CURRENT_ISSI: Field = field(8, 15, 0);
+const SUPPORTED_ISSI: usize = 0x6c;
+
+const PAGES_BOOT: u32 = 1;
+const PAGES_INIT: u32 = 2;
+const NUM_PAGES: usize = 12;
+/// How many pages are asked for before and at INIT_HCA. The device needs
+/// none; it asks for some so that the driver does what it does for others.
+const BOOT: usize = 16;
+const INIT: usize = 48;
+
+const PAGES_CANT_GIVE: u32 = 0;
+const PAGES_GIVE: u32 = 1;
+const PAGES_TAKE: u32 = 2;
+const PAGE_COUNT: Field = field(12, 31, 0);
+const PAGE_LIST: usize = 16;
+/// No more than asked for is taken, whatever is offered.
+const MOST_PAGES: usize = 1 << 16;
+
+const CAPABILITIES: usize = 0x10;
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn query_issi(&mut self, output: &mut [u8]) -> Outcome {
+        CURRENT_ISSI.put(output, u32::from(self.issi));
+        // Bits 0 and 1: the versions that there are.
+        put32(output, SUPPORTED_ISSI, 0b11);
+        Ok(())
+    }
+
+    pub(crate) fn set_issi(&mut self, input: &[u8]) -> Outcome {
+        match CURRENT_ISSI.get(input) {
+            issi @ (0 | 1) => {
+                self.issi = issi as u8;
+                Ok(())
+            }
+            _ => Err(refuse(Status::BadParameter, "no such interface version")),
+        }
+    }
+
+    pub(crate) fn query_pages(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let wanted = match OP_MOD.get(input) {
+            PAGES_BOOT => BOOT.saturating_sub(self.pages.len()),
+            PAGES_INIT => (BOOT + INIT).saturating_sub(self.pages.len()),
+            _ => 0,
+        };
+        put32(output, NUM_PAGES, wanted as u32);
+        Ok(())
+    }
+
+    pub(crate) fn manage_pages(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let count = PAGE_COUNT.get(input) as usize;
+        match OP_MOD.get(input) {
+            PAGES_CANT_GIVE => {}
+            PAGES_GIVE => {
+                if self.pages.len().saturating_add(count) > MOST_PAGES {
+                    return Err(refuse(
+                        Status::ExceedsLimit,
+                        "more pages than were asked for",
+                    ));
+                }
+                for n in 0..count {
+                    self.pages.push(get64(input, PAGE_LIST + 8 * n));
+                }
+            }
+            PAGES_TAKE => {
+                let room = output.len().saturating_sub(PAGE_LIST) / 8;
+                let count = count.min(room).min(self.pages.len());
+                let rest = self.pages.len() - count;
+                for (n, page) in self.pages.drain(rest..).enumerate() {
+                    put64(output, PAGE_LIST + 8 * n, page);
+                }
+                put32(output, 8, count as u32);
+            }
+            _ => return Err(refuse(Status::BadParameter, "no such page operation")),
+        }
+        Ok(())
+    }
+
+    fn group_of(&self, input: &[u8]) -> Option<Group> {
+        let number = OP_MOD.get(input) >> 1;
+        Group::ALL.into_iter().find(|group| *group as u32 == number)
+    }
+
+    pub(crate) fn query_hca_cap(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        // A group that is not kept is one with nothing in it.
+        if let Some(group) = self.group_of(input) {
+            let current = OP_MOD.get(input) & 1 != 0;
+            let bytes = if current {
+                self.capabilities.current(group)
+            } else {
+                self.capabilities.greatest(group)
+            };
+            put_bytes(output, CAPABILITIES, bytes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_hca_cap(&mut self, input: &[u8]) -> Outcome {
+        let Some(group) = self.group_of(input) else {
+            return Err(refuse(
+                Status::BadParameter,
+                "no such group of capabilities",
+            ));
+        };
+        for (_, field) in WRITABLE.iter().filter(|(of, _)| *of == group) {
+            let value = field.at(CAPABILITIES).get(input);
+            field.put(self.capabilities.current_mut(group), value);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_adapter(&mut self, output: &mut [u8]) -> Outcome {
+        const VENDOR: Field = field(0x28, 23, 0);
+        const PSID: usize = 0x100;
+        VENDOR.put(output, 0x2c9);
+        put_bytes(output, PSID, b"SOFTHCA000000001");
+        Ok(())
+    }
+
+    pub(crate) fn query_special_contexts(&mut self, output: &mut [u8]) -> Outcome {
+        put32(output, 0xc, mkey::RESERVED_LKEY);
+        Ok(())
+    }
+}
+
+impl<P: Platform> Hca<P> {
+    /// The driver goes: whatever it has left behind goes too.
+    pub(crate) fn teardown(&mut self) -> Outcome {
+        self.forget_objects();
+        Ok(())
+    }
+}
+
+/// The capabilities as they are and as they could be.
+#[derive(Debug)]
+pub(crate) struct Capabilities {
+    greatest: Vec<(Group, Vec<u8>)>,
+    current: Vec<(Group, Vec<u8>)>,
+}
+
+impl Capabilities {
+    pub(crate) fn new(profile: &crate::profile::Profile) -> Self {
+        let all: Vec<_> = Group::ALL
+            .into_iter()
+            .map(|group| (group, profile.group(group)))
+            .collect();
+        Capabilities {
+            greatest: all.clone(),
+            current: all,
+        }
+    }
+
+    fn find(of: &[(Group, Vec<u8>)], group: Group) -> &[u8] {
+        of.iter()
+            .find(|(g, _)| *g == group)
+            .map_or(&[], |(_, bytes)| bytes)
+    }
+
+    pub(crate) fn greatest(&self, group: Group) -> &[u8] {
+        Self::find(&self.greatest, group)
+    }
+
+    pub(crate) fn current(&self, group: Group) -> &[u8] {
+        Self::find(&self.current, group)
+    }
+
+    fn current_mut(&mut self, group: Group) -> &mut [u8] {
+        self.current
+            .iter_mut()
+            .find(|(g, _)| *g == group)
+            .map_or(&mut [], |(_, bytes)| bytes)
+    }
+}
+
+/// Taken from an input that names an object in the usual place.
+pub(crate) fn number(input: &[u8]) -> u32 {
+    NUMBER.get(input)
+}

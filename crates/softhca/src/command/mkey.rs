@@ -1,0 +1,163 @@
+//! Commands about memory keys.
+
+use super::NUMBER;
+use super::load::number;
+use super::status::{Outcome, Refused, Status, refuse};
+use crate::bits::{Field, field, flag, get64, put64};
+use crate::engine::core::Core;
+use crate::engine::mkey::{Klm, Mkey, Rights, Translation};
+use crate::platform::Platform;
+
+pub(crate) const CONTEXT: usize = 0x10;
+const FREE: Field = flag(0, 30);
+const MODE_HIGH: Field = field(0, 28, 26);
+const UMR_EN: Field = flag(0, 15);
+const ATOMIC: Field = flag(0, 14);
+const REMOTE_WRITE: Field = flag(0, 13);
+const REMOTE_READ: Field = flag(0, 12);
+const LOCAL_WRITE: Field = flag(0, 11);
+const LOCAL_READ: Field = flag(0, 10);
+const MODE_LOW: Field = field(0, 9, 8);
+const QPN: Field = field(4, 31, 8);
+const VARIANT: Field = field(4, 7, 0);
+const LENGTH64: Field = flag(0xc, 31);
+const REMOTE_INVALIDATE: Field = flag(0xc, 24);
+const PD: Field = field(0xc, 23, 0);
+const START: usize = 0x10;
+const LENGTH: usize = 0x18;
+const CAPACITY: Field = field(0x34, 31, 0);
+const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
+/// How many 16-byte units of translation the command carries.
+const CARRIED: Field = field(0x60, 31, 0);
+const LIST: usize = 0x110;
+
+const MODE_PHYSICAL: u32 = 0;
+const MODE_PAGES: u32 = 1;
+const MODE_KEYS: u32 = 2;
+const MODE_EQUAL_KEYS: u32 = 3;
+
+/// Bits of a page's address in a translation entry; the others are rights.
+const PAGE: u64 = !0x7;
+
+/// A translation from its entries.
+pub(crate) fn translation(
+    mode: u32,
+    log_page_size: u32,
+    entries: &[u8],
+) -> Result<Translation, Refused> {
+    let keys = || entries.chunks_exact(16).map(Klm::parse).collect();
+    // The driver gives 0 where there is only one page size.
+    let shift = if log_page_size == 0 {
+        12
+    } else {
+        log_page_size
+    };
+    match mode {
+        MODE_PHYSICAL => Ok(Translation::Physical),
+        MODE_PAGES | MODE_EQUAL_KEYS if shift > 48 => {
+            Err(refuse(Status::BadParameter, "the memory key's page size"))
+        }
+        MODE_PAGES => Ok(Translation::Pages {
+            pages: entries
+                .chunks_exact(8)
+                .map(|entry| get64(entry, 0) & PAGE)
+                .collect(),
+            shift,
+        }),
+        MODE_KEYS => Ok(Translation::Keys(keys())),
+        MODE_EQUAL_KEYS => Ok(Translation::EqualKeys {
+            keys: keys(),
+            shift,
+        }),
+        _ => Err(refuse(
+            Status::BadParameter,
+            "this access mode is not modelled",
+        )),
+    }
+}
+
+/// The rights in a context's first word.
+pub(crate) fn rights(context: &[u8]) -> Rights {
+    let mut rights = 0;
+    for (field, right) in [
+        (LOCAL_READ, Rights::LOCAL_READ),
+        (LOCAL_WRITE, Rights::LOCAL_WRITE),
+        (REMOTE_READ, Rights::REMOTE_READ),
+        (REMOTE_WRITE, Rights::REMOTE_WRITE),
+        (ATOMIC, Rights::ATOMIC),
+    ] {
+        if field.is_set(context) {
+            rights |= right.0;
+        }
+    }
+    Rights(rights)
+}
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn create_mkey(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let context = &input[CONTEXT.min(input.len())..];
+        let pd = PD.get(context);
+        let free = FREE.is_set(context);
+        if !free && self.pds.get(pd).is_none() {
+            return Err(refuse(
+                Status::BadResource,
+                "the memory key's protection domain",
+            ));
+        }
+        let mode = MODE_HIGH.get(context) << 2 | MODE_LOW.get(context);
+        let log_page_size = LOG_PAGE_SIZE.get(context);
+        let carried = CARRIED.get(input) as usize;
+        let list = &input[LIST.min(input.len())..];
+        let bytes = carried
+            .checked_mul(16)
+            .and_then(|bytes| list.get(..bytes))
+            .ok_or(refuse(
+                Status::BadInputLength,
+                "entries of the memory key are missing",
+            ))?;
+        let translation = translation(mode, log_page_size, bytes)?;
+        let mkey = Mkey {
+            variant: VARIANT.get(context) as u8,
+            free,
+            pd,
+            qpn: QPN.get(context),
+            rights: rights(context),
+            start: get64(context, START),
+            length: get64(context, LENGTH),
+            length64: LENGTH64.is_set(context),
+            umr: UMR_EN.is_set(context),
+            remote_invalidate: REMOTE_INVALIDATE.is_set(context),
+            translation,
+            capacity: CAPACITY.get(context),
+            mode,
+            log_page_size,
+        };
+        super::resource::created(output, self.mkeys.insert(mkey))
+    }
+
+    pub(crate) fn destroy_mkey(&mut self, input: &[u8]) -> Outcome {
+        match self.mkeys.remove(number(input)) {
+            Some(_) => Ok(()),
+            None => Err(refuse(Status::BadResource, "no such memory key")),
+        }
+    }
+
+    pub(crate) fn query_mkey(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(mkey) = self.mkeys.get(NUMBER.get(input)) else {
+            return Err(refuse(Status::BadResource, "no such memory key"));
+        };
+        FREE.at(CONTEXT).put(output, u32::from(mkey.free));
+        MODE_LOW.at(CONTEXT).put(output, mkey.mode);
+        MODE_HIGH.at(CONTEXT).put(output, mkey.mode >> 2);
+        UMR_EN.at(CONTEXT).put(output, u32::from(mkey.umr));
+        VARIANT.at(CONTEXT).put(output, u32::from(mkey.variant));
+        QPN.at(CONTEXT).put(output, mkey.qpn);
+        PD.at(CONTEXT).put(output, mkey.pd);
+        LENGTH64.at(CONTEXT).put(output, u32::from(mkey.length64));
+        put64(output, CONTEXT + START, mkey.start);
+        put64(output, CONTEXT + LENGTH, mkey.length);
+        CAPACITY.at(CONTEXT).put(output, mkey.capacity);
+        LOG_PAGE_SIZE.at(CONTEXT).put(output, mkey.log_page_size);
+        Ok(())
+    }
+}

@@ -1,0 +1,494 @@
+//! Commands about queue pairs.
+
+use super::NUMBER;
+use super::load::number;
+use super::opcode as op;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
+use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::qp::{Address, Qp, Queue, Ring};
+use crate::hca::Hca;
+use crate::packet::Mtu;
+use crate::platform::Platform;
+use crate::transport::{QpConfig, QpState, Service};
+
+const OPT_PARAM_MASK: usize = 0x10;
+const CONTEXT: usize = 0x18;
+/// Bytes of a queue pair's context.
+pub(crate) const CONTEXT_SIZE: usize = 232;
+
+const STATE: Field = field(0x0, 31, 28);
+const ST: Field = field(0x0, 23, 16);
+const BLOCK_LB_MC: Field = flag(0x4, 30);
+const PD: Field = field(0x4, 23, 0);
+const MTU: Field = field(0x8, 31, 29);
+const LOG_RQ_SIZE: Field = field(0x8, 22, 19);
+const LOG_RQ_STRIDE: Field = field(0x8, 18, 16);
+const NO_SQ: Field = flag(0x8, 15);
+const LOG_SQ_SIZE: Field = field(0x8, 14, 11);
+const RLKY: Field = flag(0x8, 4);
+const COUNTER_SET: Field = field(0xc, 31, 24);
+const USER_INDEX: Field = field(0x10, 23, 0);
+const LOG_PAGE_SIZE: Field = field(0x14, 28, 24);
+const REMOTE_QPN: Field = field(0x14, 23, 0);
+const PATH: usize = 0x18;
+const LOG_SRA_MAX: Field = field(0x70, 23, 21);
+const RETRY_COUNT: Field = field(0x70, 18, 16);
+const RNR_RETRY: Field = field(0x70, 15, 13);
+const NEXT_SEND_PSN: Field = field(0x78, 23, 0);
+const CQN_SND: Field = field(0x7c, 23, 0);
+const LOG_RRA_MAX: Field = field(0x90, 23, 21);
+const RRE: Field = flag(0x90, 15);
+const RWE: Field = flag(0x90, 14);
+const RAE: Field = flag(0x90, 13);
+const PAGE_OFFSET: Field = field(0x90, 11, 6);
+const MIN_RNR_NAK: Field = field(0x94, 28, 24);
+const NEXT_RCV_PSN: Field = field(0x94, 23, 0);
+const CQN_RCV: Field = field(0x9c, 23, 0);
+const DOORBELL: usize = 0xa0;
+const Q_KEY: Field = field(0xa8, 31, 0);
+const RQ_TYPE: Field = field(0xac, 26, 24);
+const SRQN: Field = field(0xac, 23, 0);
+const CS_REQ: Field = field(0xc4, 15, 8);
+const CS_RES: Field = field(0xc4, 7, 0);
+
+// The address path.
+const PKEY_INDEX: Field = field(0x0, 15, 0);
+const GRH: Field = flag(0x4, 23);
+const MLID: Field = field(0x4, 22, 16);
+const RLID: Field = field(0x4, 15, 0);
+const ACK_TIMEOUT: Field = field(0x8, 31, 27);
+const SRC_ADDR_INDEX: Field = field(0x8, 23, 16);
+const HOP_LIMIT: Field = field(0x8, 7, 0);
+const TCLASS: Field = field(0xc, 27, 20);
+const FLOW_LABEL: Field = field(0xc, 19, 0);
+const RGID: usize = 0x10;
+const UDP_SPORT: Field = field(0x20, 15, 0);
+const SL: Field = field(0x24, 27, 24);
+const RMAC: usize = 0x26;
+
+const ST_RC: u32 = 0;
+const ST_UC: u32 = 1;
+const ST_UD: u32 = 2;
+const ST_XRC: u32 = 3;
+const ST_QP0: u32 = 7;
+const ST_GSI: u32 = 8;
+/// For the work requests that change memory keys.
+const ST_REG_UMR: u32 = 0xc;
+
+const RQ_OWN: u32 = 0;
+const RQ_SRQ: u32 = 1;
+
+const SCATTER_32: u32 = 1;
+const SCATTER_64: u32 = 2;
+
+/// The states, as the context has them.
+mod state {
+    pub const RST: u32 = 0;
+    pub const INIT: u32 = 1;
+    pub const RTR: u32 = 2;
+    pub const RTS: u32 = 3;
+    pub const SQER: u32 = 4;
+    pub const SQD: u32 = 5;
+    pub const ERR: u32 = 6;
+}
+
+/// Bits of the mask that says which optional attributes a transition carries.
+mod optional {
+    pub const RRE: u32 = 1 << 1;
+    pub const RAE: u32 = 1 << 2;
+    pub const RWE: u32 = 1 << 3;
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    pub const Q_KEY: u32 = 1 << 5;
+    pub const RNR_TIMEOUT: u32 = 1 << 6;
+    pub const PRIMARY_PATH: u32 = 1 << 7;
+    pub const SRA_MAX: u32 = 1 << 8;
+    pub const RRA_MAX: u32 = 1 << 9;
+    pub const RETRY_COUNT: u32 = 1 << 12;
+    pub const RNR_RETRY: u32 = 1 << 13;
+    pub const ACK_TIMEOUT: u32 = 1 << 14;
+    pub const COUNTER_SET: u32 = 1 << 25;
+}
+
+/// The state that the driver reads, of the transport's.
+fn state_number(state: QpState) -> u32 {
+    match state {
+        QpState::Reset => state::RST,
+        QpState::Init => state::INIT,
+        QpState::ReadyToReceive => state::RTR,
+        QpState::ReadyToSend => state::RTS,
+        QpState::SendQueueDrain => state::SQD,
+        QpState::SendQueueError => state::SQER,
+        QpState::Error => state::ERR,
+    }
+}
+
+/// What a transition copies from its input besides the state: (field, needs
+/// this bit of the mask or none).
+type Carried = &'static [(Field, u32)];
+
+const ALWAYS: u32 = 0;
+
+const ACCESS: [(Field, u32); 3] = [
+    (RRE, optional::RRE),
+    (RWE, optional::RWE),
+    (RAE, optional::RAE),
+];
+
+const TO_INIT: Carried = &[
+    (RRE, ALWAYS),
+    (RWE, ALWAYS),
+    (RAE, ALWAYS),
+    (PKEY_INDEX.at(PATH), ALWAYS),
+    (Q_KEY, ALWAYS),
+    (COUNTER_SET, ALWAYS),
+];
+
+const INIT_TO_INIT: Carried = &[
+    ACCESS[0],
+    ACCESS[1],
+    ACCESS[2],
+    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
+    (Q_KEY, optional::Q_KEY),
+    (COUNTER_SET, optional::COUNTER_SET),
+];
+
+const TO_RTR: Carried = &[
+    (MTU, ALWAYS),
+    (REMOTE_QPN, ALWAYS),
+    (NEXT_RCV_PSN, ALWAYS),
+    (LOG_RRA_MAX, ALWAYS),
+    (MIN_RNR_NAK, ALWAYS),
+    ACCESS[0],
+    ACCESS[1],
+    ACCESS[2],
+    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
+    (Q_KEY, optional::Q_KEY),
+];
+
+const TO_RTS: Carried = &[
+    (NEXT_SEND_PSN, ALWAYS),
+    (LOG_SRA_MAX, ALWAYS),
+    (RETRY_COUNT, ALWAYS),
+    (RNR_RETRY, ALWAYS),
+    (ACK_TIMEOUT.at(PATH), ALWAYS),
+    (MIN_RNR_NAK, optional::RNR_TIMEOUT),
+    (Q_KEY, optional::Q_KEY),
+    ACCESS[0],
+    ACCESS[1],
+    ACCESS[2],
+];
+
+const RTS_TO_RTS: Carried = &[
+    ACCESS[0],
+    ACCESS[1],
+    ACCESS[2],
+    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
+    (Q_KEY, optional::Q_KEY),
+    (MIN_RNR_NAK, optional::RNR_TIMEOUT),
+    (LOG_SRA_MAX, optional::SRA_MAX),
+    (LOG_RRA_MAX, optional::RRA_MAX),
+    (RETRY_COUNT, optional::RETRY_COUNT),
+    (RNR_RETRY, optional::RNR_RETRY),
+    (ACK_TIMEOUT.at(PATH), optional::ACK_TIMEOUT),
+    (COUNTER_SET, optional::COUNTER_SET),
+];
+
+/// The address path but for what other transitions carry.
+const PATH_FIELDS: &[Field] = &[
+    GRH,
+    MLID,
+    RLID,
+    SRC_ADDR_INDEX,
+    HOP_LIMIT,
+    TCLASS,
+    FLOW_LABEL,
+    UDP_SPORT,
+    SL,
+];
+
+impl<P: Platform> Hca<P> {
+    pub(crate) fn create_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let context: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
+        let context = &context[..];
+        let core = &mut self.core;
+        let st = ST.get(context);
+        let no_sq = NO_SQ.is_set(context);
+        let service = match st {
+            ST_RC | ST_REG_UMR => Service::Rc,
+            ST_UC => Service::Uc,
+            ST_UD | ST_QP0 | ST_GSI => Service::Ud,
+            ST_XRC if no_sq => Service::XrcTarget,
+            ST_XRC => Service::XrcInitiator,
+            _ => {
+                return Err(refuse(
+                    Status::BadParameter,
+                    "this service type is not modelled",
+                ));
+            }
+        };
+        let pd = PD.get(context);
+        if core.pds.get(pd).is_none() {
+            return Err(refuse(
+                Status::BadResource,
+                "the queue pair's protection domain",
+            ));
+        }
+        let (send_cq, recv_cq) = (CQN_SND.get(context), CQN_RCV.get(context));
+        let rq_type = RQ_TYPE.get(context);
+        let srqn = (rq_type == RQ_SRQ && service != Service::XrcInitiator)
+            .then(|| SRQN.get(context))
+            .filter(|_| service != Service::XrcTarget);
+        if let Some(srqn) = srqn
+            && core.srqs.get(srqn).is_none()
+        {
+            return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
+        }
+        let has_recv =
+            rq_type == RQ_OWN && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let recv_stride = LOG_RQ_STRIDE.get(context) + 4;
+        let recv_bytes = if has_recv {
+            1u64 << (LOG_RQ_SIZE.get(context) + recv_stride)
+        } else {
+            0
+        };
+        let send_bytes = if no_sq {
+            0
+        } else {
+            64u64 << LOG_SQ_SIZE.get(context)
+        };
+        for (cqn, needed) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
+            if needed && core.cqs.get(cqn).is_none() {
+                return Err(refuse(
+                    Status::BadResource,
+                    "the queue pair's completion queue",
+                ));
+            }
+        }
+        let buffer = Buffer::listed(
+            input,
+            PAGES_AT,
+            recv_bytes + send_bytes,
+            LOG_PAGE_SIZE.get(context),
+            PAGE_OFFSET.get(context),
+        )
+        .ok_or(refuse(
+            Status::BadInputLength,
+            "pages of the queue pair are missing",
+        ))?;
+        let doorbell = get64(context, DOORBELL);
+        let recv = has_recv.then(|| Ring {
+            buffer: buffer.clone(),
+            offset: 0,
+            log_size: LOG_RQ_SIZE.get(context),
+            log_stride: recv_stride,
+            doorbell,
+            head: 0,
+            tail: 0,
+        });
+        let send = (!no_sq).then(|| Ring {
+            buffer,
+            offset: recv_bytes,
+            log_size: LOG_SQ_SIZE.get(context),
+            log_stride: 6,
+            doorbell: doorbell.wrapping_add(4),
+            head: 0,
+            tail: 0,
+        });
+        let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
+        let scatter = |asked: u32, cqn| match asked & 0xf {
+            SCATTER_32 => 32,
+            SCATTER_64 if wide(cqn) => 64,
+            SCATTER_64 => 32,
+            _ => 0,
+        };
+        let special = matches!(st, ST_QP0 | ST_GSI);
+        let config = QpConfig {
+            service,
+            any_pkey: special,
+            srq: srqn.is_some() || service == Service::XrcTarget,
+            wire_qpn: special.then_some(u32::from(st == ST_GSI)),
+            block_multicast_loopback: BLOCK_LB_MC.is_set(context),
+            ..QpConfig::default()
+        };
+        let qp = Qp {
+            service,
+            pd,
+            privileged: RLKY.is_set(context),
+            uidx: USER_INDEX.get(context),
+            send_cq,
+            recv_cq,
+            srqn,
+            counter_set: COUNTER_SET.get(context),
+            send,
+            recv,
+            blue_flame: None,
+            scatter_received: scatter(CS_RES.get(context), recv_cq),
+            scatter_read: scatter(CS_REQ.get(context), send_cq),
+            context: Box::new(padded(input, CONTEXT)),
+            config: config.clone(),
+            in_error: false,
+        };
+        let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "there are too many queue pairs",
+            ));
+        };
+        if self.transport.create(qpn, config).is_err() {
+            core.queues.remove(qpn);
+            return Err(refuse(
+                Status::Internal,
+                "the transport has this queue pair already",
+            ));
+        }
+        match st {
+            ST_QP0 => self.transport.alias(0, Some(qpn)),
+            ST_GSI => self.transport.alias(1, Some(qpn)),
+            _ => {}
+        }
+        NUMBER.put(output, qpn);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_qp(&mut self, input: &[u8]) -> Outcome {
+        let qpn = number(input);
+        if self.core.qp(qpn).is_none() {
+            return Err(refuse(Status::BadResource, "no such queue pair"));
+        }
+        self.core.queues.remove(qpn);
+        self.transport.destroy(qpn);
+        Ok(())
+    }
+
+    pub(crate) fn query_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let qpn = number(input);
+        let Some(qp) = self.core.qp(qpn) else {
+            return Err(refuse(Status::BadResource, "no such queue pair"));
+        };
+        let mut context = qp.context.clone();
+        if let Some(view) = self.transport.query(qpn) {
+            STATE.put(&mut *context, state_number(view.state));
+            NEXT_SEND_PSN.put(&mut *context, view.send_psn);
+            NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
+        }
+        put_bytes(output, CONTEXT, &*context);
+        Ok(())
+    }
+
+    pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+        let qpn = number(input);
+        let Some(view) = self.transport.query(qpn) else {
+            return Err(refuse(Status::BadResource, "no such queue pair"));
+        };
+        let (from, to, carried): (&[QpState], QpState, Carried) = match opcode {
+            op::RST2INIT_QP => (&[QpState::Reset], QpState::Init, TO_INIT),
+            op::INIT2INIT_QP => (&[QpState::Init], QpState::Init, INIT_TO_INIT),
+            op::INIT2RTR_QP => (&[QpState::Init], QpState::ReadyToReceive, TO_RTR),
+            op::RTR2RTS_QP => (&[QpState::ReadyToReceive], QpState::ReadyToSend, TO_RTS),
+            op::RTS2RTS_QP => (&[QpState::ReadyToSend], QpState::ReadyToSend, RTS_TO_RTS),
+            op::SQERR2RTS_QP => (&[QpState::SendQueueError], QpState::ReadyToSend, RTS_TO_RTS),
+            op::SQD_RTS_QP => (&[QpState::SendQueueDrain], QpState::ReadyToSend, RTS_TO_RTS),
+            op::TO_ERR_QP => (&[], QpState::Error, &[]),
+            _ => (&[], QpState::Reset, &[]),
+        };
+        if !from.is_empty() && !from.contains(&view.state) {
+            return Err(refuse(
+                Status::BadQpState,
+                "not a transition of the queue pair's state",
+            ));
+        }
+        let mask = get32(input, OPT_PARAM_MASK);
+        let given: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
+        let Some(qp) = self.core.qp_mut(qpn) else {
+            return Err(refuse(Status::BadResource, "no such queue pair"));
+        };
+        let context = &mut qp.context[..];
+        for (field, needs) in carried {
+            if *needs == ALWAYS || mask & needs != 0 {
+                field.put(context, field.get(&given));
+            }
+        }
+        let path = opcode == op::INIT2RTR_QP || mask & optional::PRIMARY_PATH != 0;
+        if path && to != QpState::Error && to != QpState::Reset {
+            for field in PATH_FIELDS {
+                field.at(PATH).put(context, field.at(PATH).get(&given));
+            }
+            put_bytes(context, PATH + RGID, &given[PATH + RGID..PATH + RGID + 16]);
+            put_bytes(context, PATH + RMAC, &given[PATH + RMAC..PATH + RMAC + 6]);
+        }
+        if opcode == op::INIT2RTR_QP
+            && qp.service != Service::Ud
+            && Mtu::from_code(MTU.get(context) as u8).is_none()
+        {
+            return Err(refuse(Status::BadParameter, "the path MTU"));
+        }
+        if to == QpState::Reset {
+            for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
+                (ring.head, ring.tail) = (0, 0);
+            }
+            qp.blue_flame = None;
+        }
+        qp.counter_set = COUNTER_SET.get(context);
+        qp.in_error = to == QpState::Error;
+        let context = qp.context.clone();
+        let config = self.config(qpn, &context[..]);
+        if let Some(qp) = self.core.qp_mut(qpn) {
+            qp.config = config.clone();
+        }
+        let now = self.core.platform.now();
+        self.transport
+            .modify(&mut self.core, now, qpn, to, config)
+            .map_err(|_| refuse(Status::BadResource, "the transport has no such queue pair"))
+    }
+
+    /// The transport's attributes of a queue pair, by its context.
+    fn config(&self, qpn: u32, context: &[u8]) -> QpConfig {
+        let Some(qp) = self.core.qp(qpn) else {
+            return QpConfig::default();
+        };
+        let path = &context[PATH..];
+        let address = Address {
+            grh: GRH.is_set(path),
+            rlid: RLID.get(path) as u16,
+            path_bits: MLID.get(path) as u8,
+            sl: SL.get(path) as u8,
+            sgid_index: SRC_ADDR_INDEX.get(path) as usize,
+            flow_label: FLOW_LABEL.get(path),
+            traffic_class: TCLASS.get(path) as u8,
+            hop_limit: HOP_LIMIT.get(path) as u8,
+            dgid: get_array(path, RGID),
+            dmac: get_array(path, RMAC),
+            udp_source: UDP_SPORT.get(path) as u16,
+        };
+        let connected = qp.service != Service::Ud && REMOTE_QPN.get(context) != 0;
+        QpConfig {
+            qkey: Q_KEY.get(context),
+            mtu: match qp.service {
+                Service::Ud => Mtu::B4096,
+                _ => Mtu::from_code(MTU.get(context) as u8).unwrap_or_default(),
+            },
+            path: connected.then(|| self.core.path(&address)),
+            remote_qpn: REMOTE_QPN.get(context),
+            send_psn: NEXT_SEND_PSN.get(context),
+            recv_psn: NEXT_RCV_PSN.get(context),
+            ack_timeout: ACK_TIMEOUT.get(path) as u8,
+            retry_count: RETRY_COUNT.get(context) as u8,
+            rnr_retry: RNR_RETRY.get(context) as u8,
+            min_rnr_timer: MIN_RNR_NAK.get(context) as u8,
+            max_rd_atomic: 1 << LOG_SRA_MAX.get(context),
+            max_dest_rd_atomic: 1 << LOG_RRA_MAX.get(context),
+            allow_read: RRE.is_set(context),
+            allow_write: RWE.is_set(context),
+            allow_atomic: RAE.is_set(context),
+            ..qp.config.clone()
+        }
+    }
+}
+
+/// A structure within an input, with zeros where the input is too short.
+fn padded<const N: usize>(input: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    put_bytes(&mut out, 0, input.get(at..).unwrap_or(&[]));
+    out
+}

@@ -1,0 +1,204 @@
+//! The command queue: entries of 64 bytes that the driver fills in and hands
+//! over by a doorbell, with what does not fit in chains of mailboxes.
+
+use crate::bits::{Field, field, get32, get64};
+use crate::engine::core::Core;
+use crate::engine::eq::event;
+use crate::platform::{Platform, Unmapped};
+
+/// The longest input or output taken: registration of a terabyte by pages of
+/// 4 KiB would need more, and drivers do not ask for that.
+const LONGEST: usize = 16 << 20;
+
+/// Bytes of a mailbox that carry data.
+const BLOCK: usize = 512;
+const BLOCK_NEXT: usize = 560;
+const BLOCK_NUMBER: usize = 568;
+const BLOCK_TOKEN: usize = 573;
+const BLOCK_SIZE: usize = 576;
+
+const TYPE: Field = field(0, 31, 24);
+const INPUT_LENGTH: usize = 4;
+const INPUT_POINTER: usize = 8;
+const INPUT: usize = 16;
+const OUTPUT: usize = 32;
+const OUTPUT_POINTER: usize = 48;
+const OUTPUT_LENGTH: usize = 56;
+const TOKEN: usize = 60;
+const STATUS_OWNER: usize = 63;
+const ENTRY: usize = 64;
+
+/// The only type of entry there is.
+const TYPE_PCI: u32 = 7;
+/// Bytes of an input or output that are in the entry itself.
+const INLINE: usize = 16;
+/// Set while the device has the entry.
+const OWNED: u8 = 1;
+
+/// Why an entry could not be taken as a command, as the driver is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Delivery {
+    Token = 2,
+    BlockNumber = 3,
+    OutputPointer = 4,
+    InputPointer = 5,
+    InputLength = 7,
+    OutputLength = 8,
+    Descriptor = 0x10,
+}
+
+/// Where the queue is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CommandQueue {
+    pub(crate) high: u32,
+    pub(crate) low: u32,
+}
+
+/// The queue has 32 slots; one of them is the driver's for page requests.
+pub(crate) const LOG_SIZE: u32 = 5;
+/// Entries lie 64 bytes apart.
+pub(crate) const LOG_STRIDE: u32 = 6;
+
+impl CommandQueue {
+    fn address(self) -> u64 {
+        u64::from(self.high) << 32 | u64::from(self.low & !0xfff)
+    }
+}
+
+/// A command as it was taken from the queue.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// The input, in full.
+    pub(crate) input: Vec<u8>,
+    output_length: usize,
+    output_pointer: u64,
+    token: u8,
+}
+
+impl<P: Platform> Core<P> {
+    /// Takes the command of a slot. `None` if the slot is the driver's own.
+    fn take(&mut self, entry: u64) -> Result<Option<Result<Taken, Delivery>>, Unmapped> {
+        let mut bytes = [0; ENTRY];
+        self.platform.read(entry, &mut bytes)?;
+        if bytes[STATUS_OWNER] & OWNED == 0 {
+            return Ok(None);
+        }
+        Ok(Some(self.taken(&bytes)))
+    }
+
+    fn taken(&mut self, bytes: &[u8; ENTRY]) -> Result<Taken, Delivery> {
+        if TYPE.get(bytes) != TYPE_PCI {
+            return Err(Delivery::Descriptor);
+        }
+        let length = get32(bytes, INPUT_LENGTH) as usize;
+        if length > LONGEST {
+            return Err(Delivery::InputLength);
+        }
+        let output_length = get32(bytes, OUTPUT_LENGTH) as usize;
+        if output_length > LONGEST {
+            return Err(Delivery::OutputLength);
+        }
+        let token = bytes[TOKEN];
+        let mut input = vec![0; length];
+        let inline = length.min(INLINE);
+        input[..inline].copy_from_slice(&bytes[INPUT..INPUT + inline]);
+        let mut next = get64(bytes, INPUT_POINTER);
+        for (number, part) in input[inline..].chunks_mut(BLOCK).enumerate() {
+            let mut block = [0; BLOCK_SIZE];
+            self.platform
+                .read(next, &mut block)
+                .map_err(|_| Delivery::InputPointer)?;
+            if block[BLOCK_TOKEN] != token {
+                return Err(Delivery::Token);
+            }
+            if get32(&block, BLOCK_NUMBER) != number as u32 {
+                return Err(Delivery::BlockNumber);
+            }
+            part.copy_from_slice(&block[..part.len()]);
+            next = get64(&block, BLOCK_NEXT);
+        }
+        Ok(Taken {
+            input,
+            output_length,
+            output_pointer: get64(bytes, OUTPUT_POINTER),
+            token,
+        })
+    }
+
+    /// Writes the output; the owner bit comes after.
+    fn give(&mut self, entry: u64, taken: &Taken, output: &[u8]) -> Result<(), Delivery> {
+        let output = &output[..output.len().min(taken.output_length)];
+        let inline = output.len().min(INLINE);
+        self.platform
+            .write(entry + OUTPUT as u64, &output[..inline])
+            .map_err(|_| Delivery::Descriptor)?;
+        let mut next = taken.output_pointer;
+        for (number, part) in output[inline..].chunks(BLOCK).enumerate() {
+            let mut block = [0; BLOCK_SIZE];
+            self.platform
+                .read(next, &mut block)
+                .map_err(|_| Delivery::OutputPointer)?;
+            if block[BLOCK_TOKEN] != taken.token {
+                return Err(Delivery::Token);
+            }
+            if get32(&block, BLOCK_NUMBER) != number as u32 {
+                return Err(Delivery::BlockNumber);
+            }
+            self.platform
+                .write(next, part)
+                .map_err(|_| Delivery::OutputPointer)?;
+            next = get64(&block, BLOCK_NEXT);
+        }
+        Ok(())
+    }
+}
+
+/// Runs the commands of the slots in `doorbell`.
+///
+/// `execute` gets an input and makes the output of the length it is told.
+pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
+    hca: &mut H,
+    doorbell: u32,
+    mut execute: impl FnMut(&mut H, &[u8], usize) -> Vec<u8>,
+) {
+    let mut done = 0u32;
+    let events_before = hca.as_mut().event_queue_for(event::COMMAND).is_some();
+    for slot in (0..32).filter(|slot| doorbell & 1 << slot != 0) {
+        let core = hca.as_mut();
+        let entry = core.registers.commands.address() + (u64::from(slot as u32) << LOG_STRIDE);
+        let status = match core.take(entry) {
+            Ok(Some(Ok(taken))) => {
+                let output = execute(hca, &taken.input, taken.output_length);
+                match hca.as_mut().give(entry, &taken, &output) {
+                    Ok(()) => 0,
+                    Err(error) => error as u8,
+                }
+            }
+            Ok(Some(Err(error))) => error as u8,
+            Ok(None) => {
+                core.complain(|| {
+                    format!("command slot {slot} was rung for but is not handed over")
+                });
+                continue;
+            }
+            Err(_) => {
+                core.complain(|| format!("command slot {slot} at {entry:#x} is not in memory"));
+                continue;
+            }
+        };
+        let core = hca.as_mut();
+        if status != 0 {
+            core.complain(|| format!("command slot {slot}: delivery status {status:#x}"));
+        }
+        let _ = core
+            .platform
+            .publish(entry + STATUS_OWNER as u64, status << 1);
+        done |= 1 << slot;
+    }
+    // Until there is an event queue for it, the driver polls the owner bit;
+    // so it does for the very command that makes that queue.
+    if done != 0 && events_before {
+        hca.as_mut().post_command_event(done);
+    }
+}

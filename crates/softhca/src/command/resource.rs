@@ -1,0 +1,113 @@
+//! Objects that are little more than a number: UARs, protection domains, XRC
+//! domains, transport domains, counter sets.
+
+use super::NUMBER;
+use super::load::number;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, put32};
+use crate::engine::core::Core;
+use crate::engine::counters::QCounters;
+use crate::platform::Platform;
+use crate::table::Table;
+
+/// Gives the number of a new object to the driver.
+pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome {
+    match inserted {
+        Ok(number) => {
+            NUMBER.put(output, number);
+            Ok(())
+        }
+        Err(_) => Err(refuse(
+            Status::ExceedsLimit,
+            "there are too many of these objects",
+        )),
+    }
+}
+
+fn gone<T>(removed: Option<T>) -> Outcome {
+    match removed {
+        Some(_) => Ok(()),
+        None => Err(refuse(
+            Status::BadResource,
+            "there is no object of this number",
+        )),
+    }
+}
+
+/// An object that others refer to by number.
+fn drop_unused(table: &mut Table<()>, number: u32, used: bool) -> Outcome {
+    if used {
+        return Err(refuse(Status::ResourceBusy, "other objects still use it"));
+    }
+    gone(table.remove(number))
+}
+
+const COUNTER_SET: Field = field(0x1c, 7, 0);
+const CLEAR: Field = flag(0x18, 31);
+const NEW_COUNTER_SET: Field = field(8, 7, 0);
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn alloc_uar(&mut self, output: &mut [u8]) -> Outcome {
+        created(output, self.uars.insert(()))
+    }
+
+    pub(crate) fn dealloc_uar(&mut self, input: &[u8]) -> Outcome {
+        gone(self.uars.remove(number(input)))
+    }
+
+    pub(crate) fn alloc_pd(&mut self, output: &mut [u8]) -> Outcome {
+        created(output, self.pds.insert(()))
+    }
+
+    pub(crate) fn dealloc_pd(&mut self, input: &[u8]) -> Outcome {
+        let pd = number(input);
+        let used = self.queues.iter().any(|(_, queue)| queue.pd() == Some(pd))
+            || self.srqs.iter().any(|(_, srq)| srq.pd == pd);
+        drop_unused(&mut self.pds, pd, used)
+    }
+
+    pub(crate) fn alloc_xrcd(&mut self, output: &mut [u8]) -> Outcome {
+        created(output, self.xrcds.insert(()))
+    }
+
+    pub(crate) fn dealloc_xrcd(&mut self, input: &[u8]) -> Outcome {
+        let xrcd = number(input);
+        let used = self.srqs.iter().any(|(_, srq)| srq.xrcd == Some(xrcd));
+        drop_unused(&mut self.xrcds, xrcd, used)
+    }
+
+    pub(crate) fn alloc_transport_domain(&mut self, output: &mut [u8]) -> Outcome {
+        created(output, self.transport_domains.insert(()))
+    }
+
+    pub(crate) fn dealloc_transport_domain(&mut self, input: &[u8]) -> Outcome {
+        gone(self.transport_domains.remove(number(input)))
+    }
+
+    pub(crate) fn alloc_q_counter(&mut self, output: &mut [u8]) -> Outcome {
+        match self.q_counters.insert(QCounters::default()) {
+            Ok(set) => {
+                NEW_COUNTER_SET.put(output, set);
+                Ok(())
+            }
+            Err(_) => Err(refuse(Status::ExceedsLimit, "all counter sets are in use")),
+        }
+    }
+
+    pub(crate) fn dealloc_q_counter(&mut self, input: &[u8]) -> Outcome {
+        gone(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
+    }
+
+    pub(crate) fn query_q_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(set) = self.q_counters.get_mut(COUNTER_SET.get(input)) else {
+            return Err(refuse(Status::BadResource, "no such counter set"));
+        };
+        for (offset, value) in set.fields() {
+            put32(output, offset, value);
+        }
+        if CLEAR.is_set(input) {
+            *set = QCounters::default();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! Commands about shared receive queues: the pools (RMP) that verbs' SRQs
+//! are, and the XRC ones. They have their numbers in common.
+
+use super::load::number;
+use super::resource::created;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get32, get64, put64};
+use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::core::Core;
+use crate::engine::srq::Srq;
+use crate::platform::Platform;
+
+/// Longest queue, and longest entry, as logarithms.
+const LOG_LONGEST: u32 = 16;
+const LOG_WIDEST: u32 = 9;
+const LOG_NARROWEST: u32 = 5;
+
+const XRC: usize = 0x10;
+const XRC_STATE: Field = field(0, 31, 28);
+const XRC_LOG_SIZE: Field = field(0, 27, 24);
+const XRC_RLKY: Field = flag(4, 28);
+const XRC_LOG_STRIDE: Field = field(4, 26, 24);
+const XRC_DOMAIN: Field = field(4, 23, 0);
+const XRC_PAGE_OFFSET: Field = field(8, 31, 26);
+const XRC_CQN: Field = field(8, 23, 0);
+const XRC_OWN_INDEX: Field = flag(0x10, 31);
+const XRC_LOG_PAGE_SIZE: Field = field(0x10, 29, 24);
+const XRC_UIDX: Field = field(0x10, 23, 0);
+const XRC_PD: Field = field(0x18, 23, 0);
+const XRC_LIMIT: Field = field(0x1c, 31, 16);
+const XRC_COUNT: Field = field(0x1c, 15, 0);
+const XRC_DOORBELL: usize = 0x28;
+
+pub(crate) const POOL: usize = 0x20;
+const POOL_STATE: Field = field(0, 23, 20);
+/// The work queue in the context of a pool, a receive queue or a send queue.
+pub(crate) const WQ: usize = 0x30;
+pub(crate) const WQ_PAGE_OFFSET: Field = field(4, 20, 16);
+const WQ_LIMIT: Field = field(4, 15, 0);
+pub(crate) const WQ_PD: Field = field(8, 23, 0);
+pub(crate) const WQ_DOORBELL: usize = 0x10;
+pub(crate) const WQ_LOG_STRIDE: Field = field(0x20, 19, 16);
+pub(crate) const WQ_LOG_PAGE_SIZE: Field = field(0x20, 12, 8);
+pub(crate) const WQ_LOG_SIZE: Field = field(0x20, 4, 0);
+
+const MODIFY_MASK: usize = 0x14;
+const MODIFY_LIMIT: u32 = 1;
+const ARM_LIMIT: Field = field(0xc, 15, 0);
+
+impl<P: Platform> Core<P> {
+    /// What both kinds have in common.
+    #[allow(clippy::too_many_arguments)] // Fields of two contexts.
+    fn srq(
+        &self,
+        input: &[u8],
+        pd: u32,
+        log_size: u32,
+        log_stride: u32,
+        log_page_size: u32,
+        page_offset: u32,
+        doorbell: u64,
+    ) -> Result<Srq, super::Refused> {
+        if self.pds.get(pd).is_none() {
+            return Err(refuse(Status::BadResource, "the SRQ's protection domain"));
+        }
+        if log_size > LOG_LONGEST || !(LOG_NARROWEST..=LOG_WIDEST).contains(&log_stride) {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "the SRQ is too long or its entries are",
+            ));
+        }
+        let Some(buffer) = Buffer::listed(
+            input,
+            PAGES_AT,
+            1 << (log_size + log_stride),
+            log_page_size,
+            page_offset,
+        ) else {
+            return Err(refuse(
+                Status::BadInputLength,
+                "pages of the SRQ are missing",
+            ));
+        };
+        Ok(Srq {
+            pd,
+            xrcd: None,
+            cqn: 0,
+            uidx: 0,
+            buffer,
+            log_size,
+            log_stride,
+            doorbell,
+            privileged: false,
+            head: 0,
+            used: 0,
+            posted: 0,
+            limit: 0,
+            state: 0,
+        })
+    }
+
+    pub(crate) fn create_xrc_srq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let context = &input[XRC.min(input.len())..];
+        let mut srq = self.srq(
+            input,
+            XRC_PD.get(context),
+            XRC_LOG_SIZE.get(context),
+            XRC_LOG_STRIDE.get(context) + 4,
+            XRC_LOG_PAGE_SIZE.get(context),
+            XRC_PAGE_OFFSET.get(context),
+            get64(context, XRC_DOORBELL) & !3,
+        )?;
+        let xrcd = XRC_DOMAIN.get(context);
+        if self.xrcds.get(xrcd).is_none() {
+            return Err(refuse(Status::BadResource, "the SRQ's XRC domain"));
+        }
+        srq.xrcd = Some(xrcd);
+        srq.cqn = XRC_CQN.get(context);
+        srq.privileged = XRC_RLKY.is_set(context);
+        srq.limit = XRC_LIMIT.get(context) as u16;
+        let own = XRC_OWN_INDEX.is_set(context);
+        let uidx = XRC_UIDX.get(context);
+        created(
+            output,
+            self.srqs.insert_with(|number| Srq {
+                uidx: if own { number } else { uidx },
+                ..srq
+            }),
+        )
+    }
+
+    pub(crate) fn query_xrc_srq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(srq) = self.srqs.get(number(input)) else {
+            return Err(refuse(Status::BadResource, "no such SRQ"));
+        };
+        XRC_STATE.at(XRC).put(output, srq.state);
+        XRC_LOG_SIZE.at(XRC).put(output, srq.log_size);
+        XRC_LOG_STRIDE
+            .at(XRC)
+            .put(output, srq.log_stride.saturating_sub(4));
+        XRC_DOMAIN.at(XRC).put(output, srq.xrcd.unwrap_or(0));
+        XRC_CQN.at(XRC).put(output, srq.cqn);
+        XRC_PD.at(XRC).put(output, srq.pd);
+        XRC_UIDX.at(XRC).put(output, srq.uidx);
+        XRC_LIMIT.at(XRC).put(output, u32::from(srq.limit));
+        XRC_COUNT
+            .at(XRC)
+            .put(output, u32::from(srq.posted.wrapping_sub(srq.used)));
+        put64(output, XRC + XRC_DOORBELL, srq.doorbell);
+        Ok(())
+    }
+
+    pub(crate) fn create_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let wq = &input[(POOL + WQ).min(input.len())..];
+        let mut srq = self.srq(
+            input,
+            WQ_PD.get(wq),
+            WQ_LOG_SIZE.get(wq),
+            WQ_LOG_STRIDE.get(wq),
+            WQ_LOG_PAGE_SIZE.get(wq),
+            WQ_PAGE_OFFSET.get(wq),
+            get64(wq, WQ_DOORBELL),
+        )?;
+        srq.state = POOL_STATE.at(POOL).get(input);
+        srq.limit = WQ_LIMIT.get(wq) as u16;
+        // Pools have no such flag; what the kernel posts names real keys.
+        created(output, self.srqs.insert(srq))
+    }
+
+    pub(crate) fn modify_rmp(&mut self, input: &[u8]) -> Outcome {
+        let Some(srq) = self.srqs.get_mut(number(input)) else {
+            return Err(refuse(Status::BadResource, "no such SRQ"));
+        };
+        srq.state = POOL_STATE.at(POOL).get(input);
+        if get32(input, MODIFY_MASK) & MODIFY_LIMIT != 0 {
+            srq.limit = WQ_LIMIT.at(POOL + WQ).get(input) as u16;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(srq) = self.srqs.get(number(input)) else {
+            return Err(refuse(Status::BadResource, "no such SRQ"));
+        };
+        const AT: usize = POOL + WQ;
+        POOL_STATE.at(POOL).put(output, srq.state);
+        WQ_LIMIT.at(AT).put(output, u32::from(srq.limit));
+        WQ_PD.at(AT).put(output, srq.pd);
+        WQ_LOG_STRIDE.at(AT).put(output, srq.log_stride);
+        WQ_LOG_SIZE.at(AT).put(output, srq.log_size);
+        put64(output, AT + WQ_DOORBELL, srq.doorbell);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_srq(&mut self, input: &[u8]) -> Outcome {
+        let srqn = number(input);
+        if self.queues.iter().any(|(_, queue)| queue.uses_srq(srqn)) {
+            return Err(refuse(
+                Status::ResourceBusy,
+                "queue pairs still use the SRQ",
+            ));
+        }
+        match self.srqs.remove(srqn) {
+            Some(_) => Ok(()),
+            None => Err(refuse(Status::BadResource, "no such SRQ")),
+        }
+    }
+
+    /// Asks for an event when fewer entries are left than a limit.
+    pub(crate) fn arm_srq(&mut self, input: &[u8]) -> Outcome {
+        match self.srqs.get_mut(number(input)) {
+            Some(srq) => {
+                srq.limit = ARM_LIMIT.get(input) as u16;
+                Ok(())
+            }
+            None => Err(refuse(Status::BadResource, "no such SRQ")),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Commands about the port: as an InfiniBand port, as a network interface, as
+//! a port with RoCE addresses.
+
+use super::load::number;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
+use crate::engine::core::{Core, RoceAddress};
+use crate::hca::Hca;
+use crate::platform::Platform;
+
+const CONTEXT: usize = 0x10;
+
+const HAS_SMI: Field = flag(0x20, 30);
+const PHYSICAL_STATE: Field = field(0x20, 15, 12);
+const PORT_STATE: Field = field(0x20, 7, 4);
+const VPORT_STATE: Field = field(0x20, 3, 0);
+const SYSTEM_IMAGE_GUID: usize = 0x28;
+const PORT_GUID: usize = 0x30;
+const NODE_GUID: usize = 0x38;
+const CAP_MASK1: usize = 0x40;
+const LID: Field = field(0x60, 31, 16);
+const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
+const SM_LID: Field = field(0x64, 31, 16);
+
+const DOWN: u32 = 1;
+const ACTIVE: u32 = 4;
+const PHYSICAL_DISABLED: u32 = 3;
+const PHYSICAL_UP: u32 = 5;
+
+const INDEX: Field = field(0xc, 15, 0);
+/// All entries of a table.
+const ALL: u32 = 0xffff;
+const GIDS: Field = field(0xc, 31, 16);
+const DEFAULT_PKEY: u32 = 0xffff;
+
+const NIC_ADMIN_STATE: Field = field(0xc, 7, 4);
+const NIC_STATE: Field = field(0xc, 3, 0);
+
+const LIST_TYPE: Field = field(0xc, 26, 24);
+const NIC_LOOPBACK: Field = field(0x0, 2, 1);
+const NIC_ROCE: Field = flag(0x0, 0);
+const NIC_MTU: Field = field(0x24, 15, 0);
+const NIC_LIST_TYPE: Field = field(0xf0, 26, 24);
+const NIC_LIST_SIZE: Field = field(0xf0, 11, 0);
+const NIC_ADDRESS: usize = 0xf4;
+const LIST_UC: u32 = 0;
+
+const SELECT: usize = 0xc;
+const SELECT_ROCE: u32 = 1 << 1;
+const SELECT_ADDRESS: u32 = 1 << 3;
+const SELECT_MTU: u32 = 1 << 6;
+const SELECT_LOOPBACK: u32 = 1 << 10 | 1 << 11;
+const NIC_IN: usize = 0x100;
+
+const ROCE_INDEX: Field = field(8, 31, 16);
+const ROCE_ADDRESS: usize = 0x10;
+const ROCE_VLAN_VALID: Field = flag(0x10, 28);
+const ROCE_VLAN: Field = field(0x10, 27, 16);
+const ROCE_MAC: usize = 0x12;
+const ROCE_VERSION: Field = field(0x18, 7, 0);
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn query_hca_vport_context(&mut self, output: &mut [u8]) -> Outcome {
+        let Some(context) = output.get_mut(CONTEXT..) else {
+            return Err(refuse(Status::BadOutputLength, "no room for the context"));
+        };
+        let guid = self.settings.guid;
+        HAS_SMI.put(context, 0);
+        let (state, physical) = if self.link_up {
+            (ACTIVE, PHYSICAL_UP)
+        } else {
+            (DOWN, PHYSICAL_DISABLED)
+        };
+        PHYSICAL_STATE.put(context, physical);
+        PORT_STATE.put(context, state);
+        VPORT_STATE.put(context, state);
+        put64(context, SYSTEM_IMAGE_GUID, guid);
+        put64(context, PORT_GUID, guid);
+        put64(context, NODE_GUID, guid);
+        // Extended speeds, multicast, and no more.
+        put32(context, CAP_MASK1, 0x0251_0868);
+        LID.put(context, u32::from(self.settings.lid));
+        SM_LID.put(context, u32::from(self.settings.lid));
+        SUBNET_TIMEOUT.put(context, 18);
+        Ok(())
+    }
+
+    /// The port's GID: the subnet prefix and its GUID.
+    pub(crate) fn port_gid(&self) -> [u8; 16] {
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&0xfe80_0000_0000_0000_u64.to_be_bytes());
+        gid[8..].copy_from_slice(&self.settings.guid.to_be_bytes());
+        gid
+    }
+
+    pub(crate) fn query_hca_vport_gid(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        match INDEX.get(input) {
+            0 | ALL => {
+                GIDS.put(output, 1);
+                let gid = self.port_gid();
+                put_bytes(output, CONTEXT, &gid);
+                Ok(())
+            }
+            index if index < 8 => {
+                GIDS.put(output, 1);
+                Ok(())
+            }
+            _ => Err(refuse(Status::BadIndex, "no such GID")),
+        }
+    }
+
+    pub(crate) fn query_hca_vport_pkey(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        // The first entry is the default partition, the others are empty.
+        if matches!(INDEX.get(input), 0 | ALL) {
+            put32(output, CONTEXT, DEFAULT_PKEY);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_vport_state(&mut self, output: &mut [u8]) -> Outcome {
+        NIC_ADMIN_STATE.put(output, 1);
+        NIC_STATE.put(output, u32::from(self.link_up));
+        Ok(())
+    }
+
+    pub(crate) fn query_nic_vport_context(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let list = LIST_TYPE.get(input);
+        let guid = self.settings.guid;
+        let Some(context) = output.get_mut(CONTEXT..) else {
+            return Err(refuse(Status::BadOutputLength, "no room for the context"));
+        };
+        NIC_LOOPBACK.put(context, self.nic.loopback_off);
+        NIC_ROCE.put(context, u32::from(self.nic.roce));
+        NIC_MTU.put(context, self.nic.mtu);
+        put64(context, SYSTEM_IMAGE_GUID, guid);
+        put64(context, PORT_GUID, guid);
+        put64(context, NODE_GUID, guid);
+        NIC_LIST_TYPE.put(context, list);
+        NIC_LIST_SIZE.put(context, u32::from(list == LIST_UC));
+        put_bytes(context, NIC_ADDRESS + 2, &self.nic.mac);
+        if list == LIST_UC {
+            put_bytes(context, NIC_ADDRESS + 12 + 2, &self.nic.mac);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn modify_nic_vport_context(&mut self, input: &[u8]) -> Outcome {
+        let select = get32(input, SELECT);
+        let context = &input[NIC_IN.min(input.len())..];
+        if select & SELECT_ROCE != 0 {
+            self.nic.roce = NIC_ROCE.is_set(context);
+        }
+        if select & SELECT_MTU != 0 {
+            self.nic.mtu = NIC_MTU.get(context);
+        }
+        if select & SELECT_LOOPBACK != 0 {
+            self.nic.loopback_off = NIC_LOOPBACK.get(context);
+        }
+        if select & SELECT_ADDRESS != 0 {
+            self.nic.mac = get_array(context, NIC_ADDRESS + 2);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_roce_address(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let index = ROCE_INDEX.get(input) as usize;
+        let Some(entry) = self.roce_addresses.get(index) else {
+            return Err(refuse(Status::BadIndex, "no such RoCE address"));
+        };
+        if let Some(address) = entry {
+            let Some(out) = output.get_mut(CONTEXT..) else {
+                return Err(refuse(Status::BadOutputLength, "no room for the address"));
+            };
+            put_bytes(out, 0, &address.gid);
+            put_bytes(out, ROCE_MAC, &address.mac);
+            if let Some(vlan) = address.vlan {
+                ROCE_VLAN_VALID.put(out, 1);
+                ROCE_VLAN.put(out, u32::from(vlan));
+            }
+            ROCE_VERSION.put(out, u32::from(address.version));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_vport_counter(&mut self, output: &mut [u8]) -> Outcome {
+        const RECEIVED_UNICAST: usize = 0x90;
+        const SENT_UNICAST: usize = 0xa0;
+        put64(output, RECEIVED_UNICAST, self.stats.ethernet_received);
+        put64(output, SENT_UNICAST, self.stats.ethernet_sent);
+        Ok(())
+    }
+}
+
+impl<P: Platform> Hca<P> {
+    pub(crate) fn set_roce_address(&mut self, input: &[u8]) -> Outcome {
+        let index = ROCE_INDEX.get(input) as usize;
+        let at = &input[ROCE_ADDRESS.min(input.len())..];
+        let Some(entry) = self.core.roce_addresses.get_mut(index) else {
+            return Err(refuse(Status::BadIndex, "no such RoCE address"));
+        };
+        let gid: [u8; 16] = get_array(at, 0);
+        // An entry without an address is taken out of the table.
+        *entry = (gid != [0; 16]).then(|| RoceAddress {
+            gid,
+            mac: get_array(at, ROCE_MAC),
+            vlan: ROCE_VLAN_VALID.is_set(at).then(|| ROCE_VLAN.get(at) as u16),
+            version: ROCE_VERSION.get(at) as u8,
+        });
+        self.announce_addresses();
+        Ok(())
+    }
+
+    pub(crate) fn attach_to_mcg(&mut self, input: &[u8]) -> Outcome {
+        let qpn = number(input);
+        if self.core.qp(qpn).is_none() {
+            return Err(refuse(Status::BadResource, "no such queue pair"));
+        }
+        self.transport.attach(qpn, get_array(input, 0x10));
+        self.announce_addresses();
+        Ok(())
+    }
+
+    pub(crate) fn detach_from_mcg(&mut self, input: &[u8]) -> Outcome {
+        self.transport.detach(number(input), get_array(input, 0x10));
+        Ok(())
+    }
+}

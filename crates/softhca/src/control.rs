@@ -1,0 +1,227 @@
+//! A socket from which faults are planted and counters read: one line in, a
+//! JSON document out.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::command::opcode;
+use crate::fabric::Fabric;
+use crate::hca::Hca;
+use crate::platform::Platform;
+
+/// The longest line.
+const LONGEST: usize = 4096;
+
+/// What lines there are.
+pub const HELP: &str = "\
+stat                            counters, objects, queue pairs, complaints
+link up|down                    the cable
+command OPCODE [COUNT]          the next commands of a name or number fail
+lose-event TYPE [COUNT]         the next events of a type are lost
+lose-completion [COUNT]         the next completions are lost
+qp-error QPN                    a queue pair fails
+cq-error CQN                    a completion queue fails
+health SYNDROME                 the health syndrome; 0 is healthy
+A line may begin with the number of the HCA, from 0 on, as `1 link down`.";
+
+/// The socket and who is connected.
+pub struct Control {
+    listener: UnixListener,
+    clients: Vec<(UnixStream, Vec<u8>)>,
+    fabric: Fabric,
+}
+
+impl Control {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn new(path: &Path, fabric: Fabric) -> io::Result<Control> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Control {
+            listener,
+            clients: Vec::new(),
+            fabric,
+        })
+    }
+
+    /// What to wait for.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.listener.as_fd())
+            .chain(self.clients.iter().map(|(socket, _)| socket.as_fd()))
+    }
+
+    /// Takes new connections and does what the lines say.
+    pub fn turn<'a, P: Platform + 'a>(&mut self, hcas: impl Iterator<Item = &'a mut Hca<P>>) {
+        while let Ok((socket, _)) = self.listener.accept() {
+            if socket.set_nonblocking(true).is_ok() {
+                self.clients.push((socket, Vec::new()));
+            }
+        }
+        if self.clients.is_empty() {
+            return;
+        }
+        let mut hcas: Vec<_> = hcas.collect();
+        let fabric = &self.fabric;
+        self.clients.retain_mut(|(socket, line)| {
+            let mut bytes = [0; 512];
+            loop {
+                match socket.read(&mut bytes) {
+                    Ok(0) => return false,
+                    Ok(n) => line.extend_from_slice(&bytes[..n]),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(_) => return false,
+                }
+                if line.len() > LONGEST {
+                    return false;
+                }
+            }
+            while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+                let order: Vec<u8> = line.drain(..=end).collect();
+                let order = String::from_utf8_lossy(&order);
+                let answer = match obey(order.trim(), &mut hcas, fabric) {
+                    Ok(answer) => answer,
+                    Err(why) => json!({ "error": why }),
+                };
+                let mut text = String::new();
+                let _ = writeln!(text, "{answer}");
+                if socket.write_all(text.as_bytes()).is_err() {
+                    return false;
+                }
+            }
+            true
+        });
+    }
+}
+
+fn number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
+    let Some(text) = text else {
+        return default.ok_or_else(|| "a number is missing".to_owned());
+    };
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn obey<P: Platform>(
+    line: &str,
+    hcas: &mut [&mut Hca<P>],
+    _fabric: &Fabric,
+) -> Result<Value, String> {
+    let mut words = line.split_whitespace().peekable();
+    let chosen = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
+        Some(chosen) => {
+            words.next();
+            chosen
+        }
+        None => 0,
+    };
+    let order = words.next().unwrap_or("help");
+    if order == "help" {
+        return Ok(json!({ "orders": HELP.lines().collect::<Vec<_>>() }));
+    }
+    if order == "stat" {
+        return Ok(Value::Array(hcas.iter().map(|hca| stat(hca)).collect()));
+    }
+    let hca = hcas
+        .get_mut(chosen)
+        .ok_or_else(|| format!("there is no HCA {chosen}"))?;
+    match order {
+        "link" => match words.next() {
+            Some("up") => hca.set_cable(true),
+            Some("down") => hca.set_cable(false),
+            _ => return Err("link up, or link down".to_owned()),
+        },
+        "command" => {
+            let name = words.next().unwrap_or_default();
+            let opcode = match opcode::named(name) {
+                Some(opcode) => opcode,
+                None => number(Some(name), None)? as u16,
+            };
+            let count = number(words.next(), Some(1))?;
+            hca.faults().fail_commands(opcode, count);
+        }
+        "lose-event" => {
+            let kind = number(words.next(), None)? as u8;
+            let count = number(words.next(), Some(1))?;
+            hca.faults().lose_events(kind, count);
+        }
+        "lose-completion" => {
+            let count = number(words.next(), Some(1))?;
+            hca.faults().lose_completions(count);
+        }
+        "qp-error" => {
+            let qpn = number(words.next(), None)?;
+            if !hca.fail_queue_pair(qpn) {
+                return Err(format!("there is no queue pair {qpn}"));
+            }
+        }
+        "cq-error" => {
+            let cqn = number(words.next(), None)?;
+            if !hca.fail_completion_queue(cqn) {
+                return Err(format!("there is no completion queue {cqn}"));
+            }
+        }
+        "health" => hca.faults().health = number(words.next(), None)? as u8,
+        other => return Err(format!("no such order: {other}")),
+    }
+    Ok(json!({ "ok": line }))
+}
+
+fn stat<P: Platform>(hca: &Hca<P>) -> Value {
+    let counters: serde_json::Map<_, _> = hca
+        .stats()
+        .named()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    let objects: serde_json::Map<_, _> = hca
+        .objects()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    let queue_pairs: Vec<_> = hca
+        .queue_pairs()
+        .into_iter()
+        .map(|(qpn, service, view)| {
+            json!({
+                "qpn": qpn,
+                "service": format!("{service:?}"),
+                "state": format!("{:?}", view.state),
+                "send_psn": view.send_psn,
+                "recv_psn": view.recv_psn,
+                "outstanding": view.outstanding,
+            })
+        })
+        .collect();
+    json!({
+        "profile": hca.settings().profile.name,
+        "counters": counters,
+        "transport": format!("{:?}", hca.transport_counters()),
+        "port": format!("{:?}", hca.port().counters()),
+        "objects": objects,
+        "queue_pairs": queue_pairs,
+        "complaints": hca.complaints(),
+    })
+}
+
+/// Sends one line to the socket of a running server, and gives its answer.
+///
+/// # Errors
+/// Nobody listens there, or no answer comes.
+pub fn ask(path: &Path, line: &str) -> io::Result<String> {
+    use std::io::BufRead;
+    let mut socket = UnixStream::connect(path)?;
+    writeln!(socket, "{line}")?;
+    let mut answer = String::new();
+    io::BufReader::new(socket).read_line(&mut answer)?;
+    Ok(answer)
+}

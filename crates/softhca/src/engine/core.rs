@@ -1,0 +1,128 @@
+//! All of the device but what is on the wire: its objects, and what it stands
+//! on.
+
+use super::counters::{QCounters, Stats};
+use super::cq::Cq;
+use super::eq::Eq;
+use super::faults::Faults;
+use super::mkey::Mkey;
+use super::qp::Queue;
+use super::srq::Srq;
+use crate::command::ethernet::Steering;
+use crate::command::load::Capabilities;
+use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
+use crate::table::Table;
+
+/// A RoCE address of the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RoceAddress {
+    pub(crate) gid: [u8; 16],
+    pub(crate) mac: [u8; 6],
+    pub(crate) vlan: Option<u16>,
+    /// 0 for RoCE v1, 2 for v2.
+    pub(crate) version: u8,
+}
+
+/// The network interface's settings.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u32,
+    pub(crate) port_mtu: u32,
+    pub(crate) roce: bool,
+    pub(crate) loopback_off: u32,
+    pub(crate) admin_up: bool,
+}
+
+/// The device's objects and state.
+#[derive(Debug)]
+pub struct Core<P> {
+    pub(crate) platform: P,
+    pub(crate) settings: Settings,
+    pub(crate) registers: Registers,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) stats: Stats,
+    pub(crate) faults: Faults,
+    pub(crate) issi: u8,
+    pub(crate) pages: Vec<u64>,
+    pub(crate) node_description: [u8; 64],
+    pub(crate) link_up: bool,
+    /// The link as planted from outside.
+    pub(crate) cable: bool,
+    pub(crate) nic: Nic,
+    pub(crate) roce_addresses: Vec<Option<RoceAddress>>,
+    pub(crate) uars: Table<()>,
+    pub(crate) pds: Table<()>,
+    pub(crate) xrcds: Table<()>,
+    pub(crate) transport_domains: Table<()>,
+    pub(crate) q_counters: Table<QCounters>,
+    pub(crate) eqs: Table<Eq>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) mkeys: Table<Mkey>,
+    pub(crate) queues: Table<Queue>,
+    pub(crate) srqs: Table<Srq>,
+    pub(crate) steering: Steering,
+    /// The last complaints, for who asks.
+    pub(crate) complaints: Vec<String>,
+}
+
+/// How many complaints are kept.
+const COMPLAINTS: usize = 100;
+
+impl<P> Core<P> {
+    pub(crate) fn new(platform: P, settings: Settings) -> Core<P> {
+        let mut description = [0; 64];
+        let name = b"softhca";
+        description[..name.len()].copy_from_slice(name);
+        Core {
+            platform,
+            registers: Registers::default(),
+            capabilities: Capabilities::new(settings.profile),
+            stats: Stats::default(),
+            faults: Faults::default(),
+            issi: 0,
+            pages: Vec::new(),
+            node_description: description,
+            link_up: settings.profile.port == crate::profile::PortKind::InfiniBand,
+            cable: true,
+            nic: Nic {
+                mac: settings.mac,
+                mtu: 1500,
+                port_mtu: 1522,
+                roce: false,
+                loopback_off: 0,
+                admin_up: false,
+            },
+            roce_addresses: vec![None; 128],
+            // Reachable in the UAR pages of the BAR.
+            uars: Table::new(FIRST_UAR, UARS),
+            pds: Table::new(1, 1 << 16),
+            xrcds: Table::new(1, 1 << 16),
+            transport_domains: Table::new(1, 1 << 16),
+            q_counters: Table::new(1, 127),
+            eqs: Table::new(1, 63),
+            cqs: Table::new(1, 1 << 16),
+            mkeys: Table::new(0x10, 1 << 22),
+            queues: Table::new(0x40, 1 << 17),
+            srqs: Table::new(1, 1 << 16),
+            steering: Steering::default(),
+            complaints: Vec::new(),
+            settings,
+        }
+    }
+
+    /// Notes that the driver, or a program, did what it should not. In strict
+    /// mode that is told aloud.
+    pub(crate) fn complain(&mut self, what: impl FnOnce() -> String) {
+        self.stats.complaints += 1;
+        let what = what();
+        if self.settings.strict {
+            tracing::error!("strict: {what}");
+        } else {
+            tracing::warn!("{what}");
+        }
+        if self.complaints.len() < COMPLAINTS {
+            self.complaints.push(what);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What is counted.
+
+/// A set of counters that queue pairs are made with; all wrap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct QCounters {
+    pub rx_write_requests: u32,
+    pub rx_read_requests: u32,
+    pub rx_atomic_requests: u32,
+    pub out_of_buffer: u32,
+    pub rnr_nak_retry_err: u32,
+    pub transport_retries_exceeded: u32,
+    pub resp_local_length_error: u32,
+    pub req_local_length_error: u32,
+    pub resp_cqe_error: u32,
+    pub req_cqe_error: u32,
+    pub req_remote_invalid_request: u32,
+    pub req_remote_access_errors: u32,
+    pub resp_remote_access_errors: u32,
+    pub req_cqe_flush_error: u32,
+    pub resp_cqe_flush_error: u32,
+    pub cq_overflow: u32,
+}
+
+impl QCounters {
+    /// The counters with their places in the output of QUERY_Q_COUNTER.
+    pub fn fields(&self) -> [(usize, u32); 16] {
+        [
+            (0x10, self.rx_write_requests),
+            (0x18, self.rx_read_requests),
+            (0x20, self.rx_atomic_requests),
+            (0x30, self.out_of_buffer),
+            (0x70, self.rnr_nak_retry_err),
+            (0x78, self.resp_local_length_error),
+            (0x7c, self.req_local_length_error),
+            (0x90, self.resp_cqe_error),
+            (0x94, self.req_cqe_error),
+            (0xa0, self.req_remote_invalid_request),
+            (0xa8, self.req_remote_access_errors),
+            (0xac, self.resp_remote_access_errors),
+            (0xb4, self.transport_retries_exceeded),
+            (0xb8, self.cq_overflow),
+            (0xbc, self.resp_cqe_flush_error),
+            (0xc0, self.req_cqe_flush_error),
+        ]
+    }
+}
+
+/// What the HCA counts besides; `softhca stat` shows it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Stats {
+    pub commands: u64,
+    pub commands_refused: u64,
+    pub doorbells: u64,
+    pub blue_flames: u64,
+    pub arms: u64,
+    pub cqes: u64,
+    pub cqes_with_error: u64,
+    pub cqes_inline: u64,
+    pub eqes: u64,
+    pub interrupts: u64,
+    pub send_requests: u64,
+    pub receive_requests: u64,
+    pub bytes_gathered: u64,
+    pub bytes_scattered: u64,
+    pub ethernet_sent: u64,
+    pub ethernet_received: u64,
+    pub ethernet_dropped: u64,
+    pub complaints: u64,
+}
+
+impl Stats {
+    /// Every counter with its name.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        macro_rules! list {
+            ($($name:ident),*) => { vec![$((stringify!($name), self.$name)),*] };
+        }
+        list!(
+            commands,
+            commands_refused,
+            doorbells,
+            blue_flames,
+            arms,
+            cqes,
+            cqes_with_error,
+            cqes_inline,
+            eqes,
+            interrupts,
+            send_requests,
+            receive_requests,
+            bytes_gathered,
+            bytes_scattered,
+            ethernet_sent,
+            ethernet_received,
+            ethernet_dropped,
+            complaints
+        )
+    }
+}

@@ -1,0 +1,276 @@
+//! Completion queues.
+
+use super::buffer::Buffer;
+use super::core::Core;
+use crate::bits::{put32, put64};
+use crate::platform::{Platform, Unmapped};
+
+/// What a completion is, in the high half of its last byte.
+#[allow(missing_docs)]
+pub mod opcode {
+    pub const REQUESTER: u8 = 0;
+    pub const WRITE_IMM: u8 = 1;
+    pub const SEND: u8 = 2;
+    pub const SEND_IMM: u8 = 3;
+    pub const SEND_INVALIDATE: u8 = 4;
+    pub const RESIZED: u8 = 5;
+    pub const REQUESTER_ERROR: u8 = 13;
+    pub const RESPONDER_ERROR: u8 = 14;
+}
+
+/// Bytes of the part of an entry that has the fields; in longer entries it is
+/// the second half.
+const ENTRY: usize = 64;
+const SCATTERED_32: u8 = 0x4;
+const SCATTERED_64: u8 = 0x8;
+const SOLICITED: u8 = 0x2;
+
+const ML_PATH: usize = 17;
+const SLID: usize = 22;
+const FLAGS_RQPN: usize = 24;
+const L3_L4: usize = 29;
+const VLAN: usize = 30;
+const UIDX: usize = 32;
+const IMMEDIATE: usize = 36;
+const BYTE_COUNT: usize = 44;
+const TIMESTAMP: usize = 48;
+const VENDOR_SYNDROME: usize = 54;
+const SYNDROME: usize = 55;
+const QPN: usize = 56;
+const WQE_COUNTER: usize = 60;
+const OWNER: usize = 63;
+
+/// A completion queue's doorbell record: what the driver has consumed.
+const CONSUMED: u64 = 0;
+
+/// Syndromes of a queue in error, in the event.
+const SYNDROME_OVERRUN: u8 = 1;
+const SYNDROME_ACCESS: u8 = 2;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) eqn: u32,
+    pub(crate) buffer: Buffer,
+    pub(crate) log_size: u32,
+    /// Entries of 128 bytes.
+    pub(crate) wide: bool,
+    pub(crate) doorbell: u64,
+    /// Overruns are the driver's business.
+    pub(crate) ignore_overrun: bool,
+    pub(crate) producer: u32,
+    /// As last read from the doorbell record.
+    pub(crate) consumer: u32,
+    pub(crate) armed: Armed,
+    /// One past the last completion that is solicited or an error.
+    pub(crate) solicited: u32,
+    pub(crate) failed: bool,
+}
+
+/// What the driver wants an event for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// A completion to be written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Completion<'a> {
+    pub(crate) opcode: u8,
+    pub(crate) qpn: u32,
+    /// The work request's opcode, for the requester.
+    pub(crate) request: u8,
+    pub(crate) uidx: u32,
+    pub(crate) wqe_counter: u16,
+    pub(crate) byte_count: u32,
+    pub(crate) immediate: u32,
+    pub(crate) solicited: bool,
+    pub(crate) flags_rqpn: u32,
+    pub(crate) slid: u16,
+    pub(crate) ml_path: u8,
+    pub(crate) l3_l4: u8,
+    pub(crate) vlan: u16,
+    /// Syndrome and vendor's syndrome.
+    pub(crate) error: Option<(u8, u8)>,
+    /// Data that goes into the entry itself.
+    pub(crate) data: &'a [u8],
+}
+
+impl Cq {
+    fn entry_size(&self) -> u64 {
+        if self.wide { 128 } else { 64 }
+    }
+
+    fn full(&self) -> bool {
+        self.producer.wrapping_sub(self.consumer) & 0xff_ffff >= 1 << self.log_size
+    }
+
+    /// How many entries the driver has not consumed, as last seen.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & 0xff_ffff
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Writes a completion and, if the driver waits for it, an event.
+    pub(crate) fn complete(&mut self, cqn: u32, completion: &Completion<'_>) {
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            self.complain(|| format!("a completion for queue {cqn}, which does not exist"));
+            return;
+        };
+        if cq.failed {
+            return;
+        }
+        if cq.full()
+            && let Ok(consumer) = self.platform.read_index(cq.doorbell + CONSUMED)
+        {
+            cq.consumer = consumer & 0xff_ffff;
+        }
+        if cq.full() && !cq.ignore_overrun {
+            self.fail_cq(cqn, SYNDROME_OVERRUN);
+            return;
+        }
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            return;
+        };
+        if self.faults.lose_completion() {
+            return;
+        }
+        let time = self.platform.now();
+        if write(&self.platform, cq, completion, time).is_err() {
+            self.fail_cq(cqn, SYNDROME_ACCESS);
+            return;
+        }
+        cq.producer = cq.producer.wrapping_add(1);
+        self.stats.cqes += 1;
+        let notable = completion.solicited || completion.error.is_some();
+        if completion.error.is_some() {
+            self.stats.cqes_with_error += 1;
+        }
+        if !completion.data.is_empty() {
+            self.stats.cqes_inline += 1;
+        }
+        if notable {
+            cq.solicited = cq.producer;
+        }
+        if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && notable) {
+            cq.armed = Armed::No;
+            let eqn = cq.eqn;
+            self.post_completion_event(eqn, cqn);
+        }
+    }
+
+    /// The queue takes no more completions.
+    pub(crate) fn fail_cq(&mut self, cqn: u32, syndrome: u8) {
+        if let Some(cq) = self.cqs.get_mut(cqn) {
+            cq.failed = true;
+            self.complain(|| {
+                format!(
+                    "completion queue {cqn} is in error: {}",
+                    match syndrome {
+                        SYNDROME_OVERRUN => "overrun",
+                        _ => "not in memory",
+                    }
+                )
+            });
+            self.post_cq_error(cqn, syndrome);
+        }
+    }
+
+    /// What the driver writes to a UAR page: it has seen all up to an index
+    /// and wants an event for what comes next.
+    pub(crate) fn arm_cq(&mut self, word: u32, cqn: u32) {
+        const SOLICITED_ONLY: u32 = 1 << 24;
+        self.stats.arms += 1;
+        let cqn = cqn & 0xff_ffff;
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            self.complain(|| format!("arming completion queue {cqn}, which does not exist"));
+            return;
+        };
+        let consumer = word & 0xff_ffff;
+        cq.consumer = consumer;
+        let ahead = |index: u32| {
+            let distance = index.wrapping_sub(consumer) & 0xff_ffff;
+            distance != 0 && distance < 1 << 23
+        };
+        let solicited_only = word & SOLICITED_ONLY != 0;
+        // What came since the driver looked is told at once.
+        let missed = if solicited_only {
+            ahead(cq.solicited)
+        } else {
+            ahead(cq.producer)
+        };
+        if missed {
+            cq.armed = Armed::No;
+            let eqn = cq.eqn;
+            self.post_completion_event(eqn, cqn);
+        } else {
+            cq.armed = if solicited_only {
+                Armed::Solicited
+            } else {
+                Armed::Any
+            };
+        }
+    }
+}
+
+/// Writes an entry at the producer's index, its owner bit last.
+pub(crate) fn write<P: Platform>(
+    platform: &P,
+    cq: &Cq,
+    completion: &Completion<'_>,
+    time: u64,
+) -> Result<(), Unmapped> {
+    let index = cq.producer & ((1 << cq.log_size) - 1);
+    let size = cq.entry_size();
+    let mut address = cq.buffer.entry(u64::from(index) * size, size)?;
+    let owner = (cq.producer >> cq.log_size & 1) as u8;
+    let mut last = completion.opcode << 4 | owner;
+    if completion.solicited {
+        last |= SOLICITED;
+    }
+
+    let mut bytes = [0; ENTRY];
+    bytes[ML_PATH] = completion.ml_path;
+    bytes[SLID..SLID + 2].copy_from_slice(&completion.slid.to_be_bytes());
+    put32(&mut bytes, FLAGS_RQPN, completion.flags_rqpn);
+    bytes[L3_L4] = completion.l3_l4;
+    bytes[VLAN..VLAN + 2].copy_from_slice(&completion.vlan.to_be_bytes());
+    put32(&mut bytes, UIDX, completion.uidx & 0xff_ffff);
+    put32(&mut bytes, IMMEDIATE, completion.immediate);
+    put32(&mut bytes, BYTE_COUNT, completion.byte_count);
+    put64(&mut bytes, TIMESTAMP, time);
+    if let Some((syndrome, vendor)) = completion.error {
+        bytes[VENDOR_SYNDROME] = vendor;
+        bytes[SYNDROME] = syndrome;
+    }
+    put32(
+        &mut bytes,
+        QPN,
+        u32::from(completion.request) << 24 | completion.qpn & 0xff_ffff,
+    );
+    bytes[WQE_COUNTER..WQE_COUNTER + 2].copy_from_slice(&completion.wqe_counter.to_be_bytes());
+
+    let data = completion.data;
+    match data.len() {
+        0 => {}
+        1..=32 => {
+            // The fields begin after the first 32 bytes, but for those of
+            // datagrams, which are not scattered here.
+            bytes[..data.len()].copy_from_slice(data);
+            last |= SCATTERED_32;
+        }
+        _ => {
+            let n = data.len().min(64);
+            platform.write(address, &data[..n])?;
+            last |= SCATTERED_64;
+        }
+    }
+    if cq.wide {
+        address += ENTRY as u64;
+    }
+    platform.write(address, &bytes[..OWNER])?;
+    platform.publish(address + OWNER as u64, last)
+}

@@ -1,0 +1,175 @@
+//! Event queues.
+
+use super::buffer::Buffer;
+use super::core::Core;
+use crate::bits::put32;
+use crate::platform::Platform;
+
+/// Types of events.
+#[allow(missing_docs)]
+pub mod event {
+    pub const COMPLETION: u8 = 0x00;
+    pub const COMM_EST: u8 = 0x02;
+    pub const SQ_DRAINED: u8 = 0x03;
+    pub const CQ_ERROR: u8 = 0x04;
+    pub const WQ_CATASTROPHIC: u8 = 0x05;
+    pub const INTERNAL_ERROR: u8 = 0x08;
+    pub const PORT_CHANGE: u8 = 0x09;
+    pub const COMMAND: u8 = 0x0a;
+    pub const WQ_INVALID_REQUEST: u8 = 0x10;
+    pub const WQ_ACCESS: u8 = 0x11;
+    pub const SRQ_CATASTROPHIC: u8 = 0x12;
+    pub const SRQ_LAST_WQE: u8 = 0x13;
+    pub const SRQ_LIMIT: u8 = 0x14;
+}
+
+/// Bytes of an entry.
+const ENTRY: u64 = 64;
+const OWNER: u64 = 63;
+const TYPE: usize = 1;
+const SUBTYPE: usize = 3;
+const DATA: usize = 32;
+
+/// Number of a completion queue in a completion event.
+const COMPLETION_CQN: usize = 24;
+/// In the data of events about queue pairs and SRQs.
+const QP_SRQ_TYPE: usize = 20;
+const QP_SRQ_NUMBER: usize = 24;
+
+/// An event queue.
+#[derive(Debug)]
+pub(crate) struct Eq {
+    pub(crate) buffer: Buffer,
+    pub(crate) log_size: u32,
+    pub(crate) vector: u16,
+    /// Bit by event type: the events that are not completions.
+    pub(crate) mask: [u64; 4],
+    pub(crate) producer: u32,
+    pub(crate) consumer: u32,
+    pub(crate) armed: bool,
+}
+
+impl Eq {
+    fn takes(&self, kind: u8) -> bool {
+        self.mask[usize::from(kind >> 6)] & 1 << (kind & 63) != 0
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// The queue that events of a type go to.
+    pub(crate) fn event_queue_for(&self, kind: u8) -> Option<u32> {
+        self.eqs
+            .iter()
+            .find(|(_, eq)| eq.takes(kind))
+            .map(|(number, _)| number)
+    }
+
+    /// Writes an entry, and interrupts if the queue is armed.
+    pub(crate) fn post_event(&mut self, eqn: u32, kind: u8, subtype: u8, data: &[u8; 28]) {
+        if self.faults.lose_event(kind) {
+            return;
+        }
+        let Some(eq) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        let size = 1u32 << eq.log_size;
+        if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
+            self.complain(|| {
+                format!("event queue {eqn} is full: an event of type {kind:#x} is lost")
+            });
+            return;
+        }
+        let mut bytes = [0; ENTRY as usize - 1];
+        bytes[TYPE] = kind;
+        bytes[SUBTYPE] = subtype;
+        bytes[DATA..DATA + data.len()].copy_from_slice(data);
+        let owner = (eq.producer >> eq.log_size & 1) as u8;
+        let at = u64::from(eq.producer & (size - 1)) * ENTRY;
+        let written = eq.buffer.entry(at, ENTRY).and_then(|address| {
+            self.platform.write(address, &bytes)?;
+            self.platform.publish(address + OWNER, owner)
+        });
+        if written.is_err() {
+            self.complain(|| format!("event queue {eqn} is not in memory"));
+            return;
+        }
+        eq.producer = eq.producer.wrapping_add(1);
+        self.stats.eqes += 1;
+        if eq.armed {
+            eq.armed = false;
+            self.stats.interrupts += 1;
+            let vector = eq.vector;
+            self.platform.interrupt(vector);
+        }
+    }
+
+    /// What the driver writes to a UAR page: how far it has got, and whether
+    /// it wants an interrupt for what comes next.
+    pub(crate) fn update_eq(&mut self, word: u32, arm: bool) {
+        let eqn = word >> 24;
+        let Some(eq) = self.eqs.get_mut(eqn) else {
+            self.complain(|| format!("doorbell of event queue {eqn}, which does not exist"));
+            return;
+        };
+        eq.consumer = word & 0xff_ffff;
+        if !arm {
+            return;
+        }
+        if eq.producer & 0xff_ffff != eq.consumer {
+            // Something came since the driver looked.
+            eq.armed = false;
+            self.stats.interrupts += 1;
+            let vector = eq.vector;
+            self.platform.interrupt(vector);
+        } else {
+            eq.armed = true;
+        }
+    }
+
+    /// Tells the driver which command slots are done.
+    pub(crate) fn post_command_event(&mut self, slots: u32) {
+        if let Some(eqn) = self.event_queue_for(event::COMMAND) {
+            let mut data = [0; 28];
+            put32(&mut data, 0, slots);
+            self.post_event(eqn, event::COMMAND, 0, &data);
+        }
+    }
+
+    /// Tells the driver that a completion queue has entries.
+    pub(crate) fn post_completion_event(&mut self, eqn: u32, cqn: u32) {
+        let mut data = [0; 28];
+        put32(&mut data, COMPLETION_CQN, cqn);
+        self.post_event(eqn, event::COMPLETION, 0, &data);
+    }
+
+    /// Tells the driver something about a queue pair (`resource` 0), receive
+    /// queue (1), send queue (2) or SRQ (0, by the event's type).
+    pub(crate) fn post_queue_event(&mut self, kind: u8, resource: u8, number: u32) {
+        if let Some(eqn) = self.event_queue_for(kind) {
+            let mut data = [0; 28];
+            data[QP_SRQ_TYPE] = resource;
+            put32(&mut data, QP_SRQ_NUMBER, number);
+            self.post_event(eqn, kind, 0, &data);
+        }
+    }
+
+    /// Tells the driver that a completion queue is in error.
+    pub(crate) fn post_cq_error(&mut self, cqn: u32, syndrome: u8) {
+        if let Some(eqn) = self.event_queue_for(event::CQ_ERROR) {
+            let mut data = [0; 28];
+            put32(&mut data, 0, cqn);
+            data[11] = syndrome;
+            self.post_event(eqn, event::CQ_ERROR, 0, &data);
+        }
+    }
+
+    /// Tells the driver that the port's state has changed.
+    pub(crate) fn post_port_change(&mut self, subtype: u8) {
+        if let Some(eqn) = self.event_queue_for(event::PORT_CHANGE) {
+            let mut data = [0; 28];
+            // The port's number in the high half of the byte.
+            data[8] = 1 << 4;
+            self.post_event(eqn, event::PORT_CHANGE, subtype, &data);
+        }
+    }
+}

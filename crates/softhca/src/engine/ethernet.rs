@@ -1,0 +1,427 @@
+//! The network interface: frames of the send queues go out, frames that are
+//! not RDMA come in.
+//!
+//! There are no flow tables and no hashing: what arrives goes to one receive
+//! queue. Checksums and segmentation of what is sent are done as asked.
+
+use super::core::Core;
+use super::cq::{self, Completion};
+use super::mkey::{Asker, Rights};
+use super::qp::{Fetched, Queue, take_receive};
+use super::wqe::{self, opcode};
+use crate::bits::{Field, field, get32, get64};
+use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
+use crate::platform::Platform;
+
+const MSS: Field = field(4, 15, 0);
+const CHECKSUMS: Field = field(4, 31, 24);
+const L3_CHECKSUM: u32 = 1 << 6;
+const L4_CHECKSUM: u32 = 1 << 7;
+const HEADER_LENGTH: Field = field(12, 31, 16);
+/// Where the inline header begins in the Ethernet segment.
+const HEADER: usize = 14;
+const CONTROL: usize = 16;
+
+/// The largest frame before segmentation.
+const LARGEST: usize = 256 << 10;
+
+impl<P: Platform> Core<P> {
+    /// Works off a send queue; the frames are added to `out`.
+    pub(crate) fn run_sq(&mut self, sqn: u32, pool: &Pool, out: &mut Vec<Packet>) {
+        let mut bytes = [0; wqe::LONGEST_SEND];
+        loop {
+            let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
+                return;
+            };
+            let (pd, cqn, uidx) = (sq.pd, sq.cqn, sq.uidx);
+            let index = sq.ring.head;
+            let length = match self.fetch(sqn, &mut bytes) {
+                Fetched::Nothing => return,
+                Fetched::Wrong(why) => {
+                    self.complain(|| format!("send queue {sqn}: {why}"));
+                    self.fail_sq(sqn, index);
+                    return;
+                }
+                Fetched::Entry(length) => length,
+            };
+            let entry = &bytes[..length];
+            let asker = Asker {
+                qpn: sqn,
+                pd,
+                privileged: true,
+            };
+            let request = wqe::opcode_of(entry);
+            let result = match request {
+                opcode::NOP => Ok(()),
+                opcode::UMR => self.change_key(asker, get32(entry, 12), entry),
+                opcode::SEND => self.frame(asker, entry).map(|frame| {
+                    self.send_frame(&frame, pool, out);
+                }),
+                opcode::TSO => self.frame(asker, entry).map(|frame| {
+                    let mss = MSS.at(CONTROL).get(entry) as usize;
+                    let header = HEADER_LENGTH.at(CONTROL).get(entry) as usize;
+                    for part in segmented(&frame, header, mss) {
+                        self.send_frame(&part, pool, out);
+                    }
+                }),
+                _ => Err("an opcode that send queues lack"),
+            };
+            if let Err(why) = result {
+                self.complain(|| format!("send queue {sqn}, index {index}: {why}"));
+                self.fail_sq(sqn, index);
+                return;
+            }
+            if wqe::is_signaled(entry) {
+                self.complete(
+                    cqn,
+                    &Completion {
+                        opcode: cq::opcode::REQUESTER,
+                        qpn: sqn,
+                        request,
+                        uidx,
+                        wqe_counter: index,
+                        ..Completion::default()
+                    },
+                );
+            }
+        }
+    }
+
+    fn fail_sq(&mut self, sqn: u32, index: u16) {
+        let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) else {
+            return;
+        };
+        // Whatever else is posted is not looked at.
+        sq.ring.head = sq.ring.tail;
+        sq.state = 3;
+        let (cqn, uidx) = (sq.cqn, sq.uidx);
+        self.complete(
+            cqn,
+            &Completion {
+                opcode: cq::opcode::REQUESTER_ERROR,
+                qpn: sqn,
+                uidx,
+                wqe_counter: index,
+                error: Some((0x02, 0x68)),
+                ..Completion::default()
+            },
+        );
+    }
+
+    /// The frame of an entry, with its inline header.
+    fn frame(&self, asker: Asker, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
+        let segment = entry.get(CONTROL..).ok_or("no Ethernet segment")?;
+        let header = HEADER_LENGTH.get(segment) as usize;
+        let inline = segment
+            .get(HEADER..HEADER + header)
+            .ok_or("an inline header past the entry's end")?;
+        let mut frame = inline.to_vec();
+        let after = (HEADER + header.max(2)).next_multiple_of(16);
+        let mut rest = segment.get(after..).unwrap_or(&[]);
+        while rest.len() >= 16 {
+            let first = get32(rest, 0);
+            if first & 1 << 31 != 0 {
+                let n = (first & !(1 << 31)) as usize;
+                let data = rest
+                    .get(4..4 + n)
+                    .ok_or("inline data past the entry's end")?;
+                frame.extend_from_slice(data);
+                rest = rest.get((4 + n).next_multiple_of(16)..).unwrap_or(&[]);
+                continue;
+            }
+            let length = first as usize;
+            let from = frame.len();
+            if from + length > LARGEST {
+                return Err("a frame that is too long");
+            }
+            frame.resize(from + length, 0);
+            self.read_key(
+                asker,
+                get32(rest, 4),
+                get64(rest, 8),
+                &mut frame[from..],
+                Rights::LOCAL_READ,
+            )
+            .map_err(|_| "a frame that cannot be read")?;
+            rest = &rest[16..];
+        }
+        let flags = CHECKSUMS.get(segment);
+        if flags & (L3_CHECKSUM | L4_CHECKSUM) != 0 && wqe::opcode_of(entry) == opcode::SEND {
+            checksums(&mut frame, flags & L4_CHECKSUM != 0);
+        }
+        Ok(frame)
+    }
+
+    fn send_frame(&mut self, frame: &[u8], pool: &Pool, out: &mut Vec<Packet>) {
+        if !self.link_up {
+            self.stats.ethernet_dropped += 1;
+            return;
+        }
+        match pool.copy_of(LinkKind::Ethernet, frame) {
+            Some(packet) => {
+                self.stats.ethernet_sent += 1;
+                out.push(packet);
+            }
+            None => self.stats.ethernet_dropped += 1,
+        }
+    }
+
+    /// Puts a frame from the wire into a receive queue.
+    pub(crate) fn receive_frame(&mut self, frame: &[u8]) {
+        let wanted = self.wants(frame);
+        let target = self.receive_queue();
+        let (true, Some(rqn)) = (wanted && frame.len() <= CAPACITY, target) else {
+            self.stats.ethernet_dropped += 1;
+            return;
+        };
+        let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
+            return;
+        };
+        let (pd, cqn, uidx) = (rq.pd, rq.cqn, rq.uidx);
+        let Ok(Some((index, (bytes, length)))) = take_receive(&self.platform, &mut rq.ring) else {
+            self.stats.ethernet_dropped += 1;
+            return;
+        };
+        let (local, room) = wqe::receive(&bytes[..length], pd, true);
+        let asker = Asker {
+            qpn: rqn,
+            pd,
+            privileged: true,
+        };
+        let mut at = 0;
+        let mut stored = (frame.len() as u64 <= u64::from(room))
+            .then_some(())
+            .ok_or(());
+        for segment in local.segments.iter() {
+            let n = (frame.len() - at).min(segment.length as usize);
+            if stored.is_ok() && n > 0 {
+                let part = &frame[at..at + n];
+                stored = self
+                    .write_key(asker, segment.key, segment.va, part, Rights::LOCAL_WRITE)
+                    .map_err(|_| ());
+                at += n;
+            }
+        }
+        let error = stored.is_err().then_some((0x04, 0x51));
+        self.stats.ethernet_received += 1;
+        self.complete(
+            cqn,
+            &Completion {
+                opcode: if error.is_some() {
+                    cq::opcode::RESPONDER_ERROR
+                } else {
+                    cq::opcode::SEND
+                },
+                qpn: rqn,
+                uidx,
+                wqe_counter: index,
+                byte_count: frame.len() as u32,
+                error,
+                ..Completion::default()
+            },
+        );
+    }
+
+    /// Whether a frame is for this interface.
+    fn wants(&self, frame: &[u8]) -> bool {
+        let Some(destination) = frame.first_chunk::<6>() else {
+            return false;
+        };
+        let own = frame.get(6..12) == Some(&self.nic.mac);
+        (destination[0] & 1 != 0 && !own) || *destination == self.nic.mac
+    }
+
+    /// The queue that frames go to: the first that is ready.
+    fn receive_queue(&self) -> Option<u32> {
+        self.queues
+            .iter()
+            .find(|(_, queue)| matches!(queue, Queue::Rq(rq) if rq.state == 1))
+            .map(|(number, _)| number)
+    }
+}
+
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const VLAN: u16 = 0x8100;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// Where the layers of a frame begin.
+struct Layers {
+    ipv4: bool,
+    l3: usize,
+    l4: usize,
+    protocol: u8,
+}
+
+fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]))
+}
+
+fn layers(frame: &[u8]) -> Option<Layers> {
+    let mut at = 12;
+    let mut kind = u16_at(frame, at)?;
+    while kind == VLAN {
+        at += 4;
+        kind = u16_at(frame, at)?;
+    }
+    let l3 = at + 2;
+    match kind {
+        IPV4 => Some(Layers {
+            ipv4: true,
+            l3,
+            l4: l3 + usize::from(frame.get(l3)? & 0xf) * 4,
+            protocol: *frame.get(l3 + 9)?,
+        }),
+        IPV6 => Some(Layers {
+            ipv4: false,
+            l3,
+            l4: l3 + 40,
+            protocol: *frame.get(l3 + 6)?,
+        }),
+        _ => None,
+    }
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes
+        .chunks(2)
+        .map(|pair| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0)))
+        .sum()
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// Fills in the checksums of IPv4, and of TCP or UDP.
+fn checksums(frame: &mut [u8], l4: bool) {
+    let Some(at) = layers(frame) else { return };
+    if at.ipv4
+        && let Some(header) = frame.get_mut(at.l3..at.l4)
+        && header.len() >= 20
+    {
+        header[10..12].fill(0);
+        let value = fold(sum(header));
+        header[10..12].copy_from_slice(&value.to_be_bytes());
+    }
+    let place = match at.protocol {
+        TCP => 16,
+        UDP => 6,
+        _ => return,
+    };
+    if !l4 {
+        return;
+    }
+    let (addresses, end) = if at.ipv4 {
+        let total = usize::from(u16_at(frame, at.l3 + 2).unwrap_or(0));
+        (at.l3 + 12..at.l3 + 20, at.l3 + total)
+    } else {
+        let payload = usize::from(u16_at(frame, at.l3 + 4).unwrap_or(0));
+        (at.l3 + 8..at.l3 + 40, at.l3 + 40 + payload)
+    };
+    let end = end.min(frame.len());
+    let Some(pseudo) = frame.get(addresses).map(sum) else {
+        return;
+    };
+    let Some(segment) = frame.get_mut(at.l4..end) else {
+        return;
+    };
+    let Some(field) = segment.get_mut(place..place + 2) else {
+        return;
+    };
+    field.fill(0);
+    let value = fold(pseudo + u64::from(at.protocol) + segment.len() as u64 + sum(segment));
+    let value = if value == 0 && at.protocol == UDP {
+        0xffff
+    } else {
+        value
+    };
+    segment[place..place + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+/// Cuts a TCP frame whose first `header` bytes are headers into frames with
+/// at most `mss` bytes of data each.
+fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
+    let (Some(at), true) = (layers(frame), mss > 0 && header <= frame.len()) else {
+        return Vec::new();
+    };
+    if at.protocol != TCP || at.l4 + 20 > header {
+        return Vec::new();
+    }
+    let (headers, data) = frame.split_at(header);
+    let first = get32_at(headers, at.l4 + 4);
+    let id = u16_at(headers, at.l3 + 4).unwrap_or(0);
+    let parts = data.chunks(mss);
+    let last = parts.len().saturating_sub(1);
+    parts
+        .enumerate()
+        .map(|(n, part)| {
+            let mut out = headers.to_vec();
+            out.extend_from_slice(part);
+            let length = (out.len() - at.l3) as u16;
+            if at.ipv4 {
+                out[at.l3 + 2..at.l3 + 4].copy_from_slice(&length.to_be_bytes());
+                let id = id.wrapping_add(n as u16);
+                out[at.l3 + 4..at.l3 + 6].copy_from_slice(&id.to_be_bytes());
+            } else {
+                let length = length.wrapping_sub(40);
+                out[at.l3 + 4..at.l3 + 6].copy_from_slice(&length.to_be_bytes());
+            }
+            let sequence = first.wrapping_add((n * mss) as u32);
+            out[at.l4 + 4..at.l4 + 8].copy_from_slice(&sequence.to_be_bytes());
+            if n != last {
+                // FIN and PSH belong to the end.
+                out[at.l4 + 13] &= !0b1001;
+            }
+            checksums(&mut out, true);
+            out
+        })
+        .collect()
+}
+
+fn get32_at(bytes: &[u8], at: usize) -> u32 {
+    get32(bytes, at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(payload: usize) -> Vec<u8> {
+        let mut frame = vec![0; 54 + payload];
+        frame[12..14].copy_from_slice(&IPV4.to_be_bytes());
+        frame[14] = 0x45;
+        frame[16..18].copy_from_slice(&((40 + payload) as u16).to_be_bytes());
+        frame[23] = TCP;
+        frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        frame[46] = 0x50;
+        frame[47] = 0b1_1001;
+        frame
+    }
+
+    #[test]
+    fn checksums_add_up_to_nothing() {
+        let mut frame = tcp(5);
+        frame[54..].copy_from_slice(b"hello");
+        checksums(&mut frame, true);
+        assert_eq!(fold(sum(&frame[14..34])), 0);
+        let pseudo = sum(&frame[26..34]) + 6 + 25;
+        assert_eq!(fold(pseudo + sum(&frame[34..])), 0);
+    }
+
+    #[test]
+    fn a_long_frame_is_cut() {
+        let parts = segmented(&tcp(2500), 54, 1000);
+        let lengths: Vec<_> = parts.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [1054, 1054, 554]);
+        assert_eq!(get32(&parts[2], 38), 2000);
+        assert_eq!(parts[0][47], 0b1_0000);
+        assert_eq!(parts[2][47], 0b1_1001);
+        assert!(segmented(&tcp(10), 54, 0).is_empty());
+        assert!(segmented(&tcp(10), 99, 100).is_empty());
+    }
+}

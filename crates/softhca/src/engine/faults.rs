@@ -1,0 +1,54 @@
+//! Mistakes of the device that one plants from outside.
+
+use std::collections::HashMap;
+
+use crate::command::status::{Refused, Status, refuse};
+
+/// What is planted. Counts are how many times it still happens.
+#[derive(Debug, Default)]
+pub struct Faults {
+    commands: HashMap<u16, u32>,
+    events: HashMap<u8, u32>,
+    completions: u32,
+    /// The health syndrome that the device shows; 0 is healthy.
+    pub health: u8,
+}
+
+impl Faults {
+    /// The next `count` commands of an opcode fail.
+    pub fn fail_commands(&mut self, opcode: u16, count: u32) {
+        self.commands.insert(opcode, count);
+    }
+
+    /// The next `count` events of a type are lost.
+    pub fn lose_events(&mut self, kind: u8, count: u32) {
+        self.events.insert(kind, count);
+    }
+
+    /// The next `count` completions are lost.
+    pub fn lose_completions(&mut self, count: u32) {
+        self.completions = count;
+    }
+
+    pub(crate) fn command(&mut self, opcode: u16) -> Option<Refused> {
+        if self.commands.is_empty() {
+            return None;
+        }
+        take(self.commands.get_mut(&opcode)?)
+            .then_some(refuse(Status::Internal, "planted from outside"))
+    }
+
+    pub(crate) fn lose_event(&mut self, kind: u8) -> bool {
+        !self.events.is_empty() && self.events.get_mut(&kind).is_some_and(take)
+    }
+
+    pub(crate) fn lose_completion(&mut self) -> bool {
+        take(&mut self.completions)
+    }
+}
+
+fn take(count: &mut u32) -> bool {
+    let some = *count > 0;
+    *count = count.saturating_sub(1);
+    some
+}

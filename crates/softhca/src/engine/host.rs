@@ -1,0 +1,498 @@
+//! What the transport needs of the engine: work requests, memory,
+//! completions.
+
+use super::core::Core;
+use super::cq::{self, Completion};
+use super::eq::event;
+use super::mkey::{Asker, Rights};
+use super::qp::{Qp, SendId};
+use super::wqe::{Local, opcode};
+use crate::packet::{L3, Link};
+use crate::platform::Platform;
+use crate::profile::{Group, cap};
+use crate::transport::{
+    Access, AtomicOp, Fault, Host, QpEvent, QpState, RecvDone, RecvKind, RecvWork, SendDone,
+    SendWork, Source, Status,
+};
+
+/// The syndrome of a status, and the vendor's syndrome that goes with it.
+fn syndrome(status: Status) -> (u8, u8) {
+    match status {
+        Status::Success => (0, 0),
+        Status::LocalLength => (0x01, 0x6b),
+        Status::LocalQpOperation => (0x02, 0x68),
+        Status::LocalProtection => (0x04, 0x51),
+        Status::Flushed => (0x05, 0xf9),
+        Status::MemoryBind => (0x06, 0x53),
+        Status::BadResponse => (0x10, 0x69),
+        Status::LocalAccess => (0x11, 0x52),
+        Status::RemoteInvalidRequest => (0x12, 0x8a),
+        Status::RemoteAccess => (0x13, 0x88),
+        Status::RemoteOperation => (0x14, 0x89),
+        Status::RetryExceeded => (0x15, 0x81),
+        Status::RnrRetryExceeded => (0x16, 0x87),
+        Status::RemoteAborted => (0x22, 0x8b),
+        Status::Fatal => (0x02, 0x01),
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// A queue pair asks for memory that a peer names.
+    fn asker(&self, qpn: u32) -> Result<Asker, Fault> {
+        let qp = self.qp(qpn).ok_or(Fault::Protection)?;
+        Ok(Asker {
+            qpn,
+            pd: qp.pd,
+            privileged: false,
+        })
+    }
+
+    fn local_asker(qpn: u32, local: &Local) -> Asker {
+        Asker {
+            qpn,
+            pd: local.pd,
+            privileged: local.privileged,
+        }
+    }
+
+    /// Whether atomics use the host's byte order.
+    fn little_endian_atomics(&self) -> bool {
+        cap::ATOMIC_ENDIANNESS_MODE.get(self.capabilities.current(Group::Atomic)) == 1
+    }
+
+    /// Walks over the part of a scatter list that `length` bytes from
+    /// `offset` on are in.
+    fn each_segment(
+        local: &Local,
+        offset: u32,
+        length: usize,
+        mut each: impl FnMut(u32, u64, std::ops::Range<usize>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut skip = u64::from(offset);
+        let mut done = 0usize;
+        for segment in local.segments.iter() {
+            if done == length {
+                return Ok(());
+            }
+            let of = u64::from(segment.length);
+            if skip >= of {
+                skip -= of;
+                continue;
+            }
+            let n = (length - done).min((of - skip) as usize);
+            each(segment.key, segment.va.wrapping_add(skip), done..done + n)?;
+            skip = 0;
+            done += n;
+        }
+        if done == length {
+            Ok(())
+        } else {
+            Err(Fault::Protection)
+        }
+    }
+
+    fn store(&self, qpn: u32, local: &Local, offset: u32, data: &[u8]) -> Result<(), Fault> {
+        let asker = Self::local_asker(qpn, local);
+        Self::each_segment(local, offset, data.len(), |key, va, range| {
+            self.write_key(asker, key, va, &data[range], Rights::LOCAL_WRITE)
+        })
+    }
+
+    /// Puts what was received into memory, or keeps it for the completion.
+    fn keep_or_store(
+        &mut self,
+        qpn: u32,
+        local: &mut Local,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        self.stats.bytes_scattered += data.len() as u64;
+        let kept = &mut local.kept;
+        let end = offset as usize + data.len();
+        if end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length) {
+            // It must be possible to store it, though that is then left to
+            // whoever polls.
+            let asker = Self::local_asker(qpn, local);
+            Self::each_segment(local, offset, data.len(), |key, va, range| {
+                let length = range.len() as u64;
+                self.translate(
+                    asker,
+                    key,
+                    va,
+                    length,
+                    Rights::LOCAL_WRITE,
+                    &mut |_, _, _| Ok(()),
+                )
+            })?;
+            local.kept.bytes[offset as usize..end].copy_from_slice(data);
+            local.kept.length = end as u8;
+            return Ok(());
+        }
+        if kept.limit != 0 {
+            // Too long for the completion after all.
+            kept.limit = 0;
+            let early = kept.bytes;
+            let length = usize::from(kept.length);
+            kept.length = 0;
+            self.store(qpn, local, 0, &early[..length])?;
+        }
+        self.store(qpn, local, offset, data)
+    }
+
+    fn count(&mut self, counter_set: u32, what: impl FnOnce(&mut super::counters::QCounters)) {
+        if let Some(set) = self.q_counters.get_mut(counter_set) {
+            what(set);
+        }
+    }
+
+    fn counter_set(&self, qpn: u32) -> u32 {
+        self.qp(qpn).map_or(u32::MAX, |qp| qp.counter_set)
+    }
+
+    /// The fields of a completion that tell where a datagram came from.
+    fn describe(&self, completion: &mut Completion<'_>, source: &Source, special: bool) {
+        let l3 = match source.l3 {
+            L3::None => 0,
+            L3::Grh => 1,
+            L3::Ipv6 => 1,
+            L3::Ipv4 => 2,
+        };
+        completion.flags_rqpn = source.qpn & 0xff_ffff;
+        if source.l3 != L3::None {
+            completion.flags_rqpn |= 1 << 28;
+        }
+        match source.link {
+            Link::Ib { slid, dlid, sl } => {
+                completion.slid = slid;
+                completion.flags_rqpn |= u32::from(sl & 0xf) << 24;
+                completion.ml_path = (dlid & 0x7f) as u8;
+                if source.multicast {
+                    completion.ml_path |= 0x80;
+                }
+            }
+            Link::Ether { vlan, .. } => {
+                // What the network header was: RoCE v1, v2 over IPv6, over IPv4.
+                let l3 = if source.l3 == L3::Grh { 0 } else { l3 };
+                completion.flags_rqpn |= l3 << 24;
+                if let Some(vlan) = vlan {
+                    completion.l3_l4 |= 1;
+                    completion.vlan = vlan;
+                }
+            }
+        }
+        if special {
+            completion.immediate = u32::from(source.pkey);
+        }
+    }
+}
+
+impl<P: Platform> Host for Core<P> {
+    type Local = Local;
+
+    fn next_send(&mut self, qpn: u32) -> Option<SendWork<Local>> {
+        self.next_send_work(qpn)
+    }
+
+    fn gather(
+        &mut self,
+        qpn: u32,
+        local: &mut Local,
+        offset: u32,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        self.stats.bytes_gathered += out.len() as u64;
+        if !local.inline.is_empty() {
+            let from = offset as usize;
+            let data = local
+                .inline
+                .get(from..from + out.len())
+                .ok_or(Fault::Protection)?;
+            out.copy_from_slice(data);
+            return Ok(());
+        }
+        let asker = Self::local_asker(qpn, local);
+        Self::each_segment(local, offset, out.len(), |key, va, range| {
+            self.read_key(asker, key, va, &mut out[range], Rights::LOCAL_READ)
+        })
+    }
+
+    fn scatter(
+        &mut self,
+        qpn: u32,
+        local: &mut Local,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        self.keep_or_store(qpn, local, offset, data)
+    }
+
+    fn store_atomic(&mut self, qpn: u32, local: &mut Local, value: u64) -> Result<(), Fault> {
+        let bytes = if self.little_endian_atomics() {
+            value.to_le_bytes()
+        } else {
+            value.to_be_bytes()
+        };
+        self.keep_or_store(qpn, local, 0, &bytes)
+    }
+
+    fn run_local(&mut self, qpn: u32, work: &mut SendWork<Local>) -> Result<(), Status> {
+        let id = SendId::unpack(work.id);
+        match id.opcode {
+            opcode::NOP => Ok(()),
+            opcode::LOCAL_INVALIDATE => {
+                let asker = self.asker(qpn).map_err(|_| Status::LocalQpOperation)?;
+                self.invalidate_key(asker, work.imm, true)
+                    .map_err(|_| Status::MemoryBind)
+            }
+            opcode::UMR => {
+                let entry = std::mem::take(&mut work.local.inline);
+                let asker = Self::local_asker(qpn, &work.local);
+                self.change_key(asker, work.imm, &entry).map_err(|why| {
+                    self.complain(|| format!("queue pair {qpn}: {why}"));
+                    Status::MemoryBind
+                })
+            }
+            _ => Err(Status::LocalQpOperation),
+        }
+    }
+
+    fn send_done(&mut self, qpn: u32, work: SendWork<Local>, done: SendDone) {
+        let id = SendId::unpack(work.id);
+        let Some(qp) = self.qp(qpn) else { return };
+        let (cqn, uidx, counter_set) = (qp.send_cq, qp.uidx, qp.counter_set);
+        if done.status == Status::Success {
+            if !id.signaled {
+                return;
+            }
+            let kept = &work.local.kept;
+            self.complete(
+                cqn,
+                &Completion {
+                    opcode: cq::opcode::REQUESTER,
+                    qpn,
+                    request: id.opcode,
+                    uidx,
+                    wqe_counter: id.index,
+                    byte_count: if work.operation.is_read_or_atomic() {
+                        done.length
+                    } else {
+                        0
+                    },
+                    data: &kept.bytes[..usize::from(kept.length)],
+                    ..Completion::default()
+                },
+            );
+            return;
+        }
+        self.count(counter_set, |set| {
+            set.req_cqe_error += 1;
+            match done.status {
+                Status::Flushed => set.req_cqe_flush_error += 1,
+                Status::LocalLength => set.req_local_length_error += 1,
+                Status::RemoteInvalidRequest => set.req_remote_invalid_request += 1,
+                Status::RemoteAccess => set.req_remote_access_errors += 1,
+                Status::RetryExceeded => set.transport_retries_exceeded += 1,
+                Status::RnrRetryExceeded => set.rnr_nak_retry_err += 1,
+                _ => {}
+            }
+        });
+        self.complete(
+            cqn,
+            &Completion {
+                opcode: cq::opcode::REQUESTER_ERROR,
+                qpn,
+                request: id.opcode,
+                uidx,
+                wqe_counter: id.index,
+                error: Some(syndrome(done.status)),
+                ..Completion::default()
+            },
+        );
+    }
+
+    fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Local>> {
+        let (srqn, limit) = {
+            let qp = self.qp(qpn)?;
+            (xrc_srqn.or(qp.srqn), qp.scatter_received)
+        };
+        let work = match srqn {
+            Some(srqn) => self.next_of_srq(srqn),
+            None => self.next_of_qp(qpn),
+        };
+        match work {
+            Some(mut work) => {
+                if xrc_srqn.is_none() {
+                    work.local.kept.limit = limit;
+                }
+                Some(work)
+            }
+            None => {
+                let in_error = self.qp(qpn).is_some_and(Qp::is_in_error);
+                if !in_error {
+                    let set = self.counter_set(qpn);
+                    self.count(set, |set| set.out_of_buffer += 1);
+                }
+                None
+            }
+        }
+    }
+
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<Local>, done: RecvDone) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let special = qp.config.any_pkey;
+        let counter_set = qp.counter_set;
+        let (cqn, uidx) = match done.xrc_srqn {
+            Some(srqn) => match self.srqs.get(srqn) {
+                Some(srq) => (srq.cqn, srq.uidx),
+                None => return,
+            },
+            None => (qp.recv_cq, qp.uidx),
+        };
+        let kept = &work.local.kept;
+        let mut completion = Completion {
+            qpn,
+            uidx,
+            // The index of the entry: of the SRQ, or running in a queue.
+            wqe_counter: work.id as u16,
+            byte_count: done.length,
+            solicited: done.solicited,
+            ..Completion::default()
+        };
+        if done.status == Status::Success {
+            completion.opcode = match done.kind {
+                RecvKind::Send => cq::opcode::SEND,
+                RecvKind::SendImm => cq::opcode::SEND_IMM,
+                RecvKind::SendInvalidate => cq::opcode::SEND_INVALIDATE,
+                RecvKind::WriteImm => cq::opcode::WRITE_IMM,
+            };
+            if done.kind != RecvKind::Send {
+                completion.immediate = done.imm;
+            }
+            if let Some(source) = &done.source {
+                self.describe(&mut completion, source, special);
+            }
+            completion.data = &kept.bytes[..usize::from(kept.length)];
+        } else {
+            completion.opcode = cq::opcode::RESPONDER_ERROR;
+            completion.byte_count = 0;
+            completion.error = Some(syndrome(done.status));
+            self.count(counter_set, |set| {
+                set.resp_cqe_error += 1;
+                match done.status {
+                    Status::Flushed => set.resp_cqe_flush_error += 1,
+                    Status::LocalLength => set.resp_local_length_error += 1,
+                    _ => {}
+                }
+            });
+        }
+        self.complete(cqn, &completion);
+    }
+
+    fn check_remote(
+        &mut self,
+        qpn: u32,
+        rkey: u32,
+        va: u64,
+        length: u32,
+        access: Access,
+    ) -> Result<(), Fault> {
+        let asker = self.asker(qpn)?;
+        let rights = match access {
+            Access::Read => Rights::REMOTE_READ,
+            Access::Write => Rights::REMOTE_WRITE,
+            Access::Atomic => Rights::ATOMIC,
+        };
+        let result = self.translate(
+            asker,
+            rkey,
+            va,
+            u64::from(length),
+            rights,
+            &mut |_, _, _| Ok(()),
+        );
+        let set = self.counter_set(qpn);
+        self.count(set, |set| match (access, &result) {
+            (_, Err(_)) => set.resp_remote_access_errors += 1,
+            (Access::Read, _) => set.rx_read_requests += 1,
+            (Access::Write, _) => set.rx_write_requests += 1,
+            (Access::Atomic, _) => set.rx_atomic_requests += 1,
+        });
+        result
+    }
+
+    fn remote_write(&mut self, qpn: u32, rkey: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        let asker = self.asker(qpn)?;
+        self.stats.bytes_scattered += data.len() as u64;
+        self.write_key(asker, rkey, va, data, Rights::REMOTE_WRITE)
+    }
+
+    fn remote_read(&mut self, qpn: u32, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let asker = self.asker(qpn)?;
+        self.stats.bytes_gathered += out.len() as u64;
+        self.read_key(asker, rkey, va, out, Rights::REMOTE_READ)
+    }
+
+    fn remote_atomic(
+        &mut self,
+        qpn: u32,
+        rkey: u32,
+        va: u64,
+        operation: AtomicOp,
+    ) -> Result<u64, Fault> {
+        let asker = self.asker(qpn)?;
+        let mut address = None;
+        self.translate(asker, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
+            address = (n == 8).then_some(at);
+            Ok(())
+        })?;
+        let address = address.ok_or(Fault::Protection)?;
+        let little = self.little_endian_atomics();
+        let number = |bytes: [u8; 8]| {
+            if little {
+                u64::from_le_bytes(bytes)
+            } else {
+                u64::from_be_bytes(bytes)
+            }
+        };
+        let bytes = |number: u64| {
+            if little {
+                number.to_le_bytes()
+            } else {
+                number.to_be_bytes()
+            }
+        };
+        let before = self
+            .platform
+            .update(address, &mut |now| match operation {
+                AtomicOp::FetchAdd { add } => Some(bytes(number(now).wrapping_add(add))),
+                AtomicOp::CompareSwap { compare, swap } => {
+                    (number(now) == compare).then(|| bytes(swap))
+                }
+            })
+            .map_err(|_| Fault::Memory)?;
+        Ok(number(before))
+    }
+
+    fn invalidate(&mut self, qpn: u32, rkey: u32) -> Result<(), Fault> {
+        let asker = self.asker(qpn)?;
+        self.invalidate_key(asker, rkey, false)
+    }
+
+    fn event(&mut self, qpn: u32, happened: QpEvent) {
+        tracing::debug!(qpn, ?happened, "queue pair");
+        let kind = match happened {
+            QpEvent::Established => event::COMM_EST,
+            QpEvent::SqDrained => event::SQ_DRAINED,
+            QpEvent::AccessError => event::WQ_ACCESS,
+            QpEvent::RequestError => event::WQ_INVALID_REQUEST,
+            QpEvent::LastWqe => event::SRQ_LAST_WQE,
+            QpEvent::State(state) => {
+                if let Some(qp) = self.qp_mut(qpn) {
+                    qp.in_error = state == QpState::Error;
+                }
+                return;
+            }
+        };
+        self.post_queue_event(kind, 0, qpn);
+    }
+}

@@ -1,0 +1,280 @@
+//! Memory keys: what of the guest's memory a key gives access to.
+
+use super::core::Core;
+use crate::bits::{get32, get64};
+use crate::platform::Platform;
+use crate::transport::Fault;
+
+/// Gives queues of the kernel access to all memory by its address.
+pub(crate) const RESERVED_LKEY: u32 = 0x300;
+/// Ends the scatter list of a receive request.
+pub(crate) const TERMINATE_LKEY: u32 = 0x100;
+
+/// What a key allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Rights(pub(crate) u32);
+
+impl Rights {
+    pub(crate) const LOCAL_READ: Rights = Rights(1 << 0);
+    pub(crate) const LOCAL_WRITE: Rights = Rights(1 << 1);
+    pub(crate) const REMOTE_READ: Rights = Rights(1 << 2);
+    pub(crate) const REMOTE_WRITE: Rights = Rights(1 << 3);
+    pub(crate) const ATOMIC: Rights = Rights(1 << 4);
+
+    pub(crate) fn include(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// How a key finds memory.
+#[derive(Debug, Clone)]
+pub(crate) enum Translation {
+    /// The address is the guest's own.
+    Physical,
+    /// Pages of one size.
+    Pages { pages: Vec<u64>, shift: u32 },
+    /// Parts of other keys, one after the other.
+    Keys(Vec<Klm>),
+    /// Parts of other keys, all of the same size.
+    EqualKeys { keys: Vec<Klm>, shift: u32 },
+}
+
+/// A part of another key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Klm {
+    pub(crate) length: u32,
+    pub(crate) key: u32,
+    pub(crate) va: u64,
+}
+
+impl Klm {
+    /// From its 16 bytes.
+    pub(crate) fn parse(bytes: &[u8]) -> Klm {
+        Klm {
+            length: get32(bytes, 0),
+            key: get32(bytes, 4),
+            va: get64(bytes, 8),
+        }
+    }
+}
+
+/// A memory key.
+#[derive(Debug, Clone)]
+pub(crate) struct Mkey {
+    /// The low 8 bits of the key; the number is the rest.
+    pub(crate) variant: u8,
+    /// Not usable: waits to be filled in by a work request.
+    pub(crate) free: bool,
+    pub(crate) pd: u32,
+    /// The only queue pair that may use it, or all ones.
+    pub(crate) qpn: u32,
+    pub(crate) rights: Rights,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    /// The length is that of the whole address space.
+    pub(crate) length64: bool,
+    /// Work requests may change it.
+    pub(crate) umr: bool,
+    /// A peer may invalidate it.
+    pub(crate) remote_invalidate: bool,
+    pub(crate) translation: Translation,
+    /// How many 16-byte units of translation it was made for.
+    pub(crate) capacity: u32,
+    /// The mode, as the driver gave it.
+    pub(crate) mode: u32,
+    pub(crate) log_page_size: u32,
+}
+
+/// Any queue pair.
+pub(crate) const ANY_QPN: u32 = 0xff_ffff;
+
+/// How deep keys may name other keys.
+const DEPTH: u32 = 4;
+
+/// Who asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asker {
+    pub(crate) qpn: u32,
+    pub(crate) pd: u32,
+    /// May use [`RESERVED_LKEY`].
+    pub(crate) privileged: bool,
+}
+
+impl<P: Platform> Core<P> {
+    /// The key's entry, if it may be used for this by the asker.
+    fn key(&self, asker: Asker, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
+        let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
+        let usable = mkey.variant == (key & 0xff) as u8
+            && !mkey.free
+            && mkey.pd == asker.pd
+            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
+            && mkey.rights.include(rights);
+        usable.then_some(mkey).ok_or(Fault::Protection)
+    }
+
+    /// Calls `each` for every run of contiguous guest memory of a range, with
+    /// its address and its place in the range. Nothing is called if any of it
+    /// may not be accessed, unless `each` itself fails.
+    pub(crate) fn translate(
+        &self,
+        asker: Asker,
+        key: u32,
+        va: u64,
+        length: u64,
+        rights: Rights,
+        each: &mut dyn FnMut(u64, u64, u64) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        if key == RESERVED_LKEY && asker.privileged {
+            return each(va, 0, length);
+        }
+        let mkey = self.key(asker, key, rights)?;
+        self.within(asker, mkey, va, length, 0, DEPTH, each)
+    }
+
+    #[allow(clippy::too_many_arguments)] // A recursion over all of them.
+    fn within(
+        &self,
+        asker: Asker,
+        mkey: &Mkey,
+        va: u64,
+        length: u64,
+        base: u64,
+        depth: u32,
+        each: &mut dyn FnMut(u64, u64, u64) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let offset = va.wrapping_sub(mkey.start);
+        if !mkey.length64 {
+            let end = offset.checked_add(length).ok_or(Fault::Protection)?;
+            if va < mkey.start || end > mkey.length {
+                return Err(Fault::Protection);
+            }
+        } else if va.checked_add(length).is_none() {
+            return Err(Fault::Protection);
+        }
+        match &mkey.translation {
+            Translation::Physical => each(va, base, length),
+            Translation::Pages { pages, shift } => {
+                let page_size = 1u64 << shift;
+                let mut at = offset + (mkey.start & (page_size - 1));
+                let mut left = length;
+                let mut done = base;
+                while left > 0 {
+                    let page = pages
+                        .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
+                        .ok_or(Fault::Protection)?;
+                    let within = at & (page_size - 1);
+                    let n = left.min(page_size - within);
+                    each(page.wrapping_add(within), done, n)?;
+                    at += n;
+                    done += n;
+                    left -= n;
+                }
+                Ok(())
+            }
+            Translation::Keys(keys) => {
+                let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
+                let mut skip = offset;
+                let mut left = length;
+                let mut done = base;
+                for klm in keys {
+                    if left == 0 {
+                        break;
+                    }
+                    let of = u64::from(klm.length);
+                    if skip >= of {
+                        skip -= of;
+                        continue;
+                    }
+                    let n = left.min(of - skip);
+                    let inner = self.inner(asker, klm.key)?;
+                    let va = klm.va.wrapping_add(skip);
+                    match inner {
+                        Some(inner) => {
+                            self.within(asker, inner, va, n, done, depth, each)?;
+                        }
+                        None => each(va, done, n)?,
+                    }
+                    skip = 0;
+                    done += n;
+                    left -= n;
+                }
+                if left == 0 {
+                    Ok(())
+                } else {
+                    Err(Fault::Protection)
+                }
+            }
+            Translation::EqualKeys { keys, shift } => {
+                let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
+                let size = 1u64 << shift;
+                let mut at = offset + (mkey.start & (size - 1));
+                let mut left = length;
+                let mut done = base;
+                while left > 0 {
+                    let klm = keys
+                        .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
+                        .ok_or(Fault::Protection)?;
+                    let within = at & (size - 1);
+                    let n = left.min(size - within);
+                    let va = klm.va.wrapping_add(within);
+                    match self.inner(asker, klm.key)? {
+                        Some(inner) => {
+                            self.within(asker, inner, va, n, done, depth, each)?;
+                        }
+                        None => each(va, done, n)?,
+                    }
+                    at += n;
+                    done += n;
+                    left -= n;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A key within a key; `None` is the reserved one. The outer key's rights
+    /// decide: a window gives remote access to a region that has none.
+    fn inner(&self, asker: Asker, key: u32) -> Result<Option<&Mkey>, Fault> {
+        if key == RESERVED_LKEY && asker.privileged {
+            return Ok(None);
+        }
+        let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
+        let usable = mkey.variant == (key & 0xff) as u8 && !mkey.free && mkey.pd == asker.pd;
+        usable.then_some(Some(mkey)).ok_or(Fault::Protection)
+    }
+
+    /// Reads what a key gives access to.
+    pub(crate) fn read_key(
+        &self,
+        asker: Asker,
+        key: u32,
+        va: u64,
+        out: &mut [u8],
+        rights: Rights,
+    ) -> Result<(), Fault> {
+        let length = out.len() as u64;
+        self.translate(asker, key, va, length, rights, &mut |address, at, n| {
+            // Both are within `out`, whose length was asked for.
+            let part = &mut out[at as usize..(at + n) as usize];
+            self.platform.read(address, part).map_err(|_| Fault::Memory)
+        })
+    }
+
+    /// Writes what a key gives access to.
+    pub(crate) fn write_key(
+        &self,
+        asker: Asker,
+        key: u32,
+        va: u64,
+        data: &[u8],
+        rights: Rights,
+    ) -> Result<(), Fault> {
+        let length = data.len() as u64;
+        self.translate(asker, key, va, length, rights, &mut |address, at, n| {
+            let part = &data[at as usize..(at + n) as usize];
+            self.platform
+                .write(address, part)
+                .map_err(|_| Fault::Memory)
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! The engine: the device's objects and what they do to the guest's memory.
+
+pub(crate) mod buffer;
+pub mod core;
+pub mod counters;
+pub mod cq;
+pub mod eq;
+pub mod ethernet;
+pub mod faults;
+pub(crate) mod host;
+pub(crate) mod mkey;
+pub(crate) mod qp;
+pub(crate) mod srq;
+pub(crate) mod umr;
+pub mod wqe;

@@ -1,0 +1,214 @@
+//! Work requests that change memory keys: registration by UMR, memory
+//! windows, invalidation.
+
+use super::core::Core;
+use super::mkey::{Asker, Klm, Mkey, Rights, Translation};
+use crate::bits::{Field, field, flag, get32, get64};
+use crate::platform::Platform;
+use crate::transport::Fault;
+
+const CONTROL: usize = 16;
+/// The UMR control segment, and the memory key context after it.
+const UMR: usize = CONTROL;
+const CONTEXT: usize = UMR + 48;
+const LIST: usize = CONTEXT + 64;
+
+const INLINE: Field = flag(0, 31);
+/// Fail unless the key is free; fail if it is.
+const MUST_BE_FREE: Field = flag(0, 29);
+const MUST_BE_USED: Field = flag(0, 30);
+const TRANSLATION_OFFSET_EN: Field = flag(0, 28);
+const OCTOWORDS: Field = field(4, 31, 16);
+const OFFSET: Field = field(4, 15, 0);
+const MASK: usize = 8;
+
+/// Which parts of the context are changed.
+mod mask {
+    pub const LENGTH: u64 = 1 << 0;
+    pub const PAGE_SIZE: u64 = 1 << 1;
+    pub const START: u64 = 1 << 6;
+    pub const PD: u64 = 1 << 7;
+    pub const KEY: u64 = 1 << 13;
+    pub const QPN: u64 = 1 << 14;
+    pub const LOCAL_READ: u64 = 1 << 17;
+    pub const LOCAL_WRITE: u64 = 1 << 18;
+    pub const REMOTE_READ: u64 = 1 << 19;
+    pub const REMOTE_WRITE: u64 = 1 << 20;
+    pub const ATOMIC: u64 = 1 << 21;
+    pub const FREE: u64 = 1 << 29;
+}
+
+const FREE: Field = flag(0, 30);
+const QPN: Field = field(4, 31, 8);
+const VARIANT: Field = field(4, 7, 0);
+const LENGTH64: Field = flag(0xc, 31);
+const PD: Field = field(0xc, 23, 0);
+const START: usize = 0x10;
+const LENGTH: usize = 0x18;
+const LOG_PAGE_SIZE: Field = field(0x38, 4, 0);
+
+/// No list is longer.
+const MOST_OCTOWORDS: usize = 1 << 16;
+
+impl<P: Platform> Core<P> {
+    /// Makes a key unusable until a work request fills it in again.
+    pub(crate) fn invalidate_key(
+        &mut self,
+        asker: Asker,
+        key: u32,
+        local: bool,
+    ) -> Result<(), Fault> {
+        let mkey = self.mkeys.get_mut(key >> 8).ok_or(Fault::Protection)?;
+        let allowed = mkey.variant == (key & 0xff) as u8
+            && !mkey.free
+            && mkey.pd == asker.pd
+            && mkey.umr
+            && (local || mkey.remote_invalidate);
+        if !allowed {
+            return Err(Fault::Protection);
+        }
+        mkey.free = true;
+        Ok(())
+    }
+
+    /// Carries out a UMR work request for the key `key`.
+    pub(crate) fn change_key(
+        &mut self,
+        asker: Asker,
+        key: u32,
+        entry: &[u8],
+    ) -> Result<(), &'static str> {
+        let (Some(umr), Some(context)) = (entry.get(UMR..CONTEXT), entry.get(CONTEXT..LIST)) else {
+            return Err("a UMR without its segments");
+        };
+        let mask = get64(umr, MASK);
+        let count = OCTOWORDS.get(umr) as usize;
+        if count > MOST_OCTOWORDS {
+            return Err("a UMR with too long a list");
+        }
+        let list = self.list(asker, entry, INLINE.is_set(umr), count)?;
+        let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
+            return Err("a UMR of a memory key that does not exist");
+        };
+        if !mkey.umr {
+            return Err("a UMR of a memory key that does not allow it");
+        }
+        if MUST_BE_FREE.is_set(umr) && !mkey.free {
+            return Err("a UMR of a memory key that is in use");
+        }
+        if MUST_BE_USED.is_set(umr) && mkey.free {
+            return Err("a UMR of a memory key that is not in use");
+        }
+        if mask & mask::FREE != 0 {
+            mkey.free = FREE.is_set(context);
+        }
+        if mask & mask::LENGTH != 0 {
+            mkey.length = get64(context, LENGTH);
+            mkey.length64 = LENGTH64.is_set(context);
+        }
+        if mask & mask::START != 0 {
+            mkey.start = get64(context, START);
+        }
+        if mask & mask::PD != 0 {
+            mkey.pd = PD.get(context);
+        }
+        if mask & mask::QPN != 0 {
+            mkey.qpn = QPN.get(context);
+        }
+        if mask & mask::KEY != 0 {
+            mkey.variant = VARIANT.get(context) as u8;
+        }
+        if mask & mask::PAGE_SIZE != 0 {
+            mkey.log_page_size = LOG_PAGE_SIZE.get(context);
+        }
+        let given = crate::command::mkey::rights(context);
+        for (bit, right) in [
+            (mask::LOCAL_READ, Rights::LOCAL_READ),
+            (mask::LOCAL_WRITE, Rights::LOCAL_WRITE),
+            (mask::REMOTE_READ, Rights::REMOTE_READ),
+            (mask::REMOTE_WRITE, Rights::REMOTE_WRITE),
+            (mask::ATOMIC, Rights::ATOMIC),
+        ] {
+            if mask & bit != 0 {
+                mkey.rights = Rights(mkey.rights.0 & !right.0 | given.0 & right.0);
+            }
+        }
+        let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
+            OFFSET.get(umr) as usize
+        } else {
+            0
+        };
+        retranslate(mkey, &list, offset)
+    }
+
+    /// The translation entries of a UMR: in the work request, or in memory.
+    fn list(
+        &self,
+        asker: Asker,
+        entry: &[u8],
+        inline: bool,
+        count: usize,
+    ) -> Result<Vec<u8>, &'static str> {
+        let mut bytes = vec![0; count * 16];
+        if count == 0 {
+            return Ok(bytes);
+        }
+        let rest = entry.get(LIST..).unwrap_or(&[]);
+        if inline {
+            let given = rest
+                .get(..bytes.len())
+                .ok_or("a UMR that ends before its list")?;
+            bytes.copy_from_slice(given);
+        } else {
+            let segment = rest.get(..16).ok_or("a UMR without a list")?;
+            self.read_key(
+                asker,
+                get32(segment, 4),
+                get64(segment, 8),
+                &mut bytes,
+                Rights::LOCAL_READ,
+            )
+            .map_err(|_| "a UMR whose list cannot be read")?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Replaces translation entries from an offset on, in 16-byte units.
+fn retranslate(mkey: &mut Mkey, list: &[u8], offset: usize) -> Result<(), &'static str> {
+    if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
+        &mut mkey.translation
+        && mkey.log_page_size != 0
+    {
+        *shift = mkey.log_page_size;
+    }
+    if list.is_empty() {
+        return Ok(());
+    }
+    let end = offset + list.len() / 16;
+    if end > mkey.capacity as usize {
+        return Err("a UMR with more entries than the memory key has");
+    }
+    match &mut mkey.translation {
+        Translation::Physical => return Err("a UMR of a list for a physical memory key"),
+        Translation::Pages { pages, .. } => {
+            let first = offset * 2;
+            if pages.len() < end * 2 {
+                pages.resize(end * 2, 0);
+            }
+            for (page, bytes) in pages[first..].iter_mut().zip(list.chunks_exact(8)) {
+                *page = get64(bytes, 0) & !0x7;
+            }
+        }
+        Translation::Keys(keys) | Translation::EqualKeys { keys, .. } => {
+            let new = list.chunks_exact(16).map(Klm::parse);
+            if offset == 0 {
+                *keys = new.collect();
+            } else {
+                keys.truncate(offset);
+                keys.extend(new);
+            }
+        }
+    }
+    Ok(())
+}

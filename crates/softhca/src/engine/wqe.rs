@@ -1,0 +1,473 @@
+//! Work requests as they lie in the queues: what the bytes mean.
+//!
+//! Nothing here looks at memory or at objects, so it can be tested, and
+//! attacked, by itself.
+
+use super::mkey::TERMINATE_LKEY;
+use crate::bits::{Field, field, flag, get_array, get32, get64};
+use crate::transport::{Fence, Operation, Service, Status};
+
+/// The longest entry of a receive queue.
+pub(crate) const LONGEST_RECEIVE: usize = 512;
+/// The longest entry of a send queue: 63 segments, since their count has six
+/// bits.
+pub(crate) const LONGEST_SEND: usize = 1024;
+/// Send queues are counted in blocks of this many bytes.
+pub(crate) const BLOCK: usize = 64;
+/// Entries are counted in segments of this many bytes.
+const SEGMENT: usize = 16;
+
+const OP_MOD: Field = field(0, 31, 24);
+const INDEX: Field = field(0, 23, 8);
+const OPCODE: Field = field(0, 7, 0);
+const QPN: Field = field(4, 31, 8);
+const SEGMENTS: Field = field(4, 5, 0);
+const CONTROL_RESERVED: Field = field(4, 7, 6);
+const FENCE: Field = field(8, 7, 5);
+const COMPLETION: Field = field(8, 3, 2);
+const SOLICITED: Field = flag(8, 1);
+const IMMEDIATE: usize = 12;
+
+const INLINE: u32 = 1 << 31;
+
+/// Opcodes of work requests.
+#[allow(missing_docs)]
+pub mod opcode {
+    pub const NOP: u8 = 0x00;
+    pub const SEND_INVALIDATE: u8 = 0x01;
+    pub const RDMA_WRITE: u8 = 0x08;
+    pub const RDMA_WRITE_IMM: u8 = 0x09;
+    pub const SEND: u8 = 0x0a;
+    pub const SEND_IMM: u8 = 0x0b;
+    pub const TSO: u8 = 0x0e;
+    pub const RDMA_READ: u8 = 0x10;
+    pub const COMPARE_SWAP: u8 = 0x11;
+    pub const FETCH_ADD: u8 = 0x12;
+    pub const LOCAL_INVALIDATE: u8 = 0x1b;
+    pub const UMR: u8 = 0x25;
+}
+
+/// A part of local memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Segment {
+    /// Bytes.
+    pub length: u32,
+    /// Its key.
+    pub key: u32,
+    /// Where it begins, by that key.
+    pub va: u64,
+}
+
+impl Segment {
+    fn parse(bytes: &[u8]) -> Segment {
+        Segment {
+            length: get32(bytes, 0) & !INLINE,
+            key: get32(bytes, 4),
+            va: get64(bytes, 8),
+        }
+    }
+}
+
+/// A list of segments, short ones without allocation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Segments {
+    few: [Segment; 2],
+    count: usize,
+    rest: Vec<Segment>,
+}
+
+impl Segments {
+    fn push(&mut self, segment: Segment) {
+        match self.few.get_mut(self.count) {
+            Some(place) => *place = segment,
+            None => self.rest.push(segment),
+        }
+        self.count += 1;
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Segment> {
+        let few = self.count.min(self.few.len());
+        self.few[..few].iter().chain(&self.rest).copied()
+    }
+}
+
+/// What goes into the completion instead of memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    /// The most it may be; 0 for never.
+    pub(crate) limit: u8,
+    pub(crate) length: u8,
+    pub(crate) bytes: [u8; 64],
+}
+
+/// The local side of a work request.
+#[derive(Debug, Clone)]
+pub struct Local {
+    /// The scatter list.
+    pub segments: Segments,
+    /// Data in the entry itself, or the entry of an operation on keys.
+    pub inline: Vec<u8>,
+    pub(crate) pd: u32,
+    pub(crate) privileged: bool,
+    pub(crate) kept: Kept,
+}
+
+impl Local {
+    fn new(pd: u32, privileged: bool) -> Local {
+        Local {
+            segments: Segments::default(),
+            inline: Vec::new(),
+            pd,
+            privileged,
+            kept: Kept {
+                limit: 0,
+                length: 0,
+                bytes: [0; 64],
+            },
+        }
+    }
+}
+
+/// A send queue's work request.
+#[derive(Debug, Clone)]
+pub struct Send {
+    /// Its opcode, as in its completion.
+    pub opcode: u8,
+    /// The index that it says it has, in blocks.
+    pub index: u16,
+    /// The queue pair that it says it is for.
+    pub qpn: u32,
+    /// How many blocks it takes.
+    pub blocks: u16,
+    /// A completion is wanted.
+    pub signaled: bool,
+    /// What to do.
+    pub operation: Operation,
+    /// Bytes of the message.
+    pub length: u32,
+    /// Local buffers.
+    pub local: Local,
+    /// Immediate data, or the key to invalidate.
+    pub immediate: u32,
+    /// What to wait for.
+    pub fence: Fence,
+    /// The peer's completion is a solicited event.
+    pub solicited: bool,
+    /// The peer's address.
+    pub va: u64,
+    /// And key.
+    pub rkey: u32,
+    /// The peer's SRQ.
+    pub xrc_srqn: u32,
+    /// The address vector, of datagrams.
+    pub av: Option<[u8; 48]>,
+    /// What is wrong with it, if it is malformed.
+    pub fault: Option<&'static str>,
+}
+
+/// What a queue pair's entries are read with.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// The service decides which segments there are.
+    pub service: Service,
+    /// Protection domain of the local keys.
+    pub pd: u32,
+    /// May use the reserved key.
+    pub privileged: bool,
+    /// Entries begin with a signature.
+    pub strict: bool,
+}
+
+/// How many bytes the entry has that begins with `control`; `None` if it says
+/// that it has none.
+pub fn length(control: &[u8]) -> Option<usize> {
+    match SEGMENTS.get(control) as usize {
+        0 => None,
+        n => Some(n * SEGMENT),
+    }
+}
+
+/// The queue pair that the entry, or its first 8 bytes, is for.
+pub fn queue(control: &[u8]) -> u32 {
+    QPN.get(control)
+}
+
+/// The index that the entry, or its first 8 bytes, says it has.
+pub fn index(control: &[u8]) -> u16 {
+    INDEX.get(control) as u16
+}
+
+/// The opcode of an entry.
+pub fn opcode_of(control: &[u8]) -> u8 {
+    OPCODE.get(control) as u8
+}
+
+/// Whether an entry wants a completion.
+pub fn is_signaled(control: &[u8]) -> bool {
+    COMPLETION.get(control) == 2
+}
+
+/// Reads an entry of a send queue. It always gives a work request; a
+/// malformed one will complete in error when its turn comes.
+pub fn send(bytes: &[u8], reading: &Reading) -> Send {
+    let opcode = OPCODE.get(bytes) as u8;
+    let mut work = Send {
+        opcode,
+        index: INDEX.get(bytes) as u16,
+        qpn: QPN.get(bytes),
+        blocks: bytes.len().div_ceil(BLOCK).max(1) as u16,
+        signaled: COMPLETION.get(bytes) == 2,
+        operation: Operation::Local,
+        length: 0,
+        local: Local::new(reading.pd, reading.privileged),
+        immediate: get32(bytes, IMMEDIATE),
+        fence: match FENCE.get(bytes) {
+            0 | 1 => Fence::None,
+            2 | 4 => Fence::Reads,
+            _ => Fence::All,
+        },
+        solicited: SOLICITED.is_set(bytes),
+        va: 0,
+        rkey: 0,
+        xrc_srqn: 0,
+        av: None,
+        fault: None,
+    };
+    if let Err(fault) = fill(&mut work, bytes, reading) {
+        work.fault = Some(fault);
+        work.operation = Operation::Invalid(Status::LocalQpOperation);
+    }
+    work
+}
+
+fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static str> {
+    if reading.strict {
+        if OP_MOD.get(bytes) != 0 && work.opcode != opcode::UMR {
+            return Err("an operation modifier where there is none");
+        }
+        if CONTROL_RESERVED.is_set(bytes) || get32(bytes, 8) & 0x00ff_ff11 != 0 {
+            return Err("reserved bits of the control segment");
+        }
+    }
+    let mut rest = Rest(bytes.get(SEGMENT..).ok_or("no control segment")?);
+    if work.opcode == opcode::NOP {
+        return Ok(());
+    }
+    if matches!(work.opcode, opcode::UMR | opcode::LOCAL_INVALIDATE) {
+        if reading.service == Service::Ud {
+            return Err("an operation on keys in a datagram queue pair");
+        }
+        work.local.inline = bytes.to_vec();
+        return Ok(());
+    }
+    match reading.service {
+        Service::XrcInitiator => {
+            let segment = rest.take(SEGMENT)?;
+            work.xrc_srqn = get32(segment, 0) & 0xff_ffff;
+        }
+        Service::XrcTarget => return Err("a work request of an XRC target"),
+        Service::Ud => {
+            let av = rest.take(48)?;
+            work.av = Some(get_array(av, 0));
+        }
+        Service::Rc | Service::Uc => {}
+    }
+    let unreliable = matches!(reading.service, Service::Uc | Service::Ud);
+    work.operation = match work.opcode {
+        opcode::SEND => Operation::Send,
+        opcode::SEND_IMM => Operation::SendImm,
+        opcode::SEND_INVALIDATE if !unreliable => Operation::SendInvalidate,
+        _ if reading.service == Service::Ud => return Err("an opcode that datagrams lack"),
+        opcode::RDMA_WRITE => Operation::Write,
+        opcode::RDMA_WRITE_IMM => Operation::WriteImm,
+        _ if unreliable => return Err("an opcode that unreliable connections lack"),
+        opcode::RDMA_READ => Operation::Read,
+        opcode::FETCH_ADD => Operation::FetchAdd { add: 0 },
+        opcode::COMPARE_SWAP => Operation::CompareSwap {
+            compare: 0,
+            swap: 0,
+        },
+        _ => return Err("an unknown opcode"),
+    };
+    if matches!(
+        work.operation,
+        Operation::Write
+            | Operation::WriteImm
+            | Operation::Read
+            | Operation::FetchAdd { .. }
+            | Operation::CompareSwap { .. }
+    ) {
+        let remote = rest.take(SEGMENT)?;
+        work.va = get64(remote, 0);
+        work.rkey = get32(remote, 8);
+        if reading.strict && get32(remote, 12) != 0 {
+            return Err("reserved bits of the remote address segment");
+        }
+    }
+    match &mut work.operation {
+        Operation::FetchAdd { add } => *add = get64(rest.take(SEGMENT)?, 0),
+        Operation::CompareSwap { compare, swap } => {
+            let atomic = rest.take(SEGMENT)?;
+            *swap = get64(atomic, 0);
+            *compare = get64(atomic, 8);
+        }
+        _ => {}
+    }
+    let mut length = 0u64;
+    while !rest.0.is_empty() {
+        let first = get32(rest.0, 0);
+        if first & INLINE != 0 {
+            let n = (first & !INLINE) as usize;
+            let whole = (4 + n).next_multiple_of(SEGMENT);
+            let data = rest.take(whole.min(rest.0.len()))?;
+            let data = data
+                .get(4..4 + n)
+                .ok_or("inline data past the entry's end")?;
+            if work.operation.is_read_or_atomic() {
+                return Err("inline data of a read");
+            }
+            work.local.inline.extend_from_slice(data);
+            length += n as u64;
+        } else {
+            let segment = Segment::parse(rest.take(SEGMENT)?);
+            if !work.local.inline.is_empty() {
+                return Err("a scatter element after inline data");
+            }
+            length += u64::from(segment.length);
+            work.local.segments.push(segment);
+        }
+    }
+    work.length = match work.operation {
+        Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 8,
+        _ => u32::try_from(length).map_err(|_| "a message longer than 4 GiB")?,
+    };
+    Ok(())
+}
+
+/// What is left of an entry.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], &'static str> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(n)
+            .ok_or("the entry ends before its segments")?;
+        self.0 = rest;
+        Ok(taken)
+    }
+}
+
+/// Reads the scatter list of a receive request; with its length.
+pub(crate) fn receive(bytes: &[u8], pd: u32, privileged: bool) -> (Local, u32) {
+    let mut local = Local::new(pd, privileged);
+    let mut length = 0u32;
+    for segment in bytes.chunks_exact(SEGMENT).map(Segment::parse) {
+        if segment.length == 0 && segment.key == TERMINATE_LKEY {
+            break;
+        }
+        if segment.length == 0 {
+            continue;
+        }
+        length = length.saturating_add(segment.length);
+        local.segments.push(segment);
+    }
+    (local, length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bits::{put32, put64};
+
+    const RC: Reading = Reading {
+        service: Service::Rc,
+        pd: 1,
+        privileged: false,
+        strict: true,
+    };
+
+    fn control(opcode: u8, index: u16, segments: u32) -> Vec<u8> {
+        let mut bytes = vec![0; segments as usize * 16];
+        put32(&mut bytes, 0, u32::from(index) << 8 | u32::from(opcode));
+        put32(&mut bytes, 4, 0x1234 << 8 | segments);
+        bytes[11] = 8;
+        bytes
+    }
+
+    #[test]
+    fn a_write_has_its_fields() {
+        let mut bytes = control(opcode::RDMA_WRITE, 7, 3);
+        put64(&mut bytes, 16, 0xabcd_0000_1111);
+        put32(&mut bytes, 24, 0x5566);
+        put32(&mut bytes, 32, 64);
+        put32(&mut bytes, 36, 0x7700);
+        put64(&mut bytes, 40, 0x1000);
+        let work = send(&bytes, &RC);
+        assert_eq!(work.fault, None);
+        assert_eq!(work.operation, Operation::Write);
+        assert_eq!((work.qpn, work.index, work.length), (0x1234, 7, 64));
+        assert_eq!((work.va, work.rkey), (0xabcd_0000_1111, 0x5566));
+        assert!(work.signaled && !work.solicited);
+        let segments: Vec<_> = work.local.segments.iter().collect();
+        assert_eq!(
+            segments,
+            [Segment {
+                length: 64,
+                key: 0x7700,
+                va: 0x1000
+            }]
+        );
+    }
+
+    #[test]
+    fn inline_data_is_taken_from_the_entry() {
+        let mut bytes = control(opcode::SEND_IMM, 0, 3);
+        put32(&mut bytes, 12, 0xdead_beef);
+        put32(&mut bytes, 16, INLINE | 20);
+        bytes[20..40].fill(7);
+        let work = send(&bytes, &RC);
+        assert_eq!(work.local.inline, [7; 20]);
+        assert_eq!((work.length, work.immediate), (20, 0xdead_beef));
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused() {
+        let cases: [(&str, Vec<u8>); 5] = [
+            ("no remote segment", control(opcode::RDMA_WRITE, 0, 1)),
+            ("unknown opcode", control(0x3f, 0, 2)),
+            ("inline past the end", {
+                let mut bytes = control(opcode::SEND, 0, 2);
+                put32(&mut bytes, 16, INLINE | 13);
+                bytes
+            }),
+            ("reserved bits", {
+                let mut bytes = control(opcode::SEND, 0, 2);
+                bytes[9] = 1;
+                bytes
+            }),
+            ("nothing at all", Vec::new()),
+        ];
+        for (what, bytes) in cases {
+            let work = send(&bytes, &RC);
+            assert!(work.fault.is_some() || bytes.is_empty(), "{what}");
+        }
+        let mut ud = RC;
+        ud.service = Service::Ud;
+        let mut bytes = control(opcode::RDMA_READ, 0, 5);
+        put32(&mut bytes, 64, 8);
+        assert!(send(&bytes, &ud).fault.is_some());
+    }
+
+    #[test]
+    fn a_receive_list_ends_at_the_terminator() {
+        let mut bytes = vec![0; 64];
+        put32(&mut bytes, 0, 100);
+        put32(&mut bytes, 4, 0x55);
+        put32(&mut bytes, 20, TERMINATE_LKEY);
+        put32(&mut bytes, 32, 100);
+        let (local, length) = receive(&bytes, 1, false);
+        assert_eq!((local.segments.iter().count(), length), (1, 100));
+    }
+}

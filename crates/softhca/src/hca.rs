@@ -1,0 +1,506 @@
+//! The HCA: its registers, and all behind them together.
+
+use std::collections::VecDeque;
+
+use crate::bits::{get32, put_bytes};
+use crate::command::queue::{self, CommandQueue, LOG_SIZE, LOG_STRIDE};
+use crate::engine::core::Core;
+use crate::engine::counters::Stats;
+use crate::engine::faults::Faults;
+use crate::engine::qp::{BlueFlame, Queue};
+use crate::engine::wqe::{self, Local};
+use crate::fabric::{Port, PortConfig};
+use crate::packet::{Packet, Pool};
+use crate::platform::Platform;
+use crate::profile::{PortKind, Profile};
+use crate::transport::{self, Transport};
+
+/// Interrupt vectors.
+pub const VECTORS: usize = 8;
+/// Bytes of the register space (BAR 0).
+pub const BAR_SIZE: u64 = 32 << 20;
+
+/// Bytes of a UAR page.
+const PAGE: u64 = 4096;
+/// The first page that can be a UAR: those before have the registers.
+pub(crate) const FIRST_UAR: u32 = 8;
+/// How many there are. The last pages have the interrupt vectors' table.
+pub(crate) const UARS: usize = 8000;
+
+const FIRMWARE: u64 = 0x0;
+const INTERFACE: u64 = 0x4;
+const QUEUE_HIGH: u64 = 0x10;
+const QUEUE_LOW: u64 = 0x14;
+const DOORBELLS: u64 = 0x18;
+const INITIALIZING: u64 = 0x1fc;
+const HEALTH: u64 = 0x200;
+const HEALTH_SYNDROME: u64 = 0x23c;
+const TIMER_HIGH: u64 = 0x1000;
+const TIMER_LOW: u64 = 0x1004;
+const HEALTH_COUNTER: u64 = 0x1010;
+
+const ARM_CQ: u64 = 0x20;
+const ARM_EQ: u64 = 0x40;
+const UPDATE_EQ: u64 = 0x48;
+const BLUE_FLAME: u64 = 0x800;
+/// Bytes of a BlueFlame buffer.
+const BLUE_FLAME_SIZE: u64 = 256;
+
+const MAJOR: u32 = 16;
+const MINOR: u32 = 35;
+const SUBMINOR: u32 = 4030;
+const COMMAND_INTERFACE: u32 = 5;
+
+/// The states of the port in a port change event.
+const PORT_DOWN: u8 = 1;
+const PORT_ACTIVE: u8 = 4;
+
+/// How many steps the transport does before the guest is looked at again.
+const BUDGET: usize = 256;
+
+/// What an HCA is.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Its profile.
+    pub profile: &'static Profile,
+    /// The GUID of its node and port.
+    pub guid: u64,
+    /// The MAC of its Ethernet port.
+    pub mac: [u8; 6],
+    /// The LID of its InfiniBand port.
+    pub lid: u16,
+    /// What the driver or a program should not do is reported, and refused
+    /// where hardware might let it pass.
+    pub strict: bool,
+}
+
+impl Settings {
+    /// The `number`th HCA of a profile, with addresses of its own.
+    pub fn numbered(profile: &'static Profile, number: u16) -> Settings {
+        let [high, low] = (number + 1).to_be_bytes();
+        Settings {
+            profile,
+            guid: 0x0250_5300_0000_0001 + u64::from(number),
+            // Locally administered.
+            mac: [0x02, 0x50, 0x53, 0, high, low],
+            lid: number + 1,
+            strict: false,
+        }
+    }
+
+    fn port(&self) -> PortConfig {
+        match self.profile.port {
+            PortKind::InfiniBand => PortConfig::ib(self.lid),
+            PortKind::Ethernet => PortConfig::ethernet(self.mac),
+        }
+    }
+}
+
+/// The registers that keep something.
+#[derive(Debug, Default)]
+pub(crate) struct Registers {
+    pub(crate) commands: CommandQueue,
+}
+
+/// A BlueFlame buffer that is being written.
+#[derive(Debug)]
+struct Pending {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+/// A software HCA.
+///
+/// One thread at a time; nothing blocks. A front end passes on accesses to
+/// the registers ([`Hca::read`], [`Hca::write`]), says when it has no more of
+/// them for now ([`Hca::settle`]), and calls [`Hca::run`].
+pub struct Hca<P: Platform> {
+    pub(crate) core: Core<P>,
+    pub(crate) transport: Transport<Local>,
+    port: Port,
+    pool: Pool,
+    /// Send queues of the network interface with something to do.
+    pub(crate) rung: Vec<u32>,
+    pending: Vec<Pending>,
+    arrived: VecDeque<Packet>,
+    frames: Vec<Packet>,
+}
+
+impl<P: Platform> AsMut<Core<P>> for Hca<P> {
+    fn as_mut(&mut self) -> &mut Core<P> {
+        &mut self.core
+    }
+}
+
+impl<P: Platform> Hca<P> {
+    /// An HCA as after power-on, plugged into a fabric. `pool` is shared by
+    /// all HCAs of a process.
+    pub fn new(
+        platform: P,
+        settings: Settings,
+        fabric: &crate::fabric::Fabric,
+        pool: Pool,
+    ) -> Hca<P> {
+        Hca {
+            port: fabric.port(settings.port()),
+            transport: Transport::new(pool.clone()),
+            core: Core::new(platform, settings),
+            pool,
+            rung: Vec::new(),
+            pending: Vec::new(),
+            arrived: VecDeque::new(),
+            frames: Vec::new(),
+        }
+    }
+
+    /// What it stands on.
+    pub fn platform(&self) -> &P {
+        &self.core.platform
+    }
+
+    /// What it stands on, to be changed.
+    pub fn platform_mut(&mut self) -> &mut P {
+        &mut self.core.platform
+    }
+
+    /// Its place in the fabric.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// What it is.
+    pub fn settings(&self) -> &Settings {
+        &self.core.settings
+    }
+
+    /// What the engine has counted.
+    pub fn stats(&self) -> Stats {
+        self.core.stats
+    }
+
+    /// What the transport has counted.
+    pub fn transport_counters(&self) -> transport::Counters {
+        self.transport.counters()
+    }
+
+    /// Where faults are planted.
+    pub fn faults(&mut self) -> &mut Faults {
+        &mut self.core.faults
+    }
+
+    /// How many objects of each kind there are.
+    pub fn objects(&self) -> [(&'static str, usize); 8] {
+        let core = &self.core;
+        [
+            ("uars", core.uars.len()),
+            ("pds", core.pds.len()),
+            ("mkeys", core.mkeys.len()),
+            ("eqs", core.eqs.len()),
+            ("cqs", core.cqs.len()),
+            ("queues", core.queues.len()),
+            ("srqs", core.srqs.len()),
+            ("xrcds", core.xrcds.len()),
+        ]
+    }
+
+    /// The queue pairs: number, service, state.
+    pub fn queue_pairs(&self) -> Vec<(u32, transport::Service, transport::QpView)> {
+        self.core
+            .queues
+            .iter()
+            .filter_map(|(qpn, queue)| match queue {
+                Queue::Qp(qp) => Some((qpn, qp.service, self.transport.query(qpn)?)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// What the driver or a program did that it should not, the first ones.
+    pub fn complaints(&self) -> &[String] {
+        &self.core.complaints
+    }
+
+    /// Plugs the cable in, or pulls it.
+    pub fn set_cable(&mut self, plugged: bool) {
+        self.core.cable = plugged;
+        self.port.set_link(plugged);
+        self.update_link();
+    }
+
+    /// Puts a queue pair into error, as a failure of the device would.
+    pub fn fail_queue_pair(&mut self, qpn: u32) -> bool {
+        let Some(qp) = self.core.qp_mut(qpn) else {
+            return false;
+        };
+        qp.in_error = true;
+        let config = qp.config.clone();
+        let now = self.core.platform.now();
+        let to = transport::QpState::Error;
+        let done = self
+            .transport
+            .modify(&mut self.core, now, qpn, to, config)
+            .is_ok();
+        self.core
+            .post_queue_event(crate::engine::eq::event::WQ_CATASTROPHIC, 0, qpn);
+        done
+    }
+
+    /// Puts a completion queue into error.
+    pub fn fail_completion_queue(&mut self, cqn: u32) -> bool {
+        let exists = self.core.cqs.get(cqn).is_some();
+        self.core.fail_cq(cqn, 1);
+        exists
+    }
+
+    /// The link is up when the cable is plugged in and, on Ethernet, the
+    /// driver wants it.
+    pub(crate) fn update_link(&mut self) {
+        let core = &mut self.core;
+        let wanted = core.settings.profile.port == PortKind::InfiniBand || core.nic.admin_up;
+        let up = core.cable && wanted;
+        if up != core.link_up {
+            core.link_up = up;
+            core.post_port_change(if up { PORT_ACTIVE } else { PORT_DOWN });
+        }
+    }
+
+    /// Tells the fabric where to find this port.
+    pub(crate) fn announce_addresses(&mut self) {
+        if self.core.settings.profile.port == PortKind::Ethernet {
+            let mut config = self.port.config();
+            config.mac = self.core.nic.mac;
+            self.port.configure(config);
+        }
+    }
+
+    /// Forgets all objects: the driver has gone, or the device was reset.
+    pub(crate) fn forget_objects(&mut self) {
+        let fresh_pages = std::mem::take(&mut self.core.pages);
+        let numbers: Vec<u32> = self.core.queues.iter().map(|(number, _)| number).collect();
+        for number in numbers {
+            self.transport.destroy(number);
+            self.core.queues.remove(number);
+        }
+        self.core.pages = fresh_pages;
+        clear(&mut self.core.srqs);
+        clear(&mut self.core.cqs);
+        clear(&mut self.core.mkeys);
+        clear(&mut self.core.pds);
+        clear(&mut self.core.xrcds);
+        clear(&mut self.core.q_counters);
+        self.core.steering.clear();
+        self.rung.clear();
+    }
+
+    /// As after power-on.
+    pub fn reset(&mut self) {
+        self.forget_objects();
+        clear(&mut self.core.eqs);
+        clear(&mut self.core.uars);
+        clear(&mut self.core.transport_domains);
+        self.core.pages.clear();
+        self.core.registers = Registers::default();
+        self.core.roce_addresses.fill(None);
+        self.core.issi = 0;
+        self.pending.clear();
+    }
+
+    /// Reads registers.
+    pub fn read(&mut self, offset: u64, out: &mut [u8]) {
+        let from = offset & !3;
+        let mut words = Vec::with_capacity(out.len() + 8);
+        while (words.len() as u64) < offset - from + out.len() as u64 {
+            let word = self.register(from + words.len() as u64);
+            words.extend_from_slice(&word.to_be_bytes());
+        }
+        let skip = (offset - from) as usize;
+        put_bytes(out, 0, &words[skip..]);
+    }
+
+    fn register(&mut self, offset: u64) -> u32 {
+        let now = self.core.platform.now();
+        match offset {
+            FIRMWARE => MINOR << 16 | MAJOR,
+            INTERFACE => COMMAND_INTERFACE << 16 | SUBMINOR,
+            QUEUE_HIGH => self.core.registers.commands.high,
+            QUEUE_LOW => self.core.registers.commands.low | LOG_SIZE << 4 | LOG_STRIDE,
+            INITIALIZING => 0,
+            HEALTH_SYNDROME => u32::from(self.core.faults.health) << 16,
+            HEALTH..HEALTH_SYNDROME => 0,
+            TIMER_HIGH => (now >> 32) as u32,
+            TIMER_LOW => now as u32,
+            // Stands still when the device is not healthy, as real ones do.
+            HEALTH_COUNTER if self.core.faults.health == 0 => {
+                (now / 100_000_000) as u32 & 0xff_ffff
+            }
+            HEALTH_COUNTER => u32::from(self.core.faults.health) << 24,
+            _ => 0,
+        }
+    }
+
+    /// Writes registers.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        if offset >= u64::from(FIRST_UAR) * PAGE {
+            self.write_uar(offset, data);
+            return;
+        }
+        let at = |n: usize| get32(data, n);
+        match (offset, data.len()) {
+            (QUEUE_HIGH, 4) => self.core.registers.commands.high = at(0),
+            (QUEUE_LOW, 4) => self.core.registers.commands.low = at(0) & !0xfff,
+            (QUEUE_HIGH, 8) => {
+                self.core.registers.commands.high = at(0);
+                self.core.registers.commands.low = at(4) & !0xfff;
+            }
+            (DOORBELLS, 4) => queue::ring(self, at(0), |hca, input, n| hca.execute(input, n)),
+            _ => {}
+        }
+    }
+
+    fn write_uar(&mut self, offset: u64, data: &[u8]) {
+        let number = u32::try_from(offset / PAGE).unwrap_or(u32::MAX);
+        if self.core.uars.get(number).is_none() {
+            self.core
+                .complain(|| format!("a write to UAR page {number}, which is not allocated"));
+            return;
+        }
+        match offset % PAGE {
+            ARM_CQ if data.len() == 8 => {
+                self.core.arm_cq(get32(data, 0), get32(data, 4));
+            }
+            ARM_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), true),
+            UPDATE_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), false),
+            within if within >= BLUE_FLAME => self.write_blue_flame(offset, data),
+            within => self.core.complain(|| {
+                format!(
+                    "a write of {} bytes to UAR {number}+{within:#x}",
+                    data.len()
+                )
+            }),
+        }
+    }
+
+    /// A write to a BlueFlame register: a doorbell, or a part of a work
+    /// request.
+    fn write_blue_flame(&mut self, offset: u64, data: &[u8]) {
+        let buffer = offset & !(BLUE_FLAME_SIZE - 1);
+        let within = (offset - buffer) as usize;
+        let place = self.pending.iter().position(|p| p.offset == buffer);
+        match place {
+            Some(place) if within != 0 && self.pending[place].bytes.len() == within => {
+                self.pending[place].bytes.extend_from_slice(data);
+            }
+            Some(place) if within == 0 => {
+                // What was there before was a doorbell.
+                let before = self.pending.swap_remove(place);
+                self.finish(before);
+                self.begin(buffer, data);
+            }
+            None if within == 0 => self.begin(buffer, data),
+            // The rest of a work request that was taken for a doorbell.
+            _ => return,
+        }
+        let complete = self.pending.iter().position(|p| {
+            p.offset == buffer
+                && p.bytes.len() >= wqe::BLOCK
+                && wqe::length(&p.bytes).is_none_or(|n| p.bytes.len() >= n)
+        });
+        if let Some(place) = complete {
+            let pending = self.pending.swap_remove(place);
+            self.finish(pending);
+        }
+    }
+
+    fn begin(&mut self, offset: u64, data: &[u8]) {
+        let mut bytes = Vec::with_capacity(BLUE_FLAME_SIZE as usize);
+        bytes.extend_from_slice(data);
+        self.pending.push(Pending { offset, bytes });
+    }
+
+    fn finish(&mut self, pending: Pending) {
+        let queue = wqe::queue(&pending.bytes);
+        let whole = pending.bytes.len() >= wqe::BLOCK;
+        let copy = whole.then(|| BlueFlame {
+            index: wqe::index(&pending.bytes),
+            bytes: pending.bytes,
+        });
+        if copy.is_some() {
+            self.core.stats.blue_flames += 1;
+        } else {
+            self.core.stats.doorbells += 1;
+        }
+        match self.core.queues.get_mut(queue) {
+            Some(Queue::Qp(qp)) => {
+                if copy.is_some() {
+                    qp.blue_flame = copy;
+                }
+                self.transport.ring(queue, transport::Queue::Send);
+            }
+            Some(Queue::Sq(sq)) => {
+                if copy.is_some() {
+                    sq.blue_flame = copy;
+                }
+                self.rung.push(queue);
+            }
+            _ => self
+                .core
+                .complain(|| format!("a doorbell of queue {queue:#x}, which does not exist")),
+        }
+    }
+
+    /// The front end has no more accesses for now: a work request of which
+    /// only the first 8 bytes have come was a doorbell.
+    pub fn settle(&mut self) {
+        while let Some(place) = self.pending.iter().position(|p| p.bytes.len() <= 8) {
+            let pending = self.pending.swap_remove(place);
+            self.finish(pending);
+        }
+    }
+
+    /// Does what there is to do, within bounds. True if there is more to do
+    /// at once.
+    pub fn run(&mut self) -> bool {
+        let now = self.core.platform.now();
+        let mut rung = std::mem::take(&mut self.rung);
+        for sqn in rung.drain(..) {
+            self.core.run_sq(sqn, &self.pool, &mut self.frames);
+        }
+        self.rung = rung;
+        if !self.frames.is_empty() {
+            self.port.send_all(now, self.frames.drain(..));
+        }
+        self.port.recv_all(now, BUDGET, &mut self.arrived);
+        let full = self.arrived.len() >= BUDGET;
+        while let Some(packet) = self.arrived.pop_front() {
+            if let Some(other) = self.transport.receive(&mut self.core, now, packet)
+                && self.core.settings.profile.port == PortKind::Ethernet
+            {
+                self.core.receive_frame(other.frame());
+            }
+        }
+        let more = self.transport.run(&mut self.core, now, BUDGET);
+        while let Some(packet) = self.transport.pop() {
+            self.frames.push(packet);
+        }
+        if !self.frames.is_empty() {
+            self.port.send_all(now, self.frames.drain(..));
+        }
+        more || full || !self.rung.is_empty() || self.port.deadline().is_some_and(|at| at <= now)
+    }
+
+    /// When [`Hca::run`] has something to do again at the latest, if nothing
+    /// else happens.
+    pub fn deadline(&self) -> Option<u64> {
+        match (self.transport.deadline(), self.port.deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+fn clear<T>(table: &mut crate::table::Table<T>) {
+    let numbers: Vec<u32> = table.iter().map(|(number, _)| number).collect();
+    for number in numbers {
+        table.remove(number);
+    }
+}

@@ -1,0 +1,124 @@
+//! Objects by number.
+
+use std::collections::VecDeque;
+
+/// Objects of one kind under numbers from a first one on. A number is used
+/// again as late as possible, so that a stale one does not find another
+/// object at once.
+#[derive(Debug)]
+pub struct Table<T> {
+    first: u32,
+    limit: usize,
+    slots: Vec<Option<T>>,
+    free: VecDeque<u32>,
+    used: usize,
+}
+
+/// How many numbers are passed before the first is used again.
+const REUSE_AFTER: usize = 64;
+
+impl<T> Table<T> {
+    /// A table whose numbers begin at `first`, for at most `limit` objects.
+    pub fn new(first: u32, limit: usize) -> Self {
+        Table {
+            first,
+            limit,
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            used: 0,
+        }
+    }
+
+    fn slot(&self, number: u32) -> Option<usize> {
+        number.checked_sub(self.first).map(|n| n as usize)
+    }
+
+    /// The object's number, or the object back if there are too many.
+    pub fn insert(&mut self, object: T) -> Result<u32, T> {
+        self.insert_with(|_| object)
+    }
+
+    /// As `insert`, for objects that know their number.
+    pub fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, T> {
+        let full = self.slots.len() >= self.limit;
+        let slot = if self.free.len() > REUSE_AFTER || full {
+            self.free.pop_front()
+        } else {
+            None
+        };
+        let slot = match slot {
+            Some(slot) => slot as usize,
+            None if full => return Err(make(u32::MAX)),
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        // Fits: the limits of all tables are below 2^24.
+        let number = self.first + slot as u32;
+        self.slots[slot] = Some(make(number));
+        self.used += 1;
+        Ok(number)
+    }
+
+    /// The object of a number.
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.slots.get(self.slot(number)?)?.as_ref()
+    }
+
+    /// The object of a number, to change it.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        let slot = self.slot(number)?;
+        self.slots.get_mut(slot)?.as_mut()
+    }
+
+    /// Takes the object away.
+    pub fn remove(&mut self, number: u32) -> Option<T> {
+        let slot = self.slot(number)?;
+        let object = self.slots.get_mut(slot)?.take()?;
+        self.free.push_back(slot as u32);
+        self.used -= 1;
+        Some(object)
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.used
+    }
+
+    /// All objects with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let first = self.first;
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(move |(slot, object)| Some((first + slot as u32, object.as_ref()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_at_the_first_and_end_at_the_limit() {
+        let mut table = Table::new(8, 2);
+        assert_eq!(table.insert('a'), Ok(8));
+        assert_eq!(table.insert('b'), Ok(9));
+        assert_eq!(table.insert('c'), Err('c'));
+        assert_eq!(table.remove(8), Some('a'));
+        assert_eq!(table.remove(8), None);
+        assert_eq!(table.get(8), None);
+        assert_eq!(table.get(7), None);
+        assert_eq!(table.insert('c'), Ok(8));
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn a_number_is_not_used_again_at_once() {
+        let mut table = Table::new(1, 1000);
+        let number = table.insert(0).unwrap();
+        table.remove(number);
+        assert_ne!(table.insert(0), Ok(number));
+    }
+}

@@ -1,0 +1,206 @@
+//! Commands in, mailboxes out.
+
+use super::driver::{Driver, Input, word};
+use crate::command::opcode as op;
+use crate::platform::Memory;
+
+const QUEUE: u64 = 0x8000;
+const BOX: u64 = 0xa000;
+
+fn install(driver: &mut Driver) {
+    driver.hca.write(0x10, &[0; 4]);
+    driver.hca.write(0x14, &(QUEUE as u32).to_be_bytes());
+}
+
+/// Puts a command into a slot, its input and output in mailboxes where they
+/// are long.
+fn hand_over(driver: &Driver, slot: u64, input: &[u8], output: u32) -> u64 {
+    let entry = QUEUE + slot * 64;
+    let mut bytes = [0; 64];
+    bytes[0] = 7;
+    bytes[4..8].copy_from_slice(&(input.len() as u32).to_be_bytes());
+    bytes[8..16].copy_from_slice(&BOX.to_be_bytes());
+    let inline = input.len().min(16);
+    bytes[16..16 + inline].copy_from_slice(&input[..inline]);
+    bytes[48..56].copy_from_slice(&(BOX + 0x4000).to_be_bytes());
+    bytes[56..60].copy_from_slice(&output.to_be_bytes());
+    bytes[60] = 0x5a;
+    bytes[63] = 1;
+    for (base, length) in [(BOX, input.len()), (BOX + 0x4000, output as usize)] {
+        let blocks = length.saturating_sub(16).div_ceil(512);
+        for n in 0..blocks {
+            let at = base + n as u64 * 1024;
+            let mut block = [0; 576];
+            if base == BOX {
+                let part = &input[16 + n * 512..];
+                let part = &part[..part.len().min(512)];
+                block[..part.len()].copy_from_slice(part);
+            }
+            block[560..568].copy_from_slice(&(at + 1024).to_be_bytes());
+            block[568..572].copy_from_slice(&(n as u32).to_be_bytes());
+            block[573] = 0x5a;
+            driver.write(at, &block);
+        }
+    }
+    driver.write(entry, &bytes);
+    entry
+}
+
+#[test]
+fn a_command_goes_through_queue_and_mailboxes() {
+    let mut driver = Driver::new("ib");
+    install(&mut driver);
+    let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 1);
+    let entry = hand_over(&driver, 3, &query.0, 16 + 4096);
+    driver.hca.write(0x18, &(1_u32 << 3).to_be_bytes());
+    assert_eq!(driver.read(entry + 63, 1), [0], "handed back without error");
+    assert_eq!(driver.read(entry + 32, 1), [0]);
+    // log_max_qp, in the first block of the output; the InfiniBand port type
+    // in the word at 0x34.
+    let capabilities = driver.read(BOX + 0x4000, 512);
+    assert_eq!(word(&capabilities, 0x10) & 0x1f, 17);
+    assert_eq!(word(&capabilities, 0x34) >> 8 & 3, 0);
+    // An event with the slot's bit.
+    let event = driver.read(driver.eq, 64);
+    assert_eq!((event[1], word(&event, 32), event[63]), (0x0a, 1 << 3, 0));
+}
+
+#[test]
+fn long_inputs_are_put_together() {
+    let mut driver = Driver::new("ib");
+    install(&mut driver);
+    // A key of 200 pages, in four blocks.
+    let mut create = Input::new(op::CREATE_MKEY, 0x110 + 200 * 8)
+        .or(0x10, 8, 1)
+        .or(0x10, 10, 0x1f)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x48, 0, 12)
+        .or(0x44, 0, 100)
+        .or(0x60, 0, 100)
+        .long(0x28, 200 * 4096);
+    create = create.or(0x1c, 0, driver.pd);
+    for n in 0..200 {
+        create = create.long(0x110 + n * 8, 0x20_0000 + (199 - n as u64) * 4096);
+    }
+    let entry = hand_over(&driver, 0, &create.0, 16);
+    driver.hca.write(0x18, &1_u32.to_be_bytes());
+    assert_eq!(driver.read(entry + 63, 1), [0]);
+    let output = driver.read(entry + 32, 16);
+    assert_eq!(output[0], 0);
+    assert_ne!(word(&output, 8) & 0xff_ffff, 0);
+}
+
+#[test]
+fn a_broken_mailbox_is_a_delivery_error() {
+    let mut driver = Driver::new("ib");
+    install(&mut driver);
+    let input = Input::new(op::CREATE_CQ, 0x118);
+    for (offset, byte, status) in [(573, 0, 2), (571, 9, 3)] {
+        let entry = hand_over(&driver, 0, &input.0, 16);
+        driver.write(BOX + offset, &[byte]);
+        driver.hca.write(0x18, &1_u32.to_be_bytes());
+        assert_eq!(driver.read(entry + 63, 1), [status << 1]);
+    }
+    let entry = hand_over(&driver, 0, &input.0, 16);
+    driver.write(entry + 8, &[0xff; 8]);
+    driver.hca.write(0x18, &1_u32.to_be_bytes());
+    assert_eq!(driver.read(entry + 63, 1), [5 << 1]);
+}
+
+#[test]
+fn objects_are_made_once_and_destroyed_once() {
+    let mut driver = Driver::new("roce");
+    let pd = driver.number(Input::new(op::ALLOC_PD, 16));
+    assert_ne!(pd, driver.pd);
+    let dealloc = Input::new(op::DEALLOC_PD, 16).or(8, 0, pd);
+    driver.ok(&dealloc, 16);
+    let (status, output) = driver.command(&dealloc, 16);
+    assert_eq!(status, 5);
+    assert_ne!(word(&output, 4), 0, "a syndrome");
+}
+
+#[test]
+fn what_is_in_use_stays() {
+    let mut driver = Driver::new("ib");
+    let cq = driver.create_cq(4);
+    let qp = driver.create_qp(0, &cq, None);
+    let destroy_cq = Input::new(op::DESTROY_CQ, 16).or(8, 0, cq.number);
+    assert_eq!(driver.command(&destroy_cq, 16).0, 6);
+    let dealloc = Input::new(op::DEALLOC_PD, 16).or(8, 0, driver.pd);
+    assert_eq!(driver.command(&dealloc, 16).0, 6);
+    driver.ok(&Input::new(op::DESTROY_QP, 16).or(8, 0, qp.number), 16);
+    driver.ok(&destroy_cq, 16);
+}
+
+#[test]
+fn a_queue_pair_only_moves_as_it_may() {
+    let mut driver = Driver::new("ib");
+    let cq = driver.create_cq(4);
+    let qp = driver.create_qp(0, &cq, None);
+    let to_rtr = Input::new(op::INIT2RTR_QP, 0x110).or(8, 0, qp.number);
+    assert_eq!(driver.command(&to_rtr, 16).0, 0x10);
+    driver.connect(qp.number, qp.number, 1);
+    let query = Input::new(op::QUERY_QP, 16).or(8, 0, qp.number);
+    let output = driver.ok(&query, 0x110);
+    assert_eq!(word(&output, 0x18) >> 28, 3, "ready to send");
+    assert_eq!(word(&output, 0x2c) & 0xff_ffff, qp.number);
+    assert_eq!(word(&output, 0x90) & 0xff_ffff, 100, "the next PSN");
+    assert_eq!(word(&output, 0x28) & 0xff_ffff, 7, "the user index");
+}
+
+#[test]
+fn an_unknown_command_is_refused() {
+    let mut driver = Driver::new("ib");
+    assert_eq!(driver.command(&Input::new(0xfff, 16), 16).0, 2);
+    // However short the input and the output.
+    driver.hca.execute(&[], 0);
+    driver.hca.execute(&[1], 3);
+}
+
+#[test]
+fn a_planted_failure_happens_as_often_as_asked() {
+    let mut driver = Driver::new("ib");
+    driver.hca.faults().fail_commands(op::ALLOC_PD, 1);
+    let alloc = Input::new(op::ALLOC_PD, 16);
+    assert_eq!(driver.command(&alloc, 16).0, 1);
+    assert_eq!(driver.command(&alloc, 16).0, 0);
+}
+
+#[test]
+fn pages_come_back_as_they_were_given() {
+    let mut driver = Driver::new("ib");
+    let query = Input::new(op::QUERY_PAGES, 16).or(4, 0, 1);
+    let wanted = word(&driver.ok(&query, 16), 12);
+    assert!(wanted > 0);
+    let mut give = Input::new(op::MANAGE_PAGES, 16 + wanted as usize * 8)
+        .or(4, 0, 1)
+        .or(12, 0, wanted);
+    for n in 0..wanted as usize {
+        give = give.long(16 + n * 8, 0x1000 * (n as u64 + 1));
+    }
+    driver.ok(&give, 16);
+    assert_eq!(word(&driver.ok(&query, 16), 12), 0);
+    let take = Input::new(op::MANAGE_PAGES, 16).or(4, 0, 2).or(12, 0, 1000);
+    let output = driver.ok(&take, 16 + 8 * 1000);
+    assert_eq!(word(&output, 8), wanted);
+    assert_eq!(word(&output, 20), 0x1000);
+}
+
+#[test]
+fn registers_read_as_the_driver_expects() {
+    let mut driver = Driver::new("ib");
+    let mut read = |offset| {
+        let mut bytes = [0; 4];
+        driver.hca.read(offset, &mut bytes);
+        u32::from_be_bytes(bytes)
+    };
+    assert_eq!(read(0x4) >> 16, 5);
+    assert_eq!(read(0x14) & 0xff, 0x56);
+    assert_eq!(read(0x1fc) >> 31, 0);
+    assert_eq!(read(0x1010) >> 24, 0);
+    driver.hca.platform().now.set(1 << 40);
+    let mut timer = [0; 8];
+    driver.hca.read(0x1000, &mut timer);
+    assert_eq!(u64::from_be_bytes(timer) >> 40, 1);
+    assert!(driver.hca.platform().read(u64::MAX, &mut [0; 4]).is_err());
+}

@@ -1,0 +1,363 @@
+//! Work requests in, completions out.
+
+use super::driver::{Cq, Driver, Input, Qp, remote, segment, word};
+use crate::command::opcode as op;
+
+const SIGNALED: u8 = 8;
+
+/// Two connected queue pairs of one HCA.
+fn pair(driver: &mut Driver) -> (Cq, Qp, Qp) {
+    let cq = driver.create_cq(4);
+    let a = driver.create_qp(0, &cq, None);
+    let b = driver.create_qp(0, &cq, None);
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    (cq, a, b)
+}
+
+/// The opcode, and of errors the syndrome.
+fn status(entry: &[u8]) -> (u8, u8) {
+    let opcode = entry[63] >> 4;
+    (opcode, if opcode >= 13 { entry[55] } else { 0 })
+}
+
+#[test]
+fn a_send_arrives_and_both_sides_complete() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (from, to) = (driver.pages(1), driver.pages(1));
+    driver.write(from, b"what is sent");
+    let key = driver.key;
+    driver.post_recv(&mut b, &segment(100, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(12, key, from));
+    assert_eq!(driver.read(to, 12), b"what is sent");
+    let mut entries = [driver.poll(&mut cq).unwrap(), driver.poll(&mut cq).unwrap()];
+    entries.sort_by_key(|entry| entry[63] >> 4);
+    let [send, receive] = entries;
+    assert_eq!(status(&send), (0, 0));
+    assert_eq!(word(&send, 56), 0x0a << 24 | a.number);
+    assert_eq!(word(&send, 32), 7, "the user index");
+    assert_eq!(word(&send, 60) >> 16, 0, "the entry's index");
+    assert_eq!(status(&receive), (2, 0));
+    assert_eq!(word(&receive, 44), 12, "bytes");
+    assert!(driver.poll(&mut cq).is_none());
+}
+
+#[test]
+fn rdma_and_atomics_reach_memory() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (here, there) = (driver.pages(3), driver.pages(3));
+    let key = driver.key;
+    let data: Vec<u8> = (0..9000_u32).map(|n| n as u8).collect();
+    driver.write(here, &data);
+    // A write of several packets, of two elements.
+    let mut segments = remote(there, key);
+    segments.extend(segment(5000, key, here));
+    segments.extend(segment(4000, key, here + 5000));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(there, 9000), data);
+    // Read it back.
+    driver.write(here, &[0; 9000]);
+    let mut segments = remote(there, key);
+    segments.extend(segment(9000, key, here));
+    driver.post(&mut a, 0x10, SIGNALED, &segments);
+    let entry = driver.poll(&mut cq).unwrap();
+    assert_eq!((status(&entry), word(&entry, 44)), ((0, 0), 9000));
+    assert_eq!(driver.read(here, 9000), data);
+    // Fetch and add; memory in network order, as nothing else was set.
+    driver.write(there, &5_u64.to_be_bytes());
+    let mut segments = remote(there, key);
+    segments.extend(7_u64.to_be_bytes());
+    segments.extend([0; 8]);
+    segments.extend(segment(8, key, here));
+    driver.post(&mut a, 0x12, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(there, 8), 12_u64.to_be_bytes());
+    assert_eq!(driver.read(here, 8), 5_u64.to_be_bytes());
+    // Compare and swap, in the host's order.
+    let set = Input::new(op::SET_HCA_CAP, 0x110)
+        .or(4, 0, 3 << 1)
+        .or(0x18, 30, 1);
+    driver.ok(&set, 16);
+    driver.write(there, &12_u64.to_le_bytes());
+    let mut segments = remote(there, key);
+    segments.extend(99_u64.to_be_bytes());
+    segments.extend(12_u64.to_be_bytes());
+    segments.extend(segment(8, key, here));
+    driver.post(&mut a, 0x11, SIGNALED, &segments);
+    assert_eq!(driver.read(there, 8), 99_u64.to_le_bytes());
+    assert_eq!(driver.read(here, 8), 12_u64.to_le_bytes());
+}
+
+#[test]
+fn a_peer_without_rights_is_refused() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    let memory = driver.pages(1);
+    let key = driver.key;
+    let local_only = driver.create_key(memory, 64, 0, 0b11);
+    let mut segments = remote(memory, local_only);
+    segments.extend(segment(8, key, memory));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    let entry = driver.poll(&mut cq).unwrap();
+    assert_eq!(status(&entry), (13, 0x13), "remote access error");
+    assert_ne!(entry[54], 0, "the vendor's syndrome");
+    // What comes after is flushed.
+    driver.post(&mut a, 0x0a, 0, &segment(8, key, memory));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x05));
+}
+
+#[test]
+fn bounds_and_variants_of_a_key_are_checked() {
+    let mut driver = Driver::new("ib");
+    let memory = driver.pages(1);
+    let small = driver.create_key(memory, 64, 0, 0x1f);
+    for (key, va, length, good) in [
+        (small, memory, 64, true),
+        (small, memory + 1, 64, false),
+        (small, memory - 1, 8, false),
+        (small ^ 1, memory, 8, false),
+        (small + 0x100, memory, 8, false),
+    ] {
+        let (mut cq, mut a, mut b) = pair(&mut driver);
+        let whole = driver.key;
+        driver.post_recv(&mut b, &segment(64, whole, memory));
+        driver.post(&mut a, 0x0a, SIGNALED, &segment(length, key, va));
+        let entry = driver.poll(&mut cq).unwrap();
+        let failed = status(&entry) == (13, 0x04);
+        assert_eq!(!failed, good, "{key:#x} {va:#x} {length}");
+    }
+}
+
+#[test]
+fn an_armed_queue_gives_one_event() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (key, memory) = (driver.key, driver.pages(1));
+    let uar = u64::from(driver.uar) * 4096;
+    driver
+        .hca
+        .write(uar + 0x40, &(driver.eqn << 24).to_be_bytes());
+    let arm = |driver: &mut Driver, cq: &Cq| {
+        let mut bytes = (cq.index & 0xff_ffff).to_be_bytes().to_vec();
+        bytes.extend(cq.number.to_be_bytes());
+        driver.hca.write(uar + 0x20, &bytes);
+    };
+    arm(&mut driver, &cq);
+    driver.post_recv(&mut b, &segment(64, key, memory));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, memory));
+    let event = driver.read(driver.eq, 64);
+    assert_eq!((event[1], word(&event, 56)), (0, cq.number));
+    assert_eq!(*driver.hca.platform().interrupts.borrow(), [1]);
+    assert_eq!(driver.hca.stats().eqes, 1, "not armed again by itself");
+    // Armed with what is there already: told at once.
+    arm(&mut driver, &cq);
+    assert_eq!(driver.hca.stats().eqes, 2);
+    while driver.poll(&mut cq).is_some() {}
+    arm(&mut driver, &cq);
+    assert_eq!(driver.hca.stats().eqes, 2);
+}
+
+#[test]
+fn a_queue_that_is_not_polled_overruns() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    for _ in 0..17 {
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+    }
+    let query = Input::new(op::QUERY_CQ, 16).or(8, 0, cq.number);
+    let output = driver.ok(&query, 0x110);
+    assert_eq!(word(&output, 0x10) >> 28, 0xa, "in error");
+    let event = driver.read(driver.eq, 64);
+    assert_eq!((event[1], word(&event, 32), event[43]), (4, cq.number, 1));
+    for _ in 0..16 {
+        assert!(driver.poll(&mut cq).is_some());
+    }
+}
+
+#[test]
+fn owner_bits_turn_with_every_round() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    for n in 0..100_u32 {
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+        let entry = driver.poll(&mut cq).unwrap();
+        assert_eq!(word(&entry, 60) >> 16, n & 0xffff);
+        assert!(driver.poll(&mut cq).is_none());
+    }
+}
+
+#[test]
+fn a_resized_queue_goes_on_in_its_new_buffer() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    driver.post(&mut a, 0x00, SIGNALED, &[]);
+    let new = driver.pages(1);
+    for n in 0..64 {
+        driver.write(new + n * 64 + 63, &[0xf1]);
+    }
+    let resize = Input::new(op::MODIFY_CQ, 0x118)
+        .or(4, 0, 1)
+        .or(8, 0, cq.number)
+        .or(0x1c, 24, 5)
+        .long(0x110, new);
+    driver.ok(&resize, 16);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()).0, 0);
+    assert_eq!(
+        status(&driver.poll(&mut cq).unwrap()).0,
+        5,
+        "the old buffer's end"
+    );
+    driver.post(&mut a, 0x00, SIGNALED, &[]);
+    cq.buffer = new;
+    cq.log_size = 5;
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()).0, 0);
+    // Two that are not polled do not fit in one.
+    driver.post(&mut a, 0x00, SIGNALED, &[]);
+    driver.post(&mut a, 0x00, SIGNALED, &[]);
+    let resize = Input::new(op::MODIFY_CQ, 0x118)
+        .or(4, 0, 1)
+        .or(8, 0, cq.number)
+        .or(0x1c, 24, 0)
+        .long(0x110, new);
+    assert_eq!(driver.command(&resize, 16).0, 0x40);
+}
+
+#[test]
+fn blue_flame_is_taken_from_its_buffer() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    // The ring's copy wants no completion, BlueFlame's does.
+    let mut entry = driver.place(&mut a, 0x00, 0, &[]);
+    entry.resize(64, 0);
+    entry[11] = SIGNALED;
+    let at = u64::from(driver.uar) * 4096 + 0x900;
+    for (n, part) in entry.chunks(8).enumerate() {
+        driver.hca.write(at + n as u64 * 8, part);
+    }
+    driver.run();
+    assert!(driver.poll(&mut cq).is_some());
+    assert_eq!(driver.hca.stats().blue_flames, 1);
+    // A doorbell followed by BlueFlame in the same buffer is both.
+    let first = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    driver.hca.write(at, &first[..8]);
+    let mut second = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    second.resize(64, 0);
+    for (n, part) in second.chunks(8).enumerate() {
+        driver.hca.write(at + n as u64 * 8, part);
+    }
+    driver.run();
+    assert!(driver.poll(&mut cq).is_some() && driver.poll(&mut cq).is_some());
+    assert_eq!(driver.hca.stats().doorbells, 1);
+}
+
+#[test]
+fn an_srq_follows_its_chain() {
+    let mut driver = Driver::new("ib");
+    let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
+    let pd = driver.pd;
+    let create = Input::new(op::CREATE_RMP, 0x118)
+        .or(0x20, 20, 1)
+        .or(0x58, 0, pd)
+        .long(0x60, doorbell)
+        .or(0x70, 16, 5)
+        .or(0x70, 0, 2)
+        .long(0x110, buffer);
+    let srqn = driver.number(create);
+    let mut cq = driver.create_cq(4);
+    let mut a = driver.create_qp(0, &cq, None);
+    let b = driver.create_qp(0, &cq, Some(srqn));
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    // 0, then 2, then 1.
+    let key = driver.key;
+    for (index, next) in [(0_u64, 2_u8), (2, 1), (1, 3)] {
+        let mut entry = vec![0, 0, 0, next];
+        entry.resize(16, 0);
+        entry.extend(segment(64, key, memory));
+        driver.write(buffer + index * 32, &entry);
+    }
+    driver.write(doorbell, &3_u32.to_be_bytes());
+    // An event when fewer than two are left.
+    let arm = Input::new(op::MODIFY_RMP, 0x110)
+        .or(8, 28, 1)
+        .or(8, 0, srqn)
+        .or(0x14, 0, 1)
+        .or(0x20, 20, 1)
+        .or(0x54, 0, 2);
+    driver.ok(&arm, 16);
+    let mut used = Vec::new();
+    for _ in 0..3 {
+        driver.post(&mut a, 0x0a, 0, &segment(8, key, memory));
+        let entry = driver.poll(&mut cq).unwrap();
+        used.push(word(&entry, 60) >> 16);
+    }
+    assert_eq!(used, [0, 2, 1]);
+    let event = driver.read(driver.eq, 64);
+    assert_eq!((event[1], word(&event, 56)), (0x14, srqn));
+    assert_eq!(driver.hca.stats().eqes, 1);
+}
+
+#[test]
+fn small_data_comes_in_the_completion() {
+    let mut driver = Driver::new("ib");
+    let mut cq = driver.create_cq(4);
+    let mut a = driver.create_qp(0, &cq, None);
+    let (pages, doorbell) = (driver.pages(1), driver.pages(1));
+    let (pd, uar) = (driver.pd, driver.uar);
+    let create = Input::new(op::CREATE_QP, 0x118)
+        .or(0x1c, 0, pd)
+        .or(0x20, 19, 4)
+        .or(0x20, 16, 2)
+        .or(0x20, 11, 4)
+        .or(0x24, 0, uar)
+        .or(0x94, 0, cq.number)
+        .or(0xb4, 0, cq.number)
+        .long(0xb8, doorbell)
+        .or(0xdc, 0, 1)
+        .long(0x110, pages);
+    let mut b = Qp {
+        number: driver.number(create),
+        recv: pages,
+        send: pages + 1024,
+        doorbell,
+        posted: 0,
+        received: 0,
+    };
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    let (key, from, to) = (driver.key, driver.pages(1), driver.pages(1));
+    driver.write(from, &[0xab; 64]);
+    for (length, inline) in [(32_u32, true), (33, false)] {
+        driver.post_recv(&mut b, &segment(64, key, to));
+        driver.post(&mut a, 0x0a, 0, &segment(length, key, from));
+        let entry = driver.poll(&mut cq).unwrap();
+        assert_eq!(word(&entry, 44), length);
+        assert_eq!(entry[63] & 0xc == 4, inline, "{length}");
+        let stored = driver.read(to, length as usize) == vec![0xab; length as usize];
+        assert_eq!(stored, !inline);
+        if inline {
+            assert_eq!(entry[..32], [0xab; 32]);
+        }
+    }
+}
+
+#[test]
+fn strict_mode_says_what_is_wrong() {
+    let fabric = crate::fabric::Fabric::new(1);
+    let mut driver = Driver::with("ib", 0, &fabric, true);
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    // An index that is not the entry's place.
+    a.posted = 5;
+    driver.write(a.doorbell + 4, &1_u32.to_be_bytes());
+    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    driver.write(a.send, &entry);
+    driver.write(a.doorbell + 4, &1_u32.to_be_bytes());
+    entry.truncate(8);
+    driver.ring(&entry);
+    let entry = driver.poll(&mut cq).unwrap();
+    assert_eq!(status(&entry), (13, 0x02));
+    assert!(driver.hca.complaints()[0].contains("index"));
+}

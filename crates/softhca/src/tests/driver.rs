@@ -1,0 +1,364 @@
+//! A driver in a few lines: what the tests drive the HCA with. Offsets are
+//! counted by hand from Linux's `mlx5_ifc.h`, not shared with the engine.
+
+use std::cell::{Cell, RefCell};
+
+use crate::fabric::Fabric;
+use crate::hca::{Hca, Settings};
+use crate::packet::Pool;
+use crate::platform::{Clock, Interrupts, Memory, Unmapped};
+use crate::profile::Profile;
+
+/// The guest's memory and the rest, in this process.
+pub struct Bench {
+    memory: RefCell<Vec<u8>>,
+    pub now: Cell<u64>,
+    pub interrupts: RefCell<Vec<u16>>,
+}
+
+const MEMORY: usize = 8 << 20;
+
+impl Bench {
+    fn range(&self, address: u64, length: usize) -> Result<std::ops::Range<usize>, Unmapped> {
+        let from = usize::try_from(address).map_err(|_| Unmapped { address })?;
+        let to = from.checked_add(length).filter(|to| *to <= MEMORY);
+        Ok(from..to.ok_or(Unmapped { address })?)
+    }
+}
+
+impl Memory for Bench {
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
+        out.copy_from_slice(&self.memory.borrow()[self.range(address, out.len())?]);
+        Ok(())
+    }
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
+        let range = self.range(address, data.len())?;
+        self.memory.borrow_mut()[range].copy_from_slice(data);
+        Ok(())
+    }
+    fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
+        self.write(address, &[byte])
+    }
+    fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+}
+
+impl Interrupts for Bench {
+    fn interrupt(&mut self, vector: u16) {
+        self.interrupts.borrow_mut().push(vector);
+    }
+}
+
+impl Clock for Bench {
+    fn now(&self) -> u64 {
+        self.now.set(self.now.get() + 100);
+        self.now.get()
+    }
+}
+
+/// An input under construction.
+#[derive(Clone)]
+pub struct Input(pub Vec<u8>);
+
+impl Input {
+    pub fn new(opcode: u16, length: usize) -> Input {
+        let mut bytes = vec![0; length];
+        bytes[..2].copy_from_slice(&opcode.to_be_bytes());
+        Input(bytes)
+    }
+    /// ORs a value shifted left into the word at a byte offset.
+    pub fn or(mut self, offset: usize, shift: u32, value: u32) -> Input {
+        let word = word(&self.0, offset) | value << shift;
+        self.0[offset..offset + 4].copy_from_slice(&word.to_be_bytes());
+        self
+    }
+    pub fn long(mut self, offset: usize, value: u64) -> Input {
+        self.0[offset..offset + 8].copy_from_slice(&value.to_be_bytes());
+        self
+    }
+}
+
+pub fn word(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_be_bytes(bytes[offset..offset + 4].try_into().unwrap())
+}
+
+/// A completion queue as its owner sees it.
+pub struct Cq {
+    pub number: u32,
+    pub buffer: u64,
+    pub doorbell: u64,
+    pub log_size: u32,
+    pub index: u32,
+}
+
+/// A queue pair as its owner sees it.
+pub struct Qp {
+    pub number: u32,
+    pub recv: u64,
+    pub send: u64,
+    pub doorbell: u64,
+    pub posted: u16,
+    pub received: u16,
+}
+
+pub const RECV_LOG: u32 = 4;
+pub const SEND_LOG: u32 = 4;
+
+pub struct Driver {
+    pub hca: Hca<Bench>,
+    next: u64,
+    pub uar: u32,
+    pub eqn: u32,
+    pub eq: u64,
+    pub pd: u32,
+    pub key: u32,
+}
+
+impl Driver {
+    pub fn new(profile: &str) -> Driver {
+        Driver::with(profile, 0, &Fabric::new(1), false)
+    }
+
+    pub fn with(profile: &str, number: u16, fabric: &Fabric, strict: bool) -> Driver {
+        let platform = Bench {
+            memory: RefCell::new(vec![0; MEMORY]),
+            now: Cell::new(1),
+            interrupts: RefCell::default(),
+        };
+        let settings = Settings {
+            strict,
+            ..Settings::numbered(Profile::named(profile).unwrap(), number)
+        };
+        let hca = Hca::new(platform, settings, fabric, Pool::new());
+        let mut driver = Driver {
+            hca,
+            next: 0x10_0000,
+            uar: 0,
+            eqn: 0,
+            eq: 0,
+            pd: 0,
+            key: 0,
+        };
+        driver.uar = driver.number(Input::new(0x802, 16));
+        driver.pd = driver.number(Input::new(0x800, 16));
+        driver.eq = driver.pages(1);
+        let uar = driver.uar;
+        let create = Input::new(0x301, 0x118)
+            .or(0x1c, 24, 6)
+            .or(0x1c, 0, uar)
+            .or(0x24, 0, 1)
+            // All events that there are.
+            .long(0x58, u64::MAX >> 1 << 1)
+            .long(0x110, driver.eq);
+        driver.eqn = driver.number(create);
+        driver.key = driver.create_key(0, 0, 1 << 31, 0x1f);
+        driver
+    }
+
+    /// Contiguous zeroed pages.
+    pub fn pages(&mut self, count: u64) -> u64 {
+        let at = self.next;
+        self.next += count * 4096;
+        at
+    }
+
+    /// Runs a command; status, syndrome and output.
+    pub fn command(&mut self, input: &Input, output: usize) -> (u8, Vec<u8>) {
+        let output = self.hca.execute(&input.0, output);
+        (output[0], output)
+    }
+
+    /// Runs a command that must succeed.
+    pub fn ok(&mut self, input: &Input, output: usize) -> Vec<u8> {
+        let (status, output) = self.command(input, output);
+        assert_eq!(status, 0, "{:?}", &input.0[..16]);
+        output
+    }
+
+    /// Runs a command that makes something; its number.
+    pub fn number(&mut self, input: Input) -> u32 {
+        word(&self.ok(&input, 16), 8) & 0xff_ffff
+    }
+
+    /// A key to memory as it is: `flags` in the word at 0x1c, `rights` from
+    /// local read up.
+    pub fn create_key(&mut self, start: u64, length: u64, flags: u32, rights: u32) -> u32 {
+        let pd = self.pd;
+        let create = Input::new(0x200, 0x110)
+            .or(0x10, 10, rights)
+            .or(0x14, 8, 0xff_ffff)
+            .or(0x14, 0, 0x42)
+            .or(0x1c, 0, pd | flags)
+            .long(0x20, start)
+            .long(0x28, length);
+        self.number(create) << 8 | 0x42
+    }
+
+    pub fn create_cq(&mut self, log_size: u32) -> Cq {
+        let buffer = self.pages(1);
+        let doorbell = self.pages(1);
+        let (uar, eqn) = (self.uar, self.eqn);
+        let create = Input::new(0x400, 0x118)
+            .or(0x1c, 24, log_size)
+            .or(0x1c, 0, uar)
+            .or(0x24, 0, eqn)
+            .long(0x48, doorbell)
+            .long(0x110, buffer);
+        for n in 0..1_u64 << log_size {
+            self.write(buffer + n * 64 + 63, &[0xf1]);
+        }
+        Cq {
+            number: self.number(create),
+            buffer,
+            doorbell,
+            log_size,
+            index: 0,
+        }
+    }
+
+    /// A queue pair of a service type, with receives of 64 bytes.
+    pub fn create_qp(&mut self, st: u32, cq: &Cq, srqn: Option<u32>) -> Qp {
+        let buffer = self.pages(1);
+        let doorbell = self.pages(1);
+        let (uar, pd) = (self.uar, self.pd);
+        let mut create = Input::new(0x500, 0x118)
+            .or(0x18, 16, st)
+            .or(0x1c, 0, pd)
+            .or(0x20, 11, SEND_LOG)
+            .or(0x24, 0, uar)
+            .or(0x28, 0, 7)
+            .or(0x94, 0, cq.number)
+            .or(0xb4, 0, cq.number)
+            .long(0xb8, doorbell)
+            .long(0x110, buffer);
+        create = match srqn {
+            Some(srqn) => create.or(0xc4, 24, 1).or(0xc4, 0, srqn),
+            None => create.or(0x20, 19, RECV_LOG).or(0x20, 16, 2),
+        };
+        Qp {
+            number: self.number(create),
+            recv: buffer,
+            send: buffer + if srqn.is_some() { 0 } else { 64 << RECV_LOG },
+            doorbell,
+            posted: 0,
+            received: 0,
+        }
+    }
+
+    /// Moves a queue pair.
+    pub fn modify(&mut self, opcode: u16, qp: u32, fill: impl FnOnce(Input) -> Input) {
+        let input = fill(Input::new(opcode, 0x110).or(8, 0, qp));
+        self.ok(&input, 16);
+    }
+
+    /// Connects a queue pair to another one of the HCA with a LID.
+    pub fn connect(&mut self, qp: u32, remote: u32, lid: u16) {
+        self.modify(0x502, qp, |input| input.or(0xa8, 13, 7));
+        self.modify(0x503, qp, |input| {
+            input
+                .or(0x20, 29, 3)
+                .or(0x2c, 0, remote)
+                .or(0x34, 0, u32::from(lid))
+                .or(0xa8, 21, 4)
+                .or(0xac, 0, 100)
+                .or(0xac, 24, 12)
+        });
+        self.modify(0x504, qp, |input| {
+            input
+                .or(0x38, 27, 14)
+                .or(0x88, 21, 4)
+                .or(0x88, 16, 7)
+                .or(0x88, 13, 7)
+                .or(0x90, 0, 100)
+        });
+    }
+
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        self.hca.platform().write(address, bytes).unwrap();
+    }
+
+    pub fn read(&self, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.hca.platform().read(address, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Writes a send request into the ring, without a doorbell.
+    pub fn place(&self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) -> Vec<u8> {
+        let count = 1 + segments.len().div_ceil(16);
+        let mut entry = vec![0; count * 16];
+        entry[..4].copy_from_slice(&(u32::from(qp.posted) << 8 | u32::from(opcode)).to_be_bytes());
+        entry[4..8].copy_from_slice(&(qp.number << 8 | count as u32).to_be_bytes());
+        entry[11] = flags;
+        entry[16..16 + segments.len()].copy_from_slice(segments);
+        for (n, block) in entry.chunks(64).enumerate() {
+            let slot = u64::from(qp.posted.wrapping_add(n as u16)) & ((1 << SEND_LOG) - 1);
+            self.write(qp.send + slot * 64, block);
+        }
+        qp.posted = qp.posted.wrapping_add(entry.len().div_ceil(64) as u16);
+        self.write(qp.doorbell + 4, &u32::from(qp.posted).to_be_bytes());
+        entry
+    }
+
+    /// Rings for an entry.
+    pub fn ring(&mut self, entry: &[u8]) {
+        let at = u64::from(self.uar) * 4096 + 0x800;
+        self.hca.write(at, &entry[..8]);
+        self.hca.settle();
+        self.run();
+    }
+
+    /// Posts a send request and rings.
+    pub fn post(&mut self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) {
+        let entry = self.place(qp, opcode, flags, segments);
+        self.ring(&entry);
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&mut self, qp: &mut Qp, data: &[u8]) {
+        let slot = u64::from(qp.received) & ((1 << RECV_LOG) - 1);
+        let mut entry = data.to_vec();
+        if entry.len() < 64 {
+            entry.extend_from_slice(&segment(0, 0x100, 0));
+        }
+        self.write(qp.recv + slot * 64, &entry);
+        qp.received = qp.received.wrapping_add(1);
+        self.write(qp.doorbell, &u32::from(qp.received).to_be_bytes());
+    }
+
+    pub fn run(&mut self) {
+        while self.hca.run() {}
+    }
+
+    /// The next completion, if there is one.
+    pub fn poll(&self, cq: &mut Cq) -> Option<Vec<u8>> {
+        let slot = u64::from(cq.index & ((1 << cq.log_size) - 1));
+        let entry = self.read(cq.buffer + slot * 64, 64);
+        let owner = (cq.index >> cq.log_size & 1) as u8;
+        if entry[63] & 1 != owner || entry[63] >> 4 == 15 {
+            return None;
+        }
+        cq.index += 1;
+        self.write(cq.doorbell, &(cq.index & 0xff_ffff).to_be_bytes());
+        Some(entry)
+    }
+}
+
+/// A scatter element.
+pub fn segment(length: u32, key: u32, va: u64) -> Vec<u8> {
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&key.to_be_bytes());
+    bytes.extend_from_slice(&va.to_be_bytes());
+    bytes
+}
+
+/// A remote address.
+pub fn remote(va: u64, key: u32) -> Vec<u8> {
+    let mut bytes = va.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&key.to_be_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes
+}

@@ -1,0 +1,419 @@
+//! One connection to QEMU: messages in, answers out.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::errno::Errno;
+use nix::sys::eventfd::EventFd;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use super::dma::{Guest, NotMapped};
+use super::message::{HEADER, Header, LONGEST, command, get16, get32, get64};
+use super::pci::{Config, irq, region};
+use crate::hca::{BAR_SIZE, Hca, VECTORS};
+
+/// Descriptors in a message, at most.
+const MOST_FDS: usize = 16;
+
+const MAJOR: u16 = 0;
+/// Bytes of a transfer of region data, at most.
+const LARGEST_ACCESS: usize = 4096;
+
+const INFO_RESET: u32 = 1;
+const INFO_PCI: u32 = 2;
+const REGION_READ_WRITE: u32 = 3;
+const IRQ_EVENTFD: u32 = 1;
+const IRQ_NORESIZE: u32 = 1 << 3;
+const SET_DATA_NONE: u32 = 1 << 0;
+const SET_DATA_EVENTFD: u32 = 1 << 2;
+const SET_ACTION_TRIGGER: u32 = 1 << 5;
+const UNMAP_ALL: u32 = 1 << 1;
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub enum Ended {
+    /// QEMU has closed it.
+    Closed,
+    /// The socket failed.
+    Socket(io::Error),
+    /// What came cannot be followed.
+    Nonsense(&'static str),
+}
+
+/// A connection.
+pub struct Connection {
+    socket: UnixStream,
+    config: Config,
+    buffer: Vec<u8>,
+    /// What is filled in the buffer: from here to there.
+    begin: usize,
+    end: usize,
+    /// How many bytes were received before `begin`.
+    position: u64,
+    /// Descriptors, by the position in the stream that they came at.
+    fds: VecDeque<(u64, Vec<OwnedFd>)>,
+    replies: Vec<u8>,
+}
+
+impl Connection {
+    /// Talks to whoever has connected.
+    ///
+    /// # Errors
+    /// The socket cannot be made not to block.
+    pub fn new(socket: UnixStream, hca: &Hca<Guest>) -> io::Result<Connection> {
+        socket.set_nonblocking(true)?;
+        Ok(Connection {
+            socket,
+            config: Config::new(hca.settings().profile.port),
+            buffer: vec![0; 2 * LONGEST],
+            begin: 0,
+            end: 0,
+            position: 0,
+            fds: VecDeque::new(),
+            replies: Vec::new(),
+        })
+    }
+
+    /// The socket, to wait for.
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Handles messages until no more wait, or `budget` were handled. True if
+    /// none waits.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn serve(&mut self, hca: &mut Hca<Guest>, budget: usize) -> Result<bool, Ended> {
+        let mut handled = 0;
+        loop {
+            while let Some(header) = self.next_header()? {
+                if self.end - self.begin < header.size {
+                    break;
+                }
+                self.handle(hca, header)?;
+                handled += 1;
+                if handled >= budget {
+                    self.flush()?;
+                    return Ok(false);
+                }
+            }
+            self.flush()?;
+            if !self.receive()? {
+                hca.settle();
+                return Ok(true);
+            }
+        }
+    }
+
+    fn next_header(&self) -> Result<Option<Header>, Ended> {
+        match self.buffer[self.begin..self.end].first_chunk::<HEADER>() {
+            Some(bytes) => Header::parse(bytes).map(Some).map_err(Ended::Nonsense),
+            None => Ok(None),
+        }
+    }
+
+    /// Receives what there is. False if there is nothing.
+    fn receive(&mut self) -> Result<bool, Ended> {
+        if self.begin > 0 {
+            self.buffer.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
+        let mut space = nix::cmsg_space!([RawFd; MOST_FDS]);
+        let received = recvmsg::<()>(
+            self.socket.as_raw_fd(),
+            &mut slices,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        );
+        let received = match received {
+            Ok(received) => received,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
+            Err(errno) => return Err(Ended::Socket(errno.into())),
+        };
+        let mut fds = Vec::new();
+        if let Ok(messages) = received.cmsgs() {
+            for message in messages {
+                if let ControlMessageOwned::ScmRights(raw) = message {
+                    for fd in raw {
+                        // SAFETY: the kernel has just made this descriptor
+                        // for us, and nobody else has its number.
+                        fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
+                    }
+                }
+            }
+        }
+        if received.bytes == 0 {
+            return Err(Ended::Closed);
+        }
+        self.end += received.bytes;
+        if !fds.is_empty() {
+            // Nothing is received past the message that descriptors came
+            // with, so they belong to the one that has the last byte.
+            let last = self.position + (self.end - self.begin) as u64;
+            self.fds.push_back((last, fds));
+        }
+        Ok(true)
+    }
+
+    /// Takes the descriptors of the message that ends at `end`.
+    fn take_fds(&mut self, end: u64) -> Vec<OwnedFd> {
+        let mut taken = Vec::new();
+        while let Some((position, _)) = self.fds.front()
+            && *position <= end
+        {
+            if let Some((_, fds)) = self.fds.pop_front() {
+                taken.extend(fds);
+            }
+        }
+        taken
+    }
+
+    fn flush(&mut self) -> Result<(), Ended> {
+        let mut rest = &self.replies[..];
+        while !rest.is_empty() {
+            match nix::unistd::write(&self.socket, rest) {
+                Ok(n) => rest = &rest[n..],
+                Err(Errno::EAGAIN) => {
+                    // QEMU reads what it has asked for.
+                    let poll = nix::poll::PollFd::new(
+                        std::os::fd::AsFd::as_fd(&self.socket),
+                        nix::poll::PollFlags::POLLOUT,
+                    );
+                    let _ = nix::poll::poll(&mut [poll], 1000_u16);
+                }
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Ended::Socket(errno.into())),
+            }
+        }
+        self.replies.clear();
+        Ok(())
+    }
+
+    fn handle(&mut self, hca: &mut Hca<Guest>, header: Header) -> Result<(), Ended> {
+        let from = self.begin + HEADER;
+        let to = self.begin + header.size;
+        self.begin = to;
+        self.position += header.size as u64;
+        let fds = self.take_fds(self.position);
+        if header.is_reply() {
+            return Ok(());
+        }
+        // The buffer is not changed until the next `receive`.
+        let body = std::mem::take(&mut self.buffer);
+        let answered = self.answer(hca, header.command, &body[from..to], fds);
+        self.buffer = body;
+        if header.wants_reply() {
+            match answered {
+                Ok(reply) => {
+                    let bytes = header.reply(HEADER + reply.len(), 0);
+                    self.replies.extend_from_slice(&bytes);
+                    self.replies.extend_from_slice(&reply);
+                }
+                Err(errno) => {
+                    tracing::debug!(command = header.command, %errno, "vfio-user: refused");
+                    self.replies
+                        .extend_from_slice(&header.reply(HEADER, errno as i32));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        hca: &mut Hca<Guest>,
+        what: u16,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<Vec<u8>, Errno> {
+        match what {
+            command::REGION_WRITE => self.region_write(hca, body),
+            command::REGION_WRITE_MULTI => self.region_write_multi(hca, body),
+            command::REGION_READ => self.region_read(hca, body),
+            command::VERSION => version(body),
+            command::DMA_MAP => dma_map(hca, body, fds),
+            command::DMA_UNMAP => dma_unmap(hca, body),
+            command::GET_INFO => Ok(words(&[
+                16,
+                INFO_RESET | INFO_PCI,
+                region::COUNT,
+                irq::COUNT,
+            ])),
+            command::GET_REGION_INFO => region_info(body),
+            command::GET_IRQ_INFO => irq_info(body),
+            command::SET_IRQS => set_irqs(hca, body, fds),
+            command::RESET => {
+                hca.reset();
+                self.config = Config::new(hca.settings().profile.port);
+                Ok(Vec::new())
+            }
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn region_read(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
+        let offset = get64(body, 0);
+        let count = get32(body, 12) as usize;
+        if count > LARGEST_ACCESS {
+            return Err(Errno::EINVAL);
+        }
+        let mut reply = body.get(..16).ok_or(Errno::EINVAL)?.to_vec();
+        let mut data = vec![0; count];
+        match get32(body, 8) {
+            region::CONFIG => self.config.read(offset, &mut data),
+            region::BAR0 if in_bar(offset, count) => {
+                // A write that came before has its effect before the read.
+                hca.settle();
+                hca.read(offset, &mut data);
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        reply.extend_from_slice(&data);
+        Ok(reply)
+    }
+
+    fn region_write(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
+        let offset = get64(body, 0);
+        let count = get32(body, 12) as usize;
+        let head = body.get(..16).ok_or(Errno::EINVAL)?;
+        let data = body.get(16..16 + count).ok_or(Errno::EINVAL)?;
+        self.write(hca, get32(body, 8), offset, data)?;
+        Ok(head.to_vec())
+    }
+
+    fn region_write_multi(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
+        /// Offset, region, count, 8 bytes of data.
+        const WRITE: usize = 24;
+        let count = get64(body, 0) as usize;
+        for write in body.get(8..).unwrap_or(&[]).chunks_exact(WRITE).take(count) {
+            let n = get32(write, 12) as usize;
+            let data = write.get(16..16 + n).ok_or(Errno::EINVAL)?;
+            self.write(hca, get32(write, 8), get64(write, 0), data)?;
+        }
+        Ok(body.get(..8).ok_or(Errno::EINVAL)?.to_vec())
+    }
+
+    fn write(
+        &mut self,
+        hca: &mut Hca<Guest>,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Errno> {
+        match region {
+            region::CONFIG => self.config.write(offset, data),
+            region::BAR0 if in_bar(offset, data.len()) => hca.write(offset, data),
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(())
+    }
+}
+
+fn in_bar(offset: u64, count: usize) -> bool {
+    offset
+        .checked_add(count as u64)
+        .is_some_and(|end| end <= BAR_SIZE)
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn version(body: &[u8]) -> Result<Vec<u8>, Errno> {
+    if get16(body, 0) != MAJOR {
+        return Err(Errno::EINVAL);
+    }
+    let mut reply = words(&[u32::from(MAJOR)]);
+    let capabilities = format!(
+        r#"{{"capabilities":{{"max_msg_fds":{MOST_FDS},"max_data_xfer_size":{LARGEST_ACCESS},"pgsizes":4096,"write_multiple":true}}}}"#
+    );
+    reply.extend_from_slice(capabilities.as_bytes());
+    reply.push(0);
+    Ok(reply)
+}
+
+fn dma_map(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
+    let (offset, address, size) = (get64(body, 8), get64(body, 16), get64(body, 24));
+    let file = fds.into_iter().next().map(|fd| (fd, offset));
+    match hca.platform_mut().map(address, size, file) {
+        Ok(()) => Ok(Vec::new()),
+        Err(NotMapped::Range) => Err(Errno::EINVAL),
+        Err(NotMapped::File) => {
+            // The guest then runs without this region being accessible.
+            tracing::warn!("cannot map guest memory at {address:#x}+{size:#x}");
+            let _ = hca.platform_mut().map(address, size, None);
+            Ok(Vec::new())
+        }
+    }
+}
+
+fn dma_unmap(hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
+    let head = body.get(..24).ok_or(Errno::EINVAL)?;
+    if get32(body, 4) & UNMAP_ALL != 0 {
+        hca.platform_mut().unmap_all();
+    } else {
+        hca.platform_mut().unmap(get64(body, 8), get64(body, 16));
+    }
+    Ok(head.to_vec())
+}
+
+fn region_info(body: &[u8]) -> Result<Vec<u8>, Errno> {
+    let index = get32(body, 8);
+    let size = match index {
+        region::BAR0 => BAR_SIZE,
+        region::CONFIG => super::pci::CONFIG_SIZE as u64,
+        _ if index < region::COUNT => 0,
+        _ => return Err(Errno::EINVAL),
+    };
+    let flags = if size > 0 { REGION_READ_WRITE } else { 0 };
+    let mut reply = words(&[32, flags, index, 0]);
+    reply.extend_from_slice(&size.to_ne_bytes());
+    reply.extend_from_slice(&0_u64.to_ne_bytes());
+    Ok(reply)
+}
+
+fn irq_info(body: &[u8]) -> Result<Vec<u8>, Errno> {
+    let index = get32(body, 8);
+    let count = match index {
+        irq::MSIX => VECTORS as u32,
+        _ if index < irq::COUNT => 0,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(words(&[16, IRQ_EVENTFD | IRQ_NORESIZE, index, count]))
+}
+
+fn set_irqs(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
+    let flags = get32(body, 4);
+    let index = get32(body, 8);
+    let start = get32(body, 12) as usize;
+    let count = get32(body, 16) as usize;
+    if index >= irq::COUNT {
+        return Err(Errno::EINVAL);
+    }
+    if index != irq::MSIX || flags & SET_ACTION_TRIGGER == 0 {
+        return Ok(Vec::new());
+    }
+    if start.checked_add(count).is_none_or(|end| end > VECTORS) {
+        return Err(Errno::EINVAL);
+    }
+    let guest = hca.platform_mut();
+    if flags & SET_DATA_EVENTFD != 0 {
+        let mut fds = fds.into_iter();
+        for vector in start..start + count {
+            // SAFETY: QEMU says that these are event descriptors; they are
+            // only written to, 8 bytes at a time, and owned from here on.
+            let event = fds.next().map(|fd| unsafe { EventFd::from_owned_fd(fd) });
+            guest.set_vector(vector, event);
+        }
+    } else if flags & SET_DATA_NONE != 0 && count == 0 {
+        for vector in 0..VECTORS {
+            guest.set_vector(vector, None);
+        }
+    }
+    Ok(Vec::new())
+}
