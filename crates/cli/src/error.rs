@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::perf::PerfError;
+use crate::pingpong::{ExchangeError, PingPongError};
 use crate::trace::TraceError;
 
 /// Why a command failed.
@@ -33,6 +35,17 @@ pub enum Error {
         /// What the kernel said.
         source: uverbs::Error,
     },
+    /// A verb failed.
+    Native {
+        /// What was being done.
+        doing: String,
+        /// Why it failed.
+        source: ringverbs::Error,
+    },
+    /// A ping-pong failed.
+    PingPong(PingPongError),
+    /// A measurement failed.
+    Perf(PerfError),
     /// A process could not be looked into.
     Trace(TraceError),
     /// Output could not be written.
@@ -61,6 +74,12 @@ impl Error {
         let doing = what.into();
         move |source| Self::Verbs { doing, source }
     }
+
+    /// For `map_err`: what was being done when a verb failed.
+    pub fn native(what: impl Into<String>) -> impl FnOnce(ringverbs::Error) -> Self {
+        let doing = what.into();
+        move |source| Self::Native { doing, source }
+    }
 }
 
 impl fmt::Display for Error {
@@ -83,6 +102,9 @@ impl fmt::Display for Error {
                 ports,
             } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
             Self::Verbs { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Native { doing, source } => write!(f, "{doing}: {source}"),
+            Self::PingPong(error) => error.fmt(f),
+            Self::Perf(error) => error.fmt(f),
             Self::Trace(error) => error.fmt(f),
             Self::Output(error) => write!(f, "writing output: {error}"),
         }
@@ -100,5 +122,23 @@ impl From<io::Error> for Error {
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Self {
         Self::Trace(error)
+    }
+}
+
+impl From<PingPongError> for Error {
+    fn from(error: PingPongError) -> Self {
+        Self::PingPong(error)
+    }
+}
+
+impl From<ExchangeError> for Error {
+    fn from(error: ExchangeError) -> Self {
+        Self::PingPong(PingPongError::Exchange(error))
+    }
+}
+
+impl From<PerfError> for Error {
+    fn from(error: PerfError) -> Self {
+        Self::Perf(error)
     }
 }

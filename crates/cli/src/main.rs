@@ -11,6 +11,9 @@ mod doctor;
 mod error;
 mod info;
 mod out;
+mod perf;
+mod pingpong;
+mod poller;
 mod trace;
 
 use std::process::ExitCode;
@@ -34,6 +37,11 @@ enum Command {
     Info(info::Args),
     /// Find out why RDMA does not work here, and what mends it
     Doctor(doctor::Args),
+    /// Bounce messages: here in one process, or with another ringverbs or
+    /// ibv_*_pingpong
+    Pingpong(pingpong::Args),
+    /// Measure latency and bandwidth: within this process, or with another
+    Perf(perf::Args),
     /// Decode the queues of a running program on rxe, without touching it
     Trace(trace::Args),
 }
@@ -44,6 +52,8 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Pingpong(args) => pingpong::run(&args),
+        Command::Perf(args) => perf::run(&args),
         Command::Trace(args) => trace::run(&args),
     };
     match result {

@@ -50,6 +50,19 @@ pub fn complain(error: &Error) {
 /// Rows of columns, each as wide as its widest cell, two spaces apart. The
 /// first row is the heading.
 pub fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    aligned(out, rows, |cell, width| format!("{cell:<width$}  "))
+}
+
+/// As [`table`], of numbers: aligned to the right.
+pub fn numbers(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    aligned(out, rows, |cell, width| format!("{cell:>width$}  "))
+}
+
+fn aligned(
+    out: &mut impl Write,
+    rows: &[Vec<String>],
+    align: fn(&str, usize) -> String,
+) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
         .map(|column| {
@@ -60,7 +73,7 @@ pub fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
     for (number, row) in rows.iter().enumerate() {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:width$}  "));
+            line.push_str(&align(cell, *width));
         }
         let line = line.trim_end();
         if number == 0 {

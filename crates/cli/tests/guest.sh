@@ -153,7 +153,11 @@ assert entry["sges"][0]["length"] == 4096, entry
     # In the middle, if it can be caught; the exchange must not suffer.
     "$ringverbs" trace $server --follow --interval 1 > "$scratch/followed" 2>&1 &
     follower=$!
-    sleep 1
+    waited=0
+    until [ -s "$scratch/followed" ] || [ $waited -ge 100 ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
     ibv_rc_pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 200 127.0.0.1 > "$scratch/client" 2>&1
     if wait $server; then
         ok "a program that is traced goes on"
@@ -174,6 +178,99 @@ assert entry["sges"][0]["length"] == 4096, entry
     fi
 }
 
-for part in ${*:-info doctor trace}; do $part; done
+# Until somebody listens on port 18515.
+listening() {
+    waited=0
+    until grep -q ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6 || [ $waited -ge 150 ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+}
+
+# met NAME SERVER-COMMAND CLIENT-COMMAND: both must succeed.
+met() {
+    $2 > "$scratch/server" 2>&1 &
+    server=$!
+    listening
+    if $3 > "$scratch/client" 2>&1; then client=0; else client=$?; kill $server 2> /dev/null; fi
+    wait $server
+    if [ $? -eq 0 ] && [ $client -eq 0 ] && ! grep -q 'invalid data' "$scratch/server" "$scratch/client"; then
+        ok "$1: $(tail -1 "$scratch/client")"
+    else
+        bad "$1" "$scratch/server" "$scratch/client"
+    fi
+}
+
+pingpong() {
+    for type in rc uc ud srq; do
+        case $type in ud) large='-s 4000' ;; *) large='-s 50000 -r 50' ;; esac
+        for options in '' '-e' "$large"; do
+            theirs="ibv_${type}_pingpong -d $RXE_DEV -g $RXE_GID -n 200 -c $options"
+            ours="$ringverbs pingpong -t $type -d $RXE_DEV -g $RXE_GID -n 200 -c $options"
+            met "$type $options: ours serves theirs" "$ours -S" "$theirs 127.0.0.1"
+            met "$type $options: theirs serves ours" "$theirs" "$ours 127.0.0.1"
+        done
+        met "$type: ours serves ours" "$ringverbs pingpong -S -t $type -c -n 200" "$ringverbs pingpong -t $type -c -n 200 localhost"
+        if "$ringverbs" pingpong -t $type -n 200 -c > "$scratch/out" 2>&1; then
+            ok "$type: both sides in one process: $(tail -1 "$scratch/out")"
+        else
+            bad "$type: both sides in one process" "$scratch/out"
+        fi
+    done
+    "$ringverbs" pingpong -S -n 10 > "$scratch/out" 2>&1 &
+    server=$!
+    listening
+    printf 'GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n' | busybox nc 127.0.0.1 18515 > /dev/null
+    if wait $server; then
+        bad "a stranger's request ends a server" "$scratch/out"
+    elif grep -q 'makes no sense' "$scratch/out"; then
+        ok "a stranger's request ends a server: $(tail -1 "$scratch/out" | cut -c 1-80)"
+    else
+        bad "a stranger's request ends a server" "$scratch/out"
+    fi
+}
+
+# measured NAME COMMAND...: prints JSON of rows that make sense.
+measured() {
+    name=$1
+    shift
+    if "$@" --json > "$scratch/perf" 2> "$scratch/err" && python3 -c '
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert report["rows"], report
+for row in report["rows"]:
+    latency = row["latency"]
+    marks = [latency[key] for key in ("min", "p50", "p90", "p99", "p999", "max")]
+    assert marks == sorted(marks) and marks[0] > 0, row
+    assert row["bandwidth"]["bytes_per_second"] > 0, row
+print(len(report["rows"]), "sizes, p50", report["rows"][0]["latency"]["p50"], "ns")
+' "$scratch/perf" > "$scratch/said" 2>> "$scratch/err"; then
+        ok "$name: $(cat "$scratch/said")"
+    else
+        bad "$name" "$scratch/err" "$scratch/perf"
+    fi
+}
+
+perf() {
+    for operation in send write read atomic; do
+        measured "perf $operation" "$ringverbs" perf -o $operation -s 8,4096,65536 -n 50
+        measured "perf $operation -e" "$ringverbs" perf -o $operation -s 64 -n 50 -e
+    done
+    "$ringverbs" perf --server > "$scratch/server" 2>&1 &
+    server=$!
+    waited=0
+    until grep -q ':4854 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6 || [ $waited -ge 150 ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+    measured "perf with a server" "$ringverbs" perf -o send -s 8..1024 -n 30 --plot "$scratch/send.svg" localhost
+    if wait $server && grep -q '</svg>' "$scratch/send.svg"; then
+        ok "perf: the server ends with its client, and the picture is there"
+    else
+        bad "perf: the server ends with its client, and the picture is there" "$scratch/server"
+    fi
+}
+
+for part in ${*:-info doctor trace pingpong perf}; do $part; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -59,11 +59,9 @@ impl fmt::Display for ExchangeError {
                 f,
                 "listening on TCP port {port}: {source}; another port is chosen with --port"
             ),
-            Self::Broken { during, source } if is_timeout(source) => write!(
-                f,
-                "{during}: no answer in {} seconds",
-                PATIENCE.as_secs()
-            ),
+            Self::Broken { during, source } if is_timeout(source) => {
+                write!(f, "{during}: no answer in {} seconds", PATIENCE.as_secs())
+            }
             Self::Broken { during, source } => write!(
                 f,
                 "{during}: {source}; the other side's messages may say why"
@@ -73,9 +71,9 @@ impl fmt::Display for ExchangeError {
                 "message {message} of the other side makes no sense: {what}; \
                  is it a ping-pong of the same --type?"
             ),
-            Self::NotDone => f.write_str(
-                "the other side did not confirm; is it a ping-pong of the same --type?",
-            ),
+            Self::NotDone => {
+                f.write_str("the other side did not confirm; is it a ping-pong of the same --type?")
+            }
         }
     }
 }
@@ -188,8 +186,7 @@ fn receive(stream: &mut TcpStream, count: usize) -> Result<Vec<Destination>, Exc
             stream
                 .read_exact(&mut bytes)
                 .map_err(broken("waiting for the other side's address"))?;
-            Destination::decode(&bytes)
-                .map_err(|what| ExchangeError::Malformed { message, what })
+            Destination::decode(&bytes).map_err(|what| ExchangeError::Malformed { message, what })
         })
         .collect()
 }
@@ -228,7 +225,10 @@ mod tests {
                 });
                 (theirs.unwrap(), connected)
             });
-            assert_eq!(client("localhost", port, &ours).unwrap(), numbered(9000, count));
+            assert_eq!(
+                client("localhost", port, &ours).unwrap(),
+                numbered(9000, count)
+            );
             assert_eq!(serving.join().unwrap(), (ours.clone(), ours));
         }
     }
@@ -254,7 +254,10 @@ mod tests {
         assert!(matches!(serve_to(b"GET /"), ExchangeError::Broken { .. }));
         let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n";
         let error = serve_to(http);
-        assert!(matches!(error, ExchangeError::Malformed { message: 0, .. }), "{error:?}");
+        assert!(
+            matches!(error, ExchangeError::Malformed { message: 0, .. }),
+            "{error:?}"
+        );
         assert!(error.to_string().contains("--type"));
         let unconfirmed = b"0000:000011:000007:00000000000000000000000000000000\0none\0";
         assert!(matches!(serve_to(unconfirmed), ExchangeError::NotDone));
@@ -265,7 +268,12 @@ mod tests {
         let (server, port) = server();
         drop(server);
         let error = client("127.0.0.1", port, &numbered(1, 1)).unwrap_err();
-        assert!(error.to_string().contains(&format!("127.0.0.1 port {port}")), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("127.0.0.1 port {port}")),
+            "{error}"
+        );
     }
 
     #[test]

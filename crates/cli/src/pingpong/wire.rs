@@ -121,14 +121,8 @@ mod tests {
 
     fn destination() -> impl Strategy<Value = Destination> {
         let number = || 0..=MASK;
-        (any::<u16>(), number(), number(), any::<[u8; 16]>()).prop_map(|(lid, qpn, psn, gid)| {
-            Destination {
-                lid,
-                qpn,
-                psn,
-                gid,
-            }
-        })
+        (any::<u16>(), number(), number(), any::<[u8; 16]>())
+            .prop_map(|(lid, qpn, psn, gid)| Destination { lid, qpn, psn, gid })
     }
 
     #[test]
@@ -157,7 +151,10 @@ mod tests {
         };
         assert_eq!(changed(0, b'x'), Malformed::Field("LID"));
         assert_eq!(changed(5, b'+'), Malformed::Field("queue pair number"));
-        assert_eq!(changed(12, b' '), Malformed::Field("packet sequence number"));
+        assert_eq!(
+            changed(12, b' '),
+            Malformed::Field("packet sequence number")
+        );
         assert_eq!(changed(50, 0xff), Malformed::Field("GID"));
         assert_eq!(changed(4, b'0'), Malformed::Shape);
         assert_eq!(changed(20, b':'), Malformed::Shape);

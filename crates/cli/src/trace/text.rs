@@ -19,7 +19,7 @@ pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
         paint(
             out::DIM,
             format_args!(
-                "at {:#x}, {} entries of {} bytes at most",
+                "at {:#x}, room for {} of {} bytes",
                 queue.address, queue.capacity, queue.entry_bytes
             )
         ),

@@ -1,0 +1,477 @@
+//! `ringverbs perf`: latency and bandwidth.
+//!
+//! [`station`] is a side with its queue pair, [`protocol`] what the two sides
+//! say to each other, [`stats`] what is made of the times, [`plot`] the picture.
+//! Without a host and without `--server` both sides are in this process, and
+//! speak over the loopback all the same.
+
+mod plot;
+mod protocol;
+mod station;
+mod stats;
+
+use std::fmt;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ringverbs::{Context, Device, Endpoint, Operation, RemoteAddr};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::out;
+use plot::PlotError;
+use protocol::{
+    Answer, Go, Hello, Line, MAX_DEPTH, Measured, Phase, ProtocolError, VERSION, Welcome,
+};
+use station::{Plan, Station};
+use stats::{Bandwidth, Latency};
+
+/// What `perf` is told.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Latency: of a send, half of the way there and back; of others, from posting to completion.
+Bandwidth: with --depth operations outstanding; M is a million.
+Examples:
+  ringverbs perf                                  writes of 4096 bytes, within this process
+  ringverbs perf --op send --sizes 8..65536       a sweep over powers of two
+  ringverbs perf --server                         and on the other machine:
+  ringverbs perf --op read --plot read.svg HOST")]
+pub struct Args {
+    /// Measure with the server there
+    #[arg(conflicts_with = "server")]
+    host: Option<String>,
+    /// Serve one client, whatever it measures
+    #[arg(short = 'S', long)]
+    server: bool,
+    /// What to measure
+    #[arg(short, long = "op", value_name = "OPERATION", default_value = "write")]
+    operation: Measured,
+    /// Bytes of a message: a list, or FROM..TO for all powers of two there
+    #[arg(short, long, value_parser = sizes, default_value = "4096")]
+    sizes: Sizes,
+    /// Operations of each size, for latency and for bandwidth each
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    iters: u32,
+    /// Operations outstanding at most, for bandwidth
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    depth: u32,
+    /// Sleep until completions come (default: poll)
+    #[arg(short, long)]
+    events: bool,
+    /// TCP port of the server
+    #[arg(short, long, default_value_t = 18516)]
+    port: u16,
+    /// Use this device (default: the first)
+    #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
+    device: Option<String>,
+    /// Use this port of the device
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    ib_port: u8,
+    /// Index of our GID (default: an IPv4 address's, else another of RoCE v2)
+    #[arg(short, long)]
+    gid_idx: Option<u8>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Draw latency and bandwidth over size into an SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+/// Sizes of messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sizes(Vec<u32>);
+
+/// `8,64,4096` or `8..4096`.
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let size = |text: &str| match text.trim().parse() {
+        Ok(size) if (1..=protocol::MAX_SIZE).contains(&size) => Ok(size),
+        Ok(_) => Err(format!("a message has 1 to {} bytes", protocol::MAX_SIZE)),
+        Err(_) => Err(format!("{text:?} is no number of bytes")),
+    };
+    let sizes = match text.split_once("..") {
+        Some((from, to)) => {
+            let (from, to) = (size(from)?, size(to)?);
+            let powers = (0..31).map(|power| 1 << power);
+            powers.filter(|size| (from..=to).contains(size)).collect()
+        }
+        None => text
+            .split(',')
+            .map(size)
+            .collect::<Result<Vec<u32>, String>>()?,
+    };
+    match sizes.is_empty() {
+        true => Err("there is no power of two in that range".into()),
+        false => Ok(Sizes(sizes)),
+    }
+}
+
+/// Why a measurement failed.
+#[derive(Debug)]
+pub enum PerfError {
+    /// The sides did not understand each other.
+    Protocol(ProtocolError),
+    /// The server could not be reached.
+    Connect {
+        /// Where.
+        to: String,
+        /// Why not.
+        why: std::io::Error,
+    },
+    /// The port cannot be listened on.
+    Listen {
+        /// The port.
+        port: u16,
+        /// Why not.
+        why: std::io::Error,
+    },
+    /// An operation failed.
+    Failed {
+        /// Which.
+        operation: Operation,
+        /// Why.
+        status: String,
+    },
+    /// Nothing happens any more.
+    Silence(u64),
+    /// More operations than buffers: a mistake of ours.
+    NoBuffer,
+    /// There is no picture.
+    Plot(PlotError),
+    /// The server in this process has ended with a panic.
+    Panicked,
+}
+
+impl fmt::Display for PerfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protocol(error) => error.fmt(f),
+            Self::Connect { to, why } => {
+                write!(
+                    f,
+                    "connecting to {to}: {why}; is `ringverbs perf --server` started there?"
+                )
+            }
+            Self::Listen { port, why } => write!(
+                f,
+                "listening on TCP port {port}: {why}; another port is chosen with --port"
+            ),
+            Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
+            Self::Silence(seconds) => {
+                write!(
+                    f,
+                    "nothing completed for {seconds} s; has the other side ended?"
+                )
+            }
+            Self::NoBuffer => f.write_str("more operations than buffers"),
+            Self::Plot(error) => error.fmt(f),
+            Self::Panicked => f.write_str("the server in this process has panicked"),
+        }
+    }
+}
+
+impl std::error::Error for PerfError {}
+
+impl From<ProtocolError> for Error {
+    fn from(error: ProtocolError) -> Self {
+        Self::Perf(PerfError::Protocol(error))
+    }
+}
+
+/// What was measured of a size.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Row {
+    size: u32,
+    iterations: u32,
+    /// In nanoseconds.
+    latency: Latency,
+    bandwidth: Bandwidth,
+}
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    operation: Measured,
+    completions: &'static str,
+    depth: u32,
+    rows: Vec<Row>,
+}
+
+/// Measures, or serves.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    if let Some(file) = &args.plot {
+        plot::check(file).map_err(PerfError::Plot)?;
+    }
+    let device = match &args.device {
+        Some(name) => Device::named(name),
+        None => Device::first(),
+    };
+    let device = device.map_err(Error::native("choosing a device"))?;
+    let context = device
+        .open()
+        .map_err(Error::native(format!("opening {}", device.name())))?;
+    if args.server {
+        let listener = TcpListener::bind(("::", args.port))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", args.port)))
+            .map_err(|why| PerfError::Listen {
+                port: args.port,
+                why,
+            })?;
+        serve(args, &context, &listener)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = match &args.host {
+        Some(host) => {
+            let stream = TcpStream::connect((host.as_str(), args.port));
+            let stream = stream.map_err(|why| PerfError::Connect {
+                to: format!("{host} port {}", args.port),
+                why,
+            })?;
+            measure(args, &context, stream)?
+        }
+        None => both(args, &context)?,
+    };
+    if let Some(file) = &args.plot {
+        let title = format!("{} on {}", report.operation.name(), report.device);
+        plot::draw(file, &title, &report.rows).map_err(PerfError::Plot)?;
+    }
+    if args.json {
+        out::json(&report)?;
+    } else {
+        print(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Both sides in this process.
+fn both(args: &Args, context: &Context) -> Result<Report, Error> {
+    let listen = |why| PerfError::Listen { port: 0, why };
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+    thread::scope(|scope| {
+        let serving = scope.spawn(move || serve(args, context, &listener));
+        let connected = TcpStream::connect(address).map_err(|why| PerfError::Connect {
+            to: address.to_string(),
+            why,
+        });
+        let measured = connected
+            .map_err(Error::from)
+            .and_then(|stream| measure(args, context, stream));
+        let served = serving
+            .join()
+            .unwrap_or_else(|_| Err(PerfError::Panicked.into()));
+        // Why the measuring side failed says more than that the other noticed.
+        let report = measured?;
+        served.map(|()| report)
+    })
+}
+
+/// Serves one client to its end.
+fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), Error> {
+    let (stream, _) = listener.accept().map_err(|why| PerfError::Listen {
+        port: args.port,
+        why,
+    })?;
+    let mut line = Line::over(stream)?;
+    let hello: Hello = line.hear()?;
+    let mut station = match welcome(args, context, &hello) {
+        Ok((station, welcome)) => {
+            line.say(&Answer::Yes(welcome))?;
+            station
+        }
+        Err(error) => {
+            line.say(&Answer::<Welcome>::No(error.to_string()))?;
+            return Err(error);
+        }
+    };
+    loop {
+        let phase: Phase = match line.hear() {
+            Ok(phase) => phase,
+            Err(ProtocolError::Closed) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if phase.size > hello.size {
+            return Err(ProtocolError::Value("size").into());
+        }
+        line.say(&Answer::Yes(Go { ready: true }))?;
+        station.serve(phase.size, phase.messages, phase.echo)?;
+    }
+}
+
+/// Makes the server's side as the client wants it.
+fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Station, Welcome), Error> {
+    hello.check()?;
+    let plan = Plan {
+        operation: hello.operation,
+        size: hello.size,
+        depth: hello.depth,
+        events: hello.events,
+        port: args.ib_port,
+        gid_index: args.gid_idx,
+    };
+    let mut station = Station::new(context, plan)?;
+    station.connect(&endpoint(&hello.endpoint)?)?;
+    let key = station.key();
+    let welcome = Welcome {
+        endpoint: station.endpoint().to_string(),
+        addr: key.addr,
+        rkey: key.rkey,
+    };
+    Ok((station, welcome))
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, Error> {
+    text.parse()
+        .map_err(Error::native("reading the other side's endpoint"))
+}
+
+/// Measures all sizes with the server at the other end.
+fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, Error> {
+    let Sizes(sizes) = &args.sizes;
+    // An atomic is about 8 bytes, whatever is said.
+    let sizes: Vec<u32> = match args.operation {
+        Measured::Atomic => vec![8],
+        _ => sizes.clone(),
+    };
+    let largest = sizes.iter().copied().max().unwrap_or(1);
+    let plan = Plan {
+        operation: args.operation,
+        size: largest,
+        depth: args.depth,
+        events: args.events,
+        port: args.ib_port,
+        gid_index: args.gid_idx,
+    };
+    let mut station = Station::new(context, plan)?;
+    let mut line = Line::over(stream)?;
+    let welcome: Welcome = line.ask(&Hello {
+        version: VERSION,
+        operation: args.operation,
+        size: largest,
+        depth: station.depth(),
+        events: args.events,
+        endpoint: station.endpoint().to_string(),
+    })?;
+    station.connect(&endpoint(&welcome.endpoint)?)?;
+    let at = RemoteAddr::new(welcome.addr, welcome.rkey);
+    let iterations = u64::from(args.iters);
+    let bar = bar(iterations * 2 * sizes.len() as u64);
+    let mut rows = Vec::new();
+    for size in sizes {
+        bar.set_message(format!("{} {size} bytes", args.operation.name()));
+        let phase = |line: &mut Line<TcpStream>, echo| {
+            let sends = args.operation == Measured::Send;
+            line.ask::<Go>(&Phase {
+                size,
+                messages: if sends { iterations } else { 0 },
+                echo: echo && sends,
+            })
+        };
+        // The bar is moved between operations, and rarely.
+        let mut count = 0u64;
+        let mut tick = || {
+            count += 1;
+            if count.is_multiple_of(64) {
+                bar.inc(64);
+            }
+        };
+        phase(&mut line, true)?;
+        let times = station.latency(size, at, iterations, &mut tick)?;
+        phase(&mut line, false)?;
+        let time = station.bandwidth(size, at, iterations, &mut tick)?;
+        let Some(latency) = Latency::of(times) else {
+            continue;
+        };
+        rows.push(Row {
+            size,
+            iterations: args.iters,
+            latency,
+            bandwidth: Bandwidth::of(iterations, size.into(), time.as_secs_f64()),
+        });
+    }
+    bar.finish_and_clear();
+    let device = context.device().map(Device::name).unwrap_or_default();
+    Ok(Report {
+        device: device.to_owned(),
+        operation: args.operation,
+        completions: if args.events { "events" } else { "polled" },
+        depth: station.depth(),
+        rows,
+    })
+}
+
+/// On a terminal's standard error; nothing elsewhere.
+fn bar(length: u64) -> ProgressBar {
+    let bar = ProgressBar::new(length);
+    if let Ok(style) = ProgressStyle::with_template("{msg:24} {bar:40} {percent:>3}% {eta:>4}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn print(report: &Report) -> Result<(), Error> {
+    let mut out = out::stdout();
+    let what = format!("{} on {}", report.operation.name(), report.device);
+    writeln!(
+        out,
+        "{}, {}, {} outstanding for bandwidth; latency in microseconds",
+        out::paint(out::NAME, what),
+        report.completions,
+        report.depth
+    )?;
+    let heading = [
+        "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MB/s", "Mmsg/s",
+    ];
+    let cells = report.rows.iter().map(|row| {
+        let latency = &row.latency;
+        let times = [
+            latency.min,
+            latency.p50,
+            latency.p90,
+            latency.p99,
+            latency.p999,
+            latency.max,
+        ];
+        let mut cells = vec![row.size.to_string()];
+        cells.extend(times.map(|time| format!("{:.2}", time as f64 * 1e-3)));
+        cells.push(format!("{:.2}", row.bandwidth.bytes_per_second * 1e-6));
+        cells.push(format!("{:.4}", row.bandwidth.messages_per_second * 1e-6));
+        cells
+    });
+    let mut rows = vec![heading.map(String::from).to_vec()];
+    rows.extend(cells);
+    out::numbers(&mut out, &rows)?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_lists_or_ranges_of_powers() {
+        assert_eq!(sizes("8,64, 4096"), Ok(Sizes(vec![8, 64, 4096])));
+        assert_eq!(sizes("8..64"), Ok(Sizes(vec![8, 16, 32, 64])));
+        assert_eq!(sizes("5..9"), Ok(Sizes(vec![8])));
+        assert_eq!(sizes("1..1073741824").unwrap().0.len(), 31);
+        for wrong in [
+            "",
+            "x",
+            "0",
+            "8,,9",
+            "-1",
+            "5..7",
+            "9..8",
+            "8..",
+            "4294967296",
+            "2000000000",
+        ] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! One side of a ping-pong: its queue pairs, its buffers, and the exchange.
+//!
+//! The order of things is the C tools': a queue pair sends when its last send
+//! has completed and an answer has come, until enough sends have completed; the
+//! side stops when enough of both have. All queue pairs count together.
+
+use std::time::{Duration, Instant};
+
+use ringverbs::qp::{ReadyToReceive, ReadyToSend};
+use ringverbs::{
+    AddressHandle, Buffer, Completion, Context, Gid, LocalAddress, Operation, ProtectionDomain,
+    QueuePair, SharedReceiveQueue, Transport, WorkRequest,
+};
+
+use super::wire::{Destination, SRQ_MESSAGES};
+use super::{Options, PingPongError, Type};
+use crate::error::Error;
+use crate::poller::Poller;
+
+/// How long nothing may happen before the other side is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Completions that are read at once.
+const BATCH: usize = 16;
+/// Bytes of a page, as far as the C tools check what they receive.
+const PAGE: usize = 4096;
+/// Bytes before a datagram's message: its global route header.
+const GRH: usize = 40;
+/// The queue key of ibv_ud_pingpong.
+const QKEY: u32 = 0x1111_1111;
+
+/// Who sends first, and makes up what is sent. The other sends back what it
+/// has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Sends first.
+    Client,
+    /// Answers.
+    Server,
+}
+
+/// A side, from before the other is known.
+pub struct Side {
+    options: Options,
+    local: LocalAddress,
+    domain: ProtectionDomain,
+    balls: Vec<Ball>,
+    srq: Option<SharedReceiveQueue>,
+    poller: Poller,
+}
+
+/// A queue pair and its message.
+struct Ball {
+    qp: QueuePair,
+    /// Unless it is being sent.
+    outgoing: Option<Buffer>,
+    /// For an answer.
+    waiting: bool,
+    /// Where datagrams go.
+    path: Option<(AddressHandle, u32)>,
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// From the first send to the last completion.
+    pub elapsed: Duration,
+    /// How often the side slept for completions.
+    pub events: u64,
+}
+
+/// How far the exchange is.
+struct Progress {
+    iterations: u32,
+    sent: u32,
+    received: u32,
+}
+
+impl Progress {
+    fn is_done(&self) -> bool {
+        self.sent >= self.iterations && self.received >= self.iterations
+    }
+}
+
+fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
+    Error::native(format!("ping-pong: {what}"))
+}
+
+impl Side {
+    /// Makes everything, and posts receives: the other side may send as soon
+    /// as it is told of us.
+    pub fn new(context: &Context, options: Options) -> Result<Self, Error> {
+        let local = match options.gid_index {
+            Some(index) => context.local_address_with(options.ib_port, index),
+            None => context.local_address(options.ib_port),
+        };
+        let local = local.map_err(doing("the port's address"))?;
+        let datagrams = options.transport == Type::Ud;
+        let mtu = 128 << local.mtu.min(5);
+        if datagrams && options.size > mtu {
+            return Err(PingPongError::Datagram { mtu }.into());
+        }
+        let domain = context.alloc_pd().map_err(doing("protection domain"))?;
+        let count = options.queue_pairs;
+        let entries = options.rx_depth.saturating_add(count);
+        let poller = Poller::new(context, entries, options.events);
+        let poller = poller.map_err(doing("completion queue"))?;
+        let srq = (options.transport == Type::Srq).then(|| {
+            domain
+                .shared_receive_queue()
+                .depth(options.rx_depth)
+                .build()
+                .map_err(doing("shared receive queue"))
+        });
+        let srq = srq.transpose()?;
+
+        let size = options.size as usize;
+        let room = size + if datagrams { GRH } else { 0 };
+        let buffers = (options.rx_depth as usize).saturating_add(count as usize);
+        let region = domain.alloc(room.saturating_mul(buffers));
+        let mut buffers = region.map_err(doing("memory"))?.into_buffers(room);
+        let mut side = Self {
+            options,
+            local,
+            domain,
+            balls: Vec::new(),
+            srq,
+            poller,
+        };
+        for outgoing in buffers.by_ref().take(count as usize) {
+            let ball = side.ball(outgoing)?;
+            side.balls.push(ball);
+        }
+        for buffer in buffers.take(options.rx_depth as usize) {
+            side.receive(0, buffer)?;
+        }
+        Ok(side)
+    }
+
+    /// Makes a queue pair that takes receives.
+    fn ball(&self, outgoing: Buffer) -> Result<Ball, Error> {
+        let transport = self.options.transport.native();
+        let builder = self.domain.queue_pair(transport, &self.poller.cq);
+        let builder = builder.send_depth(1);
+        let builder = match &self.srq {
+            Some(srq) => builder.srq(srq),
+            None => builder.recv_depth(self.options.rx_depth),
+        };
+        let mut qp = builder.build().map_err(doing("queue pair"))?;
+        let ready = match transport {
+            Transport::Datagram => qp.activate(&self.local, QKEY),
+            _ => qp.initialize(&self.local),
+        };
+        ready.map_err(doing("queue pair to INIT"))?;
+        Ok(Ball {
+            qp,
+            outgoing: Some(outgoing),
+            waiting: true,
+            path: None,
+        })
+    }
+
+    fn receive(&mut self, ball: usize, buffer: Buffer) -> Result<(), Error> {
+        let posted = match (&mut self.srq, self.balls.get_mut(ball)) {
+            (Some(srq), _) => srq.receive(buffer, 0),
+            (None, Some(ball)) => ball.qp.receive(buffer, 0),
+            (None, None) => Ok(()),
+        };
+        posted.map_err(|error| doing("posting a receive")(error.into()))
+    }
+
+    /// Where the other side will find us. As many messages as are exchanged:
+    /// those of queue pairs that there are not, are zero.
+    pub fn destinations(&self) -> Vec<Destination> {
+        let destination = |ball: &Ball| {
+            let endpoint = ball.qp.endpoint(&self.local);
+            Destination {
+                lid: endpoint.lid,
+                qpn: endpoint.qp_num,
+                psn: endpoint.psn,
+                gid: endpoint.gid.0,
+            }
+        };
+        let mut ours: Vec<_> = self.balls.iter().map(destination).collect();
+        if self.srq.is_some() {
+            ours.resize(SRQ_MESSAGES, Destination::default());
+        }
+        ours
+    }
+
+    /// Those of the messages that stand for queue pairs.
+    pub fn used<'a>(&self, messages: &'a [Destination]) -> &'a [Destination] {
+        messages.get(..self.balls.len()).unwrap_or(messages)
+    }
+
+    /// Connects to the other side.
+    pub fn connect(&mut self, theirs: &[Destination]) -> Result<(), Error> {
+        let used = theirs.iter().filter(|at| at.qpn != 0).count();
+        if used != self.balls.len() {
+            return Err(PingPongError::QueuePairs {
+                ours: self.balls.len(),
+                theirs: used,
+            }
+            .into());
+        }
+        let ours = self.destinations();
+        let (local, options, domain) = (self.local, self.options, self.domain.clone());
+        for ((ball, ours), theirs) in self.balls.iter_mut().zip(ours).zip(theirs) {
+            if !theirs.has_gid() {
+                return Err(PingPongError::NoGid.into());
+            }
+            let mut path = local.path_to(Gid(theirs.gid), theirs.lid);
+            path.sl = options.sl;
+            let (qpn, psn, mtu) = (theirs.qpn, theirs.psn, options.mtu);
+            let qp = &mut ball.qp;
+            let ready = match qp.transport() {
+                Transport::Datagram => domain
+                    .address_handle(&path)
+                    .map(|handle| ball.path = Some((handle, qpn))),
+                Transport::Unreliable => qp
+                    .transition(ReadyToReceive::unreliable(path, qpn, psn, mtu))
+                    .and_then(|()| qp.transition(ReadyToSend::unreliable(ours.psn))),
+                _ => {
+                    let receive = ReadyToReceive::reliable(path, qpn, psn, mtu);
+                    let send = ReadyToSend::reliable(ours.psn);
+                    qp.transition(receive.max_dest_rd_atomic(1))
+                        .and_then(|()| qp.transition(send.max_rd_atomic(1)))
+                }
+            };
+            ready.map_err(doing("connecting to the other side's queue pair"))?;
+        }
+        Ok(())
+    }
+
+    /// Plays until enough has gone both ways.
+    pub fn play(mut self, role: Role) -> Result<Outcome, Error> {
+        let mut pattern = vec![0x7b; self.options.size as usize];
+        if self.options.check {
+            make_pattern(&mut pattern);
+        }
+        for ball in &mut self.balls {
+            if let Some(outgoing) = &mut ball.outgoing {
+                outgoing.copy_from(&pattern).map_err(doing("memory"))?;
+            }
+        }
+        let mut progress = Progress {
+            iterations: self.options.iters,
+            sent: 0,
+            received: 0,
+        };
+        let start = Instant::now();
+        if role == Role::Client {
+            for ball in &mut self.balls {
+                ball.send()?;
+            }
+        }
+        let mut completions: [Completion; BATCH] = std::array::from_fn(|_| Completion::default());
+        while !progress.is_done() {
+            let polled = self.poller.poll(&mut completions, PATIENCE);
+            let count = polled.map_err(doing("polling"))?;
+            if count == 0 {
+                return Err(PingPongError::Silence {
+                    seconds: PATIENCE.as_secs(),
+                    sent: progress.sent,
+                    received: progress.received,
+                    repeats: self.options.transport.native() == Transport::Reliable,
+                }
+                .into());
+            }
+            for completion in completions.iter_mut().take(count) {
+                self.completed(&mut progress, role, completion, &pattern)?;
+            }
+        }
+        Ok(Outcome {
+            elapsed: start.elapsed(),
+            events: self.poller.events,
+        })
+    }
+
+    fn completed(
+        &mut self,
+        progress: &mut Progress,
+        role: Role,
+        completion: &mut Completion,
+        pattern: &[u8],
+    ) -> Result<(), Error> {
+        if let Err(failure) = completion.result {
+            return Err(PingPongError::Failed {
+                operation: completion.operation,
+                status: failure.to_string(),
+                sent: progress.sent,
+                received: progress.received,
+            }
+            .into());
+        }
+        let qp_num = completion.qp_num;
+        let of = |ball: &Ball| ball.qp.qp_num() == qp_num;
+        let (Some(buffer), Some(at)) = (completion.take_buffer(), self.balls.iter().position(of))
+        else {
+            return Err(PingPongError::Stray(qp_num).into());
+        };
+        if completion.operation == Operation::Receive {
+            progress.received += 1;
+            self.take(progress, role, at, &buffer, pattern)?;
+            self.receive(at, buffer)?;
+        } else {
+            progress.sent += 1;
+            if let Some(ball) = self.balls.get_mut(at) {
+                ball.outgoing = Some(buffer);
+            }
+        }
+        let more = progress.sent < progress.iterations;
+        match self.balls.get_mut(at) {
+            Some(ball) if more && !ball.waiting && ball.outgoing.is_some() => ball.send(),
+            _ => Ok(()),
+        }
+    }
+
+    /// A message has come. The server will send it back; with `--chk` each
+    /// side looks at it.
+    fn take(
+        &mut self,
+        progress: &Progress,
+        role: Role,
+        at: usize,
+        received: &[u8],
+        pattern: &[u8],
+    ) -> Result<(), Error> {
+        let message = match self.options.transport {
+            Type::Ud => received.get(GRH..).unwrap_or_default(),
+            _ => received,
+        };
+        if self.options.check {
+            // A C client's messages are zero at the beginning of each page; our
+            // own, and what comes back to a client, is the pattern all over.
+            let right = match role {
+                Role::Client => message == pattern,
+                Role::Server => {
+                    message.len() == pattern.len()
+                        && message.iter().step_by(PAGE).all(|byte| *byte == 0)
+                }
+            };
+            if !right {
+                let message = progress.received;
+                return Err(PingPongError::Content { message }.into());
+            }
+        }
+        let Some(ball) = self.balls.get_mut(at) else {
+            return Ok(());
+        };
+        ball.waiting = false;
+        if let (Role::Server, Some(outgoing)) = (role, &mut ball.outgoing) {
+            let length = message.len().min(outgoing.capacity());
+            let copied = outgoing.copy_from(message.get(..length).unwrap_or_default());
+            copied.map_err(doing("memory"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Ball {
+    fn send(&mut self) -> Result<(), Error> {
+        let Some(buffer) = self.outgoing.take() else {
+            return Ok(());
+        };
+        self.waiting = true;
+        let posted = match &self.path {
+            Some((handle, qpn)) => {
+                let request = WorkRequest::send(buffer).to(handle, *qpn, QKEY);
+                self.qp.post(request)
+            }
+            None => self.qp.send(buffer, 0),
+        };
+        posted.map_err(|error| doing("posting a send")(error.into()))
+    }
+}
+
+/// Bytes that are easily told from others, but zero where the C tools look.
+fn make_pattern(pattern: &mut [u8]) {
+    for (at, byte) in pattern.iter_mut().enumerate() {
+        *byte = match at % PAGE {
+            0 => 0,
+            rest => (rest.wrapping_mul(31) ^ (at / PAGE)) as u8,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pattern_is_zero_where_the_c_tools_look_and_tells_pages_apart() {
+        let mut pattern = vec![0xff; 3 * PAGE + 5];
+        make_pattern(&mut pattern);
+        assert!(pattern.iter().step_by(PAGE).all(|byte| *byte == 0));
+        assert_ne!(pattern[1..PAGE], pattern[PAGE + 1..2 * PAGE]);
+    }
+
+    #[test]
+    fn done_means_both_ways() {
+        let progress = |sent, received| Progress {
+            iterations: 3,
+            sent,
+            received,
+        };
+        assert!(!progress(3, 2).is_done() && !progress(2, 3).is_done());
+        assert!(progress(3, 3).is_done() && progress(5, 4).is_done());
+    }
+}
