@@ -14,6 +14,69 @@
 //! completion is read or its queue pair is gone. All handles can be dropped, or
 //! forgotten, in any order: what they need of each other they keep.
 //!
+//! What must not be possible does not compile. A buffer in flight cannot be
+//! touched:
+//!
+//! ```compile_fail,E0382
+//! # fn f(qp: &mut ringverbs::QueuePair, mut buffer: ringverbs::Buffer) {
+//! qp.send(buffer, 1).unwrap();
+//! buffer[0] = 1;
+//! # }
+//! ```
+//!
+//! Memory that a peer may write is no slice:
+//!
+//! ```compile_fail,E0308
+//! # fn f(region: &ringverbs::RemoteRegion) {
+//! let bytes: &[u8] = region;
+//! # }
+//! ```
+//!
+//! An entry of the raw cursor does not outlive its batch, so entries cannot be
+//! collected:
+//!
+//! ```compile_fail,E0521
+//! # fn f(cq: &mut ringverbs::CompletionQueue) {
+//! let mut all = Vec::new();
+//! cq.poll_raw(16, |entry| all.push(entry));
+//! # }
+//! ```
+//!
+//! A queue cannot be polled, resized or closed while it is being polled:
+//!
+//! ```compile_fail,E0499
+//! # fn f(cq: &mut ringverbs::CompletionQueue) {
+//! cq.poll_raw(16, |_| {
+//!     cq.poll_raw(16, |_| ());
+//! });
+//! # }
+//! ```
+//!
+//! A queue pair or a completion queue has one owner, and is no handle to copy:
+//!
+//! ```compile_fail,E0308
+//! # fn f(qp: &ringverbs::QueuePair) {
+//! let two: ringverbs::QueuePair = qp.clone();
+//! # }
+//! ```
+//!
+//! A batch does not outlive the call that publishes it:
+//!
+//! ```compile_fail,E0521
+//! # fn f(qp: &mut ringverbs::QueuePair) {
+//! let mut kept = None;
+//! qp.batch(|batch| kept = Some(batch)).unwrap();
+//! # }
+//! ```
+//!
+//! Nothing is received into bytes that were copied:
+//!
+//! ```compile_fail,E0277
+//! # fn f(qp: &mut ringverbs::QueuePair) {
+//! qp.receive(ringverbs::Inline(b"constant"), 1).unwrap();
+//! # }
+//! ```
+//!
 //! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`) are
 //! for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
 //! time and are `Send`.

@@ -122,7 +122,8 @@ impl Connector {
         let private_data = message.private_data().to_vec();
         drop(event);
         if service.is_none() {
-            let ready = advance(&id, qp, QpState::RTR, |_| {})
+            let ready = admit(&id, qp)
+                .and_then(|()| advance(&id, qp, QpState::RTR, |_| {}))
                 .and_then(|()| advance(&id, qp, QpState::RTS, |_| {}));
             if let Err(error) = ready {
                 // The peer waits for us; the reason to tell is the first one.
@@ -257,6 +258,12 @@ impl AsFd for Connection {
     }
 }
 
+/// To INIT once more: before there was a peer, the connection manager did not
+/// let it write or read here.
+fn admit(id: &Id, qp: &mut QueuePair) -> Result<()> {
+    advance(id, qp, QpState::INIT, |_| {})
+}
+
 /// Accepts with what was agreed on: for [`Request::accept`](super::Request::accept).
 pub(super) fn accept(
     id: &Id,
@@ -267,6 +274,7 @@ pub(super) fn accept(
     check_queue_pair(id, qp)?;
     prepare(id, qp)?;
     if !id.is_datagram() {
+        admit(id, qp)?;
         advance(id, qp, QpState::RTR, |attr| {
             attr.max_dest_rd_atomic = responder_resources;
         })?;

@@ -87,7 +87,7 @@ impl RemoteRegion {
         if offset > there || len > there - offset {
             return Err(Error::Limit {
                 what: "bytes of a region",
-                asked: offset as u64 + len as u64,
+                asked: (offset as u64).saturating_add(len as u64),
                 allowed: there as u64,
             });
         }

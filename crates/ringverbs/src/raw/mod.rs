@@ -27,7 +27,7 @@
 //!
 //! A segment that is left out does not compile:
 //!
-//! ```compile_fail
+//! ```compile_fail,E0599
 //! # fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge) {
 //! use ringverbs::raw::{Flags, Write};
 //! let mut queue = half.raw();

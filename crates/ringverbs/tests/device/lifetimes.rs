@@ -1,0 +1,151 @@
+//! Handles dropped and forgotten in any order, objects closed while in use.
+
+use ringverbs::{Error, Inline, RemoteAddr, Transport, WorkRequest};
+
+use crate::{Pair, context, wait};
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn every_handle_but_the_queue_pair_may_go_first() {
+    let Pair {
+        mut a,
+        mut b,
+        mut cq,
+        domain,
+        context,
+        ..
+    } = Pair::new(Transport::Reliable);
+    let (incoming, outgoing) = (
+        domain.alloc(64).unwrap().into_buffer(),
+        domain.alloc(64).unwrap().into_buffer(),
+    );
+    drop((domain, context));
+    b.receive(incoming, 1).unwrap();
+    a.send(outgoing, 2).unwrap();
+    for completion in wait(&mut cq, 2) {
+        completion.result.unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn a_completion_queue_may_go_before_its_queue_pairs() {
+    let Pair {
+        mut a,
+        mut b,
+        cq,
+        domain,
+        ..
+    } = Pair::new(Transport::Reliable);
+    drop(cq);
+    b.receive(domain.alloc(64).unwrap().into_buffer(), 1)
+        .unwrap();
+    a.send(Inline(b"x"), 2).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    drop(a);
+    drop(b);
+    domain.close().unwrap();
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn what_is_in_use_is_handed_back() {
+    let pair = Pair::new(Transport::Reliable);
+    let Pair {
+        mut a,
+        b,
+        cq,
+        domain,
+        context,
+        ..
+    } = pair;
+    let (cq, busy) = cq.close().unwrap_err();
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
+    let (domain, busy) = domain.close().unwrap_err();
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
+    let (context, busy) = context.close().unwrap_err();
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
+    let region = domain.alloc_remote(64, Default::default()).unwrap();
+    a.receive(region.slice(..).unwrap(), 1).unwrap();
+    let (region, busy) = region.close().unwrap_err();
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
+    drop((a, b));
+    // Nobody has polled, so nobody else holds what was in flight.
+    region.close().unwrap();
+    cq.close().unwrap();
+    domain.close().unwrap();
+    context.close().unwrap();
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn a_queue_pair_in_a_group_is_handed_back() {
+    let Pair { a: _a, mut b, .. } = Pair::new(Transport::Datagram);
+    let membership = b.join("::ffff:239.1.2.3".parse().unwrap(), 0).unwrap();
+    let (b, busy) = b.close().unwrap_err();
+    assert_eq!(busy.errno(), libc::EBUSY);
+    drop(membership);
+    b.close().unwrap();
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
+    let mut pair = Pair::new(Transport::Reliable);
+    for token in 0..5 {
+        let request = WorkRequest::write(Inline(b"x"), RemoteAddr::default());
+        pair.a.post(request.token(token)).unwrap();
+    }
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let Pair { a, b, mut cq, .. } = pair;
+    a.close().unwrap();
+    drop(b);
+    for _ in 0..10 {
+        assert!(cq.poll_one().unwrap().is_none());
+    }
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn forgotten_handles_only_leak() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let (incoming, outgoing) = (pair.buffer(64), pair.buffer(64));
+    pair.b.receive(incoming, 1).unwrap();
+    pair.a.send(outgoing, 2).unwrap();
+    let Pair {
+        a, b, cq, domain, ..
+    } = pair;
+    std::mem::forget(a);
+    drop(cq);
+    std::mem::forget(domain);
+    drop(b);
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn limits_are_named() {
+    let context = context();
+    let device = context.query_device().unwrap();
+    let too_many = device.max_cqe + 1;
+    let error = context.completion_queue().entries(too_many).build();
+    assert!(matches!(
+        error.unwrap_err(),
+        Error::Limit { asked, allowed, .. }
+            if asked == u64::from(too_many) && allowed == u64::from(device.max_cqe)
+    ));
+    let vectors = context.num_comp_vectors();
+    let error = context.completion_queue().vector(vectors).build();
+    assert!(matches!(error.unwrap_err(), Error::Limit { .. }));
+    let domain = context.alloc_pd().unwrap();
+    let cq = context.completion_queue().build().unwrap();
+    let builder = domain.queue_pair(Transport::Reliable, &cq);
+    let error = builder.send_depth(device.max_qp_wr + 1).build();
+    assert!(matches!(error.unwrap_err(), Error::Limit { .. }));
+    let builder = domain.shared_receive_queue();
+    let error = builder.depth(device.max_srq_wr + 1).build();
+    assert!(matches!(error.unwrap_err(), Error::Limit { .. }));
+    println!("{:?}", context.query_port(1).unwrap());
+    assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
+    let local = context.local_address(1).unwrap();
+    assert_eq!(context.gid(1, local.gid_index).unwrap(), local.gid);
+}

@@ -1,0 +1,211 @@
+//! Requests that make no sense, and answers that make none.
+
+use ringverbs::qp::{Init, ReadyToSend, State};
+use ringverbs::{AccessFlags, Endpoint, Error, Gid, Inline, RemoteAddr, Transport, WorkRequest};
+use uverbs::Errno;
+
+use crate::World;
+use crate::common::kernel::{CREATE_CQ, CREATE_QP};
+
+#[test]
+fn posting_before_its_time_is_refused_with_everything_back() {
+    let world = World::new();
+    let (mut qp, queues) = world.new_queue_pair(17);
+    let refused = qp.send(world.buffer(b"early"), 1).unwrap_err();
+    assert!(
+        matches!(
+            refused.error,
+            Error::State {
+                state: State::RESET,
+                ..
+            }
+        ),
+        "{}",
+        refused.error
+    );
+    assert_eq!(&refused.data.unwrap()[..], b"early");
+    let refused = qp.receive(world.buffer(b"early"), 1).unwrap_err();
+    assert!(refused.data.is_some());
+    qp.transition(Init::reliable(1, AccessFlags::empty()))
+        .unwrap();
+    qp.receive(world.buffer(b""), 1).unwrap();
+    assert!(qp.send(world.buffer(b"early"), 1).is_err());
+    assert_eq!((queues.sent().len(), queues.received().len()), (0, 1));
+}
+
+#[test]
+fn memory_of_another_domain_is_refused() {
+    let world = World::new();
+    let (mut qp, _queues) = world.queue_pair(17);
+    let other = world.context.alloc_pd().unwrap();
+    let foreign = || other.alloc(64).unwrap().into_buffer();
+    let refused = qp.send(foreign(), 1).unwrap_err();
+    assert!(matches!(refused.error, Error::WrongDomain { .. }));
+    assert!(refused.data.is_some());
+    let refused = qp.receive(vec![world.buffer(b""), foreign()], 1);
+    assert_eq!(refused.unwrap_err().data.unwrap().len(), 2);
+}
+
+#[test]
+fn more_than_fits_is_refused() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let pieces = |count| (0..count).map(|_| world.buffer(b"x")).collect::<Vec<_>>();
+    let refused = qp.send(pieces(4), 1).unwrap_err();
+    assert!(matches!(
+        refused.error,
+        Error::Limit {
+            asked: 4,
+            allowed: 3,
+            ..
+        }
+    ));
+    assert_eq!(refused.data.unwrap().len(), 4);
+    qp.send(pieces(3), 1).unwrap();
+    let refused = qp.receive(pieces(5), 1).unwrap_err();
+    assert!(matches!(refused.error, Error::Limit { allowed: 4, .. }));
+    assert!(qp.send(Inline(&[0; 97]), 1).is_err());
+    qp.send(Inline(&[0; 96]), 1).unwrap();
+    assert_eq!(queues.sent().len(), 2);
+}
+
+#[test]
+fn requests_that_contradict_themselves_are_refused() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let at = RemoteAddr::new(0x1001, 1);
+    let mut small = world.buffer(&[0; 4]);
+    small.set_len(4).unwrap();
+    let odd = WorkRequest::fetch_add(world.buffer(&[0; 8]), at, 1);
+    assert!(matches!(
+        qp.post(odd).unwrap_err().error,
+        Error::Invalid { .. }
+    ));
+    let short = WorkRequest::fetch_add(small, RemoteAddr::new(0x1000, 1), 1);
+    assert!(matches!(
+        qp.post(short).unwrap_err().error,
+        Error::Invalid { .. }
+    ));
+    let read = WorkRequest::read(world.buffer(b"x"), at).immediate(1);
+    assert!(matches!(
+        qp.post(read).unwrap_err().error,
+        Error::Invalid { .. }
+    ));
+    let write = WorkRequest::write(Inline(b"x"), at).invalidate(1);
+    assert!(matches!(
+        qp.post(write).unwrap_err().error,
+        Error::Invalid { .. }
+    ));
+    let atomic = WorkRequest::atomic_write(RemoteAddr::new(0x1000, 1), [0; 8]);
+    assert!(matches!(
+        qp.post(atomic).unwrap_err().error,
+        Error::Unsupported { .. }
+    ));
+    assert_eq!(queues.sent(), []);
+}
+
+#[test]
+fn a_transition_of_another_transport_is_refused() {
+    let world = World::new();
+    let (mut qp, _queues) = world.new_queue_pair(17);
+    let error = qp.transition(ReadyToSend::datagram(0)).unwrap_err();
+    assert!(matches!(error, Error::State { .. }), "{error}");
+}
+
+#[test]
+fn objects_of_two_contexts_do_not_go_together() {
+    let (one, two) = (World::new(), World::new());
+    let builder = one.domain.queue_pair(Transport::Reliable, &two.cq);
+    assert!(matches!(builder.build(), Err(Error::WrongDomain { .. })));
+    let channel = one.context.completion_channel().unwrap();
+    let builder = two.context.completion_queue().channel(&channel);
+    assert!(matches!(builder.build(), Err(Error::WrongDomain { .. })));
+}
+
+#[test]
+fn a_kernel_that_refuses_is_quoted() {
+    let world = World::new();
+    for target in [CREATE_CQ, CREATE_QP] {
+        world
+            .machine
+            .fake
+            .on(target, |_| Err(Errno::new(libc::ENOMEM)));
+    }
+    let error = world.context.completion_queue().build().unwrap_err();
+    assert_eq!(error.errno(), libc::ENOMEM);
+    assert!(error.to_string().contains("CQ_CREATE"), "{error}");
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let error = builder.build().unwrap_err();
+    assert!(error.to_string().contains("QP_CREATE"), "{error}");
+}
+
+#[test]
+fn a_driver_whose_queues_make_no_sense_is_found_out() {
+    let world = World::new();
+    let broken = world.machine.queue(6, 8);
+    broken.put(4, 0x1234_5678);
+    let mminfo = broken.mminfo();
+    world.machine.fake.on(CREATE_CQ, move |reply| {
+        reply.set_driver_out(&mminfo);
+        Ok(())
+    });
+    let before = world.machine.live().len();
+    let error = world.context.completion_queue().build().unwrap_err();
+    assert!(matches!(error, Error::Driver { .. }), "{error}");
+    assert_eq!(world.machine.live().len(), before);
+}
+
+#[test]
+fn endpoints_are_read_back_or_refused() {
+    let endpoint = Endpoint {
+        qp_num: 0xab_cdef,
+        psn: 0x12_3456,
+        lid: 0,
+        mtu: 5,
+        gid: "::ffff:192.168.77.1".parse::<Gid>().unwrap(),
+    };
+    let text = endpoint.to_string();
+    assert_eq!(text.parse::<Endpoint>().unwrap(), endpoint);
+    for bad in [
+        "",
+        ":::::",
+        "1:2:3:4",
+        "1000000:2:0:5:0",
+        "1:2:0:9:0",
+        "1:2:0:5:0:0",
+        "-1:2:0:5:0",
+        "+1:2:0:5:0",
+        "1:2:0:5:zz",
+        "1:2:0:5:000000000000000000000000000000000",
+    ] {
+        assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+    }
+    for cut in 0..text.len() - 32 {
+        assert!(text[..cut].parse::<Endpoint>().is_err(), "{}", &text[..cut]);
+    }
+}
+
+#[test]
+fn ranges_outside_of_a_region_are_refused() {
+    let world = World::new();
+    let region = world
+        .domain
+        .alloc_remote(4096, AccessFlags::REMOTE_READ)
+        .unwrap();
+    let mut byte = [0];
+    for offset in [4096, usize::MAX] {
+        assert!(region.read_at(offset, &mut byte).is_err());
+        assert!(region.write_at(offset, &byte).is_err());
+        assert!(region.load_u64(offset).is_err());
+        assert!(region.slice(offset..=offset).is_err());
+    }
+    let (begin, end) = (2, 1);
+    assert!(region.slice(begin..end).is_err());
+    assert!(region.load_u64(4).is_err());
+    assert!(region.load_u64(4089).is_err());
+    region.read_at(4095, &mut byte).unwrap();
+    region.slice(4096..).unwrap();
+    assert!(world.domain.alloc(0).is_err());
+    let access = AccessFlags::ZERO_BASED;
+    assert!(world.domain.alloc_remote(1, access).is_err());
+}

@@ -1,0 +1,174 @@
+//! The table of operations in flight.
+
+use ringverbs::{Error, Inline, RemoteAddr, WorkRequest};
+use uverbs::abi::ids::*;
+
+use crate::World;
+use crate::common::layout;
+use crate::common::layout::wc;
+
+const SIGNALED: u64 = 2;
+
+fn write(token: u64) -> WorkRequest<Inline<'static>> {
+    WorkRequest::write(Inline(b"x"), RemoteAddr::new(0x1000, 7)).token(token)
+}
+
+/// Signals that the device was given, in order.
+fn signals(queues: &crate::Queues) -> Vec<(u64, bool)> {
+    let entries = queues.send.consume().into_iter();
+    entries
+        .map(|entry| {
+            let flags = layout::read(&entry, layout::send::SEND_FLAGS);
+            let id = layout::read(&entry, layout::send::WR_ID);
+            (id, flags & SIGNALED != 0)
+        })
+        .collect()
+}
+
+#[test]
+fn a_signal_ends_all_before_it() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..2 {
+        let buffer = world.buffer(b"quiet");
+        let request = WorkRequest::send(buffer).unsignaled().token(token);
+        qp.post(request).unwrap();
+    }
+    qp.post(write(9)).unwrap();
+    let posted = signals(&queues);
+    assert_eq!(
+        posted.iter().map(|post| post.1).collect::<Vec<_>>(),
+        [false, false, true]
+    );
+    assert_eq!(world.live(OBJECT_MR), 2);
+    world.complete(posted[2].0, 17);
+    assert_eq!(world.cq.poll_one().unwrap().unwrap().token, 9);
+    assert_eq!(world.live(OBJECT_MR), 0);
+    assert_eq!(qp.in_flight().0, 0);
+}
+
+#[test]
+fn the_library_signals_often_enough_and_keeps_it_to_itself() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for round in 0..10 {
+        for token in 0..3 {
+            qp.post(write(token).unsignaled()).unwrap();
+        }
+        let posted = signals(&queues);
+        // The queue holds 7: every third is signalled.
+        assert_eq!(posted.iter().filter(|post| post.1).count(), 1, "{round}");
+        for (id, _) in posted.iter().filter(|post| post.1) {
+            world.complete(*id, 17);
+        }
+        assert!(world.cq.poll_one().unwrap().is_none());
+        assert_eq!(qp.in_flight().0, 0);
+    }
+}
+
+#[test]
+fn a_failure_is_heard_of_also_when_nobody_asked() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..3 {
+        qp.post(write(token).unsignaled()).unwrap();
+    }
+    let posted = signals(&queues);
+    for (id, _) in &posted {
+        world.raise(&[(wc::WR_ID, *id), (wc::STATUS, 5)]);
+    }
+    for token in 0..3 {
+        let completion = world.cq.poll_one().unwrap().unwrap();
+        assert_eq!(completion.token, token);
+        assert!(completion.result.is_err());
+    }
+}
+
+#[test]
+fn a_full_queue_gives_everything_back() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..7 {
+        qp.receive(world.buffer(b""), token).unwrap();
+        qp.send(world.buffer(b"x"), token).unwrap();
+    }
+    let refused = qp.send(world.buffer(b"mine"), 7).unwrap_err();
+    assert!(matches!(refused.error, Error::QueueFull { capacity: 7 }));
+    assert_eq!(refused.token, 7);
+    assert_eq!(&refused.data.unwrap()[..], b"mine");
+    // The device has room again; the table has not, until completions are read.
+    queues.sent();
+    queues.received();
+    assert!(qp.send(world.buffer(b"mine"), 7).is_err());
+    let refused = qp.receive(world.buffer(b"mine"), 8).unwrap_err();
+    assert_eq!(&refused.data.unwrap()[..], b"mine");
+}
+
+#[test]
+fn a_queue_pair_gives_back_what_was_in_flight() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..3 {
+        qp.send(world.buffer(&[token as u8]), token).unwrap();
+        qp.receive(world.buffer(&[]), 10 + token).unwrap();
+    }
+    let id = queues.sent()[0];
+    world.complete(id, 17);
+    world.cq.poll_one().unwrap().unwrap();
+    let mut other = world.context.completion_queue().build().unwrap();
+    let (qp, error) = qp.close_and_drain(&mut other, None).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    let left = qp.close_and_drain(&mut world.cq, None).unwrap();
+    let tokens: Vec<_> = left.iter().map(|left| left.token).collect();
+    assert_eq!(tokens, [1, 2, 10, 11, 12]);
+    for released in left {
+        assert!(released.payload.into_buffer().is_some());
+    }
+    assert_eq!(world.live(OBJECT_QP), 0);
+}
+
+#[test]
+fn a_doorbell_that_is_refused_leaves_the_operation_in_flight() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let eio = uverbs::Errno::new(libc::EIO);
+    world.machine.fake.set_write_error(Some(eio));
+    let refused = qp.send(world.buffer(b"x"), 3).unwrap_err();
+    assert!(matches!(
+        refused.error,
+        Error::Doorbell { errno: libc::EIO }
+    ));
+    assert!(refused.error.is_device_gone());
+    assert!(refused.data.is_none());
+    assert_eq!(qp.in_flight().0, 1);
+    let id = queues.sent()[0];
+    world.complete(id, 17);
+    assert_eq!(world.cq.poll_one().unwrap().unwrap().token, 3);
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..5000 {
+        qp.post(write(token)).unwrap();
+        let id = queues.sent()[0];
+        world.complete(id, 17);
+        assert_eq!(world.cq.poll_one().unwrap().unwrap().token, token);
+    }
+}
+
+#[test]
+fn a_reset_is_refused_while_it_would_lose_operations() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.post(write(1)).unwrap();
+    let reset = ringverbs::qp::QpAttr::default();
+    let mask = ringverbs::qp::QpAttrMask::STATE;
+    let error = qp.modify(&reset, mask).unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    let id = queues.sent()[0];
+    world.complete(id, 17);
+    world.cq.poll_one().unwrap().unwrap();
+    qp.modify(&reset, mask).unwrap();
+}
