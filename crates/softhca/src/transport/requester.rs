@@ -428,7 +428,8 @@ impl<L> Qp<L> {
             };
             let status = match head.done {
                 Some(status) => status,
-                None if head.packets == 0 || self.req.una.before(head.end()) || head.awaits() => {
+                // `una` does not pass a read whose answer is missing.
+                None if head.packets == 0 || self.req.una.before(head.end()) => {
                     return;
                 }
                 None => Status::Success,

@@ -415,3 +415,29 @@ fn acknowledgements_count_messages() {
     }
     assert_eq!(answers, [(8, 3), (14, 5)]);
 }
+
+/// An acknowledgement for what was about to be sent again: the local operation
+/// after it, which has not been run, is not passed over.
+#[test]
+fn a_late_acknowledgement_before_a_local_operation() {
+    let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
+    world.hcas[0].post_send(100, work(1, Operation::Send, 0, 8, 0));
+    let mut local = work(2, Operation::Local, 0, 0, 0);
+    local.fence = Fence::All;
+    world.hcas[0].post_send(100, local);
+    world.hcas[0].turn(0);
+    let request = world.hcas[1].port.recv(0).unwrap();
+    // Twice on its way: refused first, done then.
+    for id in 0..2 {
+        let hca = &mut world.hcas[1];
+        hca.transport.receive(&mut hca.host, 0, request.clone());
+        hca.turn(0);
+        hca.post_recv(200, id, 0, 64);
+        world.hcas[0].turn(0);
+    }
+    assert_eq!(world.hcas[0].transport.counters().rnr_naks, 1);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert_eq!(sent, [(1, Status::Success)]);
+    world.settle(SECOND);
+    assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
+}
