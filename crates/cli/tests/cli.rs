@@ -1,0 +1,150 @@
+//! The command as it is run: exit status, what goes where, nothing that panics.
+//! Works with and without RDMA.
+
+use std::process::{Command, Output, Stdio};
+
+fn ringverbs(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    let output = ringverbs(args).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!error.contains("panicked"), "{args:?}: {error}");
+    output
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+const COMMANDS: [&str; 6] = ["devices", "info", "doctor", "pingpong", "perf", "trace"];
+
+#[test]
+fn every_command_explains_itself() {
+    for command in COMMANDS {
+        let output = run(&[command, "--help"]);
+        assert!(output.status.success(), "{command}");
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert!(help.contains("Usage:") && help.contains("--json"), "{help}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_status_2_and_named() {
+    for (args, named) in [
+        (&["info", "--port", "0"][..], "--port"),
+        (&["info", "--port", "256"], "--port"),
+        (&["pingpong", "--size", "0"], "--size"),
+        (&["pingpong", "--mtu", "1500"], "1500"),
+        (&["pingpong", "--iters", "-1"], "-1"),
+        (&["pingpong", "--rx-depth", "99999999999"], "--rx-depth"),
+        (&["pingpong", "--server", "host"], "--server"),
+        (&["perf", "--sizes", "8,x"], "\"x\""),
+        (&["perf", "--sizes", "5..7"], "power of two"),
+        (&["perf", "--depth", "5000"], "--depth"),
+        (&["trace"], "<PID>"),
+        (&["trace", "0"], "0"),
+        (&["trace", "1", "--follow", "--json"], "--json"),
+        (&["nonsense"], "nonsense"),
+        (&[], "Usage"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(
+            stderr(&output).contains(named),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn json_is_json_whatever_there_is() {
+    let output = run(&["devices", "--json"]);
+    assert!(output.status.success());
+    let devices: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(devices.is_array());
+
+    let output = run(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["works"].as_bool(), Some(output.status.success()));
+    for finding in report["findings"].as_array().unwrap() {
+        let mends = finding.get("mend").is_some();
+        assert_eq!(mends, finding["level"] != "ok", "{finding}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named_with_nothing_on_stdout() {
+    for args in [
+        ["info", "--device", "no-such-device"],
+        ["pingpong", "--ib-dev", "no-such-device"],
+        ["perf", "--device", "no-such-device"],
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(output.stdout.is_empty());
+        assert!(
+            stderr(&output).contains("no-such-device"),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn processes_without_queues_and_without_existence() {
+    let ours = std::process::id().to_string();
+    let output = run(&["trace", &ours]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("no queue mapped"),
+        "{}",
+        stderr(&output)
+    );
+
+    let output = run(&["trace", "4294967295"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("no process"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_picture_that_cannot_be_is_refused_before_measuring() {
+    let output = run(&["perf", "--plot", "picture.png"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(".svg"), "{}", stderr(&output));
+}
+
+#[test]
+fn nobody_reading_is_no_error() {
+    for args in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["devices", "--json"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = ringverbs(args)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        assert_eq!(stderr(&output), "", "{args:?}");
+    }
+}
+
+#[test]
+fn what_is_no_terminal_gets_no_colours() {
+    let output = run(&["doctor"]);
+    assert!(!output.stdout.contains(&0x1b));
+    let forced = ringverbs(&["doctor"]).env("CLICOLOR_FORCE", "1").output();
+    assert!(forced.unwrap().stdout.contains(&0x1b));
+}
