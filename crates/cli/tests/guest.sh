@@ -189,10 +189,11 @@ listening() {
 
 # met NAME SERVER-COMMAND CLIENT-COMMAND: both must succeed.
 met() {
-    $2 > "$scratch/server" 2>&1 &
+    # The C tools wait for ever.
+    timeout 60 $2 > "$scratch/server" 2>&1 &
     server=$!
     listening
-    if $3 > "$scratch/client" 2>&1; then client=0; else client=$?; kill $server 2> /dev/null; fi
+    if timeout 60 $3 > "$scratch/client" 2>&1; then client=0; else client=$?; kill $server 2> /dev/null; fi
     wait $server
     if [ $? -eq 0 ] && [ $client -eq 0 ] && ! grep -q 'invalid data' "$scratch/server" "$scratch/client"; then
         ok "$1: $(tail -1 "$scratch/client")"
@@ -217,7 +218,7 @@ pingpong() {
             bad "$type: both sides in one process" "$scratch/out"
         fi
     done
-    "$ringverbs" pingpong -S -n 10 > "$scratch/out" 2>&1 &
+    timeout 60 "$ringverbs" pingpong -S -n 10 > "$scratch/out" 2>&1 &
     server=$!
     listening
     printf 'GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n' | busybox nc 127.0.0.1 18515 > /dev/null
@@ -239,11 +240,11 @@ import json, sys
 report = json.load(open(sys.argv[1]))
 assert report["rows"], report
 for row in report["rows"]:
-    latency = row["latency"]
+    latency = row["latency_ns"]
     marks = [latency[key] for key in ("min", "p50", "p90", "p99", "p999", "max")]
     assert marks == sorted(marks) and marks[0] > 0, row
     assert row["bandwidth"]["bytes_per_second"] > 0, row
-print(len(report["rows"]), "sizes, p50", report["rows"][0]["latency"]["p50"], "ns")
+print(len(report["rows"]), "sizes, p50", report["rows"][0]["latency_ns"]["p50"], "ns")
 ' "$scratch/perf" > "$scratch/said" 2>> "$scratch/err"; then
         ok "$name: $(cat "$scratch/said")"
     else
@@ -256,7 +257,7 @@ perf() {
         measured "perf $operation" "$ringverbs" perf -o $operation -s 8,4096,65536 -n 50
         measured "perf $operation -e" "$ringverbs" perf -o $operation -s 64 -n 50 -e
     done
-    "$ringverbs" perf --server > "$scratch/server" 2>&1 &
+    timeout 120 "$ringverbs" perf --server > "$scratch/server" 2>&1 &
     server=$!
     waited=0
     until grep -q ':4854 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6 || [ $waited -ge 150 ]; do

@@ -187,7 +187,7 @@ impl From<ProtocolError> for Error {
 pub struct Row {
     size: u32,
     iterations: u32,
-    /// In nanoseconds.
+    #[serde(rename = "latency_ns")]
     latency: Latency,
     bandwidth: Bandwidth,
 }

@@ -352,10 +352,12 @@ fn client(args: &Args, context: &Context, options: Options, host: &str) -> Resul
 }
 
 fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
-    let server = Server::listen(args.port)?;
+    // What fails on this side fails before a client has come: a C client would
+    // wait for its answer for ever.
     let mut side = Side::new(context, options)?;
     let ours = side.destinations();
     say(args, "local", side.used(&ours))?;
+    let server = Server::listen(args.port)?;
     server.serve(&ours, |theirs| {
         say(args, "remote", side.used(theirs))?;
         side.connect(theirs)
