@@ -59,6 +59,10 @@ pub enum Figures {
     Latency,
 }
 
+/// How often a case is run before it counts as failed: the same for every
+/// provider, since some of these programs depend on timing.
+pub const ATTEMPTS: u32 = 3;
+
 /// A case, the same for every provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
@@ -68,8 +72,10 @@ pub struct Case {
     pub name: String,
     /// What is run.
     pub shape: Shape,
-    /// How long it may take.
+    /// How long an attempt may take.
     pub limit: Duration,
+    /// How many attempts it has: only of a datagram may one be in vain.
+    pub attempts: u32,
     /// What is read from the client's output.
     pub figures: Figures,
     /// Whether the short list has it.
@@ -95,6 +101,7 @@ impl Case {
             name: name.to_owned(),
             shape,
             limit: Duration::from_secs(60),
+            attempts: ATTEMPTS,
             figures: Figures::None,
             short: false,
             mixed: false,
@@ -103,7 +110,13 @@ impl Case {
         }
     }
 
-    /// Sets the limit, in seconds.
+    /// Sets how many attempts it has.
+    pub fn attempts(mut self, attempts: u32) -> Case {
+        self.attempts = attempts;
+        self
+    }
+
+    /// Sets the limit of an attempt, in seconds.
     pub fn within(mut self, seconds: u64) -> Case {
         self.limit = Duration::from_secs(seconds);
         self

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::case::ATTEMPTS;
 use super::process::{self, Library, Running};
-use super::run::{ATTEMPTS, Runner, last_lines};
+use super::run::{Runner, last_lines};
 use crate::record::{self, Outcome, Provider, Record, Stock};
 
 /// The script that runs them and says how each one ended.

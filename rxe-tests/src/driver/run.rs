@@ -19,10 +19,6 @@ use crate::guest::progress::clip;
 use crate::guest::vm::RECORD;
 use crate::record::{self, Outcome, Provider, Record, Stock};
 
-/// How often a case is run before it counts as failed: the same for every
-/// provider, since some of these programs depend on timing.
-pub const ATTEMPTS: u32 = 3;
-
 /// A program that says with this status that it cannot run here.
 const SKIPPED: i32 = 77;
 
@@ -104,7 +100,7 @@ impl Runner {
         // A defect that must show is no reason to try again.
         let must_fail = matches!(case.stock, Stock::MustFail | Stock::FailsSoFar)
             && provider == Provider::Stock;
-        let most = if must_fail { 1 } else { ATTEMPTS };
+        let most = if must_fail { 1 } else { case.attempts };
         let mut attempts = 0;
         let (attempt, began) = loop {
             attempts += 1;
