@@ -264,6 +264,7 @@ fn connection(events: &mut Events, ip: IpAddr) -> Result<()> {
         begins_with(answer.private_data, b"what the server says"),
     )?;
     check("its queue pair", answer.qp_num == theirs.qp.qp_num())?;
+    drop(event);
     ours.ready(&active)?;
     active.establish()?;
     events.next(&passive, EventKind::ESTABLISHED)?;
@@ -344,7 +345,10 @@ fn datagrams(events: &mut Events, ip: IpAddr) -> Result<()> {
             passive.accept(&theirs.param(b"me"))?;
             let event = events.next(&active, EventKind::ESTABLISHED)?;
             let service = event.message().datagram().ok_or("no parameters")?;
-            println!("service: {service:?}");
+            println!(
+                "service: queue pair {}, {:?}",
+                service.qp_num, service.ah_attr
+            );
             check("its queue pair", service.qp_num == theirs.qp.qp_num())?;
             check("its bytes", begins_with(service.private_data, b"me"))?;
             check(
@@ -378,7 +382,7 @@ fn multicast(events: &mut Events, ip: IpAddr) -> Result<()> {
         .result()
         .map_err(|reason| reason.to_string())?;
     let to = event.message().datagram().ok_or("no parameters")?;
-    println!("group: {to:?}");
+    println!("group: {:?}", to.ah_attr);
     let (gid, lid) = (to.ah_attr.grh.dgid, to.ah_attr.dlid);
     member.qp.attach_multicast(&gid, lid)?;
     member.qp.detach_multicast(&gid, lid)?;
@@ -541,13 +545,18 @@ fn connect(space: PortSpace, peer: SocketAddr) -> Result<()> {
         let ours = Endpoint::new(&active, QpType::UD)?;
         active.connect(&ours.param(b""))?;
         let event = events.next(&active, EventKind::ESTABLISHED)?;
-        println!("service: {:?}", event.message().datagram());
+        let service = event.message().datagram().ok_or("no parameters")?;
+        println!(
+            "service: queue pair {}, {:?}",
+            service.qp_num, service.ah_attr
+        );
         return Ok(());
     }
     let ours = Endpoint::new(&active, QpType::RC)?;
     active.connect(&ours.param(b""))?;
     let event = events.next(&active, EventKind::CONNECT_RESPONSE)?;
-    println!("response: {:?}", event.message().connection());
+    let peer = event.message().connection().ok_or("no parameters")?;
+    println!("response of queue pair {}", peer.qp_num);
     ours.ready(&active)?;
     active.establish()?;
     active.disconnect()?;
@@ -562,7 +571,6 @@ fn listen(space: PortSpace, port: u16) -> Result<()> {
     listening.bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port))?;
     listening.listen(1)?;
     let (event, passive) = request(&mut events, &listening)?;
-    println!("request: {:?}", event.message());
     if passive.is_datagram() {
         let theirs = Endpoint::new(&passive, QpType::UD)?;
         passive.accept(&theirs.param(b""))?;
@@ -577,8 +585,9 @@ fn listen(space: PortSpace, port: u16) -> Result<()> {
         ..theirs.param(b"")
     })?;
     events.next(&passive, EventKind::ESTABLISHED)?;
-    events.next(&passive, EventKind::DISCONNECTED)?;
+    // ucmatose's client waits for its server to disconnect.
     passive.disconnect()?;
+    events.next(&passive, EventKind::DISCONNECTED)?;
     Ok(())
 }
 

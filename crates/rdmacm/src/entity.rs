@@ -25,6 +25,11 @@ impl Key {
         Self(NEXT_KEY.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The number that the kernel knows it by.
+    pub fn as_u64(self) -> u64 {
+        self.0
+    }
+
     /// Whether the number has been a key.
     pub(crate) fn was_given(number: u64) -> bool {
         (1..NEXT_KEY.load(Ordering::Relaxed)).contains(&number)

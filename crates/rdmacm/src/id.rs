@@ -340,7 +340,9 @@ impl Id {
 
     /// The attributes that take a queue pair of this id to a state, for
     /// [`Qp::modify`](uverbs::Qp::modify): to `INIT` when the id has a device,
-    /// to `RTR` and `RTS` when the peer is known.
+    /// to `RTR` and `RTS` when the peer is known. Of an active id the first
+    /// `INIT` gives the peer no access; after
+    /// [`EventKind::CONNECT_RESPONSE`] it is to be gone to once more.
     ///
     /// # Errors
     /// EINVAL if the connection is not that far; wrong state.

@@ -23,8 +23,8 @@ impl Connector {
     /// connection. Each of the two steps takes at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::Manager`] without a connection manager or a route,
-    /// [`Error::Failed`] if the peer cannot be found.
+    /// [`Error::Manager`](super::Error::Manager) without a connection manager or a route,
+    /// [`Error::Failed`](super::Error::Failed) if the peer cannot be found.
     pub fn resolve(peer: SocketAddr, timeout: Duration) -> Result<Self> {
         Self::resolve_from(PortSpace::TCP, None, peer, timeout)
     }
@@ -61,7 +61,7 @@ impl Connector {
     /// The device that leads to the peer; the queue pair has to be there.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if this process cannot see it.
+    /// [`Error::NoDevice`](super::Error::NoDevice) if this process cannot see it.
     pub fn device(&self) -> Result<Device> {
         device_of(&self.id)
     }
@@ -75,7 +75,7 @@ impl Connector {
     /// the peer can send. Of datagrams, to RTS.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`], [`Error::WrongTransport`]; the kernel's.
+    /// [`Error::WrongDevice`](super::Error::WrongDevice), [`Error::WrongTransport`](super::Error::WrongTransport); the kernel's.
     pub fn prepare(&self, qp: &mut QueuePair) -> Result<()> {
         prepare(&self.id, qp)
     }
@@ -87,8 +87,8 @@ impl Connector {
     /// about a minute.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the peer rejects or does not answer, with what it
-    /// has to say; [`Error::Timeout`]; [`Error::Manager`] for too much private
+    /// [`Error::Failed`](super::Error::Failed) if the peer rejects or does not answer, with what it
+    /// has to say; [`Error::Timeout`](super::Error::Timeout); [`Error::Manager`](super::Error::Manager) for too much private
     /// data. The queue pair is then of no use any more.
     pub fn connect(
         self,
@@ -210,7 +210,7 @@ impl Connection {
     /// message may come before this is known.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the peer gave up, [`Error::Timeout`].
+    /// [`Error::Failed`](super::Error::Failed) if the peer gave up, [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_established(&self, timeout: Option<Duration>) -> Result<()> {
         if self.id.state() == rdmacm::State::Established {
             return Ok(());
@@ -222,7 +222,7 @@ impl Connection {
     /// events that there are, without waiting: a system call.
     ///
     /// # Errors
-    /// [`Error::Manager`] if the channel cannot be read.
+    /// [`Error::Manager`](super::Error::Manager) if the channel cannot be read.
     pub fn is_over(&self) -> Result<bool> {
         while self.channel.try_event()?.is_some() {}
         Ok(matches!(
@@ -244,7 +244,7 @@ impl Connection {
     /// Waits until the peer has disconnected, or has answered that.
     ///
     /// # Errors
-    /// [`Error::Timeout`].
+    /// [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         await_event(&self.channel, EventKind::DISCONNECTED, timeout).map(drop)
     }
