@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::command::opcode;
-use crate::fabric::Fabric;
+use crate::fabric::Faults;
 use crate::hca::Hca;
 use crate::platform::Platform;
 
@@ -27,13 +27,16 @@ lose-completion [COUNT]         the next completions are lost
 qp-error QPN                    a queue pair fails
 cq-error CQN                    a completion queue fails
 health SYNDROME                 the health syndrome; 0 is healthy
+wire [NAME=VALUE ...]           what happens to frames that the port sends:
+                                loss, duplicate, reorder, corrupt (0 to 1),
+                                delay, jitter, reorder-delay (nanoseconds);
+                                what is not named does not happen
 A line may begin with the number of the HCA, from 0 on, as `1 link down`.";
 
 /// The socket and who is connected.
 pub struct Control {
     listener: UnixListener,
     clients: Vec<(UnixStream, Vec<u8>)>,
-    fabric: Fabric,
 }
 
 impl Control {
@@ -41,13 +44,12 @@ impl Control {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn new(path: &Path, fabric: Fabric) -> io::Result<Control> {
+    pub fn new(path: &Path) -> io::Result<Control> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         Ok(Control {
             listener,
             clients: Vec::new(),
-            fabric,
         })
     }
 
@@ -68,7 +70,6 @@ impl Control {
             return;
         }
         let mut hcas: Vec<_> = hcas.collect();
-        let fabric = &self.fabric;
         self.clients.retain_mut(|(socket, line)| {
             let mut bytes = [0; 512];
             loop {
@@ -85,7 +86,7 @@ impl Control {
             while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
                 let order: Vec<u8> = line.drain(..=end).collect();
                 let order = String::from_utf8_lossy(&order);
-                let answer = match obey(order.trim(), &mut hcas, fabric) {
+                let answer = match obey(order.trim(), &mut hcas) {
                     Ok(answer) => answer,
                     Err(why) => json!({ "error": why }),
                 };
@@ -111,11 +112,7 @@ fn number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
     parsed.map_err(|_| format!("`{text}` is not a number"))
 }
 
-fn obey<P: Platform>(
-    line: &str,
-    hcas: &mut [&mut Hca<P>],
-    _fabric: &Fabric,
-) -> Result<Value, String> {
+fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, String> {
     let mut words = line.split_whitespace().peekable();
     let chosen = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
         Some(chosen) => {
@@ -170,10 +167,36 @@ fn obey<P: Platform>(
                 return Err(format!("there is no completion queue {cqn}"));
             }
         }
+        "wire" => hca.port().set_faults(wire(words)?),
         "health" => hca.faults().health = number(words.next(), None)? as u8,
         other => return Err(format!("no such order: {other}")),
     }
     Ok(json!({ "ok": line }))
+}
+
+/// The faults of a wire, as `NAME=VALUE`.
+fn wire<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
+    let mut faults = Faults::default();
+    for word in words {
+        let wrong = || format!("`{word}` is not NAME=VALUE of a wire");
+        let (name, value) = word.split_once('=').ok_or_else(wrong)?;
+        let probability = || match value.parse::<f64>() {
+            Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+            _ => Err(wrong()),
+        };
+        let time = || value.parse::<u64>().map_err(|_| wrong());
+        match name {
+            "loss" => faults.loss = probability()?,
+            "duplicate" => faults.duplicate = probability()?,
+            "reorder" => faults.reorder = probability()?,
+            "corrupt" => faults.corrupt = probability()?,
+            "delay" => faults.delay = time()?,
+            "jitter" => faults.jitter = time()?,
+            "reorder-delay" => faults.reorder_delay = time()?,
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(faults)
 }
 
 fn stat<P: Platform>(hca: &Hca<P>) -> Value {
@@ -224,4 +247,19 @@ pub fn ask(path: &Path, line: &str) -> io::Result<String> {
     let mut answer = String::new();
     io::BufReader::new(socket).read_line(&mut answer)?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wire_is_described_by_names_and_values() {
+        let faults = wire("loss=0.01 delay=5000".split(' ')).unwrap();
+        assert_eq!((faults.loss, faults.delay), (0.01, 5000));
+        assert_eq!(wire("".split_whitespace()), Ok(Faults::default()));
+        for wrong in ["loss", "loss=2", "loss=x", "delay=-1", "colour=red"] {
+            assert!(wire([wrong].into_iter()).is_err(), "{wrong}");
+        }
+    }
 }

@@ -28,10 +28,11 @@ pub struct Arguments {
     /// A kernel package of that release other than linux-image-amd64
     #[arg(long)]
     kernel: Option<String>,
-    /// What the port is, by the name of a profile (`softhca profiles`)
+    /// What the port is, by the name of a profile (`softhca profiles`); more
+    /// than one make more HCAs
     #[arg(long, default_value = "roce")]
-    profile: String,
-    /// How many HCAs the guest has
+    profile: Vec<String>,
+    /// How many HCAs the guest has, at least
     #[arg(long, default_value_t = 1)]
     hcas: u32,
     /// A shell command to run in the guest, in the folder of the share.
@@ -60,6 +61,12 @@ pub struct Arguments {
     /// More arguments of `softhca serve`, such as `--strict`
     #[arg(last = true)]
     serve: Vec<String>,
+}
+
+impl Arguments {
+    fn count(&self) -> u32 {
+        self.hcas.max(self.profile.len() as u32)
+    }
 }
 
 /// What the guest does before the command: the drivers, then the wait for
@@ -94,7 +101,7 @@ pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
 
 fn run(arguments: &Arguments, image: &tree::Image, qemu: Qemu, dir: &Path) -> Result<ExitCode> {
     let mut devices = Vec::new();
-    for hca in 0..arguments.hcas {
+    for hca in 0..arguments.count() {
         let path = socket(dir, hca);
         devices.push("-device".to_owned());
         devices.push(format!(
@@ -162,8 +169,11 @@ impl Server {
     fn start(program: &Path, dir: &Path, arguments: &Arguments) -> Result<Server> {
         let log = File::create(dir.join(LOG))?;
         let mut command = Command::new(program);
-        command.arg("serve").args(["--profile", &arguments.profile]);
-        for hca in 0..arguments.hcas {
+        command.arg("serve");
+        for profile in &arguments.profile {
+            command.args(["--profile", profile]);
+        }
+        for hca in 0..arguments.count() {
             let path = socket(dir, hca);
             let _ = fs::remove_file(&path);
             command.arg("--socket").arg(path);
@@ -179,7 +189,7 @@ impl Server {
                 .spawn()
                 .with_context(|| format!("cannot start {}", program.display()))?,
         );
-        let last = socket(dir, arguments.hcas.saturating_sub(1));
+        let last = socket(dir, arguments.count().saturating_sub(1));
         let began = Instant::now();
         while !last.exists() {
             if let Some(status) = server.0.try_wait()? {

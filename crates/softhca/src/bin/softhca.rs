@@ -9,6 +9,7 @@ use ringverbs_softhca::control::{self, Control};
 use ringverbs_softhca::fabric::Fabric;
 use ringverbs_softhca::hca::VECTORS;
 use ringverbs_softhca::packet::Pool;
+use ringverbs_softhca::pcap::Capture;
 use ringverbs_softhca::profile::{PROFILES, Profile};
 use ringverbs_softhca::vfio::dma::Guest;
 use ringverbs_softhca::vfio::serve::Serve;
@@ -30,9 +31,10 @@ enum Command {
         /// Where QEMU connects; once for each HCA
         #[arg(long, required = true)]
         socket: Vec<PathBuf>,
-        /// What the HCAs are (`softhca profiles`)
+        /// What the HCAs are (`softhca profiles`): once for all, or once for
+        /// each
         #[arg(long, default_value = "roce")]
-        profile: String,
+        profile: Vec<String>,
         /// Where orders are taken (`softhca tell`, `softhca stat`)
         #[arg(long)]
         control: Option<PathBuf>,
@@ -42,6 +44,9 @@ enum Command {
         /// Go on when the guests have gone
         #[arg(long)]
         keep: bool,
+        /// A file for every frame that is sent, for Wireshark (pcap)
+        #[arg(long)]
+        capture: Option<PathBuf>,
         /// Where the fabric's faults begin
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -84,6 +89,7 @@ fn run(command: Command) -> Result<()> {
             control,
             strict,
             keep,
+            capture,
             seed,
             log,
         } => {
@@ -93,15 +99,25 @@ fn run(command: Command) -> Result<()> {
                 .without_time()
                 .with_target(false)
                 .init();
-            let Some(profile) = Profile::named(&profile) else {
-                bail!("there is no profile `{profile}`; `softhca profiles` lists them");
-            };
+            let mut profiles = Vec::new();
+            for name in &profile {
+                let Some(profile) = Profile::named(name) else {
+                    bail!("there is no profile `{name}`; `softhca profiles` lists them");
+                };
+                profiles.push(profile);
+            }
             let fabric = Fabric::new(seed);
             let pool = Pool::new();
+            if let Some(path) = capture {
+                let capture = std::fs::File::create(&path)
+                    .and_then(|file| Capture::new(std::io::BufWriter::new(file)))
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                fabric.capture(Some(capture));
+            }
             let control = match control {
                 Some(path) => {
                     let _ = std::fs::remove_file(&path);
-                    let control = Control::new(&path, fabric.clone())
+                    let control = Control::new(&path)
                         .with_context(|| format!("cannot listen at {}", path.display()))?;
                     Some(control)
                 }
@@ -109,6 +125,7 @@ fn run(command: Command) -> Result<()> {
             };
             let mut serve = Serve::new(control, keep);
             for (number, path) in socket.iter().enumerate() {
+                let profile = profiles[number.min(profiles.len() - 1)];
                 let settings = Settings {
                     strict,
                     ..Settings::numbered(profile, number as u16)
@@ -120,6 +137,7 @@ fn run(command: Command) -> Result<()> {
                     .with_context(|| format!("cannot listen at {}", path.display()))?;
             }
             serve.run().context("cannot wait for guests")?;
+            fabric.capture(None);
             for path in &socket {
                 let _ = std::fs::remove_file(path);
             }

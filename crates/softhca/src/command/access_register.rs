@@ -39,11 +39,11 @@ const PTYS_IB_OPERATIONAL: Field = field(0x28, 31, 0);
 /// 100GBASE-CR4.
 const SPEED_100G: u32 = 1 << 20;
 /// Width 4X in the high half, speed EDR in the low half.
-const IB_4X_EDR: u32 = 1 << 1 << 16 | 1 << 5;
+const IB_4X_EDR: u32 = 1 << 2 << 16 | 1 << 5;
 
-const VL_CAPABLE: Field = field(4, 31, 28);
-const VL_ADMIN: Field = field(8, 31, 28);
-const VL_OPERATIONAL: Field = field(0xc, 31, 28);
+const VL_CAPABLE: Field = field(4, 3, 0);
+const VL_ADMIN: Field = field(8, 3, 0);
+const VL_OPERATIONAL: Field = field(0xc, 3, 0);
 
 const ADMIN_STATUS: Field = field(0, 11, 8);
 const OPERATIONAL_STATUS: Field = field(0, 3, 0);

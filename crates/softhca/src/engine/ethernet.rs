@@ -22,6 +22,9 @@ const HEADER_LENGTH: Field = field(12, 31, 16);
 const HEADER: usize = 14;
 const CONTROL: usize = 16;
 
+/// The state of a receive queue that takes frames.
+const READY: u32 = 1;
+
 /// The largest frame before segmentation.
 const LARGEST: usize = 256 << 10;
 
@@ -231,11 +234,20 @@ impl<P: Platform> Core<P> {
         (destination[0] & 1 != 0 && !own) || *destination == self.nic.mac
     }
 
-    /// The queue that frames go to: the first that is ready.
-    fn receive_queue(&self) -> Option<u32> {
+    /// The queue that frames go to: the first that is ready and has room. The
+    /// driver also has one that drops what it gets: nothing is ever posted to
+    /// it.
+    fn receive_queue(&mut self) -> Option<u32> {
+        let ready = |queue: &Queue| match queue {
+            Queue::Rq(rq) if rq.state == READY => {
+                let posted = self.platform.read_index(rq.ring.doorbell);
+                posted.is_ok_and(|posted| posted as u16 != rq.ring.head)
+            }
+            _ => false,
+        };
         self.queues
             .iter()
-            .find(|(_, queue)| matches!(queue, Queue::Rq(rq) if rq.state == 1))
+            .find(|(_, queue)| ready(queue))
             .map(|(number, _)| number)
     }
 }
