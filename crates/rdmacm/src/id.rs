@@ -41,7 +41,7 @@ open_enum! {
 #[derive(Debug)]
 pub struct Id {
     channel: Arc<Channel>,
-    entity: Arc<Entity>,
+    pub(crate) entity: Arc<Entity>,
 }
 
 /// Where an id is.

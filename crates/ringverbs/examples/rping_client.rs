@@ -74,7 +74,7 @@ fn main() -> Result<()> {
     let pong = domain.alloc_remote(PING, AccessFlags::REMOTE_WRITE)?;
 
     connector.prepare(&mut qp)?;
-    for buffer in domain.alloc(2 * INFO)?.into_buffers(INFO) {
+    for buffer in domain.alloc(2 * INFO)?.into_buffers(INFO).take(2) {
         qp.receive(buffer, 0)?;
     }
     let connection = connector.connect(&mut qp, &Options::default(), Some(TIMEOUT))?;

@@ -6,8 +6,8 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use ringverbs::cm::{self, Connection, Listener, Options};
-use ringverbs::{Buffer, Completion, CompletionQueue, Inline, QueuePair, RemoteAddr, Transport};
+use ringverbs::cm::{Connection, Listener, Options};
+use ringverbs::{Buffer, CompletionQueue, Inline, QueuePair, RemoteAddr, Transport, WorkRequest};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -15,16 +15,23 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const INFO: usize = 16;
 /// The longest ping that rping makes.
 const PING: usize = 64 * 1024;
+// Tokens: what has completed.
+const RECEIVED: u64 = 1;
+const MOVED: u64 = 2;
+const GO_AHEAD: u64 = 3;
 
-/// The next completion, or none when the client is gone.
-fn next(cq: &mut CompletionQueue, connection: &Connection) -> Result<Option<Completion>> {
+/// The buffer of the next operation of that token, or none when the client is
+/// gone.
+fn next(cq: &mut CompletionQueue, connection: &Connection, token: u64) -> Result<Option<Buffer>> {
     loop {
         for _ in 0..1000 {
-            if let Some(completion) = cq.poll_one()? {
+            if let Some(mut completion) = cq.poll_one()? {
                 if let Err(failure) = completion.result {
                     return Err(failure.into());
                 }
-                return Ok(Some(completion));
+                if completion.token == token {
+                    return Ok(completion.take_buffer());
+                }
             }
         }
         if connection.is_over()? {
@@ -40,54 +47,37 @@ fn serve(
     connection: &Connection,
     mut ping: Buffer,
 ) -> Result<u32> {
-    const READ: u64 = 2;
-    const WRITE: u64 = 3;
-    const GO_AHEAD: u64 = 4;
-    let mut pings = 0;
-    let mut write_back = false;
-    loop {
-        // The client advertises the memory with its ping, then that for ours.
-        let remote = loop {
-            let Some(mut completion) = next(cq, connection)? else {
+    for pings in 0.. {
+        // The client says where its ping is, then where it wants it back.
+        for back in [false, true] {
+            let Some(info) = next(cq, connection, RECEIVED)? else {
                 return Ok(pings);
             };
-            // Our go-aheads complete here, too.
-            if let Some(info) = completion.take_buffer() {
-                let bytes: [u8; INFO] = info[..].try_into()?;
-                qp.receive(info, 1)?;
-                let remote = RemoteAddr {
-                    addr: u64::from_be_bytes(bytes[..8].try_into()?),
-                    rkey: u32::from_be_bytes(bytes[8..12].try_into()?),
-                };
-                break (remote, u32::from_be_bytes(bytes[12..].try_into()?));
+            let bytes: [u8; INFO] = info[..].try_into()?;
+            qp.receive(info, RECEIVED)?;
+            let there = RemoteAddr {
+                addr: u64::from_be_bytes(bytes[..8].try_into()?),
+                rkey: u32::from_be_bytes(bytes[8..12].try_into()?),
+            };
+            let len = u32::from_be_bytes(bytes[12..].try_into()?);
+            ping.set_len((len as usize).min(PING))?;
+            if back {
+                qp.write(ping, there, MOVED)?;
+            } else {
+                qp.read(ping, there, MOVED)?;
             }
-        };
-        let (remote, len) = (remote.0, remote.1 as usize);
-        ping.set_len(len.min(PING))?;
-        if write_back {
-            qp.write(ping, remote, WRITE)?;
-        } else {
-            qp.read(ping, remote, READ)?;
-        }
-        // The buffer comes back when that is done.
-        ping = loop {
-            let Some(mut completion) = next(cq, connection)? else {
+            let Some(moved) = next(cq, connection, MOVED)? else {
                 return Ok(pings);
             };
-            if completion.token == READ || completion.token == WRITE {
-                break completion
-                    .take_buffer()
-                    .ok_or("the operation had a buffer")?;
+            ping = moved;
+            if !back {
+                let text = ping.split(|byte| *byte == 0).next().unwrap_or_default();
+                println!("server ping data: {}", String::from_utf8_lossy(text));
             }
-        };
-        if !write_back {
-            let text = ping.split(|byte| *byte == 0).next().unwrap_or_default();
-            println!("server ping data: {}", String::from_utf8_lossy(text));
-            pings += 1;
+            qp.post(WorkRequest::send(Inline(&[0; INFO])).token(GO_AHEAD))?;
         }
-        write_back = !write_back;
-        qp.post(ringverbs::WorkRequest::send(Inline(&[0; INFO])).token(GO_AHEAD))?;
     }
+    Ok(u32::MAX)
 }
 
 fn main() -> Result<()> {
@@ -110,18 +100,14 @@ fn main() -> Result<()> {
 
     // A receive must be there before the client may send.
     request.prepare(&mut qp)?;
-    for info in domain.alloc(2 * INFO)?.into_buffers(INFO) {
-        qp.receive(info, 1)?;
+    for info in domain.alloc(2 * INFO)?.into_buffers(INFO).take(2) {
+        qp.receive(info, RECEIVED)?;
     }
     let connection = request.accept(&mut qp, &Options::default())?;
     connection.wait_established(Some(Duration::from_secs(10)))?;
 
     let ping = domain.alloc(PING)?.into_buffer();
     let pings = serve(&mut qp, &mut cq, &connection, ping)?;
-    match connection.disconnect(&mut qp) {
-        Ok(()) => println!("{pings} pings, disconnected"),
-        Err(error @ cm::Error::Manager(_)) => println!("{pings} pings, gone: {error}"),
-        Err(error) => return Err(error.into()),
-    }
-    Ok(())
+    println!("{pings} pings, then the client has disconnected");
+    Ok(connection.disconnect(&mut qp)?)
 }
