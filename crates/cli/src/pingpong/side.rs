@@ -53,6 +53,8 @@ struct Ball {
     qp: QueuePair,
     /// Unless it is being sent.
     outgoing: Option<Buffer>,
+    /// A message that is not answered yet.
+    received: Option<Buffer>,
     /// For an answer.
     waiting: bool,
     /// Where datagrams go.
@@ -154,6 +156,7 @@ impl Side {
         Ok(Ball {
             qp,
             outgoing: Some(outgoing),
+            received: None,
             waiting: true,
             path: None,
         })
@@ -298,15 +301,27 @@ impl Side {
         else {
             return Err(PingPongError::Stray(qp_num).into());
         };
-        if completion.operation == Operation::Receive {
+        let receive = completion.operation == Operation::Receive;
+        if receive {
             progress.received += 1;
-            self.take(progress, role, at, &buffer, pattern)?;
-            self.receive(at, buffer)?;
+            self.check(progress, role, self.message(&buffer), pattern)?;
         } else {
             progress.sent += 1;
-            if let Some(ball) = self.balls.get_mut(at) {
-                ball.outgoing = Some(buffer);
-            }
+        }
+        let Some(ball) = self.balls.get_mut(at) else {
+            return Ok(());
+        };
+        if receive {
+            ball.waiting = false;
+            ball.received = Some(buffer);
+        } else {
+            ball.outgoing = Some(buffer);
+        }
+        // A message may come before the last send has completed.
+        if ball.outgoing.is_some()
+            && let Some(received) = ball.received.take()
+        {
+            self.answer(role, at, received)?;
         }
         let more = progress.sent < progress.iterations;
         match self.balls.get_mut(at) {
@@ -315,45 +330,57 @@ impl Side {
         }
     }
 
-    /// A message has come. The server will send it back; with `--chk` each
-    /// side looks at it.
-    fn take(
-        &mut self,
-        progress: &Progress,
-        role: Role,
-        at: usize,
-        received: &[u8],
-        pattern: &[u8],
-    ) -> Result<(), Error> {
-        let message = match self.options.transport {
+    /// The message in what was received.
+    fn message<'a>(&self, received: &'a [u8]) -> &'a [u8] {
+        match self.options.transport {
             Type::Ud => received.get(GRH..).unwrap_or_default(),
             _ => received,
+        }
+    }
+
+    /// With `--chk`: whether a message is what was sent.
+    fn check(
+        &self,
+        progress: &Progress,
+        role: Role,
+        message: &[u8],
+        pattern: &[u8],
+    ) -> Result<(), Error> {
+        // A C client's messages are zero at the beginning of each page; our
+        // own, and what comes back to a client, is the pattern all over.
+        let right = match role {
+            _ if !self.options.check => true,
+            Role::Client => message == pattern,
+            Role::Server => {
+                message.len() == pattern.len()
+                    && message.iter().step_by(PAGE).all(|byte| *byte == 0)
+            }
         };
-        if self.options.check {
-            // A C client's messages are zero at the beginning of each page; our
-            // own, and what comes back to a client, is the pattern all over.
-            let right = match role {
-                Role::Client => message == pattern,
-                Role::Server => {
-                    message.len() == pattern.len()
-                        && message.iter().step_by(PAGE).all(|byte| *byte == 0)
-                }
-            };
-            if !right {
-                let message = progress.received;
-                return Err(PingPongError::Content { message }.into());
+        match right {
+            true => Ok(()),
+            false => Err(PingPongError::Content {
+                message: progress.received,
+            }
+            .into()),
+        }
+    }
+
+    /// A message has been received, and the outgoing buffer is there: the
+    /// server puts the message into it. The received buffer takes the next.
+    fn answer(&mut self, role: Role, at: usize, received: Buffer) -> Result<(), Error> {
+        if role == Role::Server {
+            let message = self.message(&received);
+            if let Some(outgoing) = self
+                .balls
+                .get_mut(at)
+                .and_then(|ball| ball.outgoing.as_mut())
+            {
+                let length = message.len().min(outgoing.capacity());
+                let copied = outgoing.copy_from(message.get(..length).unwrap_or_default());
+                copied.map_err(doing("memory"))?;
             }
         }
-        let Some(ball) = self.balls.get_mut(at) else {
-            return Ok(());
-        };
-        ball.waiting = false;
-        if let (Role::Server, Some(outgoing)) = (role, &mut ball.outgoing) {
-            let length = message.len().min(outgoing.capacity());
-            let copied = outgoing.copy_from(message.get(..length).unwrap_or_default());
-            copied.map_err(doing("memory"))?;
-        }
-        Ok(())
+        self.receive(at, received)
     }
 }
 
