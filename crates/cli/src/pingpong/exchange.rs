@@ -238,9 +238,9 @@ mod tests {
         let (server, port) = server();
         let sending = thread::spawn(move || {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            stream.write_all(bytes).unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-            // Until the server has had enough, or its answer is there.
+            // The server may have had enough, and have closed, at any time.
+            let _ = stream.write_all(bytes);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read(&mut [0; MESSAGE]);
         });
         let error = server.serve(&numbered(1, 1), |_| Ok::<_, ExchangeError>(()));
