@@ -159,14 +159,14 @@ pub enum Form {
 }
 
 /// The parameters of an event.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum Param {
     Connection(abi::ConnParam),
     Datagram(abi::UdParam),
 }
 
 /// What an event says, without the ids that it is of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Message {
     kind: EventKind,
     status: i32,
@@ -272,6 +272,16 @@ impl Message {
     /// The number that came with an [`EventKind::USER`].
     pub fn user_argument(&self) -> Option<u64> {
         (self.kind == EventKind::USER).then_some(self.arg)
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the private data, which is mostly zeros.
+        f.debug_struct("Message")
+            .field("kind", &self.kind)
+            .field("status", &self.status)
+            .finish_non_exhaustive()
     }
 }
 
