@@ -17,6 +17,10 @@ pub enum Provider {
     OursServer,
     /// Stock in the server, ringverbs in the client.
     OursClient,
+    /// None: the Rust crate on both sides.
+    Native,
+    /// The Rust crate, with C programs over stock as its peers.
+    NativeWithC,
 }
 
 impl fmt::Display for Provider {
@@ -26,6 +30,8 @@ impl fmt::Display for Provider {
             Provider::Ours => "ours",
             Provider::OursServer => "ours-server",
             Provider::OursClient => "ours-client",
+            Provider::Native => "native",
+            Provider::NativeWithC => "native-with-c",
         })
     }
 }

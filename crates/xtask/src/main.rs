@@ -5,6 +5,7 @@ mod demo;
 mod dist;
 mod driver;
 mod guest;
+mod native;
 mod softhca;
 mod suite;
 mod test;

@@ -11,7 +11,7 @@ use rxe_tests::guest::vm::{self, Line, RECORD};
 use rxe_tests::guest::{Hardware, Job, Suite, compile, host, tree};
 use rxe_tests::record::{Outcome, Provider, Record, Stock};
 
-use crate::driver;
+use crate::{driver, native};
 
 /// What libibverbs appends `-rdmav<ABI>.so` to.
 pub const PLUGIN: &str = "libringverbs";
@@ -42,8 +42,10 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         let log = share.0.join("compile.log");
         compile::programs(&image, &sources, &share.0.join("programs"), &log)?;
     }
+    native::build(&share.0.join("native"))?;
     let mut script = String::from("exec rxe-driver suite --scratch /tmp/rxe --out /share/records");
-    script.push_str(" --pyverbs /opt/rdma-core/tests");
+    script.insert_str(0, "cp -r /share/native /opt/native\n");
+    script.push_str(" --pyverbs /opt/rdma-core/tests --native /opt/native");
     if has_programs {
         // From the disk in memory rather than over the share.
         script.insert_str(0, "cp -r /share/programs /opt/programs\n");

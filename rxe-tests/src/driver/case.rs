@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::record::Stock;
+use crate::record::{Provider, Stock};
 
 /// How to tell that a server can be connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +84,8 @@ pub struct Case {
     pub mixed: bool,
     /// What stock is expected to do.
     pub stock: Stock,
+    /// The Rust crate's, with nobody else to run it with.
+    pub native: Option<Provider>,
     /// Whether ours must print the very same as stock.
     pub same_output: bool,
 }
@@ -106,6 +108,7 @@ impl Case {
             short: false,
             mixed: false,
             stock: Stock::Reference,
+            native: None,
             same_output: false,
         }
     }

@@ -27,6 +27,10 @@ pub enum Library {
     Stock,
     /// ringverbs.
     Ours,
+    /// No library at all: a program of the Rust crate.
+    None,
+    /// None, but its peers are C programs that are served by librxe.
+    Peers,
 }
 
 /// Where the plugin is: the path that libibverbs appends `-rdmav<ABI>.so` to.
@@ -55,6 +59,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command.env("RXE_EXPECT", "librxe");
             command
         }
+        Library::None | Library::Peers => Command::new(program),
         Library::Ours => {
             let plugin = plugin.context("no plugin was given for a run with ours")?;
             let mut command = Command::new(std::env::current_exe()?);
@@ -66,7 +71,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command
         }
     };
-    if library == Library::Stock {
+    if library != Library::Ours {
         command
             .env_remove("RDMAV_DRIVERS")
             .env_remove("IBV_DRIVERS");
@@ -222,6 +227,13 @@ pub fn verdict(
         (Library::Ours, true, true) => Err("stock's librxe was mapped beside ringverbs".into()),
         (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
         (Library::Stock, false, false) => Err("stock's librxe was not mapped".into()),
+        (Library::None, false, false) | (Library::Peers, false, _) => Ok(()),
+        (Library::None | Library::Peers, true, _) => {
+            Err("the plugin was mapped in a run of the Rust crate".into())
+        }
+        (Library::None, false, true) => {
+            Err("a C provider was mapped in a run of the Rust crate alone".into())
+        }
     }
 }
 

@@ -5,10 +5,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::case::{Case, Shape};
-use crate::record::Stock;
+use crate::record::{Provider, Stock};
 
 /// The group that they are reported in.
 pub const GROUP: &str = "programs";
+
+/// The group of the Rust crate's programs.
+pub const NATIVE: &str = "native";
 
 /// Reads a manifest: a case on a line,
 /// `name | program and arguments | providers | limit in seconds`.
@@ -19,7 +22,9 @@ pub const GROUP: &str = "programs";
 /// - `stock-fails-before=N`: stock of an rdma-core older than N must fail,
 ///   because it has the defect that the case shows;
 /// - `stock-fails`: so must every stock so far;
-/// - `same-output`: both must pass and print the same on standard output.
+/// - `same-output`: both must pass and print the same on standard output;
+/// - `native`: the Rust crate's, which maps no provider;
+/// - `native-with-c`: the Rust crate's, with C programs for its peers.
 ///
 /// `rdma_core` is the version in use. Lines that start with `#` and
 /// empty ones are passed over.
@@ -41,7 +46,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         None if same_output => Stock::Reference,
         None if providers == "stock-fails" => Stock::FailsSoFar,
         None if providers == "both" => Stock::Reference,
-        None if providers == "ours" => Stock::NotRun,
+        None if ["ours", "native", "native-with-c"].contains(&providers) => Stock::NotRun,
         Some(("stock-fails-before", version)) => {
             let fixed: u32 = version.parse().context("not a release number")?;
             if major(rdma_core)? < fixed {
@@ -52,9 +57,16 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         }
         _ => bail!("unknown providers `{providers}`"),
     };
-    let mut case = Case::new(GROUP, name, Shape::Single(command.to_owned())).short();
+    let native = match providers {
+        "native" => Some(Provider::Native),
+        "native-with-c" => Some(Provider::NativeWithC),
+        _ => None,
+    };
+    let group = if native.is_some() { NATIVE } else { GROUP };
+    let mut case = Case::new(group, name, Shape::Single(command.to_owned())).short();
     case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
     case.stock = stock;
+    case.native = native;
     case.same_output = same_output;
     Ok(case)
 }
@@ -86,6 +98,10 @@ mod tests {
         assert_eq!(stock, [Reference, NotRun, MustFail, Reference, FailsSoFar]);
         let same: Vec<_> = old.iter().map(|c| c.same_output).collect();
         assert_eq!(same, [false, false, false, true, false]);
+        let native = manifest("n | hello | native | 9\nm | x | native-with-c | 9\n", "44").unwrap();
+        assert_eq!(native[0].native, Some(Provider::Native));
+        assert_eq!(native[1].native, Some(Provider::NativeWithC));
+        assert_eq!((native[0].group, old[0].native), (NATIVE, None));
         let new = manifest(text, "65.0-1").unwrap();
         assert_eq!(new[2].stock, Stock::Reference);
         assert_eq!(new[2].limit, Duration::from_secs(30));

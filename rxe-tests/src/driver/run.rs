@@ -63,6 +63,8 @@ pub struct Runner {
     pub scratch: PathBuf,
     /// A folder that is searched for programs first.
     pub programs: Option<PathBuf>,
+    /// The folder of the Rust crate's test programs.
+    pub native: Option<PathBuf>,
     /// Where results go.
     pub report: Report,
     next_port: u16,
@@ -88,6 +90,7 @@ impl Runner {
             plugin,
             scratch,
             programs: None,
+            native: None,
             report: Report::default(),
             next_port: 18_600,
             proved: BTreeSet::new(),
@@ -243,10 +246,11 @@ impl Runner {
             .env("RXE_GID", self.device.gid.to_string())
             .env("RXE_ADDR", self.device.address.to_string())
             .env("RXE_MTU", self.mtu.to_string());
-        if let Some(programs) = &self.programs {
-            let path = std::env::var("PATH").unwrap_or_default();
-            command.env("PATH", format!("{}:{path}", programs.display()));
+        let mut path = std::env::var("PATH").unwrap_or_default();
+        for folder in [&self.programs, &self.native].into_iter().flatten() {
+            path = format!("{}:{path}", folder.display());
         }
+        command.env("PATH", path);
     }
 
     /// Judges processes that have ended or were given up.
@@ -307,6 +311,8 @@ pub fn sides(provider: Provider) -> (Library, Library) {
         Provider::Ours => (Library::Ours, Library::Ours),
         Provider::OursServer => (Library::Ours, Library::Stock),
         Provider::OursClient => (Library::Stock, Library::Ours),
+        Provider::Native => (Library::None, Library::None),
+        Provider::NativeWithC => (Library::Peers, Library::Peers),
     }
 }
 

@@ -28,6 +28,9 @@ pub struct Plan {
     /// The folder of the test programs and their manifest
     #[arg(long)]
     programs: Option<PathBuf>,
+    /// The folder of the Rust crate's test programs and their manifest
+    #[arg(long)]
+    native: Option<PathBuf>,
     /// rdma-core's version, if dpkg does not know it
     #[arg(long)]
     rdma_core: Option<String>,
@@ -59,6 +62,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
     runner.report.file = plan.out.clone();
     runner.programs = plan.programs.clone();
+    runner.native = plan.native.clone();
 
     let rdma_core = match &plan.rdma_core {
         Some(version) => version.clone(),
@@ -133,7 +137,7 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
             .next()
             .is_some_and(|program| which(program).is_some())
     });
-    if let Some(folder) = &plan.programs {
+    for folder in [&plan.programs, &plan.native].into_iter().flatten() {
         cases.extend(manifest(folder, rdma_core)?);
     }
     Ok(cases)
@@ -164,6 +168,9 @@ fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {
 
 /// Who serves the runs of a case.
 fn providers(case: &Case, ours: bool) -> Vec<Provider> {
+    if let Some(native) = case.native {
+        return vec![native];
+    }
     let mut providers = Vec::new();
     if case.stock != Stock::NotRun {
         providers.push(Provider::Stock);
