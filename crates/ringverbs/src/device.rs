@@ -15,6 +15,11 @@ pub(crate) use rxe::{BindMwWr as WindowBinding, Sge, WorkCompletion};
 /// them.
 pub(crate) use rxe::{Opcode, SendFlags};
 
+/// The flag of a completion that a key was invalidated. rdma_rxe passes on the
+/// kernel's own bit (`IB_WC_WITH_INVALIDATE`), which is another than that of the
+/// C interface (`IBV_WC_WITH_INV`); it sets neither for anything else.
+pub(crate) const FLAG_INVALIDATED: u32 = 1 << 2 | 1 << 3;
+
 /// The rings of a queue pair, and its doorbell.
 pub(crate) struct QueuePair {
     pub object: uverbs::Qp<Ctx>,

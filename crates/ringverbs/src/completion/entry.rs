@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 
 use crate::data::Payload;
-use crate::device::WorkCompletion;
+use crate::device::{self, WorkCompletion};
 use crate::inflight::Posted;
 use crate::memory::Buffer;
 use crate::operation::Operation;
@@ -115,8 +115,6 @@ const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
 const FLAG_GRH: u32 = 1;
 /// `IBV_WC_WITH_IMM`.
 const FLAG_IMMEDIATE: u32 = 2;
-/// `IBV_WC_WITH_INV`.
-const FLAG_INVALIDATED: u32 = 8;
 
 /// What an operation that was done has to tell.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -133,12 +131,18 @@ pub struct Success {
 }
 
 impl Success {
-    fn new(wc: &WorkCompletion) -> Self {
+    fn new(wc: &WorkCompletion, operation: Operation) -> Self {
         Self {
             byte_len: wc.byte_len,
             src_qp: wc.src_qp,
             opcode: wc.opcode,
-            flags: wc.wc_flags,
+            // A sender's own completion says that it sent immediate data, and
+            // does not have them.
+            flags: if operation == Operation::Receive {
+                wc.wc_flags
+            } else {
+                0
+            },
             ex: wc.ex,
         }
     }
@@ -152,7 +156,7 @@ impl Success {
     /// The key of ours that the message has invalidated.
     #[inline]
     pub fn invalidated(&self) -> Option<u32> {
-        (self.flags & FLAG_INVALIDATED != 0).then_some(self.ex)
+        (self.flags & device::FLAG_INVALIDATED != 0).then_some(self.ex)
     }
 
     /// Whether the first 40 bytes of a datagram's buffer are the global route
@@ -248,7 +252,7 @@ impl Completion {
                 };
                 payload.received(here);
             }
-            Ok(Success::new(wc))
+            Ok(Success::new(wc, posted.operation))
         } else {
             Err(Failure {
                 status: Status(wc.status),

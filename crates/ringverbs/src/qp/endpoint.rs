@@ -204,7 +204,10 @@ impl QueuePair {
             return Ok(());
         }
         let writes = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
-        let all = writes | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        let mut all = writes | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        if self.context().can_flush() {
+            all |= AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
+        }
         match self.transport() {
             Transport::Reliable => self.transition(Init::reliable(local.port, all)),
             Transport::Unreliable => self.transition(Init::unreliable(local.port, writes)),
