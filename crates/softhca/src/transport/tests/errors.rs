@@ -458,3 +458,75 @@ fn answers_that_do_not_fit() {
         Some(Status::BadResponse)
     );
 }
+
+/// Requests that a correct peer would not make: each is refused as invalid.
+#[test]
+fn requests_that_make_no_sense() {
+    use crate::packet::{Bth, Draft, NakCode, Psn, Reth, Syndrome, Template, op};
+    // What comes back for the last of these requests: operation, RETH length, payload.
+    let refused = |requests: &[(u8, u32, usize)]| {
+        let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
+        world.hcas[1].post_recv(200, 1, 0, 8192);
+        let template = Template::new(&world.hcas[0].path_to(1));
+        let pool = Pool::new();
+        for (index, (operation, total, payload)) in requests.iter().enumerate() {
+            let bth = Bth {
+                opcode: *operation,
+                dest_qpn: 200,
+                pkey: 0xffff,
+                psn: Psn::new(index as u32),
+                ..Bth::default()
+            };
+            let mut draft = Draft::new(&pool, &template, bth, *payload);
+            if *total != 0 {
+                draft.put(
+                    &Reth {
+                        va: VA,
+                        rkey: RKEY,
+                        length: *total,
+                    }
+                    .bytes(),
+                );
+            }
+            draft.space(*payload).fill(1);
+            let hca = &mut world.hcas[1];
+            hca.transport.receive(&mut hca.host, 0, draft.finish());
+        }
+        let hca = &mut world.hcas[1];
+        hca.transport.run(&mut hca.host, 0, 100);
+        let packet = hca.transport.pop()?;
+        let view = View::read(packet.kind(), packet.frame()).unwrap();
+        assert_eq!(view.bth.psn.value() as usize, requests.len() - 1);
+        Some(view.aeth().unwrap().syndrome)
+    };
+    let invalid = Some(Syndrome::Nak(NakCode::InvalidRequest));
+    for requests in [
+        // Lengths that do not add up.
+        &[(op::WRITE_ONLY, 100, 99)][..],
+        &[(op::WRITE_ONLY, 99, 100)],
+        &[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 975)],
+        &[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 977)],
+        &[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_MIDDLE, 0, 1024)],
+        &[(op::WRITE_FIRST, 1024, 1024)],
+        // Packets that are not full, empty, or too long.
+        &[(op::SEND_FIRST, 0, 1000)],
+        &[(op::SEND_ONLY, 0, 1025)],
+        &[(op::SEND_FIRST, 0, 1024), (op::SEND_MIDDLE, 0, 100)],
+        &[(op::SEND_FIRST, 0, 1024), (op::SEND_LAST, 0, 0)],
+        // Positions.
+        &[(op::SEND_MIDDLE, 0, 1024)],
+        &[(op::WRITE_LAST, 0, 10)],
+        &[(op::SEND_FIRST, 0, 1024), (op::SEND_FIRST, 0, 1024)],
+        &[(op::SEND_FIRST, 0, 1024), (op::WRITE_LAST, 0, 10)],
+        &[(op::WRITE_FIRST, 2000, 1024), (op::READ_REQUEST, 10, 0)],
+        // A read with a payload, an opcode that is reserved.
+        &[(op::READ_REQUEST, 10, 8)],
+        &[(0x15, 0, 0)],
+    ] {
+        assert_eq!(refused(requests), invalid, "{requests:?}");
+    }
+    assert_eq!(
+        refused(&[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 976)]),
+        None
+    );
+}

@@ -441,3 +441,68 @@ fn a_late_acknowledgement_before_a_local_operation() {
     world.settle(SECOND);
     assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
 }
+
+/// Reads between writes, without losses: nothing is taken for lost.
+#[test]
+fn answers_keep_the_order_of_requests() {
+    let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
+    for id in 0..40 {
+        let operation = match id % 4 {
+            0 | 2 => Operation::Write,
+            1 => Operation::Read,
+            _ => Operation::FetchAdd { add: 1 },
+        };
+        let length = if id % 4 == 3 { 8 } else { 5000 };
+        world.hcas[0].post_send(100, work(id, operation, 0, length, 0));
+    }
+    world.settle(SECOND);
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), 40);
+    let counters = world.hcas[0].transport.counters();
+    assert_eq!(
+        (counters.retransmitted, counters.timeouts, counters.naks),
+        (0, 0, 0)
+    );
+    assert_eq!(world.hcas[1].transport.counters().duplicates, 0);
+}
+
+/// A read's answer that is lost is noticed by what comes after it, each time anew:
+/// no timer is running here.
+#[test]
+fn lost_answers_are_noticed_without_a_timer() {
+    let config = QpConfig {
+        ack_timeout: 0,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &config);
+    fill(&mut world.hcas[1].host.memory[..5000], 8);
+    for id in 0..4 {
+        world.hcas[0].post_send(
+            100,
+            work(id, Operation::Read, 5000 * (id as usize + 1), 5000, 0),
+        );
+    }
+    // Of the answers' packets these are lost, none of them the last.
+    let mut count = 0;
+    for _ in 0..20 {
+        world.hcas[0].turn(0);
+        let hca = &mut world.hcas[1];
+        while let Some(packet) = hca.port.recv(0) {
+            hca.transport.receive(&mut hca.host, 0, packet);
+        }
+        hca.transport.run(&mut hca.host, 0, 100);
+        while let Some(packet) = hca.transport.pop() {
+            count += 1;
+            if ![3, 25].contains(&count) {
+                hca.port.send(0, packet);
+            }
+        }
+    }
+    let expected: Vec<_> = (0..4).map(|id| (id, Status::Success)).collect();
+    assert_eq!(statuses(&mut world.hcas[0], 100), expected);
+    assert!(count > 25, "{count}");
+    let memory = &world.hcas[0].host.memory;
+    for id in 1..=4 {
+        let at = id * 5000;
+        assert!(memory[at..at + 5000] == world.hcas[1].host.memory[..5000]);
+    }
+}
