@@ -7,7 +7,8 @@
 #     cp target/debug/ringverbs crates/cli/tests/guest.sh DIR
 #     cargo xtask guest --share DIR --run 'sh ./guest.sh'
 #
-# Arguments name the parts to run (all of them without one).
+# Arguments name the parts to run (all of them without one); TYPES, of the
+# ping-pongs, the types.
 
 ringverbs=${RINGVERBS:-./ringverbs}
 scratch=$(mktemp -d)
@@ -203,7 +204,7 @@ met() {
 }
 
 pingpong() {
-    for type in rc uc ud srq; do
+    for type in ${TYPES:-rc uc ud srq}; do
         case $type in ud) large='-s 4000' ;; *) large='-s 50000 -r 50' ;; esac
         for options in '' '-e' "$large"; do
             theirs="ibv_${type}_pingpong -d $RXE_DEV -g $RXE_GID -n 200 -c $options"
