@@ -530,3 +530,26 @@ fn requests_that_make_no_sense() {
         None
     );
 }
+
+/// The timer is for the oldest packet: it begins anew with each acknowledgement, so
+/// what takes much longer than a timeout in all does not run into one.
+#[test]
+fn progress_restarts_the_timer() {
+    let config = QpConfig {
+        ack_timeout: 4,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64, 1, &config);
+    world.fabric.set_faults(Faults {
+        delay: 10_000,
+        ..Faults::default()
+    });
+    for id in 0..2000 {
+        world.hcas[0].post_send(100, work(id, Operation::Write, 0, 8, 0));
+    }
+    world.settle(SECOND);
+    assert!(world.now > 4 * (4096 << 4));
+    assert_eq!(statuses(&mut world.hcas[0], 100).len(), 2000);
+    let counters = world.hcas[0].transport.counters();
+    assert_eq!((counters.timeouts, counters.retransmitted), (0, 0));
+}
