@@ -131,6 +131,7 @@ pub struct Success {
 }
 
 impl Success {
+    #[inline(always)]
     fn new(wc: &WorkCompletion, operation: Operation) -> Self {
         Self {
             byte_len: wc.byte_len,
@@ -240,7 +241,7 @@ impl Default for Completion {
 
 impl Completion {
     /// From what the device wrote, and what was in flight.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(wc: &WorkCompletion, posted: Posted) -> Self {
         let mut payload = posted.payload;
         let result = if wc.status == Status::SUCCESS.0 {

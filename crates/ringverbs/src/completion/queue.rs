@@ -287,7 +287,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Corruption`] if the first entry names nothing in flight; it is
     /// dropped. If it is a later one, it is left to the next call.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reap(
         &mut self,
         max: usize,
@@ -305,14 +305,26 @@ impl CompletionQueue {
         let mut failed = None;
         while span.at != span.end && count < max {
             let wc = self.ring.read(&span);
-            let reaped = self
-                .reaper
-                .reap(WorkId(wc.wr_id), &shared.queues, slabs, &mut earlier);
+            let mut unheard = None;
+            let reaped = self.reaper.reap(
+                WorkId(wc.wr_id),
+                &shared.queues,
+                slabs,
+                &mut earlier,
+                |posted| {
+                    if posted.quiet && wc.status == 0 {
+                        unheard = Some(posted);
+                    } else {
+                        count += 1;
+                        each(&wc, posted);
+                    }
+                },
+            );
             match reaped {
-                Reaped::Done(posted) if posted.quiet && wc.status == 0 => earlier(posted),
-                Reaped::Done(posted) => {
-                    count += 1;
-                    each(&wc, posted);
+                Reaped::Done => {
+                    if let Some(posted) = unheard {
+                        earlier(posted);
+                    }
                 }
                 Reaped::Stale => {}
                 Reaped::Corrupt => {

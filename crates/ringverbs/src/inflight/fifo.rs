@@ -68,19 +68,24 @@ impl Fifo {
         self.places[(sequence & self.mask) as usize].get()
     }
 
-    /// Takes out all operations up to and including the one that `work` names;
-    /// those before it are given to `earlier`. `None`, and nothing is taken, if
-    /// it names none in flight.
+    /// Takes out all operations up to and including the one that `work` names,
+    /// which is given to `done`; those before it are given to `earlier`. False,
+    /// and nothing is taken, if it names none in flight.
     ///
     /// # Safety
     /// One caller at a time: the owner of the completion queue.
-    #[inline]
-    pub unsafe fn retire(&self, work: WorkId, mut earlier: impl FnMut(Posted)) -> Option<Posted> {
+    #[inline(always)]
+    pub unsafe fn retire(
+        &self,
+        work: WorkId,
+        mut earlier: impl FnMut(Posted),
+        done: impl FnOnce(Posted),
+    ) -> bool {
         let mut at = self.sequences.own_consumed();
         let there = self.sequences.produced().wrapping_sub(at);
         let ahead = work.ahead_of(at);
         if ahead >= there {
-            return None;
+            return false;
         }
         for _ in 0..ahead {
             // SAFETY: between consumed and produced, and this is the consumer.
@@ -90,10 +95,12 @@ impl Fifo {
             self.sequences.publish_consumed(at);
             earlier(posted);
         }
-        // SAFETY: as above.
+        // SAFETY: as above. Given back before it is used, again for a panic:
+        // what is read here is a copy.
         let posted = unsafe { (*self.place(at)).assume_init_read() };
         self.sequences.publish_consumed(at.wrapping_add(1));
-        Some(posted)
+        done(posted);
+        true
     }
 
     /// Takes out the oldest operation.

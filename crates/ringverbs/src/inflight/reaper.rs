@@ -6,10 +6,10 @@ use super::id::{QueueId, WorkId};
 use super::{Fifo, Found, Posted, Registry, Slab};
 
 /// What a completion stands for.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reaped {
     /// An operation in flight, which is so no more.
-    Done(Posted),
+    Done,
     /// An operation of a queue that is gone: nobody's affair.
     Stale,
     /// Nothing that was in flight.
@@ -28,18 +28,20 @@ pub(crate) struct Reaper {
 }
 
 impl Reaper {
-    /// Finds and takes out the operation that `work` names. Operations that it
-    /// brings to an end without a completion of their own go to `earlier`.
-    #[inline]
+    /// Finds the operation that `work` names, takes it out and gives it to
+    /// `done`. Operations that it brings to an end without a completion of their
+    /// own go to `earlier` before.
+    #[inline(always)]
     pub fn reap(
         &mut self,
         work: WorkId,
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
         earlier: impl FnMut(Posted),
+        done: impl FnOnce(Posted),
     ) -> Reaped {
         if work.is_shared() {
-            return self.reap_shared(work, slabs);
+            return self.reap_shared(work, slabs, done);
         }
         let id = work.queue();
         let index = id.index as usize;
@@ -55,9 +57,10 @@ impl Reaper {
         };
         // SAFETY: the queue is in this completion queue's registry only, and
         // the only reaper that looks there is borrowed exclusively.
-        match unsafe { fifo.retire(work, earlier) } {
-            Some(posted) => Reaped::Done(posted),
-            None => Reaped::Corrupt,
+        if unsafe { fifo.retire(work, earlier, done) } {
+            Reaped::Done
+        } else {
+            Reaped::Corrupt
         }
     }
 
@@ -78,7 +81,12 @@ impl Reaper {
         None
     }
 
-    fn reap_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Reaped {
+    fn reap_shared(
+        &mut self,
+        work: WorkId,
+        slabs: &Registry<Slab>,
+        done: impl FnOnce(Posted),
+    ) -> Reaped {
         let id = work.queue();
         if self.slab.as_ref().is_none_or(|slab| slab.id() != id) {
             match slabs.find(id) {
@@ -88,7 +96,10 @@ impl Reaper {
             }
         }
         match self.slab.as_ref().and_then(|slab| slab.remove(work)) {
-            Some(posted) => Reaped::Done(posted),
+            Some(posted) => {
+                done(posted);
+                Reaped::Done
+            }
             None => Reaped::Corrupt,
         }
     }

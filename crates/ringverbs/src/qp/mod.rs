@@ -88,7 +88,7 @@ pub(crate) enum Companion {
     /// The path of a datagram.
     Address(AddressHandle),
     /// The window that is bound, and to what.
-    Window(MemoryWindow, Option<MemorySlice>),
+    Window(Box<(MemoryWindow, Option<MemorySlice>)>),
 }
 
 /// A queue pair.

@@ -227,11 +227,9 @@ impl<D: Data> WorkRequest<D> {
             Companion::Address(handle) if handle.identity() != domain => Err(Error::WrongDomain {
                 what: "address handle",
             }),
-            Companion::Window(window, _) if window.identity() != domain => {
-                Err(Error::WrongDomain {
-                    what: "memory window",
-                })
-            }
+            Companion::Window(bind) if bind.0.identity() != domain => Err(Error::WrongDomain {
+                what: "memory window",
+            }),
             _ => Ok(()),
         }
     }
@@ -293,7 +291,8 @@ impl<D: Data> WorkRequest<D> {
         else {
             return Ok(());
         };
-        if let Companion::Window(window, _) = &self.companion {
+        if let Companion::Window(bind) = &self.companion {
+            let window = &bind.0;
             wqe.bind_window(WindowBinding {
                 addr,
                 length,
@@ -309,8 +308,8 @@ impl<D: Data> WorkRequest<D> {
     /// It is part of the batch.
     #[inline(always)]
     pub(super) fn accepted(&self) {
-        if let (Kind::Bind { .. }, Companion::Window(window, memory)) = (self.kind, &self.companion)
-        {
+        if let (Kind::Bind { .. }, Companion::Window(bind)) = (self.kind, &self.companion) {
+            let (window, memory) = &**bind;
             window.binding(memory.as_ref(), window.next_rkey());
         }
     }
@@ -423,7 +422,7 @@ impl WorkRequest<()> {
             access: AccessFlags::empty(),
         };
         let mut this = Self::new(kind, ());
-        this.companion = Companion::Window(window.clone(), None);
+        this.companion = Companion::Window(Box::new((window.clone(), None)));
         this
     }
 }
@@ -439,7 +438,7 @@ impl WorkRequest<MemorySlice> {
             lkey: to.memory().lkey(),
             access,
         };
-        let companion = Companion::Window(window.clone(), Some(to.clone()));
+        let companion = Companion::Window(Box::new((window.clone(), Some(to.clone()))));
         let mut this = Self::new(kind, to);
         this.companion = companion;
         this
