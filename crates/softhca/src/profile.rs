@@ -142,6 +142,7 @@ pub mod cap {
 
     pub(super) const CSUM_CAP: Field = flag(0x0, 31);
     pub(super) const VLAN_CAP: Field = flag(0x0, 30);
+    pub(super) const SELF_LB_EN_MODIFIABLE: Field = flag(0x0, 23);
     pub(super) const MAX_LSO_CAP: Field = field(0x0, 20, 16);
     pub(super) const WQE_INLINE_MODE: Field = field(0x0, 13, 12);
     pub(super) const RSS_IND_TBL_CAP: Field = field(0x0, 11, 8);
@@ -267,6 +268,7 @@ const ETHERNET: &[Cap] = &[
     (General, LOG_MAX_L2_TABLE, 7),
     (EthernetOffloads, CSUM_CAP, 1),
     (EthernetOffloads, VLAN_CAP, 1),
+    (EthernetOffloads, SELF_LB_EN_MODIFIABLE, 1),
     (EthernetOffloads, MAX_LSO_CAP, 16),
     // Headers need not be inline in the work request.
     (EthernetOffloads, WQE_INLINE_MODE, 2),

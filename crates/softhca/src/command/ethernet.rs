@@ -120,7 +120,7 @@ impl<P: Platform> Core<P> {
             return Err(refuse(Status::ExceedsLimit, "the work queue's size"));
         }
         let pd = WQ_PD.get(wq);
-        if self.pds.get(pd).is_none() {
+        if !self.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
                 "the work queue's protection domain",

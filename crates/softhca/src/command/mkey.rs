@@ -98,7 +98,7 @@ impl<P: Platform> Core<P> {
         let context = &input[CONTEXT.min(input.len())..];
         let pd = PD.get(context);
         let free = FREE.is_set(context);
-        if !free && self.pds.get(pd).is_none() {
+        if !free && !self.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
                 "the memory key's protection domain",

@@ -228,7 +228,7 @@ impl<P: Platform> Hca<P> {
             }
         };
         let pd = PD.get(context);
-        if core.pds.get(pd).is_none() {
+        if !core.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
                 "the queue pair's protection domain",

@@ -60,7 +60,7 @@ impl<P: Platform> Core<P> {
         page_offset: u32,
         doorbell: u64,
     ) -> Result<Srq, super::Refused> {
-        if self.pds.get(pd).is_none() {
+        if !self.has_pd(pd) {
             return Err(refuse(Status::BadResource, "the SRQ's protection domain"));
         }
         if log_size > LOG_LONGEST || !(LOG_NARROWEST..=LOG_WIDEST).contains(&log_stride) {

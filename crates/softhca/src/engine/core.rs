@@ -111,6 +111,13 @@ impl<P> Core<P> {
         }
     }
 
+    /// Whether there is a protection domain. Number 0 is the device's own: the
+    /// driver uses it for queues that name no memory (its queue for UMR, its
+    /// test of write-combining).
+    pub(crate) fn has_pd(&self, pd: u32) -> bool {
+        pd == 0 || self.pds.get(pd).is_some()
+    }
+
     /// Notes that the driver, or a program, did what it should not. In strict
     /// mode that is told aloud.
     pub(crate) fn complain(&mut self, what: impl FnOnce() -> String) {

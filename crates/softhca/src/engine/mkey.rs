@@ -145,7 +145,8 @@ impl<P: Platform> Core<P> {
         let offset = va.wrapping_sub(mkey.start);
         if !mkey.length64 {
             let end = offset.checked_add(length).ok_or(Fault::Protection)?;
-            if va < mkey.start || end > mkey.length {
+            // Below the start, the offset has wrapped and is past any length.
+            if end > mkey.length {
                 return Err(Fault::Protection);
             }
         } else if va.checked_add(length).is_none() {

@@ -132,6 +132,96 @@ fn bounds_and_variants_of_a_key_are_checked() {
 }
 
 #[test]
+fn a_key_finds_its_pages() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (x, y, z) = (driver.pages(1), driver.pages(1), driver.pages(1));
+    let start = 0x7fff_0000_0123;
+    let paged = driver.create_paged_key(start, 3 * 4096 - 0x123, &[z, x, y]);
+    let (key, to) = (driver.key, driver.pages(3));
+    driver.write(z + 4090, b"at the");
+    driver.write(x, b" seam");
+    driver.post_recv(&mut b, &segment(64, key, to));
+    let va = start - 0x123 + 4090;
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(11, paged, va));
+    assert_eq!(driver.read(to, 11), b"at the seam");
+    while driver.poll(&mut cq).is_some() {}
+    // To its very end, and no further.
+    let end = start + 3 * 4096 - 0x123;
+    driver.post_recv(&mut b, &segment(64, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, paged, end - 8));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()).1, 0);
+    while driver.poll(&mut cq).is_some() {}
+    driver.post_recv(&mut b, &segment(64, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, paged, end - 7));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
+}
+
+/// A UMR of a window over a part of a key: what it is bound to, or nothing to
+/// unbind it.
+fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
+    let mut bytes = vec![0; 48 + 64];
+    let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
+    bytes[0] = 1 << 7;
+    bytes[52..56].copy_from_slice(&(qpn << 8 | window & 0xff).to_be_bytes());
+    match bound {
+        Some((key, va, length)) => {
+            mask |= 1 | 1 << 6 | 0xf << 18;
+            bytes[0] |= 1 << 5;
+            bytes[5] = 2;
+            // Remote write, remote read, local write.
+            bytes[50] = 0b11_1000;
+            bytes[64..72].copy_from_slice(&va.to_be_bytes());
+            bytes[72..80].copy_from_slice(&length.to_be_bytes());
+            bytes.extend(segment(length as u32, key, va));
+            bytes.extend([0; 48]);
+        }
+        None => bytes[48] = 1 << 6,
+    }
+    bytes[8..16].copy_from_slice(&mask.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_window_opens_and_closes() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (key, memory, here) = (driver.key, driver.pages(1), driver.pages(1));
+    let region = driver.create_key(memory, 4096, 0, 0b11);
+    let pd = driver.pd;
+    let create = Input::new(op::CREATE_MKEY, 0x110)
+        .or(0x10, 30, 1)
+        .or(0x10, 15, 1)
+        .or(0x10, 8, 2)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 24, 1)
+        .or(0x1c, 0, pd)
+        .or(0x44, 0, 4);
+    let window = driver.number(create) << 8;
+    let post_umr = |driver: &mut Driver, b: &mut Qp, bound| {
+        let bytes = umr(window, b.number, bound);
+        let mut entry = driver.place(b, 0x25, SIGNALED, &bytes);
+        entry[12..16].copy_from_slice(&window.to_be_bytes());
+        let slot = u64::from(b.posted.wrapping_sub(entry.len().div_ceil(64) as u16)) & 15;
+        driver.write(b.send + slot * 64, &entry[..16]);
+        driver.ring(&entry);
+    };
+    post_umr(&mut driver, &mut b, Some((region, memory + 64, 128)));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "bound");
+    driver.write(here, b"through the window");
+    let mut segments = remote(memory + 64, window);
+    segments.extend(segment(18, key, here));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(memory + 64, 18), b"through the window");
+    // A second binding needs it to be free.
+    post_umr(&mut driver, &mut b, None);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "unbound");
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
+}
+
+#[test]
 fn an_armed_queue_gives_one_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = pair(&mut driver);
@@ -289,15 +379,15 @@ fn an_srq_follows_its_chain() {
         .or(0x54, 0, 2);
     driver.ok(&arm, 16);
     let mut used = Vec::new();
-    for _ in 0..3 {
+    for events in [0, 1, 1] {
         driver.post(&mut a, 0x0a, 0, &segment(8, key, memory));
+        assert_eq!(driver.hca.stats().eqes, events);
         let entry = driver.poll(&mut cq).unwrap();
         used.push(word(&entry, 60) >> 16);
     }
     assert_eq!(used, [0, 2, 1]);
     let event = driver.read(driver.eq, 64);
     assert_eq!((event[1], word(&event, 56)), (0x14, srqn));
-    assert_eq!(driver.hca.stats().eqes, 1);
 }
 
 #[test]

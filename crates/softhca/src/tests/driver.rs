@@ -154,6 +154,10 @@ impl Driver {
             .long(0x58, u64::MAX >> 1 << 1)
             .long(0x110, driver.eq);
         driver.eqn = driver.number(create);
+        // No number of an object is that of one of another kind by chance.
+        for _ in 0..3 {
+            driver.create_cq(2);
+        }
         driver.key = driver.create_key(0, 0, 1 << 31, 0x1f);
         driver
     }
@@ -195,6 +199,28 @@ impl Driver {
             .long(0x20, start)
             .long(0x28, length);
         self.number(create) << 8 | 0x42
+    }
+
+    /// A key to pages, with room for as many entries as there are.
+    pub fn create_paged_key(&mut self, start: u64, length: u64, pages: &[u64]) -> u32 {
+        let pd = self.pd;
+        let units = (pages.len() as u32).div_ceil(2);
+        let mut create = Input::new(0x200, 0x110 + units as usize * 16)
+            .or(0x10, 8, 1)
+            .or(0x10, 10, 0x1f)
+            .or(0x14, 8, 0xff_ffff)
+            .or(0x14, 0, 0x17)
+            .or(0x1c, 0, pd)
+            .long(0x20, start)
+            .long(0x28, length)
+            .or(0x44, 0, units)
+            .or(0x48, 0, 12)
+            .or(0x60, 0, units);
+        for (n, page) in pages.iter().enumerate() {
+            // Present, readable and writable.
+            create = create.long(0x110 + n * 8, page | 3);
+        }
+        self.number(create) << 8 | 0x17
     }
 
     pub fn create_cq(&mut self, log_size: u32) -> Cq {
@@ -329,8 +355,14 @@ impl Driver {
         self.write(qp.doorbell, &u32::from(qp.received).to_be_bytes());
     }
 
+    /// Runs until there is nothing to do at once. Retries without end, as
+    /// garbage may ask for, end here.
     pub fn run(&mut self) {
-        while self.hca.run() {}
+        for _ in 0..10_000 {
+            if !self.hca.run() {
+                return;
+            }
+        }
     }
 
     /// The next completion, if there is one.
