@@ -323,6 +323,16 @@ impl Payload {
         }
     }
 
+    /// The first bytes received, of a datagram its route header, if it lies in
+    /// one buffer.
+    pub(crate) fn front(&self) -> Option<&[u8; 40]> {
+        match self {
+            Self::Buffer(buffer) => buffer.first_chunk(),
+            Self::Buffers(buffers) => buffers.first()?.first_chunk(),
+            _ => None,
+        }
+    }
+
     /// The buffer, if it is exactly one.
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {

@@ -106,6 +106,13 @@ pub enum Error {
         /// The queue pair that it named.
         qp_num: u32,
     },
+    /// A system call besides the verbs.
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// The kernel's reason.
+        errno: i32,
+    },
     /// A text that is not what it should be.
     Parse {
         /// What it should have been.
@@ -127,7 +134,7 @@ impl Error {
             Self::NoGid { .. } => libc::EADDRNOTAVAIL,
             Self::Busy { .. } => libc::EBUSY,
             Self::QueueFull { .. } | Self::NoMemory => libc::ENOMEM,
-            Self::Doorbell { errno } => *errno,
+            Self::Doorbell { errno } | Self::System { errno, .. } => *errno,
             Self::Limit { .. }
             | Self::Invalid { .. }
             | Self::State { .. }
@@ -202,6 +209,9 @@ impl fmt::Display for Error {
                 f,
                 "a completion names no operation in flight (identifier {wr_id:#x}, queue pair {qp_num:#x}); it was dropped"
             ),
+            Self::System { what, errno } => {
+                write!(f, "{what}: {}", uverbs::Errno::new(*errno))
+            }
             Self::Parse { expected } => write!(f, "not {expected}"),
             Self::NoMemory => f.write_str("out of memory"),
         }

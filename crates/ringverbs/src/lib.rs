@@ -90,7 +90,7 @@ mod ah;
 mod async_event;
 mod channel;
 pub mod cm;
-mod completion;
+pub mod completion;
 mod context;
 mod data;
 mod device;
@@ -109,8 +109,8 @@ pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, EventSource};
 pub use channel::{ChannelEvent, CompletionChannel};
 pub use completion::{
-    Completion, CompletionQueue, CompletionQueueBuilder, Failure, SharedCompletionQueue, Status,
-    Success,
+    Completion, CompletionQueue, CompletionQueueBuilder, Cursor, CursorEntry, Failure,
+    SharedCompletionQueue, Status, Success,
 };
 pub use context::{Context, Device, devices};
 pub use data::{Inline, Payload, Sink, Source};

@@ -110,11 +110,18 @@ impl fmt::Display for Status {
 }
 
 /// `IBV_WC_RECV_RDMA_WITH_IMM`.
-const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
+pub(super) const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IBV_WC_GRH`.
-const FLAG_GRH: u32 = 1;
+pub(super) const FLAG_GRH: u32 = 1;
 /// `IBV_WC_WITH_IMM`.
-const FLAG_IMMEDIATE: u32 = 2;
+pub(super) const FLAG_IMMEDIATE: u32 = 2;
+
+/// Whether a receive was used up by a write with immediate data, which went to
+/// other memory.
+#[inline(always)]
+pub(super) fn is_remote_write(wc: &WorkCompletion) -> bool {
+    wc.opcode == OPCODE_RECV_RDMA_WITH_IMM
+}
 
 /// What an operation that was done has to tell.
 #[derive(Clone, Copy, PartialEq, Eq)]

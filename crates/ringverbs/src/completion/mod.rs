@@ -7,12 +7,44 @@
 //! - [`Completion`]: what became of an operation, with everything that it
 //!   owned.
 
+mod address;
+mod counter;
+mod cursor;
+mod drain;
 mod entry;
+mod failed;
+mod format;
+mod level;
+mod multi;
 mod queue;
+mod reader;
 mod shared;
+mod shared_reader;
+#[cfg(feature = "stream")]
+mod stream;
+mod wait;
 
+pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Source, source_gid};
+pub use counter::{Counter, CounterError};
+pub use cursor::{Cursor, CursorEntry, SuccessFields};
+pub use drain::Drained;
 pub use entry::{Completion, Failure, Status, Success};
+pub use failed::{ErrorEntry, ReadError, error_text, provider_error_text};
+pub use format::{
+    ContextEntry, ContextFormat, DataEntry, DataFormat, EntryFlags, Format, MessageEntry,
+    MessageFormat, TaggedEntry, TaggedFormat,
+};
+pub use level::{CompletionLevel, Means, means_for};
+pub use multi::{MultiMessage, MultiReceive, ReceivePoster};
 pub use queue::{CompletionQueue, CompletionQueueBuilder};
+pub use reader::{CompletionReader, ReaderBuilder};
 pub use shared::SharedCompletionQueue;
+
+pub use shared_reader::SharedCompletionReader;
+#[cfg(feature = "tokio")]
+pub use stream::TokioReader;
+#[cfg(feature = "stream")]
+pub use stream::{CompletionStream, StreamItem};
+pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
 
 pub(crate) use queue::Shared;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
 use ring::Epoch;
@@ -26,6 +26,7 @@ pub struct CompletionQueueBuilder {
     entries: u32,
     vector: u32,
     channel: Option<CompletionChannel>,
+    async_fd: Option<RawFd>,
 }
 
 impl Context {
@@ -36,6 +37,7 @@ impl Context {
             entries: 0,
             vector: 0,
             channel: None,
+            async_fd: None,
         }
     }
 }
@@ -62,6 +64,20 @@ impl CompletionQueueBuilder {
         self
     }
 
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn has_channel(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    /// A file of its own for its asynchronous events.
+    pub(super) fn async_fd(mut self, fd: RawFd) -> Self {
+        self.async_fd = Some(fd);
+        self
+    }
+
     /// Makes the queue, for one owner.
     ///
     /// # Errors
@@ -73,6 +89,7 @@ impl CompletionQueueBuilder {
             entries,
             vector,
             channel,
+            async_fd,
         } = self;
         if channel
             .as_ref()
@@ -101,6 +118,7 @@ impl CompletionQueueBuilder {
             user_handle: id,
             comp_vector: vector,
             channel: channel.as_ref().map(AsRawFd::as_raw_fd),
+            async_fd,
             ..CqInit::default()
         };
         let made = match device::CompletionQueue::create(context.uverbs(), &init) {
@@ -124,6 +142,7 @@ impl CompletionQueueBuilder {
             retired: Vec::new(),
             reaper: Reaper::default(),
             seen: 0,
+            held: false,
             shared: Arc::new(Shared {
                 object: made.object,
                 parked: OnceLock::new(),
@@ -144,11 +163,11 @@ pub(crate) struct Shared {
     /// The ring, once its owner is gone: the device may still write there.
     parked: OnceLock<CompletionRing>,
     /// The queues that complete here.
-    queues: Registry<Fifo>,
+    pub(super) queues: Registry<Fifo>,
     /// Counts the queues that have gone.
     departures: Epoch,
     channel: Option<CompletionChannel>,
-    context: Context,
+    pub(super) context: Context,
     id: u64,
 }
 
@@ -193,13 +212,16 @@ impl fmt::Debug for Shared {
 /// reads their completions, and what is in flight stays theirs until they are
 /// dropped.
 pub struct CompletionQueue {
-    ring: ManuallyDrop<CompletionRing>,
+    pub(super) ring: ManuallyDrop<CompletionRing>,
     peek: ring::Peek,
     retired: Vec<ring::Retired>,
-    reaper: Reaper,
+    pub(super) reaper: Reaper,
     /// Departures that the reaper knows of.
     seen: u32,
-    shared: Arc<Shared>,
+    /// A cursor has brought the first entry to an end and not given it back:
+    /// it was forgotten.
+    pub(super) held: bool,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl CompletionQueue {
@@ -292,9 +314,30 @@ impl CompletionQueue {
         &mut self,
         max: usize,
         mut each: impl FnMut(&WorkCompletion, Posted),
+        earlier: impl FnMut(Posted),
+    ) -> Result<usize> {
+        self.reap_while(
+            max,
+            |wc, posted| {
+                each(wc, posted);
+                true
+            },
+            earlier,
+        )
+    }
+
+    /// As [`CompletionQueue::reap`], until `each` says that it was enough.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub(crate) fn reap_while(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(&WorkCompletion, Posted) -> bool,
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
-        let mut span = self.ring.available();
+        let mut span = self.available();
         if span.at == span.end || max == 0 {
             return Ok(0);
         }
@@ -305,7 +348,7 @@ impl CompletionQueue {
         let mut failed = None;
         while span.at != span.end && count < max {
             let wc = self.ring.read(&span);
-            let mut unheard = None;
+            let (mut unheard, mut enough) = (None, false);
             let reaped = self.reaper.reap(
                 WorkId(wc.wr_id),
                 &shared.queues,
@@ -316,7 +359,7 @@ impl CompletionQueue {
                         unheard = Some(posted);
                     } else {
                         count += 1;
-                        each(&wc, posted);
+                        enough = !each(&wc, posted);
                     }
                 },
             );
@@ -324,6 +367,10 @@ impl CompletionQueue {
                 Reaped::Done => {
                     if let Some(posted) = unheard {
                         earlier(posted);
+                    }
+                    if enough {
+                        self.ring.advance(&mut span);
+                        break;
                     }
                 }
                 Reaped::Stale => {}
@@ -344,9 +391,26 @@ impl CompletionQueue {
         failed.map_or(Ok(count), Err)
     }
 
+    /// The completions that are there now, and have not been looked at.
+    #[inline(always)]
+    pub(super) fn available(&mut self) -> device::Span {
+        if self.held {
+            self.give_back();
+        }
+        self.ring.available()
+    }
+
+    #[cold]
+    fn give_back(&mut self) {
+        self.held = false;
+        let mut span = self.ring.available();
+        self.ring.advance(&mut span);
+        self.ring.release(&span);
+    }
+
     /// Lets go of queues that have gone since this was asked last.
     #[inline(always)]
-    fn look_for_departures(&mut self) {
+    pub(super) fn look_for_departures(&mut self) {
         let now = self.shared.departures.now();
         if now != self.seen {
             self.seen = now;

@@ -1,0 +1,238 @@
+//! Who sent a datagram.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::{AddressHandle, Gid};
+
+/// Bytes in front of a received datagram: its route header.
+pub const ROUTE_HEADER: usize = 40;
+
+/// Where a datagram came from, as it says itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RawAddress {
+    /// The sender's GID.
+    pub gid: Gid,
+    /// The sender's queue pair.
+    pub qp_num: u32,
+}
+
+impl fmt::Display for RawAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} queue pair {:#x}", self.gid, self.qp_num)
+    }
+}
+
+/// An IPv4 header in the last 20 bytes, if that is what they are: version,
+/// length and checksum are right. (The bytes before it mean nothing then.)
+fn ipv4(header: &[u8; ROUTE_HEADER]) -> Option<&[u8]> {
+    let header = &header[20..];
+    if header[0] != 0x45 {
+        return None;
+    }
+    let sum: u32 = header
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    ((folded & 0xffff) + (folded >> 16) == 0xffff).then_some(header)
+}
+
+fn mapped(address: &[u8]) -> Gid {
+    let mut gid = [0; 16];
+    gid[10] = 0xff;
+    gid[11] = 0xff;
+    gid[12..].copy_from_slice(&address[..4]);
+    Gid(gid)
+}
+
+fn sixteen(bytes: &[u8]) -> Gid {
+    let mut gid = [0; 16];
+    gid.copy_from_slice(&bytes[..16]);
+    Gid(gid)
+}
+
+/// The sender's GID in a datagram's route header: that of RoCE over IPv4 or
+/// IPv6, or InfiniBand's.
+pub fn source_gid(header: &[u8; ROUTE_HEADER]) -> Option<Gid> {
+    if let Some(ipv4) = ipv4(header) {
+        return Some(mapped(&ipv4[12..16]));
+    }
+    // The GRH has the layout of an IPv6 header.
+    (header[0] >> 4 == 6).then(|| sixteen(&header[8..24]))
+}
+
+/// Whether a datagram was sent to a group.
+pub(crate) fn is_multicast(header: &[u8; ROUTE_HEADER]) -> bool {
+    if let Some(ipv4) = ipv4(header) {
+        return ipv4[16] >> 4 == 0xe;
+    }
+    header[0] >> 4 == 6 && header[24] == 0xff
+}
+
+/// A peer's number in an [`AddressVector`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(u32);
+
+/// How a peer is reached.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// What it is known by.
+    pub address: RawAddress,
+    /// The way there.
+    pub path: AddressHandle,
+    /// The key that its queue pair takes.
+    pub qkey: u32,
+}
+
+/// The peers that datagrams go to and come from, by number (`fi_av`).
+#[derive(Debug)]
+pub struct AddressVector<P = Peer> {
+    peers: Vec<Option<P>>,
+    numbers: HashMap<RawAddress, PeerId>,
+    strict: bool,
+}
+
+impl<P> Default for AddressVector<P> {
+    fn default() -> Self {
+        Self {
+            peers: Vec::new(),
+            numbers: HashMap::new(),
+            strict: false,
+        }
+    }
+}
+
+impl<P> AddressVector<P> {
+    /// An empty one, to which unknown senders are "not available".
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Unknown senders are errors (`FI_SOURCE_ERR`): the message is read out of
+    /// band, with the sender's address.
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
+        self
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Enters a peer, or gives the one of that address a new value; its number
+    /// stays.
+    pub fn insert(&mut self, address: RawAddress, peer: P) -> PeerId {
+        if let Some(&id) = self.numbers.get(&address) {
+            self.peers[id.0 as usize] = Some(peer);
+            return id;
+        }
+        let id = PeerId(self.peers.len() as u32);
+        self.peers.push(Some(peer));
+        self.numbers.insert(address, id);
+        id
+    }
+
+    /// Takes a peer out. Its number is not given again.
+    pub fn remove(&mut self, id: PeerId) -> Option<P> {
+        self.numbers.retain(|_, other| *other != id);
+        self.peers.get_mut(id.0 as usize)?.take()
+    }
+
+    /// The peer of that number.
+    pub fn get(&self, id: PeerId) -> Option<&P> {
+        self.peers.get(id.0 as usize)?.as_ref()
+    }
+
+    /// The number of the peer with that address.
+    pub fn find(&self, address: &RawAddress) -> Option<PeerId> {
+        self.numbers.get(address).copied()
+    }
+}
+
+/// Who sent what an entry is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// A peer of the address vector.
+    Peer(PeerId),
+    /// Not available (`FI_ADDR_NOTAVAIL`): not a datagram, or of a sender that
+    /// the address vector does not have.
+    #[default]
+    NotAvailable,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ipv4_header(from: [u8; 4], to: [u8; 4]) -> [u8; ROUTE_HEADER] {
+        let mut header = [0xa5; ROUTE_HEADER];
+        let ip = &mut header[20..];
+        ip.fill(0);
+        ip[0] = 0x45;
+        ip[8] = 64;
+        ip[9] = 17;
+        ip[12..16].copy_from_slice(&from);
+        ip[16..20].copy_from_slice(&to);
+        let sum: u32 = ip
+            .chunks(2)
+            .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]))
+            .sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        let check = !(folded as u16);
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+        header
+    }
+
+    #[test]
+    fn an_ipv4_sender_is_a_mapped_gid() {
+        let header = ipv4_header([10, 1, 2, 3], [192, 168, 77, 1]);
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 1, 2, 3]);
+        assert_eq!(source_gid(&header), Some(Gid(gid)));
+        assert!(!is_multicast(&header));
+        assert!(is_multicast(&ipv4_header([10, 1, 2, 3], [224, 0, 0, 5])));
+    }
+
+    #[test]
+    fn a_broken_checksum_is_no_ipv4() {
+        let mut header = ipv4_header([10, 1, 2, 3], [10, 1, 2, 4]);
+        header[30] ^= 1;
+        assert_eq!(source_gid(&header), None);
+        assert!(!is_multicast(&header));
+    }
+
+    #[test]
+    fn an_ipv6_sender_is_its_gid() {
+        let mut header = [0; ROUTE_HEADER];
+        header[0] = 0x60;
+        header[8..24].copy_from_slice(&[7; 16]);
+        header[24] = 0xff;
+        assert_eq!(source_gid(&header), Some(Gid([7; 16])));
+        assert!(is_multicast(&header));
+    }
+
+    #[test]
+    fn garbage_is_nobody() {
+        assert_eq!(source_gid(&[0; ROUTE_HEADER]), None);
+        assert_eq!(source_gid(&[0xff; ROUTE_HEADER]), None);
+    }
+
+    #[test]
+    fn a_peer_keeps_its_number() {
+        let mut peers = AddressVector::<&str>::new();
+        let address = |qp_num| RawAddress {
+            gid: Gid([1; 16]),
+            qp_num,
+        };
+        let a = peers.insert(address(1), "a");
+        let b = peers.insert(address(2), "b");
+        assert_ne!(a, b);
+        assert_eq!(peers.insert(address(1), "A"), a);
+        assert_eq!(peers.get(a), Some(&"A"));
+        assert_eq!(peers.find(&address(2)), Some(b));
+        assert_eq!(peers.remove(b), Some("b"));
+        assert_eq!((peers.get(b), peers.find(&address(2))), (None, None));
+        assert!(peers.insert(address(3), "c") > b);
+    }
+}

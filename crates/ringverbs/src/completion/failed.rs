@@ -1,0 +1,184 @@
+//! Failed operations, read out of band.
+
+use std::fmt;
+
+use super::address::RawAddress;
+use super::{EntryFlags, Status};
+use crate::Error;
+use crate::data::Payload;
+use crate::device::WorkCompletion;
+use crate::inflight::Posted;
+use crate::operation::Operation;
+
+/// A failed operation (`struct fi_cq_err_entry`).
+///
+/// Of a failed work request the device says which it was, why, and on which
+/// queue pair, and nothing else: what is `None` or empty here was not to be
+/// known.
+#[derive(Debug)]
+pub struct ErrorEntry {
+    /// The token that it was posted with.
+    pub token: u64,
+    /// What was asked for.
+    pub flags: EntryFlags,
+    /// Bytes that were received in spite of it: of a message cut short.
+    pub len: Option<usize>,
+    /// Bytes that did not fit.
+    pub overflow_len: Option<usize>,
+    /// Immediate data, of a message that did arrive.
+    pub data: Option<u32>,
+    /// The tag, of a tagged message.
+    pub tag: Option<u64>,
+    /// The general error, a number of errno(3).
+    pub errno: i32,
+    /// The provider's error: status of the completion.
+    pub provider: Status,
+    /// The provider's data: the device's own number.
+    pub vendor_err: u32,
+    /// The queue pair.
+    pub qp_num: u32,
+    /// Who sent it, if that is the error: a sender that the address vector does
+    /// not have, ready to be inserted.
+    pub source: Option<RawAddress>,
+    /// Its memory.
+    pub payload: Payload,
+}
+
+impl ErrorEntry {
+    pub(crate) fn new(wc: &WorkCompletion, posted: Posted) -> Self {
+        let status = Status(wc.status);
+        let mut payload = posted.payload;
+        if posted.operation == Operation::Receive {
+            // What the device put there, if anything, is not said.
+            payload.received(0);
+        }
+        Self {
+            token: posted.token,
+            flags: EntryFlags::of_operation(posted.operation),
+            len: None,
+            overflow_len: None,
+            data: None,
+            tag: None,
+            errno: status.errno(),
+            provider: status,
+            vendor_err: wc.vendor_err,
+            qp_num: wc.qp_num,
+            source: None,
+            payload,
+        }
+    }
+}
+
+impl fmt::Display for ErrorEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", uverbs::Errno::new(self.errno))?;
+        if !self.provider.is_success() {
+            write!(f, ": {}", self.provider)?;
+        }
+        if self.vendor_err != 0 {
+            write!(f, " (vendor error {:#x})", self.vendor_err)?;
+        }
+        if let Some(over) = self.overflow_len {
+            write!(f, ", {over} bytes did not fit")?;
+        }
+        if let Some(source) = &self.source {
+            write!(f, ", from {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Status {
+    /// The general error, a number of errno(3), that says it best; 0 for
+    /// success, EIO for a status that is not known.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::SUCCESS => 0,
+            Self::LOC_LEN_ERR => libc::EMSGSIZE,
+            Self::WR_FLUSH_ERR => libc::ECANCELED,
+            Self::LOC_PROT_ERR
+            | Self::LOC_ACCESS_ERR
+            | Self::REM_ACCESS_ERR
+            | Self::MW_BIND_ERR => libc::EACCES,
+            Self::LOC_QP_OP_ERR | Self::REM_INV_REQ_ERR | Self::REM_INV_RD_REQ_ERR => libc::EINVAL,
+            Self::BAD_RESP_ERR => libc::EPROTO,
+            Self::RETRY_EXC_ERR | Self::RESP_TIMEOUT_ERR => libc::ETIMEDOUT,
+            Self::RNR_RETRY_EXC_ERR => libc::EAGAIN,
+            Self::REM_ABORT_ERR => libc::ECONNABORTED,
+            Self::REM_OP_ERR => libc::EREMOTEIO,
+            _ => libc::EIO,
+        }
+    }
+}
+
+/// Text of a general error number (`fi_strerror`). Any number has one.
+pub fn error_text(errno: i32) -> String {
+    uverbs::Errno::new(errno).to_string()
+}
+
+/// Text of a provider's error and its data (`fi_cq_strerror`,
+/// `ibv_wc_status_str`). Any number has one.
+pub fn provider_error_text(status: Status, vendor_err: u32) -> String {
+    if vendor_err == 0 {
+        status.to_string()
+    } else {
+        format!("{status} (vendor error {vendor_err:#x})")
+    }
+}
+
+/// Why a reader gave no entry.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// An operation has failed: `read_err` has it, and until it was called
+    /// nothing else is read (`-FI_EAVAIL`).
+    ErrorAvailable,
+    /// A blocking read found nothing until the time was up, or until somebody
+    /// signalled (`-FI_EAGAIN`).
+    Again,
+    /// Completions were lost: more came than the queue holds. All that it held
+    /// have been read. This queue says so for good; make a larger one.
+    Overrun,
+    /// The queue could not be read, armed, or waited for.
+    Queue(Error),
+}
+
+impl ReadError {
+    /// The error number that says it best.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::ErrorAvailable => libc::EIO,
+            Self::Again => libc::EAGAIN,
+            Self::Overrun => libc::EOVERFLOW,
+            Self::Queue(error) => error.errno(),
+        }
+    }
+}
+
+impl From<Error> for ReadError {
+    fn from(error: Error) -> Self {
+        Self::Queue(error)
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ErrorAvailable => f.write_str("an operation has failed; read_err tells which"),
+            Self::Again => f.write_str("no completion, and the time is up or somebody signalled"),
+            Self::Overrun => f.write_str(
+                "the completion queue was overrun and completions are lost; make it as large as all operations that can be outstanding",
+            ),
+            Self::Queue(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Queue(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,663 @@
+//! Reading a completion queue in a format, with errors out of band.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uverbs::AsyncEventType;
+
+use super::address::{AddressVector, ROUTE_HEADER, RawAddress, Source, source_gid};
+use super::entry::FLAG_GRH;
+use super::format::Raw;
+use super::wait::{self, MutexCond, Signaler, WaitObject, WaitSet, Waitable, Waiter, sealed};
+use super::{
+    CompletionQueue, CompletionQueueBuilder, ErrorEntry, Format, MessageFormat, ReadError, Status,
+};
+use crate::channel::is_again;
+use crate::data::Payload;
+use crate::inflight::Posted;
+use crate::operation::Operation;
+use crate::{AsyncEvent, Context, Error, Result};
+
+/// Looks into the file of asynchronous events after the queue may have been
+/// overrun: the event comes a little after the entries.
+const LOOKS: u32 = 64;
+
+/// Completions that are counted at once.
+const BATCH: usize = 64;
+
+/// How to make a [`CompletionReader`]. From [`CompletionQueueBuilder::reader`].
+#[derive(Debug)]
+#[must_use]
+pub struct ReaderBuilder<F: Format = MessageFormat> {
+    queue: CompletionQueueBuilder,
+    object: WaitObject,
+    threshold: usize,
+    format: PhantomData<F>,
+}
+
+impl CompletionQueueBuilder {
+    /// A reader of the queue, in a format, to be described further and built.
+    pub fn reader<F: Format>(self) -> ReaderBuilder<F> {
+        ReaderBuilder {
+            queue: self,
+            object: WaitObject::default(),
+            threshold: 1,
+            format: PhantomData,
+        }
+    }
+}
+
+impl<F: Format> ReaderBuilder<F> {
+    /// What blocking reads sleep on.
+    pub fn wait_object(mut self, object: WaitObject) -> Self {
+        self.object = object;
+        self
+    }
+
+    /// A blocking read returns when so many entries are there, or the time is
+    /// up (`FI_CQ_COND_THRESHOLD`). 1 unless told; never more than it has room
+    /// for.
+    pub fn threshold(mut self, entries: usize) -> Self {
+        self.threshold = entries.max(1);
+        self
+    }
+
+    /// Makes the queue.
+    ///
+    /// # Errors
+    /// As [`CompletionQueueBuilder::build`]; [`Error::Invalid`] for a builder
+    /// with a channel, since the reader makes its own; [`Error::System`] if the
+    /// wait object cannot be made.
+    pub fn build(self) -> Result<CompletionReader<F>> {
+        if self.queue.has_channel() {
+            return Err(Error::Invalid {
+                what: "a reader makes the channel of its queue itself",
+            });
+        }
+        let context = self.queue.context().clone();
+        let waiter = Waiter::new(&context, &self.object)?;
+        let mut queue = self.queue.async_fd(waiter.events().fd());
+        if let Some(channel) = waiter.channel() {
+            queue = queue.channel(channel);
+        }
+        let queue = queue.build()?;
+        Ok(CompletionReader {
+            state: State {
+                overrun: Overrun::No,
+                event: None,
+                since_empty: 0,
+                looks: 0,
+                seen: waiter.signals(),
+                failed: None,
+                stashed: None,
+            },
+            queue,
+            waiter: Arc::new(waiter),
+            threshold: self.threshold,
+            format: PhantomData,
+        })
+    }
+}
+
+/// A completion queue that is read in one format, successes and failures
+/// apart, with or without blocking (`fi_cq`).
+///
+/// One owner: no lock, and no atomic read-modify-write, in a read that finds
+/// something. [`SharedCompletionReader`](super::SharedCompletionReader) is for
+/// any thread.
+///
+/// ```no_run
+/// # fn f(context: &ringverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use ringverbs::completion::{DataEntry, DataFormat, ReadError};
+/// let queue = context.completion_queue().entries(64);
+/// let mut reader = queue.reader::<DataFormat>().build()?;
+/// // ... queue pairs on `reader.queue()`, operations ...
+/// let mut entries: [DataEntry; 16] = Default::default();
+/// match reader.read_timeout(&mut entries, None) {
+///     Ok(count) => for entry in &mut entries[..count] {
+///         println!("{}: {} bytes, data {:?}", entry.token, entry.len, entry.data);
+///     },
+///     Err(ReadError::ErrorAvailable) => println!("{}", reader.read_err().unwrap()),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// A field that the format does not have cannot be named:
+///
+/// ```compile_fail,E0609
+/// fn length(entry: ringverbs::completion::ContextEntry) -> usize {
+///     entry.len
+/// }
+/// ```
+pub struct CompletionReader<F: Format = MessageFormat> {
+    state: State,
+    queue: CompletionQueue,
+    waiter: Arc<Waiter>,
+    threshold: usize,
+    format: PhantomData<F>,
+}
+
+struct State {
+    overrun: Overrun,
+    event: Option<AsyncEvent>,
+    /// Entries read since the queue was found empty. An overrun needs a full
+    /// queue, so as many as it holds.
+    since_empty: usize,
+    /// Looks that are left.
+    looks: u32,
+    /// Signals that a blocking read has returned for.
+    seen: u32,
+    failed: Option<ErrorEntry>,
+    /// Of the queue, met behind entries.
+    stashed: Option<Error>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overrun {
+    No,
+    /// What is left is still read.
+    Yes,
+    /// For good.
+    Said,
+}
+
+impl State {
+    /// Whether the queue was overrun, asked when it is empty.
+    #[cold]
+    fn look_for_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {
+        if self.since_empty >= capacity {
+            self.looks = LOOKS;
+        }
+        self.since_empty = 0;
+        if self.overrun == Overrun::Yes {
+            self.overrun = Overrun::Said;
+            return Err(ReadError::Overrun);
+        }
+        self.looks = self.looks.saturating_sub(1);
+        self.take_event(waiter);
+        // What came between the look at the queue and the event is read first.
+        Ok(())
+    }
+
+    fn take_event(&mut self, waiter: &Waiter) {
+        match waiter.events().read_event() {
+            Ok(event) => {
+                if event.event == AsyncEventType::CQ_ERR && self.overrun == Overrun::No {
+                    self.overrun = Overrun::Yes;
+                }
+                self.event = Some(event.into());
+            }
+            Err(error) if is_again(&error) => {}
+            // The device is gone: what is asked next says so.
+            Err(_) => self.looks = 0,
+        }
+    }
+}
+
+impl<F: Format> CompletionReader<F> {
+    /// The queue, to make queue pairs on.
+    pub fn queue(&self) -> &CompletionQueue {
+        &self.queue
+    }
+
+    /// The queue, to be polled in band (`ibv_poll_cq`), resized, drained. What
+    /// is read there is not read here.
+    pub fn queue_mut(&mut self) -> &mut CompletionQueue {
+        &mut self.queue
+    }
+
+    /// The context that it lives in.
+    pub fn context(&self) -> &Context {
+        self.queue.context()
+    }
+
+    /// Reads up to `out.len()` entries, in order, each once; 0 if none is
+    /// there. Room for none is allowed. Does not block, nor allocate.
+    ///
+    /// # Errors
+    /// [`ReadError::ErrorAvailable`] when the next one has failed, until
+    /// [`CompletionReader::read_err`] has been called. [`ReadError::Overrun`],
+    /// for good, once completions were lost and those that are left are read.
+    /// [`ReadError::Queue`] as [`CompletionQueue::poll`].
+    #[inline]
+    pub fn read(&mut self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
+        let mut places = out.iter_mut();
+        let max = places.len();
+        self.fill(max, |raw| {
+            if let Some(place) = places.next() {
+                *place = F::entry(raw);
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads one entry, if one is there.
+    ///
+    /// # Errors
+    /// As [`CompletionReader::read`].
+    #[inline]
+    pub fn read_one(&mut self) -> Result<Option<F::Entry>, ReadError> {
+        let mut found = None;
+        self.fill(1, |raw| {
+            found = Some(F::entry(raw));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// As [`CompletionReader::read`], with who sent each (`fi_cq_readfrom`): of
+    /// a received datagram that is its sender, if `peers` has it.
+    ///
+    /// # Errors
+    /// As there; and if `peers` is [strict](AddressVector::strict), a message of
+    /// an unknown sender is read as an error, with the sender's address.
+    pub fn read_from<P>(
+        &mut self,
+        out: &mut [(F::Entry, Source)],
+        peers: &AddressVector<P>,
+    ) -> Result<usize, ReadError> {
+        let mut places = out.iter_mut();
+        let max = places.len();
+        self.fill(max, |raw| {
+            let source = match sender(&raw) {
+                None => Source::NotAvailable,
+                Some(address) => match peers.find(&address) {
+                    Some(peer) => Source::Peer(peer),
+                    None if peers.is_strict() => return Err(unknown(raw, address)),
+                    None => Source::NotAvailable,
+                },
+            };
+            if let Some(place) = places.next() {
+                *place = (F::entry(raw), source);
+            }
+            Ok(())
+        })
+    }
+
+    /// The failed operation that [`ReadError::ErrorAvailable`] is about.
+    pub fn read_err(&mut self) -> Option<ErrorEntry> {
+        self.state.failed.take()
+    }
+
+    /// Reads into wherever `put` puts it; what `put` refuses is an error.
+    #[inline]
+    fn fill(
+        &mut self,
+        max: usize,
+        mut put: impl FnMut(Raw<'_>) -> Result<(), ErrorEntry>,
+    ) -> Result<usize, ReadError> {
+        loop {
+            let count = self.fill_once(max, &mut put, drop)?;
+            if count > 0 || max == 0 || !self.may_be_overrun()? {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Nothing was there. Whether to look again, since the queue was overrun.
+    #[inline]
+    fn may_be_overrun(&mut self) -> Result<bool, ReadError> {
+        let state = &mut self.state;
+        let capacity = self.queue.capacity() as usize;
+        if state.since_empty < capacity && state.overrun == Overrun::No && state.looks == 0 {
+            state.since_empty = 0;
+            return Ok(false);
+        }
+        let before = state.overrun;
+        state.look_for_overrun(capacity, &self.waiter)?;
+        Ok(state.overrun != before)
+    }
+
+    #[inline(always)]
+    fn fill_once(
+        &mut self,
+        max: usize,
+        put: &mut impl FnMut(Raw<'_>) -> Result<(), ErrorEntry>,
+        earlier: impl FnMut(Posted),
+    ) -> Result<usize, ReadError> {
+        let state = &mut self.state;
+        if state.failed.is_some() {
+            return Err(ReadError::ErrorAvailable);
+        }
+        if let Some(error) = state.stashed.take() {
+            return Err(error.into());
+        }
+        if state.overrun == Overrun::Said {
+            return Err(ReadError::Overrun);
+        }
+        let failed = &mut state.failed;
+        let count = self.queue.reap_while(
+            max,
+            |wc, mut posted| {
+                if wc.status != Status::SUCCESS.0 {
+                    *failed = Some(ErrorEntry::new(wc, posted));
+                    return false;
+                }
+                if posted.operation == Operation::Receive {
+                    let here = if super::entry::is_remote_write(wc) {
+                        0
+                    } else {
+                        wc.byte_len
+                    };
+                    posted.payload.received(here);
+                }
+                let raw = Raw {
+                    wc,
+                    token: posted.token,
+                    operation: posted.operation,
+                    payload: posted.payload,
+                };
+                match put(raw) {
+                    Ok(()) => true,
+                    Err(entry) => {
+                        *failed = Some(entry);
+                        false
+                    }
+                }
+            },
+            earlier,
+        )?;
+        state.since_empty = state.since_empty.saturating_add(count);
+        if state.failed.is_some() {
+            return match count {
+                0 | 1 => Err(ReadError::ErrorAvailable),
+                // The failed one was counted.
+                _ => Ok(count - 1),
+            };
+        }
+        Ok(count)
+    }
+
+    /// Reads up to `out.len()` entries, and blocks until there are as many as
+    /// the [threshold](ReaderBuilder::threshold) says. Without a `timeout` for
+    /// ever. When the time is up, what is there is returned.
+    ///
+    /// # Errors
+    /// As [`CompletionReader::read`]; [`ReadError::Again`] if nothing was there
+    /// when the time was up, or a [`Signaler`] was used.
+    pub fn read_timeout(
+        &mut self,
+        out: &mut [F::Entry],
+        timeout: Option<Duration>,
+    ) -> Result<usize, ReadError> {
+        let max = out.len();
+        self.block(max, timeout, |reader, done| reader.read(&mut out[done..]))
+    }
+
+    /// As [`CompletionReader::read_timeout`], with who sent each
+    /// (`fi_cq_sreadfrom`).
+    ///
+    /// # Errors
+    /// As there, and as [`CompletionReader::read_from`].
+    pub fn read_from_timeout<P>(
+        &mut self,
+        out: &mut [(F::Entry, Source)],
+        peers: &AddressVector<P>,
+        timeout: Option<Duration>,
+    ) -> Result<usize, ReadError> {
+        let max = out.len();
+        self.block(max, timeout, |reader, done| {
+            reader.read_from(&mut out[done..], peers)
+        })
+    }
+
+    fn block(
+        &mut self,
+        max: usize,
+        timeout: Option<Duration>,
+        mut read: impl FnMut(&mut Self, usize) -> Result<usize, ReadError>,
+    ) -> Result<usize, ReadError> {
+        if max == 0 {
+            return read(self, 0);
+        }
+        let want = self.threshold.min(max);
+        let deadline = wait::deadline(timeout);
+        let mut done = 0;
+        loop {
+            match read(self, done) {
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(error) => {
+                    // The others are said again by the next read.
+                    if let ReadError::Queue(error) = error {
+                        self.state.stashed = Some(error);
+                    }
+                    return Ok(done);
+                }
+            }
+            if done >= want {
+                return Ok(done);
+            }
+            if self.signalled() || wait::is_over(deadline) {
+                return if done > 0 {
+                    Ok(done)
+                } else {
+                    Err(ReadError::Again)
+                };
+            }
+            self.sleep(deadline)?;
+        }
+    }
+
+    /// Takes a batch of completions out, with those that are brought to an end
+    /// without one; 0 if there is none.
+    pub(super) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
+        loop {
+            let each = std::cell::RefCell::new(&mut *each);
+            let mut earlier = 0;
+            let count = self.fill_once(
+                BATCH,
+                &mut |raw: Raw<'_>| {
+                    (each.borrow_mut())(raw.token, raw.payload);
+                    Ok(())
+                },
+                |posted| {
+                    earlier += 1;
+                    (each.borrow_mut())(posted.token, posted.payload);
+                },
+            )?;
+            if count + earlier > 0 || !self.may_be_overrun()? {
+                return Ok(count + earlier);
+            }
+        }
+    }
+
+    /// Whether somebody has signalled since this was asked last.
+    pub(super) fn signalled(&mut self) -> bool {
+        let now = self.waiter.signals();
+        std::mem::replace(&mut self.state.seen, now) != now
+    }
+
+    /// Sleeps until there is a reason to look.
+    pub(super) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let before = self.waiter.before_arming();
+        if self.waiter.channel().is_some() && self.queue.arm(false)? {
+            return Ok(());
+        }
+        self.waiter.sleep(before, deadline)?;
+        self.settle()
+    }
+
+    /// Whether one may wait (`fi_trywait`): nothing is there to be read, and the
+    /// reader is armed, so that the next completion makes its descriptor
+    /// readable, or notifies its condition variable. After waking,
+    /// [`CompletionReader::settle`].
+    ///
+    /// # Errors
+    /// [`ReadError::Queue`] without a wait object that one can wait for.
+    pub fn try_wait(&mut self) -> Result<bool, ReadError> {
+        let state = &self.state;
+        if state.failed.is_some() || state.stashed.is_some() || state.overrun != Overrun::No {
+            return Ok(false);
+        }
+        Ok(!self.queue.arm(false)?)
+    }
+
+    /// Takes the events that have made the descriptor readable.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn settle(&mut self) -> Result<()> {
+        self.woken();
+        self.waiter.settle()
+    }
+
+    /// It may have been an asynchronous event that woke us.
+    pub(super) fn woken(&mut self) {
+        self.state.looks = self.state.looks.max(1);
+    }
+
+    /// What wakes blocking reads, from any thread.
+    pub fn signaler(&self) -> Signaler {
+        Signaler {
+            waiter: Arc::clone(&self.waiter),
+        }
+    }
+
+    /// The mutex and condition variable, with that wait object.
+    pub fn condvar(&self) -> Option<Arc<MutexCond>> {
+        self.waiter.condvar().cloned()
+    }
+
+    /// The descriptor, with a wait object that has one.
+    pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.waiter.fd()
+    }
+
+    /// The asynchronous event that this queue has raised, once: that it was
+    /// overrun.
+    pub fn async_event(&mut self) -> Option<AsyncEvent> {
+        if self.state.event.is_none() {
+            self.state.take_event(&self.waiter);
+        }
+        self.state.event.take()
+    }
+
+    /// Closes the queue. What is in it is lost, and the resources of its
+    /// operations are released.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], with the reader, while queue pairs use it.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self {
+            state,
+            queue,
+            waiter,
+            threshold,
+            format,
+        } = self;
+        queue.close().map_err(|(queue, error)| {
+            let reader = Self {
+                state,
+                queue,
+                waiter,
+                threshold,
+                format,
+            };
+            (reader, error)
+        })
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.threshold
+    }
+
+    /// Arms if the wait object has something to be armed for. True if something
+    /// is there.
+    pub(super) fn arm_for_wait(&mut self) -> Result<bool> {
+        if self.waiter.channel().is_none() {
+            return Ok(false);
+        }
+        self.queue.arm(false)
+    }
+
+    /// Keeps an error for the next read.
+    pub(super) fn stash(&mut self, error: ReadError) {
+        if let ReadError::Queue(error) = error {
+            self.state.stashed = Some(error);
+        }
+    }
+}
+
+/// Who sent a message, if it says.
+fn sender(raw: &Raw<'_>) -> Option<RawAddress> {
+    if raw.operation != Operation::Receive || raw.wc.wc_flags & FLAG_GRH == 0 {
+        return None;
+    }
+    Some(RawAddress {
+        gid: source_gid(raw.payload.front()?)?,
+        qp_num: raw.wc.src_qp,
+    })
+}
+
+/// A message of nobody that is known (`FI_EADDRNOTAVAIL`).
+#[cold]
+fn unknown(raw: Raw<'_>, address: RawAddress) -> ErrorEntry {
+    ErrorEntry {
+        token: raw.token,
+        flags: super::EntryFlags::of_success(&raw),
+        len: Some((raw.wc.byte_len as usize).saturating_sub(ROUTE_HEADER)),
+        overflow_len: None,
+        data: raw.data(),
+        tag: None,
+        errno: libc::EADDRNOTAVAIL,
+        provider: Status::SUCCESS,
+        vendor_err: 0,
+        qp_num: raw.wc.qp_num,
+        source: Some(address),
+        payload: raw.payload,
+    }
+}
+
+/// The descriptor of a reader that has one: readable when there is a reason to
+/// look. Of one without, that of its asynchronous events.
+impl<F: Format> AsFd for CompletionReader<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self.waiter.fd() {
+            Some(fd) => fd,
+            None => self.waiter.events_fd(),
+        }
+    }
+}
+
+impl<F: Format> AsRawFd for CompletionReader<F> {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl<F: Format> sealed::InSet for CompletionReader<F> {
+    fn is_in(&self, set: &WaitSet) -> bool {
+        self.waiter.is_in(set)
+    }
+
+    fn has_something(&mut self) -> Result<bool> {
+        if self.signalled() {
+            return Ok(true);
+        }
+        match self.try_wait() {
+            Ok(may_wait) => Ok(!may_wait),
+            Err(ReadError::Queue(error)) => Err(error),
+            Err(_) => Ok(true),
+        }
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        Self::settle(self)
+    }
+}
+
+impl<F: Format> Waitable for CompletionReader<F> {}
+
+impl<F: Format> fmt::Debug for CompletionReader<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionReader")
+            .field("queue", &self.queue)
+            .field("wait_object", &self.waiter)
+            .finish()
+    }
+}

@@ -1,0 +1,179 @@
+//! A reader for any thread.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::reader::CompletionReader;
+use super::wait::{self, Signaler};
+use super::{ErrorEntry, Format, MessageFormat, ReadError};
+use crate::{Error, Result};
+
+/// A [`CompletionReader`] that any thread may read, blocking or not. Each call
+/// takes a lock and releases it; nobody sleeps with it.
+///
+/// Of the threads that block, one sleeps on the wait object and the others
+/// behind it. Whoever returns wakes the next, so that an entry that was left is
+/// seen by somebody.
+#[derive(Debug)]
+pub struct SharedCompletionReader<F: Format = MessageFormat> {
+    state: Mutex<State<F>>,
+    turn: Condvar,
+    signaler: Signaler,
+}
+
+#[derive(Debug)]
+struct State<F: Format> {
+    reader: CompletionReader<F>,
+    /// Somebody sleeps on the wait object.
+    led: bool,
+    /// Signals that readers have returned for.
+    seen: u32,
+}
+
+impl<F: Format> SharedCompletionReader<F> {
+    /// Shares a reader.
+    pub fn new(reader: CompletionReader<F>) -> Self {
+        let signaler = reader.signaler();
+        Self {
+            state: Mutex::new(State {
+                seen: signaler.waiter.signals(),
+                reader,
+                led: false,
+            }),
+            turn: Condvar::new(),
+            signaler,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<F>> {
+        // A panic in a read leaves the reader consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`CompletionReader::read`]. Of two threads that read, each gets
+    /// entries of its own, in order.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
+        self.lock().reader.read(out)
+    }
+
+    /// As [`CompletionReader::read_err`].
+    pub fn read_err(&self) -> Option<ErrorEntry> {
+        self.lock().reader.read_err()
+    }
+
+    /// As [`CompletionReader::read_timeout`]; a signal wakes all that block.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_timeout(
+        &self,
+        out: &mut [F::Entry],
+        timeout: Option<Duration>,
+    ) -> Result<usize, ReadError> {
+        let deadline = wait::deadline(timeout);
+        let waiter = Arc::clone(&self.signaler.waiter);
+        let mut state = self.lock();
+        let want = state.reader.limit().min(out.len());
+        let here = waiter.signals();
+        let signalled_before = std::mem::replace(&mut state.seen, here) != here;
+        let mut done = 0;
+        let result = loop {
+            match state.reader.read(&mut out[done..]) {
+                Ok(count) => done += count,
+                Err(error) if done == 0 => break Err(error),
+                Err(error) => {
+                    state.reader.stash(error);
+                    break Ok(done);
+                }
+            }
+            if done >= want {
+                break Ok(done);
+            }
+            let now = waiter.signals();
+            if signalled_before || now != here || wait::is_over(deadline) {
+                state.seen = now;
+                break if done > 0 {
+                    Ok(done)
+                } else {
+                    Err(ReadError::Again)
+                };
+            }
+            if !waiter.can_wait() {
+                break Err(waiter
+                    .sleep(0, deadline)
+                    .err()
+                    .map_or(ReadError::Again, Into::into));
+            }
+            state = if state.led {
+                // The one in front wakes us when it has woken.
+                match wait::left(deadline) {
+                    None => self
+                        .turn
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner),
+                    Some(time) => {
+                        let turn = self.turn.wait_timeout(state, time);
+                        turn.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                }
+            } else {
+                let before = waiter.before_arming();
+                match state.reader.arm_for_wait() {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => break Err(error.into()),
+                }
+                state.led = true;
+                drop(state);
+                let slept = waiter
+                    .sleep(before, deadline)
+                    .and_then(|()| waiter.settle());
+                let mut state = self.lock();
+                state.led = false;
+                state.reader.woken();
+                if waiter.signals() != here {
+                    // All return.
+                    self.turn.notify_all();
+                }
+                if let Err(error) = slept {
+                    self.turn.notify_one();
+                    return Err(error.into());
+                }
+                state
+            };
+        };
+        drop(state);
+        // Whoever waits behind reads what is left, or sleeps in front.
+        self.turn.notify_one();
+        result
+    }
+
+    /// What wakes all blocking reads.
+    pub fn signaler(&self) -> Signaler {
+        self.signaler.clone()
+    }
+
+    /// Calls `f` with the reader, under the lock: to make a queue pair on it.
+    pub fn with<R>(&self, f: impl FnOnce(&mut CompletionReader<F>) -> R) -> R {
+        f(&mut self.lock().reader)
+    }
+
+    /// The reader, for one owner again.
+    pub fn into_inner(self) -> CompletionReader<F> {
+        let state = self.state.into_inner();
+        state.unwrap_or_else(PoisonError::into_inner).reader
+    }
+
+    /// As [`CompletionReader::close`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.into_inner()
+            .close()
+            .map_err(|(reader, error)| (Self::new(reader), error))
+    }
+}

@@ -1,0 +1,261 @@
+//! Completions for asynchronous programs.
+//!
+//! A future or stream here owns no memory of operations: that is in the table
+//! of what is in flight, or in an entry that was handed out. Dropping it in
+//! the middle loses no entry and frees no buffer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll};
+
+use futures_core::Stream;
+
+use super::wait::MutexCond;
+use super::{CompletionReader, ErrorEntry, Format, ReadError};
+use crate::{Error, Result};
+
+/// Entries as a stream, for any executor. Made of a reader whose wait object is
+/// [`Condvar`](super::WaitObject::Condvar): its thread wakes the task.
+///
+/// An item is an entry, or a failed operation. The stream ends when the queue
+/// has been overrun, or cannot be read; [`CompletionStream::error`] says why.
+#[derive(Debug)]
+pub struct CompletionStream<F: Format> {
+    reader: CompletionReader<F>,
+    condvar: Arc<MutexCond>,
+    ended: Option<ReadError>,
+}
+
+/// What a [`CompletionStream`] yields.
+pub type StreamItem<F> = std::result::Result<<F as Format>::Entry, ErrorEntry>;
+
+impl<F: Format> CompletionStream<F> {
+    /// A stream of what `reader` reads.
+    ///
+    /// # Errors
+    /// The reader, if it has another wait object.
+    pub fn new(reader: CompletionReader<F>) -> Result<Self, (CompletionReader<F>, Error)> {
+        match reader.condvar() {
+            Some(condvar) => Ok(Self {
+                reader,
+                condvar,
+                ended: None,
+            }),
+            None => {
+                let what = "a stream is made of a reader with the wait object Condvar";
+                Err((reader, Error::Invalid { what }))
+            }
+        }
+    }
+
+    /// Why the stream has ended.
+    pub fn error(&self) -> Option<&ReadError> {
+        self.ended.as_ref()
+    }
+
+    /// The reader, to make queue pairs on its queue.
+    pub fn reader(&self) -> &CompletionReader<F> {
+        &self.reader
+    }
+
+    /// The reader again.
+    pub fn into_reader(self) -> CompletionReader<F> {
+        self.reader
+    }
+
+    /// The next item; `None` at the end.
+    pub fn poll_item(&mut self, task: &mut Task<'_>) -> Poll<Option<StreamItem<F>>> {
+        if self.ended.is_some() {
+            return Poll::Ready(None);
+        }
+        loop {
+            match self.reader.read_one() {
+                Ok(Some(entry)) => return Poll::Ready(Some(Ok(entry))),
+                Ok(None) => {}
+                Err(ReadError::ErrorAvailable) => {
+                    if let Some(entry) = self.reader.read_err() {
+                        return Poll::Ready(Some(Err(entry)));
+                    }
+                }
+                Err(error) => {
+                    self.ended = Some(error);
+                    return Poll::Ready(None);
+                }
+            }
+            // Before arming, so that what comes from then on wakes this task.
+            self.condvar.register(task.waker());
+            match self.reader.try_wait() {
+                Ok(true) => return Poll::Pending,
+                Ok(false) => {}
+                Err(error) => {
+                    self.ended = Some(error);
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> Stream for CompletionStream<F> {
+    type Item = StreamItem<F>;
+
+    fn poll_next(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_item(task)
+    }
+}
+
+impl<F: Format> Unpin for CompletionStream<F> {}
+
+#[cfg(feature = "tokio")]
+mod on_tokio {
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    use super::*;
+
+    /// A reader on tokio. Made of one whose wait object is
+    /// [`Fd`](super::super::WaitObject::Fd).
+    #[derive(Debug)]
+    pub struct TokioReader<F: Format> {
+        // Before the reader: leaves the reactor first.
+        fd: AsyncFd<Watched>,
+        reader: CompletionReader<F>,
+        ended: Option<ReadError>,
+    }
+
+    /// A second descriptor of the reader's file.
+    #[derive(Debug)]
+    struct Watched(OwnedFd);
+
+    impl AsRawFd for Watched {
+        fn as_raw_fd(&self) -> RawFd {
+            self.0.as_raw_fd()
+        }
+    }
+
+    impl<F: Format> TokioReader<F> {
+        /// Registers `reader` with the runtime that this is called on.
+        ///
+        /// # Errors
+        /// [`Error::Invalid`] for a reader of another wait object;
+        /// [`Error::System`] if the descriptor cannot be registered.
+        ///
+        /// # Panics
+        /// Outside of a runtime with I/O, as tokio's own types do.
+        pub fn new(reader: CompletionReader<F>) -> Result<Self> {
+            if reader.wait_fd().is_none() {
+                return Err(Error::Invalid {
+                    what: "tokio takes a reader with the wait object Fd",
+                });
+            }
+            let system = |what| {
+                move |error: std::io::Error| Error::System {
+                    what,
+                    errno: error.raw_os_error().unwrap_or(libc::EIO),
+                }
+            };
+            let copy = reader.as_fd().try_clone_to_owned();
+            let watched = Watched(copy.map_err(system("a second descriptor of a reader"))?);
+            let fd = AsyncFd::with_interest(watched, Interest::READABLE)
+                .map_err(system("registering a reader with tokio"))?;
+            Ok(Self {
+                fd,
+                reader,
+                ended: None,
+            })
+        }
+
+        /// Reads up to `out.len()` entries, at least one. Cancelling it loses
+        /// nothing: entries are taken out of the queue only in the step that
+        /// returns them.
+        ///
+        /// # Errors
+        /// As [`CompletionReader::read`].
+        pub async fn read(&mut self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
+            loop {
+                let count = self.reader.read(out)?;
+                if count > 0 || out.is_empty() {
+                    return Ok(count);
+                }
+                std::future::poll_fn(|task| self.poll_armed(task)).await?;
+            }
+        }
+
+        /// Pending if nothing is there: the task is woken when something is.
+        fn poll_armed(&mut self, task: &mut Task<'_>) -> Poll<Result<(), ReadError>> {
+            loop {
+                // Events are taken before arming: each that comes afterwards is
+                // news to the reactor.
+                self.reader.settle()?;
+                if !self.reader.try_wait()? {
+                    return Poll::Ready(Ok(()));
+                }
+                match self.fd.poll_read_ready(task) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
+                    Poll::Ready(Err(error)) => {
+                        return Poll::Ready(Err(ReadError::Queue(Error::System {
+                            what: "tokio's reactor",
+                            errno: error.raw_os_error().unwrap_or(libc::EIO),
+                        })));
+                    }
+                }
+            }
+        }
+
+        /// The failed operation that [`ReadError::ErrorAvailable`] is about.
+        pub fn read_err(&mut self) -> Option<ErrorEntry> {
+            self.reader.read_err()
+        }
+
+        /// Why the stream has ended.
+        pub fn error(&self) -> Option<&ReadError> {
+            self.ended.as_ref()
+        }
+
+        /// The reader, to make queue pairs on its queue.
+        pub fn reader(&mut self) -> &mut CompletionReader<F> {
+            &mut self.reader
+        }
+
+        /// The reader again.
+        pub fn into_reader(self) -> CompletionReader<F> {
+            self.reader
+        }
+    }
+
+    impl<F: Format> Unpin for TokioReader<F> {}
+
+    impl<F: Format> Stream for TokioReader<F> {
+        type Item = StreamItem<F>;
+
+        fn poll_next(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Option<Self::Item>> {
+            let this = self.get_mut();
+            if this.ended.is_some() {
+                return Poll::Ready(None);
+            }
+            loop {
+                let error = match this.reader.read_one() {
+                    Ok(Some(entry)) => return Poll::Ready(Some(Ok(entry))),
+                    Ok(None) => match this.poll_armed(task) {
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(Ok(())) => continue,
+                        Poll::Ready(Err(error)) => error,
+                    },
+                    Err(ReadError::ErrorAvailable) => match this.reader.read_err() {
+                        Some(entry) => return Poll::Ready(Some(Err(entry))),
+                        None => continue,
+                    },
+                    Err(error) => error,
+                };
+                this.ended = Some(error);
+                return Poll::Ready(None);
+            }
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+pub use on_tokio::TokioReader;
