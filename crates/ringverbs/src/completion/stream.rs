@@ -158,8 +158,12 @@ mod on_tokio {
             };
             let copy = reader.as_fd().try_clone_to_owned();
             let watched = Watched(copy.map_err(system("a second descriptor of a reader"))?);
-            let fd = AsyncFd::with_interest(watched, Interest::READABLE)
-                .map_err(system("registering a reader with tokio"))?;
+            // SAFETY: the descriptor is owned by what is registered, is open as
+            // long as that lives, and is always the same.
+            let fd = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }
+                .map_err(|error| {
+                    system("registering a reader with tokio")(error.into_parts().1)
+                })?;
             Ok(Self {
                 fd,
                 reader,
