@@ -161,9 +161,7 @@ mod on_tokio {
             // SAFETY: the descriptor is owned by what is registered, is open as
             // long as that lives, and is always the same.
             let fd = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }
-                .map_err(|error| {
-                    system("registering a reader with tokio")(error.into_parts().1)
-                })?;
+                .map_err(|error| system("registering a reader with tokio")(error.into_parts().1))?;
             Ok(Self {
                 fd,
                 reader,
