@@ -497,6 +497,28 @@ impl<F: Format> CompletionReader<F> {
         Ok(!self.queue.arm(false)?)
     }
 
+    /// Waits until something is there to be read, and leaves it there
+    /// (`rpma_cq_wait`): arms, looks, sleeps, and takes the event, as one call.
+    /// False when the time is up, or somebody signalled.
+    ///
+    /// # Errors
+    /// [`ReadError::Queue`] without a wait object that is armed (`None` and
+    /// `Yield` are not).
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, ReadError> {
+        let deadline = wait::deadline(timeout);
+        loop {
+            let before = self.waiter.before_arming();
+            if !self.try_wait()? {
+                return Ok(true);
+            }
+            if self.signalled() || wait::is_over(deadline) {
+                return Ok(false);
+            }
+            self.waiter.sleep(before, deadline)?;
+            self.settle()?;
+        }
+    }
+
     /// Takes the events that have made the descriptor readable.
     ///
     /// # Errors

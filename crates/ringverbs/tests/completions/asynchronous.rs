@@ -1,0 +1,92 @@
+//! Streams and futures.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use futures_core::Stream;
+use ringverbs::completion::{
+    CompletionStream, ContextEntry, ContextFormat, TokioReader, WaitObject,
+};
+use ringverbs::{Inline, RemoteAddr, WorkRequest};
+
+use crate::Bench;
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor that there is.
+fn block_on<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match Pin::new(&mut *stream).poll_next(&mut Context::from_waker(&waker)) {
+            Poll::Ready(item) => return item,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn row_31_a_stream_on_any_executor() {
+    let bench = Bench::new();
+    let reader = bench.reader::<ContextFormat>(WaitObject::Condvar);
+    let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
+    let mut stream = CompletionStream::new(reader).unwrap();
+    for token in 0..200 {
+        b.receive(bench.buffer(8), token).unwrap();
+        a.post(WorkRequest::send(Inline(b"x")).unsignaled())
+            .unwrap();
+        let entry = block_on(&mut stream).unwrap().unwrap();
+        assert_eq!(entry.token, token);
+    }
+    a.write(Inline(b"x"), RemoteAddr::new(0, 1), 9).unwrap();
+    assert_eq!(block_on(&mut stream).unwrap().unwrap_err().token, 9);
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn row_31_tokio_and_a_cancelled_future() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let bench = Bench::new();
+        let reader = bench.reader::<ContextFormat>(WaitObject::Fd);
+        let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
+        let mut reader = TokioReader::new(reader).unwrap();
+        let mut out: [ContextEntry; 4] = Default::default();
+        let long = Duration::from_secs(20);
+        b.receive(bench.buffer(8), 1000).unwrap();
+        // Given up in the middle: the buffer stays in flight.
+        let short = Duration::from_millis(20);
+        assert!(
+            tokio::time::timeout(short, reader.read(&mut out))
+                .await
+                .is_err()
+        );
+        assert_eq!(b.in_flight().1, 1);
+        a.post(WorkRequest::send(Inline(b"late")).unsignaled())
+            .unwrap();
+        let count = tokio::time::timeout(long, reader.read(&mut out)).await;
+        assert_eq!(count.unwrap().unwrap(), 1);
+        let buffer = std::mem::take(&mut out[0].payload).into_buffer().unwrap();
+        assert_eq!(&buffer[..], b"late");
+        for token in 0..500 {
+            b.receive(bench.buffer(8), token).unwrap();
+            let mut step = async || {
+                a.post(WorkRequest::send(Inline(b"x")).unsignaled())
+                    .unwrap();
+                let next = poll_fn(|task| Pin::new(&mut reader).poll_next(task));
+                tokio::time::timeout(long, next).await.unwrap()
+            };
+            assert_eq!(step().await.unwrap().unwrap().token, token);
+        }
+    });
+}

@@ -1,0 +1,95 @@
+//! What a completion queue must be able to do, row by row, on a real rdma_rxe in
+//! a guest: `completions --ignored --test-threads=1`, with the device's name in
+//! `RXE_DEV`. `WAITS` is how often the wake-up stress waits.
+
+mod asynchronous;
+mod layers;
+mod reading;
+mod waiting;
+
+use std::time::{Duration, Instant};
+
+use ringverbs::completion::{CompletionReader, Format, ReadError, WaitObject};
+use ringverbs::{
+    Buffer, CompletionQueue, Context, Device, LocalAddress, ProtectionDomain, QueuePair, Transport,
+};
+
+pub(crate) const QKEY: u32 = 0x1111_1111;
+
+pub(crate) fn context() -> Context {
+    let name = std::env::var("RXE_DEV").expect("RXE_DEV names the device");
+    Device::named(&name).unwrap().open().unwrap()
+}
+
+/// A device with a domain.
+pub(crate) struct Bench {
+    pub(crate) context: Context,
+    pub(crate) domain: ProtectionDomain,
+    pub(crate) local: LocalAddress,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        Self {
+            domain: context.alloc_pd().unwrap(),
+            local: context.local_address(1).unwrap(),
+            context,
+        }
+    }
+
+    pub(crate) fn reader<F: Format>(&self, object: WaitObject) -> CompletionReader<F> {
+        let queue = self.context.completion_queue().entries(256).reader();
+        queue.wait_object(object).build().unwrap()
+    }
+
+    /// Two connected queue pairs.
+    pub(crate) fn pair(&self, a: &CompletionQueue, b: &CompletionQueue) -> (QueuePair, QueuePair) {
+        let make = |cq| {
+            let builder = self.domain.queue_pair(Transport::Reliable, cq);
+            builder.inline(64).build().unwrap()
+        };
+        let (mut a, mut b) = (make(a), make(b));
+        let (at_a, at_b) = (a.endpoint(&self.local), b.endpoint(&self.local));
+        a.connect(&self.local, &at_b).unwrap();
+        b.connect(&self.local, &at_a).unwrap();
+        (a, b)
+    }
+
+    /// A queue pair of datagrams.
+    pub(crate) fn datagram(&self, cq: &CompletionQueue) -> QueuePair {
+        let builder = self.domain.queue_pair(Transport::Datagram, cq);
+        let mut qp = builder.inline(64).build().unwrap();
+        qp.activate(&self.local, QKEY).unwrap();
+        qp
+    }
+
+    pub(crate) fn buffer(&self, len: usize) -> Buffer {
+        self.domain.alloc(len).unwrap().into_buffer()
+    }
+
+    pub(crate) fn filled(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.buffer(bytes.len().max(1));
+        buffer.copy_from(bytes).unwrap();
+        buffer
+    }
+}
+
+/// The next entry, by reading again and again.
+pub(crate) fn next<F: Format>(reader: &mut CompletionReader<F>) -> Result<F::Entry, ReadError> {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(entry) = reader.read_one()? {
+            return Ok(entry);
+        }
+        assert!(Instant::now() < end, "no entry in 20 s");
+    }
+}
+
+/// Nothing is to be read for a while.
+pub(crate) fn nothing<F: Format>(reader: &mut CompletionReader<F>) {
+    let end = Instant::now() + Duration::from_millis(50);
+    while Instant::now() < end {
+        assert!(reader.read_one().unwrap().is_none());
+    }
+}
