@@ -16,7 +16,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// What is said of memory: address, key, length, big endian.
 const INFO: usize = 16;
-const PING: usize = 4096;
+/// As long as an rping server takes without `-S`.
+const PING: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Tells the server where to read or write.
