@@ -22,6 +22,7 @@ mod shared;
 mod shared_reader;
 #[cfg(feature = "stream")]
 mod stream;
+mod tagged;
 mod wait;
 
 pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Source, source_gid};
@@ -45,6 +46,7 @@ pub use shared_reader::SharedCompletionReader;
 pub use stream::TokioReader;
 #[cfg(feature = "stream")]
 pub use stream::{CompletionStream, StreamItem};
+pub use tagged::{Claimed, TagMatch, TaggedEndpoint};
 pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
 
 pub(crate) use queue::Shared;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ringverbs::completion::{CompletionLevel, ContextFormat, EntryFlags, MultiReceive, WaitObject};
+use ringverbs::completion::{
+    CompletionLevel, ContextFormat, EntryFlags, MultiReceive, TagMatch, TaggedEndpoint, WaitObject,
+};
 use ringverbs::{AccessFlags, Error, FlushRange, FlushTo, Inline, WorkRequest};
 
 use crate::{Bench, next};
@@ -140,4 +142,82 @@ fn row_20_one_buffer_for_many_messages() {
         assert_eq!(released, seen == 7);
     }
     assert_eq!(multi.into_buffer().unwrap().capacity(), 1000);
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+#[allow(
+    clippy::result_large_err,
+    reason = "an entry, not an error of the test's"
+)]
+fn row_21_tagged_messages() {
+    let bench = Bench::new();
+    let make = || {
+        bench
+            .context
+            .completion_queue()
+            .entries(64)
+            .build()
+            .unwrap()
+    };
+    let (left, right) = (make(), make());
+    let (a, b) = bench.pair(&left, &right);
+    let mut a = TaggedEndpoint::new(a, left, 8, 256).unwrap();
+    let mut b = TaggedEndpoint::new(b, right, 8, 256).unwrap();
+    let take = |end: &mut TaggedEndpoint| {
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(entry) = end.next_entry().unwrap() {
+                return entry;
+            }
+            assert!(std::time::Instant::now() < until);
+        }
+    };
+    // Expected, in the order of the receives; then unexpected, peeked, claimed.
+    let masked = TagMatch {
+        tag: 0x100,
+        ignore: 0xff,
+    };
+    b.receive(bench.buffer(64), masked, 1);
+    b.receive(bench.buffer(64), TagMatch::exact(0x107), 2);
+    for (number, message) in [&b"first"[..], b"second", b"third", b"too long"]
+        .iter()
+        .enumerate()
+    {
+        a.send(0x107, message, 10 + number as u64).unwrap();
+        assert_eq!(take(&mut a).unwrap().token, 10 + number as u64);
+    }
+    for (token, message) in [(1, &b"first"[..]), (2, b"second")] {
+        let entry = take(&mut b).unwrap();
+        assert_eq!(
+            (entry.token, entry.tag, entry.len),
+            (token, Some(0x107), message.len())
+        );
+        assert_eq!(entry.flags, EntryFlags::RECV | EntryFlags::TAGGED);
+        assert_eq!(&entry.payload.into_buffer().unwrap()[..], message);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(b.next_entry().unwrap().is_none());
+    assert_eq!(b.peek(TagMatch::any()), Some((0x107, 5)));
+    assert_eq!(b.peek(TagMatch::exact(1)), None);
+    let claimed = b.claim(masked).unwrap();
+    b.receive(bench.buffer(3), TagMatch::any(), 4);
+    b.receive_claimed(claimed, bench.buffer(64), 3);
+    let error = take(&mut b).unwrap_err();
+    assert_eq!((error.token, error.errno), (4, libc::EMSGSIZE));
+    assert_eq!((error.len, error.overflow_len), (Some(3), Some(5)));
+    let entry = take(&mut b).unwrap();
+    assert!(entry.flags.contains(EntryFlags::CLAIM));
+    assert_eq!(&entry.payload.into_buffer().unwrap()[..], b"third");
+    // More than there are buffers for: the rest waits at the sender.
+    for number in 0..40u8 {
+        while a.send(7, &[number], number.into()).is_err() {
+            if a.next_entry().unwrap().is_none() {
+                b.next_entry().unwrap();
+                if b.peek(TagMatch::any()).is_some() {
+                    b.receive(bench.buffer(8), TagMatch::exact(7), 0);
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,497 @@
+//! Tagged messages over plain sends.
+//!
+//! The device matches no tags, so this does: a message travels with a header of
+//! 16 bytes in front, into buffers of the library's, and is copied to where the
+//! receive that it matches wants it. A message that nothing matches stays where
+//! it arrived, until something does; when all buffers are taken up by such, the
+//! peer is told to wait by the transport.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry};
+use crate::data::Payload;
+use crate::operation::Operation;
+use crate::qp::{PostError, Transport};
+use crate::{Buffer, Error, QueuePair, Result};
+
+/// Bytes in front of a message: tag, length, zeros, little-endian.
+const HEADER: usize = 16;
+
+/// Tokens of our own receives.
+const RECEIVE: u64 = 1 << 32;
+
+/// Which tags a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagMatch {
+    /// The tag.
+    pub tag: u64,
+    /// Bits of it that do not matter.
+    pub ignore: u64,
+}
+
+impl TagMatch {
+    /// That tag, exactly.
+    pub fn exact(tag: u64) -> Self {
+        Self { tag, ignore: 0 }
+    }
+
+    /// Any tag.
+    pub fn any() -> Self {
+        Self {
+            tag: 0,
+            ignore: u64::MAX,
+        }
+    }
+
+    /// Whether it takes `tag`.
+    pub fn takes(&self, tag: u64) -> bool {
+        (self.tag ^ tag) & !self.ignore == 0
+    }
+}
+
+/// Receives and messages that wait for each other. Both in order: a message
+/// goes to the first receive that takes it, a receive gets the first message
+/// that it takes.
+#[derive(Debug)]
+struct Matcher<R, M> {
+    expected: VecDeque<(TagMatch, R)>,
+    unexpected: VecDeque<(u64, M)>,
+}
+
+impl<R, M> Matcher<R, M> {
+    fn new() -> Self {
+        Self {
+            expected: VecDeque::new(),
+            unexpected: VecDeque::new(),
+        }
+    }
+
+    /// A message has come: the receive that takes it, with the message; else it
+    /// waits.
+    fn message(&mut self, tag: u64, message: M) -> Option<(R, M)> {
+        let at = self.expected.iter().position(|(which, _)| which.takes(tag));
+        match at.and_then(|at| self.expected.remove(at)) {
+            Some((_, receive)) => Some((receive, message)),
+            None => {
+                self.unexpected.push_back((tag, message));
+                None
+            }
+        }
+    }
+
+    /// The first message that waits and that `which` takes.
+    fn find(&self, which: TagMatch) -> Option<&(u64, M)> {
+        self.unexpected.iter().find(|(tag, _)| which.takes(*tag))
+    }
+
+    /// Takes it out.
+    fn claim(&mut self, which: TagMatch) -> Option<(u64, M)> {
+        let at = self
+            .unexpected
+            .iter()
+            .position(|(tag, _)| which.takes(*tag))?;
+        self.unexpected.remove(at)
+    }
+}
+
+/// A message that was set aside by [`TaggedEndpoint::claim`], for a receive of
+/// its own.
+#[derive(Debug)]
+#[must_use = "a claimed message holds a buffer of the endpoint's until it is received or discarded"]
+pub struct Claimed {
+    tag: u64,
+    message: Buffer,
+}
+
+impl Claimed {
+    /// Its tag.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> usize {
+        self.message.len() - HEADER
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// One end of a connection for tagged messages (`fi_tsend`, `fi_trecv`). The
+/// other end is one too.
+pub struct TaggedEndpoint {
+    // Destroyed before the queue.
+    qp: QueuePair,
+    cq: CompletionQueue,
+    max_message: usize,
+    /// Buffers for sends that are not in flight.
+    spare: Vec<Buffer>,
+    /// User tokens of sends in flight, by our own token.
+    tokens: Vec<u64>,
+    free_tokens: Vec<u32>,
+    matcher: Matcher<(u64, Buffer), Buffer>,
+    done: VecDeque<Result<TaggedEntry, ErrorEntry>>,
+}
+
+impl TaggedEndpoint {
+    /// Over a queue pair of a reliable connection that nobody has posted to and
+    /// that completes in `cq`: connected, or initialised so that it takes
+    /// receives. `depth` messages may be on their way in either direction, each
+    /// of up to `max_message` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another queue pair or queue, [`Error::Limit`] for
+    /// a depth over the queue pair's; what allocating says.
+    pub fn new(
+        mut qp: QueuePair,
+        cq: CompletionQueue,
+        depth: u32,
+        max_message: usize,
+    ) -> Result<Self> {
+        if qp.transport() != Transport::Reliable || qp.in_flight() != (0, 0) {
+            return Err(Error::Invalid {
+                what: "tagged messages need a fresh queue pair of a reliable connection",
+            });
+        }
+        let capacity = qp.capacity();
+        let allowed = capacity.max_send_wr.min(capacity.max_recv_wr);
+        if depth == 0 || depth > allowed {
+            return Err(Error::Limit {
+                what: "tagged messages on their way",
+                asked: depth.into(),
+                allowed: allowed.into(),
+            });
+        }
+        let size = max_message
+            .checked_add(HEADER)
+            .filter(|size| *size <= rxe::MAX_MESSAGE as usize)
+            .ok_or(Error::Limit {
+                what: "bytes in a tagged message",
+                asked: max_message as u64,
+                allowed: rxe::MAX_MESSAGE as u64 - HEADER as u64,
+            })?;
+        let domain = qp.domain().clone();
+        let all = size
+            .checked_mul(2 * depth as usize)
+            .ok_or(Error::NoMemory)?;
+        let mut pool = domain.alloc(all)?.into_buffer();
+        let mut spare = Vec::with_capacity(depth as usize);
+        for _ in 0..depth {
+            qp.receive(pool.split_to(size), RECEIVE)?;
+            spare.push(pool.split_to(size));
+        }
+        Ok(Self {
+            qp,
+            cq,
+            max_message,
+            spare,
+            tokens: vec![0; depth as usize],
+            free_tokens: (0..depth).collect(),
+            matcher: Matcher::new(),
+            done: VecDeque::with_capacity(2 * depth as usize),
+        })
+    }
+
+    /// The queue pair, to be connected.
+    pub fn queue_pair(&mut self) -> &mut QueuePair {
+        &mut self.qp
+    }
+
+    /// Sends a message, which is copied. Its entry comes with `token`.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more than the longest message;
+    /// [`Error::QueueFull`] while as many as `depth` are on their way; what
+    /// posting says.
+    pub fn send(&mut self, tag: u64, message: &[u8], token: u64) -> Result<()> {
+        if message.len() > self.max_message {
+            return Err(Error::Limit {
+                what: "bytes in a tagged message",
+                asked: message.len() as u64,
+                allowed: self.max_message as u64,
+            });
+        }
+        let (Some(&slot), Some(mut buffer)) = (self.free_tokens.last(), self.spare.pop()) else {
+            return Err(Error::QueueFull {
+                capacity: self.tokens.len() as u32,
+            });
+        };
+        buffer.set_len(HEADER + message.len())?;
+        let (header, body) = buffer.split_at_mut(HEADER);
+        header.fill(0);
+        header[..8].copy_from_slice(&tag.to_le_bytes());
+        header[8..12].copy_from_slice(&(message.len() as u32).to_le_bytes());
+        body.copy_from_slice(message);
+        match self.qp.send(buffer, slot.into()) {
+            Ok(()) => {}
+            Err(PostError { error, data, .. }) => {
+                let posted = data.is_none();
+                self.spare.extend(data);
+                if !posted {
+                    return Err(error);
+                }
+            }
+        }
+        self.free_tokens.pop();
+        self.tokens[slot as usize] = token;
+        Ok(())
+    }
+
+    /// Receives a message that `which` takes into `buffer`: the first that has
+    /// come or will. Its entry comes with `token`. A message that is too long is
+    /// an error with the bytes that fit, and how many did not.
+    pub fn receive(&mut self, buffer: Buffer, which: TagMatch, token: u64) {
+        match self.matcher.claim(which) {
+            Some((tag, message)) => {
+                self.deliver(tag, message, token, buffer, EntryFlags::empty());
+            }
+            None => self.matcher.expected.push_back((which, (token, buffer))),
+        }
+    }
+
+    /// Tag and length of the first message that waits and that `which` takes
+    /// (`FI_PEEK`).
+    pub fn peek(&self, which: TagMatch) -> Option<(u64, usize)> {
+        let (tag, message) = self.matcher.find(which)?;
+        Some((*tag, message.len() - HEADER))
+    }
+
+    /// Sets that message aside (`FI_CLAIM`).
+    pub fn claim(&mut self, which: TagMatch) -> Option<Claimed> {
+        let (tag, message) = self.matcher.claim(which)?;
+        Some(Claimed { tag, message })
+    }
+
+    /// Receives a message that was set aside.
+    pub fn receive_claimed(&mut self, claimed: Claimed, buffer: Buffer, token: u64) {
+        let Claimed { tag, message } = claimed;
+        self.deliver(tag, message, token, buffer, EntryFlags::CLAIM);
+    }
+
+    /// Forgets a message that was set aside (`FI_DISCARD`).
+    pub fn discard(&mut self, claimed: Claimed) {
+        self.repost(claimed.message);
+    }
+
+    /// Takes a receive back that has not been matched.
+    pub fn cancel(&mut self, token: u64) -> Option<Buffer> {
+        let expected = &mut self.matcher.expected;
+        let at = expected.iter().position(|(_, (mine, _))| *mine == token)?;
+        expected.remove(at).map(|(_, (_, buffer))| buffer)
+    }
+
+    /// The next entry, in the order in which operations were done.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn next_entry(&mut self) -> Result<Option<Result<TaggedEntry, ErrorEntry>>> {
+        if let Some(entry) = self.done.pop_front() {
+            return Ok(Some(entry));
+        }
+        while let Some(completion) = self.cq.poll_one()? {
+            self.completed(completion);
+            if let Some(entry) = self.done.pop_front() {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    fn completed(&mut self, mut completion: Completion) {
+        let buffer = completion.take_buffer();
+        if completion.operation == Operation::Receive {
+            match (completion.result, buffer) {
+                (Ok(_), Some(message)) => self.arrived(message),
+                (Err(failure), _) => {
+                    // Nothing will come any more: whoever waits hears of it.
+                    while let Some((which, (token, buffer))) = self.matcher.expected.pop_front() {
+                        self.done.push_back(Err(ErrorEntry {
+                            tag: Some(which.tag),
+                            provider: failure.status,
+                            vendor_err: failure.vendor_err,
+                            ..error(token, libc::ECANCELED, completion.qp_num, buffer)
+                        }));
+                    }
+                }
+                (Ok(_), None) => {}
+            }
+            return;
+        }
+        let slot = completion.token as usize;
+        let Some(&token) = self.tokens.get(slot) else {
+            return;
+        };
+        self.free_tokens.push(slot as u32);
+        self.spare.extend(buffer);
+        let flags = EntryFlags::SEND | EntryFlags::TAGGED;
+        self.done.push_back(match completion.result {
+            Ok(_) => Ok(TaggedEntry {
+                token,
+                flags,
+                ..TaggedEntry::default()
+            }),
+            Err(failure) => Err(ErrorEntry {
+                token,
+                flags,
+                len: None,
+                overflow_len: None,
+                data: None,
+                tag: None,
+                errno: failure.status.errno(),
+                provider: failure.status,
+                vendor_err: failure.vendor_err,
+                qp_num: completion.qp_num,
+                source: None,
+                payload: Payload::None,
+            }),
+        });
+    }
+
+    /// A message is there. What a peer writes is not believed: a header that
+    /// does not fit the message is no message.
+    fn arrived(&mut self, message: Buffer) {
+        let Some(tag) = parse(&message) else {
+            self.repost(message);
+            return;
+        };
+        if let Some(((token, buffer), message)) = self.matcher.message(tag, message) {
+            self.deliver(tag, message, token, buffer, EntryFlags::empty());
+        }
+    }
+
+    /// Copies a message to where it was wanted.
+    fn deliver(
+        &mut self,
+        tag: u64,
+        message: Buffer,
+        token: u64,
+        mut buffer: Buffer,
+        extra: EntryFlags,
+    ) {
+        let body = &message[HEADER..];
+        let fits = body.len().min(buffer.capacity());
+        let over = body.len() - fits;
+        // Not over its capacity, and so not refused.
+        let _ = buffer.copy_from(&body[..fits]);
+        let flags = EntryFlags::RECV | EntryFlags::TAGGED | extra;
+        self.done.push_back(if over == 0 {
+            Ok(TaggedEntry {
+                token,
+                flags,
+                len: fits,
+                data: None,
+                tag: Some(tag),
+                payload: Payload::Buffer(buffer),
+            })
+        } else {
+            Err(ErrorEntry {
+                len: Some(fits),
+                overflow_len: Some(over),
+                tag: Some(tag),
+                flags,
+                ..error(token, libc::EMSGSIZE, self.qp.qp_num(), buffer)
+            })
+        });
+        self.repost(message);
+    }
+
+    /// Gives one of our buffers to the device again.
+    fn repost(&mut self, mut message: Buffer) {
+        message.fill_up();
+        if let Err(error) = self.qp.receive(message, RECEIVE) {
+            // Only when the queue pair is in error: nothing comes any more.
+            tracing::debug!(%error, "a receive for tagged messages was not posted again");
+        }
+    }
+
+    /// The queue pair, its queue, and the receives that were not matched.
+    pub fn into_parts(self) -> (QueuePair, CompletionQueue, Vec<(u64, Buffer)>) {
+        let expected = self.matcher.expected.into_iter();
+        let left = expected.map(|(_, receive)| receive).collect();
+        (self.qp, self.cq, left)
+    }
+}
+
+/// The tag of a message whose header fits it.
+fn parse(message: &[u8]) -> Option<u64> {
+    let (header, body) = message.split_at_checked(HEADER)?;
+    let tag = u64::from_le_bytes(*header.first_chunk()?);
+    let len = u32::from_le_bytes(*header[8..].first_chunk()?);
+    (len as usize == body.len()).then_some(tag)
+}
+
+fn error(token: u64, errno: i32, qp_num: u32, buffer: Buffer) -> ErrorEntry {
+    ErrorEntry {
+        token,
+        flags: EntryFlags::RECV | EntryFlags::TAGGED,
+        len: None,
+        overflow_len: None,
+        data: None,
+        tag: None,
+        errno,
+        provider: Status::SUCCESS,
+        vendor_err: 0,
+        qp_num,
+        source: None,
+        payload: Payload::Buffer(buffer),
+    }
+}
+
+impl fmt::Debug for TaggedEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaggedEndpoint")
+            .field("qp", &self.qp)
+            .field("expected", &self.matcher.expected.len())
+            .field("unexpected", &self.matcher.unexpected.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_goes_to_the_first_receive_that_takes_it() {
+        let mut matcher = Matcher::new();
+        let masked = TagMatch {
+            tag: 0x10,
+            ignore: 0x0f,
+        };
+        matcher.expected.push_back((TagMatch::exact(5), "five"));
+        matcher.expected.push_back((masked, "tens"));
+        matcher.expected.push_back((TagMatch::any(), "any"));
+        assert_eq!(matcher.message(0x13, 1), Some(("tens", 1)));
+        assert_eq!(matcher.message(0x14, 2), Some(("any", 2)));
+        assert_eq!(matcher.message(0x15, 3), None);
+        assert_eq!(matcher.message(5, 4), Some(("five", 4)));
+    }
+
+    #[test]
+    fn a_receive_gets_the_first_message_that_it_takes() {
+        let mut matcher = Matcher::<(), _>::new();
+        for (tag, message) in [(1, "a"), (2, "b"), (1, "c")] {
+            assert!(matcher.message(tag, message).is_none());
+        }
+        assert_eq!(matcher.find(TagMatch::exact(2)), Some(&(2, "b")));
+        assert_eq!(matcher.claim(TagMatch::exact(1)), Some((1, "a")));
+        assert_eq!(matcher.claim(TagMatch::any()), Some((2, "b")));
+        assert_eq!(matcher.claim(TagMatch::exact(2)), None);
+        assert_eq!(matcher.claim(TagMatch::exact(1)), Some((1, "c")));
+    }
+
+    #[test]
+    fn a_header_that_does_not_fit_is_no_message() {
+        let mut message = [0; HEADER + 3];
+        message[0] = 7;
+        message[8] = 3;
+        assert_eq!(parse(&message), Some(7));
+        assert_eq!(parse(&message[..HEADER + 2]), None);
+        assert_eq!(parse(&message[..HEADER - 1]), None);
+        assert_eq!(parse(&[]), None);
+    }
+}
