@@ -23,19 +23,37 @@ impl fmt::Display for RawAddress {
     }
 }
 
-/// An IPv4 header in the last 20 bytes, if that is what they are: version,
-/// length and checksum are right. (The bytes before it mean nothing then.)
-fn ipv4(header: &[u8; ROUTE_HEADER]) -> Option<&[u8]> {
-    let header = &header[20..];
-    if header[0] != 0x45 {
-        return None;
-    }
-    let sum: u32 = header
+/// What a route header is.
+enum Route<'h> {
+    /// RoCE over IPv4: the IP header is in the last 20 bytes, and those before
+    /// it mean nothing.
+    Ipv4(&'h [u8]),
+    /// RoCE over IPv6, or InfiniBand, whose header has the same layout.
+    Ipv6,
+}
+
+/// IP's number of UDP.
+const UDP: u8 = 17;
+/// InfiniBand's next header.
+const TRANSPORT: u8 = 0x1b;
+
+/// Nothing says which it is, so it is told by what fits. The checksum of IPv4
+/// decides where it is right; rxe does not set it for what it sends to itself.
+fn route(header: &[u8; ROUTE_HEADER]) -> Option<Route<'_>> {
+    let inner = &header[20..];
+    let could_be_ipv4 = inner[0] == 0x45 && inner[9] == UDP;
+    let sum: u32 = inner
         .chunks_exact(2)
         .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
         .sum();
     let folded = (sum & 0xffff) + (sum >> 16);
-    ((folded & 0xffff) + (folded >> 16) == 0xffff).then_some(header)
+    if could_be_ipv4 && (folded & 0xffff) + (folded >> 16) == 0xffff {
+        return Some(Route::Ipv4(inner));
+    }
+    if header[0] >> 4 == 6 && matches!(header[6], UDP | TRANSPORT) {
+        return Some(Route::Ipv6);
+    }
+    could_be_ipv4.then_some(Route::Ipv4(inner))
 }
 
 fn mapped(address: &[u8]) -> Gid {
@@ -55,19 +73,19 @@ fn sixteen(bytes: &[u8]) -> Gid {
 /// The sender's GID in a datagram's route header: that of RoCE over IPv4 or
 /// IPv6, or InfiniBand's.
 pub fn source_gid(header: &[u8; ROUTE_HEADER]) -> Option<Gid> {
-    if let Some(ipv4) = ipv4(header) {
-        return Some(mapped(&ipv4[12..16]));
-    }
-    // The GRH has the layout of an IPv6 header.
-    (header[0] >> 4 == 6).then(|| sixteen(&header[8..24]))
+    Some(match route(header)? {
+        Route::Ipv4(inner) => mapped(&inner[12..16]),
+        Route::Ipv6 => sixteen(&header[8..24]),
+    })
 }
 
 /// Whether a datagram was sent to a group.
 pub(crate) fn is_multicast(header: &[u8; ROUTE_HEADER]) -> bool {
-    if let Some(ipv4) = ipv4(header) {
-        return ipv4[16] >> 4 == 0xe;
+    match route(header) {
+        Some(Route::Ipv4(inner)) => inner[16] >> 4 == 0xe,
+        Some(Route::Ipv6) => header[24] == 0xff,
+        None => false,
     }
-    header[0] >> 4 == 6 && header[24] == 0xff
 }
 
 /// A peer's number in an [`AddressVector`].
@@ -195,17 +213,23 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_checksum_is_no_ipv4() {
+    fn a_checksum_that_is_not_set_does_not_matter_unless_it_is_ipv6() {
         let mut header = ipv4_header([10, 1, 2, 3], [10, 1, 2, 4]);
+        let right = source_gid(&header);
         header[30] ^= 1;
-        assert_eq!(source_gid(&header), None);
-        assert!(!is_multicast(&header));
+        assert_eq!(source_gid(&header), right);
+        header[0] = 0x60;
+        header[6] = UDP;
+        assert_ne!(source_gid(&header), right);
+        header[30] ^= 1;
+        assert_eq!(source_gid(&header), right);
     }
 
     #[test]
     fn an_ipv6_sender_is_its_gid() {
         let mut header = [0; ROUTE_HEADER];
         header[0] = 0x60;
+        header[6] = UDP;
         header[8..24].copy_from_slice(&[7; 16]);
         header[24] = 0xff;
         assert_eq!(source_gid(&header), Some(Gid([7; 16])));

@@ -64,8 +64,10 @@ impl Bench {
         qp
     }
 
+    /// A buffer of that capacity: regions are whole pages.
     pub(crate) fn buffer(&self, len: usize) -> Buffer {
-        self.domain.alloc(len).unwrap().into_buffer()
+        let mut pages = self.domain.alloc(len).unwrap().into_buffer();
+        pages.split_to(len)
     }
 
     pub(crate) fn filled(&self, bytes: &[u8]) -> Buffer {
