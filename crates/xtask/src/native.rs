@@ -11,7 +11,7 @@ use crate::driver;
 
 /// What is built: packages, and the test programs that want a device.
 const PACKAGES: [&str; 3] = ["ringverbs", "ringverbs-rdmacm", "ringverbs-cli"];
-const DEVICE_TESTS: &[&str] = &["device"];
+const DEVICE_TESTS: &[&str] = &["completions", "device"];
 
 /// Builds the programs as static ones and puts them, the scripts and the
 /// manifest in `to`.
