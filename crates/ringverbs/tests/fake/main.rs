@@ -7,6 +7,7 @@ extern crate rxe as ringverbs_rxe;
 mod common;
 
 mod bad_input;
+mod completion;
 mod in_flight;
 mod soundness;
 

@@ -1,0 +1,178 @@
+//! Reading completions: formats, cursor, errors out of band, counting.
+
+use ringverbs::completion::{
+    ContextFormat, DataEntry, DataFormat, EntryFlags, ReadError, WaitObject, error_text,
+    provider_error_text,
+};
+use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::{AccessFlags, AhAttr, Inline, RemoteAddr, Status, Transport, WorkRequest};
+
+use crate::World;
+use crate::common::Driver;
+use crate::common::kernel::{CREATE_QP, cap};
+use crate::common::layout::wc;
+use uverbs::abi::ids::*;
+
+const WITH_IMMEDIATE: u64 = 2;
+
+/// A queue pair in RTS on a queue, of 7 places each way, with the driver's side
+/// of its queues.
+fn queue_pair(
+    world: &World,
+    queue: &ringverbs::CompletionQueue,
+) -> (ringverbs::QueuePair, crate::Queues) {
+    let (recv, send): (Driver, Driver) = (world.machine.queue(7, 8), world.machine.queue(9, 8));
+    let place = [recv.mminfo(), send.mminfo()].concat();
+    world.machine.fake.on(CREATE_QP, move |reply| {
+        reply.set(ATTR_CREATE_QP_RESP_CAP, &cap(3, 4, 96));
+        reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &17u32.to_ne_bytes());
+        reply.set_driver_out(&place);
+        Ok(())
+    });
+    let builder = world.domain.queue_pair(Transport::Reliable, queue);
+    let mut qp = builder.build().unwrap();
+    qp.transition(Init::reliable(1, AccessFlags::empty()))
+        .unwrap();
+    qp.transition(ReadyToReceive::reliable(AhAttr::default(), 1, 0, 3))
+        .unwrap();
+    qp.transition(ReadyToSend::reliable(0)).unwrap();
+    (qp, crate::Queues { send, recv })
+}
+
+fn write(token: u64) -> WorkRequest<Inline<'static>> {
+    WorkRequest::write(Inline(b"x"), RemoteAddr::new(0x1000, 7)).token(token)
+}
+
+#[test]
+fn a_failure_is_read_out_of_band_and_in_its_place() {
+    let world = World::new();
+    let queue = world.context.completion_queue().reader::<DataFormat>();
+    let mut reader = queue.wait_object(WaitObject::None).build().unwrap();
+    let (mut qp, queues) = queue_pair(&world, reader.queue());
+    for token in 0..3 {
+        qp.post(write(token)).unwrap();
+    }
+    let ids = queues.sent();
+    world.complete(ids[0], 17);
+    world.raise(&[
+        (wc::WR_ID, ids[1]),
+        (wc::STATUS, 10),
+        (wc::VENDOR_ERR, 0x55),
+        (wc::QP_NUM, 17),
+    ]);
+    world.raise(&[(wc::WR_ID, ids[2]), (wc::STATUS, 999), (wc::QP_NUM, 17)]);
+    let mut out: [DataEntry; 4] = Default::default();
+    assert_eq!(reader.read(&mut out).unwrap(), 1);
+    assert_eq!(out[0].token, 0);
+    assert_eq!(out[0].flags, EntryFlags::RMA | EntryFlags::WRITE);
+    for _ in 0..2 {
+        let read = reader.read(&mut out);
+        assert!(matches!(read, Err(ReadError::ErrorAvailable)));
+    }
+    let entry = reader.read_err().unwrap();
+    assert_eq!((entry.token, entry.qp_num), (1, 17));
+    assert_eq!(entry.provider, Status::REM_ACCESS_ERR);
+    assert_eq!((entry.vendor_err, entry.errno), (0x55, libc::EACCES));
+    // A status that nobody knows.
+    assert!(reader.read(&mut out).is_err());
+    let entry = reader.read_err().unwrap();
+    assert_eq!((entry.provider, entry.errno), (Status(999), libc::EIO));
+    assert!(entry.to_string().contains("999"), "{entry}");
+    assert_eq!(reader.read(&mut out).unwrap(), 0);
+    assert!(reader.read_err().is_none());
+}
+
+#[test]
+fn a_received_message_has_its_length_and_immediate_data() {
+    let world = World::new();
+    let queue = world.context.completion_queue().reader::<DataFormat>();
+    let mut reader = queue.wait_object(WaitObject::None).build().unwrap();
+    let (mut qp, queues) = queue_pair(&world, reader.queue());
+    qp.receive(world.buffer(b""), 4).unwrap();
+    let id = queues.received()[0];
+    world.raise(&[
+        (wc::WR_ID, id),
+        (wc::BYTE_LEN, 5),
+        (wc::WC_FLAGS, WITH_IMMEDIATE),
+        (wc::EX, u64::from(77u32.to_be())),
+    ]);
+    let entry = reader.read_one().unwrap().unwrap();
+    assert_eq!((entry.token, entry.len, entry.data), (4, 5, Some(77)));
+    let flags = EntryFlags::RECV | EntryFlags::MSG | EntryFlags::REMOTE_CQ_DATA;
+    assert_eq!(entry.flags, flags);
+    assert_eq!(entry.payload.into_buffer().unwrap().len(), 5);
+}
+
+#[test]
+fn a_cursor_takes_what_it_has_shown_and_no_more() {
+    for forget in [false, true] {
+        let mut world = World::new();
+        let (mut qp, queues) = world.queue_pair(17);
+        for token in 0..4 {
+            qp.post(write(token)).unwrap();
+        }
+        for id in queues.sent() {
+            world.complete(id, 17);
+        }
+        let mut cursor = world.cq.cursor();
+        for token in 0..2 {
+            let entry = cursor.next_entry().unwrap().unwrap();
+            assert_eq!((entry.token(), entry.qp_num()), (token, 17));
+            assert!(entry.result().is_ok());
+        }
+        if forget {
+            std::mem::forget(cursor);
+        } else {
+            drop(cursor);
+        }
+        let mut cursor = world.cq.cursor();
+        assert_eq!(cursor.next_entry().unwrap().unwrap().token(), 2);
+        assert_eq!(cursor.next_entry().unwrap().unwrap().token(), 3);
+        assert!(cursor.next_entry().unwrap().is_none());
+        drop(cursor);
+        assert!(world.cq.poll_one().unwrap().is_none());
+        assert_eq!(world.completions.consumer(), world.completions.producer());
+    }
+}
+
+#[test]
+fn a_cursor_reports_what_was_not_in_flight_and_goes_on() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.post(write(3)).unwrap();
+    world.complete(0xdead_beef, 17);
+    world.complete(queues.sent()[0], 17);
+    let mut cursor = world.cq.cursor();
+    assert!(cursor.next_entry().is_err());
+    assert_eq!(cursor.next_entry().unwrap().unwrap().token(), 3);
+    assert!(cursor.next_entry().unwrap().is_none());
+}
+
+#[test]
+fn a_counter_counts_the_unsignaled() {
+    let world = World::new();
+    let queue = world.context.completion_queue().reader::<ContextFormat>();
+    let mut counter = queue.wait_object(WaitObject::None).counter().unwrap();
+    let (mut qp, queues) = queue_pair(&world, counter.queue());
+    qp.post(write(0).unsignaled()).unwrap();
+    qp.post(write(1)).unwrap();
+    qp.post(write(2)).unwrap();
+    let ids = queues.sent();
+    world.complete(ids[1], 17);
+    world.raise(&[(wc::WR_ID, ids[2]), (wc::STATUS, 5)]);
+    counter.progress().unwrap();
+    assert_eq!((counter.successes(), counter.errors()), (2, 1));
+    assert_eq!(counter.last_error().unwrap().token, 2);
+}
+
+#[test]
+fn every_number_has_a_text() {
+    assert!(error_text(libc::EACCES).contains("denied"));
+    assert!(!error_text(-5).is_empty());
+    assert!(!error_text(i32::MAX).is_empty());
+    assert!(provider_error_text(Status(12345), 7).contains("12345"));
+    for number in 0..64 {
+        let status = Status(number);
+        assert_eq!(status.errno() == 0, status.is_success());
+    }
+}
