@@ -27,6 +27,7 @@ pub struct CompletionQueueBuilder {
     vector: u32,
     channel: Option<CompletionChannel>,
     async_fd: Option<RawFd>,
+    timestamps: bool,
 }
 
 impl Context {
@@ -38,6 +39,7 @@ impl Context {
             vector: 0,
             channel: None,
             async_fd: None,
+            timestamps: false,
         }
     }
 }
@@ -64,6 +66,15 @@ impl CompletionQueueBuilder {
         self
     }
 
+    /// Completions carry the time at which they came
+    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`). No device that there is code for
+    /// has that, so no queue can be built with it, and no entry has a time to
+    /// ask for.
+    pub fn timestamps(mut self) -> Self {
+        self.timestamps = true;
+        self
+    }
+
     pub(super) fn context(&self) -> &Context {
         &self.context
     }
@@ -82,7 +93,7 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     /// [`Error::Limit`] for more entries than the device has, or a completion
-    /// vector out of range; ENOMEM.
+    /// vector out of range; [`Error::Unsupported`] for timestamps; ENOMEM.
     pub fn build(self) -> Result<CompletionQueue> {
         let Self {
             context,
@@ -90,7 +101,13 @@ impl CompletionQueueBuilder {
             vector,
             channel,
             async_fd,
+            timestamps,
         } = self;
+        if timestamps {
+            return Err(Error::Unsupported {
+                what: "timestamps of completions",
+            });
+        }
         if channel
             .as_ref()
             .is_some_and(|channel| !context.is_same(channel.context()))

@@ -176,3 +176,10 @@ fn every_number_has_a_text() {
         assert_eq!(status.errno() == 0, status.is_success());
     }
 }
+
+#[test]
+fn timestamps_are_refused_when_the_queue_is_made() {
+    let world = World::new();
+    let queue = world.context.completion_queue().timestamps().build();
+    assert!(matches!(queue, Err(ringverbs::Error::Unsupported { .. })));
+}
