@@ -104,6 +104,7 @@ pub mod qp;
 pub mod query;
 pub mod raw;
 mod srq;
+pub mod stream;
 
 pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, EventSource};

@@ -1,0 +1,537 @@
+//! A stream's queue pair, buffers and credits. Nothing here waits, but
+//! [`Engine::close`].
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::fault::Fault;
+use super::flow::Flow;
+use super::wire::{Hello, Note};
+use super::{StreamOptions, wait};
+use crate::cm::{self, Connection};
+use crate::completion::{Completion, CompletionQueue, Status};
+use crate::memory::Buffer;
+use crate::operation::Operation;
+use crate::qp::{QueuePair, Transport, WorkRequest};
+use crate::{CompletionChannel, ProtectionDomain};
+
+/// Completions that are read at once.
+const BATCH: usize = 32;
+/// Messages that are filled before the device is told of them.
+const DOORBELL: usize = 4;
+
+/// A queue pair with its receives posted, before it has a peer.
+pub(super) struct Parts {
+    pub qp: QueuePair,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    free: Vec<Buffer>,
+    receives: Vec<Buffer>,
+    options: StreamOptions,
+}
+
+impl Parts {
+    pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
+        let context = domain.context();
+        let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
+        // Messages without bytes take entries, too; and as many as half of the
+        // queue may be done and not be known to be.
+        let depth = 2 * (sends + receives + 1);
+        let channel = context.completion_channel()?;
+        let cq = context
+            .completion_queue()
+            .entries(depth + receives)
+            .channel(&channel)
+            .build()?;
+        let qp = domain
+            .queue_pair(Transport::Reliable, &cq)
+            .send_depth(depth)
+            .recv_depth(receives)
+            .build()?;
+        let size = options.size as usize;
+        let buffers = |count: u32| -> crate::Result<Vec<Buffer>> {
+            let region = domain.alloc(size * count as usize)?;
+            Ok(region.into_buffers(size).take(count as usize).collect())
+        };
+        Ok(Self {
+            free: buffers(sends)?,
+            receives: buffers(receives)?,
+            qp,
+            cq,
+            channel,
+            options: options.clone(),
+        })
+    }
+
+    /// Posts the receives; the queue pair is at INIT.
+    pub fn post_receives(&mut self) -> crate::Result<()> {
+        let buffers = std::mem::take(&mut self.receives);
+        self.qp.receive_batch(|batch| {
+            for buffer in buffers {
+                batch.receive(buffer, 0)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// One side of a connected stream.
+pub(super) struct Engine {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    connection: Connection,
+    flow: Flow,
+    /// Bytes of a message at most.
+    chunk: usize,
+    /// Buffers to send from that are not in flight.
+    free: Vec<Buffer>,
+    /// What has come and is not read; of the first, from `at` on.
+    inbox: VecDeque<Buffer>,
+    at: usize,
+    /// Buffers to be received into again.
+    spent: Vec<Buffer>,
+    completions: Vec<Completion>,
+    /// Messages since the last signalled one, and how many there may be.
+    unsignaled: usize,
+    signal_every: usize,
+    /// The queue is armed, and its event was not seen.
+    armed: bool,
+    /// The peer knows that we are ready.
+    established: bool,
+    /// The peer has disconnected.
+    gone: bool,
+    fault: Option<Fault>,
+}
+
+impl Engine {
+    /// `established`: on the side that asked for the connection.
+    pub fn new(parts: Parts, connection: Connection, peer: Hello, established: bool) -> Self {
+        let options = &parts.options;
+        Self {
+            flow: Flow::new(options.hello(), peer),
+            chunk: options.size.min(peer.size) as usize,
+            signal_every: (parts.free.len() / 4).max(1),
+            qp: parts.qp,
+            cq: parts.cq,
+            channel: parts.channel,
+            connection,
+            free: parts.free,
+            inbox: VecDeque::new(),
+            at: 0,
+            spent: Vec::new(),
+            completions: Vec::with_capacity(BATCH),
+            unsignaled: 0,
+            armed: false,
+            established,
+            gone: false,
+            fault: None,
+        }
+    }
+
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub fn channel(&self) -> &CompletionChannel {
+        &self.channel
+    }
+
+    /// The descriptors that become readable: of completions, of the connection.
+    pub fn fds(&self) -> [RawFd; 2] {
+        [
+            self.channel.as_raw_fd(),
+            self.connection.as_fd().as_raw_fd(),
+        ]
+    }
+
+    /// Takes what has completed, and sends what is due. Whether anything has
+    /// happened.
+    pub fn progress(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let (completions, free) = (&mut self.completions, &mut self.free);
+            let reaped = self.cq.reap(
+                BATCH,
+                |wc, posted| completions.push(Completion::new(wc, posted)),
+                |posted| free.extend(posted.payload.into_buffer()),
+            );
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                any = true;
+                self.completed(completion);
+            }
+            self.completions = completions;
+            match reaped {
+                Ok(BATCH) => {}
+                Ok(_) => break,
+                Err(error) => {
+                    self.fail(Fault::verbs(&error));
+                    any = true;
+                    break;
+                }
+            }
+        }
+        if any {
+            self.post_receives();
+            self.send_due();
+        }
+        any
+    }
+
+    fn completed(&mut self, mut completion: Completion) {
+        let buffer = completion.take_buffer();
+        match completion.result {
+            Ok(success) if completion.operation == Operation::Receive => {
+                // The first message may come before the connection manager says
+                // that the peer is ready.
+                self.established = true;
+                let Some(buffer) = buffer else { return };
+                let Some(note) = success.immediate().and_then(Note::decode) else {
+                    self.fail(Fault::violation(super::flow::Violation::Note));
+                    return;
+                };
+                if let Err(violation) = self.flow.received(note, buffer.len()) {
+                    self.fail(Fault::violation(violation));
+                    return;
+                }
+                if buffer.is_empty() {
+                    self.spent.push(buffer);
+                } else {
+                    self.inbox.push_back(buffer);
+                }
+            }
+            Ok(_) => self.free.extend(buffer),
+            Err(failure) => {
+                if completion.operation != Operation::Receive {
+                    self.free.extend(buffer);
+                }
+                // What is flushed was so for a reason that is told elsewhere.
+                if failure.status != Status::WR_FLUSH_ERR {
+                    self.fail(Fault::failure(failure));
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        if self.fault.is_none() {
+            tracing::debug!(?fault, "a stream is broken");
+            self.fault = Some(fault);
+        }
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.gone || self.fault.is_some()
+    }
+
+    /// Posts the receives again that were read out.
+    fn post_receives(&mut self) {
+        if self.spent.is_empty() {
+            return;
+        }
+        if self.is_broken() {
+            self.spent.clear();
+            return;
+        }
+        let spent = &mut self.spent;
+        let posted = self.qp.receive_batch(|batch| {
+            let mut count = 0;
+            for mut buffer in spent.drain(..) {
+                buffer.fill_up();
+                match batch.receive(buffer, 0) {
+                    Ok(()) => count += 1,
+                    Err(error) => return Err(error.error),
+                }
+            }
+            Ok(count)
+        });
+        match posted {
+            Ok(count) => self.flow.posted(count),
+            Err(error) => self.fail(Fault::verbs(&error)),
+        }
+    }
+
+    /// Sends credits and the end, if they are due.
+    fn send_due(&mut self) {
+        while self.established
+            && !self.is_broken()
+            && let Some(note) = self.flow.due()
+        {
+            let mut request = WorkRequest::send(()).immediate(note.encode());
+            if note.fin {
+                // All before it is retired with it.
+                self.unsignaled = 0;
+            } else {
+                request = request.unsignaled();
+            }
+            if let Err(error) = self.qp.post(request) {
+                self.fail(Fault::verbs(&error.error));
+            }
+        }
+    }
+
+    /// Gives what has come to `take`, piece by piece, until that takes less
+    /// than it is given. `None` if nothing is there, 0 at the end.
+    pub fn read_with(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<Option<usize>> {
+        if self.inbox.is_empty() {
+            if self.flow.peer_ended() {
+                return Ok(Some(0));
+            }
+            return match &self.fault {
+                Some(fault) => Err(fault.to_io()),
+                None if self.gone => Err(Fault::RESET.to_io()),
+                None => Ok(None),
+            };
+        }
+        let mut total = 0;
+        while let Some(buffer) = self.inbox.front() {
+            let rest = &buffer[self.at..];
+            let taken = take(rest).min(rest.len());
+            total += taken;
+            if taken < rest.len() {
+                self.at += taken;
+                break;
+            }
+            self.at = 0;
+            self.spent.extend(self.inbox.pop_front());
+        }
+        if !self.spent.is_empty() {
+            self.post_receives();
+            self.send_due();
+        }
+        Ok(Some(total))
+    }
+
+    /// Copies as much as there are buffers and credits for, and posts it.
+    /// `None` if there are none.
+    pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        if self.flow.is_finished() {
+            return Err(Fault::SHUT_DOWN.to_io());
+        }
+        if let Some(error) = self.write_error() {
+            return Err(error);
+        }
+        let mut source = Gather { slices, at: 0 };
+        if source.is_empty() {
+            return Ok(Some(0));
+        }
+        let mut total = 0;
+        while self.established && !self.is_broken() && !source.is_empty() {
+            let room = (self.flow.room() as usize).min(self.free.len());
+            if room == 0 {
+                break;
+            }
+            let posted = self.post_data(&mut source, room.min(DOORBELL));
+            match posted {
+                Ok(bytes) => total += bytes,
+                Err(error) => self.fail(Fault::verbs(&error)),
+            }
+        }
+        match self.write_error() {
+            Some(error) if total == 0 => Err(error),
+            _ => Ok((total > 0).then_some(total)),
+        }
+    }
+
+    fn write_error(&self) -> Option<io::Error> {
+        match &self.fault {
+            Some(fault) => Some(fault.to_io()),
+            None if self.gone && self.flow.peer_ended() => Some(Fault::CLOSED.to_io()),
+            None if self.gone => Some(Fault::RESET.to_io()),
+            None => None,
+        }
+    }
+
+    /// Posts up to `messages` of data. There are credits and buffers.
+    fn post_data(&mut self, source: &mut Gather<'_, '_>, messages: usize) -> crate::Result<usize> {
+        let Self {
+            qp,
+            flow,
+            free,
+            unsignaled,
+            ..
+        } = self;
+        let (chunk, every) = (self.chunk, self.signal_every);
+        qp.batch(|batch| {
+            let mut total = 0;
+            for _ in 0..messages {
+                if source.is_empty() {
+                    break;
+                }
+                let Some(mut buffer) = free.pop() else { break };
+                let len = source.copy_to(&mut buffer, chunk)?;
+                let mut request = WorkRequest::send(buffer).immediate(flow.data().encode());
+                *unsignaled += 1;
+                if *unsignaled < every {
+                    request = request.unsignaled();
+                } else {
+                    *unsignaled = 0;
+                }
+                batch.post(request)?;
+                total += len;
+            }
+            Ok(total)
+        })?
+    }
+
+    /// No more will be written.
+    pub fn finish(&mut self) {
+        self.flow.finish();
+        self.send_due();
+    }
+
+    /// Whether the end is on its way; an error if it will not be.
+    pub fn end_is_posted(&self) -> io::Result<Option<()>> {
+        if self.flow.end_is_sent() {
+            return Ok(Some(()));
+        }
+        self.write_error().map_or(Ok(None), Err)
+    }
+
+    /// Whether all that was written, and the end, has arrived.
+    pub fn is_flushed(&self) -> io::Result<Option<()>> {
+        if self.flow.end_is_sent() && self.qp.in_flight().0 == 0 && self.fault.is_none() {
+            return Ok(Some(()));
+        }
+        self.write_error().map_or(Ok(None), Err)
+    }
+
+    /// Asks for an event when there is a completion. Only if this says `false`
+    /// may one wait; [`progress`](Self::progress) has found nothing before.
+    pub fn arm(&mut self) -> io::Result<bool> {
+        if self.armed {
+            return Ok(false);
+        }
+        self.armed = true;
+        self.cq
+            .arm(false)
+            .map_err(|error| Fault::verbs(&error).to_io())
+    }
+
+    /// Reads the events of completions.
+    pub fn take_events(&mut self) -> io::Result<()> {
+        while self
+            .channel
+            .try_event()
+            .map_err(|error| Fault::verbs(&error).to_io())?
+            .is_some()
+        {
+            self.armed = false;
+        }
+        Ok(())
+    }
+
+    /// Reads the events of the connection.
+    pub fn look_at_connection(&mut self) {
+        match self.connection.is_over() {
+            Ok(false) => {
+                if self.connection.id().state() == cm::manager::State::Established {
+                    self.established = true;
+                    self.send_due();
+                }
+            }
+            Ok(true) if self.gone => {}
+            Ok(true) => {
+                // All that the peer has sent is here: it waited for that.
+                self.progress();
+                self.gone = true;
+                self.disconnect();
+                self.progress();
+            }
+            Err(error) => self.fail(Fault::manager(&error)),
+        }
+    }
+
+    pub fn disconnect(&mut self) {
+        // The peer may have done it just now.
+        if let Err(error) = self.connection.disconnect(&mut self.qp) {
+            tracing::debug!(%error, "disconnecting a stream");
+        }
+    }
+
+    /// Sends the end and waits until all has arrived, at most that long; then
+    /// disconnects, in any case.
+    ///
+    /// # Errors
+    /// `TimedOut`; what has gone wrong.
+    pub fn close(&mut self, timeout: Duration) -> io::Result<()> {
+        let outcome = self.flush_until(Instant::now().checked_add(timeout));
+        self.disconnect();
+        outcome
+    }
+
+    /// The first part of [`close`](Self::close).
+    pub fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.finish();
+        loop {
+            self.progress();
+            if self.is_flushed()?.is_some() {
+                return Ok(());
+            }
+            self.take_events()?;
+            if self.arm()? {
+                continue;
+            }
+            let ready = wait::readable(self.fds(), deadline)?;
+            if ready[1] {
+                self.look_at_connection();
+            }
+            if ready == [false; 2] {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RdmaStream")
+            .field("qp", &self.qp)
+            .field("flow", &self.flow)
+            .field("unread", &self.inbox.len())
+            .field("fault", &self.fault)
+            .finish()
+    }
+}
+
+/// Bytes of several slices, one after the other.
+struct Gather<'s, 'd> {
+    slices: &'s [IoSlice<'d>],
+    /// Bytes of the first slice that are done with.
+    at: usize,
+}
+
+impl Gather<'_, '_> {
+    fn is_empty(&mut self) -> bool {
+        while let Some((first, rest)) = self.slices.split_first() {
+            if self.at < first.len() {
+                return false;
+            }
+            self.at = 0;
+            self.slices = rest;
+        }
+        true
+    }
+
+    /// Fills a buffer with the next bytes, `max` at most.
+    fn copy_to(&mut self, buffer: &mut Buffer, max: usize) -> crate::Result<usize> {
+        buffer.fill_up();
+        let max = max.min(buffer.len());
+        let mut len = 0;
+        while len < max && !self.is_empty() {
+            let Some(first) = self.slices.first() else {
+                break;
+            };
+            let piece = &first[self.at..];
+            let count = piece.len().min(max - len);
+            buffer[len..len + count].copy_from_slice(&piece[..count]);
+            self.at += count;
+            len += count;
+        }
+        buffer.set_len(len)?;
+        Ok(len)
+    }
+}

@@ -1,0 +1,94 @@
+//! What has gone wrong with a stream, in the words of `std::io`.
+
+use std::io::{self, ErrorKind};
+
+use super::flow::Violation;
+use crate::cm;
+use crate::completion::{Failure, Status};
+
+/// A reason that is told again whenever the stream is used.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    kind: ErrorKind,
+    text: std::borrow::Cow<'static, str>,
+}
+
+impl Fault {
+    /// The peer is gone, without having said that it ends.
+    pub const RESET: Self = Self::new(
+        ErrorKind::ConnectionReset,
+        "the peer has disconnected before the end of its stream",
+    );
+    /// The peer has ended its stream, and is gone.
+    pub const CLOSED: Self = Self::new(ErrorKind::BrokenPipe, "the peer has closed the stream");
+    /// This side was shut down.
+    pub const SHUT_DOWN: Self = Self::new(
+        ErrorKind::BrokenPipe,
+        "the stream was shut down for writing",
+    );
+
+    const fn new(kind: ErrorKind, text: &'static str) -> Self {
+        Self {
+            kind,
+            text: std::borrow::Cow::Borrowed(text),
+        }
+    }
+
+    /// The peer does not keep to the protocol.
+    pub fn violation(violation: Violation) -> Self {
+        Self::new(ErrorKind::InvalidData, violation.text())
+    }
+
+    /// A message did not get through.
+    pub fn failure(failure: Failure) -> Self {
+        let kind = match failure.status {
+            Status::RETRY_EXC_ERR | Status::RNR_RETRY_EXC_ERR | Status::RESP_TIMEOUT_ERR => {
+                ErrorKind::TimedOut
+            }
+            Status::REM_INV_REQ_ERR
+            | Status::REM_ACCESS_ERR
+            | Status::REM_OP_ERR
+            | Status::REM_ABORT_ERR => ErrorKind::ConnectionReset,
+            _ => ErrorKind::Other,
+        };
+        Self {
+            kind,
+            text: failure.to_string().into(),
+        }
+    }
+
+    /// A verb failed.
+    pub fn verbs(error: &crate::Error) -> Self {
+        Self {
+            kind: io::Error::from_raw_os_error(error.errno()).kind(),
+            text: error.to_string().into(),
+        }
+    }
+
+    /// The connection was not made, or its events cannot be read.
+    pub fn manager(error: &cm::Error) -> Self {
+        use cm::manager::EventKind;
+        let kind = match error {
+            cm::Error::Verbs(error) => return Self::verbs(error),
+            cm::Error::Manager(error) => io::Error::from_raw_os_error(error.errno().raw()).kind(),
+            cm::Error::Timeout { .. } => ErrorKind::TimedOut,
+            cm::Error::NoDevice => ErrorKind::NetworkUnreachable,
+            _ if error.is_rejected() => ErrorKind::ConnectionRefused,
+            cm::Error::Failed { kind, .. } => match *kind {
+                EventKind::UNREACHABLE => ErrorKind::TimedOut,
+                EventKind::ADDR_ERROR | EventKind::ROUTE_ERROR => ErrorKind::HostUnreachable,
+                EventKind::DISCONNECTED => ErrorKind::ConnectionReset,
+                _ => ErrorKind::ConnectionAborted,
+            },
+            _ => ErrorKind::Other,
+        };
+        Self {
+            kind,
+            text: error.to_string().into(),
+        }
+    }
+
+    pub fn to_io(&self) -> io::Error {
+        io::Error::new(self.kind, self.text.clone())
+    }
+}

@@ -1,0 +1,242 @@
+//! Two sides with a link between them that keeps order, in any interleaving.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::super::wire::{Hello, Note};
+use super::*;
+
+/// One side, with its receives and the program that uses it.
+struct Side {
+    flow: Flow,
+    /// Receives that are posted.
+    free: u32,
+    /// Messages that have come and are not read.
+    inbox: VecDeque<Vec<u8>>,
+    /// What the program will send, and has.
+    to_send: VecDeque<u8>,
+    sent: Vec<u8>,
+    read: Vec<u8>,
+}
+
+struct Pair {
+    sides: [Side; 2],
+    /// Messages on their way to each side.
+    links: [VecDeque<(Note, Vec<u8>)>; 2],
+    sizes: [usize; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Write(usize),
+    Deliver,
+    Read,
+    Finish,
+}
+
+impl Pair {
+    fn new(receives: [u16; 2], sizes: [usize; 2], data: [Vec<u8>; 2]) -> Self {
+        let hello = |side: usize| Hello {
+            receives: receives[side],
+            size: sizes[side] as u32,
+        };
+        let [a, b] = data;
+        let side = |side: usize, data: Vec<u8>| Side {
+            flow: Flow::new(hello(side), hello(1 - side)),
+            free: receives[side].into(),
+            inbox: VecDeque::new(),
+            to_send: data.into(),
+            sent: Vec::new(),
+            read: Vec::new(),
+        };
+        Self {
+            sides: [side(0, a), side(1, b)],
+            links: [VecDeque::new(), VecDeque::new()],
+            sizes,
+        }
+    }
+
+    fn pump(&mut self, at: usize) -> bool {
+        let mut did = false;
+        while let Some(note) = self.sides[at].flow.due() {
+            self.links[1 - at].push_back((note, Vec::new()));
+            did = true;
+        }
+        did
+    }
+
+    /// Does it at a side, if it is possible. Whether anything has happened.
+    fn act(&mut self, at: usize, act: Act) -> bool {
+        let side = &mut self.sides[at];
+        match act {
+            Act::Write(len) => {
+                let len = len.min(self.sizes[1 - at]).min(side.to_send.len());
+                if len == 0 || side.flow.room() == 0 {
+                    return false;
+                }
+                let bytes: Vec<u8> = side.to_send.drain(..len).collect();
+                side.sent.extend(&bytes);
+                let note = side.flow.data();
+                self.links[1 - at].push_back((note, bytes));
+            }
+            Act::Deliver => {
+                let Some((note, bytes)) = self.links[at].pop_front() else {
+                    return false;
+                };
+                assert!(side.free > 0, "a message finds no receive");
+                assert_eq!(Note::decode(note.encode()), Some(note));
+                side.flow.received(note, bytes.len()).expect("in order");
+                if bytes.is_empty() {
+                    side.flow.posted(1);
+                } else {
+                    side.free -= 1;
+                    side.inbox.push_back(bytes);
+                }
+                self.pump(at);
+            }
+            Act::Read => {
+                let Some(bytes) = side.inbox.pop_front() else {
+                    return false;
+                };
+                side.read.extend(bytes);
+                side.free += 1;
+                side.flow.posted(1);
+                self.pump(at);
+            }
+            Act::Finish => {
+                if side.flow.is_finished() {
+                    return false;
+                }
+                side.flow.finish();
+                self.pump(at);
+            }
+        }
+        true
+    }
+
+    /// Goes on, without an end, until nothing more happens. A side reads only
+    /// if `reads` says so.
+    fn settle(&mut self, reads: [bool; 2]) {
+        loop {
+            let mut did = false;
+            for (at, reads) in reads.into_iter().enumerate() {
+                did |= self.act(at, Act::Write(usize::MAX));
+                did |= self.act(at, Act::Deliver);
+                did |= reads && self.act(at, Act::Read);
+            }
+            if !did {
+                return;
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        for at in 0..2 {
+            self.act(at, Act::Finish);
+        }
+        self.settle([true, true]);
+        for at in 0..2 {
+            let (here, there) = (&self.sides[at], &self.sides[1 - at]);
+            assert_eq!(here.sent, there.read);
+            assert!(here.flow.end_is_sent() && there.flow.peer_ended());
+        }
+    }
+}
+
+fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
+    let act = prop_oneof![
+        4 => (1usize..40).prop_map(Act::Write),
+        4 => Just(Act::Deliver),
+        3 => Just(Act::Read),
+    ];
+    prop::collection::vec((0usize..2, act), 0..600)
+}
+
+fn data() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..4000)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever happened before: if both read, all arrives, and the ends.
+    #[test]
+    fn all_arrives(
+        receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
+        a in data(), b in data(), acts in acts(), end in 0usize..600, ender in 0usize..2,
+    ) {
+        let total = [a.len(), b.len()];
+        let mut pair = Pair::new(receives, size, [a, b]);
+        for (count, (at, act)) in acts.into_iter().enumerate() {
+            if count == end {
+                pair.act(ender, Act::Finish);
+            }
+            pair.act(at, act);
+        }
+        let ended = [0, 1].map(|at| pair.sides[at].flow.is_finished());
+        pair.settle([true, true]);
+        for at in 0..2 {
+            // One that has ended sends no more, the other all.
+            prop_assert!(ended[at] || pair.sides[at].sent.len() == total[at]);
+        }
+        pair.finish();
+    }
+
+    /// A side that does not read stops the other's data, not its own.
+    #[test]
+    fn directions_are_independent(
+        receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
+        a in data(), b in data(), acts in acts(), deaf in 0usize..2,
+    ) {
+        let total = [a.len(), b.len()];
+        let mut pair = Pair::new(receives, size, [a, b]);
+        for (at, act) in acts {
+            if !(at == deaf && matches!(act, Act::Read)) {
+                pair.act(at, act);
+            }
+        }
+        let mut reads = [true; 2];
+        reads[deaf] = false;
+        pair.settle(reads);
+        prop_assert_eq!(pair.sides[deaf].sent.len(), total[deaf]);
+        prop_assert_eq!(pair.sides[1 - deaf].read.len(), total[deaf]);
+        pair.finish();
+    }
+
+    /// Nothing that a peer says panics.
+    #[test]
+    fn any_peer(notes in prop::collection::vec((any::<u32>(), 0usize..3, any::<bool>()), 0..100)) {
+        let hello = Hello { receives: 8, size: 256 };
+        let mut flow = Flow::new(hello, hello);
+        for (word, len, write) in notes {
+            if let Some(note) = Note::decode(word & 0x1_000f)
+                && flow.received(note, len).is_ok()
+            {
+                flow.posted(1);
+            }
+            if write && flow.room() > 0 {
+                flow.data();
+            }
+            while flow.due().is_some() {}
+            prop_assert!(flow.credits <= 8 && flow.owed <= 8);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_breaks_the_rules_is_found_out() {
+    let hello = Hello {
+        receives: 8,
+        size: 256,
+    };
+    let mut flow = Flow::new(hello, hello);
+    let note = |credits, fin| Note { credits, fin };
+    assert_eq!(flow.received(note(1, false), 0), Err(Violation::Credits));
+    assert_eq!(flow.received(note(0, true), 5), Ok(()));
+    assert_eq!(flow.received(note(0, false), 1), Err(Violation::AfterEnd));
+    assert_eq!(flow.received(note(0, true), 0), Err(Violation::AfterEnd));
+    // Credits still come.
+    flow.data();
+    assert_eq!(flow.received(note(1, false), 0), Ok(()));
+}

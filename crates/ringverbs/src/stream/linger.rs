@@ -1,0 +1,56 @@
+//! What becomes of a stream that is dropped.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+
+/// How long a drop waits itself: the peer's device answers within microseconds,
+/// unless something is wrong.
+const HERE: Duration = Duration::from_millis(100);
+/// How long a thread waits after that.
+const BEHIND: Duration = Duration::from_secs(5);
+
+/// An engine that, when dropped, sees to it that what was written arrives, and
+/// the end behind it.
+pub(super) struct Lingering {
+    engine: ManuallyDrop<Box<Engine>>,
+}
+
+impl Lingering {
+    pub fn new(engine: Engine) -> Self {
+        Self {
+            engine: ManuallyDrop::new(Box::new(engine)),
+        }
+    }
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let mut engine = unsafe { ManuallyDrop::take(&mut self.engine) };
+        match engine.flush_until(Instant::now().checked_add(HERE)) {
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut && !engine.is_broken() => {
+                // Without a thread the peer sees a reset.
+                let _ = std::thread::Builder::new()
+                    .name("ringverbs-linger".to_owned())
+                    .spawn(move || engine.close(BEHIND));
+            }
+            _ => engine.disconnect(),
+        }
+    }
+}
+
+impl Deref for Lingering {
+    type Target = Engine;
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Lingering {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}

@@ -1,0 +1,132 @@
+//! The passive side.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::linger::Lingering;
+use super::setup::{accept, each_address, from_manager, from_verbs};
+use super::{RdmaStream, StreamOptions};
+use crate::cm::{Listener, Request};
+use crate::{ProtectionDomain, cm};
+
+/// Takes streams, as `std::net::TcpListener` does.
+///
+/// Any thread; several may accept at once.
+pub struct RdmaListener {
+    listener: Listener,
+    /// A domain for each device that a stream has come by.
+    domains: Mutex<HashMap<String, ProtectionDomain>>,
+    options: StreamOptions,
+}
+
+impl RdmaListener {
+    /// Listens at an address of an RDMA device's network interface, or at an
+    /// unspecified one: that is all devices'. Of port 0 the kernel chooses one.
+    ///
+    /// # Errors
+    /// `AddrInUse`, `AddrNotAvailable`; `NotFound` without a connection manager
+    /// (module rdma_ucm).
+    pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::bind_with(address, StreamOptions::default())
+    }
+
+    /// The same, for streams with other than the usual buffers.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); `InvalidInput` for options that cannot be.
+    pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
+        options.check()?;
+        let listener = each_address(address, |address| {
+            Listener::bind(address).map_err(from_manager)
+        })?;
+        Ok(Self {
+            listener,
+            domains: Mutex::default(),
+            options,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// None in the normal course.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let address = self.listener.local_addr().map_err(from_manager)?;
+        address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    /// Waits for the next stream. Callers that are no streams are turned away
+    /// without a word.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, if the memory for its buffers cannot be registered (see
+    /// `ulimit -l`); that of a device that is gone. The listener can be used
+    /// further.
+    pub fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
+        loop {
+            if let Some((engine, peer)) = self.accept_within(None)? {
+                return Ok((RdmaStream::new(engine), peer));
+            }
+        }
+    }
+
+    /// The streams as they come, without an end.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<RdmaStream>> + '_ {
+        std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
+    }
+
+    /// `None` when nothing has come in that time, or nothing of use.
+    pub(super) fn accept_within(
+        &self,
+        timeout: Option<Duration>,
+    ) -> io::Result<Option<(Lingering, SocketAddr)>> {
+        let Some(request) = self.listener.next_request(timeout).map_err(from_manager)? else {
+            return Ok(None);
+        };
+        let domain = self.domain(&request)?;
+        let Some(peer) = request.peer_addr().map_err(from_manager)? else {
+            return Ok(None);
+        };
+        let engine = accept(request, &domain, &self.options)?;
+        Ok(engine.map(|engine| (engine, peer)))
+    }
+
+    fn domain(&self, request: &Request) -> io::Result<ProtectionDomain> {
+        let device = request.device().map_err(from_manager)?;
+        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(domain) = domains.get(device.name()) {
+            return Ok(domain.clone());
+        }
+        let domain = device
+            .open()
+            .and_then(|context| context.alloc_pd())
+            .map_err(from_verbs)?;
+        domains.insert(device.name().to_owned(), domain.clone());
+        Ok(domain)
+    }
+
+    /// The connection manager's side of it.
+    pub fn as_listener(&self) -> &cm::Listener {
+        &self.listener
+    }
+}
+
+impl AsFd for RdmaListener {
+    /// Readable when there is a request.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl fmt::Debug for RdmaListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaListener")
+            .field("address", &self.local_addr().ok())
+            .finish()
+    }
+}

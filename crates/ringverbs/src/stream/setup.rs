@@ -1,0 +1,99 @@
+//! Two sides find each other.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use super::StreamOptions;
+use super::engine::{Engine, Parts};
+use super::fault::Fault;
+use super::linger::Lingering;
+use super::wire::Hello;
+use crate::ProtectionDomain;
+use crate::cm::{Connector, Options, Request};
+
+pub(super) fn from_manager(error: crate::cm::Error) -> io::Error {
+    Fault::manager(&error).to_io()
+}
+
+pub(super) fn from_verbs(error: crate::Error) -> io::Error {
+    Fault::verbs(&error).to_io()
+}
+
+/// Tries one address after the other.
+pub(super) fn each_address<T>(
+    addresses: impl ToSocketAddrs,
+    mut attempt: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut last = None;
+    for address in addresses.to_socket_addrs()? {
+        match attempt(address) {
+            Ok(made) => return Ok(made),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last
+        .unwrap_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the name has no address")))
+}
+
+/// The active side.
+pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<Lingering> {
+    options.check()?;
+    let timeout = options.connect_timeout;
+    let connector = Connector::resolve(peer, timeout).map_err(from_manager)?;
+    let context = connector
+        .device()
+        .map_err(from_manager)?
+        .open()
+        .map_err(from_verbs)?;
+    let domain = context.alloc_pd().map_err(from_verbs)?;
+    let mut parts = Parts::new(&domain, options).map_err(from_verbs)?;
+    connector.prepare(&mut parts.qp).map_err(from_manager)?;
+    parts.post_receives().map_err(from_verbs)?;
+    let hello = options.hello().encode();
+    let agreed = Options {
+        private_data: &hello,
+        ..Options::default()
+    };
+    let connection = connector
+        .connect(&mut parts.qp, &agreed, Some(timeout))
+        .map_err(from_manager)?;
+    // Dropping the connection disconnects.
+    let peer = Hello::decode(connection.private_data())?;
+    Ok(Lingering::new(Engine::new(parts, connection, peer, true)))
+}
+
+/// The passive side. `None` for one that is no stream, or is gone again: it is
+/// rejected, and nobody's loss.
+pub(super) fn accept(
+    request: Request,
+    domain: &ProtectionDomain,
+    options: &StreamOptions,
+) -> io::Result<Option<Lingering>> {
+    let peer = match Hello::decode(request.private_data()) {
+        Ok(peer) => peer,
+        Err(error) => {
+            tracing::debug!(%error, "a connection request is rejected");
+            return Ok(None);
+        }
+    };
+    let mut parts = Parts::new(domain, options).map_err(from_verbs)?;
+    if let Err(error) = request.prepare(&mut parts.qp) {
+        tracing::debug!(%error, "a connection request is gone");
+        return Ok(None);
+    }
+    parts.post_receives().map_err(from_verbs)?;
+    let hello = options.hello().encode();
+    let agreed = Options {
+        private_data: &hello,
+        ..Options::default()
+    };
+    match request.accept(&mut parts.qp, &agreed) {
+        Ok(connection) => Ok(Some(Lingering::new(Engine::new(
+            parts, connection, peer, false,
+        )))),
+        Err(error) => {
+            tracing::debug!(%error, "a connection request could not be accepted");
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Waiting for one of two descriptors.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+/// Waits until one of them is readable, or broken. None is when the time is up.
+pub(super) fn readable(fds: [RawFd; 2], deadline: Option<Instant>) -> io::Result<[bool; 2]> {
+    loop {
+        let millis = match deadline {
+            None => -1,
+            // Rounded up: not to return before the time is up.
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+            }
+        };
+        let mut polled = fds.map(|fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        // SAFETY: a pointer to as many entries as are said, for the time of the
+        // call.
+        let count = unsafe { libc::poll(polled.as_mut_ptr(), 2, millis) };
+        if count >= 0 {
+            return Ok(polled.map(|entry| entry.revents != 0));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}

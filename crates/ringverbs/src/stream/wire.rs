@@ -1,0 +1,147 @@
+//! What two streams say to each other.
+//!
+//! Before: [`Hello`], in the private data of the connection's request and
+//! answer. Then messages: a send with immediate data each. Its bytes are the
+//! stream's; the immediate data is a [`Note`].
+
+use std::io;
+
+/// The receives of one side: how many messages may be on the way to it, and how
+/// long each may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    /// Receives that are posted.
+    pub receives: u16,
+    /// Bytes of each.
+    pub size: u32,
+}
+
+/// Fewer receives than that, and credits could not go round
+/// (see [`flow`](super::flow)).
+pub(super) const MIN_RECEIVES: u16 = 8;
+
+/// The shortest receive that makes sense.
+pub(super) const MIN_SIZE: u32 = 256;
+
+/// The longest: the longest message of the transport is 2 GiB.
+pub(super) const MAX_SIZE: u32 = 1 << 30;
+
+const MAGIC: [u8; 4] = *b"RVst";
+const VERSION: u16 = 1;
+
+/// Bytes of a hello: magic, version, receives, size, little endian.
+pub(super) const HELLO: usize = 12;
+
+impl Hello {
+    pub fn encode(self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.receives.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.size.to_le_bytes());
+        bytes
+    }
+
+    /// # Errors
+    /// `InvalidData` if it is not a stream that calls, or one of another
+    /// version, or it says what cannot be.
+    pub fn decode(bytes: &[u8]) -> io::Result<Self> {
+        let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        let Some(bytes) = bytes.first_chunk::<HELLO>() else {
+            return invalid("the peer says nothing of a stream");
+        };
+        let [m0, m1, m2, m3, v0, v1, r0, r1, s0, s1, s2, s3] = *bytes;
+        if [m0, m1, m2, m3] != MAGIC {
+            return invalid("the peer is not a stream of ringverbs");
+        }
+        if u16::from_le_bytes([v0, v1]) != VERSION {
+            return invalid("the peer's streams are of another version");
+        }
+        let hello = Self {
+            receives: u16::from_le_bytes([r0, r1]),
+            size: u32::from_le_bytes([s0, s1, s2, s3]),
+        };
+        if hello.receives < MIN_RECEIVES || !(MIN_SIZE..=MAX_SIZE).contains(&hello.size) {
+            return invalid("the peer has too few receives for a stream, or of a wrong size");
+        }
+        Ok(hello)
+    }
+}
+
+/// The immediate data of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Note {
+    /// Receives that are posted again at the sender of this.
+    pub credits: u16,
+    /// No bytes follow those of this message.
+    pub fin: bool,
+}
+
+const FIN: u32 = 1 << 16;
+
+impl Note {
+    pub fn encode(self) -> u32 {
+        u32::from(self.credits) | if self.fin { FIN } else { 0 }
+    }
+
+    /// `None` if it has bits that mean nothing.
+    pub fn decode(word: u32) -> Option<Self> {
+        (word & !(FIN | 0xffff) == 0).then_some(Self {
+            credits: word as u16,
+            fin: word & FIN != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_arrives_with_zeros_behind_it() {
+        let hello = Hello {
+            receives: 16,
+            size: 65536,
+        };
+        let mut data = hello.encode().to_vec();
+        data.resize(56, 0);
+        assert_eq!(Hello::decode(&data).ok(), Some(hello));
+    }
+
+    #[test]
+    fn what_is_no_hello_is_refused() {
+        let good = Hello {
+            receives: 8,
+            size: 256,
+        };
+        assert!(Hello::decode(&good.encode()).is_ok());
+        assert!(Hello::decode(&good.encode()[..11]).is_err());
+        for (at, value) in [(0, 0), (4, 2), (6, 7), (8, 255), (11, 0x80)] {
+            let mut bytes = good.encode();
+            bytes[at] = value;
+            // 255 in the lowest byte of 256 makes it longer, not wrong.
+            assert_eq!(Hello::decode(&bytes).is_ok(), at == 8, "byte {at}");
+        }
+        let short = Hello { size: 255, ..good };
+        assert!(Hello::decode(&short.encode()).is_err());
+    }
+
+    #[test]
+    fn notes_come_back_and_unknown_bits_do_not() {
+        for note in [
+            Note::default(),
+            Note {
+                credits: u16::MAX,
+                fin: true,
+            },
+            Note {
+                credits: 3,
+                fin: false,
+            },
+        ] {
+            assert_eq!(Note::decode(note.encode()), Some(note));
+        }
+        assert_eq!(Note::decode(1 << 17), None);
+        assert_eq!(Note::decode(1 << 31), None);
+    }
+}

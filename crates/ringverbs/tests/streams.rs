@@ -1,0 +1,409 @@
+//! Streams over a real device. `RXE_ADDR` is the address of its network
+//! interface: in a guest, `streams --ignored --test-threads=1 --nocapture`.
+#![allow(missing_docs, reason = "a test")]
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringverbs::cm::{Connector, Listener, Options};
+use ringverbs::stream::{RdmaListener, RdmaStream, StreamOptions};
+use ringverbs::{CompletionQueue, QueuePair, Transport, WorkRequest};
+
+fn address() -> SocketAddr {
+    let ip = std::env::var("RXE_ADDR").expect("RXE_ADDR: the address of an RDMA device");
+    SocketAddr::from((ip.parse::<IpAddr>().expect("an address"), 0))
+}
+
+fn pair_with(options: StreamOptions) -> (RdmaStream, RdmaStream) {
+    let listener = RdmaListener::bind_with(address(), options.clone()).expect("bind");
+    let to = listener.local_addr().expect("an address");
+    let client = thread::spawn(move || RdmaStream::connect_with(to, &options).expect("connect"));
+    let (server, _) = listener.accept().expect("accept");
+    (client.join().expect("a client"), server)
+}
+
+fn pair() -> (RdmaStream, RdmaStream) {
+    pair_with(StreamOptions::new())
+}
+
+/// Numbers that look random, and are the same each time (splitmix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Writes it in pieces of random sizes, some of several slices.
+fn write_pieces(mut stream: &RdmaStream, data: &[u8], numbers: &mut Numbers) -> io::Result<()> {
+    let mut at = 0;
+    while at < data.len() {
+        let most = if numbers.below(4) == 0 { 300_000 } else { 900 };
+        let len = (1 + numbers.below(most)).min(data.len() - at);
+        let piece = &data[at..at + len];
+        at += if numbers.below(2) == 0 {
+            let (a, b) = piece.split_at(len / 3);
+            stream.write_vectored(&[IoSlice::new(a), IoSlice::new(&[]), IoSlice::new(b)])?
+        } else {
+            stream.write(piece)?
+        };
+    }
+    Ok(())
+}
+
+/// Reads in pieces of random sizes, until the end.
+fn read_pieces(mut stream: &RdmaStream, numbers: &mut Numbers) -> io::Result<Vec<u8>> {
+    let mut data = Vec::new();
+    let mut buffer = vec![0; 200_000];
+    loop {
+        let most = if numbers.below(2) == 0 { 200_000 } else { 700 };
+        let len = 1 + numbers.below(most);
+        match stream.read(&mut buffer[..len])? {
+            0 => return Ok(data),
+            count => data.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn both_directions_at_once() {
+    const BYTES: usize = 12 << 20;
+    for (receives, size, bytes) in [(16, 65536, BYTES), (8, 256, 200_000)] {
+        let options = StreamOptions::new().receives(receives).message_size(size);
+        let (client, server) = pair_with(options);
+        assert_eq!(client.peer_addr().unwrap(), server.local_addr().unwrap());
+        let data = [1, 2].map(|seed| Numbers(seed).bytes(bytes));
+        thread::scope(|scope| {
+            for (side, stream) in [&client, &server].into_iter().enumerate() {
+                let (mine, theirs) = (&data[side], &data[1 - side]);
+                scope.spawn(move || {
+                    write_pieces(stream, mine, &mut Numbers(3)).expect("write");
+                    stream.shutdown(Shutdown::Write).expect("shutdown");
+                });
+                scope.spawn(move || {
+                    let read = read_pieces(stream, &mut Numbers(4)).expect("read");
+                    assert!(read == *theirs, "the bytes are not those that were written");
+                });
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn half_closed() {
+    let (mut client, mut server) = pair();
+    client.write_all(b"question").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(
+        client.write(b"more").unwrap_err().kind(),
+        ErrorKind::BrokenPipe
+    );
+    let mut text = String::new();
+    server.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "question");
+    // The end stays the end, and the other direction is open.
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
+    let answer = Numbers(5).bytes(5_000_000);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            server.write_all(&answer).unwrap();
+            server.close(Duration::from_secs(10)).unwrap();
+        });
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).unwrap();
+        assert!(read == answer);
+    });
+    // Now the peer is gone as well.
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_drop_loses_nothing() {
+    let (mut client, mut server) = pair();
+    let data = Numbers(6).bytes(700_000);
+    client.write_all(&data).unwrap();
+    drop(client);
+    // The peer is long gone, its bytes are here.
+    thread::sleep(Duration::from_millis(300));
+    let mut read = Vec::new();
+    server.read_to_end(&mut read).unwrap();
+    assert!(read == data);
+    let failed = (0..200).find_map(|_| {
+        thread::sleep(Duration::from_millis(10));
+        server.write(b"is anybody there").err()
+    });
+    let kind = failed.expect("a write to nobody").kind();
+    assert_eq!(kind, ErrorKind::BrokenPipe);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_direction_that_nobody_reads_does_not_stop_the_other() {
+    let (client, server) = pair();
+    let data = Numbers(7).bytes(8 << 20);
+    client
+        .set_write_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let stuck = loop {
+        if let Err(error) = (&client).write(&[1; 100_000]) {
+            break error;
+        }
+    };
+    assert_eq!(stuck.kind(), ErrorKind::TimedOut);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            (&server).write_all(&data).unwrap();
+            server.shutdown(Shutdown::Write).unwrap();
+        });
+        let read = read_pieces(&client, &mut Numbers(8)).unwrap();
+        assert!(read == data);
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn nobody_there() {
+    let listener = RdmaListener::bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    drop(listener);
+    let error = RdmaStream::connect(to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+    let taken = RdmaListener::bind(address()).unwrap();
+    let error = RdmaListener::bind(taken.local_addr().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse, "{error}");
+    let options = StreamOptions::new().receives(7);
+    let error = RdmaListener::bind_with(address(), options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn timeouts() {
+    let (client, _server) = pair();
+    let patience = Duration::from_millis(150);
+    client.set_read_timeout(Some(patience)).unwrap();
+    let start = Instant::now();
+    let error = (&client).read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(start.elapsed() >= patience);
+    assert!(client.set_read_timeout(Some(Duration::ZERO)).is_err());
+}
+
+/// Another process that writes for ever: this program again.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn the_peer_is_killed() {
+    if let Ok(to) = std::env::var("STREAM_VICTIM") {
+        let mut stream = RdmaStream::connect(to).unwrap();
+        loop {
+            if let Err(error) = stream.write_all(&[7; 100_000]) {
+                panic!("the victim's own: {error}");
+            }
+        }
+    }
+    let listener = RdmaListener::bind(address()).unwrap();
+    for writes in [false, true] {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["the_peer_is_killed", "--ignored", "--exact"])
+            .env("STREAM_VICTIM", listener.local_addr().unwrap().to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = vec![0; 50_000];
+        let mut total = 0;
+        while total < 3_000_000 {
+            let count = stream.read(&mut buffer).unwrap();
+            assert!(buffer[..count].iter().all(|byte| *byte == 7));
+            total += count;
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        let start = Instant::now();
+        let error = loop {
+            let result = if writes {
+                stream.write(&buffer)
+            } else {
+                stream.read(&mut buffer)
+            };
+            match result {
+                Ok(0) => panic!("an end that nobody has sent"),
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        println!("killed: {error} after {:?}", start.elapsed());
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::TimedOut
+        ));
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn many_connections() {
+    const CLIENTS: usize = 60;
+    let options = StreamOptions::new().receives(8).sends(4).message_size(4096);
+    let listener = RdmaListener::bind_with(address(), options.clone()).unwrap();
+    let to = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for stream in listener.incoming().take(CLIENTS) {
+                let mut stream = stream.unwrap();
+                scope.spawn(move || {
+                    let mut writer = stream.try_clone().unwrap();
+                    io::copy(&mut stream, &mut writer).unwrap();
+                });
+            }
+        });
+        // All are open at the same time.
+        let mut clients: Vec<_> = (0..CLIENTS)
+            .map(|_| RdmaStream::connect_with(to, &options).unwrap())
+            .collect();
+        for (seed, stream) in clients.iter_mut().enumerate() {
+            let data = Numbers(seed as u64).bytes(20_000);
+            stream.write_all(&data).unwrap();
+        }
+        for (seed, mut stream) in clients.into_iter().enumerate() {
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut read = Vec::new();
+            stream.read_to_end(&mut read).unwrap();
+            assert!(read == Numbers(seed as u64).bytes(20_000));
+        }
+    });
+}
+
+/// Receives and sends of a raw transfer.
+const DEPTH: u32 = 16;
+const MESSAGE: usize = 64 * 1024;
+
+fn raw_side(context: &ringverbs::Context) -> (QueuePair, CompletionQueue, Vec<ringverbs::Buffer>) {
+    let domain = context.alloc_pd().unwrap();
+    let cq = context
+        .completion_queue()
+        .entries(2 * DEPTH)
+        .build()
+        .unwrap();
+    let qp = domain
+        .queue_pair(Transport::Reliable, &cq)
+        .send_depth(DEPTH)
+        .recv_depth(DEPTH)
+        .build()
+        .unwrap();
+    let region = domain.alloc(DEPTH as usize * MESSAGE).unwrap();
+    (qp, cq, region.into_buffers(MESSAGE).collect())
+}
+
+/// Sends of the same size and number in flight, polled, with nothing copied.
+fn raw_transfer(bytes: usize) -> Duration {
+    let listener = Listener::bind(address()).unwrap();
+    let to = listener.local_addr().unwrap().unwrap();
+    let messages = bytes / MESSAGE;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let request = listener.next_request(None).unwrap().unwrap();
+            let context = request.device().unwrap().open().unwrap();
+            let (mut qp, mut cq, buffers) = raw_side(&context);
+            request.prepare(&mut qp).unwrap();
+            for buffer in buffers {
+                qp.receive(buffer, 0).unwrap();
+            }
+            let connection = request.accept(&mut qp, &Options::default()).unwrap();
+            connection.wait_established(None).unwrap();
+            for _ in 0..messages {
+                let buffer = cq.poll_until_one().unwrap().take_buffer().unwrap();
+                assert_eq!(buffer.len(), MESSAGE);
+                qp.receive(buffer, 0).unwrap();
+            }
+        });
+        let patience = Duration::from_secs(5);
+        let connector = Connector::resolve(to, patience).unwrap();
+        let context = connector.device().unwrap().open().unwrap();
+        let (mut qp, mut cq, mut buffers) = raw_side(&context);
+        let connection = connector
+            .connect(&mut qp, &Options::default(), Some(patience))
+            .unwrap();
+        let start = Instant::now();
+        let mut done = 0;
+        let mut posted = 0;
+        while done < messages {
+            while posted < messages && !buffers.is_empty() {
+                qp.batch(|batch| {
+                    for buffer in buffers.drain(..buffers.len().min(4)) {
+                        batch.post(WorkRequest::send(buffer)).unwrap();
+                        posted += 1;
+                    }
+                })
+                .unwrap();
+            }
+            let mut completion = cq.poll_until_one().unwrap();
+            completion.result.unwrap();
+            done += 1;
+            buffers.extend(completion.take_buffer());
+        }
+        let elapsed = start.elapsed();
+        drop(connection);
+        elapsed
+    })
+}
+
+fn stream_transfer(bytes: usize) -> Duration {
+    let (client, server) = pair();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let data = vec![9; 1 << 20];
+            for _ in 0..bytes / data.len() {
+                (&client).write_all(&data).unwrap();
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut buffer = vec![0; 1 << 20];
+        let start = Instant::now();
+        let mut total = 0;
+        loop {
+            match (&server).read(&mut buffer).unwrap() {
+                0 => break,
+                count => total += count,
+            }
+        }
+        assert_eq!(total, bytes);
+        start.elapsed()
+    })
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn bandwidth() {
+    const BYTES: usize = 64 << 20;
+    let rate = |time: Duration| (BYTES as f64 / (1 << 20) as f64) / time.as_secs_f64();
+    let mut best = [0.0f64; 2];
+    for _ in 0..3 {
+        best[0] = best[0].max(rate(raw_transfer(BYTES)));
+        best[1] = best[1].max(rate(stream_transfer(BYTES)));
+    }
+    let [raw, stream] = best;
+    let share = stream / raw;
+    println!("raw {raw:.0} MiB/s, stream {stream:.0} MiB/s: {share:.2}");
+    assert!(share >= 0.8, "the stream is more than 20% slower");
+}
