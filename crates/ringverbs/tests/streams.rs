@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ringverbs::cm::{Connector, Listener, Options};
 use ringverbs::stream::{RdmaListener, RdmaStream, StreamOptions};
-use ringverbs::{CompletionQueue, QueuePair, Transport, WorkRequest};
+use ringverbs::{Completion, CompletionQueue, QueuePair, Transport, WorkRequest};
 
 fn address() -> SocketAddr {
     let ip = std::env::var("RXE_ADDR").expect("RXE_ADDR: the address of an RDMA device");
@@ -294,28 +294,48 @@ fn many_connections() {
     });
 }
 
-/// Receives and sends of a raw transfer.
+/// Sends in flight of a raw transfer, and receives: so many that the sender
+/// rarely finds none, which would cost it a pause.
 const DEPTH: u32 = 16;
+const RECEIVES: u32 = 128;
 const MESSAGE: usize = 64 * 1024;
 
-fn raw_side(context: &ringverbs::Context) -> (QueuePair, CompletionQueue, Vec<ringverbs::Buffer>) {
+fn raw_side(
+    context: &ringverbs::Context,
+    buffers: u32,
+) -> (QueuePair, CompletionQueue, Vec<ringverbs::Buffer>) {
     let domain = context.alloc_pd().unwrap();
+    let channel = context.completion_channel().unwrap();
     let cq = context
         .completion_queue()
-        .entries(2 * DEPTH)
+        .entries(DEPTH + RECEIVES)
+        .channel(&channel)
         .build()
         .unwrap();
     let qp = domain
         .queue_pair(Transport::Reliable, &cq)
         .send_depth(DEPTH)
-        .recv_depth(DEPTH)
+        .recv_depth(RECEIVES)
         .build()
         .unwrap();
-    let region = domain.alloc(DEPTH as usize * MESSAGE).unwrap();
+    let region = domain.alloc(buffers as usize * MESSAGE).unwrap();
     (qp, cq, region.into_buffers(MESSAGE).collect())
 }
 
-/// Sends of the same size and number in flight, polled, with nothing copied.
+/// Waits as streams do: two threads that spin would take the device's time.
+fn next(cq: &mut CompletionQueue) -> Completion {
+    loop {
+        if let Some(completion) = cq.poll_one().unwrap() {
+            return completion;
+        }
+        let channel = cq.channel().unwrap().clone();
+        if !cq.arm(false).unwrap() {
+            channel.wait(None).unwrap();
+        }
+    }
+}
+
+/// Sends of the same size and number in flight, with nothing copied.
 fn raw_transfer(bytes: usize) -> Duration {
     let listener = Listener::bind(address()).unwrap();
     let to = listener.local_addr().unwrap().unwrap();
@@ -324,7 +344,7 @@ fn raw_transfer(bytes: usize) -> Duration {
         scope.spawn(|| {
             let request = listener.next_request(None).unwrap().unwrap();
             let context = request.device().unwrap().open().unwrap();
-            let (mut qp, mut cq, buffers) = raw_side(&context);
+            let (mut qp, mut cq, buffers) = raw_side(&context, RECEIVES);
             request.prepare(&mut qp).unwrap();
             for buffer in buffers {
                 qp.receive(buffer, 0).unwrap();
@@ -332,7 +352,7 @@ fn raw_transfer(bytes: usize) -> Duration {
             let connection = request.accept(&mut qp, &Options::default()).unwrap();
             connection.wait_established(None).unwrap();
             for _ in 0..messages {
-                let buffer = cq.poll_until_one().unwrap().take_buffer().unwrap();
+                let buffer = next(&mut cq).take_buffer().unwrap();
                 assert_eq!(buffer.len(), MESSAGE);
                 qp.receive(buffer, 0).unwrap();
             }
@@ -340,7 +360,7 @@ fn raw_transfer(bytes: usize) -> Duration {
         let patience = Duration::from_secs(5);
         let connector = Connector::resolve(to, patience).unwrap();
         let context = connector.device().unwrap().open().unwrap();
-        let (mut qp, mut cq, mut buffers) = raw_side(&context);
+        let (mut qp, mut cq, mut buffers) = raw_side(&context, DEPTH);
         let connection = connector
             .connect(&mut qp, &Options::default(), Some(patience))
             .unwrap();
@@ -357,7 +377,7 @@ fn raw_transfer(bytes: usize) -> Duration {
                 })
                 .unwrap();
             }
-            let mut completion = cq.poll_until_one().unwrap();
+            let mut completion = next(&mut cq);
             completion.result.unwrap();
             done += 1;
             buffers.extend(completion.take_buffer());

@@ -10,8 +10,13 @@ use anyhow::{Context, Result, ensure};
 use crate::driver;
 
 /// What is built: packages, and the test programs that want a device.
-const PACKAGES: [&str; 3] = ["ringverbs", "ringverbs-rdmacm", "ringverbs-cli"];
-const DEVICE_TESTS: &[&str] = &["completions", "device"];
+const PACKAGES: [&str; 4] = [
+    "ringverbs",
+    "ringverbs-rdmacm",
+    "ringverbs-cli",
+    "ringverbs-stream-examples",
+];
+const DEVICE_TESTS: &[&str] = &["completions", "device", "programs", "streams"];
 
 /// Builds the programs as static ones and puts them, the scripts and the
 /// manifest in `to`.

@@ -157,7 +157,8 @@ impl RdmaStream {
     }
 
     /// Ends the stream, waits until all that was written has arrived at the
-    /// peer's device, and disconnects. It has not been read there then.
+    /// peer's device, and disconnects. It has not been read there then. (A peer that
+    /// has closed its side as well, and is gone, is not waited for.)
     ///
     /// # Errors
     /// `TimedOut`, or that of a broken connection: it may not all have arrived.

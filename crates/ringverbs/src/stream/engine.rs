@@ -103,6 +103,8 @@ pub(super) struct Engine {
     established: bool,
     /// The peer has disconnected.
     gone: bool,
+    /// A message was flushed: it may not have arrived.
+    lost: bool,
     fault: Option<Fault>,
 }
 
@@ -127,6 +129,7 @@ impl Engine {
             armed: false,
             established,
             gone: false,
+            lost: false,
             fault: None,
         }
     }
@@ -207,6 +210,7 @@ impl Engine {
             Err(failure) => {
                 if completion.operation != Operation::Receive {
                     self.free.extend(buffer);
+                    self.lost = true;
                 }
                 // What is flushed was so for a reason that is told elsewhere.
                 if failure.status != Status::WR_FLUSH_ERR {
@@ -391,9 +395,12 @@ impl Engine {
         self.write_error().map_or(Ok(None), Err)
     }
 
-    /// Whether all that was written, and the end, has arrived.
+    /// Whether all that was written, and the end, has arrived; or the peer has
+    /// ended its stream as well, and is gone, so that nobody waits for the rest.
     pub fn is_flushed(&self) -> io::Result<Option<()>> {
-        if self.flow.end_is_sent() && self.qp.in_flight().0 == 0 && self.fault.is_none() {
+        let arrived = self.qp.in_flight().0 == 0 && !self.lost;
+        let nobody_cares = self.gone && self.flow.peer_ended();
+        if self.flow.end_is_sent() && self.fault.is_none() && (arrived || nobody_cares) {
             return Ok(Some(()));
         }
         self.write_error().map_or(Ok(None), Err)
