@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn both_sides_learn_the_other() {
-        for count in [1, 512] {
+        for count in [1, 256] {
             let (server, port) = server();
             let ours = numbered(100, count);
             let serving = thread::spawn(move || {

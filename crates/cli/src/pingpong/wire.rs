@@ -13,7 +13,7 @@ pub const MESSAGE: usize = 52;
 pub const DONE: &[u8; 5] = b"done\0";
 /// Messages that ibv_srq_pingpong exchanges each way, whatever number of queue
 /// pairs it uses; those it does not use are zero.
-pub const SRQ_MESSAGES: usize = 512;
+pub const SRQ_MESSAGES: usize = 256;
 
 /// Where a side's queue pair is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
