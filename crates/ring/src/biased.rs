@@ -5,7 +5,7 @@ use std::hint::cold_path;
 use crossbeam_utils::Backoff;
 
 use crate::asymmetric;
-use crate::primitive::{AtomicU32, AtomicUsize, Ordering};
+use crate::primitive::{AtomicU32, AtomicUsize, Ordering, unshared};
 use crate::{SpinLock, thread};
 
 /// No thread's mark.
@@ -154,8 +154,8 @@ impl BiasedLock {
     /// Releases the lock, however it was taken.
     #[inline(always)]
     pub fn unlock(&self) {
-        // Nobody but the holder writes this.
-        if self.by_spin.load(Ordering::Relaxed) == 0 {
+        // SAFETY: only the holder writes this, and reads it.
+        if unsafe { unshared(&self.by_spin) } == 0 {
             self.unlock_quick();
         } else {
             cold_path();

@@ -7,3 +7,22 @@ pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Reads a word that nobody else writes meanwhile, as memory of its own: the
+/// compiler may join the load with what is done to it.
+///
+/// # Safety
+/// Every write to the word is ordered before or after this.
+#[inline(always)]
+pub(crate) unsafe fn unshared(word: &AtomicU32) -> u32 {
+    #[cfg(not(loom))]
+    // SAFETY: readable by the reference; no race, by contract.
+    unsafe {
+        word.as_ptr().read()
+    }
+    #[cfg(loom)]
+    // SAFETY: by contract; loom reports a race.
+    unsafe {
+        word.unsync_load()
+    }
+}

@@ -218,7 +218,12 @@ impl<'q> SendWriter<'q> {
         };
         wqe.begin(wr.wr_id(), wr.opcode(), wr.flags());
         wqe.immediate_or_key(wr.immediate_or_key());
-        wqe.rdma(wr.remote_addr(), wr.rkey());
+        // Of a send the driver reads no remote memory. Reads and writes have
+        // not this bit of the opcode, sends have it (but those that
+        // invalidate, which are rare).
+        if wr.opcode().0 & Opcode::SEND.0 == 0 {
+            wqe.rdma(wr.remote_addr(), wr.rkey());
+        }
         Some((wqe, next))
     }
 

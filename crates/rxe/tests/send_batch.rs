@@ -276,8 +276,11 @@ fn request() -> impl Strategy<Value = Request> {
 /// The general way, as what it is the reference for.
 fn general(queue: &mut SendQueue, request: &Request) -> Result<(), PostError> {
     let mut wqe = queue.open(request.wr_id, request.opcode(), request.flags())?;
-    wqe.immediate_or_key(request.ex)
-        .rdma(request.remote, request.rkey);
+    wqe.immediate_or_key(request.ex);
+    // All but sends; one that invalidates has room for it.
+    if ![Opcode::SEND, Opcode::SEND_WITH_IMM].contains(&request.opcode()) {
+        wqe.rdma(request.remote, request.rkey);
+    }
     match &request.inline {
         Some(bytes) => wqe.inline(bytes)?,
         None => wqe.sge_list(&[request.sge])?,

@@ -42,7 +42,7 @@ impl Buffer {
         }
     }
 
-    /// Bytes that it has, of which [`len`](<[u8]>::len) are in use.
+    /// Bytes that it has, of which [`len`](slice::len) are in use.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity

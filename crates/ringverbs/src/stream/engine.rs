@@ -138,6 +138,7 @@ impl Engine {
         &self.connection
     }
 
+    #[cfg(feature = "tokio")]
     pub fn channel(&self) -> &CompletionChannel {
         &self.channel
     }
