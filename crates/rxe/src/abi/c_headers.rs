@@ -2,9 +2,9 @@
 //! becomes a static assertion of a C file.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::mem::offset_of;
-use std::process::{Command, Stdio};
+
+use c_check::compile;
 
 use super::*;
 
@@ -255,25 +255,6 @@ fn assertions() -> String {
         assert(format!("{name} == {}", opcode.0));
     }
     c
-}
-
-/// Runs the C compiler's front end; gives its complaints, or none if it cannot
-/// be run.
-fn compile(c: &str) -> Option<Result<(), String>> {
-    let mut compiler = Command::new("cc")
-        .args(["-fsyntax-only", "-x", "c", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .ok()?;
-    compiler.stdin.take()?.write_all(c.as_bytes()).ok()?;
-    let output = compiler.wait_with_output().ok()?;
-    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
-    Some(if output.status.success() {
-        Ok(())
-    } else {
-        Err(complaints)
-    })
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! there are any: each becomes a static assertion of a C file.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+
+use c_check::compile;
 
 use crate::abi::{ids, ioctl, netlink, verbs, write};
 
@@ -457,24 +457,6 @@ fn assertions() -> (String, usize) {
         assert(format!("{name} == {number}"));
     }
     (c, count)
-}
-
-/// Runs the C compiler's front end; gives its complaints, or none if it cannot be run.
-fn compile(c: &str) -> Option<Result<(), String>> {
-    let mut compiler = Command::new("cc")
-        .args(["-fsyntax-only", "-x", "c", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .ok()?;
-    compiler.stdin.take()?.write_all(c.as_bytes()).ok()?;
-    let output = compiler.wait_with_output().ok()?;
-    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
-    Some(if output.status.success() {
-        Ok(())
-    } else {
-        Err(complaints)
-    })
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! Compiling static assertions against the installed C headers.
+//!
+//! Tests write what a Rust structure looks like as a C file of
+//! `_Static_assert`s; whether they hold, the C compiler says.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// Runs the C compiler's front end (`cc -fsyntax-only`) on a file of that
+/// text; gives its complaints, or none if it cannot be run.
+pub fn compile(c: &str) -> Option<Result<(), String>> {
+    let mut compiler = Command::new("cc")
+        .args(["-fsyntax-only", "-x", "c", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .ok()?;
+    compiler.stdin.take()?.write_all(c.as_bytes()).ok()?;
+    let output = compiler.wait_with_output().ok()?;
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    Some(if output.status.success() {
+        Ok(())
+    } else {
+        Err(complaints)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_assertion_that_does_not_hold_is_a_complaint() {
+        let Some(held) = super::compile("_Static_assert(sizeof(char) == 1, \"one\");\n") else {
+            return println!("skipped: there is no C compiler (cc)");
+        };
+        assert_eq!(held, Ok(()));
+        let broken = super::compile("_Static_assert(sizeof(char) == 2, \"not two\");\n").unwrap();
+        assert!(broken.unwrap_err().contains("not two"));
+    }
+}
