@@ -45,7 +45,11 @@ fn parse(bytes: &[u8]) {
 
 fn look(message: &Message) {
     assert!(message.private_data().len() < 256);
-    assert!(message.connection().is_none_or(|peer| peer.qp_num < 1 << 24));
+    assert!(
+        message
+            .connection()
+            .is_none_or(|peer| peer.qp_num < 1 << 24)
+    );
     assert!(message.datagram().is_none_or(|peer| peer.qp_num < 1 << 24));
     if let Err(reason) = message.result() {
         let _ = reason.to_string();

@@ -1,6 +1,7 @@
 //! The consuming role: the device fills slots, we empty them.
 
 use crate::Indices;
+use crate::primitive::{AtomicUsize, Ordering};
 
 /// Slots `at..end` (modulo the ring) that may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,19 +14,28 @@ pub struct Span {
 
 /// Empties slots of a completion queue.
 ///
-/// The indices are read once a batch ([`Consumer::available`]) and published
-/// once ([`Consumer::release`]). Nothing here needs exclusive access for memory
-/// safety; two callers at once would both be given the same entries, so the
-/// owner of the queue lets one in at a time.
-#[derive(Clone, Copy, Debug)]
+/// The device's index is read once a batch ([`Consumer::available`]), and ours
+/// published once ([`Consumer::release`]). Ours is kept in process memory, and
+/// the shared word is a copy for the device: a batch need not wait for what the
+/// one before has just written there.
+///
+/// Nothing here needs exclusive access for memory safety; two callers at once
+/// would both be given the same entries, so the owner of the queue lets one in
+/// at a time.
+#[derive(Debug)]
 pub struct Consumer {
     indices: Indices,
+    /// Where we consume next. Ordered by what lets callers in one at a time.
+    at: AtomicUsize,
 }
 
 impl Consumer {
     /// Takes up the consuming role where the shared indices stand.
     pub fn new(indices: Indices) -> Self {
-        Self { indices }
+        Self {
+            at: AtomicUsize::new(indices.own_consumer()),
+            indices,
+        }
     }
 
     /// The arithmetic and the shared words.
@@ -38,7 +48,7 @@ impl Consumer {
     #[inline(always)]
     pub fn available(&self) -> Span {
         Span {
-            at: self.indices.own_consumer(),
+            at: self.at.load(Ordering::Relaxed),
             end: self.indices.produced_by_device(),
         }
     }
@@ -52,6 +62,7 @@ impl Consumer {
     /// Gives the slots before `at` back to the device.
     #[inline(always)]
     pub fn release(&self, at: usize) {
+        self.at.store(at, Ordering::Relaxed);
         self.indices.publish_consumer(at);
     }
 

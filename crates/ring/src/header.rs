@@ -79,6 +79,8 @@ pub struct Indices {
     mask: usize,
     stride: usize,
     log2_stride: u32,
+    /// 2^32 over the stride.
+    reciprocal: u64,
 }
 
 // SAFETY: all access through the pointer is to atomics; the creator vouches
@@ -103,6 +105,7 @@ impl Indices {
             mask: (slot_mask as usize) << log2_stride,
             stride: 1 << log2_stride,
             log2_stride,
+            reciprocal: (1 << 32) >> log2_stride,
         }
     }
 
@@ -178,7 +181,9 @@ impl Indices {
     /// it reads, too.)
     #[inline(always)]
     fn word(&self, at: usize) -> u32 {
-        (at >> self.log2_stride) as u32
+        // As above: a division by the stride, exact, since a position is a
+        // multiple of it and less than 2^32.
+        ((at as u64).wrapping_mul(self.reciprocal) >> 32) as u32
     }
 
     /// Where the device produces next ([`order::from_device`]).

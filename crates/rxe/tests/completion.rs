@@ -11,7 +11,14 @@ use ringverbs_rxe::{CompletionRing, WorkCompletion};
 const SLOTS: u32 = 8;
 
 fn ring() -> (Driver, CompletionRing) {
+    ring_at(0, 0)
+}
+
+/// A ring that is taken up with its indices at these.
+fn ring_at(producer: u32, consumer: u32) -> (Driver, CompletionRing) {
     let driver = Driver::new(7, SLOTS);
+    driver.set_producer(producer);
+    driver.set_consumer(consumer);
     let ring = CompletionRing::new(driver.ring(CompletionRing::ENTRY_SIZE));
     (driver, ring)
 }
@@ -92,8 +99,10 @@ fn every_field_is_where_the_driver_writes_it() {
         assert!(!ring.take_one(&mut MaybeUninit::uninit()));
         // SAFETY: it was taken.
         assert_eq!(unsafe { one.assume_init() }, in_place);
-        driver.set_consumer(0);
 
+        // Taken in a batch, from the next slot.
+        driver.set_entry(1, &full_entry(status, opcode));
+        driver.set_producer(2);
         let taken = take(&ring, 4);
         assert_eq!(taken, [in_place]);
         let wc = taken[0];
@@ -109,11 +118,9 @@ fn every_field_is_where_the_driver_writes_it() {
 
 #[test]
 fn taking_from_an_empty_queue_takes_nothing() {
-    let (driver, ring) = ring();
-    assert_eq!(ring.capacity(), SLOTS - 1);
     for at in 0..SLOTS {
-        driver.set_producer(at);
-        driver.set_consumer(at);
+        let (driver, ring) = ring_at(at, at);
+        assert_eq!(ring.capacity(), SLOTS - 1);
         assert!(take(&ring, 5).is_empty());
         assert_eq!(driver.consumer(), at);
     }
@@ -139,9 +146,7 @@ fn the_cursor_gives_back_exactly_what_was_read() {
     for start in 0..SLOTS {
         for there in 1..SLOTS {
             for read in 1..=there {
-                let (driver, ring) = ring();
-                driver.set_producer(start);
-                driver.set_consumer(start);
+                let (driver, ring) = ring_at(start, start);
                 for wr_id in 0..there {
                     raise(&driver, wr_id.into());
                 }
@@ -164,9 +169,7 @@ fn the_cursor_gives_back_exactly_what_was_read() {
 #[test]
 fn next_says_none_and_then_the_batch_ends() {
     for start in 0..SLOTS {
-        let (driver, ring) = ring();
-        driver.set_producer(start);
-        driver.set_consumer(start);
+        let (driver, ring) = ring_at(start, start);
         raise(&driver, 1);
         raise(&driver, 2);
         let mut span = ring.available();
@@ -206,9 +209,7 @@ fn a_batch_goes_on_with_what_comes_while_it_lasts() {
 #[test]
 fn a_step_within_the_span_does_not_look_for_more() {
     for start in 0..SLOTS {
-        let (driver, ring) = ring();
-        driver.set_producer(start);
-        driver.set_consumer(start);
+        let (driver, ring) = ring_at(start, start);
         raise(&driver, 1);
         raise(&driver, 2);
         let mut span = ring.available();
@@ -238,15 +239,24 @@ fn entries_too_small_for_a_completion_are_none() {
 #[test]
 fn a_full_queue_is_read_to_the_end() {
     for start in 0..SLOTS {
-        let (driver, ring) = ring();
-        driver.set_producer(start);
-        driver.set_consumer(start);
+        let (driver, ring) = ring_at(start, start);
         for wr_id in 0..SLOTS - 1 {
             raise(&driver, wr_id.into());
         }
         assert_eq!(ids(&take(&ring, 100)), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(driver.consumer(), driver.producer());
     }
+}
+
+#[test]
+fn what_the_shared_word_says_of_our_index_is_not_believed() {
+    let (driver, ring) = ring();
+    raise(&driver, 1);
+    raise(&driver, 2);
+    assert_eq!(ids(&take(&ring, 1)), [1]);
+    driver.set_consumer(0);
+    assert_eq!(ids(&take(&ring, 9)), [2]);
+    assert_eq!(driver.consumer(), 2);
 }
 
 #[test]
@@ -261,9 +271,7 @@ fn absurd_indices_lead_nowhere_else() {
     ];
     for producer in absurd {
         for consumer in absurd {
-            let (driver, ring) = ring();
-            driver.set_producer(producer);
-            driver.set_consumer(consumer);
+            let (driver, ring) = ring_at(producer, consumer);
             let there = producer.wrapping_sub(consumer) % SLOTS;
             let mut span = ring.available();
             let mut seen = u32::from(span.at != span.end);
