@@ -6,8 +6,8 @@ use uverbs::Errno;
 use zerocopy::FromBytes;
 
 use crate::abi;
-use crate::number::open_enum;
 use crate::param::{PeerConnection, UdParam};
+use uverbs::open_enum;
 
 open_enum! {
     /// What has happened (`enum rdma_cm_event_type`).

@@ -10,12 +10,12 @@ use crate::address::{self, Sockaddr};
 use crate::channel::Channel;
 use crate::entity::{Entity, Key, Reported, lock};
 use crate::event::{Form, RejectReason};
-use crate::number::open_enum;
 use crate::param::{self, ConnParam};
 use crate::state::{self, State};
 use crate::{
     Address, Command, Error, EventChannel, EventKind, JoinFlags, Multicast, abi, abi::option,
 };
+use uverbs::open_enum;
 
 open_enum! {
     /// Which space an id's port is of (`enum rdma_ucm_port_space`).

@@ -37,7 +37,6 @@ pub mod event;
 pub mod fake;
 mod id;
 mod multicast;
-mod number;
 pub mod param;
 mod state;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::entity::{Entity, Key, Reported, lock};
-use crate::number::open_enum;
+use uverbs::open_enum;
 
 open_enum! {
     /// How a group is joined.

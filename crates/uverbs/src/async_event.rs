@@ -4,9 +4,9 @@ use std::os::fd::RawFd;
 
 use crate::abi::ids;
 use crate::abi::write::AsyncEventDesc;
-use crate::attr::open_enum;
 use crate::command::Ioctl;
 use crate::event_file::EventFile;
+use crate::open_enum;
 use crate::{Command, ContextRef, Error};
 
 open_enum! {

@@ -41,6 +41,7 @@ mod handle;
 pub mod kernel;
 pub mod mr;
 pub mod mw;
+mod number;
 pub mod pd;
 pub mod qp;
 mod qp_attr;

@@ -7,9 +7,9 @@ use zerocopy::IntoBytes;
 
 use crate::abi::ids;
 use crate::abi::write::{self, RegMrResp, ReregMrResp, Sge, cmd};
-use crate::attr::open_enum;
 use crate::command::Ioctl;
 use crate::handle::{Kind, Owned, owned_methods};
+use crate::open_enum;
 use crate::{AccessFlags, Command, Context, ContextRef, Error, MrHandle, PdHandle, Udata};
 
 const REREG_TRANSLATION: u32 = 1 << 0;

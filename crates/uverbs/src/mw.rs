@@ -2,9 +2,9 @@
 
 use crate::abi::ids;
 use crate::abi::write::{AllocMw, AllocMwResp, cmd};
-use crate::attr::open_enum;
 use crate::command::Ioctl;
 use crate::handle::{Kind, Owned, owned_methods};
+use crate::open_enum;
 use crate::{Command, Context, ContextRef, Error, MwHandle, PdHandle, Udata};
 
 open_enum! {

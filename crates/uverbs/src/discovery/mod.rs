@@ -10,8 +10,8 @@ pub mod sysfs;
 use std::ffi::CString;
 
 use crate::Error;
-use crate::attr::open_enum;
 use crate::kernel::Kernel;
+use crate::open_enum;
 
 open_enum! {
     /// Which kernel driver a device has (`enum rdma_driver_id`).

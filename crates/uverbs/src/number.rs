@@ -1,12 +1,15 @@
 //! Numbers of the ABI with names for the known values.
 
-/// Declares a number of the ABI with names for the known values.
+/// Declares a number of the ABI with names for the known values. For this
+/// project's crates.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! open_enum {
     ($(#[$doc:meta])* $name:ident($repr:ty) { $($(#[$vdoc:meta])* $value:ident = $number:literal,)+ }) => {
         $(#[$doc])*
         ///
         /// Open: a value without a name here is kept, not refused.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
         #[repr(transparent)]
         pub struct $name(pub $repr);
 
@@ -24,4 +27,3 @@ macro_rules! open_enum {
         }
     };
 }
-pub(crate) use open_enum;
