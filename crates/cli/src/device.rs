@@ -41,6 +41,18 @@ pub fn open(device: &Device) -> Result<(Context, ContextInfo), Error> {
     Ok((context, info))
 }
 
+/// Opens the device of that name, or the first, for operations on it.
+pub fn context(name: Option<&str>) -> Result<ringverbs::Context, Error> {
+    let device = match name {
+        Some(name) => ringverbs::Device::named(name),
+        None => ringverbs::Device::first(),
+    };
+    let device = device.map_err(Error::native("choosing a device"))?;
+    device
+        .open()
+        .map_err(Error::native(format!("opening {}", device.name())))
+}
+
 /// The kernel module of a driver, or its number.
 pub fn driver_name(driver: DriverId) -> String {
     match driver {

@@ -21,6 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ringverbs::{Context, Device, Endpoint, Operation, RemoteAddr};
 use serde::Serialize;
 
+use crate::device;
 use crate::error::Error;
 use crate::out;
 use plot::PlotError;
@@ -207,14 +208,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     if let Some(file) = &args.plot {
         plot::check(file).map_err(PerfError::Plot)?;
     }
-    let device = match &args.device {
-        Some(name) => Device::named(name),
-        None => Device::first(),
-    };
-    let device = device.map_err(Error::native("choosing a device"))?;
-    let context = device
-        .open()
-        .map_err(Error::native(format!("opening {}", device.name())))?;
+    let context = device::context(args.device.as_deref())?;
     if args.server {
         let listener = TcpListener::bind(("::", args.port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", args.port)))

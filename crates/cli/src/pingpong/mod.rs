@@ -14,9 +14,10 @@ use std::net::Ipv6Addr;
 use std::process::ExitCode;
 use std::thread;
 
-use ringverbs::{Context, Device, Operation, Transport};
+use ringverbs::{Context, Operation, Transport};
 use serde::Serialize;
 
+use crate::device;
 use crate::error::Error;
 use crate::out;
 pub use exchange::ExchangeError;
@@ -290,14 +291,7 @@ struct Report {
 
 /// Plays one side, or both.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let device = match &args.device {
-        Some(name) => Device::named(name),
-        None => Device::first(),
-    };
-    let device = device.map_err(Error::native("choosing a device"))?;
-    let context = device
-        .open()
-        .map_err(Error::native(format!("opening {}", device.name())))?;
+    let context = device::context(args.device.as_deref())?;
     let queue_pairs = match args.transport {
         Type::Srq => args.num_qp,
         _ => 1,
