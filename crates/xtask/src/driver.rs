@@ -1,29 +1,49 @@
-//! Building the program that runs in the guest.
+//! Building the programs that run in a guest.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-/// Builds `rxe-driver` as a static program, so that it runs in any guest.
+/// Builds `rxe-driver`.
 pub fn build() -> Result<PathBuf> {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let target_dir = target_dir().join("guest-driver");
-    let status = Command::new(cargo())
+    const NAME: &str = "rxe-driver";
+    build_static(&["build", "-p", "ringverbs-rxe-tests", "--bin", NAME])?
+        .remove(NAME)
+        .with_context(|| format!("cargo left no {NAME}"))
+}
+
+/// Builds static programs, which run in any guest, and says where they are, by
+/// name. `arguments` are a command of cargo and what it shall build.
+pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    let out = Command::new(cargo())
         .current_dir(root())
-        .args(["build", "--quiet", "-p", "ringverbs-rxe-tests"])
-        .args(["--bin", "rxe-driver", "--target", TARGET, "--target-dir"])
-        .arg(&target_dir)
+        .args(arguments)
+        .args(["--quiet", "--message-format", "json-render-diagnostics"])
+        .args(["--target", "x86_64-unknown-linux-gnu", "--target-dir"])
+        .arg(target_dir().join("guest-driver"))
         .env_remove("RUSTFLAGS")
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
-        .status()
+        .stderr(Stdio::inherit())
+        .output()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "rxe-driver does not build");
-    let program = target_dir.join(TARGET).join("debug/rxe-driver");
-    if !program.exists() {
-        bail!("cargo left no {}", program.display());
+    ensure!(
+        out.status.success(),
+        "a program for the guest does not build: cargo {}",
+        arguments.join(" ")
+    );
+    let mut programs = BTreeMap::new();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        if let (Some(path), Some(name)) = (
+            message["executable"].as_str(),
+            message["target"]["name"].as_str(),
+        ) {
+            programs.insert(name.to_owned(), path.into());
+        }
     }
-    Ok(program)
+    Ok(programs)
 }
 
 /// The repository's top.

@@ -66,14 +66,21 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
         plugin: arguments.plugin.clone(),
         driver,
         shell: arguments.shell,
-        limit: Duration::from_secs(if arguments.shell {
-            86_400
-        } else {
-            arguments.limit
-        }),
+        limit: limit(arguments.shell, arguments.limit),
         hardware: Hardware::default(),
     };
-    let ended = vm::run(&image, &job, |line| match line {
+    run(&image, &job)
+}
+
+/// How long a command may take, or a shell.
+pub fn limit(shell: bool, seconds: u64) -> Duration {
+    Duration::from_secs(if shell { 86_400 } else { seconds })
+}
+
+/// Boots the guest for the job, shows what it says, and passes its exit
+/// status on.
+pub fn run(image: &tree::Image, job: &Job) -> Result<ExitCode> {
+    let ended = vm::run(image, job, |line| match line {
         Line::Text(text) | Line::Record(text) => println!("{text}"),
     })?;
     eprintln!(

@@ -7,10 +7,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rxe_tests::guest::vm::{self, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
-use crate::driver;
+use crate::{driver, guest};
 
 /// Where the program listens, in its folder.
 const SOCKET: &str = "hca.sock";
@@ -118,7 +117,7 @@ fn run(arguments: &Arguments, image: &tree::Image, qemu: Qemu, dir: &Path) -> Re
         plugin: arguments.plugin.clone(),
         driver: None,
         shell,
-        limit: Duration::from_secs(if shell { 86_400 } else { arguments.limit }),
+        limit: guest::limit(shell, arguments.limit),
         hardware: Hardware {
             qemu: Some(qemu),
             shared_memory: true,
@@ -128,16 +127,7 @@ fn run(arguments: &Arguments, image: &tree::Image, qemu: Qemu, dir: &Path) -> Re
             kernel_arguments: "tsc=unstable".to_owned(),
         },
     };
-    let ended = vm::run(image, &job, |line| match line {
-        Line::Text(text) | Line::Record(text) => println!("{text}"),
-    })?;
-    eprintln!(
-        "boot {:.1} s, run {:.1} s, exit status {}",
-        ended.boot.as_secs_f64(),
-        ended.run.as_secs_f64(),
-        ended.status
-    );
-    Ok(ExitCode::from(u8::try_from(ended.status).unwrap_or(1)))
+    guest::run(image, &job)
 }
 
 fn socket(dir: &Path, hca: u32) -> PathBuf {

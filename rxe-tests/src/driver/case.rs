@@ -63,6 +63,11 @@ pub enum Figures {
 /// provider, since some of these programs depend on timing.
 pub const ATTEMPTS: u32 = 3;
 
+/// Whether one of the filters is in `name`, or there are none.
+pub fn chosen(filters: &[String], name: &str) -> bool {
+    filters.is_empty() || filters.iter().any(|filter| name.contains(filter))
+}
+
 /// A case, the same for every provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
@@ -74,7 +79,8 @@ pub struct Case {
     pub shape: Shape,
     /// How long an attempt may take.
     pub limit: Duration,
-    /// How many attempts it has: only of a datagram may one be in vain.
+    /// How many attempts it has, [`ATTEMPTS`] unless what it runs loses more
+    /// on a busy machine.
     pub attempts: u32,
     /// What is read from the client's output.
     pub figures: Figures,
@@ -111,6 +117,12 @@ impl Case {
             native: None,
             same_output: false,
         }
+    }
+
+    /// Whether one of the filters is in its group and name; without filters
+    /// every case is chosen.
+    pub fn chosen_by(&self, filters: &[String]) -> bool {
+        chosen(filters, &format!("{} {}", self.group, self.name))
     }
 
     /// Sets how many attempts it has.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::case::{Case, Shape};
+use super::case::{Case, Shape, chosen};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
 use super::setup::{self, Wiring};
@@ -81,22 +81,22 @@ pub fn run(plan: &Plan) -> Result<()> {
     }
 
     let listed = cases(plan, &rdma_core)?;
-    let chosen = listed.iter().filter(|case| {
-        (!plan.short || case.short) && wanted(plan, &format!("{} {}", case.group, case.name))
-    });
-    for case in chosen {
+    let wanted = listed
+        .iter()
+        .filter(|case| (!plan.short || case.short) && case.chosen_by(&plan.filter));
+    for case in wanted {
         for provider in providers(case, ours) {
             runner.run(case, provider)?;
         }
     }
     if ours
         && let Some(probe) = probe(&listed)
-        && wanted(plan, selection::GROUP)
+        && chosen(&plan.filter, selection::GROUP)
     {
         selection::run(&runner, &probe, plan.install)?;
     }
     if ours && !plan.short {
-        rates::run(&mut runner, |name| wanted(plan, name))?;
+        rates::run(&mut runner, |name| chosen(&plan.filter, name))?;
     }
     if let Some(folder) = &plan.pyverbs
         && !plan.short
@@ -141,10 +141,6 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
         cases.extend(manifest(folder, rdma_core)?);
     }
     Ok(cases)
-}
-
-fn wanted(plan: &Plan, name: &str) -> bool {
-    plan.filter.is_empty() || plan.filter.iter().any(|filter| name.contains(filter))
 }
 
 /// What the filters ask of the pyverbs tests: `None` if none of them, else a
