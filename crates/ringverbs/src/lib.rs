@@ -103,8 +103,11 @@ mod pd;
 pub mod qp;
 pub mod query;
 pub mod raw;
+#[cfg(feature = "serde")]
+mod serialize;
 mod srq;
 pub mod stream;
+pub mod tcp;
 
 pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, EventSource};

@@ -27,7 +27,10 @@ pub enum Operation {
 }
 
 /// Where in a peer's memory: an address and the key that gives access to it.
+///
+/// It is what a peer has to be told of memory; with feature `serde` it can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddr {
     /// The address, as the peer's registration has it.
     pub addr: u64,

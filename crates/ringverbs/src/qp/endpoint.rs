@@ -84,16 +84,31 @@ impl LocalAddress {
 /// What a peer has to know of a queue pair to reach it.
 ///
 /// It travels as text (`Display`, `FromStr`): queue pair number, packet number,
-/// LID, code of the MTU and GID in hexadecimal with colons between them.
+/// LID, code of the MTU and GID in hexadecimal with colons between them. With
+/// feature `serde` it is a structure of these fields; numbers out of range are
+/// refused. [`tcp`](crate::tcp) exchanges endpoints over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Endpoint {
     /// Queue pair number, 24 bits.
+    #[cfg_attr(
+        feature = "serde",
+        serde(deserialize_with = "crate::serialize::number_of_24_bits")
+    )]
     pub qp_num: u32,
     /// The number of its first packet, 24 bits.
+    #[cfg_attr(
+        feature = "serde",
+        serde(deserialize_with = "crate::serialize::number_of_24_bits")
+    )]
     pub psn: u32,
     /// LID of its port; 0 on Ethernet.
     pub lid: u16,
     /// Code of its port's MTU: 1 is 256 bytes, 5 is 4096.
+    #[cfg_attr(
+        feature = "serde",
+        serde(deserialize_with = "crate::serialize::mtu_code")
+    )]
     pub mtu: u8,
     /// GID of its port.
     pub gid: Gid,

@@ -1,0 +1,171 @@
+//! What peers tell each other, for serde. What comes from a peer is checked as
+//! it is read.
+
+use serde::de::{Deserialize, Deserializer, Error, Unexpected};
+use serde::ser::{Serialize, Serializer};
+
+use crate::Gid;
+
+/// A queue pair's or a packet's number.
+pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = u32::deserialize(from)?;
+    if number < 1 << 24 {
+        Ok(number)
+    } else {
+        let number = Unexpected::Unsigned(number.into());
+        Err(D::Error::invalid_value(number, &"a number of 24 bits"))
+    }
+}
+
+/// The code of an MTU.
+pub(crate) fn mtu_code<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    let code = u8::deserialize(from)?;
+    if (1..=5).contains(&code) {
+        Ok(code)
+    } else {
+        let code = Unexpected::Unsigned(code.into());
+        Err(D::Error::invalid_value(code, &"the code of an MTU, 1 to 5"))
+    }
+}
+
+/// As an IPv6 address where people read it, else as 16 bytes.
+impl Serialize for Gid {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if to.is_human_readable() {
+            to.collect_str(self)
+        } else {
+            self.0.serialize(to)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Gid {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        if from.is_human_readable() {
+            std::net::Ipv6Addr::deserialize(from).map(Self::from)
+        } else {
+            <[u8; 16]>::deserialize(from).map(Self)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_str, from_value, json, to_value};
+
+    use crate::{Endpoint, Gid, RemoteAddr};
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            qp_num: 0xff_ffff,
+            psn: 0,
+            lid: 0xffff,
+            mtu: 5,
+            gid: "::ffff:192.0.2.1".parse().unwrap(),
+        }
+    }
+
+    fn as_json() -> Value {
+        json!({
+            "qp_num": 16_777_215, "psn": 0, "lid": 65_535, "mtu": 5, "gid": "::ffff:192.0.2.1",
+        })
+    }
+
+    #[test]
+    fn what_was_said_is_understood() {
+        assert_eq!(to_value(endpoint()).unwrap(), as_json());
+        assert_eq!(from_value::<Endpoint>(as_json()).unwrap(), endpoint());
+        let key = RemoteAddr::new(u64::MAX, u32::MAX);
+        let text = serde_json::to_string(&key).unwrap();
+        assert_eq!(text, r#"{"addr":18446744073709551615,"rkey":4294967295}"#);
+        assert_eq!(from_str::<RemoteAddr>(&text).unwrap(), key);
+    }
+
+    /// Each field, one at a time, is what it cannot be.
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let bad = [
+            ("qp_num", json!(1 << 24), "24 bits"),
+            ("qp_num", json!(-1), "u32"),
+            ("qp_num", json!(1.5), "u32"),
+            ("psn", json!(u32::MAX), "24 bits"),
+            ("psn", json!(u64::MAX), "u32"),
+            ("lid", json!(65_536), "u16"),
+            ("mtu", json!(0), "1 to 5"),
+            ("mtu", json!(6), "1 to 5"),
+            ("mtu", json!("5"), "u8"),
+            ("gid", json!("192.0.2.1"), "IPv6"),
+            ("gid", json!("::ffff:192.0.2.1 "), "IPv6"),
+            ("gid", json!(""), "IPv6"),
+            ("gid", json!(vec![0; 16]), "IPv6"),
+        ];
+        for (field, value, says) in bad {
+            let mut all = as_json();
+            all[field] = value.clone();
+            let error = from_value::<Endpoint>(all).unwrap_err().to_string();
+            assert!(error.contains(says), "{field} = {value}: {error}");
+        }
+        for field in ["qp_num", "psn", "lid", "mtu", "gid"] {
+            let mut all = as_json();
+            all.as_object_mut().unwrap().remove(field);
+            let error = from_value::<Endpoint>(all).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        for text in ["", "{", "null", "[]", "{}", r#"{"addr":-1,"rkey":0}"#] {
+            assert!(from_str::<Endpoint>(text).is_err(), "{text}");
+            assert!(from_str::<RemoteAddr>(text).is_err(), "{text}");
+        }
+    }
+
+    /// However a text is cut or changed, it is refused or still an endpoint
+    /// that can be.
+    #[test]
+    fn a_damaged_text_is_never_out_of_range() {
+        let text = as_json().to_string();
+        for end in 0..text.len() {
+            assert!(from_str::<Endpoint>(&text[..end]).is_err(), "{end}");
+        }
+        for at in 0..text.len() {
+            for byte in b' '..=b'~' {
+                let mut damaged = text.clone().into_bytes();
+                damaged[at] = byte;
+                if let Ok(read) = serde_json::from_slice::<Endpoint>(&damaged) {
+                    assert!(read.qp_num < 1 << 24 && read.psn < 1 << 24, "{read:?}");
+                    assert!((1..=5).contains(&read.mtu), "{read:?}");
+                }
+            }
+        }
+    }
+
+    /// A format that nobody reads has the bytes.
+    #[test]
+    fn a_gid_is_16_bytes_in_a_binary_format() {
+        use serde::Deserialize;
+        use serde::de::value::{Error, SeqDeserializer};
+        // As a binary format: a sequence, which says that it is not readable.
+        struct Binary<D>(D);
+        impl<'de, D: serde::Deserializer<'de>> serde::Deserializer<'de> for Binary<D> {
+            type Error = D::Error;
+            fn deserialize_any<V: serde::de::Visitor<'de>>(
+                self,
+                visitor: V,
+            ) -> Result<V::Value, D::Error> {
+                self.0.deserialize_any(visitor)
+            }
+            fn is_human_readable(&self) -> bool {
+                false
+            }
+            serde::forward_to_deserialize_any! {
+                bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes
+                byte_buf option unit unit_struct newtype_struct seq tuple tuple_struct map
+                struct enum identifier ignored_any
+            }
+        }
+        let read = |count: u8| {
+            let bytes = SeqDeserializer::<_, Error>::new(0..count);
+            Gid::deserialize(Binary(bytes))
+        };
+        assert_eq!(read(16).unwrap().0, std::array::from_fn(|at| at as u8));
+        assert!(read(15).is_err());
+    }
+}

@@ -1,0 +1,293 @@
+//! Connecting queue pairs over TCP: each side tells the other where it is.
+//!
+//! Two programs that can reach each other by TCP need nothing else to connect;
+//! [`cm`](crate::cm) is the other way, by IP address alone. [`connect`] does it
+//! all; [`exchange`] and [`barrier`] are its parts, for programs that tell each
+//! other more than one endpoint.
+//!
+//! ```no_run
+//! # fn f(domain: &ringverbs::ProtectionDomain, cq: &ringverbs::CompletionQueue)
+//! # -> Result<(), Box<dyn std::error::Error>> {
+//! use std::{net::TcpStream, time::Duration};
+//! use ringverbs::{Transport, tcp};
+//!
+//! let local = domain.context().local_address(1)?;
+//! let mut qp = domain.queue_pair(Transport::Reliable, cq).build()?;
+//! let stream = TcpStream::connect("192.0.2.1:7000")?;
+//! tcp::connect(&mut qp, &local, &stream, Duration::from_secs(10))?;
+//! # Ok(()) }
+//! ```
+//!
+//! The peer does the same with the stream that it has accepted. Each message is
+//! a line of a fixed length, and no byte behind it is read, so that the stream
+//! can be used for more afterwards. A peer is not believed: what is no endpoint
+//! is refused at its first wrong byte, and the time is for all of the call,
+//! however slowly its bytes drip in. Blocking and non-blocking streams will do;
+//! their timeouts are neither used nor changed.
+
+use std::fmt;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv, send};
+
+use crate::qp::{Endpoint, LocalAddress};
+use crate::{Error, QueuePair};
+
+/// What an endpoint's line begins with; the number is this format's.
+const GREETING: &[u8] = b"ringverbs 1 ";
+/// An endpoint as text: 6 + 6 + 4 + 1 + 32 digits, and colons.
+const ENDPOINT: usize = 53;
+/// The line of an endpoint.
+const LINE: usize = GREETING.len() + ENDPOINT + 1;
+/// The line of a side that is connected.
+const READY: &[u8] = b"ringverbs ready\n";
+/// Bytes of a message that makes no sense, as far as an error quotes it.
+const QUOTED: usize = 24;
+
+/// Why peers did not come together over TCP.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// The peer did not say what it should, or take what we say, in time.
+    Timeout {
+        /// What was being done.
+        during: &'static str,
+        /// The time that it had.
+        allowed: Duration,
+    },
+    /// The peer has closed the stream in the middle.
+    Closed {
+        /// What was being done.
+        during: &'static str,
+    },
+    /// The stream broke.
+    Stream {
+        /// What was being done.
+        during: &'static str,
+        /// How.
+        source: io::Error,
+    },
+    /// What the peer says is not what is said here.
+    Malformed {
+        /// What it should have been.
+        expected: &'static str,
+        /// The beginning of what it was, at most 24 bytes.
+        got: Vec<u8>,
+    },
+    /// The queue pair could not be connected to what the peer says.
+    Verbs(Error),
+}
+
+impl fmt::Display for ExchangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Timeout { during, allowed } => write!(
+                f,
+                "{during}: not done in {} ms; is the peer a program of the same kind, and alive?",
+                allowed.as_millis()
+            ),
+            Self::Closed { during } => write!(
+                f,
+                "{during}: the peer has closed the stream; its messages may say why"
+            ),
+            Self::Stream { during, source } => write!(f, "{during}: {source}"),
+            Self::Malformed { expected, got } => write!(
+                f,
+                "the peer says \"{}\", which is not {expected}; is it a program of the same kind?",
+                got.escape_ascii()
+            ),
+            Self::Verbs(error) => write!(f, "connecting to the peer's endpoint: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ExchangeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Stream { source, .. } => Some(source),
+            Self::Verbs(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for ExchangeError {
+    fn from(error: Error) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+/// Tells the peer our endpoint, and returns the peer's. Both sides call it.
+///
+/// # Errors
+/// [`ExchangeError`], but not `Verbs`. The stream is then in the middle of a
+/// message, and of no use any more.
+pub fn exchange(
+    stream: &TcpStream,
+    ours: &Endpoint,
+    timeout: Duration,
+) -> Result<Endpoint, ExchangeError> {
+    let talk = Talk::new(stream, timeout);
+    let mut line = Vec::with_capacity(LINE);
+    line.extend_from_slice(GREETING);
+    line.extend_from_slice(ours.to_string().as_bytes());
+    line.push(b'\n');
+    // A line that a peer's buffer always has room for: nobody waits for the
+    // other to read first.
+    talk.write(&line, "telling the peer our endpoint")?;
+    let mut line = [0; LINE];
+    let expected = "an endpoint of this crate's tcp::exchange";
+    talk.read(
+        &mut line,
+        GREETING,
+        expected,
+        "waiting for the peer's endpoint",
+    )?;
+    let parse = || {
+        let text = line[GREETING.len()..].strip_suffix(b"\n")?;
+        let endpoint: Endpoint = std::str::from_utf8(text).ok()?.parse().ok()?;
+        // There is one way to write it.
+        (endpoint.to_string().as_bytes() == text).then_some(endpoint)
+    };
+    parse().ok_or_else(|| malformed(expected, &line[GREETING.len()..]))
+}
+
+/// Waits until the peer has come as far: both sides call it, and neither
+/// returns before the other has called.
+///
+/// # Errors
+/// As [`exchange`].
+pub fn barrier(stream: &TcpStream, timeout: Duration) -> Result<(), ExchangeError> {
+    let talk = Talk::new(stream, timeout);
+    talk.write(READY, "telling the peer that this side is ready")?;
+    talk.read(
+        &mut [0; READY.len()],
+        READY,
+        "that it is ready",
+        "waiting until the peer is ready",
+    )
+}
+
+/// Connects a queue pair to the one that the peer calls this with, and waits
+/// until both are ready to send. Returns the peer's endpoint.
+///
+/// A peer may send as soon as this returns there. If that must find a receive,
+/// post it before: [`QueuePair::initialize`], [`QueuePair::receive`], then this.
+///
+/// # Errors
+/// As [`exchange`]; [`ExchangeError::Verbs`] as [`QueuePair::connect`].
+pub fn connect(
+    qp: &mut QueuePair,
+    local: &LocalAddress,
+    stream: &TcpStream,
+    timeout: Duration,
+) -> Result<Endpoint, ExchangeError> {
+    let begin = Instant::now();
+    let peer = exchange(stream, &qp.endpoint(local), timeout)?;
+    qp.connect(local, &peer)?;
+    barrier(stream, timeout.saturating_sub(begin.elapsed()))?;
+    Ok(peer)
+}
+
+fn malformed(expected: &'static str, got: &[u8]) -> ExchangeError {
+    ExchangeError::Malformed {
+        expected,
+        got: got[..got.len().min(QUOTED)].to_vec(),
+    }
+}
+
+/// A stream, for as long as one message each way may take.
+struct Talk<'s> {
+    stream: &'s TcpStream,
+    begin: Instant,
+    allowed: Duration,
+}
+
+impl<'s> Talk<'s> {
+    fn new(stream: &'s TcpStream, allowed: Duration) -> Self {
+        Self {
+            stream,
+            begin: Instant::now(),
+            allowed,
+        }
+    }
+
+    /// Waits until the stream is ready for `what`, or broken.
+    fn wait(&self, what: PollFlags, during: &'static str) -> Result<(), ExchangeError> {
+        loop {
+            let left = self.allowed.saturating_sub(self.begin.elapsed());
+            if left.is_zero() {
+                return Err(ExchangeError::Timeout {
+                    during,
+                    allowed: self.allowed,
+                });
+            }
+            // Rounded up, not to spin at the end; a time that poll cannot take
+            // is taken in parts.
+            let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+            let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.stream.as_fd(), what)], timeout) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(broken(during, errno)),
+            }
+        }
+    }
+
+    fn write(&self, mut bytes: &[u8], during: &'static str) -> Result<(), ExchangeError> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        while !bytes.is_empty() {
+            self.wait(PollFlags::POLLOUT, during)?;
+            match send(self.stream.as_raw_fd(), bytes, flags) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(errno) => return Err(broken(during, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `to`, with what has to begin with `greeting`.
+    fn read(
+        &self,
+        to: &mut [u8],
+        greeting: &[u8],
+        expected: &'static str,
+        during: &'static str,
+    ) -> Result<(), ExchangeError> {
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let mut there = 0;
+        while there < to.len() {
+            self.wait(PollFlags::POLLIN, during)?;
+            match recv(self.stream.as_raw_fd(), &mut to[there..], flags) {
+                Ok(0) => return Err(ExchangeError::Closed { during }),
+                Ok(count) => there += count,
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(errno) => return Err(broken(during, errno)),
+            }
+            let common = there.min(greeting.len());
+            if to[..common] != greeting[..common] {
+                return Err(malformed(expected, &to[..there]));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn broken(during: &'static str, errno: Errno) -> ExchangeError {
+    match errno {
+        Errno::ECONNRESET | Errno::EPIPE => ExchangeError::Closed { during },
+        _ => ExchangeError::Stream {
+            during,
+            source: errno.into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
