@@ -174,6 +174,8 @@ impl fmt::Display for ReadError {
     }
 }
 
+impl std::error::Error for ErrorEntry {}
+
 impl std::error::Error for ReadError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {

@@ -1,0 +1,113 @@
+//! A key-value server on tokio, with a task for each client. It sleeps when
+//! there is nothing to do.
+//!
+//! Clients connect by TCP; requests (`set KEY VALUE`, `get KEY`) and answers are
+//! RDMA messages. A client is gone when its TCP connection is.
+//!
+//! `cargo run --example kv_server ADDRESS:PORT [DEVICE]`, then `kv_client`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ringverbs::completion::{EntryFlags, MessageFormat, ReadError, TokioReader, WaitObject};
+use ringverbs::{Device, ProtectionDomain, Transport, tcp};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::spawn_blocking;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Store = Arc<Mutex<HashMap<String, String>>>;
+
+/// Bytes of the longest message, and requests of a client that may be waiting.
+const SIZE: usize = 1024;
+const DEPTH: usize = 4;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Carries out a request. No answer is longer than its longest request.
+fn answer(store: &Store, request: &[u8]) -> String {
+    let request = std::str::from_utf8(request).unwrap_or_default();
+    let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+    match *request.splitn(3, ' ').collect::<Vec<_>>() {
+        ["set", key, value] => {
+            store.insert(key.to_owned(), value.to_owned());
+            "ok".to_owned()
+        }
+        ["get", key] => store
+            .get(key)
+            .map_or("none".to_owned(), |it| format!("= {it}")),
+        _ => "what?".to_owned(),
+    }
+}
+
+/// Serves one client until it is gone.
+async fn serve(stream: TcpStream, domain: ProtectionDomain, store: Store) -> Result<()> {
+    // A completion queue whose descriptor tokio watches: with nothing to read,
+    // the task sleeps, and others run.
+    let context = domain.context();
+    let queue = context.completion_queue().entries(2 * DEPTH as u32);
+    let reader = queue.reader::<MessageFormat>().wait_object(WaitObject::Fd);
+    let mut reader = TokioReader::new(reader.build()?)?;
+    let builder = domain.queue_pair(Transport::Reliable, reader.reader().queue());
+    let mut qp = builder.build()?;
+
+    // Receives are there before anything can be sent to them.
+    let local = context.local_address(1)?;
+    qp.initialize(&local)?;
+    for buffer in domain.alloc(DEPTH * SIZE)?.into_buffers(SIZE).take(DEPTH) {
+        qp.receive(buffer, 0)?;
+    }
+    // Connecting blocks, so it goes to a thread, and comes back.
+    let stream = stream.into_std()?;
+    let connect = move || (tcp::connect(&mut qp, &local, &stream, PATIENCE), qp, stream);
+    let (connected, mut qp, stream) = spawn_blocking(connect).await?;
+    connected?;
+    let stream = TcpStream::from_std(stream)?;
+
+    let mut entries: [_; DEPTH] = Default::default();
+    loop {
+        let count = tokio::select! {
+            // Nothing more is said there: this is its end. What is in flight
+            // stays the queue pair's until both are dropped.
+            _ = stream.readable() => return Ok(()),
+            // Cancelling a read loses nothing.
+            read = reader.read(&mut entries) => match read {
+                Err(ReadError::ErrorAvailable) => match reader.read_err() {
+                    Some(failed) => return Err(failed.into()),
+                    None => continue,
+                }
+                read => read?,
+            }
+        };
+        for entry in &mut entries[..count] {
+            let Some(mut buffer) = std::mem::take(&mut entry.payload).into_buffer() else {
+                continue;
+            };
+            // The request's buffer takes the answer; once that is sent, it is a
+            // receive again.
+            if entry.flags.contains(EntryFlags::RECV) {
+                buffer.copy_from(answer(&store, &buffer).as_bytes())?;
+                qp.send(buffer, 0)?;
+            } else {
+                buffer.fill_up();
+                qp.receive(buffer, 0)?;
+            }
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let address = arguments.next().unwrap_or("0.0.0.0:7475".to_owned());
+    let name = arguments.next();
+    let device = name.map_or_else(Device::first, |name| Device::named(&name))?;
+    let domain = device.open()?.alloc_pd()?;
+    let store = Store::default();
+    let listener = TcpListener::bind(&address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    loop {
+        let (stream, peer) = listener.accept().await?;
+        let client = serve(stream, domain.clone(), Store::clone(&store));
+        tokio::spawn(async move { println!("{peer} is gone: {:?}", client.await) });
+    }
+}

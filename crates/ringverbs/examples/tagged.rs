@@ -1,0 +1,117 @@
+//! Tagged messages: who receives says which messages it wants, and not only
+//! that it wants the next one.
+//!
+//! A worker hands in three kinds of messages, as they come about. The office
+//! takes them in the order that suits it: all results, then the log, and looks
+//! how long the report is before it makes room for it.
+//!
+//! `cargo run --example tagged [DEVICE]`
+
+use std::time::{Duration, Instant};
+
+use ringverbs::completion::{TagMatch, TaggedEndpoint, TaggedEntry};
+use ringverbs::{Device, ProtectionDomain, Transport};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+// A tag is 64 bits, which mean what we like: here the kind of a message is in
+// the upper half, and its number in the lower.
+const RESULT: u64 = 1 << 32;
+const LOG: u64 = 2 << 32;
+const REPORT: u64 = 3 << 32;
+
+/// Messages that may be on their way, and bytes of the longest.
+const DEPTH: u32 = 16;
+const LONGEST: usize = 1024;
+
+/// All messages of a kind, whatever their number: bits that are ignored.
+fn any_of(kind: u64) -> TagMatch {
+    TagMatch {
+        tag: kind,
+        ignore: u64::from(u32::MAX),
+    }
+}
+
+/// The end of the next operation: of a receive, with its message.
+fn next(end: &mut TaggedEndpoint) -> Result<TaggedEntry> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < deadline {
+        if let Some(entry) = end.next_entry()? {
+            return Ok(entry?);
+        }
+    }
+    Err("nothing has come for 30 seconds".into())
+}
+
+/// Receives one message that `which` takes, into memory of `len` bytes.
+fn receive(
+    end: &mut TaggedEndpoint,
+    domain: &ProtectionDomain,
+    which: TagMatch,
+    len: usize,
+) -> Result<(u64, Vec<u8>)> {
+    end.receive(domain.alloc(len)?.into_buffer(), which, 0);
+    let entry = next(end)?;
+    let (tag, buffer) = (entry.tag, entry.payload.into_buffer());
+    let (Some(tag), Some(buffer)) = (tag, buffer) else {
+        return Err("a receive without a message".into());
+    };
+    Ok((tag, buffer.to_vec()))
+}
+
+fn main() -> Result<()> {
+    let device = match std::env::args().nth(1) {
+        Some(name) => Device::named(&name)?,
+        None => Device::first()?,
+    };
+    let context = device.open()?;
+    let domain = context.alloc_pd()?;
+
+    // Both ends in one process; each has a completion queue of its own.
+    let local = context.local_address(1)?;
+    let queues = (
+        context.completion_queue().entries(64).build()?,
+        context.completion_queue().entries(64).build()?,
+    );
+    let mut a = domain.queue_pair(Transport::Reliable, &queues.0).build()?;
+    let mut b = domain.queue_pair(Transport::Reliable, &queues.1).build()?;
+    let ends = (a.endpoint(&local), b.endpoint(&local));
+    a.connect(&local, &ends.1)?;
+    b.connect(&local, &ends.0)?;
+    let mut worker = TaggedEndpoint::new(a, queues.0, DEPTH, LONGEST)?;
+    let mut office = TaggedEndpoint::new(b, queues.1, DEPTH, LONGEST)?;
+
+    // The worker sends as it goes. The bytes are copied: no buffer is needed.
+    let report = "all went well. ".repeat(40);
+    for number in 0..4 {
+        let (log, result) = (format!("step {number}"), (number * number).to_string());
+        worker.send(LOG | number, log.as_bytes(), number)?;
+        worker.send(RESULT | number, result.as_bytes(), number)?;
+    }
+    worker.send(REPORT, report.as_bytes(), 0)?;
+    for _ in 0..9 {
+        next(&mut worker)?;
+    }
+
+    // The office: results first, though other messages have come before them.
+    let mut sum = 0;
+    for number in 0..4 {
+        let (tag, text) = receive(&mut office, &domain, any_of(RESULT), 64)?;
+        // Of one kind they are in the order in which they were sent.
+        assert_eq!(tag, RESULT | number);
+        sum += String::from_utf8(text)?.parse::<u64>()?;
+    }
+    println!("sum of the results: {sum}");
+    // One of the log, by its very tag; the others are still there.
+    let (_, text) = receive(&mut office, &domain, TagMatch::exact(LOG | 2), 64)?;
+    println!("log, line 2: {}", String::from_utf8(text)?);
+    // How long is the report? Looking does not take it.
+    let (_, len) = office.peek(any_of(REPORT)).ok_or("no report")?;
+    let (_, text) = receive(&mut office, &domain, any_of(REPORT), len)?;
+    println!(
+        "report of {len} bytes: {}...",
+        &String::from_utf8(text)?[..14]
+    );
+    assert_eq!((sum, len), (1 + 4 + 9, report.len()));
+    Ok(())
+}
