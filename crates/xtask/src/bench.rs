@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// A provider to measure instead of a fresh build, as RDMAV_DRIVERS names
-    /// it: the path without -rdmav<ABI>.so
+    /// it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     provider: Option<PathBuf>,
     /// Print where each instruction of a row's operations is, for both

@@ -222,7 +222,8 @@ fn skipped(what: &str, why: &str) -> Line {
     }
 }
 
-/// Format, lints, unit and property tests, loom: seconds to minutes, no root.
+/// Format, lints, documentation, unit and property tests, loom: seconds to
+/// minutes, no root.
 fn without_a_guest() -> Vec<Line> {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(driver::cargo());
@@ -238,6 +239,14 @@ fn without_a_guest() -> Vec<Line> {
         // costs time here.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    let mut doc = cargo(&[
+        "doc",
+        "--quiet",
+        "--workspace",
+        "--no-deps",
+        "--all-features",
+    ]);
+    doc.env("RUSTDOCFLAGS", "-D warnings");
     vec![
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
         check(
@@ -252,6 +261,7 @@ fn without_a_guest() -> Vec<Line> {
                 "warnings",
             ]),
         ),
+        check("documentation", &mut doc),
         counted(
             "unit and property tests",
             &mut cargo(&["test", "--workspace", "--no-fail-fast"]),
