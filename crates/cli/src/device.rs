@@ -1,16 +1,15 @@
 //! Finding and opening devices.
 
-use uverbs::discovery::{self, Device, DriverId};
-use uverbs::kernel::RealKernel;
-use uverbs::{Context, ContextInfo, Udata};
+use ringverbs::Device;
+use ringverbs::kernel::discovery::DriverId;
+use ringverbs::kernel::{Context, ContextInfo};
 
 use crate::error::Error;
 
 /// All devices there are, by name.
 pub fn all() -> Result<Vec<Device>, Error> {
-    let mut devices =
-        discovery::devices(&RealKernel).map_err(Error::doing("listing the devices"))?;
-    devices.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut devices = ringverbs::devices().map_err(Error::native("listing the devices"))?;
+    devices.sort_by(|a, b| a.name().cmp(b.name()));
     Ok(devices)
 }
 
@@ -18,8 +17,11 @@ pub fn all() -> Result<Vec<Device>, Error> {
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     let mut devices = all()?;
     if let Some(name) = name {
-        let there: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
-        devices.retain(|device| device.name == name);
+        let there: Vec<String> = devices
+            .iter()
+            .map(|device| device.name().to_owned())
+            .collect();
+        devices.retain(|device| device.name() == name);
         if devices.is_empty() {
             return Err(Error::NoSuchDevice {
                 name: name.to_owned(),
@@ -33,19 +35,17 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// Opens a device and makes its context.
+/// Opens a device, whatever its driver, to be asked.
 pub fn open(device: &Device) -> Result<(Context, ContextInfo), Error> {
-    let doing = || Error::doing(format!("opening {}", device.name));
-    let context = Context::open(Box::new(RealKernel), device).map_err(doing())?;
-    let info = context.get_context(Udata::none()).map_err(doing())?;
-    Ok((context, info))
+    let doing = Error::native(format!("opening {}", device.name()));
+    device.open_kernel().map_err(doing)
 }
 
 /// Opens the device of that name, or the first, for operations on it.
 pub fn context(name: Option<&str>) -> Result<ringverbs::Context, Error> {
     let device = match name {
-        Some(name) => ringverbs::Device::named(name),
-        None => ringverbs::Device::first(),
+        Some(name) => Device::named(name),
+        None => Device::first(),
     };
     let device = device.map_err(Error::native("choosing a device"))?;
     device

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use ringverbs::Device;
 use serde::Serialize;
-use uverbs::discovery::Device;
 
 use crate::error::Error;
 use crate::info::names;
@@ -31,13 +31,14 @@ struct Listed {
 
 impl From<Device> for Listed {
     fn from(device: Device) -> Self {
+        let device = device.found();
         Self {
             transport: names::transport(device.node_type).0,
             node_guid: device.node_guid.map(|guid| names::guid(guid.to_be_bytes())),
             ports: device.num_ports,
             driver: device::driver_name(device.driver_id),
             char_device: device.device_path(),
-            name: device.name,
+            name: device.name.clone(),
         }
     }
 }

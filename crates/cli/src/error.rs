@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use ringverbs::kernel::Command;
+
 use crate::perf::PerfError;
 use crate::pingpong::{ExchangeError, PingPongError};
 use crate::trace::TraceError;
@@ -33,7 +35,7 @@ pub enum Error {
         /// What was being done, as in "opening rxe0".
         doing: String,
         /// What the kernel said.
-        source: uverbs::Error,
+        source: ringverbs::kernel::Error,
     },
     /// A verb failed.
     Native {
@@ -62,7 +64,10 @@ impl Error {
     pub fn advice(&self) -> Option<&'static str> {
         match self {
             Self::NoDevice => Some("run `ringverbs doctor` to find out why"),
-            Self::Verbs { source, .. } if source.command() == uverbs::Command::Open => {
+            Self::Native {
+                source: ringverbs::Error::Kernel(source),
+                ..
+            } if source.command() == Command::Open => {
                 Some("run `ringverbs doctor` to find out why")
             }
             _ => None,
@@ -70,7 +75,7 @@ impl Error {
     }
 
     /// For `map_err`: what was being done when the kernel refused.
-    pub fn doing(what: impl Into<String>) -> impl FnOnce(uverbs::Error) -> Self {
+    pub fn doing(what: impl Into<String>) -> impl FnOnce(ringverbs::kernel::Error) -> Self {
         let doing = what.into();
         move |source| Self::Verbs { doing, source }
     }

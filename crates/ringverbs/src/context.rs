@@ -77,6 +77,18 @@ impl Device {
     pub fn open(&self) -> Result<Context> {
         Context::open_with(Box::new(RealKernel), self)
     }
+
+    /// Opens the kernel's side of it alone, whatever its driver: it and its
+    /// ports can be asked for what they are. [`open`](Self::open) is for those
+    /// devices that there is a data path for.
+    ///
+    /// # Errors
+    /// EACCES without permission on its character device.
+    pub fn open_kernel(&self) -> Result<(uverbs::Context, ContextInfo)> {
+        let context = uverbs::Context::open(Box::new(RealKernel), &self.found)?;
+        let info = context.get_context(Udata::none())?;
+        Ok((context, info))
+    }
 }
 
 impl fmt::Debug for Device {

@@ -129,4 +129,8 @@ pub use qp::{
 pub use query::{Gid, GidEntry};
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
+/// The kernel's interface itself: for what this crate has no words for
+/// ([`Context::as_uverbs`]), and for devices that it has no data path for
+/// ([`Device::open_kernel`]).
+pub use uverbs as kernel;
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-use uverbs::discovery::Device;
+use ringverbs::Device;
 
 use super::provider::Libibverbs;
 use crate::device;
@@ -250,12 +250,12 @@ fn node_state(path: &Path, (major, minor): (u32, u32)) -> NodeState {
 }
 
 fn opened(root: &Path, device: &Device) -> Opened {
-    let directory = root.join("sys/class/infiniband").join(&device.name);
+    let directory = root.join("sys/class/infiniband").join(device.name());
     let under = text(&directory.join("parent"))
         .or_else(|| text(&directory.join("ports/1/gid_attrs/ndevs/0")));
     Opened {
-        name: device.name.clone(),
-        driver: device::driver_name(device.driver_id),
+        name: device.name().to_owned(),
+        driver: device::driver_name(device.found().driver_id),
         interface: under.map(|name| interface(root, name)),
         ports: ports(device).map_err(|error| error.to_string()),
     }
@@ -264,7 +264,7 @@ fn opened(root: &Path, device: &Device) -> Opened {
 fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
     use crate::error::Error;
     let (context, _) = device::open(device)?;
-    let doing = || Error::doing(format!("querying {}", device.name));
+    let doing = || Error::doing(format!("querying {}", device.name()));
     let count = context.query_device().map_err(doing())?.phys_port_cnt;
     let ports = (1..=count).map(|number| {
         let port = PortInfo::query(&context, number).map_err(doing())?;

@@ -1,9 +1,10 @@
 //! What is known about a device. Field names are ibv_devinfo's, and so are the
 //! values; JSON has them as they are here.
 
+use ringverbs::Device;
+use ringverbs::kernel::discovery::{self, DriverId};
+use ringverbs::kernel::{self, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, Udata};
 use serde::Serialize;
-use uverbs::discovery::{Device, DriverId};
-use uverbs::{Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, Udata};
 
 use super::names::{self, GidKind};
 use crate::device;
@@ -206,6 +207,7 @@ impl DeviceInfo {
     /// Opens the device and asks it, about one port or all.
     pub fn query(device: &Device, port: Option<u8>) -> Result<Self, Error> {
         let (context, info) = device::open(device)?;
+        let device = device.found();
         let doing = || Error::doing(format!("querying {}", device.name));
         let ex = extended(&context).map_err(doing())?;
         let attr = ex.base;
@@ -249,7 +251,7 @@ impl DeviceInfo {
 
 /// The extended attributes; a kernel's that has only the others are those, and
 /// zeros.
-fn extended(context: &Context) -> Result<DeviceAttrEx, uverbs::Error> {
+fn extended(context: &Context) -> Result<DeviceAttrEx, kernel::Error> {
     match context.query_device_ex(Udata::none()) {
         Err(error) if error.errno().raw() == libc::EOPNOTSUPP => Ok(DeviceAttrEx {
             base: context.query_device()?,
@@ -269,7 +271,7 @@ fn firmware_version(driver: DriverId, raw: u64) -> String {
     }
 }
 
-fn board_id(device: &Device) -> Option<String> {
+fn board_id(device: &discovery::Device) -> Option<String> {
     let text = std::fs::read_to_string(format!("{}/board_id", device.ibdev_path)).ok()?;
     let text = text.trim_end_matches('\n');
     (!text.is_empty()).then(|| text.to_owned())
@@ -361,7 +363,7 @@ impl Attributes {
 
 impl PortInfo {
     /// Asks a port and its GID table.
-    pub fn query(context: &Context, port: u8) -> Result<Self, uverbs::Error> {
+    pub fn query(context: &Context, port: u8) -> Result<Self, kernel::Error> {
         let PortAttr {
             legacy,
             port_cap_flags2,
@@ -414,7 +416,7 @@ impl PortInfo {
 
 /// The GIDs of a port that are not empty: those whose lower half is not zero,
 /// as ibv_devinfo has it.
-fn gids(context: &Context, port: u8, table: u32) -> Result<Vec<Gid>, uverbs::Error> {
+fn gids(context: &Context, port: u8, table: u32) -> Result<Vec<Gid>, kernel::Error> {
     let mut gids = Vec::new();
     for index in 0..table {
         let entry = match context.query_gid_entry(port.into(), index) {
