@@ -246,6 +246,10 @@ impl Connection {
     /// # Errors
     /// [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
+        // The event may have been read by `is_over`.
+        if self.is_over()? {
+            return Ok(());
+        }
         await_event(&self.channel, EventKind::DISCONNECTED, timeout).map(drop)
     }
 }
