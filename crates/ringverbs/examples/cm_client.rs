@@ -1,0 +1,94 @@
+//! A client that connects by IP address: it receives messages and sends them
+//! back.
+//!
+//! The example `cm_server`, or rdma-core's `ucmatose`, and then
+//! `cargo run --example cm_client ADDRESS [PORT]`
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ringverbs::cm::{self, Connector, Options};
+use ringverbs::{Operation, Transport};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Messages each way, and bytes of each: what ucmatose does unless told.
+const MESSAGES: usize = 10;
+const SIZE: usize = 100;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes up to the zeros that private data is filled up with.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let address: IpAddr = arguments
+        .next()
+        .ok_or("cm_client ADDRESS [PORT]")?
+        .parse()?;
+    let port: u16 = arguments.next().map_or(Ok(7471), |port| port.parse())?;
+
+    // Which device leads there? The queue pair has to be on that one.
+    let connector = Connector::resolve(SocketAddr::from((address, port)), TIMEOUT)?;
+    let context = connector.device()?.open()?;
+    let domain = context.alloc_pd()?;
+    let mut cq = context.completion_queue().entries(64).build()?;
+    let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
+
+    // Receives must be there before the server may send.
+    connector.prepare(&mut qp)?;
+    for buffer in domain.alloc(MESSAGES * SIZE)?.into_buffers(SIZE) {
+        qp.receive(buffer, 0)?;
+    }
+    let connection = match connector.connect(&mut qp, &Options::default(), Some(TIMEOUT)) {
+        Ok(connection) => connection,
+        // A program there said no, or there is none.
+        Err(error @ cm::Error::Failed { .. }) if error.is_rejected() => {
+            if let cm::Error::Failed { private_data, .. } = &error {
+                println!("the server says: {:?}", text(private_data));
+            }
+            return Err(error.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    println!(
+        "connected to {:?}, which says: {:?}",
+        connection.peer_addr()?,
+        text(connection.private_data())
+    );
+
+    // Each message goes back in the buffer that it came in.
+    let mut received = 0;
+    while received < MESSAGES {
+        let Some(mut completion) = cq.poll_one()? else {
+            // Whether the server is still there is a system call: it is asked
+            // only when there is nothing else to do.
+            if connection.is_over()? {
+                return Err(format!("the server is gone after {received} messages").into());
+            }
+            continue;
+        };
+        let success = completion.result?;
+        // Our own sends complete here, too.
+        if completion.operation != Operation::Receive {
+            continue;
+        }
+        if success.byte_len as usize != SIZE {
+            return Err(format!("{} bytes instead of {SIZE}", success.byte_len).into());
+        }
+        let buffer = completion.take_buffer().ok_or("a receive has its buffer")?;
+        println!("message {received} begins with {:?}", &buffer[..4]);
+        received += 1;
+        qp.send(buffer, 0)?;
+    }
+
+    // The server disconnects when it has them all; we answer, so that it need
+    // not wait for us.
+    connection.wait_disconnected(Some(TIMEOUT))?;
+    connection.disconnect(&mut qp)?;
+    println!("{received} messages went back; disconnected");
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Datagrams to a service that is found by IP address: the connection manager
+//! says which queue pair that is, and the key that it wants.
+//!
+//! `cargo run --example cm_datagram` is the service, and with an ADDRESS behind
+//! it is the client; or rdma-core's `udaddy`, and `udaddy -s ADDRESS`.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ringverbs::cm::{Connector, Listener, Options};
+use ringverbs::{
+    AddressHandle, Completion, CompletionQueue, Inline, Operation, ProtectionDomain, QueuePair,
+    Transport, WorkRequest,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// udaddy's.
+const PORT: u16 = 7174;
+const MESSAGES: usize = 10;
+const SIZE: usize = 100;
+/// What comes before the data in a received datagram: its route header.
+const HEADER: usize = 40;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A queue pair and its completions.
+fn make(domain: &ProtectionDomain) -> Result<(QueuePair, CompletionQueue)> {
+    let cq = domain.context().completion_queue().entries(64).build()?;
+    let qp = domain
+        .queue_pair(Transport::Datagram, &cq)
+        .inline(SIZE as u32)
+        .build()?;
+    Ok((qp, cq))
+}
+
+fn post_receives(domain: &ProtectionDomain, qp: &mut QueuePair) -> Result<()> {
+    let room = HEADER + SIZE;
+    for buffer in domain.alloc(MESSAGES * room)?.into_buffers(room) {
+        qp.receive(buffer, 0)?;
+    }
+    Ok(())
+}
+
+/// Sends as many as are waited for. Each carries our number, for an answer.
+fn send(qp: &mut QueuePair, path: &AddressHandle, number: u32, key: u32) -> Result<()> {
+    let ours = qp.qp_num();
+    for _ in 0..MESSAGES {
+        let request = WorkRequest::send(Inline(&[b'x'; SIZE])).immediate(ours);
+        qp.post(request.to(path, number, key))
+            .map_err(ringverbs::Error::from)?;
+    }
+    Ok(())
+}
+
+/// Waits until all sends or receives are done, and gives the last. Datagrams may
+/// be lost: then it fails.
+fn all(cq: &mut CompletionQueue, operation: Operation) -> Result<Completion> {
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < TIMEOUT {
+        let Some(completion) = cq.poll_one()? else {
+            continue;
+        };
+        let bytes = completion.result?.byte_len as usize;
+        if completion.operation != operation {
+            continue;
+        }
+        if operation == Operation::Receive && bytes != HEADER + SIZE {
+            return Err(format!("{bytes} bytes with the header").into());
+        }
+        count += 1;
+        if count == MESSAGES {
+            return Ok(completion);
+        }
+    }
+    Err(format!("{count} of {MESSAGES} datagrams").into())
+}
+
+fn client(address: IpAddr) -> Result<()> {
+    let connector = Connector::resolve_datagram(SocketAddr::from((address, PORT)), TIMEOUT)?;
+    let domain = connector.device()?.open()?.alloc_pd()?;
+    let (mut qp, mut cq) = make(&domain)?;
+    connector.prepare(&mut qp)?;
+    post_receives(&domain, &mut qp)?;
+    let found = connector.connect(&mut qp, &Options::default(), Some(TIMEOUT))?;
+    let service = found.service().ok_or("no service")?;
+    println!("the service is queue pair {}", service.qp_num);
+    let path = domain.address_handle(&service.path)?;
+    send(&mut qp, &path, service.qp_num, service.qkey)?;
+    all(&mut cq, Operation::Receive)?;
+    println!("{MESSAGES} datagrams there and back");
+    Ok(())
+}
+
+fn service() -> Result<()> {
+    let listener = Listener::bind_datagram(SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)))?;
+    let request = listener.next_request(None)?.ok_or("no request")?;
+    let domain = request.device()?.open()?.alloc_pd()?;
+    let (mut qp, mut cq) = make(&domain)?;
+    request.prepare(&mut qp)?;
+    post_receives(&domain, &mut qp)?;
+    let _accepted = request.accept(&mut qp, &Options::default())?;
+    // Who asks is told; who that was, its datagrams say.
+    let last = all(&mut cq, Operation::Receive)?;
+    let number = last.result?.immediate().ok_or("no number")?;
+    let from = last.sender().ok_or("no route header")?;
+    println!("from {from} queue pair {number}");
+    let local = domain.context().local_address(1)?;
+    let key = qp.query()?.qkey;
+    let path = domain.address_handle_to(&local, from)?;
+    send(&mut qp, &path, number, key)?;
+    all(&mut cq, Operation::Send)?;
+    println!("{MESSAGES} datagrams there and back");
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1) {
+        Some(address) => client(address.parse()?),
+        None => service(),
+    }
+}
