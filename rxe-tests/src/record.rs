@@ -21,6 +21,8 @@ pub enum Provider {
     Native,
     /// The Rust crate, with C programs over stock as its peers.
     NativeWithC,
+    /// The Rust crate, with C programs over the plugin as its peers.
+    NativeWithPlugin,
 }
 
 impl fmt::Display for Provider {
@@ -32,6 +34,7 @@ impl fmt::Display for Provider {
             Provider::OursClient => "ours-client",
             Provider::Native => "native",
             Provider::NativeWithC => "native-with-c",
+            Provider::NativeWithPlugin => "native-with-plugin",
         })
     }
 }

@@ -50,7 +50,9 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
             Provider::Ours => "ringverbs".to_owned(),
             Provider::OursServer => "ringverbs serving, rdma-core's asking".to_owned(),
             Provider::OursClient => "rdma-core's serving, ringverbs asking".to_owned(),
-            Provider::Native | Provider::NativeWithC => "no provider: the Rust crate".to_owned(),
+            Provider::Native | Provider::NativeWithC | Provider::NativeWithPlugin => {
+                "no provider: the Rust crate".to_owned()
+            }
         };
         let figures: Vec<String> = case
             .figures

@@ -31,6 +31,8 @@ pub enum Library {
     None,
     /// None, but its peers are C programs that are served by librxe.
     Peers,
+    /// None, but its peers are C programs that are served by ringverbs's plugin.
+    PeersOfOurs,
 }
 
 /// Where the plugin is: the path that libibverbs appends `-rdmav<ABI>.so` to.
@@ -60,7 +62,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command
         }
         Library::None | Library::Peers => Command::new(program),
-        Library::Ours => {
+        Library::Ours | Library::PeersOfOurs => {
             let plugin = plugin.context("no plugin was given for a run with ours")?;
             let mut command = Command::new(std::env::current_exe()?);
             command
@@ -71,7 +73,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command
         }
     };
-    if library != Library::Ours {
+    if ![Library::Ours, Library::PeersOfOurs].contains(&library) {
         command
             .env_remove("RDMAV_DRIVERS")
             .env_remove("IBV_DRIVERS");
@@ -222,9 +224,13 @@ pub fn verdict(
     let ours = seen.iter().any(|path| is_ours(&path));
     let stock = seen.iter().any(|path| is_stock(&path));
     match (library, ours, stock) {
-        (Library::Ours, true, false) | (Library::Stock, false, true) => Ok(()),
-        (Library::Ours, false, _) => Err("ringverbs was not mapped".into()),
-        (Library::Ours, true, true) => Err("stock's librxe was mapped beside ringverbs".into()),
+        (Library::Ours | Library::PeersOfOurs, true, false) | (Library::Stock, false, true) => {
+            Ok(())
+        }
+        (Library::Ours | Library::PeersOfOurs, false, _) => Err("ringverbs was not mapped".into()),
+        (Library::Ours | Library::PeersOfOurs, true, true) => {
+            Err("stock's librxe was mapped beside ringverbs".into())
+        }
         (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
         (Library::Stock, false, false) => Err("stock's librxe was not mapped".into()),
         (Library::None, false, false) | (Library::Peers, false, _) => Ok(()),
@@ -308,6 +314,11 @@ mod tests {
         assert!(!judge(Library::Ours, &[&ours, &stock]));
         assert!(judge(Library::Stock, &[&stock]));
         assert!(!judge(Library::Stock, &[&ours]));
+        assert!(judge(Library::PeersOfOurs, &[&ours]));
+        assert!(!judge(Library::PeersOfOurs, &[]));
+        assert!(!judge(Library::PeersOfOurs, &[&ours, &stock]));
+        assert!(judge(Library::Peers, &[&stock]));
+        assert!(!judge(Library::Peers, &[&ours]));
     }
 
     #[test]

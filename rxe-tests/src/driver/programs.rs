@@ -24,7 +24,8 @@ pub const NATIVE: &str = "native";
 /// - `stock-fails`: so must every stock so far;
 /// - `same-output`: both must pass and print the same on standard output;
 /// - `native`: the Rust crate's, which maps no provider;
-/// - `native-with-c`: the Rust crate's, with C programs for its peers.
+/// - `native-with-c`: the Rust crate's, with C programs for its peers;
+/// - `native-with-plugin`: the same, with the plugin serving those.
 ///
 /// `rdma_core` is the version in use. Lines that start with `#` and
 /// empty ones are passed over.
@@ -46,7 +47,9 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         None if same_output => Stock::Reference,
         None if providers == "stock-fails" => Stock::FailsSoFar,
         None if providers == "both" => Stock::Reference,
-        None if ["ours", "native", "native-with-c"].contains(&providers) => Stock::NotRun,
+        None if ["ours", "native", "native-with-c", "native-with-plugin"].contains(&providers) => {
+            Stock::NotRun
+        }
         Some(("stock-fails-before", version)) => {
             let fixed: u32 = version.parse().context("not a release number")?;
             if major(rdma_core)? < fixed {
@@ -60,6 +63,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let native = match providers {
         "native" => Some(Provider::Native),
         "native-with-c" => Some(Provider::NativeWithC),
+        "native-with-plugin" => Some(Provider::NativeWithPlugin),
         _ => None,
     };
     let group = if native.is_some() { NATIVE } else { GROUP };
@@ -98,9 +102,12 @@ mod tests {
         assert_eq!(stock, [Reference, NotRun, MustFail, Reference, FailsSoFar]);
         let same: Vec<_> = old.iter().map(|c| c.same_output).collect();
         assert_eq!(same, [false, false, false, true, false]);
-        let native = manifest("n | hello | native | 9\nm | x | native-with-c | 9\n", "44").unwrap();
+        let lines =
+            "n | hello | native | 9\nm | x | native-with-c | 9\np | x | native-with-plugin | 9\n";
+        let native = manifest(lines, "44").unwrap();
         assert_eq!(native[0].native, Some(Provider::Native));
         assert_eq!(native[1].native, Some(Provider::NativeWithC));
+        assert_eq!(native[2].native, Some(Provider::NativeWithPlugin));
         assert_eq!((native[0].group, old[0].native), (NATIVE, None));
         let new = manifest(text, "65.0-1").unwrap();
         assert_eq!(new[2].stock, Stock::Reference);

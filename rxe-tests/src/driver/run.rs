@@ -118,7 +118,7 @@ impl Runner {
             }
         };
         if attempt.outcome == Outcome::Pass
-            && provider == Provider::Ours
+            && [Provider::Ours, Provider::NativeWithPlugin].contains(&provider)
             && self.proved.insert(case.group)
         {
             self.report.put(&Record::Proof {
@@ -313,6 +313,7 @@ pub fn sides(provider: Provider) -> (Library, Library) {
         Provider::OursClient => (Library::Stock, Library::Ours),
         Provider::Native => (Library::None, Library::None),
         Provider::NativeWithC => (Library::Peers, Library::Peers),
+        Provider::NativeWithPlugin => (Library::PeersOfOurs, Library::PeersOfOurs),
     }
 }
 

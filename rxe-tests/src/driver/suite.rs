@@ -165,7 +165,8 @@ fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {
 /// Who serves the runs of a case.
 fn providers(case: &Case, ours: bool) -> Vec<Provider> {
     if let Some(native) = case.native {
-        return vec![native];
+        let possible = ours || native != Provider::NativeWithPlugin;
+        return possible.then_some(native).into_iter().collect();
     }
     let mut providers = Vec::new();
     if case.stock != Stock::NotRun {
