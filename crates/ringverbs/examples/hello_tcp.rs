@@ -1,0 +1,54 @@
+//! A message each way between two machines. They get to know each other by TCP;
+//! what they have to say goes over RDMA.
+//!
+//! `hello_tcp listen 0.0.0.0:7000` on one, `hello_tcp connect ADDRESS:7000` on
+//! the other, or both on the same.
+
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use ringverbs::{Device, Operation, Transport, tcp};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [role, address] = &arguments[..] else {
+        return Err("hello_tcp listen|connect ADDRESS:PORT".into());
+    };
+
+    let context = Device::first()?.open()?;
+    let domain = context.alloc_pd()?;
+    let mut cq = context.completion_queue().entries(16).build()?;
+    let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
+    let local = context.local_address(1)?;
+
+    // The peer may send as soon as it is connected. So the receive is posted
+    // before: in the state INIT, where nothing can come yet.
+    let mut outgoing = domain.alloc(8192)?.into_buffer();
+    let incoming = outgoing.split_off(4096);
+    qp.initialize(&local)?;
+    qp.receive(incoming, 1)?;
+
+    // Each side tells the other where its queue pair is.
+    let stream = if role == "listen" {
+        TcpListener::bind(address)?.accept()?.0
+    } else {
+        TcpStream::connect(address)?
+    };
+    let peer = tcp::connect(&mut qp, &local, &stream, PATIENCE)?;
+    println!("connected to {peer}");
+
+    outgoing.copy_from(format!("hello from the side that said {role}").as_bytes())?;
+    qp.send(outgoing, 2)?;
+    for _ in 0..2 {
+        let mut done = cq.poll_until_one()?;
+        let result = done.result;
+        result?;
+        if let (Operation::Receive, Some(buffer)) = (done.operation, done.take_buffer()) {
+            println!("received: {}", String::from_utf8_lossy(&buffer));
+        }
+    }
+    // Who goes first takes its queue pair along: not before both are done.
+    Ok(tcp::barrier(&stream, PATIENCE)?)
+}

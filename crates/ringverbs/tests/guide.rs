@@ -1,0 +1,168 @@
+//! The guide and the examples are what they are said to be. That the guide's
+//! snippets compile is a matter of `cargo test --doc`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The examples: name and text.
+fn examples() -> BTreeMap<String, String> {
+    let folder = "crates/ringverbs/examples";
+    let files = fs::read_dir(root().join(folder)).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    names
+        .map(|name| (name.clone(), read(&format!("{folder}/{name}"))))
+        .collect()
+}
+
+/// The blocks of a page: the line in front of each, its label, its text.
+fn blocks(page: &str) -> Vec<(&str, &str, String)> {
+    let mut blocks = Vec::new();
+    let mut before = "";
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(label) = line.strip_prefix("```") else {
+            if !line.is_empty() {
+                before = line;
+            }
+            continue;
+        };
+        let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+        blocks.push((before, label, text.join("\n") + "\n"));
+    }
+    blocks
+}
+
+/// Nothing in Rust is kept from being compiled, and all that claims to be an
+/// example is that, to the letter.
+#[test]
+fn the_guide_s_programs_are_the_examples() {
+    let guide = read("docs/guide.md");
+    let examples = examples();
+    let mut whole = Vec::new();
+    for (before, label, text) in blocks(&guide) {
+        assert!(["rust,no_run", "text"].contains(&label), "{label}: {text}");
+        let example = before
+            .rsplit_once("(../crates/ringverbs/examples/")
+            .and_then(|(_, link)| link.split_once(')'))
+            .filter(|_| text.contains("fn main()"));
+        if let Some((name, _)) = example {
+            assert_eq!(text, examples[name], "the guide has another {name}");
+            whole.push(name);
+        }
+        let main = text.contains("fn main()");
+        assert_eq!(main, example.is_some(), "after {before}:\n{text}");
+        assert!(label != "text" || !text.contains("fn "), "{text}");
+    }
+    assert_eq!(whole, ["hello.rs", "hello_tcp.rs", "stream_echo.rs"]);
+}
+
+#[test]
+fn the_guide_s_links_lead_somewhere() {
+    let guide = read("docs/guide.md");
+    let mut links = 0;
+    for (_, rest) in guide
+        .match_indices("](")
+        .map(|(at, _)| guide.split_at(at + 2))
+    {
+        let (target, _) = rest.split_once(')').unwrap();
+        links += 1;
+        match target.strip_prefix('#') {
+            Some(anchor) => assert!(
+                guide.lines().any(|line| {
+                    let kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+                    let title = line.trim_start_matches('#').trim().to_lowercase();
+                    let title: String = title.chars().filter(kept).collect();
+                    line.starts_with('#') && title.replace(' ', "-") == anchor
+                }),
+                "#{anchor}"
+            ),
+            None => assert!(root().join("docs").join(target).exists(), "{target}"),
+        }
+    }
+    assert!(links > 30, "{links}");
+}
+
+/// Every promise of the page on soundness has tests, and they exist.
+#[test]
+fn tests_that_promises_name_exist() {
+    let mut sources = String::new();
+    let mut folders: Vec<PathBuf> = ["crates", "provider-plugin", "fuzz/fuzz_targets"]
+        .map(|folder| root().join(folder))
+        .into();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                sources += &fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    let page = read("docs/soundness.md");
+    let (table, below) = page.split_once("## What does not compile").unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let mut count = 0;
+    for row in rows {
+        count += 1;
+        let tests = row.split(" | ").nth(2).unwrap();
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test: {row}");
+        for name in names {
+            let there = match name.contains('/') {
+                true => root().join(name).exists(),
+                false => name == "ringverbs" || sources.contains(&format!("fn {name}()")),
+            };
+            assert!(there, "{name} is nowhere: {row}");
+        }
+        let Some((_, numbers)) = tests.split_once("below ") else {
+            continue;
+        };
+        let (numbers, _) = numbers.split_once(';').unwrap();
+        for number in numbers.split(", ") {
+            assert!(below.contains(&format!("\n{number}. ")), "below {number}");
+        }
+    }
+    // As many as there are known ways to go wrong.
+    assert!(count >= 17, "{count}");
+    for (before, label, text) in blocks(below) {
+        let code = label.strip_prefix("rust,compile_fail,E");
+        let is_code = |code: &str| code.len() == 4 && code.parse::<u16>().is_ok();
+        assert!(code.is_some_and(is_code), "{label} after {before}:\n{text}");
+    }
+}
+
+/// An example is short, says what it is, and is run in the guest: by a case, or
+/// by a script that a case runs.
+#[test]
+fn examples_are_short_and_run_in_the_guest() {
+    let folder = "rxe-tests/native";
+    let mut runs = String::new();
+    for file in fs::read_dir(root().join(folder)).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if name == "manifest.txt" || name.ends_with(".sh") {
+            runs += &read(&format!("{folder}/{name}"));
+        }
+    }
+    let commands: Vec<&str> = runs.lines().filter(|line| !line.starts_with('#')).collect();
+    let examples = examples();
+    assert!(examples.len() >= 12);
+    for (name, text) in examples {
+        assert!(text.lines().count() < 120, "{name} is too long");
+        assert!(text.starts_with("//! "), "{name} does not say what it is");
+        let stem = name.strip_suffix(".rs").unwrap();
+        let mut words = commands
+            .iter()
+            .flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+        assert!(words.any(|word| word == stem), "{name} is run by no case");
+    }
+}

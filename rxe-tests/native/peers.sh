@@ -1,0 +1,51 @@
+#!/bin/sh
+# Examples that are two programs, one on either side: peers.sh NAME
+
+# begin LOG PROGRAM...: starts it, and ends it with this script.
+begin() {
+    log=$1
+    shift
+    "$@" > "$log" 2>&1 &
+    pid=$!
+    trap 'kill $pid 2>/dev/null; cat $log' EXIT
+}
+
+# The client is started again until its server is there.
+insist() {
+    for _ in $(seq 50); do
+        "$@" && return
+        sleep 0.2
+    done
+    exit 1
+}
+
+case $1 in
+hello_tcp)
+    begin listen.log hello_tcp listen 127.0.0.1:7000
+    insist hello_tcp connect 127.0.0.1:7000 > connect.log
+    wait $pid || exit 1
+    cat connect.log
+    grep -q "hello from the side that said listen" connect.log &&
+        grep -q "hello from the side that said connect" listen.log
+    ;;
+stream_echo)
+    modprobe rdma_ucm
+    begin serve.log stream_echo "$RXE_ADDR:7471"
+    insist stream_echo "$RXE_ADDR:7471" one two three > answer
+    cat answer
+    test "$(cat answer)" = "one two three"
+    ;;
+rping)
+    modprobe rdma_ucm
+    begin serve.log rping_server
+    insist rping_client "$RXE_ADDR" 10 > client.log
+    wait $pid || exit 1
+    cat client.log
+    grep -q "10 pings came back as they were sent" client.log &&
+        grep -q "rdma-ping-9: " serve.log
+    ;;
+*)
+    echo "peers.sh: no such example: $1"
+    exit 1
+    ;;
+esac
