@@ -24,58 +24,9 @@
 //! # }
 //! ```
 //!
-//! Memory that a peer may write is no slice:
-//!
-//! ```compile_fail,E0308
-//! # fn f(region: &ringverbs::RemoteRegion) {
-//! let bytes: &[u8] = region;
-//! # }
-//! ```
-//!
-//! An entry of the raw cursor does not outlive its batch, so entries cannot be
-//! collected:
-//!
-//! ```compile_fail,E0521
-//! # fn f(cq: &mut ringverbs::CompletionQueue) {
-//! let mut all = Vec::new();
-//! cq.poll_raw(16, |entry| all.push(entry));
-//! # }
-//! ```
-//!
-//! A queue cannot be polled, resized or closed while it is being polled:
-//!
-//! ```compile_fail,E0500
-//! # fn f(cq: &mut ringverbs::CompletionQueue) {
-//! cq.poll_raw(16, |_| {
-//!     cq.poll_raw(16, |_| ());
-//! });
-//! # }
-//! ```
-//!
-//! A queue pair or a completion queue has one owner, and is no handle to copy:
-//!
-//! ```compile_fail,E0308
-//! # fn f(qp: &ringverbs::QueuePair) {
-//! let two: ringverbs::QueuePair = qp.clone();
-//! # }
-//! ```
-//!
-//! A batch does not outlive the call that publishes it:
-//!
-//! ```compile_fail,E0521
-//! # fn f(qp: &mut ringverbs::QueuePair) {
-//! let mut kept = None;
-//! qp.batch(|batch| kept = Some(batch)).unwrap();
-//! # }
-//! ```
-//!
-//! Nothing is received into bytes that were copied:
-//!
-//! ```compile_fail,E0277
-//! # fn f(qp: &mut ringverbs::QueuePair) {
-//! qp.receive(ringverbs::Inline(b"constant"), 1).unwrap();
-//! # }
-//! ```
+//! Memory that a peer may write is no slice, an entry does not outlive its
+//! batch, and so on: `docs/soundness.md` has all promises, and the test of each.
+//! `docs/guide.md` leads from nothing to a program.
 //!
 //! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`) are
 //! for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
@@ -134,3 +85,13 @@ pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 /// ([`Device::open_kernel`]).
 pub use uverbs as kernel;
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};
+
+/// The guide's snippets, compiled as examples of the documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide.md")]
+struct Guide;
+
+/// What does not compile, of the page on soundness.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/soundness.md")]
+struct Soundness;

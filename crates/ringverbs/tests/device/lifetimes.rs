@@ -121,6 +121,40 @@ fn forgotten_handles_only_leak() {
     drop(b);
 }
 
+/// The kernel copies pinned pages for the child of a fork. Else the parent would
+/// get a copy, by writing next to a buffer in flight, and the message would come
+/// to where it was before.
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn a_fork_takes_no_memory_from_the_device() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let mut incoming = pair.buffer(4096);
+    let mut same_page = incoming.split_off(64);
+    same_page.fill(1);
+    pair.b.receive(incoming, 1).unwrap();
+    // SAFETY: the child waits for its end, by system calls alone.
+    let child = unsafe {
+        match libc::fork() {
+            0 => loop {
+                libc::pause();
+            },
+            child => child,
+        }
+    };
+    assert!(child > 0);
+    same_page.fill(2);
+    pair.a.send(Inline(b"for the parent"), 2).unwrap();
+    let mut done = pair.wait(2);
+    let buffer = done[0].take_buffer();
+    // SAFETY: our own child, which nobody else waits for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(&buffer.unwrap()[..], b"for the parent");
+    assert!(same_page.iter().all(|&byte| byte == 2));
+}
+
 #[test]
 #[ignore = "needs rdma_rxe"]
 fn limits_are_named() {

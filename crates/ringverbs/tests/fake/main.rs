@@ -9,6 +9,7 @@ mod common;
 mod bad_input;
 mod completion;
 mod in_flight;
+mod lifetimes;
 mod soundness;
 
 use std::os::fd::AsRawFd;

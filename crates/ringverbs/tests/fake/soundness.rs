@@ -1,5 +1,5 @@
-//! A test for each way in which wrappers of RDMA go wrong. Those that the type
-//! system prevents are `compile_fail` examples in the crate's documentation.
+//! A test for each way in which wrappers of RDMA go wrong. `docs/soundness.md`
+//! lists them all, with what the type system prevents.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

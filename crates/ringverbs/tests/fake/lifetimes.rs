@@ -1,0 +1,234 @@
+//! What an operation in flight keeps besides a buffer; queues and events whose
+//! handles are gone.
+
+use std::sync::Arc;
+use std::thread;
+
+use ringverbs::completion::SharedCompletionQueue;
+use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::{
+    AccessFlags, AhAttr, Error, Inline, QueuePair, SharedReceiveQueue, Transport, WindowType,
+    WorkRequest,
+};
+use uverbs::abi::ids::*;
+
+use crate::common::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
+use crate::common::{Driver, layout};
+use crate::{Queues, World};
+
+/// A queue pair of datagrams in RTS.
+fn datagrams(world: &World, qp_num: u32) -> (QueuePair, Queues) {
+    let (recv, send) = (world.machine.queue(7, 8), world.machine.queue(9, 8));
+    let place = [recv.mminfo(), send.mminfo()].concat();
+    world.machine.fake.on(CREATE_QP, move |reply| {
+        reply.set(ATTR_CREATE_QP_RESP_CAP, &cap(3, 4, 96));
+        reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &qp_num.to_ne_bytes());
+        reply.set_driver_out(&place);
+        Ok(())
+    });
+    let builder = world.domain.queue_pair(Transport::Datagram, &world.cq);
+    let mut qp = builder.build().unwrap();
+    qp.transition(Init::datagram(1, 0)).unwrap();
+    qp.transition(ReadyToReceive::datagram()).unwrap();
+    qp.transition(ReadyToSend::datagram(0)).unwrap();
+    (qp, Queues { send, recv })
+}
+
+/// A shared receive queue with 7 places, and the driver's side of it.
+fn shared_receives(world: &World) -> (SharedReceiveQueue, Driver) {
+    let driver = world.machine.queue(7, 8);
+    let place = driver.mminfo();
+    world.machine.fake.on(CREATE_SRQ, move |reply| {
+        reply.set(ATTR_CREATE_SRQ_RESP_MAX_WR, &7u32.to_ne_bytes());
+        reply.set(ATTR_CREATE_SRQ_RESP_MAX_SGE, &4u32.to_ne_bytes());
+        reply.set_driver_out(&[&place[..], &5u32.to_ne_bytes(), &[0; 4]].concat());
+        Ok(())
+    });
+    let builder = world.domain.shared_receive_queue();
+    (builder.build().unwrap(), driver)
+}
+
+/// The device takes what was posted: identifiers.
+fn taken(driver: &Driver) -> Vec<u64> {
+    let entries = driver.consume().into_iter();
+    entries
+        .map(|entry| layout::read(&entry, layout::recv::WR_ID))
+        .collect()
+}
+
+#[test]
+fn a_path_in_flight_outlives_its_handle() {
+    let mut world = World::new();
+    world.machine.fake.on(CREATE_AH, |reply| {
+        reply.set_driver_out(&[7u32.to_ne_bytes(), [0; 4]].concat());
+        Ok(())
+    });
+    let (mut qp, queues) = datagrams(&world, 17);
+    let path = world.domain.address_handle(&AhAttr::default()).unwrap();
+    let request = WorkRequest::send(Inline(b"x")).to(&path, 1, 2);
+    qp.post(request).unwrap();
+    let (path, error) = path.close().unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(path);
+    assert_eq!(world.live(OBJECT_AH), 1);
+    world.complete(queues.sent()[0], 17);
+    assert_eq!(world.live(OBJECT_AH), 1);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!(world.live(OBJECT_AH), 0);
+
+    // ... or until its queue pair is gone.
+    let path = world.domain.address_handle(&AhAttr::default()).unwrap();
+    let request = WorkRequest::send(Inline(b"x")).to(&path, 1, 2);
+    qp.post(request).unwrap();
+    drop(path);
+    assert_eq!(world.live(OBJECT_AH), 1);
+    drop(qp);
+    // A completion that came too late: the poller hears that it is gone.
+    world.complete(queues.sent()[0], 17);
+    assert!(world.cq.poll_one().unwrap().is_none());
+    assert_eq!(world.live(OBJECT_AH), 0);
+}
+
+/// ... and what it is bound to is there as long as it is.
+#[test]
+fn a_window_in_flight_outlives_its_handle() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;
+    let region = world.domain.alloc_remote(64, access).unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let slice = region.slice(..).unwrap();
+    let bind = WorkRequest::bind(&window, slice, AccessFlags::REMOTE_READ);
+    qp.post(bind).unwrap();
+    drop(region);
+    let kept = window.clone();
+    drop(window);
+    assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (1, 1));
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (1, 1));
+    drop(kept);
+    assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (0, 0));
+}
+
+#[test]
+fn a_region_in_flight_outlives_its_handle() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let access = AccessFlags::REMOTE_READ;
+    let region = world.domain.alloc_remote(64, access).unwrap();
+    qp.send(region.slice(8..16).unwrap(), 1).unwrap();
+    let (region, error) = region.close().unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(region);
+    assert_eq!(world.live(OBJECT_MR), 1);
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// Shared receives are the queue's, and the queue is there as long as one of
+/// its queue pairs is.
+#[test]
+fn shared_receives_outlive_the_queue_s_handle() {
+    let world = World::new();
+    let (mut srq, driver) = shared_receives(&world);
+    let recv = world.machine.queue(9, 8);
+    let place = [[0; 16], recv.mminfo()].concat();
+    world.machine.fake.on(CREATE_QP, move |reply| {
+        reply.set(ATTR_CREATE_QP_RESP_CAP, &cap(3, 4, 96));
+        reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &17u32.to_ne_bytes());
+        reply.set_driver_out(&place);
+        Ok(())
+    });
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let qp = builder.srq(&srq).build().unwrap();
+    srq.receive(world.buffer(b"shared"), 1).unwrap();
+    let (srq, error) = srq.close().unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(srq);
+    assert_eq!((world.live(OBJECT_SRQ), world.live(OBJECT_MR)), (1, 1));
+    assert_eq!(taken(&driver).len(), 1);
+    drop(qp);
+    assert_eq!((world.live(OBJECT_SRQ), world.live(OBJECT_MR)), (0, 0));
+}
+
+/// Their completions are in no order, so each identifier is good for one.
+#[test]
+fn an_identifier_of_a_shared_receive_is_good_for_one() {
+    let mut world = World::new();
+    let (mut srq, driver) = shared_receives(&world);
+    srq.receive(world.buffer(b"one"), 1).unwrap();
+    srq.receive(world.buffer(b"two"), 2).unwrap();
+    let ids = taken(&driver);
+    for (id, token) in [(ids[1], 2), (ids[0], 1)] {
+        world.complete(id, 17);
+        assert_eq!(world.cq.poll_one().unwrap().unwrap().token, token);
+    }
+    // Their places are in use again.
+    srq.receive(world.buffer(b"three"), 3).unwrap();
+    srq.receive(world.buffer(b"four"), 4).unwrap();
+    for id in ids {
+        world.complete(id, 17);
+        let error = world.cq.poll_one().unwrap_err();
+        assert!(matches!(error, Error::Corruption { .. }), "{error}");
+    }
+    assert_eq!(srq.in_flight(), 2);
+}
+
+/// No call holds the lock of a shared queue longer than it takes: one may poll
+/// in the loop over completions, keep or forget them, and destroy queue pairs.
+#[test]
+fn a_shared_queue_may_be_used_in_the_loop_over_its_completions() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..4 {
+        qp.send(world.buffer(b"x"), token).unwrap();
+    }
+    for id in queues.sent() {
+        world.complete(id, 17);
+    }
+    let World {
+        cq,
+        machine,
+        domain,
+        ..
+    } = world;
+    let cq = Arc::new(SharedCompletionQueue::new(cq));
+    let first = cq.poll_one().unwrap().unwrap();
+    let second = cq.poll_one().unwrap().unwrap();
+    assert_eq!((first.token, second.token), (0, 1));
+    std::mem::forget(second);
+    drop(qp);
+    let other = Arc::clone(&cq);
+    // What is left of a queue pair that is gone is nobody's.
+    let third = thread::spawn(move || other.poll_one().unwrap().is_none());
+    assert!(third.join().unwrap());
+    drop((first, cq, domain, machine));
+}
+
+/// There is nothing to acknowledge: a queue is closed with its events unread,
+/// and they are taken for nobody else's.
+#[test]
+fn an_event_of_a_queue_that_is_gone_is_nobodys() {
+    let world = World::new();
+    let channel = world.context.completion_channel().unwrap();
+    let make = || {
+        let builder = world.context.completion_queue().channel(&channel);
+        builder.build().unwrap()
+    };
+    let (first, second) = (make(), make());
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&channel);
+    for id in [first.id(), second.id()] {
+        let event = id.to_ne_bytes().to_vec();
+        world.machine.fake.push_read(fd, Ok(event));
+    }
+    first.close().unwrap();
+    let third = make();
+    let event = channel.try_event().unwrap().unwrap();
+    assert!(!event.is_of(&second) && !event.is_of(&third));
+    let event = channel.try_event().unwrap().unwrap();
+    assert!(event.is_of(&second) && !event.is_of(&third));
+    assert_eq!(channel.try_event().unwrap(), None);
+    second.close().unwrap();
+}
