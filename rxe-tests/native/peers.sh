@@ -44,6 +44,26 @@ rping)
     grep -q "10 pings came back as they were sent" client.log &&
         grep -q "rdma-ping-9: " serve.log
     ;;
+cm)
+    modprobe rdma_ucm
+    begin serve.log cm_server 1
+    insist cm_client "$RXE_ADDR"
+    # One more than it serves.
+    cm_client "$RXE_ADDR" > rejected.log 2>&1
+    cat rejected.log
+    wait $pid || exit 1
+    grep -q "10 messages of 100 bytes came back" serve.log &&
+        grep -q "enough for today" rejected.log
+    ;;
+cm_datagram)
+    modprobe rdma_ucm
+    begin serve.log cm_datagram
+    insist cm_datagram "$RXE_ADDR" > client.log
+    wait $pid || exit 1
+    cat client.log
+    grep -q "10 datagrams there and back" client.log &&
+        grep -q "10 datagrams there and back" serve.log
+    ;;
 *)
     echo "peers.sh: no such example: $1"
     exit 1

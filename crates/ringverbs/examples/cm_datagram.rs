@@ -26,11 +26,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// A queue pair and its completions.
 fn make(domain: &ProtectionDomain) -> Result<(QueuePair, CompletionQueue)> {
     let cq = domain.context().completion_queue().entries(64).build()?;
-    let qp = domain
-        .queue_pair(Transport::Datagram, &cq)
-        .inline(SIZE as u32)
-        .build()?;
-    Ok((qp, cq))
+    let builder = domain.queue_pair(Transport::Datagram, &cq);
+    Ok((builder.inline(SIZE as u32).build()?, cq))
 }
 
 fn post_receives(domain: &ProtectionDomain, qp: &mut QueuePair) -> Result<()> {
