@@ -1,0 +1,155 @@
+//! Everything at once, for long, with ends that die in the middle: no buffer is
+//! lost, none comes back twice, all bytes are right, and nothing grows. On a
+//! real rdma_rxe, whose name is in `RXE_DEV`: `soak --ignored --nocapture`.
+//!
+//! `SOAK_SECONDS` says how long, `SOAK_SEED` which random choices are made.
+//! It goes in rounds, after each of which everything is closed and counted.
+#![allow(missing_docs, reason = "a test")]
+
+mod active;
+#[path = "../common/mod.rs"]
+mod common;
+mod life;
+mod passive;
+mod pool;
+mod victim;
+
+use std::fmt;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Numbers, Usage, context, setting};
+
+/// Threads with active ends.
+const THREADS: usize = 2;
+/// Active ends of a thread.
+const LINKS: usize = 5;
+/// A round's length, in seconds, where there is time for several.
+const ROUND: u64 = 60;
+/// KiB that the process may grow by after the first round: the allocator's
+/// own, which depends on what was alive at the same time.
+const GROWTH: i64 = 4096;
+/// KiB that the whole machine may lose meanwhile; others use it as well.
+const MACHINE_GROWTH: i64 = 128 * 1024;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub lives: u64,
+    pub operations: u64,
+    pub messages: u64,
+    pub failures: u64,
+    pub active_kills: u64,
+    pub passive_kills: u64,
+    pub resets: u64,
+    pub victims: u64,
+    /// Times that buffers were posted, came back, and went with a queue pair.
+    pub buffers: [u64; 3],
+}
+
+impl Tally {
+    pub fn count(&mut self, buffers: [u64; 3]) {
+        for (sum, count) in self.buffers.iter_mut().zip(buffers) {
+            *sum += count;
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, count) in [
+            (&mut self.lives, other.lives),
+            (&mut self.operations, other.operations),
+            (&mut self.messages, other.messages),
+            (&mut self.failures, other.failures),
+            (&mut self.active_kills, other.active_kills),
+            (&mut self.passive_kills, other.passive_kills),
+            (&mut self.resets, other.resets),
+            (&mut self.victims, other.victims),
+        ] {
+            *sum += count;
+        }
+        self.count(other.buffers);
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [posted, returned, let_go] = self.buffers;
+        write!(
+            f,
+            "{} lives ({} killed here, {} there, {} processes; {} of a queue pair that was \
+             reset), {} operations done and {} failed, {} messages seen; {posted} buffers \
+             posted, {returned} back, {let_go} gone with their queue pair",
+            self.lives,
+            self.active_kills,
+            self.passive_kills,
+            self.victims,
+            self.resets,
+            self.operations,
+            self.failures,
+            self.messages,
+        )
+    }
+}
+
+fn round(seed: u64, length: Duration) -> Tally {
+    let mut numbers = Numbers(seed);
+    let end = Instant::now() + length;
+    let context = context("RXE_DEV");
+    let (orders, received) = channel();
+    let mut tally = Tally::default();
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        let passive = passive::Passive::new(context.clone(), received, numbers.next());
+        threads.push(scope.spawn(move || passive.run()));
+        for thread in 0..THREADS {
+            let links = thread * LINKS..(thread + 1) * LINKS;
+            let (context, orders) = (context.clone(), orders.clone());
+            let active = active::Active::new(context, links, orders, numbers.next());
+            threads.push(scope.spawn(move || active.run(end)));
+        }
+        drop(orders);
+        let (context, seed) = (context.clone(), numbers.next());
+        threads.push(scope.spawn(move || victim::run(context, seed, end)));
+        for thread in threads {
+            // Its own message is on the standard error.
+            tally.add(&thread.join().unwrap_or_else(|_| panic!("a thread failed")));
+        }
+    });
+    // Nobody has anything of it any more.
+    context.close().unwrap();
+    let [posted, returned, let_go] = tally.buffers;
+    assert_eq!(posted, returned + let_go);
+    assert!(tally.operations > 0 && tally.messages > 0);
+    tally
+}
+
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn mixed_operations_with_deaths() {
+    let seconds: u64 = setting("SOAK_SECONDS", 10);
+    let clock = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let seed = setting("SOAK_SEED", clock.as_nanos() as u64);
+    println!("SOAK_SECONDS={seconds} SOAK_SEED={seed}");
+    let rounds = (seconds / ROUND).max(2);
+    let length = Duration::from_secs(seconds) / rounds as u32;
+    let mut all = Tally::default();
+    let mut numbers = Numbers(seed);
+    let mut first = None;
+    for number in 1..=rounds {
+        let tally = round(numbers.next(), length);
+        all.add(&tally);
+        println!("round {number} of {rounds}: {tally}");
+        let now = Usage::now();
+        // The first is there to warm up.
+        let growth = now.since(first.get_or_insert(now));
+        println!("  since the first: {growth}");
+        assert_eq!(growth.files, 0, "open files are left: {growth}");
+        assert!(growth.resident < GROWTH, "memory is left: {growth}");
+        assert!(growth.mappings < 32, "mappings are left: {growth}");
+        assert!(-growth.available < MACHINE_GROWTH, "the kernel's: {growth}");
+    }
+    println!("all: {all}");
+    assert!(all.active_kills > 0 && all.failures > 0);
+    assert!(seconds < 10 || (all.passive_kills > 0 && all.resets > 0 && all.victims > 0));
+}

@@ -1,0 +1,284 @@
+//! The passive ends: they receive, are written, read and counted up, and check
+//! what arrives; and now and then one dies.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use ringverbs::qp::State;
+use ringverbs::{
+    AccessFlags, Completion, CompletionQueue, Context, Endpoint, LocalAddress, ProtectionDomain,
+    QueuePair, RemoteAddr, RemoteRegion, SharedReceiveQueue, Status, Transport,
+};
+
+use super::Tally;
+use super::common::{Numbers, is_pattern, pattern};
+use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Order, REGION, SLOT, connect};
+use super::pool::Pool;
+
+/// Receives of a queue pair of its own, fewer than may be under way: peers run
+/// into an empty queue.
+const RECEIVES: u32 = 4;
+/// Receives in the shared queue.
+const SHARED: usize = 24;
+
+struct End {
+    qp: QueuePair,
+    region: RemoteRegion,
+    life: Arc<Life>,
+    /// Receives in its own queue, by the numbers of their buffers.
+    posted: HashSet<u32>,
+    /// When it is to die of itself.
+    dies: Instant,
+    dying: bool,
+}
+
+pub struct Passive {
+    ends: HashMap<usize, End>,
+    orders: Receiver<Order>,
+    pool: Pool,
+    shared_posted: HashSet<u32>,
+    srq: SharedReceiveQueue,
+    cq: CompletionQueue,
+    local: LocalAddress,
+    domain: ProtectionDomain,
+    context: Context,
+    numbers: Numbers,
+    tally: Tally,
+}
+
+impl Passive {
+    pub fn new(context: Context, orders: Receiver<Order>, seed: u64) -> Self {
+        let domain = context.alloc_pd().unwrap();
+        Self {
+            ends: HashMap::new(),
+            orders,
+            pool: Pool::new(&domain),
+            shared_posted: HashSet::new(),
+            srq: domain.shared_receive_queue().depth(64).build().unwrap(),
+            cq: context.completion_queue().entries(1024).build().unwrap(),
+            local: context.local_address(1).unwrap(),
+            domain,
+            context,
+            numbers: Numbers(seed),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Until all active threads are gone.
+    pub fn run(mut self) -> Tally {
+        loop {
+            let order = if self.poll() {
+                self.orders.try_recv()
+            } else {
+                let pause = self.orders.recv_timeout(Duration::from_micros(200));
+                pause.map_err(|error| match error {
+                    RecvTimeoutError::Timeout => TryRecvError::Empty,
+                    RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+                })
+            };
+            match order {
+                Ok(Order::Connect {
+                    link,
+                    shared,
+                    life,
+                    peer,
+                    answer,
+                }) => {
+                    self.remove(link);
+                    // Nobody waits for it any more if the other side is done.
+                    let _ = answer.send(self.connect(link, shared, life, &peer));
+                }
+                Ok(Order::Gone { link, life }) => {
+                    if self
+                        .ends
+                        .get(&link)
+                        .is_some_and(|end| Arc::ptr_eq(&end.life, &life))
+                    {
+                        self.remove(link);
+                    }
+                }
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return self.end(),
+            }
+            self.fill_shared();
+            self.let_die();
+        }
+    }
+
+    fn connect(
+        &mut self,
+        link: usize,
+        shared: bool,
+        life: Arc<Life>,
+        peer: &Endpoint,
+    ) -> (Endpoint, RemoteAddr) {
+        let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        let builder = builder.recv_depth(RECEIVES);
+        let mut qp = if shared {
+            builder.srq(&self.srq).build().unwrap()
+        } else {
+            builder.build().unwrap()
+        };
+        let access =
+            AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        let region = self.domain.alloc_remote(REGION, access).unwrap();
+        let mut constant = vec![0; SLOT];
+        pattern(CONSTANT_NUMBER, &mut constant);
+        region.write_at(CONSTANT, &constant).unwrap();
+        connect(&mut qp, &self.local, peer);
+        let told = (qp.endpoint(&self.local), region.key());
+        let lifetime = Duration::from_millis(300 + self.numbers.below(5000) as u64);
+        let mut end = End {
+            qp,
+            region,
+            life,
+            posted: HashSet::new(),
+            dies: Instant::now() + lifetime,
+            dying: false,
+        };
+        if !shared {
+            for _ in 0..RECEIVES {
+                end.receive(&mut self.pool);
+            }
+        }
+        self.ends.insert(link, end);
+        told
+    }
+
+    fn fill_shared(&mut self) {
+        while self.shared_posted.len() < SHARED {
+            let (number, buffer) = self.pool.take();
+            self.srq.receive(buffer, number.into()).unwrap();
+            self.shared_posted.insert(number);
+        }
+    }
+
+    /// Reads completions. Returns whether there were any.
+    fn poll(&mut self) -> bool {
+        let mut completions: [Completion; 8] = Default::default();
+        let count = self.cq.poll(&mut completions).unwrap();
+        for completion in completions.into_iter().take(count) {
+            self.completed(completion);
+        }
+        count > 0
+    }
+
+    fn completed(&mut self, mut completion: Completion) {
+        let number = completion.token as u32;
+        let buffer = completion.take_buffer().unwrap();
+        let end = self
+            .ends
+            .values_mut()
+            .find(|end| end.qp.qp_num() == completion.qp_num);
+        let was_shared = self.shared_posted.remove(&number);
+        let Some(end) = end else {
+            // The shared queue's outlive the queue pair that used them.
+            assert!(was_shared, "of a queue pair that is gone: {completion:?}");
+            self.pool.back(number, buffer);
+            return;
+        };
+        assert!(was_shared || end.posted.remove(&number), "{completion:?}");
+        match completion.result {
+            Ok(success) => {
+                let message = end.life.seen().expect("a message too many");
+                assert_eq!(success.byte_len as usize, message.len, "{message:?}");
+                assert_eq!(success.immediate(), Some(message.number as u32));
+                assert_eq!(success.is_remote_write(), message.slot.is_some());
+                let whole = match message.slot {
+                    None => is_pattern(message.number, &buffer),
+                    Some(slot) => {
+                        let mut there = vec![0; message.len];
+                        end.region.read_at(slot * SLOT, &mut there).unwrap();
+                        is_pattern(message.number, &there)
+                    }
+                };
+                assert!(whole, "the bytes of {message:?} are others");
+                self.tally.messages += 1;
+            }
+            Err(failure) => {
+                assert!(end.dying, "nobody has killed it: {failure}");
+                assert_eq!(failure.status, Status::WR_FLUSH_ERR);
+            }
+        }
+        self.pool.back(number, buffer);
+        if !was_shared && !end.dying {
+            end.receive(&mut self.pool);
+        }
+    }
+
+    /// Those whose time has come.
+    fn let_die(&mut self) {
+        let now = Instant::now();
+        let due = self.ends.iter().filter(|(_, end)| end.dies <= now);
+        for link in due.map(|(link, _)| *link).collect::<Vec<_>>() {
+            let Some(end) = self.ends.get_mut(&link) else {
+                continue;
+            };
+            end.life.kill();
+            self.tally.passive_kills += u64::from(!end.dying);
+            if end.dying || !self.numbers.one_in(3) {
+                self.remove(link);
+            } else {
+                // In the error state for a while, its receives flushed.
+                end.qp.set_error().unwrap();
+                end.dying = true;
+                end.dies = now + Duration::from_millis(self.numbers.below(50) as u64);
+            }
+        }
+    }
+
+    /// Destroys an end, whatever it is doing.
+    fn remove(&mut self, link: usize) {
+        let Some(mut end) = self.ends.remove(&link) else {
+            return;
+        };
+        end.life.kill();
+        if self.numbers.one_in(2) {
+            drop(end.qp);
+            end.posted
+                .drain()
+                .for_each(|number| self.pool.let_go(number));
+        } else {
+            let released = end.qp.close_and_drain(&mut self.cq, None);
+            for released in released.unwrap_or_else(|(_, error)| panic!("{error}")) {
+                let number = released.token as u32;
+                assert!(end.posted.remove(&number), "{released:?}");
+                let buffer = released.payload.into_buffer().unwrap();
+                self.pool.back(number, buffer);
+            }
+            assert!(end.posted.is_empty(), "did not come back: {:?}", end.posted);
+        }
+        end.region.close().unwrap();
+    }
+
+    fn end(mut self) -> Tally {
+        for link in self.ends.keys().copied().collect::<Vec<_>>() {
+            self.remove(link);
+        }
+        // The last of those that used shared receives.
+        while self.poll() {}
+        for released in self.srq.close().unwrap() {
+            let number = released.token as u32;
+            assert!(self.shared_posted.remove(&number), "{released:?}");
+            self.pool
+                .back(number, released.payload.into_buffer().unwrap());
+        }
+        assert!(self.shared_posted.is_empty(), "{:?}", self.shared_posted);
+        self.cq.close().unwrap();
+        self.tally.count(self.pool.close());
+        self.domain.close().unwrap();
+        drop(self.context);
+        self.tally
+    }
+}
+
+impl End {
+    fn receive(&mut self, pool: &mut Pool) {
+        assert_ne!(self.qp.state(), State::ERR);
+        let (number, buffer) = pool.take();
+        self.qp.receive(buffer, number.into()).unwrap();
+        self.posted.insert(number);
+    }
+}

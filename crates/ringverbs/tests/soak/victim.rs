@@ -1,0 +1,156 @@
+//! Peers that vanish: processes that are killed while they are written to and
+//! read from.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringverbs::{AccessFlags, Context, Endpoint, RemoteAddr, Transport};
+
+use super::Tally;
+use super::common::{self, Numbers, is_pattern, pattern};
+use super::life::connect;
+use super::pool::{Pool, SIZE};
+
+/// Begins what the victim has to say, among the test harness's lines.
+const MARK: &str = "VICTIM ";
+/// Names the seed of the victim's bytes, and makes it one.
+const VARIABLE: &str = "SOAK_VICTIM";
+const DEPTH: u32 = 16;
+
+/// The victim: connects, and waits for its end.
+#[test]
+#[ignore = "a part of the other test"]
+fn victim() {
+    // The other test's, or nobody's: all ignored tests are run.
+    let Ok(seed) = std::env::var(VARIABLE) else {
+        return;
+    };
+    let context = common::context("RXE_DEV");
+    let domain = context.alloc_pd().unwrap();
+    let cq = context.completion_queue().build().unwrap();
+    let builder = domain.queue_pair(Transport::Reliable, &cq);
+    let mut qp = builder.build().unwrap();
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let region = domain.alloc_remote(2 * SIZE, access).unwrap();
+    let mut bytes = vec![0; SIZE];
+    pattern(seed.parse().unwrap(), &mut bytes);
+    region.write_at(0, &bytes).unwrap();
+    let local = context.local_address(1).unwrap();
+    let RemoteAddr { addr, rkey } = region.key();
+    println!("\n{MARK}{} {addr} {rkey}", qp.endpoint(&local));
+    let mut peer = String::new();
+    std::io::stdin().read_line(&mut peer).unwrap();
+    connect(&mut qp, &local, &peer.parse().unwrap());
+    println!("{MARK}ready");
+    // Not for ever, if nobody kills it.
+    thread::sleep(Duration::from_secs(120));
+}
+
+/// A process that does not outlive this value.
+struct Victim(Child);
+
+impl Victim {
+    fn start(seed: u64) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let mut command = Command::new(program);
+        command
+            .args(["victim::victim", "--ignored", "--exact", "--nocapture"])
+            .env(VARIABLE, seed.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Kills one process after the other.
+pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
+    let mut numbers = Numbers(seed);
+    let mut tally = Tally::default();
+    let domain = context.alloc_pd().unwrap();
+    let mut cq = context.completion_queue().entries(64).build().unwrap();
+    let mut pool = Pool::new(&domain);
+    let local = context.local_address(1).unwrap();
+    while Instant::now() < end {
+        let number = numbers.next();
+        let mut victim = Victim::start(number);
+        let mut lines = BufReader::new(victim.0.stdout.take().unwrap()).lines();
+        let mut said = || {
+            let line = lines.find_map(|line| line.unwrap().strip_prefix(MARK).map(str::to_owned));
+            line.expect("the victim went by itself")
+        };
+        let told = said();
+        let words: Vec<&str> = told.split_whitespace().collect();
+        let peer: Endpoint = words[0].parse().unwrap();
+        let there = RemoteAddr::new(words[1].parse().unwrap(), words[2].parse().unwrap());
+        let builder = domain.queue_pair(Transport::Reliable, &cq);
+        let mut qp = builder.send_depth(DEPTH).build().unwrap();
+        let mut stdin = victim.0.stdin.take().unwrap();
+        writeln!(stdin, "{}", qp.endpoint(&local)).unwrap();
+        said();
+        connect(&mut qp, &local, &peer);
+
+        let dies = Instant::now() + Duration::from_millis(numbers.below(500) as u64);
+        let mut alive = true;
+        let mut failed = false;
+        let mut in_flight = VecDeque::new();
+        while !(failed && in_flight.is_empty()) {
+            if alive && Instant::now() >= dies {
+                victim.kill();
+                alive = false;
+            }
+            if !failed && in_flight.len() < DEPTH as usize {
+                let (buffer, mut data) = pool.take();
+                data.set_len(numbers.below(SIZE + 1)).unwrap();
+                let reads = numbers.one_in(2);
+                if reads {
+                    data.fill(0);
+                    qp.read(data, there, buffer.into()).unwrap();
+                } else {
+                    qp.write(data, there.offset(SIZE as u64), buffer.into())
+                        .unwrap();
+                }
+                in_flight.push_back((buffer, reads));
+            }
+            let Some(mut completion) = cq.poll_one().unwrap() else {
+                thread::sleep(Duration::from_micros(100));
+                continue;
+            };
+            let (buffer, reads) = in_flight.pop_front().unwrap();
+            assert_eq!(completion.token, buffer.into());
+            let data = completion.take_buffer().unwrap();
+            match completion.result {
+                Ok(_) => {
+                    assert!(!reads || is_pattern(number, &data));
+                    tally.operations += 1;
+                }
+                Err(failure) => {
+                    assert!(!alive, "nobody has killed it: {failure}");
+                    tally.failures += 1;
+                    failed = true;
+                }
+            }
+            pool.back(buffer, data);
+        }
+        qp.close().unwrap();
+        tally.victims += 1;
+    }
+    cq.close().unwrap();
+    tally.count(pool.close());
+    domain.close().unwrap();
+    tally
+}
