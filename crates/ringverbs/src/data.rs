@@ -50,24 +50,65 @@ mod sealed {
         /// What has to stay while the operation is in flight.
         #[doc(hidden)]
         fn hold(self) -> Payload;
+
+        /// The same, put where it stays.
+        ///
+        /// # Safety
+        /// `place` may be written.
+        #[doc(hidden)]
+        #[inline(always)]
+        unsafe fn hold_at(self, place: *mut Payload)
+        where
+            Self: Sized,
+        {
+            // SAFETY: by contract.
+            unsafe { place.write(self.hold()) };
+        }
     }
 }
 
 /// The memory of an operation in flight.
 #[derive(Debug, Default)]
+#[repr(u64)]
 pub enum Payload {
     /// None.
     #[default]
-    None,
+    None = tag::NONE,
     /// One buffer.
-    Buffer(Buffer),
+    Buffer(Buffer) = tag::Buffer,
     /// Several.
-    Buffers(Vec<Buffer>),
+    Buffers(Vec<Buffer>) = tag::BUFFERS,
     /// A part of a region that is not ours alone.
-    Slice(MemorySlice),
+    Slice(MemorySlice) = tag::Slice,
     /// Several of those.
-    Slices(Vec<MemorySlice>),
+    Slices(Vec<MemorySlice>) = tag::SLICES,
 }
+
+/// What tells the variants of [`Payload`] apart, by the names of those that are
+/// written by parts.
+#[allow(non_upper_case_globals)]
+mod tag {
+    pub const NONE: u64 = 0;
+    pub const Buffer: u64 = 1;
+    pub const BUFFERS: u64 = 2;
+    pub const Slice: u64 = 3;
+    pub const SLICES: u64 = 4;
+}
+
+/// A variant of [`Payload`] with one piece of memory, as the reference lays it
+/// out: "Type layout, primitive representation of enums with fields".
+#[repr(C)]
+struct Variant<P> {
+    tag: u64,
+    piece: P,
+}
+
+const _: () = {
+    assert!(size_of::<Variant<Buffer>>() <= size_of::<Payload>());
+    assert!(size_of::<Variant<MemorySlice>>() <= size_of::<Payload>());
+    assert!(align_of::<Variant<Buffer>>() <= align_of::<Payload>());
+    assert!(align_of::<Variant<MemorySlice>>() <= align_of::<Payload>());
+};
 
 /// One piece of memory: an element of a scatter/gather list.
 trait Piece {
@@ -186,6 +227,19 @@ macro_rules! data {
             #[inline(always)]
             fn hold(self) -> Payload {
                 Payload::$one(self)
+            }
+
+            #[inline(always)]
+            unsafe fn hold_at(self, place: *mut Payload) {
+                let place: *mut Variant<$piece> = place.cast();
+                // SAFETY: by contract; and this is what the variant looks like.
+                // Written as a whole, tag and piece would be put together
+                // elsewhere first, and read back in other parts than they were
+                // written in, which processors wait for.
+                unsafe {
+                    (&raw mut (*place).tag).write(tag::$one);
+                    (&raw mut (*place).piece).write(self);
+                }
             }
         }
 
@@ -350,5 +404,32 @@ impl Payload {
             Self::Buffer(buffer) => vec![buffer],
             Self::Buffers(buffers) => buffers,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::MaybeUninit;
+
+    /// What is written by parts reads as what is written whole.
+    #[test]
+    fn a_payload_is_laid_out_as_it_is_written() {
+        let mut place = MaybeUninit::<Payload>::uninit();
+        let to: *mut Variant<Vec<Buffer>> = place.as_mut_ptr().cast();
+        // SAFETY: the place has room for the variant, all of which is written.
+        let read = unsafe {
+            (&raw mut (*to).tag).write(tag::BUFFERS);
+            (&raw mut (*to).piece).write(Vec::with_capacity(3));
+            place.assume_init()
+        };
+        let Payload::Buffers(buffers) = read else {
+            panic!("another variant");
+        };
+        assert_eq!(buffers.capacity(), 3);
+        let none = Payload::None;
+        // SAFETY: the tag comes first.
+        let tag = unsafe { (&raw const none).cast::<u64>().read() };
+        assert_eq!(tag, tag::NONE);
     }
 }

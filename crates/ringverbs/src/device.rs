@@ -93,11 +93,11 @@ impl SendQueue {
         }
     }
 
-    /// The entry that is open.
+    /// The same by a writer, which keeps where the batch stands to itself.
     #[inline(always)]
-    pub fn opened(&mut self) -> Wqe<'_> {
+    pub fn writer(&mut self) -> SendWriter<'_> {
         let Self::Rxe(queue) = self;
-        Wqe::Rxe(queue.opened())
+        SendWriter::Rxe(queue.begin())
     }
 
     #[inline(always)]
@@ -121,6 +121,56 @@ impl SendQueue {
     pub fn capacity(&self) -> u32 {
         let Self::Rxe(queue) = self;
         queue.capacity()
+    }
+}
+
+/// Writes one batch after another to a send queue.
+pub(crate) enum SendWriter<'q> {
+    Rxe(rxe::SendWriter<'q>),
+}
+
+impl SendWriter<'_> {
+    #[inline(always)]
+    pub fn open(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) -> Result<Opened<'_>> {
+        let Self::Rxe(writer) = self;
+        // Before, since an entry that is open borrows the writer.
+        let capacity = writer.capacity();
+        match writer.open(wr_id, opcode, flags) {
+            Ok(opened) => Ok(Opened::Rxe(opened)),
+            Err(_) => Err(Error::QueueFull { capacity }),
+        }
+    }
+
+    /// As [`SendQueue::publish`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> bool {
+        let Self::Rxe(writer) = self;
+        // SAFETY: passed on.
+        unsafe { writer.publish_any() }
+    }
+}
+
+/// An entry that a [`SendWriter`] has opened; forgotten unless accepted.
+pub(crate) enum Opened<'w> {
+    Rxe(rxe::Opened<'w>),
+}
+
+impl<'w> Opened<'w> {
+    /// Writes to it.
+    #[inline(always)]
+    pub fn wqe(&mut self) -> Wqe<'_> {
+        let Self::Rxe(opened) = self;
+        Wqe::Rxe(opened.wqe.reborrow())
+    }
+
+    /// Makes it part of the batch.
+    #[inline(always)]
+    pub fn accept(self) {
+        let Self::Rxe(opened) = self;
+        opened.accept();
     }
 }
 

@@ -34,7 +34,7 @@ pub use operation::{Opcode, SendFlags};
 pub use qp::QueuePair;
 pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;
-pub use send::{MAX_MESSAGE, OneElement, SendQueue, SendWriter, Wqe};
+pub use send::{MAX_MESSAGE, OneElement, Opened, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
 /// The system call that tells rxe to look at a send queue.
 pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};

@@ -227,6 +227,57 @@ impl<'q> SendWriter<'q> {
         Some((wqe, next))
     }
 
+    /// Opens the next entry, as [`SendQueue::open`] does.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn open(
+        &mut self,
+        wr_id: u64,
+        opcode: Opcode,
+        flags: SendFlags,
+    ) -> Result<Opened<'_>, PostError> {
+        let queue = &mut *self.queue;
+        let after = match queue.producer.after_if_room(self.next) {
+            Some(after) => after,
+            None if queue.producer.has_room(self.next) => queue.producer.indices().next(self.next),
+            None => return Err(PostError::Full),
+        };
+        let mut wqe = Wqe {
+            // SAFETY: `self.next` is from the indices of the same ring.
+            entry: unsafe { queue.ring.slots().slot_inside(self.next) }.cast(),
+            max_sge: queue.max_sge,
+            max_inline: queue.max_inline,
+            queue: PhantomData,
+        };
+        wqe.begin(wr_id, opcode, flags);
+        Ok(Opened {
+            wqe,
+            next: &mut self.next,
+            after,
+        })
+    }
+
+    /// Work requests that the queue holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Hands what was accepted to the device, and goes on with the next batch.
+    /// Returns whether there was anything; only then is a doorbell due.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish_any(&mut self) -> bool {
+        let any = self.next != self.queue.producer.tail();
+        if any {
+            self.queue.producer.publish(self.next);
+        }
+        any
+    }
+
     /// Hands the batch to the device, with at least one work request in it.
     ///
     /// # Safety
@@ -242,6 +293,22 @@ impl<'q> SendWriter<'q> {
     pub fn keep(self) -> &'q mut SendQueue {
         self.queue.next = self.next;
         self.queue
+    }
+}
+
+/// An entry that a [`SendWriter`] has opened; forgotten unless accepted.
+pub struct Opened<'w> {
+    /// The entry.
+    pub wqe: Wqe<'w>,
+    next: &'w mut usize,
+    after: usize,
+}
+
+impl Opened<'_> {
+    /// Makes it part of the batch.
+    #[inline(always)]
+    pub fn accept(self) {
+        *self.next = self.after;
     }
 }
 
@@ -290,6 +357,17 @@ macro_rules! set {
 }
 
 impl Wqe<'_> {
+    /// The same entry, for a while.
+    #[inline(always)]
+    pub fn reborrow(&mut self) -> Wqe<'_> {
+        Wqe {
+            entry: self.entry,
+            max_sge: self.max_sge,
+            max_inline: self.max_inline,
+            queue: PhantomData,
+        }
+    }
+
     /// Writes what every operation has.
     #[inline(always)]
     fn begin(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) {

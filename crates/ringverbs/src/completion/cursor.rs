@@ -6,7 +6,7 @@ use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, OPCODE_RECV_RDMA_WITH_IMM};
 use super::{CompletionQueue, Failure, Status};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED, Span};
-use crate::inflight::{Posted, Reaped, WorkId};
+use crate::inflight::{Nothing, Posted, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
 
@@ -92,17 +92,16 @@ impl Cursor<'_> {
             let queue = &mut *self.queue;
             let Entry::Rxe(entry) = queue.ring.entry(&self.span);
             let (wr_id, status) = (entry.wr_id(), entry.status());
-            let current = &mut self.current;
             let reaped = queue.reaper.reap(
                 WorkId(wr_id),
                 &queue.shared.queues,
                 &queue.shared.context.inner().slabs,
                 drop,
-                |posted| *current = Some(posted),
             );
             queue.held = true;
             match reaped {
-                Reaped::Done => {
+                Ok(retired) => {
+                    self.current = Some(retired.with(|posted| posted));
                     let Some(posted) = &mut self.current else {
                         continue;
                     };
@@ -119,8 +118,8 @@ impl Cursor<'_> {
                     }
                     return Ok(());
                 }
-                Reaped::Stale => {}
-                Reaped::Corrupt => return Err(corruption(entry)),
+                Err(Nothing::Stale) => {}
+                Err(Nothing::Corrupt) => return Err(corruption(entry)),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use crate::data::Payload;
 use crate::device::{self, WorkCompletion};
-use crate::inflight::Posted;
+use crate::inflight::{Posted, Retired};
 use crate::memory::Buffer;
 use crate::operation::Operation;
 use crate::query::Gid;
@@ -121,6 +121,24 @@ pub(super) const FLAG_IMMEDIATE: u32 = 2;
 #[inline(always)]
 pub(super) fn is_remote_write(wc: &WorkCompletion) -> bool {
     wc.opcode == OPCODE_RECV_RDMA_WITH_IMM
+}
+
+/// Bytes that a message has put into its receive.
+#[inline(always)]
+pub(super) fn received(wc: &WorkCompletion) -> u32 {
+    if is_remote_write(wc) { 0 } else { wc.byte_len }
+}
+
+#[inline(always)]
+fn outcome(wc: &WorkCompletion, operation: Operation) -> Result<Success, Failure> {
+    if wc.status == Status::SUCCESS.0 {
+        Ok(Success::new(wc, operation))
+    } else {
+        Err(Failure {
+            status: Status(wc.status),
+            vendor_err: wc.vendor_err,
+        })
+    }
 }
 
 /// What an operation that was done has to tell.
@@ -249,31 +267,43 @@ impl Default for Completion {
 impl Completion {
     /// From what the device wrote, and what was in flight.
     #[inline(always)]
-    pub(crate) fn new(wc: &WorkCompletion, posted: Posted) -> Self {
-        let mut payload = posted.payload;
-        let result = if wc.status == Status::SUCCESS.0 {
-            if posted.operation == Operation::Receive {
-                let here = if wc.opcode == OPCODE_RECV_RDMA_WITH_IMM {
-                    0
-                } else {
-                    wc.byte_len
-                };
-                payload.received(here);
-            }
-            Ok(Success::new(wc, posted.operation))
-        } else {
-            Err(Failure {
-                status: Status(wc.status),
-                vendor_err: wc.vendor_err,
-            })
-        };
-        Self {
-            token: posted.token,
-            qp_num: wc.qp_num,
-            operation: posted.operation,
-            result,
-            payload,
+    pub(crate) fn new(wc: &WorkCompletion, retired: Retired<'_>) -> Self {
+        let mut this = Self::default();
+        this.replace(wc, retired);
+        this
+    }
+
+    /// Turns a place to poll into into the completion that the device wrote, of
+    /// what was in flight.
+    #[inline(always)]
+    pub(super) fn replace(&mut self, wc: &WorkCompletion, retired: Retired<'_>) {
+        // What was in the place is dropped before anything is taken out: then
+        // all goes from where it was in flight to where it belongs.
+        if !matches!(self.payload, Payload::None) {
+            self.payload = Payload::None;
         }
+        retired.with(|posted| {
+            let Posted {
+                token,
+                payload,
+                companion,
+                operation,
+                quiet: _,
+            } = posted;
+            let completion = Self {
+                token,
+                qp_num: wc.qp_num,
+                operation,
+                result: outcome(wc, operation),
+                payload,
+            };
+            // SAFETY: written whole; what was there has nothing to drop.
+            unsafe { std::ptr::write(self, completion) };
+            if operation == Operation::Receive && wc.status == Status::SUCCESS.0 {
+                self.payload.received(received(wc));
+            }
+            companion.release();
+        });
     }
 
     /// How it ended.

@@ -12,7 +12,7 @@ use crate::channel::CompletionChannel;
 use crate::completion::Completion;
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, WorkCompletion};
-use crate::inflight::{Fifo, Posted, Reaped, Reaper, Registry, WorkId};
+use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
 use crate::{Context, Error, Result};
 
 /// Entries of a queue for which no size was asked.
@@ -279,9 +279,9 @@ impl CompletionQueue {
         let max = places.len();
         self.reap(
             max,
-            |wc, posted| {
+            |wc, retired| {
                 if let Some(place) = places.next() {
-                    *place = Completion::new(wc, posted);
+                    place.replace(wc, retired);
                 }
             },
             drop,
@@ -296,7 +296,7 @@ impl CompletionQueue {
         let mut found = None;
         self.reap(
             1,
-            |wc, posted| found = Some(Completion::new(wc, posted)),
+            |wc, retired| found = Some(Completion::new(wc, retired)),
             drop,
         )?;
         Ok(found)
@@ -330,13 +330,13 @@ impl CompletionQueue {
     pub(crate) fn reap(
         &mut self,
         max: usize,
-        mut each: impl FnMut(&WorkCompletion, Posted),
+        mut each: impl FnMut(&WorkCompletion, Retired<'_>),
         earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         self.reap_while(
             max,
-            |wc, posted| {
-                each(wc, posted);
+            |wc, retired| {
+                each(wc, retired);
                 true
             },
             earlier,
@@ -347,11 +347,11 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reap_while(
         &mut self,
         max: usize,
-        mut each: impl FnMut(&WorkCompletion, Posted) -> bool,
+        mut each: impl FnMut(&WorkCompletion, Retired<'_>) -> bool,
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         let mut span = self.available();
@@ -365,33 +365,20 @@ impl CompletionQueue {
         let mut failed = None;
         while span.at != span.end && count < max {
             let wc = self.ring.read(&span);
-            let (mut unheard, mut enough) = (None, false);
-            let reaped = self.reaper.reap(
-                WorkId(wc.wr_id),
-                &shared.queues,
-                slabs,
-                &mut earlier,
-                |posted| {
-                    if posted.quiet && wc.status == 0 {
-                        unheard = Some(posted);
-                    } else {
-                        count += 1;
-                        enough = !each(&wc, posted);
-                    }
-                },
-            );
-            match reaped {
-                Reaped::Done => {
-                    if let Some(posted) = unheard {
-                        earlier(posted);
-                    }
-                    if enough {
+            let id = WorkId(wc.wr_id);
+            match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
+                Ok(retired) if retired.is_quiet() && wc.status == 0 => {
+                    retired.with(&mut earlier);
+                }
+                Ok(retired) => {
+                    count += 1;
+                    if !each(&wc, retired) {
                         self.ring.advance(&mut span);
                         break;
                     }
                 }
-                Reaped::Stale => {}
-                Reaped::Corrupt => {
+                Err(Nothing::Stale) => {}
+                Err(Nothing::Corrupt) => {
                     if count == 0 {
                         self.ring.advance(&mut span);
                         failed = Some(Error::Corruption {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uverbs::AsyncEventType;
 
 use super::address::{AddressVector, ROUTE_HEADER, RawAddress, Source, source_gid};
-use super::entry::FLAG_GRH;
+use super::entry::{FLAG_GRH, received};
 use super::format::Raw;
 use super::wait::{self, MutexCond, Signaler, WaitObject, WaitSet, Waitable, Waiter, sealed};
 use super::{
@@ -332,32 +332,23 @@ impl<F: Format> CompletionReader<F> {
         let failed = &mut state.failed;
         let count = self.queue.reap_while(
             max,
-            |wc, mut posted| {
-                if wc.status != Status::SUCCESS.0 {
-                    *failed = Some(ErrorEntry::new(wc, posted));
-                    return false;
-                }
-                if posted.operation == Operation::Receive {
-                    let here = if super::entry::is_remote_write(wc) {
-                        0
-                    } else {
-                        wc.byte_len
-                    };
-                    posted.payload.received(here);
-                }
-                let raw = Raw {
-                    wc,
-                    token: posted.token,
-                    operation: posted.operation,
-                    payload: posted.payload,
-                };
-                match put(raw) {
-                    Ok(()) => true,
-                    Err(entry) => {
-                        *failed = Some(entry);
-                        false
+            |wc, retired| {
+                let taken = retired.with(|mut posted| {
+                    if wc.status != Status::SUCCESS.0 {
+                        return Err(ErrorEntry::new(wc, posted));
                     }
-                }
+                    if posted.operation == Operation::Receive {
+                        posted.payload.received(received(wc));
+                    }
+                    put(Raw {
+                        wc,
+                        token: posted.token,
+                        operation: posted.operation,
+                        payload: posted.payload,
+                    })
+                });
+                *failed = taken.err();
+                failed.is_none()
             },
             earlier,
         )?;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use ring::Sequences;
 
-use super::Posted;
 use super::id::{QueueId, WorkId};
+use super::{Note, Posted};
+use crate::data::Data;
 
 /// The operations in flight on one send or receive queue, in the order in
 /// which they were posted, which is the order in which they complete.
@@ -65,27 +66,35 @@ impl Fifo {
 
     #[inline(always)]
     fn place(&self, sequence: u32) -> *mut MaybeUninit<Posted> {
-        self.places[(sequence & self.mask) as usize].get()
+        let at = (sequence & self.mask) as usize;
+        // SAFETY: there are `mask + 1` places.
+        unsafe { self.places.get_unchecked(at) }.get()
     }
 
-    /// Takes out all operations up to and including the one that `work` names,
-    /// which is given to `done`; those before it are given to `earlier`. False,
-    /// and nothing is taken, if it names none in flight.
+    /// Whether the identifier is of a work request of this queue.
+    #[inline(always)]
+    pub fn is_of(&self, work: WorkId) -> bool {
+        work.prefix() == self.prefix
+    }
+
+    /// Takes out the operation that `work` names, and those before it, which are
+    /// given to `earlier`. `None`, and nothing is taken, if it names none in
+    /// flight.
     ///
     /// # Safety
-    /// One caller at a time: the owner of the completion queue.
+    /// One caller at a time, the owner of the completion queue, and not before
+    /// what it got from the last call is gone.
     #[inline(always)]
     pub unsafe fn retire(
         &self,
         work: WorkId,
         mut earlier: impl FnMut(Posted),
-        done: impl FnOnce(Posted),
-    ) -> bool {
+    ) -> Option<Retired<'_>> {
         let mut at = self.sequences.own_consumed();
         let there = self.sequences.produced().wrapping_sub(at);
         let ahead = work.ahead_of(at);
         if ahead >= there {
-            return false;
+            return None;
         }
         for _ in 0..ahead {
             // SAFETY: between consumed and produced, and this is the consumer.
@@ -95,12 +104,13 @@ impl Fifo {
             self.sequences.publish_consumed(at);
             earlier(posted);
         }
-        // SAFETY: as above. Given back before it is used, again for a panic:
-        // what is read here is a copy.
-        let posted = unsafe { (*self.place(at)).assume_init_read() };
-        self.sequences.publish_consumed(at.wrapping_add(1));
-        done(posted);
-        true
+        Some(Retired {
+            place: self.place(at).cast(),
+            release: Release {
+                sequences: Some(&self.sequences),
+                consumed: at.wrapping_add(1),
+            },
+        })
     }
 
     /// Takes out the oldest operation.
@@ -116,6 +126,59 @@ impl Fifo {
         let posted = unsafe { (*self.place(at)).assume_init_read() };
         self.sequences.publish_consumed(at.wrapping_add(1));
         Some(posted)
+    }
+}
+
+/// An operation that is done, where it was in flight: what is taken out of it
+/// is read from there, and goes where it is wanted without a stop.
+pub(crate) struct Retired<'f> {
+    /// Holds an operation.
+    place: *mut Posted,
+    release: Release<'f>,
+}
+
+impl<'f> Retired<'f> {
+    /// An operation that was moved to `place`.
+    pub fn moved(place: &'f mut MaybeUninit<Posted>, posted: Posted) -> Self {
+        Self {
+            place: place.write(posted),
+            release: Release {
+                sequences: None,
+                consumed: 0,
+            },
+        }
+    }
+
+    /// Whether its user did not ask to hear of its success.
+    #[inline(always)]
+    pub fn is_quiet(&self) -> bool {
+        // SAFETY: there is an operation, and nobody else touches it.
+        unsafe { (*self.place).quiet }
+    }
+
+    /// Gives it to `f`; its place is given back when `f` is through, also with
+    /// a panic.
+    #[inline(always)]
+    pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
+        let Self { place, release } = self;
+        let _release = release;
+        // SAFETY: as above, and it is taken out once: `self` is gone.
+        f(unsafe { place.read() })
+    }
+}
+
+/// Gives the places before `consumed` back when dropped.
+struct Release<'f> {
+    sequences: Option<&'f Sequences>,
+    consumed: u32,
+}
+
+impl Drop for Release<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(sequences) = self.sequences {
+            sequences.publish_consumed(self.consumed);
+        }
     }
 }
 
@@ -190,15 +253,30 @@ impl FifoWriter {
         Some(WorkId::new(self.fifo.prefix, self.next))
     }
 
-    /// Adds an operation, for which [`FifoWriter::next_id`] has just found room.
+    /// Adds an operation with `data` for its memory, for which
+    /// [`FifoWriter::next_id`] has just found room.
     ///
     /// # Safety
     /// That.
     #[inline(always)]
-    pub unsafe fn push(&mut self, posted: Posted) {
+    pub unsafe fn push(&mut self, note: Note, data: impl Data) {
+        let Note {
+            token,
+            companion,
+            operation,
+            quiet,
+        } = note;
+        let place: *mut Posted = self.fifo.place(self.next).cast();
         // SAFETY: there is room, so the place is the producer's, and this is
-        // the only one.
-        unsafe { (*self.fifo.place(self.next)).write(posted) };
+        // the only one. Field by field, each from where it is to where it
+        // belongs (see `Data::hold_at`).
+        unsafe {
+            (&raw mut (*place).token).write(token);
+            data.hold_at(&raw mut (*place).payload);
+            (&raw mut (*place).companion).write(companion);
+            (&raw mut (*place).operation).write(operation);
+            (&raw mut (*place).quiet).write(quiet);
+        }
         self.next = self.next.wrapping_add(1);
     }
 

@@ -62,6 +62,19 @@ impl WorkId {
         Self(prefix | u64::from(sequence & SEQUENCE_MASK))
     }
 
+    /// What it has in common with the others of its queue.
+    #[inline(always)]
+    pub fn prefix(self) -> u64 {
+        self.0 & !u64::from(SEQUENCE_MASK)
+    }
+
+    /// The queue's index in its registry; out of range if the queue is a shared
+    /// one.
+    #[inline(always)]
+    pub fn own_index(self) -> usize {
+        (self.0 >> (GENERATION_BITS + SEQUENCE_BITS)) as usize
+    }
+
     /// Whether it is of a shared receive queue.
     #[inline(always)]
     pub fn is_shared(self) -> bool {

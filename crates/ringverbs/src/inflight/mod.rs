@@ -16,15 +16,27 @@ mod reaper;
 mod registry;
 mod slab;
 
-pub(crate) use fifo::{Fifo, FifoWriter};
+pub(crate) use fifo::{Fifo, FifoWriter, Retired};
 pub(crate) use id::{MAX_DEPTH, WorkId};
-pub(crate) use reaper::{Reaped, Reaper};
+pub(crate) use reaper::{Nothing, Reaper};
 pub(crate) use registry::{Found, Registry};
 pub(crate) use slab::Slab;
 
 use crate::data::Payload;
 use crate::operation::Operation;
 use crate::qp::Companion;
+
+/// What is noted of an operation that is posted, but its memory.
+pub(crate) struct Note {
+    /// The user's token.
+    pub token: u64,
+    /// What must stay alive besides its memory.
+    pub companion: Companion,
+    /// What was asked for.
+    pub operation: Operation,
+    /// As [`Posted::quiet`].
+    pub quiet: bool,
+}
 
 /// A posted operation's own.
 #[derive(Debug)]
@@ -34,7 +46,6 @@ pub(crate) struct Posted {
     /// Its memory.
     pub payload: Payload,
     /// What else must stay alive until it is done.
-    #[allow(dead_code, reason = "held until dropped")]
     pub companion: Companion,
     /// What was asked for.
     pub operation: Operation,

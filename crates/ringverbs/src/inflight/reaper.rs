@@ -1,18 +1,17 @@
 //! From a completion to the operation that it completes.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::id::{QueueId, WorkId};
-use super::{Fifo, Found, Posted, Registry, Slab};
+use super::id::WorkId;
+use super::{Fifo, Found, Posted, Registry, Retired, Slab};
 
-/// What a completion stands for.
+/// What a completion is that completes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reaped {
-    /// An operation in flight, which is so no more.
-    Done,
-    /// An operation of a queue that is gone: nobody's affair.
+pub(crate) enum Nothing {
+    /// Of an operation of a queue that is gone: nobody's affair.
     Stale,
-    /// Nothing that was in flight.
+    /// Of nothing that was in flight.
     Corrupt,
 }
 
@@ -21,16 +20,30 @@ pub(crate) enum Reaped {
 ///
 /// There is one to a completion queue, and it belongs to the queue's owner:
 /// that makes it the only consumer of its queues.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reaper {
     queues: Vec<Option<Arc<Fifo>>>,
     slab: Option<Arc<Slab>>,
+    /// Where an operation of a shared receive queue is while it is taken out.
+    place: MaybeUninit<Posted>,
+}
+
+impl Default for Reaper {
+    fn default() -> Self {
+        Self {
+            queues: Vec::new(),
+            slab: None,
+            place: MaybeUninit::uninit(),
+        }
+    }
 }
 
 impl Reaper {
-    /// Finds the operation that `work` names, takes it out and gives it to
-    /// `done`. Operations that it brings to an end without a completion of their
-    /// own go to `earlier` before.
+    /// Finds the operation that `work` names and takes it out. Operations that it
+    /// brings to an end without a completion of their own go to `earlier` before.
+    ///
+    /// # Errors
+    /// What else the completion is, if nothing was found.
     #[inline(always)]
     pub fn reap(
         &mut self,
@@ -38,70 +51,74 @@ impl Reaper {
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
         earlier: impl FnMut(Posted),
-        done: impl FnOnce(Posted),
-    ) -> Reaped {
-        if work.is_shared() {
-            return self.reap_shared(work, slabs, done);
-        }
-        let id = work.queue();
-        let index = id.index as usize;
+    ) -> Result<Retired<'_>, Nothing> {
+        let index = work.own_index();
         let known = match self.queues.get(index) {
-            Some(Some(fifo)) => fifo.id() == id,
+            Some(Some(fifo)) => fifo.is_of(work),
             _ => false,
         };
-        if !known && let Some(other) = self.meet(id, queues) {
-            return other;
-        }
-        let Some(Some(fifo)) = self.queues.get(index) else {
-            return Reaped::Corrupt;
-        };
-        // SAFETY: the queue is in this completion queue's registry only, and
-        // the only reaper that looks there is borrowed exclusively.
-        if unsafe { fifo.retire(work, earlier, done) } {
-            Reaped::Done
+        if known {
+            self.retire(index, work, earlier)
         } else {
-            Reaped::Corrupt
+            self.reap_unknown(work, queues, slabs, earlier)
         }
     }
 
-    /// Looks a queue up that is not known here. Something is returned if there
-    /// is none.
+    #[inline(always)]
+    fn retire(
+        &mut self,
+        index: usize,
+        work: WorkId,
+        earlier: impl FnMut(Posted),
+    ) -> Result<Retired<'_>, Nothing> {
+        let Some(Some(fifo)) = self.queues.get(index) else {
+            return Err(Nothing::Corrupt);
+        };
+        // SAFETY: the queue is in this completion queue's registry only, and
+        // the only reaper that looks there is borrowed exclusively, for as long
+        // as what this returns.
+        unsafe { fifo.retire(work, earlier) }.ok_or(Nothing::Corrupt)
+    }
+
+    /// Of a queue that was not met before, or of a shared receive queue.
     #[cold]
-    fn meet(&mut self, id: QueueId, queues: &Registry<Fifo>) -> Option<Reaped> {
+    #[inline(never)]
+    fn reap_unknown(
+        &mut self,
+        work: WorkId,
+        queues: &Registry<Fifo>,
+        slabs: &Registry<Slab>,
+        earlier: impl FnMut(Posted),
+    ) -> Result<Retired<'_>, Nothing> {
+        if work.is_shared() {
+            let posted = self.take_shared(work, slabs)?;
+            return Ok(Retired::moved(&mut self.place, posted));
+        }
+        let id = work.queue();
         let fifo = match queues.find(id) {
             Found::Live(fifo) => fifo,
-            Found::Gone => return Some(Reaped::Stale),
-            Found::Never => return Some(Reaped::Corrupt),
+            Found::Gone => return Err(Nothing::Stale),
+            Found::Never => return Err(Nothing::Corrupt),
         };
         let index = id.index as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
         self.queues[index] = Some(fifo);
-        None
+        self.retire(index, work, earlier)
     }
 
-    fn reap_shared(
-        &mut self,
-        work: WorkId,
-        slabs: &Registry<Slab>,
-        done: impl FnOnce(Posted),
-    ) -> Reaped {
+    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<Posted, Nothing> {
         let id = work.queue();
         if self.slab.as_ref().is_none_or(|slab| slab.id() != id) {
             match slabs.find(id) {
                 Found::Live(slab) => self.slab = Some(slab),
-                Found::Gone => return Reaped::Stale,
-                Found::Never => return Reaped::Corrupt,
+                Found::Gone => return Err(Nothing::Stale),
+                Found::Never => return Err(Nothing::Corrupt),
             }
         }
-        match self.slab.as_ref().and_then(|slab| slab.remove(work)) {
-            Some(posted) => {
-                done(posted);
-                Reaped::Done
-            }
-            None => Reaped::Corrupt,
-        }
+        let posted = self.slab.as_ref().and_then(|slab| slab.remove(work));
+        posted.ok_or(Nothing::Corrupt)
     }
 
     /// Lets go of queues that are gone, and so of what was in flight on them.

@@ -91,6 +91,18 @@ pub(crate) enum Companion {
     Window(Box<(MemoryWindow, Option<MemorySlice>)>),
 }
 
+impl Companion {
+    /// The operation is done. As dropping it, but nearly always there is none,
+    /// and then no call.
+    #[inline(always)]
+    pub fn release(self) {
+        match self {
+            Self::None => std::mem::forget(self),
+            Self::Address(_) | Self::Window(_) => drop(self),
+        }
+    }
+}
+
 /// A queue pair.
 ///
 /// One owner posts (`&mut`): no lock. To use both queues from two threads,

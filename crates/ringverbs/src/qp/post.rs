@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Companion, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Sink, Source};
 use crate::device::{Doorbell, RecvQueue, SendFlags, SendQueue};
-use crate::inflight::Posted;
+use crate::inflight::Note;
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
 
@@ -56,15 +56,14 @@ impl SendHalf {
             Ok(quiet) => {
                 self.queue.accept();
                 request.accepted();
-                let posted = Posted {
+                let note = Note {
                     token: request.token,
                     operation: request.operation(),
                     companion: request.companion,
-                    payload: request.data.hold(),
                     quiet,
                 };
                 // SAFETY: `write` has found room.
-                unsafe { self.in_flight.push(posted) };
+                unsafe { self.in_flight.push(note, request.data) };
                 Ok(())
             }
             Err(error) => Err(PostError {
@@ -218,15 +217,14 @@ impl RecvHalf {
         match self.write(&data) {
             Ok(()) => {
                 if let Some((_, in_flight)) = &mut self.queue {
-                    let posted = Posted {
+                    let note = Note {
                         token,
-                        payload: data.hold(),
                         companion: Companion::None,
                         operation: Operation::Receive,
                         quiet: false,
                     };
                     // SAFETY: `write` has found room.
-                    unsafe { in_flight.push(posted) };
+                    unsafe { in_flight.push(note, data) };
                 }
                 Ok(())
             }

@@ -89,6 +89,28 @@ pub enum FlushRange {
     Region,
 }
 
+impl FlushTo {
+    /// As the kernel numbers the kinds of a flush.
+    #[inline(always)]
+    pub(crate) fn encode(self) -> u8 {
+        match self {
+            Self::GlobalVisibility => 1,
+            Self::Persistence => 2,
+        }
+    }
+}
+
+impl FlushRange {
+    /// Bytes, and the selectivity level as the kernel numbers it.
+    #[inline(always)]
+    pub(crate) fn encode(self) -> (u32, u8) {
+        match self {
+            Self::Bytes(length) => (length, 0),
+            Self::Region => (0, 1),
+        }
+    }
+}
+
 /// What goes along with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extra {
@@ -389,18 +411,11 @@ impl WorkRequest<()> {
     /// `FLUSH_PERSISTENT`).
     #[inline]
     pub fn flush(at: RemoteAddr, range: FlushRange, level: FlushTo) -> Self {
-        let (length, selectivity) = match range {
-            FlushRange::Bytes(length) => (length, 0),
-            FlushRange::Region => (0, 1),
-        };
-        let kind = match level {
-            FlushTo::GlobalVisibility => 1,
-            FlushTo::Persistence => 2,
-        };
+        let (length, selectivity) = range.encode();
         let kind = Kind::Flush {
             at,
             length,
-            kind,
+            kind: level.encode(),
             level: selectivity,
         };
         Self::new(kind, ())

@@ -46,9 +46,9 @@ mod send;
 pub use completion::Entry;
 pub use recv::RecvQueue;
 pub use send::{
-    Atomic, CompareSwap, Data, FetchAdd, Immediate, Key, LocalInvalidate, OnlyKey, Operation, Path,
-    Read, Ready, Remote, Send, SendImmediate, SendInvalidate, SendQueue, SendTo, SendToImmediate,
-    Wqe, Write, WriteImmediate,
+    Atomic, AtomicWrite, BindWindow, Binding, CompareSwap, Data, FetchAdd, Flush, Immediate, Key,
+    LocalInvalidate, OnlyKey, Operation, Path, Range, Read, Ready, Remote, Send, SendImmediate,
+    SendInvalidate, SendQueue, SendTo, SendToImmediate, Value, Wqe, Write, WriteImmediate,
 };
 
 use crate::memory::{Buffer, MemorySlice};

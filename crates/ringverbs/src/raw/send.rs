@@ -2,18 +2,19 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{Doorbell, Opcode, SendFlags, SendQueue as Device};
+use crate::device::{Doorbell, Opcode, Opened, SendFlags, SendWriter, WindowBinding};
+use crate::memory::MemorySlice;
 use crate::operation::RemoteAddr;
-use crate::qp::SendHalf;
+use crate::qp::{FlushRange, FlushTo, SendHalf};
 use crate::raw::{Flags, Sge};
-use crate::{AddressHandle, Result};
+use crate::{AccessFlags, AddressHandle, MemoryWindow, Result};
 
 /// A send queue, lent by its half.
 ///
 /// Entries are opened and finished one after another, then published together.
 /// What is not finished and published never happened.
 pub struct SendQueue<'h> {
-    queue: &'h mut Device,
+    writer: SendWriter<'h>,
     doorbell: &'h Doorbell,
 }
 
@@ -22,8 +23,10 @@ impl SendHalf {
     #[inline(always)]
     pub fn raw(&mut self) -> SendQueue<'_> {
         let (queue, doorbell) = self.lend();
-        queue.begin();
-        SendQueue { queue, doorbell }
+        SendQueue {
+            writer: queue.writer(),
+            doorbell,
+        }
     }
 }
 
@@ -49,6 +52,15 @@ pub struct Path<Next>(PhantomData<Next>);
 /// The segment that comes next: the data.
 #[derive(Debug)]
 pub struct Data(());
+/// The segment that comes next: remote address and value of an atomic write.
+#[derive(Debug)]
+pub struct Value(());
+/// The segment that comes next: the remote memory of a flush.
+#[derive(Debug)]
+pub struct Range(());
+/// The segment that comes next: what a window is bound to. It is the last.
+#[derive(Debug)]
+pub struct Binding(());
 /// All segments are there.
 #[derive(Debug)]
 pub struct Ready(());
@@ -100,14 +112,21 @@ operations! {
     CompareSwap = ATOMIC_CMP_AND_SWP, Atomic<Data>;
     /// A fetch-and-add; its operand is the first.
     FetchAdd = ATOMIC_FETCH_AND_ADD, Atomic<Data>;
+    /// A write of 8 bytes, all at once
+    /// ([`Context::can_write_atomically`](crate::Context::can_write_atomically)).
+    AtomicWrite = ATOMIC_WRITE, Value;
+    /// A flush ([`Context::can_flush`](crate::Context::can_flush)).
+    Flush = FLUSH, Range;
     /// The invalidation of a key of one's own.
     LocalInvalidate = LOCAL_INV, OnlyKey;
+    /// The bind of a memory window.
+    BindWindow = BIND_MW, Binding;
 }
 
 /// An entry of a send queue that lacks the segments `S`.
 #[must_use = "an entry that is not finished is not posted"]
 pub struct Wqe<'w, S> {
-    queue: &'w mut Device,
+    opened: Opened<'w>,
     state: PhantomData<S>,
 }
 
@@ -119,9 +138,8 @@ impl SendQueue<'_> {
     #[inline(always)]
     pub fn open<O: Operation>(&mut self, wr_id: u64, flags: Flags) -> Result<Wqe<'_, O::Segments>> {
         let flags = flags.difference(SendFlags::INLINE);
-        self.queue.open(wr_id, O::OPCODE, flags)?;
         Ok(Wqe {
-            queue: self.queue,
+            opened: self.writer.open(wr_id, O::OPCODE, flags)?,
             state: PhantomData,
         })
     }
@@ -143,7 +161,7 @@ impl SendQueue<'_> {
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: passed on to the caller.
-        if unsafe { self.queue.publish() } {
+        if unsafe { self.writer.publish() } {
             self.doorbell.ring()
         } else {
             Ok(())
@@ -155,7 +173,7 @@ impl<'w, S> Wqe<'w, S> {
     #[inline(always)]
     fn then<T>(self) -> Wqe<'w, T> {
         Wqe {
-            queue: self.queue,
+            opened: self.opened,
             state: PhantomData,
         }
     }
@@ -164,8 +182,8 @@ impl<'w, S> Wqe<'w, S> {
 impl<'w, Next> Wqe<'w, Immediate<Next>> {
     /// The immediate data, host byte order.
     #[inline(always)]
-    pub fn immediate(self, value: u32) -> Wqe<'w, Next> {
-        self.queue.opened().immediate_or_key(value.to_be());
+    pub fn immediate(mut self, value: u32) -> Wqe<'w, Next> {
+        self.opened.wqe().immediate_or_key(value.to_be());
         self.then()
     }
 }
@@ -173,8 +191,8 @@ impl<'w, Next> Wqe<'w, Immediate<Next>> {
 impl<'w, Next> Wqe<'w, Key<Next>> {
     /// The key.
     #[inline(always)]
-    pub fn key(self, rkey: u32) -> Wqe<'w, Next> {
-        self.queue.opened().immediate_or_key(rkey);
+    pub fn key(mut self, rkey: u32) -> Wqe<'w, Next> {
+        self.opened.wqe().immediate_or_key(rkey);
         self.then()
     }
 }
@@ -182,8 +200,8 @@ impl<'w, Next> Wqe<'w, Key<Next>> {
 impl<'w> Wqe<'w, OnlyKey> {
     /// The key.
     #[inline(always)]
-    pub fn key(self, rkey: u32) -> Wqe<'w, Ready> {
-        let mut entry = self.queue.opened();
+    pub fn key(mut self, rkey: u32) -> Wqe<'w, Ready> {
+        let mut entry = self.opened.wqe();
         entry.immediate_or_key(rkey);
         entry.no_data();
         self.then()
@@ -193,8 +211,8 @@ impl<'w> Wqe<'w, OnlyKey> {
 impl<'w, Next> Wqe<'w, Remote<Next>> {
     /// The peer's memory.
     #[inline(always)]
-    pub fn remote(self, at: RemoteAddr) -> Wqe<'w, Next> {
-        self.queue.opened().rdma(at);
+    pub fn remote(mut self, at: RemoteAddr) -> Wqe<'w, Next> {
+        self.opened.wqe().rdma(at);
         self.then()
     }
 }
@@ -202,17 +220,55 @@ impl<'w, Next> Wqe<'w, Remote<Next>> {
 impl<'w, Next> Wqe<'w, Atomic<Next>> {
     /// The peer's memory, what is compared with or added, what is swapped in.
     #[inline(always)]
-    pub fn operands(self, at: RemoteAddr, compare_add: u64, swap: u64) -> Wqe<'w, Next> {
-        self.queue.opened().atomic(at, compare_add, swap);
+    pub fn operands(mut self, at: RemoteAddr, compare_add: u64, swap: u64) -> Wqe<'w, Next> {
+        self.opened.wqe().atomic(at, compare_add, swap);
         self.then()
+    }
+}
+
+impl<'w> Wqe<'w, Value> {
+    /// The peer's memory, a multiple of 8, and what is written there.
+    #[inline(always)]
+    pub fn value(mut self, at: RemoteAddr, value: [u8; 8]) -> Wqe<'w, Ready> {
+        self.opened.wqe().atomic_write(at, value);
+        self.then()
+    }
+}
+
+impl<'w> Wqe<'w, Range> {
+    /// The peer's memory, and how far what was written there has to come.
+    #[inline(always)]
+    pub fn range(mut self, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Wqe<'w, Ready> {
+        let (length, level) = range.encode();
+        self.opened.wqe().flush(at, length, to.encode(), level);
+        self.then()
+    }
+}
+
+impl Wqe<'_, Binding> {
+    /// What the window is bound to, and what peers may do there; makes it part
+    /// of the batch. The window's new key is [`MemoryWindow::rkey`] from now on.
+    #[inline]
+    pub fn bind(mut self, window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) {
+        let rkey = window.next_rkey();
+        self.opened.wqe().bind_window(WindowBinding {
+            addr: to.device_addr(),
+            length: to.len() as u64,
+            mr_lkey: to.memory().lkey(),
+            mw_rkey: window.rkey(),
+            rkey,
+            access: access.bits(),
+        });
+        window.binding(Some(to), rkey);
+        self.opened.accept();
     }
 }
 
 impl<'w, Next> Wqe<'w, Path<Next>> {
     /// Path, queue pair and queue key of a datagram.
     #[inline(always)]
-    pub fn to(self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Wqe<'w, Next> {
-        self.queue.opened().datagram(path.number(), qp_num, qkey);
+    pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Wqe<'w, Next> {
+        self.opened.wqe().datagram(path.number(), qp_num, qkey);
         self.then()
     }
 }
@@ -223,8 +279,8 @@ impl<'w> Wqe<'w, Data> {
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) over 2 GiB.
     #[inline(always)]
-    pub fn sge(self, sge: Sge) -> Result<Wqe<'w, Ready>> {
-        self.queue.opened().sge(sge)?;
+    pub fn sge(mut self, sge: Sge) -> Result<Wqe<'w, Ready>> {
+        self.opened.wqe().sge(sge)?;
         Ok(self.then())
     }
 
@@ -234,8 +290,8 @@ impl<'w> Wqe<'w, Data> {
     /// [`Error::Limit`](crate::Error::Limit) for more elements than the queue
     /// pair was made for, or over 2 GiB.
     #[inline(always)]
-    pub fn sge_list(self, list: &[Sge]) -> Result<Wqe<'w, Ready>> {
-        self.queue.opened().sge_list(list)?;
+    pub fn sge_list(mut self, list: &[Sge]) -> Result<Wqe<'w, Ready>> {
+        self.opened.wqe().sge_list(list)?;
         Ok(self.then())
     }
 
@@ -245,8 +301,8 @@ impl<'w> Wqe<'w, Data> {
     /// [`Error::Invalid`](crate::Error::Invalid) for more than the queue pair
     /// was made for.
     #[inline(always)]
-    pub fn inline(self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
-        let mut entry = self.queue.opened();
+    pub fn inline(mut self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
+        let mut entry = self.opened.wqe();
         entry.set_inline();
         entry.inline(bytes)?;
         Ok(self.then())
@@ -254,8 +310,8 @@ impl<'w> Wqe<'w, Data> {
 
     /// No data.
     #[inline(always)]
-    pub fn no_data(self) -> Wqe<'w, Ready> {
-        self.queue.opened().no_data();
+    pub fn no_data(mut self) -> Wqe<'w, Ready> {
+        self.opened.wqe().no_data();
         self.then()
     }
 }
@@ -264,6 +320,6 @@ impl Wqe<'_, Ready> {
     /// Makes it part of the batch.
     #[inline(always)]
     pub fn finish(self) {
-        self.queue.accept();
+        self.opened.accept();
     }
 }

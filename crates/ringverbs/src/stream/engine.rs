@@ -159,7 +159,7 @@ impl Engine {
             let (completions, free) = (&mut self.completions, &mut self.free);
             let reaped = self.cq.reap(
                 BATCH,
-                |wc, posted| completions.push(Completion::new(wc, posted)),
+                |wc, retired| completions.push(Completion::new(wc, retired)),
                 |posted| free.extend(posted.payload.into_buffer()),
             );
             let mut completions = std::mem::take(&mut self.completions);

@@ -1,9 +1,12 @@
 //! Queues: order, signalling, sizes, sharing.
 
-use ringverbs::raw::{Flags, Send, WriteImmediate};
+use ringverbs::raw::{
+    AtomicWrite, BindWindow, CompareSwap, FetchAdd, Flags, Flush, LocalInvalidate, Read, Send,
+    Write, WriteImmediate,
+};
 use ringverbs::{
-    AccessFlags, Completion, Error, Inline, Operation, SharedCompletionQueue, Status, Transport,
-    WorkRequest,
+    AccessFlags, Completion, Error, FlushRange, FlushTo, Inline, Operation, SharedCompletionQueue,
+    Status, Transport, WindowType, WorkRequest,
 };
 
 use crate::{Pair, context, nothing, wait};
@@ -293,4 +296,93 @@ fn the_raw_layer_posts_and_polls() {
     let mut there = [0; 6];
     region.read_at(0, &mut there).unwrap();
     assert_eq!(&there, b"inline");
+}
+
+/// Every operation of the raw layer that is not a message.
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn the_raw_layer_has_the_rarer_operations() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let (atomic_writes, flushes) = (
+        pair.context.can_write_atomically(),
+        pair.context.can_flush(),
+    );
+    let mut access = AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_ATOMIC
+        | AccessFlags::MW_BIND;
+    if flushes {
+        access |= AccessFlags::FLUSH_GLOBAL;
+    }
+    let region = pair.domain.alloc_remote(4096, access).unwrap();
+    region.write_at(0, &5u64.to_ne_bytes()).unwrap();
+    let window = pair.domain.memory_window(WindowType::Two).unwrap();
+    let part = region.slice(64..128).unwrap();
+    let old = [pair.buffer(8), pair.buffer(8), pair.buffer(8)];
+    let done = |pair: &mut Pair, count: u64| {
+        let mut seen = 0;
+        while seen < count {
+            pair.cq.poll_raw(16, |entry| {
+                assert_eq!(entry.status(), Status::SUCCESS, "{}", entry.wr_id());
+                seen += 1;
+            });
+        }
+    };
+
+    let before = window.rkey();
+    let mut send = pair.b.send_half().raw();
+    send.open::<BindWindow>(1, Flags::SIGNALED).unwrap().bind(
+        &window,
+        &part,
+        AccessFlags::REMOTE_WRITE,
+    );
+    // SAFETY: window and region live until the end.
+    unsafe { send.publish().unwrap() };
+    done(&mut pair, 1);
+    assert_ne!(window.rkey(), before);
+
+    let at = region.key();
+    let through = ringverbs::RemoteAddr::new(part.key().addr, window.rkey());
+    let mut send = pair.a.send_half().raw();
+    let mut posted = 4;
+    let entry = send.open::<FetchAdd>(1, Flags::SIGNALED).unwrap();
+    let entry = entry.operands(at, 2, 0).sge(old[0].raw_sge());
+    entry.unwrap().finish();
+    let entry = send.open::<CompareSwap>(2, Flags::SIGNALED).unwrap();
+    let entry = entry.operands(at, 7, 9).sge(old[1].raw_sge());
+    entry.unwrap().finish();
+    let entry = send.open::<Read>(3, Flags::SIGNALED).unwrap();
+    entry.remote(at).sge(old[2].raw_sge()).unwrap().finish();
+    let entry = send.open::<Write>(4, Flags::SIGNALED).unwrap();
+    let entry = entry.remote(through).inline(b"window");
+    entry.unwrap().finish();
+    if atomic_writes {
+        let entry = send.open::<AtomicWrite>(5, Flags::SIGNALED).unwrap();
+        entry.value(at.offset(16), 11u64.to_ne_bytes()).finish();
+        posted += 1;
+    }
+    if flushes {
+        let entry = send.open::<Flush>(6, Flags::SIGNALED).unwrap();
+        let (range, to) = (FlushRange::Bytes(64), FlushTo::GlobalVisibility);
+        entry.range(at, range, to).finish();
+        posted += 1;
+    }
+    // SAFETY: the buffers are not touched until all have completed.
+    unsafe { send.publish().unwrap() };
+    done(&mut pair, posted);
+    let old = old.map(|old| u64::from_ne_bytes(*old.first_chunk().unwrap()));
+    assert_eq!(old, [5, 7, 9]);
+    let mut there = [0; 6];
+    region.read_at(64, &mut there).unwrap();
+    assert_eq!(&there, b"window");
+    if atomic_writes {
+        assert_eq!(region.load_u64(16).unwrap(), 11);
+    }
+
+    let mut send = pair.b.send_half().raw();
+    let entry = send.open::<LocalInvalidate>(1, Flags::SIGNALED).unwrap();
+    entry.key(window.rkey()).finish();
+    // SAFETY: nothing of memory.
+    unsafe { send.publish().unwrap() };
+    done(&mut pair, 1);
 }
