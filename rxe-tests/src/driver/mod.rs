@@ -2,6 +2,7 @@
 //! programs under test through their cases.
 
 pub mod case;
+mod link;
 pub mod lists;
 pub mod process;
 pub mod programs;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::link;
+
 /// How long the device may take to have its address in the GID table; some
 /// 100 ms as a rule.
 const GID_LIMIT: Duration = Duration::from_secs(15);
@@ -80,13 +82,14 @@ fn device(number: u8, mtu: u32) -> Result<Device> {
         "ip",
         &["addr", "add", &format!("{address}/24"), "dev", &card],
     )?;
+    // Usable at once, not after a look for others that have it. (busybox's ip
+    // has no word for that.)
+    let detection = format!("/proc/sys/net/ipv6/conf/{card}/accept_dad");
+    fs::write(&detection, "0").with_context(|| format!("cannot write {detection}"))?;
     let v6 = format!("fd00:77::{}/64", number + 1);
-    run("ip", &["-6", "addr", "add", &v6, "dev", &card, "nodad"])?;
+    run("ip", &["-6", "addr", "add", &v6, "dev", &card])?;
     run("ip", &["link", "set", &card, "up"])?;
-    run(
-        "rdma",
-        &["link", "add", &name, "type", "rxe", "netdev", &card],
-    )?;
+    link::add(&name, &card)?;
     let gid = wait_for_gid(&name, address)?;
     Ok(Device { name, address, gid })
 }
