@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::driver;
+use crate::{bare, driver};
 use anyhow::Result;
-use rxe_tests::guest::vm::{self, Line};
+use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Suite, tree};
 
 /// The command line.
@@ -34,6 +34,10 @@ pub struct Arguments {
     /// Do not set up rxe0 before the command
     #[arg(long)]
     no_rxe: bool,
+    /// A guest of busybox, kernel modules and our static programs, without
+    /// Debian or any shared library; it runs its short suite unless told
+    #[arg(long = "static", conflicts_with_all = ["shell", "share", "plugin", "no_rxe"])]
+    without_libraries: bool,
     /// Seconds that the command may take
     #[arg(long, default_value_t = 600)]
     limit: u64,
@@ -41,6 +45,13 @@ pub struct Arguments {
 
 /// Makes the guest if it is not there, boots it and runs the command.
 pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.without_libraries {
+        let job = arguments.run.as_deref().unwrap_or(bare::SHORT_SUITE);
+        let limit = limit(false, arguments.limit);
+        let kernel = arguments.kernel.as_deref();
+        let ended = bare::run(arguments.suite, kernel, job, limit, show)?;
+        return Ok(report(&ended));
+    }
     let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
     let Some(script) = arguments
         .run
@@ -80,14 +91,21 @@ pub fn limit(shell: bool, seconds: u64) -> Duration {
 /// Boots the guest for the job, shows what it says, and passes its exit
 /// status on.
 pub fn run(image: &tree::Image, job: &Job) -> Result<ExitCode> {
-    let ended = vm::run(image, job, |line| match line {
+    Ok(report(&vm::run(image, job, show)?))
+}
+
+fn show(line: Line<'_>) {
+    match line {
         Line::Text(text) | Line::Record(text) => println!("{text}"),
-    })?;
+    }
+}
+
+fn report(ended: &Ended) -> ExitCode {
     eprintln!(
         "boot {:.1} s, run {:.1} s, exit status {}",
         ended.boot.as_secs_f64(),
         ended.run.as_secs_f64(),
         ended.status
     );
-    Ok(ExitCode::from(u8::try_from(ended.status).unwrap_or(1)))
+    ExitCode::from(u8::try_from(ended.status).unwrap_or(1))
 }

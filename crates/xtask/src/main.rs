@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask help` lists them.
 
+mod bare;
 mod bench;
 mod demo;
 mod dist;

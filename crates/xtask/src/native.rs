@@ -1,10 +1,11 @@
 //! The Rust crate's programs, built for a guest.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rxe_tests::driver::programs;
+use rxe_tests::driver::programs::manifest;
 
 use crate::driver;
 
@@ -15,33 +16,49 @@ const PACKAGES: [&str; 4] = [
     "ringverbs-cli",
     "ringverbs-stream-examples",
 ];
-const DEVICE_TESTS: &[&str] = &["completions", "device", "programs", "streams"];
+const DEVICE_TESTS: &[&str] = &[
+    "completions",
+    "device",
+    "lossy",
+    "programs",
+    "scale",
+    "soak",
+    "streams",
+];
 
 /// Where the manifest and the scripts are.
 const FOLDER: &str = "rxe-tests/native";
 
 /// Whether a case of the manifest is chosen by the filters.
 pub fn chosen_by(filters: &[String]) -> Result<bool> {
-    let manifest = driver::root().join(FOLDER).join("manifest.txt");
-    let text = fs::read_to_string(&manifest)
-        .with_context(|| format!("cannot read {}", manifest.display()))?;
+    let path = driver::root().join(FOLDER).join("manifest.txt");
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     // No case of these depends on rdma-core's release.
-    let cases = programs::manifest(&text, "0")?;
+    let cases = manifest(&text, "0")?;
     Ok(cases.iter().any(|case| case.chosen_by(filters)))
+}
+
+fn packages() -> Vec<&'static str> {
+    PACKAGES.iter().flat_map(|name| ["-p", name]).collect()
+}
+
+/// Builds the programs, but not the tests, as static ones, and says where they
+/// are, by name.
+pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
+    driver::build_static(&[&["build", "--bins", "--examples"], &packages()[..]].concat())
 }
 
 /// Builds the programs as static ones and puts them, the scripts and the
 /// manifest in `to`.
 pub fn build(to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let packages: Vec<&str> = PACKAGES.iter().flat_map(|name| ["-p", name]).collect();
     let tests: Vec<&str> = DEVICE_TESTS.iter().flat_map(|t| ["--test", t]).collect();
-    let mut programs =
-        driver::build_static(&[&["build", "--bins", "--examples"], &packages[..]].concat())?;
-    programs.extend(driver::build_static(
-        &[&["test", "--no-run"], &packages[..], &tests[..]].concat(),
+    let mut built = programs()?;
+    built.extend(driver::build_static(
+        &[&["test", "--no-run"], &packages()[..], &tests[..]].concat(),
     )?);
-    for (name, path) in &programs {
+    for (name, path) in &built {
         fs::copy(path, to.join(name)).with_context(|| format!("cannot copy {}", path.display()))?;
     }
     let sources = driver::root().join(FOLDER);

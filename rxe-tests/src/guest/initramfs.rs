@@ -71,7 +71,7 @@ cd /initramfs; find . | cpio -o -H newc --quiet > /initrd";
 
 /// The files to load, each after what it needs, for the modules `wanted`.
 /// One that is not in `modules.dep` is built into the kernel.
-fn load_order(modules_dep: &str, wanted: &[&str]) -> Vec<String> {
+pub(super) fn load_order(modules_dep: &str, wanted: &[&str]) -> Vec<String> {
     let mut needs: HashMap<&str, Vec<&str>> = HashMap::new();
     let mut by_name: HashMap<String, &str> = HashMap::new();
     for line in modules_dep.lines() {

@@ -1,7 +1,9 @@
 //! A machine of our own: Debian's kernel and tree under QEMU, so that tests
 //! meet the real driver without touching the machine they run on.
 
+pub mod bare;
 pub mod compile;
+mod cpio;
 pub mod host;
 mod initramfs;
 pub mod progress;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
+use super::bare::Bare;
 use super::compile::copy_tree;
 use super::host;
 use super::progress::tail;
@@ -94,21 +95,63 @@ pub enum Line<'a> {
 /// reporting how the job ended. The console's log is then kept, and the
 /// error says where and shows its end. The script's own exit status is no
 /// error but part of the answer.
-pub fn run(image: &Image, job: &Job, mut sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+    within(image.suite.name(), job, sink, |dir| {
+        let [ctl, share] = folders(job, dir)?;
+        Ok(System {
+            kernel: image.kernel(),
+            initrd: image.initrd(),
+            disk: Some(image.disk()),
+            shares: vec![("ctl", ctl), ("share", share)],
+        })
+    })
+}
+
+/// Boots a guest without a distribution. Its job is in `bare` already; of
+/// `job`, the limit and the hardware count.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_bare(bare: &Bare, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+    within("static", job, sink, |_| {
+        Ok(System {
+            kernel: bare.kernel.clone(),
+            initrd: bare.initrd.clone(),
+            disk: None,
+            shares: Vec::new(),
+        })
+    })
+}
+
+/// What a machine starts from.
+struct System {
+    kernel: PathBuf,
+    initrd: PathBuf,
+    disk: Option<PathBuf>,
+    /// Folders that it sees, and their names.
+    shares: Vec<(&'static str, PathBuf)>,
+}
+
+fn within(
+    name: &str,
+    job: &Job,
+    mut sink: impl FnMut(Line<'_>),
+    system: impl FnOnce(&Path) -> Result<System>,
+) -> Result<Ended> {
     if job.hardware.qemu.is_none() {
         host::require(host::TO_RUN, false)?;
     }
-    let dir = RunDir::new(image)?;
+    let dir = RunDir::new(name)?;
     let console = dir.path.join("console.log");
-    let result = boot(image, job, &dir.path, &console, &mut sink);
+    let result =
+        system(&dir.path).and_then(|system| boot(&system, job, &dir.path, &console, &mut sink));
     match result {
         Ok(ended) => Ok(ended),
         Err(error) => {
             dir.keep();
             let errors = tail(&dir.path.join("qemu.log"), 0, 5);
             Err(error.context(format!(
-                "the guest of {} failed; its console log is {}\n{}\n{errors}",
-                image.suite,
+                "the guest of {name} failed; its console log is {}\n{}\n{errors}",
                 console.display(),
                 tail(&console, 0, 25)
             )))
@@ -116,13 +159,8 @@ pub fn run(image: &Image, job: &Job, mut sink: impl FnMut(Line<'_>)) -> Result<E
     }
 }
 
-fn boot(
-    image: &Image,
-    job: &Job,
-    dir: &Path,
-    console: &Path,
-    sink: &mut dyn FnMut(Line<'_>),
-) -> Result<Ended> {
+/// The folders that a Debian guest sees: what it is to do, and the share.
+fn folders(job: &Job, dir: &Path) -> Result<[PathBuf; 2]> {
     let ctl = dir.join("ctl");
     fs::create_dir(&ctl)?;
     fs::write(ctl.join("start"), START)?;
@@ -147,9 +185,18 @@ fn boot(
             share
         }
     };
+    Ok([ctl, share])
+}
 
+fn boot(
+    system: &System,
+    job: &Job,
+    dir: &Path,
+    console: &Path,
+    sink: &mut dyn FnMut(Line<'_>),
+) -> Result<Ended> {
     let began = Instant::now();
-    let mut machine = Machine::start(image, &ctl, &share, console, dir, job)?;
+    let mut machine = Machine::start(system, console, dir, job)?;
     let lines = machine.lines()?;
     let mut started: Option<Instant> = None;
     loop {
@@ -195,14 +242,7 @@ fn parse(line: &str) -> Line<'_> {
 struct Machine(Child);
 
 impl Machine {
-    fn start(
-        image: &Image,
-        ctl: &Path,
-        share: &Path,
-        console: &Path,
-        dir: &Path,
-        job: &Job,
-    ) -> Result<Machine> {
+    fn start(system: &System, console: &Path, dir: &Path, job: &Job) -> Result<Machine> {
         let hardware = &job.hardware;
         let mut command = match &hardware.qemu {
             Some(qemu) => qemu.command(),
@@ -222,21 +262,22 @@ impl Machine {
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-no-reboot", "-nic", "none", "-monitor", "none"])
             .arg("-kernel")
-            .arg(image.kernel())
+            .arg(&system.kernel)
             .arg("-initrd")
-            .arg(image.initrd())
+            .arg(&system.initrd)
             .arg("-append")
             .arg(format!(
                 "console=ttyS0 panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
                  net.ifnames=0 loglevel=4 {}",
                 hardware.kernel_arguments
-            ))
-            .arg("-drive")
-            .arg(format!(
-                "file={},format=raw,if=virtio,snapshot=on,cache=unsafe",
-                option(&image.disk())
             ));
-        for (tag, path) in [("ctl", ctl), ("share", share)] {
+        if let Some(disk) = &system.disk {
+            command.arg("-drive").arg(format!(
+                "file={},format=raw,if=virtio,snapshot=on,cache=unsafe",
+                option(disk)
+            ));
+        }
+        for (tag, path) in &system.shares {
             command.arg("-virtfs").arg(format!(
                 "local,path={},mount_tag={tag},security_model=none,multidevs=remap",
                 option(path)
@@ -358,13 +399,12 @@ struct RunDir {
 }
 
 impl RunDir {
-    fn new(image: &Image) -> Result<RunDir> {
+    fn new(name: &str) -> Result<RunDir> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let runs = host::cache()?.join("runs");
         forget_old(&runs);
         let path = runs.join(format!(
-            "{}-{}-{}",
-            image.suite,
+            "{name}-{}-{}",
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         ));

@@ -1,0 +1,45 @@
+# The short suite of a guest without a distribution: the Rust crate's static
+# programs, busybox, and nothing that they could fall back on. Each case is
+# reported as a record, "pass NAME" or "fail NAME".
+failed=0
+check() {
+    name=$1
+    shift
+    if "$@" > /tmp/out 2>&1; then
+        printf '\036pass %s\n' "$name"
+    else
+        sed 's/^/    /' /tmp/out
+        printf '\036fail %s\n' "$name"
+        failed=1
+    fi
+}
+# Neither a library nor a loader in the whole of the root.
+no_library() {
+    find / -xdev \( -name '*.so' -o -name '*.so.*' -o -name 'ld-*' \) > /tmp/found
+    cat /tmp/found
+    [ ! -s /tmp/found ] && [ ! -e /lib64 ] && [ ! -e /usr/lib ]
+}
+setup() { rxe-driver setup > /run/rxe; }
+devices() { ringverbs devices | grep "^$RXE_DEV .*rdma_rxe"; }
+info() { ringverbs info -v | grep 'PORT_ACTIVE'; }
+pingpong() {
+    ringverbs pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 100 > /tmp/server 2>&1 &
+    server=$!
+    n=0
+    until ringverbs pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 100 127.0.0.1; do
+        n=$((n + 1))
+        [ $n -lt 10 ] || return 1
+        sleep 0.5
+    done
+    wait $server || { cat /tmp/server; return 1; }
+}
+check no-shared-library no_library
+check device-setup setup
+. /run/rxe
+check devices devices
+check info info
+check pingpong pingpong
+for example in hello write_with_immediate atomics datagram srq_echo; do
+    check $example $example "$RXE_DEV"
+done
+exit $failed

@@ -1,0 +1,243 @@
+//! A guest without a distribution: the kernel, its modules, busybox and static
+//! programs, all in the initramfs. What runs there needs nothing else.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::cpio::Archive;
+use super::initramfs::load_order;
+use super::tree::Image;
+
+/// The first process.
+const INIT: &str = include_str!("../../guest/init-static");
+
+/// The modules that are put there, with what they need.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    // rdma_rxe asks the crypto layer for it by name, which modules.dep lacks.
+    "crc32_generic",
+    "dummy",
+    "ib_uverbs",
+    "rdma_rxe",
+    "rdma_ucm",
+];
+
+/// What such a guest boots from.
+#[derive(Debug)]
+pub struct Bare {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The whole of its file system.
+    pub initrd: PathBuf,
+}
+
+/// Makes it in the folder `dir`: with the kernel, modules and busybox of
+/// `image`, with `programs`, which are names and files, in `/opt/native`, and
+/// with the shell script `job`.
+///
+/// # Errors
+/// A program is not static, or something is a shared library: named.
+pub fn make(image: &Image, programs: &[(String, PathBuf)], job: &str, dir: &Path) -> Result<Bare> {
+    let tree = image.tree();
+    let busybox = tree.join("bin/busybox");
+    let mut root = Root::default();
+    root.program("bin/busybox", &busybox)?;
+    for (name, path) in programs {
+        root.program(&format!("opt/native/{name}"), path)?;
+    }
+    root.put("init", INIT.as_bytes(), true)?;
+    root.put("job", job.as_bytes(), true)?;
+    root.modules(&tree, &busybox)?;
+    let initrd = dir.join("initrd");
+    fs::write(&initrd, root.archive.end())
+        .with_context(|| format!("cannot write {}", initrd.display()))?;
+    Ok(Bare {
+        kernel: image.kernel(),
+        initrd,
+    })
+}
+
+/// The file system as it grows.
+#[derive(Default)]
+struct Root {
+    archive: Archive,
+    folders: BTreeSet<String>,
+}
+
+impl Root {
+    fn program(&mut self, name: &str, path: &Path) -> Result<()> {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        self.put(name, &bytes, true)
+    }
+
+    /// Everything that gets there passes by here.
+    fn put(&mut self, name: &str, bytes: &[u8], executable: bool) -> Result<()> {
+        let file = name.rsplit('/').next().unwrap_or(name);
+        ensure!(
+            !file.ends_with(".so") && !file.contains(".so."),
+            "{name} is a shared library, and a static guest has none"
+        );
+        let is_module = file.ends_with(".ko");
+        ensure!(
+            is_module || !is_elf(bytes) || is_static(bytes)?,
+            "{name} is not static: it names a loader or libraries"
+        );
+        let parts: Vec<&str> = name.split('/').collect();
+        for depth in 1..parts.len() {
+            let folder = parts[..depth].join("/");
+            if self.folders.insert(folder.clone()) {
+                self.archive.folder(&folder);
+            }
+        }
+        self.archive.file(name, bytes, executable);
+        Ok(())
+    }
+
+    fn modules(&mut self, tree: &Path, busybox: &Path) -> Result<()> {
+        let version = fs::read_to_string(tree.join("boot/version"))?;
+        let version = version.trim();
+        let folder = tree.join("usr/lib/modules").join(version);
+        let from = folder.join("modules.dep");
+        let dependencies =
+            fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        let order = load_order(&dependencies, MODULES);
+        let to = format!("lib/modules/{version}");
+        let mut list = String::new();
+        for line in dependencies.lines() {
+            if line
+                .split_once(':')
+                .is_some_and(|(file, _)| order.iter().any(|m| m == file))
+            {
+                list.push_str(&line.replace(".ko.xz", ".ko"));
+                list.push('\n');
+            }
+        }
+        for path in &order {
+            let file = folder.join(path);
+            let bytes = match path.strip_suffix(".xz") {
+                None => fs::read(&file)?,
+                Some(_) => unpacked(busybox, &file)?,
+            };
+            let name = path.trim_end_matches(".xz");
+            ensure!(name.ends_with(".ko"), "{name}: packed in an unknown way");
+            self.put(&format!("{to}/{name}"), &bytes, false)?;
+        }
+        self.put(&format!("{to}/modules.dep"), list.as_bytes(), false)
+    }
+}
+
+/// By the guest's own busybox, which is static and runs here as well.
+fn unpacked(busybox: &Path, file: &Path) -> Result<Vec<u8>> {
+    let out = Command::new(busybox)
+        .args(["xz", "-dc"])
+        .arg(file)
+        .output()
+        .with_context(|| format!("cannot run {}", busybox.display()))?;
+    ensure!(
+        out.status.success(),
+        "cannot unpack {}: {}",
+        file.display(),
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
+    Ok(out.stdout)
+}
+
+fn is_elf(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x7fELF")
+}
+
+/// Whether a 64-bit program asks for neither a loader (PT_INTERP) nor a
+/// library (DT_NEEDED). One that is static and movable has a dynamic section
+/// all the same.
+fn is_static(bytes: &[u8]) -> Result<bool> {
+    const PT_DYNAMIC: u64 = 2;
+    const PT_INTERP: u64 = 3;
+    const DT_NULL: u64 = 0;
+    const DT_NEEDED: u64 = 1;
+    let number = |at: u64, len: usize| -> Result<u64> {
+        let at = usize::try_from(at)?;
+        let field = at.checked_add(len).and_then(|end| bytes.get(at..end));
+        let field = field.context("an ELF file that ends too soon")?;
+        let mut wide = [0; 8];
+        wide[..len].copy_from_slice(field);
+        Ok(u64::from_le_bytes(wide))
+    };
+    ensure!(
+        number(4, 2)? == 0x0102,
+        "an ELF file that is not for x86-64"
+    );
+    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    for header in (0..count).map(|index| table + index * size) {
+        match number(header, 4)? {
+            PT_INTERP => return Ok(false),
+            PT_DYNAMIC => {
+                let begin = number(header + 8, 8)?;
+                let entries = number(header + 32, 8)? / 16;
+                for entry in (0..entries).map(|index| begin + index * 16) {
+                    match number(entry, 8)? {
+                        DT_NULL => break,
+                        DT_NEEDED => return Ok(false),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program with those program headers: type and file offset; the dynamic
+    /// section is `dynamic`, at 0x200.
+    fn program(headers: &[u32], dynamic: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![0; 0x200];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = headers.len() as u8;
+        for (index, kind) in headers.iter().enumerate() {
+            let at = 64 + 56 * index;
+            bytes[at..at + 4].copy_from_slice(&kind.to_le_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&0x200u64.to_le_bytes());
+            let size = 8 * dynamic.len() as u64;
+            bytes[at + 32..at + 40].copy_from_slice(&size.to_le_bytes());
+        }
+        bytes.extend(dynamic.iter().flat_map(|word| word.to_le_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn static_programs_are_told_from_others() {
+        assert!(is_static(&program(&[1, 1], &[])).unwrap());
+        assert!(!is_static(&program(&[1, 3], &[])).unwrap());
+        assert!(is_static(&program(&[1, 2], &[5, 9, 0, 0])).unwrap());
+        assert!(!is_static(&program(&[1, 2], &[5, 9, 1, 7, 0, 0])).unwrap());
+        // Behind the end of the list is nothing.
+        assert!(is_static(&program(&[1, 2], &[0, 0, 1, 7])).unwrap());
+        assert!(is_static(&program(&[1, 2], &[5, 9])[..0x204]).is_err());
+        assert!(is_static(b"\x7fELF").is_err());
+    }
+
+    #[test]
+    fn a_root_takes_no_library_and_no_dynamic_program() {
+        let mut root = Root::default();
+        for name in ["lib/libc.so", "lib/libc.so.6"] {
+            let error = root.put(name, b"", false).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let dynamic = program(&[3], &[]);
+        let error = root.put("opt/native/x", &dynamic, true).unwrap_err();
+        assert!(error.to_string().contains("opt/native/x"), "{error}");
+        root.put("opt/native/x", &program(&[1], &[]), true).unwrap();
+        root.put("job", b"#!/bin/sh", true).unwrap();
+    }
+}
