@@ -56,6 +56,8 @@ pub fn devices(wiring: Wiring, mtu: u32) -> Result<Vec<Device>> {
                 "ip",
                 &["link", "add", "rx0", "type", "veth", "peer", "name", "rx1"],
             )?;
+            // The first one's port is active only with a card at the other end.
+            run("ip", &["link", "set", "rx1", "up"])?;
             let devices = vec![device(0, mtu)?, device(1, mtu)?];
             cross_the_wire(&devices)?;
             Ok(devices)
