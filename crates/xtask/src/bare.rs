@@ -1,7 +1,6 @@
 //! The guest without a distribution: busybox, the kernel's modules and our
 //! static programs, with no shared library that they could lean on.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Job, Suite, bare, tree};
 
+use crate::suite::Work;
 use crate::{driver, native};
 
 /// What runs there unless told otherwise.
@@ -41,17 +41,13 @@ pub fn run(
         .map(|name| Some((name.to_owned(), built.remove(name)?)))
         .collect::<Option<_>>()
         .with_context(|| format!("cargo has not built all of {PROGRAMS:?}"))?;
-    let dir = std::env::temp_dir().join(format!("ringverbs-static-{}", std::process::id()));
-    fs::create_dir_all(&dir)?;
-    let ended = bare::make(&image, &programs, job, &dir).and_then(|guest| {
-        let job = Job {
-            limit,
-            ..Job::default()
-        };
-        vm::run_bare(&guest, &job, sink)
-    });
-    let _ = fs::remove_dir_all(&dir);
-    ended
+    let dir = Work::new("static")?;
+    let guest = bare::make(&image, &programs, job, &dir.0)?;
+    let job = Job {
+        limit,
+        ..Job::default()
+    };
+    vm::run_bare(&guest, &job, sink)
 }
 
 /// How the short suite went.

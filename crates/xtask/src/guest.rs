@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::{bare, driver};
+use crate::suite::Work;
+use crate::{bare, driver, native};
 use anyhow::Result;
 use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Suite, tree};
@@ -31,12 +32,16 @@ pub struct Arguments {
     /// target/dist
     #[arg(long)]
     plugin: Option<PathBuf>,
+    /// The share is a folder with the Rust crate's programs and scripts, built
+    /// now and found by their names
+    #[arg(long, conflicts_with_all = ["share", "shell"])]
+    native: bool,
     /// Do not set up rxe0 before the command
     #[arg(long)]
     no_rxe: bool,
     /// A guest of busybox, kernel modules and our static programs, without
     /// Debian or any shared library; it runs its short suite unless told
-    #[arg(long = "static", conflicts_with_all = ["shell", "share", "plugin", "no_rxe"])]
+    #[arg(long = "static", conflicts_with_all = ["shell", "share", "native", "plugin", "no_rxe"])]
     without_libraries: bool,
     /// Seconds that the command may take
     #[arg(long, default_value_t = 600)]
@@ -66,14 +71,21 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         Some(driver::build()?)
     };
-    let setup = if arguments.no_rxe {
-        ""
-    } else {
-        "rxe-driver setup > /run/rxe || exit 1\n. /run/rxe\n"
-    };
+    let mut setup = String::new();
+    let mut share = arguments.share.clone();
+    // Removed when the guest has ended.
+    let native = arguments.native.then(|| Work::new("native")).transpose()?;
+    if let Some(folder) = &native {
+        native::build(&folder.0)?;
+        share = Some(folder.0.clone());
+        setup.push_str("export PATH=/share:$PATH\n");
+    }
+    if !arguments.no_rxe {
+        setup.push_str("rxe-driver setup > /run/rxe || exit 1\n. /run/rxe\n");
+    }
     let job = Job {
         script: format!("{setup}{script}"),
-        share: arguments.share.clone(),
+        share,
         plugin: arguments.plugin.clone(),
         driver,
         shell: arguments.shell,

@@ -248,10 +248,11 @@ fn keep(records: &Path, name: &str) -> Result<()> {
 }
 
 /// A folder that vanishes with its owner.
-struct Work(PathBuf);
+pub struct Work(pub PathBuf);
 
 impl Work {
-    fn new(name: &str) -> Result<Work> {
+    /// An empty one, for that purpose.
+    pub fn new(name: &str) -> Result<Work> {
         let path = std::env::temp_dir().join(format!("ringverbs-{name}-{}", std::process::id()));
         if path.exists() {
             // Left by a process of this number that was killed.
