@@ -2,8 +2,8 @@
 //! that it wants the next one.
 //!
 //! A worker hands in three kinds of messages, as they come about. The office
-//! takes them in the order that suits it: all results, then the log, and looks
-//! how long the report is before it makes room for it.
+//! takes them in its own order, and looks how long the report is before it makes
+//! room for it.
 //!
 //! `cargo run --example tagged [DEVICE]`
 
@@ -14,8 +14,7 @@ use ringverbs::{Device, ProtectionDomain, Transport};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-// A tag is 64 bits, which mean what we like: here the kind of a message is in
-// the upper half, and its number in the lower.
+// A tag is 64 bits, which mean what we like: here a message's kind and number.
 const RESULT: u64 = 1 << 32;
 const LOG: u64 = 2 << 32;
 const REPORT: u64 = 3 << 32;
@@ -69,10 +68,8 @@ fn main() -> Result<()> {
 
     // Both ends in one process; each has a completion queue of its own.
     let local = context.local_address(1)?;
-    let queues = (
-        context.completion_queue().entries(64).build()?,
-        context.completion_queue().entries(64).build()?,
-    );
+    let queue = || context.completion_queue().entries(64).build();
+    let queues = (queue()?, queue()?);
     let mut a = domain.queue_pair(Transport::Reliable, &queues.0).build()?;
     let mut b = domain.queue_pair(Transport::Reliable, &queues.1).build()?;
     let ends = (a.endpoint(&local), b.endpoint(&local));
@@ -105,8 +102,12 @@ fn main() -> Result<()> {
     // One of the log, by its very tag; the others are still there.
     let (_, text) = receive(&mut office, &domain, TagMatch::exact(LOG | 2), 64)?;
     println!("log, line 2: {}", String::from_utf8(text)?);
-    // How long is the report? Looking does not take it.
-    let (_, len) = office.peek(any_of(REPORT)).ok_or("no report")?;
+    // How long is the report? Looking does not take it; nor does it take in what
+    // has come since: `next_entry` does.
+    while office.peek(any_of(REPORT)).is_none() {
+        office.next_entry()?;
+    }
+    let (_, len) = office.peek(any_of(REPORT)).unwrap_or_default();
     let (_, text) = receive(&mut office, &domain, any_of(REPORT), len)?;
     println!(
         "report of {len} bytes: {}...",

@@ -254,7 +254,8 @@ impl TaggedEndpoint {
     }
 
     /// Tag and length of the first message that waits and that `which` takes
-    /// (`FI_PEEK`).
+    /// (`FI_PEEK`). Of what has come, that is what
+    /// [`next_entry`](Self::next_entry) has taken in: call that before.
     pub fn peek(&self, which: TagMatch) -> Option<(u64, usize)> {
         let (tag, message) = self.matcher.find(which)?;
         Some((*tag, message.len() - HEADER))
