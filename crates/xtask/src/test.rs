@@ -241,6 +241,9 @@ fn without_a_guest() -> Vec<Line> {
         // costs time here.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    // Instructions of the Rust crate's data path, against their limits.
+    let mut data_path = cargo(&["bench", "--quiet", "-p", "ringverbs", "--bench", "datapath"]);
+    data_path.args(["--", "gate"]);
     let mut doc = cargo(&[
         "doc",
         "--quiet",
@@ -271,6 +274,7 @@ fn without_a_guest() -> Vec<Line> {
         check("documentation", &mut doc),
         counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
+        check("data path", &mut data_path),
     ]
 }
 
