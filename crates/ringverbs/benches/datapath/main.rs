@@ -254,10 +254,10 @@ enum Row {
 const ROWS: [(Row, &str, [f64; 2]); 8] = [
     (Row::PollFloor, "poll floor", [f64::INFINITY; 2]),
     (Row::PollRaw, "poll raw", [45.0, 18.0]),
-    (Row::PollSafe, "poll safe", [205.0, 135.0]),
+    (Row::PollSafe, "poll safe", [200.0, 127.0]),
     (Row::SendFloor, "send floor", [f64::INFINITY; 2]),
-    (Row::SendRaw, "send raw", [97.0, 38.0]),
-    (Row::SendSafe, "send safe", [195.0, 105.0]),
+    (Row::SendRaw, "send raw", [98.0, 39.0]),
+    (Row::SendSafe, "send safe", [196.0, 108.0]),
     (Row::RecvRaw, "recv raw", [54.0, 31.0]),
     (Row::RecvSafe, "recv safe", [148.0, 88.0]),
 ];

@@ -139,9 +139,13 @@ pub(crate) struct Retired<'f> {
 
 impl<'f> Retired<'f> {
     /// An operation that was moved to `place`.
-    pub fn moved(place: &'f mut MaybeUninit<Posted>, posted: Posted) -> Self {
+    ///
+    /// # Safety
+    /// There is one, which is taken out by this.
+    #[inline(always)]
+    pub unsafe fn moved(place: &'f mut MaybeUninit<Posted>) -> Self {
         Self {
-            place: place.write(posted),
+            place: place.as_mut_ptr(),
             release: Release {
                 sequences: None,
                 consumed: 0,

@@ -15,6 +15,19 @@ pub(crate) enum Nothing {
     Corrupt,
 }
 
+/// What a closer look has found: so small that the usual way keeps all that it
+/// has in registers.
+enum Closer {
+    /// A queue that is known from now on.
+    Own,
+    /// An operation of a shared receive queue.
+    Shared,
+    /// See [`Nothing`].
+    Stale,
+    /// See [`Nothing`].
+    Corrupt,
+}
+
 /// Finds operations by the identifiers of completions. It keeps the queues that
 /// it has met, so that an operation is found without a lock.
 ///
@@ -57,20 +70,15 @@ impl Reaper {
             Some(Some(fifo)) => fifo.is_of(work),
             _ => false,
         };
-        if known {
-            self.retire(index, work, earlier)
-        } else {
-            self.reap_unknown(work, queues, slabs, earlier)
+        if !known {
+            match self.look_closer(work, queues, slabs) {
+                Closer::Own => {}
+                // SAFETY: it has just been put there.
+                Closer::Shared => return Ok(unsafe { Retired::moved(&mut self.place) }),
+                Closer::Stale => return Err(Nothing::Stale),
+                Closer::Corrupt => return Err(Nothing::Corrupt),
+            }
         }
-    }
-
-    #[inline(always)]
-    fn retire(
-        &mut self,
-        index: usize,
-        work: WorkId,
-        earlier: impl FnMut(Posted),
-    ) -> Result<Retired<'_>, Nothing> {
         let Some(Some(fifo)) = self.queues.get(index) else {
             return Err(Nothing::Corrupt);
         };
@@ -80,32 +88,38 @@ impl Reaper {
         unsafe { fifo.retire(work, earlier) }.ok_or(Nothing::Corrupt)
     }
 
-    /// Of a queue that was not met before, or of a shared receive queue.
+    /// Of a queue that was not met before, which is known afterwards, or of a
+    /// shared receive queue, whose operation is put into `place`.
     #[cold]
     #[inline(never)]
-    fn reap_unknown(
+    fn look_closer(
         &mut self,
         work: WorkId,
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
-        earlier: impl FnMut(Posted),
-    ) -> Result<Retired<'_>, Nothing> {
+    ) -> Closer {
         if work.is_shared() {
-            let posted = self.take_shared(work, slabs)?;
-            return Ok(Retired::moved(&mut self.place, posted));
+            return match self.take_shared(work, slabs) {
+                Ok(posted) => {
+                    self.place.write(posted);
+                    Closer::Shared
+                }
+                Err(Nothing::Stale) => Closer::Stale,
+                Err(Nothing::Corrupt) => Closer::Corrupt,
+            };
         }
         let id = work.queue();
         let fifo = match queues.find(id) {
             Found::Live(fifo) => fifo,
-            Found::Gone => return Err(Nothing::Stale),
-            Found::Never => return Err(Nothing::Corrupt),
+            Found::Gone => return Closer::Stale,
+            Found::Never => return Closer::Corrupt,
         };
         let index = id.index as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
         self.queues[index] = Some(fifo);
-        self.retire(index, work, earlier)
+        Closer::Own
     }
 
     fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<Posted, Nothing> {
