@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use anyhow::Result;
@@ -11,7 +11,7 @@ use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::{Suite, host, tree};
 
 use crate::suite::{self, Request};
-use crate::{dist, driver};
+use crate::{bare, dist, driver};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -89,6 +89,9 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             let (line, text) = machine(&what, arguments, short, run, suite.moves());
             lines.push(line);
             texts.extend(text);
+            if suite == Suite::Trixie && !arguments.stock_only {
+                lines.extend(without_libraries(arguments));
+            }
         }
     }
 
@@ -194,6 +197,46 @@ fn machine(
     };
     line.seconds = began.elapsed().as_secs();
     (line, text)
+}
+
+/// How long the guest without a distribution is meant to take. More is said,
+/// and no failure: the machine may be slow.
+const STATIC_AIM: Duration = Duration::from_secs(30);
+
+/// The short suite where there is no shared library; nothing if the filters
+/// leave it out.
+fn without_libraries(arguments: &Arguments) -> Option<Line> {
+    const WHAT: &str = "static guest";
+    let filter = &arguments.filter;
+    if !filter.is_empty() && !filter.iter().any(|text| WHAT.contains(text.as_str())) {
+        return None;
+    }
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = skipped(WHAT, "");
+    line.skipped = 0;
+    match bare::short_suite(arguments.kernel.as_deref()) {
+        Ok(outcome) => {
+            line.passed = outcome.passed;
+            line.failed = outcome.failed.len();
+            let slow = if outcome.time > STATIC_AIM {
+                ", more than the 30 s that it is meant to take"
+            } else {
+                ""
+            };
+            line.note = format!(
+                "no shared library; boot and suite {:.1} s{slow}",
+                outcome.time.as_secs_f64()
+            );
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+            line.note = error.to_string().lines().next().unwrap_or_default().into();
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    Some(line)
 }
 
 /// Why no guest of `suite` can be made or run here; `None` if one can.
