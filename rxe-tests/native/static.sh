@@ -23,13 +23,13 @@ setup() { rxe-driver setup > /run/rxe; }
 devices() { ringverbs devices | grep "^$RXE_DEV .*rdma_rxe"; }
 info() { ringverbs info -v | grep 'PORT_ACTIVE'; }
 pingpong() {
-    ringverbs pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 100 > /tmp/server 2>&1 &
+    ringverbs pingpong -S -c -n 100 > /tmp/server 2>&1 &
     server=$!
     n=0
-    until ringverbs pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 100 127.0.0.1; do
+    until ringverbs pingpong -c -n 100 127.0.0.1; do
         n=$((n + 1))
-        [ $n -lt 10 ] || return 1
-        sleep 0.5
+        [ $n -lt 20 ] || { cat /tmp/server; return 1; }
+        sleep 0.2
     done
     wait $server || { cat /tmp/server; return 1; }
 }
