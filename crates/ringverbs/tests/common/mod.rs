@@ -68,6 +68,22 @@ pub fn is_pattern(of: u64, bytes: &[u8]) -> bool {
     wanted == bytes
 }
 
+/// Where bytes begin to differ from those of a number, and which of the
+/// number's bytes are there instead; for messages.
+pub fn difference(of: u64, bytes: &[u8]) -> String {
+    let mut wanted = vec![0; bytes.len()];
+    pattern(of, &mut wanted);
+    let Some(at) = (0..bytes.len()).find(|at| bytes[*at] != wanted[*at]) else {
+        return "none".into();
+    };
+    let there = &bytes[at..(at + 16).min(bytes.len())];
+    let from = wanted.windows(there.len()).position(|part| part == there);
+    format!(
+        "at byte {at} of {}, with what belongs at {from:?}",
+        bytes.len()
+    )
+}
+
 /// What is in use, in KiB where it is memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
