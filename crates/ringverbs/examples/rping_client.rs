@@ -99,6 +99,7 @@ fn main() -> Result<()> {
         if sent != back {
             return Err(format!("ping {number} came back changed").into());
         }
+        println!("ping data: {}", String::from_utf8_lossy(&back[..PING - 1]));
     }
     println!("{count} pings came back as they were sent");
     connection.disconnect(&mut qp)?;
