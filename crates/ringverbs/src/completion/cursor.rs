@@ -54,9 +54,7 @@ impl CompletionQueue {
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available();
-        if span.at != span.end {
-            self.look_for_departures();
-        }
+        self.look_for_departures();
         Cursor {
             queue: self,
             span,

@@ -355,10 +355,11 @@ impl CompletionQueue {
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         let mut span = self.available();
+        // Also if there is nothing to read: it may be long until there is.
+        self.look_for_departures();
         if span.at == span.end || max == 0 {
             return Ok(0);
         }
-        self.look_for_departures();
         let shared = &*self.shared;
         let slabs = &shared.context.inner().slabs;
         let mut count = 0;

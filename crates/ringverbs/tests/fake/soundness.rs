@@ -81,10 +81,12 @@ fn a_poller_lets_go_of_a_queue_pair_that_is_gone() {
     world.complete(ids[0], 17);
     drop(world.cq.poll_one().unwrap().unwrap());
     drop(qp);
+    assert_eq!(world.live(OBJECT_MR), 1);
+    assert!(world.cq.poll_one().unwrap().is_none());
+    assert_eq!(world.live(OBJECT_MR), 0);
     // A completion that came too late.
     world.complete(ids[1], 17);
     assert!(world.cq.poll_one().unwrap().is_none());
-    assert_eq!(world.live(OBJECT_MR), 0);
 }
 
 /// `mem::forget` of any handle can only leak.
