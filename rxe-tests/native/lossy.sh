@@ -26,7 +26,7 @@ repeated() {
         /sys/class/infiniband/rxe[01]/ports/1/hw_counters/duplicate_request |
         { total=0; while read -r n; do total=$((total + n)); done; echo $total; }
 }
-# rdma_rxe may put bytes of a read of several packets in the wrong place when an
+# By its source rdma_rxe may put bytes of a read of several packets in the wrong place when an
 # answer comes between its decision to ask again and its doing so. So where
 # packets are late, a read has one.
 for wire in 'loss 1%' 'loss 1% delay 1ms reorder 25%'; do

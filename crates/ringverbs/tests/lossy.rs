@@ -2,10 +2,12 @@
 //! reorders packets: every operation of a reliable connection, and streams,
 //! by the content that arrives. `rxe-tests/native/lossy.sh` makes the wire.
 //!
-//! Sends and writes take turns with reads and atomics. rdma_rxe answers a send
-//! or write that comes again with a plain acknowledgement of the last operation
-//! that it has seen, and takes that for the end of a read or atomic whose own
-//! answer is still missing: the operation succeeds, without its data.
+//! Sends and writes take turns with reads and atomics. By its source rdma_rxe
+//! (Linux 6.12) answers a send or write that comes again with a plain
+//! acknowledgement of the last operation that it has seen, and takes that for
+//! the end of a read or atomic whose own answer is still missing: the operation
+//! would succeed without its data. That fits what was seen with all operations
+//! mixed; it has not been shown with another library.
 #![allow(missing_docs, reason = "a test")]
 
 mod common;
