@@ -80,16 +80,16 @@ impl Region {
         Buffer::whole(self)
     }
 
-    /// All of its memory, cut into buffers of `size` bytes; the last may be
-    /// shorter.
+    /// Its memory, cut into buffers of exactly `size` bytes. As a region is whole
+    /// pages there may be more of them than it was allocated for; what is too
+    /// short for another at the end is left over.
     pub fn into_buffers(self, size: usize) -> impl Iterator<Item = Buffer> {
-        let mut rest = Some(self.into_buffer());
+        let mut rest = self.into_buffer();
         std::iter::from_fn(move || {
-            let mut piece = rest.take()?;
-            if size > 0 && size < piece.capacity() {
-                rest = Some(piece.split_off(size));
+            if size == 0 || rest.capacity() < size {
+                return None;
             }
-            Some(piece)
+            Some(rest.split_to(size))
         })
     }
 

@@ -209,3 +209,20 @@ fn ranges_outside_of_a_region_are_refused() {
     let access = AccessFlags::ZERO_BASED;
     assert!(world.domain.alloc_remote(1, access).is_err());
 }
+
+/// A region of whole pages is cut into whole pieces.
+#[test]
+fn pieces_of_a_region_are_all_of_the_size_asked_for() {
+    let world = World::new();
+    let pieces = |size| {
+        let region = world.domain.alloc(3000).unwrap();
+        let whole = region.len();
+        let pieces: Vec<_> = region.into_buffers(size).collect();
+        assert!(pieces.iter().all(|piece| piece.capacity() == size));
+        assert_eq!(pieces.len(), whole.checked_div(size).unwrap_or_default());
+        pieces.len()
+    };
+    assert!(pieces(1000) >= 3);
+    assert_eq!(pieces(0), 0);
+    assert_eq!(pieces(1 << 30), 0);
+}
