@@ -228,13 +228,16 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 
 /// `ibv_alloc_parent_domain`. Allocators are accepted and not called: the
 /// kernel allocates rxe's queues itself, and a custom allocator may always be
-/// left unused.
+/// left unused. So is the leave to allocate memory that a confidential guest
+/// shares with its host: rdma_rxe does not need it
+/// (ibv_alloc_parent_domain(3)).
 pub unsafe extern "C" fn alloc_parent_domain(
     _context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    const KNOWN: u32 =
-        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+        | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
     // SAFETY: the application passes its attributes, with live domains.
     entry::pointer(|| unsafe {
         let attr = &*attr;

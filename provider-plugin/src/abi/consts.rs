@@ -245,6 +245,7 @@ consts! { u32:
 consts! { u32:
     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
+    IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC = 1 << 2,
 }
 
 // enum ibv_values_mask
