@@ -143,8 +143,9 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     for folder in [&plan.programs, &plan.native].into_iter().flatten() {
         cases.extend(manifest(folder, rdma_core)?);
     }
-    // Last: to the device that is made anew, Linux 7.2 loops no multicast
-    // packets back.
+    // Last: after it, on Linux 7.2, multicast packets no longer come back to
+    // the host that sent them. Deleting and adding the device alone does not do
+    // that; what does is not known.
     cases.sort_by_key(|case| (case.group, case.name.as_str()) == UNPLUG);
     Ok(cases)
 }
