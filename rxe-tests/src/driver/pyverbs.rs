@@ -24,7 +24,7 @@ const TEST_LIMIT: Duration = Duration::from_secs(120);
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 /// The group that they are reported in.
-const GROUP: &str = "pyverbs";
+pub const GROUP: &str = "pyverbs";
 
 /// A line from the script.
 #[derive(Debug, Deserialize)]
@@ -55,6 +55,8 @@ struct Ended {
 #[derive(Debug, Default)]
 struct Pass {
     ids: Vec<String>,
+    /// The tests were loaded, and those asked for are listed.
+    listed: bool,
     ended: BTreeMap<String, Ended>,
     /// The test that was under way when the script ended.
     open: Option<String>,
@@ -79,8 +81,9 @@ pub fn missing(folder: &Path) -> Record {
     })
 }
 
-/// Runs the tests in `folder` under `provider` and reports each of them.
-pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str) -> Result<()> {
+/// Runs the tests in `folder` whose names contain one of `parts`, or all, under
+/// `provider` and reports each of them.
+pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[String]) -> Result<()> {
     let library = match provider {
         Provider::Stock => Library::Stock,
         _ => Library::Ours,
@@ -92,20 +95,15 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str)
     // those that are left.
     let mut wanted: Vec<String> = Vec::new();
     loop {
-        let pass = once(runner, folder, library, &wanted)?;
-        if pass.ids.is_empty() {
+        let pass = once(runner, folder, library, parts, &wanted)?;
+        if !pass.listed {
             bail!(
                 "the pyverbs tests do not load under {provider}: {:?}",
                 pass.ended
             );
         }
         if all.is_empty() {
-            all = pass
-                .ids
-                .iter()
-                .filter(|id| id.contains(filter))
-                .cloned()
-                .collect();
+            all = pass.ids;
         }
         let before = results.len();
         for (id, ended) in pass.ended {
@@ -138,7 +136,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str)
             {
                 break;
             }
-            let pass = once(runner, folder, library, std::slice::from_ref(id))?;
+            let pass = once(runner, folder, library, parts, std::slice::from_ref(id))?;
             runner.restore()?;
             if let Some(ended) = pass.ended.get(id) {
                 results.insert(id.clone(), (ended.clone(), attempt));
@@ -165,18 +163,27 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, filter: &str)
     Ok(())
 }
 
-/// Runs the script once for the tests `wanted`, or for all.
-fn once(runner: &Runner, folder: &Path, library: Library, wanted: &[String]) -> Result<Pass> {
+/// Runs the script once for the tests `wanted`, or for all whose names contain
+/// one of `parts`.
+fn once(
+    runner: &Runner,
+    folder: &Path,
+    library: Library,
+    parts: &[String],
+    wanted: &[String],
+) -> Result<Pass> {
     let dir = runner.scratch.join("pyverbs");
     fs::create_dir_all(&dir)?;
     let file = |name: &str| dir.join(name);
     fs::write(file("runner.py"), RUNNER)?;
+    fs::write(file("parts"), parts.join("\n"))?;
     fs::write(file("wanted"), wanted.join("\n"))?;
     let _ = fs::remove_file(file("results"));
     let mut argv: Vec<String> = vec!["python3".into()];
     for path in [
         file("runner.py"),
         folder.to_owned(),
+        file("parts"),
         file("wanted"),
         file("results"),
     ] {
@@ -236,7 +243,7 @@ fn once(runner: &Runner, folder: &Path, library: Library, wanted: &[String]) -> 
     if let Some(id) = pass.open.take() {
         let detail = format!("{why}: {}", last_lines(&running.output(), 6));
         pass.ended.insert(id, fail(detail));
-    } else if pass.ids.is_empty() {
+    } else if !pass.listed {
         let detail = format!("{why}: {}", last_lines(&running.output(), 6));
         pass.ended.insert("load".into(), fail(detail));
     }
@@ -267,7 +274,10 @@ fn take(pass: &mut Pass, lines: &str) -> Result<()> {
     for line in lines.lines() {
         let event = serde_json::from_str(line).with_context(|| format!("from pyverbs: {line}"))?;
         match event {
-            Event::List { ids } => pass.ids = ids,
+            Event::List { ids } => {
+                pass.ids = ids;
+                pass.listed = true;
+            }
             Event::Start { id } => pass.open = Some(id),
             Event::End {
                 id,
@@ -324,11 +334,13 @@ mod tests {
                  def test_f_after(self): pass\n",
         );
         put("runner.py", RUNNER);
-        let once = |wanted: &str| {
+        let once = |parts: &str, wanted: &str| {
+            put("parts", parts);
             put("wanted", wanted);
             let out = std::process::Command::new("python3")
                 .arg(dir.join("runner.py"))
-                .args([&dir, &dir.join("wanted"), &dir.join("results")])
+                .arg(&dir)
+                .args(["parts", "wanted", "results"].map(|name| dir.join(name)))
                 .args(["--dev", "rxe0"])
                 .output()
                 .unwrap();
@@ -338,7 +350,7 @@ mod tests {
         };
         let name = |test: &str| format!("tests.test_fates.Fates.{test}");
 
-        let (good, pass) = once("");
+        let (good, pass) = once("", "");
         assert!(!good);
         assert_eq!(pass.ids.len(), 6);
         let outcome = |test: &str| pass.ended[&name(test)].outcome;
@@ -349,9 +361,18 @@ mod tests {
         assert_eq!(pass.open, Some(name("test_e_crash")));
         assert!(!pass.done && !pass.ended.contains_key(&name("test_f_after")));
 
-        let (good, pass) = once(&name("test_f_after"));
+        let (good, pass) = once("", &name("test_f_after"));
         assert!(good && pass.done);
         assert_eq!(pass.ended.len(), 1);
+
+        // What is not asked for is neither listed nor run.
+        let (good, pass) = once("fates.Fates.test_a\n_skip", "");
+        assert!(good && pass.done);
+        assert_eq!(pass.ids, [name("test_a_pass"), name("test_b_skip")]);
+        assert!(pass.ended.keys().eq(&pass.ids));
+        let (good, pass) = once("no such test", "");
+        assert!(good && pass.done && pass.listed);
+        assert!(pass.ids.is_empty() && pass.ended.is_empty());
         fs::remove_dir_all(&dir).unwrap();
     }
 

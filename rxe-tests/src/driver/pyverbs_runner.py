@@ -1,10 +1,12 @@
 """Runs rdma-core's pyverbs tests and says of each how it ended.
 
-Arguments: the folder of the tests, a file with the ids to run (empty: all), a
-file for the results, and then what run_tests.py would be given.
+Arguments: the folder of the tests, a file with parts of names, one on a line (a
+test belongs to the list if its id contains one; empty: all), a file with the ids
+of the list to run (empty: all), a file for the results, and then what
+run_tests.py would be given.
 
 The results are JSON, one object on a line, written as they come: the ids of
-all tests first, then a start and an end for each one that is run, so that
+the list first, then a start and an end for each one that is run, so that
 whoever reads knows which test a crash or a hang belongs to.
 """
 import faulthandler
@@ -78,10 +80,13 @@ class Result(unittest.TestResult):
 
 
 def main():
-    folder, wanted, results = sys.argv[1:4]
-    sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[4:]
+    folder, parts, wanted, results = sys.argv[1:5]
+    sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[5:]
     faulthandler.enable()
-    tests = list(flatten(load(folder)))
+    with open(parts) as lines:
+        parts = lines.read().splitlines()
+    tests = [t for t in flatten(load(folder))
+             if not parts or any(part in t.id() for part in parts)]
     with open(wanted) as names:
         only = set(names.read().split())
     with open(results, 'w') as out:

@@ -150,16 +150,18 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// What the filters ask of the pyverbs tests: `None` if none of them, else a
-/// part of their names.
-fn pyverbs_filter(filters: &[String]) -> Option<String> {
-    if filters.is_empty() {
-        return Some(String::new());
+/// What the filters ask of the pyverbs tests: `None` if none of them, else
+/// parts of names, of which a test has one; no parts are all tests.
+fn pyverbs_filter(filters: &[String]) -> Option<Vec<String>> {
+    let parts: Vec<String> = filters
+        .iter()
+        .filter_map(|filter| filter.strip_prefix(pyverbs::GROUP))
+        .map(|part| part.trim_start().to_owned())
+        .collect();
+    if filters.is_empty() || parts.iter().any(String::is_empty) {
+        return Some(Vec::new());
     }
-    filters.iter().find_map(|filter| {
-        let name = filter.strip_prefix("pyverbs")?;
-        Some(name.trim_start().to_owned())
-    })
+    (!parts.is_empty()).then_some(parts)
 }
 
 fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {
@@ -194,4 +196,31 @@ fn installed_rdma_core() -> Result<String> {
         .output()
         .context("cannot ask dpkg for rdma-core's version; give it with --rdma-core")?;
     Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_choose_among_the_pyverbs_tests() {
+        let asked = |filters: &[&str]| {
+            let filters: Vec<String> = filters.iter().map(|&text| text.to_owned()).collect();
+            pyverbs_filter(&filters)
+        };
+        let parts = |parts: &[&str]| Some(parts.iter().map(|&part| part.to_owned()).collect());
+        assert_eq!(asked(&[]), parts(&[]));
+        assert_eq!(asked(&["rping", "pingpong"]), None);
+        assert_eq!(asked(&["pyverbs"]), parts(&[]));
+        assert_eq!(
+            asked(&["pyverbs tests.test_buf"]),
+            parts(&["tests.test_buf"])
+        );
+        assert_eq!(
+            asked(&["rping", "pyverbs test_a", "pyverbs test_b"]),
+            parts(&["test_a", "test_b"])
+        );
+        // All of them holds every part.
+        assert_eq!(asked(&["pyverbs test_a", "pyverbs "]), parts(&[]));
+    }
 }
