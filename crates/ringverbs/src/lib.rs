@@ -28,8 +28,8 @@
 //! batch, and so on: `docs/soundness.md` has all promises, and the test of each.
 //! `docs/guide.md` leads from nothing to a program.
 //!
-//! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`) are
-//! for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
+//! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`,
+//! [`CompletionQueueRef`]) are for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
 //! time and are `Send`.
 
 #![allow(
@@ -64,8 +64,8 @@ pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, EventSource};
 pub use channel::{ChannelEvent, CompletionChannel};
 pub use completion::{
-    Completion, CompletionQueue, CompletionQueueBuilder, Cursor, CursorEntry, Failure,
-    SharedCompletionQueue, Status, Success,
+    Completion, CompletionQueue, CompletionQueueBuilder, CompletionQueueRef, Cursor, CursorEntry,
+    Failure, SharedCompletionQueue, Status, Success,
 };
 pub use context::{Context, Device, devices};
 pub use data::{Inline, Payload, Sink, Source};

@@ -4,6 +4,8 @@
 //!   read-modify-write;
 //! - [`SharedCompletionQueue`]: the same for any thread, behind a lock that is
 //!   taken and released within each call;
+//! - [`CompletionQueueRef`]: a handle, for those who make queue pairs on a queue
+//!   that another thread polls;
 //! - [`Completion`]: what became of an operation, with everything that it
 //!   owned.
 
@@ -14,6 +16,7 @@ mod drain;
 mod entry;
 mod failed;
 mod format;
+mod handle;
 mod level;
 mod multi;
 mod queue;
@@ -35,6 +38,7 @@ pub use format::{
     ContextEntry, ContextFormat, DataEntry, DataFormat, EntryFlags, Format, MessageEntry,
     MessageFormat, TaggedEntry, TaggedFormat,
 };
+pub use handle::CompletionQueueRef;
 pub use level::{CompletionLevel, Means, means_for};
 pub use multi::{MultiMessage, MultiReceive, ReceivePoster};
 pub use queue::{CompletionQueue, CompletionQueueBuilder};

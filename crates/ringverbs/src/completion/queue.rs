@@ -9,7 +9,7 @@ use ring::Epoch;
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
-use crate::completion::Completion;
+use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, WorkCompletion};
 use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
@@ -197,6 +197,15 @@ impl Shared {
         &self.object
     }
 
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the owner is gone.
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.get().is_some()
+    }
+
     /// Numbers a queue that completes here, for so many operations.
     pub fn enter(&self, capacity: u32) -> Result<Arc<Fifo>> {
         self.queues.insert(|id| Fifo::new(id, capacity))
@@ -242,8 +251,10 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    /// A handle, to make queue pairs on the queue from any thread while its
+    /// owner polls.
+    pub fn handle(&self) -> CompletionQueueRef {
+        CompletionQueueRef::new(&self.shared)
     }
 
     #[inline(always)]
@@ -481,15 +492,15 @@ impl CompletionQueue {
     /// resources are released.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the queue, while queue pairs use it; the kernel's
-    /// reason.
+    /// [`Error::Busy`] with the queue, while queue pairs use it or there are
+    /// [handles](Self::handle) of it; the kernel's reason.
     pub fn close(self) -> Result<(), (Self, Error)> {
         if Arc::strong_count(&self.shared) > 1 {
             return Err((
                 self,
                 Error::Busy {
                     object: "completion queue",
-                    users: "queue pairs",
+                    users: "queue pairs, or handles of it",
                 },
             ));
         }

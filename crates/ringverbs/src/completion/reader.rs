@@ -13,7 +13,8 @@ use super::entry::{FLAG_GRH, received};
 use super::format::Raw;
 use super::wait::{self, MutexCond, Signaler, WaitObject, WaitSet, Waitable, Waiter, sealed};
 use super::{
-    CompletionQueue, CompletionQueueBuilder, ErrorEntry, Format, MessageFormat, ReadError, Status,
+    CompletionQueue, CompletionQueueBuilder, CompletionQueueRef, ErrorEntry, Format, MessageFormat,
+    ReadError, Status,
 };
 use crate::channel::is_again;
 use crate::data::Payload;
@@ -202,6 +203,11 @@ impl<F: Format> CompletionReader<F> {
     /// The queue, to make queue pairs on.
     pub fn queue(&self) -> &CompletionQueue {
         &self.queue
+    }
+
+    /// A handle of the queue, to make queue pairs on from any thread.
+    pub fn handle(&self) -> CompletionQueueRef {
+        self.queue.handle()
     }
 
     /// The queue, to be polled in band (`ibv_poll_cq`), resized, drained. What

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::completion::{Completion, CompletionQueue};
+use crate::completion::{Completion, CompletionQueue, CompletionQueueRef};
 use crate::{Error, Result};
 
 /// A completion queue that any thread may poll. Each call takes the lock and
@@ -52,7 +52,12 @@ impl SharedCompletionQueue {
         self.lock().arm(solicited_only)
     }
 
-    /// Calls `f` with the queue, under the lock: to make a queue pair on it.
+    /// As [`CompletionQueue::handle`].
+    pub fn handle(&self) -> CompletionQueueRef {
+        self.lock().handle()
+    }
+
+    /// Calls `f` with the queue, under the lock: to resize or drain it.
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionQueue) -> R) -> R {
         f(&mut self.lock())
     }

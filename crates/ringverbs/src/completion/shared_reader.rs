@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::reader::CompletionReader;
 use super::wait::{self, Signaler};
-use super::{ErrorEntry, Format, MessageFormat, ReadError};
+use super::{CompletionQueueRef, ErrorEntry, Format, MessageFormat, ReadError};
 use crate::{Error, Result};
 
 /// A [`CompletionReader`] that any thread may read, blocking or not. Each call
@@ -156,7 +156,12 @@ impl<F: Format> SharedCompletionReader<F> {
         self.signaler.clone()
     }
 
-    /// Calls `f` with the reader, under the lock: to make a queue pair on it.
+    /// As [`CompletionReader::handle`].
+    pub fn handle(&self) -> CompletionQueueRef {
+        self.lock().reader.handle()
+    }
+
+    /// Calls `f` with the reader, under the lock.
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionReader<F>) -> R) -> R {
         f(&mut self.lock().reader)
     }

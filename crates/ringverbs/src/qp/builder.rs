@@ -9,7 +9,7 @@ use ring::Hint;
 use uverbs::{QpCap, QpInit};
 
 use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
-use crate::completion::{CompletionQueue, Shared as CqShared};
+use crate::completion::CompletionQueueRef;
 use crate::device;
 use crate::inflight::{FifoWriter, MAX_DEPTH};
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
@@ -19,8 +19,8 @@ use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 pub struct QueuePairBuilder {
     domain: ProtectionDomain,
     transport: Transport,
-    send_cq: Arc<CqShared>,
-    recv_cq: Arc<CqShared>,
+    send_cq: CompletionQueueRef,
+    recv_cq: CompletionQueueRef,
     srq: Option<Arc<srq::Inner>>,
     cap: QpCap,
     signal_all: bool,
@@ -28,13 +28,21 @@ pub struct QueuePairBuilder {
 
 impl ProtectionDomain {
     /// A queue pair whose operations complete in `cq`, to be described further
-    /// and built.
-    pub fn queue_pair(&self, transport: Transport, cq: &CompletionQueue) -> QueuePairBuilder {
+    /// and built. `cq` is a reference of a
+    /// [`CompletionQueue`](crate::CompletionQueue), or a handle of one
+    /// ([`CompletionQueue::handle`](crate::CompletionQueue::handle)) that another
+    /// thread polls.
+    pub fn queue_pair(
+        &self,
+        transport: Transport,
+        cq: impl Into<CompletionQueueRef>,
+    ) -> QueuePairBuilder {
+        let cq = cq.into();
         QueuePairBuilder {
             domain: self.clone(),
             transport,
-            send_cq: Arc::clone(cq.shared()),
-            recv_cq: Arc::clone(cq.shared()),
+            send_cq: cq.clone(),
+            recv_cq: cq,
             srq: None,
             cap: QpCap {
                 max_send_wr: 64,
@@ -50,8 +58,8 @@ impl ProtectionDomain {
 
 impl QueuePairBuilder {
     /// Receives complete in a queue of their own.
-    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
-        self.recv_cq = Arc::clone(cq.shared());
+    pub fn recv_cq(mut self, cq: impl Into<CompletionQueueRef>) -> Self {
+        self.recv_cq = cq.into();
         self
     }
 
@@ -101,7 +109,8 @@ impl QueuePairBuilder {
     ///
     /// # Errors
     /// [`Error::Limit`] for sizes over the device's; [`Error::WrongDomain`] for
-    /// a completion queue of another context; ENOMEM.
+    /// a completion queue of another context; [`Error::Invalid`] if the
+    /// completion queue's owner has dropped it; ENOMEM.
     pub fn build(self) -> Result<QueuePair> {
         let context = self.domain.context();
         if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
@@ -116,12 +125,14 @@ impl QueuePairBuilder {
                 what: "shared receive queue",
             });
         }
+        let send_cq = self.send_cq.admit()?;
+        let recv_cq = self.recv_cq.admit()?;
         let id = context.next_id();
         let init = QpInit {
             qp_type: self.transport.qp_type(),
             pd: Some(self.domain.handle()),
-            send_cq: Some(self.send_cq.object().handle()),
-            recv_cq: Some(self.recv_cq.object().handle()),
+            send_cq: Some(send_cq.object().handle()),
+            recv_cq: Some(recv_cq.object().handle()),
             srq: self.srq.as_ref().map(|srq| srq.object().handle()),
             cap: self.cap,
             sq_sig_all: self.signal_all,
@@ -136,14 +147,14 @@ impl QueuePairBuilder {
         };
         // As many as the device's rings hold, since they are there.
         let send_depth = made.send.capacity().min(MAX_DEPTH);
-        let send_fifo = self.send_cq.enter(send_depth)?;
+        let send_fifo = send_cq.enter(send_depth)?;
         let recv_fifo = match &made.recv {
             Some(queue) => {
-                let entered = self.recv_cq.enter(queue.capacity().min(MAX_DEPTH));
+                let entered = recv_cq.enter(queue.capacity().min(MAX_DEPTH));
                 match entered {
                     Ok(fifo) => Some(fifo),
                     Err(error) => {
-                        self.send_cq.leave(&send_fifo);
+                        send_cq.leave(&send_fifo);
                         return Err(error);
                     }
                 }
@@ -154,8 +165,8 @@ impl QueuePairBuilder {
             object: ManuallyDrop::new(made.object),
             parked_send: OnceLock::new(),
             parked_recv: OnceLock::new(),
-            send_cq: self.send_cq,
-            recv_cq: self.recv_cq,
+            send_cq,
+            recv_cq,
             send_fifo: Arc::clone(&send_fifo),
             recv_fifo: recv_fifo.clone(),
             srq: self.srq,

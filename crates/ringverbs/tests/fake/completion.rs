@@ -5,7 +5,10 @@ use ringverbs::completion::{
     provider_error_text,
 };
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
-use ringverbs::{AccessFlags, AhAttr, Inline, RemoteAddr, Status, Transport, WorkRequest};
+use ringverbs::{
+    AccessFlags, AhAttr, CompletionQueueRef, Error, Inline, RemoteAddr, Status, Transport,
+    WorkRequest,
+};
 
 use crate::World;
 use crate::common::Driver;
@@ -19,7 +22,7 @@ const WITH_IMMEDIATE: u64 = 2;
 /// of its queues.
 fn queue_pair(
     world: &World,
-    queue: &ringverbs::CompletionQueue,
+    queue: impl Into<CompletionQueueRef>,
 ) -> (ringverbs::QueuePair, crate::Queues) {
     let (recv, send): (Driver, Driver) = (world.machine.queue(7, 8), world.machine.queue(9, 8));
     let place = [recv.mminfo(), send.mminfo()].concat();
@@ -101,6 +104,49 @@ fn a_received_message_has_its_length_and_immediate_data() {
     let flags = EntryFlags::RECV | EntryFlags::MSG | EntryFlags::REMOTE_CQ_DATA;
     assert_eq!(entry.flags, flags);
     assert_eq!(entry.payload.into_buffer().unwrap().len(), 5);
+}
+
+#[test]
+fn queue_pairs_are_made_while_another_thread_polls() {
+    fn for_any_thread<T: Clone + Send + Sync>(_: &T) {}
+    const COUNT: u64 = 40;
+    let world = World::new();
+    let mut queue = world.context.completion_queue().build().unwrap();
+    let handle = queue.handle();
+    for_any_thread(&handle);
+    assert_eq!(handle.id(), queue.id());
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(move || {
+            let next = |_| queue.poll_until_one().unwrap().token;
+            (0..COUNT).map(next).collect::<Vec<_>>()
+        });
+        for token in 0..COUNT {
+            let (mut qp, queues) = queue_pair(&world, &handle);
+            qp.post(write(token)).unwrap();
+            world.complete(queues.sent()[0], 17);
+            while qp.in_flight().0 > 0 && !poller.is_finished() {
+                std::thread::yield_now();
+            }
+        }
+        let tokens = poller.join().unwrap();
+        assert_eq!(tokens, (0..COUNT).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_handle_keeps_the_queue_but_does_not_poll_it() {
+    let world = World::new();
+    let queue = world.context.completion_queue().build().unwrap();
+    let handle = queue.handle();
+    let (queue, busy) = queue.close().unwrap_err();
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
+    drop(queue);
+    let orphan = world.domain.queue_pair(Transport::Reliable, &handle);
+    assert!(matches!(orphan.build(), Err(Error::Invalid { .. })));
+    drop(handle);
+    let queue = world.context.completion_queue().build().unwrap();
+    drop(queue.handle());
+    queue.close().unwrap();
 }
 
 #[test]
