@@ -5,6 +5,7 @@ use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, Serializer};
 
 use crate::Gid;
+use crate::qp::Mtu;
 
 /// A queue pair's or a packet's number.
 pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -17,14 +18,20 @@ pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u3
     }
 }
 
-/// The code of an MTU.
-pub(crate) fn mtu_code<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    let code = u8::deserialize(from)?;
-    if (1..=5).contains(&code) {
-        Ok(code)
-    } else {
-        let code = Unexpected::Unsigned(code.into());
-        Err(D::Error::invalid_value(code, &"the code of an MTU, 1 to 5"))
+/// Its code.
+impl Serialize for Mtu {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.code().serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mtu {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let code = u8::deserialize(from)?;
+        Self::from_code(code).ok_or_else(|| {
+            let code = Unexpected::Unsigned(code.into());
+            D::Error::invalid_value(code, &"the code of an MTU, 1 to 5")
+        })
     }
 }
 
@@ -53,6 +60,7 @@ impl<'de> Deserialize<'de> for Gid {
 mod tests {
     use serde_json::{Value, from_str, from_value, json, to_value};
 
+    use crate::qp::Mtu;
     use crate::{Endpoint, Gid, RemoteAddr};
 
     fn endpoint() -> Endpoint {
@@ -60,7 +68,7 @@ mod tests {
             qp_num: 0xff_ffff,
             psn: 0,
             lid: 0xffff,
-            mtu: 5,
+            mtu: Mtu::Bytes4096,
             gid: "::ffff:192.0.2.1".parse().unwrap(),
         }
     }
@@ -131,7 +139,7 @@ mod tests {
                 damaged[at] = byte;
                 if let Ok(read) = serde_json::from_slice::<Endpoint>(&damaged) {
                     assert!(read.qp_num < 1 << 24 && read.psn < 1 << 24, "{read:?}");
-                    assert!((1..=5).contains(&read.mtu), "{read:?}");
+                    assert!((256..=4096).contains(&read.mtu.bytes()), "{read:?}");
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use ringverbs::Gid;
+use ringverbs::qp::Mtu;
 
 /// perftest's, unless told with `-p`.
 const PORT: u16 = 18515;
@@ -133,8 +134,8 @@ impl Peer {
         Ok(theirs)
     }
 
-    /// Agrees on what is spoken, and gives the MTU (its code) that both can.
-    pub fn agree(&mut self, mtu: u8) -> io::Result<u8> {
+    /// Agrees on what is spoken, and gives the MTU that both can.
+    pub fn agree(&mut self, mtu: Mtu) -> io::Result<Mtu> {
         let mut version = [0; 16];
         for (to, from) in version.iter_mut().zip(VERSION) {
             *to = *from;
@@ -150,8 +151,9 @@ impl Peer {
         }
         self.swap(CACHE_LINE.to_be_bytes())?;
         // A digit and a zero.
-        match self.swap([b'0' + mtu.clamp(1, 5), 0])? {
-            [digit @ b'1'..=b'5', 0] => Ok(mtu.min(digit - b'0')),
+        let [digit, end] = self.swap([b'0' + mtu.code(), 0])?;
+        match Mtu::from_code(digit.wrapping_sub(b'0')) {
+            Some(theirs) if end == 0 => Ok(mtu.min(theirs)),
             _ => Err(malformed("an MTU that makes no sense")),
         }
     }
@@ -242,13 +244,13 @@ mod tests {
         };
         let client = std::thread::spawn(move || {
             let mut peer = side(TcpStream::connect(address).unwrap(), true);
-            assert_eq!(peer.agree(5).unwrap(), 3);
+            assert_eq!(peer.agree(Mtu::Bytes4096).unwrap(), Mtu::Bytes1024);
             assert_eq!(peer.shake(there()).unwrap().qp_num, 0x22);
             peer.report(report).unwrap();
             peer.part(there()).unwrap();
         });
         let mut peer = side(listener.accept().unwrap().0, false);
-        assert_eq!(peer.agree(3).unwrap(), 3);
+        assert_eq!(peer.agree(Mtu::Bytes1024).unwrap(), Mtu::Bytes1024);
         let ours = Destination {
             qp_num: 0x22,
             ..there()

@@ -128,9 +128,14 @@ enum Mtu {
 }
 
 impl Mtu {
-    /// Its code (`enum ibv_mtu`).
-    fn code(self) -> u8 {
-        self as u8 + 1
+    fn path(self) -> ringverbs::qp::Mtu {
+        match self {
+            Self::B256 => ringverbs::qp::Mtu::Bytes256,
+            Self::B512 => ringverbs::qp::Mtu::Bytes512,
+            Self::B1024 => ringverbs::qp::Mtu::Bytes1024,
+            Self::B2048 => ringverbs::qp::Mtu::Bytes2048,
+            Self::B4096 => ringverbs::qp::Mtu::Bytes4096,
+        }
     }
 }
 
@@ -141,7 +146,7 @@ struct Options {
     ib_port: u8,
     gid_index: Option<u8>,
     size: u32,
-    mtu: u8,
+    mtu: ringverbs::qp::Mtu,
     rx_depth: u32,
     iters: u32,
     queue_pairs: u32,
@@ -308,7 +313,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         ib_port: args.ib_port,
         gid_index: args.gid_idx,
         size: args.size(),
-        mtu: args.mtu.code(),
+        mtu: args.mtu.path(),
         rx_depth: args.rx_depth,
         iters: args.iters,
         queue_pairs,

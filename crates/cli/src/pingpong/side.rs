@@ -97,7 +97,7 @@ impl Side {
         };
         let local = local.map_err(doing("the port's address"))?;
         let datagrams = options.transport == Type::Ud;
-        let mtu = 128 << local.mtu.min(5);
+        let mtu = local.mtu.bytes();
         if datagrams && options.size > mtu {
             return Err(PingPongError::Datagram { mtu }.into());
         }

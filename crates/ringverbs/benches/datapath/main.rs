@@ -23,7 +23,7 @@ use std::time::Instant;
 use common::Driver;
 use common::kernel::{CREATE_CQ, CREATE_QP, Machine};
 use ring::Mapping;
-use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::raw::{Flags, Write};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, QueuePair, RemoteAddr,
@@ -189,8 +189,13 @@ fn world() -> World {
     let mut qp = builder.build().unwrap();
     qp.transition(Init::reliable(1, AccessFlags::empty()))
         .unwrap();
-    qp.transition(ReadyToReceive::reliable(AhAttr::default(), 1, 0, 3))
-        .unwrap();
+    qp.transition(ReadyToReceive::reliable(
+        AhAttr::default(),
+        1,
+        0,
+        Mtu::Bytes1024,
+    ))
+    .unwrap();
     qp.transition(ReadyToSend::reliable(0)).unwrap();
     let region = domain.alloc(64 * 64).unwrap();
     World {

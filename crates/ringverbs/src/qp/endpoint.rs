@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use uverbs::{AccessFlags, AhAttr, GlobalRoute};
 
-use super::{Init, QueuePair, ReadyToReceive, ReadyToSend, State, Transport};
+use super::{Init, Mtu, QueuePair, ReadyToReceive, ReadyToSend, State, Transition, Transport};
 use crate::query::Gid;
 use crate::{Context, Error, Result};
 
@@ -20,8 +20,8 @@ pub struct LocalAddress {
     pub gid: Gid,
     /// The port's LID; 0 on Ethernet.
     pub lid: u16,
-    /// Code of the port's MTU: 1 is 256 bytes, 5 is 4096.
-    pub mtu: u8,
+    /// The port's MTU.
+    pub mtu: Mtu,
 }
 
 impl Context {
@@ -47,7 +47,8 @@ impl Context {
     /// The address of a port with that index in its GID table.
     ///
     /// # Errors
-    /// ENODATA for an empty place, EINVAL if there is none.
+    /// ENODATA for an empty place, EINVAL if there is none; [`Error::Driver`] for
+    /// a port with an MTU that there is not.
     pub fn local_address_with(&self, port: u8, gid_index: u8) -> Result<LocalAddress> {
         let attr = self.uverbs().query_port(port)?;
         let entry = self
@@ -58,7 +59,10 @@ impl Context {
             gid_index,
             gid: Gid(entry.gid),
             lid: attr.legacy.lid,
-            mtu: attr.legacy.active_mtu,
+            mtu: Mtu::from_code(attr.legacy.active_mtu).ok_or_else(|| Error::Driver {
+                what: "port",
+                message: format!("its MTU has code {}, which is none", attr.legacy.active_mtu),
+            })?,
         })
     }
 }
@@ -104,12 +108,8 @@ pub struct Endpoint {
     pub psn: u32,
     /// LID of its port; 0 on Ethernet.
     pub lid: u16,
-    /// Code of its port's MTU: 1 is 256 bytes, 5 is 4096.
-    #[cfg_attr(
-        feature = "serde",
-        serde(deserialize_with = "crate::serialize::mtu_code")
-    )]
-    pub mtu: u8,
+    /// Its port's MTU; its code travels.
+    pub mtu: Mtu,
     /// GID of its port.
     pub gid: Gid,
 }
@@ -123,7 +123,7 @@ impl fmt::Display for Endpoint {
             mtu,
             gid,
         } = self;
-        write!(f, "{qp_num:06x}:{psn:06x}:{lid:04x}:{mtu:x}:")?;
+        write!(f, "{qp_num:06x}:{psn:06x}:{lid:04x}:{:x}:", mtu.code())?;
         for byte in gid.0 {
             write!(f, "{byte:02x}")?;
         }
@@ -150,10 +150,10 @@ impl FromStr for Endpoint {
             qp_num: number(6)? as u32,
             psn: number(6)? as u32,
             lid: number(4)? as u16,
-            mtu: number(1)? as u8,
+            mtu: Mtu::from_code(number(1)? as u8).ok_or_else(error)?,
             gid: Gid(number(32)?.to_be_bytes()),
         };
-        if parts.next().is_some() || !(1..=5).contains(&endpoint.mtu) {
+        if parts.next().is_some() {
             return Err(error());
         }
         Ok(endpoint)
@@ -186,14 +186,14 @@ impl QueuePair {
         let transport = self.transport();
         let path = local.path_to(peer.gid, peer.lid);
         let mtu = local.mtu.min(peer.mtu);
-        let (receive, send) = match transport {
+        let (receive, send): (Transition, Transition) = match transport {
             Transport::Reliable => (
-                ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu),
-                ReadyToSend::reliable(self.inner().psn),
+                ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu).into(),
+                ReadyToSend::reliable(self.inner().psn).into(),
             ),
             Transport::Unreliable => (
-                ReadyToReceive::unreliable(path, peer.qp_num, peer.psn, mtu),
-                ReadyToSend::unreliable(self.inner().psn),
+                ReadyToReceive::unreliable(path, peer.qp_num, peer.psn, mtu).into(),
+                ReadyToSend::unreliable(self.inner().psn).into(),
             ),
             Transport::Datagram => {
                 return Err(Error::State {

@@ -2,10 +2,12 @@
 //!
 //! - `builder`: how one is made;
 //! - `states`: its transitions, with what each demands;
+//! - `codes`: values that there are codes for: MTU, times;
 //! - `endpoint`: what a peer has to know of it, and connecting;
 //! - `request`, `post`: work requests, and how they are posted.
 
 mod builder;
+mod codes;
 mod endpoint;
 mod multicast;
 mod post;
@@ -29,11 +31,12 @@ use crate::operation::Operation;
 use crate::{AddressHandle, Context, Error, MemoryWindow, ProtectionDomain, Result, srq};
 
 pub use builder::QueuePairBuilder;
+pub use codes::{AckTimeout, Mtu, RnrTimer};
 pub use endpoint::{Endpoint, LocalAddress};
 pub use multicast::Membership;
 pub use post::{Batch, PostError, ReceiveBatch};
 pub use request::{FlushRange, FlushTo, WorkRequest};
-pub use states::{Init, ReadyToReceive, ReadyToSend, Transition};
+pub use states::{Datagram, Init, ReadyToReceive, ReadyToSend, Reliable, Transition, Unreliable};
 
 /// State of a queue pair.
 pub use uverbs::QpState as State;

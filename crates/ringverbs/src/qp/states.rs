@@ -1,9 +1,11 @@
 //! Transitions of a queue pair, with the attributes that each demands
 //! (ibv_modify_qp(3), IBA 11.2.5.2).
 
+use std::marker::PhantomData;
+
 use uverbs::{AccessFlags, AhAttr};
 
-use super::{QpAttr, QpAttrMask, QueuePair, State, Transport};
+use super::{AckTimeout, Mtu, QpAttr, QpAttrMask, QueuePair, RnrTimer, State, Transport};
 use crate::{Error, Result};
 
 /// A transition with its attributes: [`Init`], [`ReadyToReceive`],
@@ -37,8 +39,9 @@ impl QueuePair {
     /// Brings it to another state.
     ///
     /// # Errors
-    /// [`Error::State`] if the transition is one of another transport; EINVAL
-    /// if the state it is in does not lead there, or a value is out of range.
+    /// [`Error::State`] if the transition is one of another transport;
+    /// [`Error::Limit`] for more retries than 7; EINVAL if the state it is in
+    /// does not lead there, or a value is out of range.
     pub fn transition(&mut self, to: impl Into<Transition>) -> Result<()> {
         let to = to.into();
         if to.transport != self.transport() {
@@ -48,19 +51,34 @@ impl QueuePair {
                 needed: "a transition of its own transport",
             });
         }
+        for (what, asked) in [
+            ("retries of a connection", to.attr.retry_cnt),
+            ("retries while the peer has no receive", to.attr.rnr_retry),
+        ] {
+            // Three bits: a device would take what is left of it.
+            if asked > 7 {
+                return Err(Error::Limit {
+                    what,
+                    asked: asked.into(),
+                    allowed: 7,
+                });
+            }
+        }
         self.modify(&to.attr, to.mask)
     }
 }
 
-macro_rules! transition {
-    ($name:ident) => {
-        impl From<$name> for Transition {
-            fn from(from: $name) -> Self {
-                from.0
-            }
-        }
-    };
-}
+/// Of a reliable connection: which values a transition has.
+#[derive(Clone, Copy, Debug)]
+pub enum Reliable {}
+
+/// Of an unreliable connection.
+#[derive(Clone, Copy, Debug)]
+pub enum Unreliable {}
+
+/// Of datagrams.
+#[derive(Clone, Copy, Debug)]
+pub enum Datagram {}
 
 macro_rules! optional {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) { $($field:ident = $value:expr),+ } $($mask:ident)|*;)+) => {$(
@@ -77,7 +95,12 @@ macro_rules! optional {
 /// RESET to INIT: it belongs to a port, and takes receives.
 #[derive(Clone, Copy, Debug)]
 pub struct Init(Transition);
-transition!(Init);
+
+impl From<Init> for Transition {
+    fn from(from: Init) -> Self {
+        from.0
+    }
+}
 
 impl Init {
     fn new(transport: Transport, port: u8, mask: QpAttrMask) -> Self {
@@ -118,83 +141,110 @@ impl Init {
 }
 
 /// INIT to RTR: a connection knows its peer, and messages are received.
+///
+/// A value that the transport `T` does not have cannot be given:
+///
+/// ```compile_fail,E0599
+/// # use ringverbs::qp::{Mtu, ReadyToReceive};
+/// # fn f(path: ringverbs::AhAttr) {
+/// ReadyToReceive::unreliable(path, 17, 0, Mtu::Bytes1024).max_dest_rd_atomic(1);
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct ReadyToReceive(Transition);
-transition!(ReadyToReceive);
+pub struct ReadyToReceive<T>(Transition, PhantomData<T>);
 
-impl ReadyToReceive {
+impl<T> From<ReadyToReceive<T>> for Transition {
+    fn from(from: ReadyToReceive<T>) -> Self {
+        from.0
+    }
+}
+
+impl<T> ReadyToReceive<T> {
     fn connected(
         transport: Transport,
         path: AhAttr,
         dest_qp_num: u32,
         psn: u32,
-        path_mtu: u8,
+        path_mtu: Mtu,
     ) -> Self {
         let attr = QpAttr {
             ah_attr: path,
             dest_qp_num,
             rq_psn: psn,
-            path_mtu,
+            path_mtu: path_mtu.code(),
             ..QpAttr::default()
         };
         let mask =
             QpAttrMask::AV | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN | QpAttrMask::PATH_MTU;
-        Self(Transition::new(transport, State::RTR, attr, mask))
+        let transition = Transition::new(transport, State::RTR, attr, mask);
+        Self(transition, PhantomData)
     }
+}
 
+impl ReadyToReceive<Reliable> {
     /// Of a reliable connection: the path to the peer, its queue pair number,
-    /// the packet number it begins with, the code of the path's MTU (1 is 256
-    /// bytes, 5 is 4096).
-    pub fn reliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: u8) -> Self {
+    /// the packet number it begins with, the path's MTU.
+    pub fn reliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: Mtu) -> Self {
         let mut this = Self::connected(Transport::Reliable, path, dest_qp_num, psn, path_mtu);
         this.0.mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-        this.max_dest_rd_atomic(16).min_rnr_timer(12)
-    }
-
-    /// Of an unreliable connection.
-    pub fn unreliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: u8) -> Self {
-        Self::connected(Transport::Unreliable, path, dest_qp_num, psn, path_mtu)
-    }
-
-    /// Of datagrams.
-    pub fn datagram() -> Self {
-        Self(Transition::new(
-            Transport::Datagram,
-            State::RTR,
-            QpAttr::default(),
-            QpAttrMask::empty(),
-        ))
+        this.max_dest_rd_atomic(16)
+            .min_rnr_timer(RnrTimer::default())
     }
 
     optional! {
         /// Reads and atomics that the peer may have outstanding here; 16
-        /// unless told. Reliable connections only.
+        /// unless told.
         max_dest_rd_atomic(count: u8) { max_dest_rd_atomic = count };
-        /// Code of the time that a peer without a receive waits; 12 (0.64 ms)
-        /// unless told. Reliable connections only.
-        min_rnr_timer(code: u8) { min_rnr_timer = code };
+        /// How long a peer waits that has met no receive here; 0.64 ms unless
+        /// told. A `Duration` is rounded up to what there is.
+        min_rnr_timer(time: impl Into<RnrTimer>) { min_rnr_timer = time.into().code() };
+    }
+}
+
+impl ReadyToReceive<Unreliable> {
+    /// Of an unreliable connection.
+    pub fn unreliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: Mtu) -> Self {
+        Self::connected(Transport::Unreliable, path, dest_qp_num, psn, path_mtu)
+    }
+}
+
+impl ReadyToReceive<Datagram> {
+    /// Of datagrams.
+    pub fn datagram() -> Self {
+        let (attr, mask) = (QpAttr::default(), QpAttrMask::empty());
+        let transition = Transition::new(Transport::Datagram, State::RTR, attr, mask);
+        Self(transition, PhantomData)
     }
 }
 
 /// RTR to RTS: messages are sent.
+///
+/// Waiting and trying again are a reliable connection's:
+///
+/// ```compile_fail,E0599
+/// ringverbs::qp::ReadyToSend::unreliable(0).timeout(std::time::Duration::from_millis(10));
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct ReadyToSend(Transition);
-transition!(ReadyToSend);
+pub struct ReadyToSend<T>(Transition, PhantomData<T>);
 
-impl ReadyToSend {
+impl<T> From<ReadyToSend<T>> for Transition {
+    fn from(from: ReadyToSend<T>) -> Self {
+        from.0
+    }
+}
+
+impl<T> ReadyToSend<T> {
     fn new(transport: Transport, psn: u32) -> Self {
         let attr = QpAttr {
             sq_psn: psn,
             ..QpAttr::default()
         };
-        Self(Transition::new(
-            transport,
-            State::RTS,
-            attr,
-            QpAttrMask::SQ_PSN,
-        ))
+        let transition = Transition::new(transport, State::RTS, attr, QpAttrMask::SQ_PSN);
+        Self(transition, PhantomData)
     }
+}
 
+impl ReadyToSend<Reliable> {
     /// Of a reliable connection, whose packets are numbered from `psn` on.
     pub fn reliable(psn: u32) -> Self {
         let mut this = Self::new(Transport::Reliable, psn);
@@ -202,31 +252,39 @@ impl ReadyToSend {
             | QpAttrMask::RETRY_CNT
             | QpAttrMask::RNR_RETRY
             | QpAttrMask::MAX_QP_RD_ATOMIC;
-        this.timeout(14).retry_cnt(7).rnr_retry(7).max_rd_atomic(16)
+        this.timeout(AckTimeout::default())
+            .retry_cnt(7)
+            .rnr_retry(7)
+            .max_rd_atomic(16)
     }
 
+    optional! {
+        /// How long to wait for an acknowledgement; 67 ms unless told. A
+        /// `Duration` is rounded up to what there is; see also
+        /// [`AckTimeout::NEVER`].
+        timeout(time: impl Into<AckTimeout>) { timeout = time.into().code() };
+        /// Retries after that time, 0 to 7; 7 unless told, which rdma_rxe takes
+        /// for ever.
+        retry_cnt(count: u8) { retry_cnt = count };
+        /// Retries while the peer has no receive posted, 0 to 7; 7, unless told,
+        /// is for ever.
+        rnr_retry(count: u8) { rnr_retry = count };
+        /// Reads and atomics that this side may have outstanding; 16 unless
+        /// told.
+        max_rd_atomic(count: u8) { max_rd_atomic = count };
+    }
+}
+
+impl ReadyToSend<Unreliable> {
     /// Of an unreliable connection.
     pub fn unreliable(psn: u32) -> Self {
         Self::new(Transport::Unreliable, psn)
     }
+}
 
+impl ReadyToSend<Datagram> {
     /// Of datagrams.
     pub fn datagram(psn: u32) -> Self {
         Self::new(Transport::Datagram, psn)
-    }
-
-    optional! {
-        /// Code of the time to wait for an acknowledgement, 4.096 µs × 2^code;
-        /// 14 (67 ms) unless told, 0 is for ever. Reliable connections only.
-        timeout(code: u8) { timeout = code };
-        /// Retries after that time, 0 to 7; 7 unless told. Reliable
-        /// connections only.
-        retry_cnt(count: u8) { retry_cnt = count };
-        /// Retries while the peer has no receive posted; 7, unless told, is
-        /// for ever. Reliable connections only.
-        rnr_retry(count: u8) { rnr_retry = count };
-        /// Reads and atomics that this side may have outstanding; 16 unless
-        /// told. Reliable connections only.
-        max_rd_atomic(count: u8) { max_rd_atomic = count };
     }
 }

@@ -18,7 +18,7 @@ fn endpoint(qp_num: u32) -> Endpoint {
         qp_num,
         psn: 0xab_cdef,
         lid: 0,
-        mtu: 5,
+        mtu: crate::qp::Mtu::Bytes4096,
         gid: Gid([0xfe; 16]),
     }
 }

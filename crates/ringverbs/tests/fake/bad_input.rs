@@ -1,7 +1,9 @@
 //! Requests that make no sense, and answers that make none.
 
-use ringverbs::qp::{Init, ReadyToSend, State};
-use ringverbs::{AccessFlags, Endpoint, Error, Gid, Inline, RemoteAddr, Transport, WorkRequest};
+use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend, State};
+use ringverbs::{
+    AccessFlags, AhAttr, Endpoint, Error, Gid, Inline, RemoteAddr, Transport, WorkRequest,
+};
 use uverbs::Errno;
 
 use crate::World;
@@ -113,6 +115,31 @@ fn a_transition_of_another_transport_is_refused() {
 }
 
 #[test]
+fn retries_that_do_not_fit_are_refused() {
+    let world = World::new();
+    let (mut qp, _queues) = world.new_queue_pair(17);
+    let init = Init::reliable(1, AccessFlags::empty());
+    qp.transition(init).unwrap();
+    let receive = ReadyToReceive::reliable(AhAttr::default(), 1, 0, Mtu::Bytes1024);
+    qp.transition(receive).unwrap();
+    let ready = ReadyToSend::reliable(0);
+    for bad in [ready.retry_cnt(8), ready.rnr_retry(8)] {
+        let error = qp.transition(bad).unwrap_err();
+        let seven = matches!(
+            error,
+            Error::Limit {
+                asked: 8,
+                allowed: 7,
+                ..
+            }
+        );
+        assert!(seven, "{error}");
+        assert_eq!(qp.state(), State::RTR);
+    }
+    qp.transition(ready.retry_cnt(0).rnr_retry(0)).unwrap();
+}
+
+#[test]
 fn objects_of_two_contexts_do_not_go_together() {
     let (one, two) = (World::new(), World::new());
     let builder = one.domain.queue_pair(Transport::Reliable, &two.cq);
@@ -161,7 +188,7 @@ fn endpoints_are_read_back_or_refused() {
         qp_num: 0xab_cdef,
         psn: 0x12_3456,
         lid: 0,
-        mtu: 5,
+        mtu: Mtu::Bytes4096,
         gid: "::ffff:192.168.77.1".parse::<Gid>().unwrap(),
     };
     let text = endpoint.to_string();

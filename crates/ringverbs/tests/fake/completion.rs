@@ -4,7 +4,7 @@ use ringverbs::completion::{
     ContextFormat, DataEntry, DataFormat, EntryFlags, ReadError, WaitObject, error_text,
     provider_error_text,
 };
-use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
     AccessFlags, AhAttr, CompletionQueueRef, Error, Inline, RemoteAddr, Status, Transport,
     WorkRequest,
@@ -36,8 +36,13 @@ fn queue_pair(
     let mut qp = builder.build().unwrap();
     qp.transition(Init::reliable(1, AccessFlags::empty()))
         .unwrap();
-    qp.transition(ReadyToReceive::reliable(AhAttr::default(), 1, 0, 3))
-        .unwrap();
+    qp.transition(ReadyToReceive::reliable(
+        AhAttr::default(),
+        1,
+        0,
+        Mtu::Bytes1024,
+    ))
+    .unwrap();
     qp.transition(ReadyToSend::reliable(0)).unwrap();
     (qp, crate::Queues { send, recv })
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use common::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
 use common::{Driver, layout};
-use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, CompletionQueue, Context, ProtectionDomain, QueuePair, Transport,
 };
@@ -80,7 +80,7 @@ impl World {
         qp.transition(Init::reliable(1, AccessFlags::empty()))
             .unwrap();
         let path = AhAttr::default();
-        qp.transition(ReadyToReceive::reliable(path, 1, 0, 3))
+        qp.transition(ReadyToReceive::reliable(path, 1, 0, Mtu::Bytes1024))
             .unwrap();
         qp.transition(ReadyToSend::reliable(0)).unwrap();
         (qp, queues)

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
 use ringverbs::{Endpoint, LocalAddress, QueuePair, RemoteAddr};
@@ -87,6 +88,10 @@ pub fn connect(qp: &mut QueuePair, local: &LocalAddress, peer: &Endpoint) {
     qp.transition(ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu))
         .unwrap();
     // rdma_rxe takes 7 retries for ever.
-    qp.transition(ReadyToSend::reliable(psn).timeout(16).retry_cnt(6))
-        .unwrap();
+    qp.transition(
+        ReadyToSend::reliable(psn)
+            .timeout(Duration::from_millis(268))
+            .retry_cnt(6),
+    )
+    .unwrap();
 }
