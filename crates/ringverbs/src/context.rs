@@ -117,6 +117,9 @@ pub(crate) struct Inner {
     next_id: Mutex<u64>,
     /// Abilities of the device, `IB_UVERBS_DEVICE_...`.
     optional: u64,
+    /// Reads and atomics that a queue pair may have outstanding: of the peer's,
+    /// of its own.
+    read_depths: (u8, u8),
 }
 
 impl Context {
@@ -137,16 +140,24 @@ impl Context {
         let events = AsyncEventFile::alloc(&uverbs)?;
         events.set_nonblocking(true)?;
         // A kernel that does not answer has none of what is asked for here.
-        let optional = uverbs
-            .query_device_ex(Udata::none())
-            .map_or(0, |device| device.device_cap_flags_ex);
+        let able = uverbs.query_device_ex(Udata::none()).unwrap_or_default();
+        let depth = |limit: u32| match limit.min(u8::MAX.into()) as u8 {
+            // Not told: the kernel refuses what is too much.
+            0 => u8::MAX,
+            limit => limit,
+        };
+        let read_depths = (
+            depth(able.base.max_qp_rd_atom),
+            depth(able.base.max_qp_init_rd_atom),
+        );
         Ok(Self {
             inner: Arc::new(Inner {
                 uverbs,
                 info,
                 device,
                 events,
-                optional,
+                optional: able.device_cap_flags_ex,
+                read_depths,
                 slabs: Registry::new(),
                 next_id: Mutex::new(0),
             }),
@@ -182,6 +193,12 @@ impl Context {
             .unwrap_or_else(PoisonError::into_inner);
         *next += 1;
         *next
+    }
+
+    /// Reads and atomics that a queue pair may have outstanding: of the peer's,
+    /// of its own.
+    pub(crate) fn read_depths(&self) -> (u8, u8) {
+        self.inner.read_depths
     }
 
     /// Whether the device can flush memory of a peer's.

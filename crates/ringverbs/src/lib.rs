@@ -75,7 +75,8 @@ pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};
 pub use pd::ProtectionDomain;
 pub use qp::{
-    Endpoint, FlushRange, FlushTo, LocalAddress, PostError, QueuePair, Transport, WorkRequest,
+    ConnectOptions, Endpoint, FlushRange, FlushTo, LocalAddress, PostError, QueuePair, Transport,
+    WorkRequest,
 };
 pub use query::{Gid, GidEntry};
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};

@@ -35,7 +35,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv, send};
 
-use crate::qp::{Endpoint, LocalAddress};
+use crate::qp::{ConnectOptions, Endpoint, LocalAddress};
 use crate::{Error, QueuePair};
 
 /// What an endpoint's line begins with; the number is this format's.
@@ -187,9 +187,24 @@ pub fn connect(
     stream: &TcpStream,
     timeout: Duration,
 ) -> Result<Endpoint, ExchangeError> {
+    connect_with(qp, local, stream, timeout, &ConnectOptions::new())
+}
+
+/// The same, with other than the usual values
+/// ([`QueuePair::connect_with`]). They are this side's: the peer has its own.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_with(
+    qp: &mut QueuePair,
+    local: &LocalAddress,
+    stream: &TcpStream,
+    timeout: Duration,
+    options: &ConnectOptions,
+) -> Result<Endpoint, ExchangeError> {
     let begin = Instant::now();
     let peer = exchange(stream, &qp.endpoint(local), timeout)?;
-    qp.connect(local, &peer)?;
+    qp.connect_with(local, &peer, options)?;
     barrier(stream, timeout.saturating_sub(begin.elapsed()))?;
     Ok(peer)
 }

@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use uverbs::{AccessFlags, AhAttr, GlobalRoute};
 
-use super::{Init, Mtu, QueuePair, ReadyToReceive, ReadyToSend, State, Transition, Transport};
+use super::{
+    ConnectOptions, Init, Mtu, QueuePair, ReadyToReceive, ReadyToSend, State, Transition, Transport,
+};
 use crate::query::Gid;
 use crate::{Context, Error, Result};
 
@@ -172,9 +174,8 @@ impl QueuePair {
         }
     }
 
-    /// Connects it to a peer: RESET, INIT, RTR, RTS, with the values that
-    /// [`ReadyToReceive`] and [`ReadyToSend`] have unless told, and every access
-    /// that a peer's key allows. The peer does the same with this one's
+    /// Connects it to a peer: RESET, INIT, RTR, RTS, with every access that a
+    /// peer's key allows. The peer does the same with this one's
     /// [`endpoint`](Self::endpoint).
     ///
     /// A queue pair in INIT (with receives posted already) goes on from there.
@@ -183,14 +184,31 @@ impl QueuePair {
     /// [`Error::State`] for one of datagrams; EINVAL if it is in another state,
     /// or the peer's values are out of range.
     pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
+        self.connect_with(local, peer, &ConnectOptions::new())
+    }
+
+    /// The same, with other than the usual values. Of an unreliable connection
+    /// those of the path count.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); [`Error::Limit`] for more retries than 7.
+    pub fn connect_with(
+        &mut self,
+        local: &LocalAddress,
+        peer: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<()> {
         let transport = self.transport();
-        let path = local.path_to(peer.gid, peer.lid);
-        let mtu = local.mtu.min(peer.mtu);
+        let path = options.path(local.path_to(peer.gid, peer.lid));
+        let mtu = options.mtu(local.mtu, peer.mtu);
         let (receive, send): (Transition, Transition) = match transport {
-            Transport::Reliable => (
-                ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu).into(),
-                ReadyToSend::reliable(self.inner().psn).into(),
-            ),
+            Transport::Reliable => {
+                let (responder, initiator) = self.context().read_depths();
+                let ready = ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu);
+                let receive = options.receive(ready, responder);
+                let ready = ReadyToSend::reliable(self.inner().psn);
+                (receive.into(), options.send(ready, initiator).into())
+            }
             Transport::Unreliable => (
                 ReadyToReceive::unreliable(path, peer.qp_num, peer.psn, mtu).into(),
                 ReadyToSend::unreliable(self.inner().psn).into(),
@@ -203,6 +221,8 @@ impl QueuePair {
                 });
             }
         };
+        // Before anything is done that could not be undone.
+        send.check()?;
         self.initialize(local)?;
         self.transition(receive)?;
         self.transition(send)

@@ -4,12 +4,14 @@
 //! - `states`: its transitions, with what each demands;
 //! - `codes`: values that there are codes for: MTU, times;
 //! - `endpoint`: what a peer has to know of it, and connecting;
+//! - `options`: how it is connected, if not as usual;
 //! - `request`, `post`: work requests, and how they are posted.
 
 mod builder;
 mod codes;
 mod endpoint;
 mod multicast;
+mod options;
 mod post;
 mod request;
 mod states;
@@ -34,6 +36,7 @@ pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
 pub use endpoint::{Endpoint, LocalAddress};
 pub use multicast::Membership;
+pub use options::ConnectOptions;
 pub use post::{Batch, PostError, ReceiveBatch};
 pub use request::{FlushRange, FlushTo, WorkRequest};
 pub use states::{Datagram, Init, ReadyToReceive, ReadyToSend, Reliable, Transition, Unreliable};

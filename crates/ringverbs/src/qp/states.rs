@@ -29,6 +29,22 @@ impl Transition {
         }
     }
 
+    /// Counts have three bits: a device would take what is left of one.
+    pub(super) fn check(&self) -> Result<()> {
+        let counts = [
+            ("retries of a connection", self.attr.retry_cnt),
+            ("retries while the peer has no receive", self.attr.rnr_retry),
+        ];
+        match counts.into_iter().find(|(_, asked)| *asked > 7) {
+            None => Ok(()),
+            Some((what, asked)) => Err(Error::Limit {
+                what,
+                asked: asked.into(),
+                allowed: 7,
+            }),
+        }
+    }
+
     /// The attributes as the kernel has them.
     pub fn attributes(&self) -> (&QpAttr, QpAttrMask) {
         (&self.attr, self.mask)
@@ -51,19 +67,7 @@ impl QueuePair {
                 needed: "a transition of its own transport",
             });
         }
-        for (what, asked) in [
-            ("retries of a connection", to.attr.retry_cnt),
-            ("retries while the peer has no receive", to.attr.rnr_retry),
-        ] {
-            // Three bits: a device would take what is left of it.
-            if asked > 7 {
-                return Err(Error::Limit {
-                    what,
-                    asked: asked.into(),
-                    allowed: 7,
-                });
-            }
-        }
+        to.check()?;
         self.modify(&to.attr, to.mask)
     }
 }

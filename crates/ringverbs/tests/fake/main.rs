@@ -8,6 +8,7 @@ mod common;
 
 mod bad_input;
 mod completion;
+mod connect;
 mod in_flight;
 mod lifetimes;
 mod soundness;
@@ -45,7 +46,11 @@ struct Queues {
 
 impl World {
     fn new() -> Self {
-        let machine = Machine::new();
+        Self::on(Machine::new())
+    }
+
+    /// On a kernel that has been told something.
+    fn on(machine: Machine) -> Self {
         // SAFETY: the file outlives the context: both are in this value, which
         // drops it last, or are leaked together.
         let context = unsafe {

@@ -1,0 +1,123 @@
+//! Which values a queue pair is connected with.
+
+use std::time::Duration;
+
+use ringverbs::kernel::{DeviceAttr, DeviceAttrEx};
+use ringverbs::qp::{AckTimeout, ConnectOptions, LocalAddress, Mtu, State};
+use ringverbs::{Endpoint, Error, Gid};
+use uverbs::abi::write::{CMD_FLAG_EXTENDED, ModifyQp, cmd};
+use uverbs::kernel::fake::Target;
+
+use crate::World;
+use crate::common::kernel::Machine;
+
+const MODIFY_QP: Target = Target::Write(cmd::CMD_MODIFY_QP);
+const QUERY: Target = Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE);
+
+/// A device whose queue pairs take `responder` reads of the peer's, and have
+/// `initiator` of their own outstanding.
+fn world(responder: u32, initiator: u32) -> World {
+    let machine = Machine::new();
+    machine.fake.on(QUERY, move |reply| {
+        let answer = DeviceAttrEx {
+            base: DeviceAttr {
+                max_qp_rd_atom: responder,
+                max_qp_init_rd_atom: initiator,
+                ..DeviceAttr::default()
+            },
+            response_length: size_of::<DeviceAttrEx>() as u32,
+            ..DeviceAttrEx::default()
+        };
+        reply.set_core_out(&answer);
+        Ok(())
+    });
+    World::on(machine)
+}
+
+fn local() -> LocalAddress {
+    LocalAddress {
+        port: 1,
+        gid_index: 2,
+        gid: Gid([1; 16]),
+        lid: 0,
+        mtu: Mtu::Bytes4096,
+    }
+}
+
+fn peer() -> Endpoint {
+    Endpoint {
+        qp_num: 0x123,
+        psn: 0x456,
+        lid: 0,
+        mtu: Mtu::Bytes2048,
+        gid: Gid([2; 16]),
+    }
+}
+
+/// Connects, and returns what the kernel was told: INIT, RTR, RTS.
+fn connected(world: &World, options: &ConnectOptions) -> [ModifyQp; 3] {
+    let (mut qp, _queues) = world.new_queue_pair(17);
+    world.machine.fake.take_calls();
+    qp.connect_with(&local(), &peer(), options).unwrap();
+    assert_eq!(qp.state(), State::RTS);
+    let calls = world.machine.fake.take_ioctls();
+    let modified = calls.iter().filter(|call| call.target() == MODIFY_QP);
+    let told: Vec<ModifyQp> = modified.map(|call| call.core_in().unwrap()).collect();
+    told.try_into().unwrap()
+}
+
+#[test]
+fn what_is_not_told_is_as_always() {
+    let [_, receive, send] = connected(&World::new(), &ConnectOptions::new());
+    assert_eq!((receive.dest_qp_num, receive.rq_psn), (0x123, 0x456));
+    assert_eq!((receive.path_mtu, receive.min_rnr_timer), (4, 12));
+    assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (16, 16));
+    assert_eq!((send.timeout, send.retry_cnt, send.rnr_retry), (14, 7, 7));
+    let path = receive.dest;
+    assert_eq!((path.hop_limit, path.traffic_class, path.sl), (64, 0, 0));
+}
+
+#[test]
+fn what_is_told_reaches_the_kernel() {
+    let options = ConnectOptions::new()
+        .initiator_depth(3)
+        .responder_depth(5)
+        .ack_timeout(Duration::from_millis(1))
+        .retries(2)
+        .rnr_retries(1)
+        .rnr_timer(Duration::from_millis(100))
+        .traffic_class(0x68)
+        .service_level(4)
+        .hop_limit(1)
+        .max_mtu(Mtu::Bytes1024);
+    let [_, receive, send] = connected(&world(128, 128), &options);
+    assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (5, 3));
+    // 4.096 µs × 2^8, and 122.88 ms.
+    assert_eq!((send.timeout, receive.min_rnr_timer), (8, 27));
+    assert_eq!((send.retry_cnt, send.rnr_retry), (2, 1));
+    let path = receive.dest;
+    assert_eq!((path.traffic_class, path.sl, path.hop_limit), (0x68, 4, 1));
+    assert_eq!(receive.path_mtu, 3);
+    let options = options.ack_timeout(AckTimeout::NEVER);
+    let [_, _, send] = connected(&world(128, 128), &options);
+    assert_eq!(send.timeout, 0);
+}
+
+#[test]
+fn no_more_reads_are_asked_for_than_the_device_has() {
+    let options = ConnectOptions::new().initiator_depth(255);
+    let [_, receive, send] = connected(&world(4, 300), &options);
+    assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (4, 255));
+    let [_, receive, send] = connected(&world(300, 2), &ConnectOptions::new());
+    assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (16, 2));
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_before_anything_is_done() {
+    let world = World::new();
+    let (mut qp, _queues) = world.new_queue_pair(17);
+    let options = ConnectOptions::new().rnr_retries(8);
+    let error = qp.connect_with(&local(), &peer(), &options).unwrap_err();
+    assert!(matches!(error, Error::Limit { asked: 8, .. }), "{error}");
+    assert_eq!(qp.state(), State::RESET);
+}
