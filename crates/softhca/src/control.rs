@@ -162,7 +162,14 @@ fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, Stri
             }
         }
         "cq-error" => {
-            let cqn = number(words.next(), None)?;
+            let cqn = match words.next() {
+                Some("of") => {
+                    let qpn = number(words.next(), None)?;
+                    let cqn = hca.completion_queue_of(qpn);
+                    cqn.ok_or_else(|| format!("there is no queue pair {qpn}"))?
+                }
+                word => number(word, None)?,
+            };
             if !hca.fail_completion_queue(cqn) {
                 return Err(format!("there is no completion queue {cqn}"));
             }

@@ -6,6 +6,7 @@ use crate::bits::{get32, put_bytes};
 use crate::command::queue::{self, CommandQueue, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::Stats;
+use crate::engine::device_memory;
 use crate::engine::faults::Faults;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::wqe::{self, Local};
@@ -245,6 +246,11 @@ impl<P: Platform> Hca<P> {
         done
     }
 
+    /// The completion queue of what a queue pair sends.
+    pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
+        self.core.qp(qpn).map(|qp| qp.send_cq)
+    }
+
     /// Puts a completion queue into error.
     pub fn fail_completion_queue(&mut self, cqn: u32) -> bool {
         let exists = self.core.cqs.get(cqn).is_some();
@@ -289,6 +295,8 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.xrcds);
         clear(&mut self.core.q_counters);
         self.core.steering.clear();
+        self.core.device_memory.clear();
+        self.core.paging.clear();
         self.rung.clear();
     }
 
@@ -307,6 +315,12 @@ impl<P: Platform> Hca<P> {
 
     /// Reads registers.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
+        if is_device_memory(offset) {
+            if self.core.device_memory.read(offset, out).is_err() {
+                out.fill(0);
+            }
+            return;
+        }
         let from = offset & !3;
         let mut words = Vec::with_capacity(out.len() + 8);
         while (words.len() as u64) < offset - from + out.len() as u64 {
@@ -340,6 +354,11 @@ impl<P: Platform> Hca<P> {
 
     /// Writes registers.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
+        if is_device_memory(offset) {
+            // What is written past its end goes nowhere, as elsewhere on a bus.
+            let _ = self.core.device_memory.write(offset, data);
+            return;
+        }
         if offset >= u64::from(FIRST_UAR) * PAGE {
             self.write_uar(offset, data);
             return;
@@ -496,6 +515,11 @@ impl<P: Platform> Hca<P> {
             (a, b) => a.or(b),
         }
     }
+}
+
+/// Whether an offset in the register space is in the device's own memory.
+fn is_device_memory(offset: u64) -> bool {
+    (device_memory::START..device_memory::START + device_memory::SIZE).contains(&offset)
 }
 
 fn clear<T>(table: &mut crate::table::Table<T>) {

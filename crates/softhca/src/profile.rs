@@ -6,6 +6,7 @@
 //! structures in Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
+use crate::engine::device_memory;
 
 /// What the port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,17 +27,19 @@ pub enum Group {
     Atomic = 3,
     Roce = 4,
     FlowTable = 7,
+    DeviceMemory = 15,
 }
 
 impl Group {
     /// All groups that are kept.
-    pub const ALL: [Group; 6] = [
+    pub const ALL: [Group; 7] = [
         Group::General,
         Group::EthernetOffloads,
         Group::OnDemandPaging,
         Group::Atomic,
         Group::Roce,
         Group::FlowTable,
+        Group::DeviceMemory,
     ];
 
     /// Its size in bytes.
@@ -140,6 +143,19 @@ pub mod cap {
     pub(super) const DEVICE_FREQUENCY_MHZ: Field = field(0x98, 31, 0);
     pub(super) const DEVICE_FREQUENCY_KHZ: Field = field(0x9c, 31, 0);
 
+    pub(super) const DUMP_FILL_MKEY: Field = flag(0x1c, 7);
+    pub(super) const UMR_EXTENDED_TRANSLATION_OFFSET: Field = flag(0x20, 7);
+    pub(super) const NULL_MKEY: Field = flag(0x20, 6);
+    pub(super) const PG: Field = flag(0x44, 24);
+
+    /// Which scheme of on-demand paging is in use: by memory.
+    pub const MEM_PAGE_FAULT: Field = flag(0xc0, 31);
+    pub(super) const MEM_ODP_RC: Field = field(0x50, 31, 26);
+    pub(super) const MEM_ODP_UD: Field = field(0x58, 31, 26);
+    pub(super) const MEM_ODP_XRC: Field = field(0x5c, 31, 26);
+
+    pub(super) const DEVICE_MEMORY: Field = flag(0x34, 23);
+
     pub(super) const CSUM_CAP: Field = flag(0x0, 31);
     pub(super) const VLAN_CAP: Field = flag(0x0, 30);
     pub(super) const SELF_LB_EN_MODIFIABLE: Field = flag(0x0, 23);
@@ -161,11 +177,17 @@ pub mod cap {
     pub(super) const R_ROCE_MIN_SRC_UDP_PORT: Field = field(0x18, 15, 0);
     pub(super) const ROCE_ADDRESS_TABLE_SIZE: Field = field(0x1c, 15, 0);
 
+    pub(super) const MEMIC: Field = flag(0x0, 31);
+    pub(super) const LOG_MAX_MEMIC_ALIGNMENT: Field = field(0x4, 7, 0);
+    pub(super) const MEMIC_START_HIGH: Field = field(0x8, 31, 0);
+    pub(super) const MEMIC_START: Field = field(0xc, 31, 0);
+    pub(super) const MEMIC_BAR_SIZE: Field = field(0x10, 31, 0);
+    pub(super) const MEMIC_MOST: Field = field(0x14, 31, 0);
+
     // Flow tables for what the NIC receives.
     pub(super) const FT_SUPPORT: Field = flag(0x40, 31);
     pub(super) const FT_FLOW_MODIFY_EN: Field = flag(0x40, 28);
     pub(super) const FT_MODIFY_ROOT: Field = flag(0x40, 27);
-    pub(super) const FT_IDENTIFIED_MISS: Field = flag(0x40, 26);
     pub(super) const FT_MODIFY: Field = flag(0x40, 25);
     pub(super) const FT_LOG_MAX_SIZE: Field = field(0x44, 29, 24);
     pub(super) const FT_MAX_LEVEL: Field = field(0x44, 7, 0);
@@ -175,7 +197,7 @@ pub mod cap {
     pub(super) const FT_FIELDS: Field = field(0x60, 31, 0);
 }
 
-use Group::{Atomic, EthernetOffloads, FlowTable, General, Roce};
+use Group::{Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, OnDemandPaging, Roce};
 use cap::*;
 
 type Cap = (Group, Field, u32);
@@ -243,6 +265,19 @@ const COMMON: &[Cap] = &[
     // The timer counts nanoseconds.
     (General, DEVICE_FREQUENCY_MHZ, 1000),
     (General, DEVICE_FREQUENCY_KHZ, 1_000_000),
+    (General, NULL_MKEY, 1),
+    (General, DUMP_FILL_MKEY, 1),
+    (General, DEVICE_MEMORY, 1),
+    (DeviceMemory, MEMIC, 1),
+    (DeviceMemory, LOG_MAX_MEMIC_ALIGNMENT, 6),
+    (
+        DeviceMemory,
+        MEMIC_START_HIGH,
+        (device_memory::START >> 32) as u32,
+    ),
+    (DeviceMemory, MEMIC_START, device_memory::START as u32),
+    (DeviceMemory, MEMIC_BAR_SIZE, device_memory::SIZE as u32),
+    (DeviceMemory, MEMIC_MOST, device_memory::SIZE as u32),
     (Atomic, ATOMIC_ENDIANNESS_MODE_1, 1),
     // Compare and swap, fetch and add; of 8 bytes.
     (Atomic, ATOMIC_OPERATIONS, 0b11),
@@ -280,10 +315,11 @@ const ETHERNET: &[Cap] = &[
     (Roce, R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
     (Roce, R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
     (Roce, ROCE_ADDRESS_TABLE_SIZE, 128),
+    // Without what joins tables to a chain (identified misses), the driver has
+    // its own tables only, and user space cannot steer.
     (FlowTable, FT_SUPPORT, 1),
     (FlowTable, FT_FLOW_MODIFY_EN, 1),
     (FlowTable, FT_MODIFY_ROOT, 1),
-    (FlowTable, FT_IDENTIFIED_MISS, 1),
     (FlowTable, FT_MODIFY, 1),
     (FlowTable, FT_LOG_MAX_SIZE, 16),
     (FlowTable, FT_MAX_LEVEL, 64),
@@ -291,6 +327,17 @@ const ETHERNET: &[Cap] = &[
     (FlowTable, FT_LOG_MAX_DESTINATION, 8),
     (FlowTable, FT_LOG_MAX_FLOW, 16),
     (FlowTable, FT_FIELDS, 0xffff_ffff),
+];
+
+/// Memory is brought when it is needed. It takes keys that work requests change.
+const ON_DEMAND: &[Cap] = &[
+    (General, PG, 1),
+    (General, UMR_EXTENDED_TRANSLATION_OFFSET, 1),
+    (OnDemandPaging, MEM_PAGE_FAULT, 1),
+    // Send, receive, write, read, atomic, receive by an SRQ.
+    (OnDemandPaging, MEM_ODP_RC, 0b11_1111),
+    (OnDemandPaging, MEM_ODP_UD, 0b10_0000),
+    (OnDemandPaging, MEM_ODP_XRC, 0b11_1111),
 ];
 
 /// Memory registration by command, not by work request.
@@ -324,15 +371,15 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "roce-umr",
-        about: "as roce, and memory is registered by work requests (UMR)",
+        about: "as roce, and memory is registered by work requests (UMR), or on demand",
         port: PortKind::Ethernet,
-        caps: &[COMMON, ETHERNET],
+        caps: &[COMMON, ETHERNET, ON_DEMAND],
     },
     Profile {
         name: "ib-umr",
-        about: "as ib, and memory is registered by work requests (UMR)",
+        about: "as ib, and memory is registered by work requests (UMR), or on demand",
         port: PortKind::InfiniBand,
-        caps: &[COMMON, INFINIBAND],
+        caps: &[COMMON, INFINIBAND, ON_DEMAND],
     },
 ];
 

@@ -172,7 +172,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn create_rq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (ring, pd) = self.ring(input, false)?;
-        let (cqn, uidx, _) = self.queue_context(input)?;
+        let (cqn, uidx, context) = self.queue_context(input)?;
         created(
             output,
             self.queues.insert(Queue::Rq(Box::new(Rq {
@@ -181,6 +181,7 @@ impl<P: Platform> Core<P> {
                 uidx,
                 state: 0,
                 ring,
+                context,
             }))),
         )
     }
@@ -203,6 +204,17 @@ impl<P: Platform> Core<P> {
         match self.queues.get(rqn) {
             Some(Queue::Rq(_)) => {
                 self.queues.remove(rqn);
+                Ok(())
+            }
+            _ => Err(refuse(Status::BadResource, "no such receive queue")),
+        }
+    }
+
+    pub(crate) fn query_rq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        match self.queues.get(number(input)) {
+            Some(Queue::Rq(rq)) => {
+                put_bytes(output, CONTEXT, &rq.context);
+                STATE.at(CONTEXT).put(output, rq.state);
                 Ok(())
             }
             _ => Err(refuse(Status::BadResource, "no such receive queue")),

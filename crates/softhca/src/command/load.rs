@@ -129,7 +129,9 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_special_contexts(&mut self, output: &mut [u8]) -> Outcome {
+        put32(output, 0x8, mkey::NULL_KEY);
         put32(output, 0xc, mkey::RESERVED_LKEY);
+        put32(output, 0x10, mkey::NULL_KEY);
         Ok(())
     }
 }

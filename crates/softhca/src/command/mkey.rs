@@ -5,7 +5,7 @@ use super::load::number;
 use super::status::{Outcome, Refused, Status, refuse};
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::core::Core;
-use crate::engine::mkey::{Klm, Mkey, Rights, Translation};
+use crate::engine::mkey::{Klm, Mkey, READABLE, Rights, Translation, WRITABLE};
 use crate::platform::Platform;
 
 pub(crate) const CONTEXT: usize = 0x10;
@@ -35,15 +35,20 @@ const MODE_PHYSICAL: u32 = 0;
 const MODE_PAGES: u32 = 1;
 const MODE_KEYS: u32 = 2;
 const MODE_EQUAL_KEYS: u32 = 3;
+const MODE_DEVICE: u32 = 5;
 
-/// Bits of a page's address in a translation entry; the others are rights.
-const PAGE: u64 = !0x7;
+/// Bits of a page in a translation entry: its address, and whether it is there
+/// to be read and to be written.
+const PAGE: u64 = !0x4;
+/// The entries of the command have these bits; without, all pages are there.
+const PAGE_ACCESS: Field = flag(0xc, 31);
 
 /// A translation from its entries.
 pub(crate) fn translation(
     mode: u32,
     log_page_size: u32,
     entries: &[u8],
+    start: u64,
 ) -> Result<Translation, Refused> {
     let keys = || entries.chunks_exact(16).map(Klm::parse).collect();
     // The driver gives 0 where there is only one page size.
@@ -54,7 +59,8 @@ pub(crate) fn translation(
     };
     match mode {
         MODE_PHYSICAL => Ok(Translation::Physical),
-        MODE_PAGES | MODE_EQUAL_KEYS if shift > 48 => {
+        MODE_DEVICE => Ok(Translation::Device(start)),
+        MODE_PAGES | MODE_EQUAL_KEYS if shift > LARGEST_PAGE => {
             Err(refuse(Status::BadParameter, "the memory key's page size"))
         }
         MODE_PAGES => Ok(Translation::Pages {
@@ -75,6 +81,10 @@ pub(crate) fn translation(
         )),
     }
 }
+
+/// The logarithm of the largest page: all of the address space in a few, for keys
+/// of which no page is ever there.
+const LARGEST_PAGE: u32 = 61;
 
 /// The rights in a context's first word.
 pub(crate) fn rights(context: &[u8]) -> Rights {
@@ -115,15 +125,31 @@ impl<P: Platform> Core<P> {
                 Status::BadInputLength,
                 "entries of the memory key are missing",
             ))?;
-        let translation = translation(mode, log_page_size, bytes)?;
+        let start = get64(context, START);
+        let length = get64(context, LENGTH);
+        if mode == MODE_DEVICE && !self.device_memory.is_taken(start, length) {
+            return Err(refuse(
+                Status::BadParameter,
+                "the memory key's device memory was not given out",
+            ));
+        }
+        let mut translation = translation(mode, log_page_size, bytes, start)?;
+        if let Translation::Pages { pages, .. } = &mut translation
+            && !PAGE_ACCESS.is_set(input)
+        {
+            for page in pages {
+                *page |= READABLE | WRITABLE;
+            }
+        }
         let mkey = Mkey {
             variant: VARIANT.get(context) as u8,
             free,
             pd,
             qpn: QPN.get(context),
             rights: rights(context),
-            start: get64(context, START),
-            length: get64(context, LENGTH),
+            // Addresses of device memory count from its own beginning.
+            start: if mode == MODE_DEVICE { 0 } else { start },
+            length,
             length64: LENGTH64.is_set(context),
             umr: UMR_EN.is_set(context),
             remote_invalidate: REMOTE_INVALIDATE.is_set(context),

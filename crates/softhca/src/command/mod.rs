@@ -2,11 +2,13 @@
 
 pub(crate) mod access_register;
 pub(crate) mod cq;
+pub(crate) mod device_memory;
 pub(crate) mod eq;
 pub(crate) mod ethernet;
 pub(crate) mod load;
 pub(crate) mod mkey;
 pub mod opcode;
+pub(crate) mod paging;
 pub(crate) mod qp;
 pub(crate) mod queue;
 pub(crate) mod resource;
@@ -114,6 +116,9 @@ impl<P: Platform> Hca<P> {
                 Status::BadOpcode,
                 "signature offload is not modelled",
             )),
+            op::PAGE_FAULT_RESUME => core.page_fault_resume(input),
+            op::ALLOC_MEMIC => core.alloc_memic(input, output),
+            op::DEALLOC_MEMIC => core.dealloc_memic(input),
             op::CREATE_EQ => core.create_eq(input, output),
             op::DESTROY_EQ => core.destroy_eq(input),
             op::QUERY_EQ => core.query_eq(input, output),
@@ -151,6 +156,7 @@ impl<P: Platform> Hca<P> {
             op::QUERY_SQ => core.query_sq(input, output),
             op::CREATE_RQ => core.create_rq(input, output),
             op::MODIFY_RQ => core.modify_rq(input),
+            op::QUERY_RQ => core.query_rq(input, output),
             op::DESTROY_RQ => core.destroy_rq(input),
             op::CREATE_TIR
             | op::CREATE_TIS

@@ -65,6 +65,7 @@ const FLOW_LABEL: Field = field(0xc, 19, 0);
 const RGID: usize = 0x10;
 const UDP_SPORT: Field = field(0x20, 15, 0);
 const SL: Field = field(0x24, 27, 24);
+const PORT: Field = field(0x24, 23, 16);
 const RMAC: usize = 0x26;
 
 const ST_RC: u32 = 0;
@@ -140,6 +141,7 @@ const TO_INIT: Carried = &[
     (RWE, ALWAYS),
     (RAE, ALWAYS),
     (PKEY_INDEX.at(PATH), ALWAYS),
+    (PORT.at(PATH), ALWAYS),
     (Q_KEY, ALWAYS),
     (COUNTER_SET, ALWAYS),
 ];

@@ -1,11 +1,15 @@
 //! All of the device but what is on the wire: its objects, and what it stands
 //! on.
 
+use std::cell::Cell;
+
 use super::counters::{QCounters, Stats};
 use super::cq::Cq;
+use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::Faults;
-use super::mkey::Mkey;
+use super::mkey::{Missing, Mkey};
+use super::paging::Paging;
 use super::qp::Queue;
 use super::srq::Srq;
 use crate::command::ethernet::Steering;
@@ -62,6 +66,10 @@ pub struct Core<P> {
     pub(crate) queues: Table<Queue>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) steering: Steering,
+    pub(crate) device_memory: DeviceMemory,
+    /// The page that the last translation found missing.
+    pub(crate) missing: Cell<Option<Missing>>,
+    pub(crate) paging: Paging,
     /// The last complaints, for who asks.
     pub(crate) complaints: Vec<String>,
 }
@@ -106,6 +114,9 @@ impl<P> Core<P> {
             queues: Table::new(0x40, 1 << 17),
             srqs: Table::new(1, 1 << 16),
             steering: Steering::default(),
+            device_memory: DeviceMemory::new(),
+            missing: Cell::new(None),
+            paging: Paging::default(),
             complaints: Vec::new(),
             settings,
         }

@@ -58,6 +58,8 @@ pub struct Stats {
     pub cqes: u64,
     pub cqes_with_error: u64,
     pub cqes_inline: u64,
+    /// Pages that the driver was asked for.
+    pub page_faults: u64,
     pub eqes: u64,
     pub interrupts: u64,
     pub send_requests: u64,
@@ -85,6 +87,7 @@ impl Stats {
             cqes,
             cqes_with_error,
             cqes_inline,
+            page_faults,
             eqes,
             interrupts,
             send_requests,

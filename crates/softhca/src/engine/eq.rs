@@ -16,6 +16,7 @@ pub mod event {
     pub const INTERNAL_ERROR: u8 = 0x08;
     pub const PORT_CHANGE: u8 = 0x09;
     pub const COMMAND: u8 = 0x0a;
+    pub const PAGE_FAULT: u8 = 0x0c;
     pub const WQ_INVALID_REQUEST: u8 = 0x10;
     pub const WQ_ACCESS: u8 = 0x11;
     pub const SRQ_CATASTROPHIC: u8 = 0x12;

@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::eq::event;
-use super::mkey::{Asker, Rights};
+use super::mkey::{Asker, Place, Rights};
 use super::qp::{Qp, SendId};
 use super::wqe::{Local, opcode};
 use crate::packet::{L3, Link};
@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::profile::{Group, cap};
 use crate::transport::{
     Access, AtomicOp, Fault, Host, QpEvent, QpState, RecvDone, RecvKind, RecvWork, SendDone,
-    SendWork, Source, Status,
+    SendWork, Source, Status, Target,
 };
 
 /// The syndrome of a status, and the vendor's syndrome that goes with it.
@@ -38,11 +38,15 @@ fn syndrome(status: Status) -> (u8, u8) {
 
 impl<P: Platform> Core<P> {
     /// A queue pair asks for memory that a peer names.
-    fn asker(&self, qpn: u32) -> Result<Asker, Fault> {
-        let qp = self.qp(qpn).ok_or(Fault::Protection)?;
+    fn asker(&self, target: Target) -> Result<Asker, Fault> {
+        let qp = self.qp(target.qpn).ok_or(Fault::Protection)?;
+        let srq = match target.xrc_srqn {
+            Some(srqn) => Some(self.srqs.get(srqn).ok_or(Fault::Protection)?),
+            None => None,
+        };
         Ok(Asker {
-            qpn,
-            pd: qp.pd,
+            qpn: target.qpn,
+            pd: srq.map_or(qp.pd, |srq| srq.pd),
             privileged: false,
         })
     }
@@ -107,7 +111,7 @@ impl<P: Platform> Core<P> {
         data: &[u8],
     ) -> Result<(), Fault> {
         self.stats.bytes_scattered += data.len() as u64;
-        let kept = &mut local.kept;
+        let kept = &local.kept;
         let end = offset as usize + data.len();
         if end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length) {
             // It must be possible to store it, though that is then left to
@@ -130,11 +134,10 @@ impl<P: Platform> Core<P> {
         }
         if kept.limit != 0 {
             // Too long for the completion after all.
-            kept.limit = 0;
-            let early = kept.bytes;
             let length = usize::from(kept.length);
-            kept.length = 0;
-            self.store(qpn, local, 0, &early[..length])?;
+            self.store(qpn, local, 0, &local.kept.bytes[..length])?;
+            local.kept.limit = 0;
+            local.kept.length = 0;
         }
         self.store(qpn, local, offset, data)
     }
@@ -211,9 +214,10 @@ impl<P: Platform> Host for Core<P> {
             return Ok(());
         }
         let asker = Self::local_asker(qpn, local);
-        Self::each_segment(local, offset, out.len(), |key, va, range| {
+        let result = Self::each_segment(local, offset, out.len(), |key, va, range| {
             self.read_key(asker, key, va, &mut out[range], Rights::LOCAL_READ)
-        })
+        });
+        self.paged(result)
     }
 
     fn scatter(
@@ -223,7 +227,8 @@ impl<P: Platform> Host for Core<P> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
-        self.keep_or_store(qpn, local, offset, data)
+        let result = self.keep_or_store(qpn, local, offset, data);
+        self.paged(result)
     }
 
     fn store_atomic(&mut self, qpn: u32, local: &mut Local, value: u64) -> Result<(), Fault> {
@@ -232,7 +237,8 @@ impl<P: Platform> Host for Core<P> {
         } else {
             value.to_be_bytes()
         };
-        self.keep_or_store(qpn, local, 0, &bytes)
+        let result = self.keep_or_store(qpn, local, 0, &bytes);
+        self.paged(result)
     }
 
     fn run_local(&mut self, qpn: u32, work: &mut SendWork<Local>) -> Result<(), Status> {
@@ -240,7 +246,7 @@ impl<P: Platform> Host for Core<P> {
         match id.opcode {
             opcode::NOP => Ok(()),
             opcode::LOCAL_INVALIDATE => {
-                let asker = self.asker(qpn).map_err(|_| Status::LocalQpOperation)?;
+                let asker = Self::local_asker(qpn, &work.local);
                 self.invalidate_key(asker, work.imm, true)
                     .map_err(|_| Status::MemoryBind)
             }
@@ -390,13 +396,13 @@ impl<P: Platform> Host for Core<P> {
 
     fn check_remote(
         &mut self,
-        qpn: u32,
+        target: Target,
         rkey: u32,
         va: u64,
         length: u32,
         access: Access,
     ) -> Result<(), Fault> {
-        let asker = self.asker(qpn)?;
+        let asker = self.asker(target)?;
         let rights = match access {
             Access::Read => Rights::REMOTE_READ,
             Access::Write => Rights::REMOTE_WRITE,
@@ -410,8 +416,10 @@ impl<P: Platform> Host for Core<P> {
             rights,
             &mut |_, _, _| Ok(()),
         );
-        let set = self.counter_set(qpn);
+        let result = self.paged(result);
+        let set = self.counter_set(target.qpn);
         self.count(set, |set| match (access, &result) {
+            (_, Err(Fault::Absent)) => {}
             (_, Err(_)) => set.resp_remote_access_errors += 1,
             (Access::Read, _) => set.rx_read_requests += 1,
             (Access::Write, _) => set.rx_write_requests += 1,
@@ -420,32 +428,47 @@ impl<P: Platform> Host for Core<P> {
         result
     }
 
-    fn remote_write(&mut self, qpn: u32, rkey: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
-        let asker = self.asker(qpn)?;
+    fn remote_write(
+        &mut self,
+        target: Target,
+        rkey: u32,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        let asker = self.asker(target)?;
         self.stats.bytes_scattered += data.len() as u64;
-        self.write_key(asker, rkey, va, data, Rights::REMOTE_WRITE)
+        let result = self.write_key(asker, rkey, va, data, Rights::REMOTE_WRITE);
+        self.paged(result)
     }
 
-    fn remote_read(&mut self, qpn: u32, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
-        let asker = self.asker(qpn)?;
+    fn remote_read(
+        &mut self,
+        target: Target,
+        rkey: u32,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        let asker = self.asker(target)?;
         self.stats.bytes_gathered += out.len() as u64;
-        self.read_key(asker, rkey, va, out, Rights::REMOTE_READ)
+        let result = self.read_key(asker, rkey, va, out, Rights::REMOTE_READ);
+        self.paged(result)
     }
 
     fn remote_atomic(
         &mut self,
-        qpn: u32,
+        target: Target,
         rkey: u32,
         va: u64,
         operation: AtomicOp,
     ) -> Result<u64, Fault> {
-        let asker = self.asker(qpn)?;
-        let mut address = None;
-        self.translate(asker, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
-            address = (n == 8).then_some(at);
+        let asker = self.asker(target)?;
+        let mut place = None;
+        let found = self.translate(asker, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
+            place = (n == 8).then_some(at);
             Ok(())
-        })?;
-        let address = address.ok_or(Fault::Protection)?;
+        });
+        self.paged(found)?;
+        let place = place.ok_or(Fault::Protection)?;
         let little = self.little_endian_atomics();
         let number = |bytes: [u8; 8]| {
             if little {
@@ -461,20 +484,33 @@ impl<P: Platform> Host for Core<P> {
                 number.to_be_bytes()
             }
         };
-        let before = self
-            .platform
-            .update(address, &mut |now| match operation {
-                AtomicOp::FetchAdd { add } => Some(bytes(number(now).wrapping_add(add))),
-                AtomicOp::CompareSwap { compare, swap } => {
-                    (number(now) == compare).then(|| bytes(swap))
+        let mut change = |now| match operation {
+            AtomicOp::FetchAdd { add } => Some(bytes(number(now).wrapping_add(add))),
+            AtomicOp::CompareSwap { compare, swap } => {
+                (number(now) == compare).then(|| bytes(swap))
+            }
+        };
+        let before = match place {
+            Place::Guest(at) => self
+                .platform
+                .update(at, &mut change)
+                .map_err(|_| Fault::Memory)?,
+            Place::Device(at) => {
+                let mut now = [0; 8];
+                self.device_memory.read(at, &mut now)?;
+                if let Some(new) = change(now) {
+                    self.device_memory.write(at, &new)?;
                 }
-            })
-            .map_err(|_| Fault::Memory)?;
+                now
+            }
+            // No peer gets there.
+            Place::Nowhere => return Err(Fault::Protection),
+        };
         Ok(number(before))
     }
 
-    fn invalidate(&mut self, qpn: u32, rkey: u32) -> Result<(), Fault> {
-        let asker = self.asker(qpn)?;
+    fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault> {
+        let asker = self.asker(target)?;
         self.invalidate_key(asker, rkey, false)
     }
 

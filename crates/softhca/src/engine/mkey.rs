@@ -7,6 +7,8 @@ use crate::transport::Fault;
 
 /// Gives queues of the kernel access to all memory by its address.
 pub(crate) const RESERVED_LKEY: u32 = 0x300;
+/// Takes whatever is written, and reads as zeros.
+pub(crate) const NULL_KEY: u32 = 0x200;
 /// Ends the scatter list of a receive request.
 pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 
@@ -20,6 +22,12 @@ impl Rights {
     pub(crate) const REMOTE_READ: Rights = Rights(1 << 2);
     pub(crate) const REMOTE_WRITE: Rights = Rights(1 << 3);
     pub(crate) const ATOMIC: Rights = Rights(1 << 4);
+    const LOCAL: Rights = Rights(0b11);
+
+    /// Whether these are to write.
+    fn writes(self) -> bool {
+        self.0 & (Rights::LOCAL_WRITE.0 | Rights::REMOTE_WRITE.0 | Rights::ATOMIC.0) != 0
+    }
 
     pub(crate) fn include(self, other: Rights) -> bool {
         self.0 & other.0 == other.0
@@ -31,16 +39,44 @@ impl Rights {
 pub(crate) enum Translation {
     /// The address is the guest's own.
     Physical,
-    /// Pages of one size.
+    /// Pages of one size: their addresses with [`READABLE`] and [`WRITABLE`].
     Pages { pages: Vec<u64>, shift: u32 },
     /// Parts of other keys, one after the other.
     Keys(Vec<Klm>),
     /// Parts of other keys, all of the same size.
     EqualKeys { keys: Vec<Klm>, shift: u32 },
+    /// The device's own memory, from an offset in the register space on.
+    Device(u64),
+}
+
+/// Bits of a page: it is there to be read, to be written. One that is not there
+/// is asked for by an event (on-demand paging).
+pub(crate) const READABLE: u64 = 1;
+pub(crate) const WRITABLE: u64 = 2;
+const PAGE_BITS: u64 = 0x7;
+
+/// Where a translation leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// An address of the guest's.
+    Guest(u64),
+    /// An offset in the register space.
+    Device(u64),
+    /// Zeros.
+    Nowhere,
+}
+
+/// A page that is not there, to be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) key: u32,
+    pub(crate) va: u64,
+    /// Bytes from there on that are wanted.
+    pub(crate) length: u64,
 }
 
 /// A part of another key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Klm {
     pub(crate) length: u32,
     pub(crate) key: u32,
@@ -100,13 +136,29 @@ pub(crate) struct Asker {
     pub(crate) privileged: bool,
 }
 
+impl Asker {
+    /// Whether keys of a protection domain are its own. The kernel's queue for
+    /// work on keys has none, and may use those of all.
+    fn may_use(self, pd: u32) -> bool {
+        self.pd == pd || (self.pd == 0 && self.privileged)
+    }
+}
+
+/// What stays the same while keys are followed.
+#[derive(Debug, Clone, Copy)]
+struct Walk {
+    asker: Asker,
+    /// The bit that a page must have.
+    needs: u64,
+}
+
 impl<P: Platform> Core<P> {
     /// The key's entry, if it may be used for this by the asker.
     fn key(&self, asker: Asker, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
         let usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
-            && mkey.pd == asker.pd
+            && asker.may_use(mkey.pd)
             && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
             && mkey.rights.include(rights);
         usable.then_some(mkey).ok_or(Fault::Protection)
@@ -122,25 +174,32 @@ impl<P: Platform> Core<P> {
         va: u64,
         length: u64,
         rights: Rights,
-        each: &mut dyn FnMut(u64, u64, u64) -> Result<(), Fault>,
+        each: &mut dyn FnMut(Place, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         if key == RESERVED_LKEY && asker.privileged {
-            return each(va, 0, length);
+            return each(Place::Guest(va), 0, length);
+        }
+        if key == NULL_KEY && Rights::LOCAL.include(rights) {
+            return each(Place::Nowhere, 0, length);
         }
         let mkey = self.key(asker, key, rights)?;
-        self.within(asker, mkey, va, length, 0, DEPTH, each)
+        let walk = Walk {
+            asker,
+            needs: if rights.writes() { WRITABLE } else { READABLE },
+        };
+        self.within(walk, (key, mkey), va, length, 0, DEPTH, each)
     }
 
     #[allow(clippy::too_many_arguments)] // A recursion over all of them.
     fn within(
         &self,
-        asker: Asker,
-        mkey: &Mkey,
+        walk: Walk,
+        (key, mkey): (u32, &Mkey),
         va: u64,
         length: u64,
         base: u64,
         depth: u32,
-        each: &mut dyn FnMut(u64, u64, u64) -> Result<(), Fault>,
+        each: &mut dyn FnMut(Place, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let offset = va.wrapping_sub(mkey.start);
         if !mkey.length64 {
@@ -153,7 +212,8 @@ impl<P: Platform> Core<P> {
             return Err(Fault::Protection);
         }
         match &mkey.translation {
-            Translation::Physical => each(va, base, length),
+            Translation::Physical => each(Place::Guest(va), base, length),
+            Translation::Device(start) => each(Place::Device(start + offset), base, length),
             Translation::Pages { pages, shift } => {
                 let page_size = 1u64 << shift;
                 let mut at = offset + (mkey.start & (page_size - 1));
@@ -163,9 +223,18 @@ impl<P: Platform> Core<P> {
                     let page = pages
                         .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
                         .ok_or(Fault::Protection)?;
+                    if page & walk.needs == 0 {
+                        self.missing.set(Some(Missing {
+                            key,
+                            va: va + (done - base),
+                            length: left,
+                        }));
+                        return Err(Fault::Absent);
+                    }
                     let within = at & (page_size - 1);
                     let n = left.min(page_size - within);
-                    each(page.wrapping_add(within), done, n)?;
+                    let page = page & !PAGE_BITS;
+                    each(Place::Guest(page.wrapping_add(within)), done, n)?;
                     at += n;
                     done += n;
                     left -= n;
@@ -187,13 +256,13 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(of - skip);
-                    let inner = self.inner(asker, klm.key)?;
+                    let inner = self.inner(walk.asker, klm.key)?;
                     let va = klm.va.wrapping_add(skip);
                     match inner {
                         Some(inner) => {
-                            self.within(asker, inner, va, n, done, depth, each)?;
+                            self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
-                        None => each(va, done, n)?,
+                        None => each(Place::Guest(va), done, n)?,
                     }
                     skip = 0;
                     done += n;
@@ -218,11 +287,11 @@ impl<P: Platform> Core<P> {
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     let va = klm.va.wrapping_add(within);
-                    match self.inner(asker, klm.key)? {
+                    match self.inner(walk.asker, klm.key)? {
                         Some(inner) => {
-                            self.within(asker, inner, va, n, done, depth, each)?;
+                            self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
-                        None => each(va, done, n)?,
+                        None => each(Place::Guest(va), done, n)?,
                     }
                     at += n;
                     done += n;
@@ -257,7 +326,14 @@ impl<P: Platform> Core<P> {
         self.translate(asker, key, va, length, rights, &mut |address, at, n| {
             // Both are within `out`, whose length was asked for.
             let part = &mut out[at as usize..(at + n) as usize];
-            self.platform.read(address, part).map_err(|_| Fault::Memory)
+            match address {
+                Place::Guest(at) => self.platform.read(at, part).map_err(|_| Fault::Memory),
+                Place::Device(at) => self.device_memory.read(at, part),
+                Place::Nowhere => {
+                    part.fill(0);
+                    Ok(())
+                }
+            }
         })
     }
 
@@ -273,9 +349,11 @@ impl<P: Platform> Core<P> {
         let length = data.len() as u64;
         self.translate(asker, key, va, length, rights, &mut |address, at, n| {
             let part = &data[at as usize..(at + n) as usize];
-            self.platform
-                .write(address, part)
-                .map_err(|_| Fault::Memory)
+            match address {
+                Place::Guest(at) => self.platform.write(at, part).map_err(|_| Fault::Memory),
+                Place::Device(at) => self.device_memory.write(at, part),
+                Place::Nowhere => Ok(()),
+            }
         })
     }
 }

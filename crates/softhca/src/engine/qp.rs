@@ -94,6 +94,7 @@ pub(crate) struct Rq {
     pub(crate) uidx: u32,
     pub(crate) state: u32,
     pub(crate) ring: Ring,
+    pub(crate) context: Vec<u8>,
 }
 
 /// All that share the numbers that doorbells and completions name.

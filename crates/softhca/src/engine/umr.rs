@@ -21,6 +21,8 @@ const TRANSLATION_OFFSET_EN: Field = flag(0, 28);
 const OCTOWORDS: Field = field(4, 31, 16);
 const OFFSET: Field = field(4, 15, 0);
 const MASK: usize = 8;
+/// What of the offset is past 16 bits.
+const OFFSET_HIGH: Field = field(16, 31, 0);
 
 /// Which parts of the context are changed.
 mod mask {
@@ -45,7 +47,7 @@ const LENGTH64: Field = flag(0xc, 31);
 const PD: Field = field(0xc, 23, 0);
 const START: usize = 0x10;
 const LENGTH: usize = 0x18;
-const LOG_PAGE_SIZE: Field = field(0x38, 4, 0);
+const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 
 /// No list is longer.
 const MOST_OCTOWORDS: usize = 1 << 16;
@@ -134,11 +136,11 @@ impl<P: Platform> Core<P> {
             }
         }
         let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
-            OFFSET.get(umr) as usize
+            OFFSET.get(umr) as usize | (OFFSET_HIGH.get(umr) as usize) << 16
         } else {
             0
         };
-        retranslate(mkey, &list, offset)
+        retranslate(mkey, &list, offset, offset == 0 && mask & mask::LENGTH != 0)
     }
 
     /// The translation entries of a UMR: in the work request, or in memory.
@@ -175,7 +177,15 @@ impl<P: Platform> Core<P> {
 }
 
 /// Replaces translation entries from an offset on, in 16-byte units.
-fn retranslate(mkey: &mut Mkey, list: &[u8], offset: usize) -> Result<(), &'static str> {
+///
+/// A list from the beginning that comes with the key's length is `whole`: what
+/// was after it is gone.
+fn retranslate(
+    mkey: &mut Mkey,
+    list: &[u8],
+    offset: usize,
+    whole: bool,
+) -> Result<(), &'static str> {
     if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
         &mut mkey.translation
         && mkey.log_page_size != 0
@@ -190,23 +200,29 @@ fn retranslate(mkey: &mut Mkey, list: &[u8], offset: usize) -> Result<(), &'stat
         return Err("a UMR with more entries than the memory key has");
     }
     match &mut mkey.translation {
-        Translation::Physical => return Err("a UMR of a list for a physical memory key"),
+        Translation::Physical | Translation::Device(_) => {
+            return Err("a UMR of a list for a memory key without one");
+        }
         Translation::Pages { pages, .. } => {
             let first = offset * 2;
             if pages.len() < end * 2 {
                 pages.resize(end * 2, 0);
             }
             for (page, bytes) in pages[first..].iter_mut().zip(list.chunks_exact(8)) {
-                *page = get64(bytes, 0) & !0x7;
+                *page = get64(bytes, 0) & !0x4;
             }
         }
         Translation::Keys(keys) | Translation::EqualKeys { keys, .. } => {
             let new = list.chunks_exact(16).map(Klm::parse);
-            if offset == 0 {
+            if whole {
                 *keys = new.collect();
-            } else {
-                keys.truncate(offset);
-                keys.extend(new);
+                return Ok(());
+            }
+            if keys.len() < end {
+                keys.resize(end, Klm::default());
+            }
+            for (klm, new) in keys[offset..].iter_mut().zip(new) {
+                *klm = new;
             }
         }
     }

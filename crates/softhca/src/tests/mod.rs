@@ -4,3 +4,4 @@ mod commands;
 mod data;
 mod driver;
 mod hostile;
+mod memory;

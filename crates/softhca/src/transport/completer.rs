@@ -2,7 +2,7 @@
 //! and their absence.
 
 use super::config::{ack_wait, rnr_wait};
-use super::host::{Host, Operation, Status};
+use super::host::{Fault, Host, Operation, Status};
 use super::qp::{Io, Qp};
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
 
@@ -206,6 +206,14 @@ impl<L> Qp<L> {
                     self.req.read_psns = self.req.read_psns.saturating_sub(1);
                     self.req.reads = self.req.reads.saturating_sub(u32::from(answered));
                 }
+            }
+            Some(Err(Fault::Absent)) => {
+                // The answer is dropped, and asked for again when there is a
+                // place for it.
+                self.req.seek(self.req.una);
+                self.req.deadline = None;
+                self.wait_for_page(now);
+                return;
             }
             Some(Err(_)) => pending.done = Some(Status::LocalProtection),
             None => pending.done = Some(Status::BadResponse),

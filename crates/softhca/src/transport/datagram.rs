@@ -1,6 +1,6 @@
 //! Unreliable datagrams.
 
-use super::host::{Host, RecvDone, RecvKind, Source, Status};
+use super::host::{Fault, Host, RecvDone, RecvKind, Source, Status};
 use super::qp::{Io, Qp};
 use super::{Operation, QpState};
 use crate::packet::{Deth, Draft, Link, MULTICAST_QPN, Template, Traits, View, op};
@@ -13,7 +13,7 @@ const QKEY_OWN: u32 = 1 << 31;
 
 impl<L> Qp<L> {
     /// Sends the datagram at the cursor.
-    pub fn send_datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) {
+    pub fn send_datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
         let psn = self.req.send_psn;
         let cursor = self.req.cursor;
         let mut bth = self.bth(op::SEND_ONLY, psn);
@@ -47,11 +47,15 @@ impl<L> Qp<L> {
         if imm {
             draft.put(&work.imm.to_be_bytes());
         }
-        if payload != 0
-            && host
-                .gather(self.number, &mut work.local, 0, draft.space(payload))
-                .is_err()
-        {
+        let gathered = match payload {
+            0 => Ok(()),
+            _ => host.gather(self.number, &mut work.local, 0, draft.space(payload)),
+        };
+        if gathered == Err(Fault::Absent) {
+            self.wait_for_page(now);
+            return;
+        }
+        if gathered.is_err() {
             pending.done = Some(Status::LocalProtection);
         } else {
             io.send(draft.finish());
@@ -74,7 +78,8 @@ impl<L> Qp<L> {
         if multicast && self.config.block_multicast_loopback && self.is_own(view, deth) {
             return;
         }
-        let Some(mut recv) = host.next_recv(self.number, None) else {
+        let kept = self.resp.kept();
+        let Some(mut recv) = kept.or_else(|| host.next_recv(self.number, None)) else {
             io.counters.not_ready += 1;
             return;
         };
@@ -88,6 +93,12 @@ impl<L> Qp<L> {
             let stored = host
                 .scatter(self.number, local, 0, &area)
                 .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload));
+            if stored == Err(Fault::Absent) {
+                // Lost, as datagrams are; the receive serves the next one.
+                io.counters.dropped += 1;
+                self.resp.keep(recv);
+                return;
+            }
             if stored.is_err() {
                 status = Status::LocalProtection;
             }

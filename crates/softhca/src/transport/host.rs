@@ -218,6 +218,16 @@ pub struct RecvDone {
     pub xrc_srqn: Option<u32>,
 }
 
+/// Through what a peer asks for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// The queue pair that the request came to.
+    pub qpn: u32,
+    /// The SRQ that the request names (XRC): its protection domain counts, since
+    /// an XRC target has none of its own.
+    pub xrc_srqn: Option<u32>,
+}
+
 /// What a peer wants to do to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
@@ -253,6 +263,8 @@ pub enum Fault {
     Protection,
     /// The memory itself: a hole in the host's address space.
     Memory,
+    /// Memory that is not there now, and has been asked for: to be tried again.
+    Absent,
 }
 
 /// Something to report besides completions.
@@ -289,7 +301,8 @@ pub trait Host {
     /// retransmitted.
     ///
     /// # Errors
-    /// The work request then completes with [`Status::LocalProtection`].
+    /// The work request then completes with [`Status::LocalProtection`], or is
+    /// tried again if the memory is [`Fault::Absent`].
     fn gather(
         &mut self,
         qpn: u32,
@@ -302,7 +315,8 @@ pub trait Host {
     /// what was received.
     ///
     /// # Errors
-    /// The work request then completes with [`Status::LocalProtection`].
+    /// The work request then completes with [`Status::LocalProtection`], or is
+    /// tried again if the memory is [`Fault::Absent`].
     fn scatter(
         &mut self,
         qpn: u32,
@@ -340,7 +354,7 @@ pub trait Host {
     /// The peer is told.
     fn check_remote(
         &mut self,
-        qpn: u32,
+        target: Target,
         rkey: u32,
         va: u64,
         length: u32,
@@ -351,13 +365,25 @@ pub trait Host {
     ///
     /// # Errors
     /// The peer is told.
-    fn remote_write(&mut self, qpn: u32, rkey: u32, va: u64, data: &[u8]) -> Result<(), Fault>;
+    fn remote_write(
+        &mut self,
+        target: Target,
+        rkey: u32,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), Fault>;
 
     /// Reads a part of a message.
     ///
     /// # Errors
     /// The peer is told.
-    fn remote_read(&mut self, qpn: u32, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Fault>;
+    fn remote_read(
+        &mut self,
+        target: Target,
+        rkey: u32,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), Fault>;
 
     /// Does an atomic on eight aligned bytes; the value before.
     ///
@@ -365,7 +391,7 @@ pub trait Host {
     /// The peer is told.
     fn remote_atomic(
         &mut self,
-        qpn: u32,
+        target: Target,
         rkey: u32,
         va: u64,
         operation: AtomicOp,
@@ -375,7 +401,7 @@ pub trait Host {
     ///
     /// # Errors
     /// The peer is told.
-    fn invalidate(&mut self, qpn: u32, rkey: u32) -> Result<(), Fault>;
+    fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault>;
 
     /// Something happened to a queue pair.
     fn event(&mut self, qpn: u32, event: QpEvent);

@@ -40,7 +40,7 @@ use std::fmt;
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
     Access, AtomicOp, Datagram, Fault, Fence, Host, Operation, QpEvent, RecvDone, RecvKind,
-    RecvWork, SendDone, SendWork, Source, Status,
+    RecvWork, SendDone, SendWork, Source, Status, Target,
 };
 
 use crate::packet::{Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};

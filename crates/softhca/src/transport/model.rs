@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     Access, AtomicOp, Fault, Host, QpConfig, QpEvent, QpState, Queue, RecvDone, RecvWork, SendDone,
-    SendWork, Status, Transport,
+    SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
 use crate::packet::{Gid, Grh, Link, LinkKind, Path, Pool, gid_of_ipv4};
@@ -187,7 +187,7 @@ impl Host for Model {
 
     fn check_remote(
         &mut self,
-        _qpn: u32,
+        _target: Target,
         rkey: u32,
         va: u64,
         length: u32,
@@ -196,20 +196,32 @@ impl Host for Model {
         self.remote(rkey, va, length as usize, access).map(|_| ())
     }
 
-    fn remote_write(&mut self, _qpn: u32, rkey: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+    fn remote_write(
+        &mut self,
+        _target: Target,
+        rkey: u32,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), Fault> {
         self.remote(rkey, va, data.len(), Access::Write)?
             .copy_from_slice(data);
         Ok(())
     }
 
-    fn remote_read(&mut self, _qpn: u32, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+    fn remote_read(
+        &mut self,
+        _target: Target,
+        rkey: u32,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
         out.copy_from_slice(self.remote(rkey, va, out.len(), Access::Read)?);
         Ok(())
     }
 
     fn remote_atomic(
         &mut self,
-        _qpn: u32,
+        _target: Target,
         rkey: u32,
         va: u64,
         operation: AtomicOp,
@@ -227,7 +239,7 @@ impl Host for Model {
         Ok(before)
     }
 
-    fn invalidate(&mut self, _qpn: u32, rkey: u32) -> Result<(), Fault> {
+    fn invalidate(&mut self, _target: Target, rkey: u32) -> Result<(), Fault> {
         let index = self
             .regions
             .iter()

@@ -282,6 +282,7 @@ impl<L> Qp<L> {
 pub(super) fn nak_of(fault: Fault) -> crate::packet::NakCode {
     match fault {
         Fault::Protection => crate::packet::NakCode::RemoteAccess,
-        Fault::Memory => crate::packet::NakCode::RemoteOperation,
+        // Absent memory is tried again before it comes to this.
+        Fault::Memory | Fault::Absent => crate::packet::NakCode::RemoteOperation,
     }
 }

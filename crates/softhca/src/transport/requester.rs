@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use super::config::{QpConfig, QpState, Service, ack_wait};
-use super::host::{Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
+use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
 use super::qp::{Io, Qp};
 use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
 
@@ -17,6 +17,9 @@ use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
 const LIMIT_WORKS: usize = 512;
 /// Request packets under way at once, not counting what reads are answered with.
 const WINDOW: u32 = 128;
+
+/// How long, in nanoseconds, before absent memory is looked for again.
+const PAGE_WAIT: u64 = 100_000;
 
 /// A work request under way.
 pub(super) struct Pending<L> {
@@ -202,7 +205,7 @@ impl<L> Qp<L> {
             return Step::Done;
         }
         match self.config.service {
-            Service::Ud => self.send_datagram(host, io),
+            Service::Ud => self.send_datagram(host, io, now),
             _ => self.send_connected(host, io, now),
         }
         Step::Done
@@ -257,6 +260,11 @@ impl<L> Qp<L> {
             done,
         });
         true
+    }
+
+    /// Local memory is not there: the rest of the queue waits for it.
+    pub fn wait_for_page(&mut self, now: u64) {
+        self.req.rnr_until = Some(now + PAGE_WAIT);
     }
 
     /// Window, fence, and the limit of reads.
@@ -383,14 +391,19 @@ impl<L> Qp<L> {
         }
         if payload != 0 {
             let local = &mut self.req.works[cursor].work.local;
-            if host
-                .gather(self.number, local, offset, draft.space(payload as usize))
-                .is_err()
-            {
-                drop(draft);
-                self.req.works[cursor].done = Some(Status::LocalProtection);
-                self.complete(host);
-                return;
+            let space = draft.space(payload as usize);
+            match host.gather(self.number, local, offset, space) {
+                Ok(()) => {}
+                Err(Fault::Absent) => {
+                    self.wait_for_page(now);
+                    return;
+                }
+                Err(_) => {
+                    drop(draft);
+                    self.req.works[cursor].done = Some(Status::LocalProtection);
+                    self.complete(host);
+                    return;
+                }
             }
         }
         io.send(draft.finish());

@@ -8,12 +8,19 @@
 use std::collections::VecDeque;
 
 use super::config::{QpConfig, QpState, Service};
-use super::host::{Access, AtomicOp, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status};
+use super::host::{
+    Access, AtomicOp, Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status, Target,
+};
 use super::qp::{Io, Qp, nak_of};
 use crate::packet::{Aeth, CREDITS_UNLIMITED, Draft, NakCode, Psn, Syndrome, Traits, View, op};
 
 /// Answers that may wait beyond those of new requests: duplicates cannot pile up.
 const LIMIT_REPLIES: usize = 64;
+
+/// The codes of how long a peer waits for memory: 1.28 ms at first, then up to
+/// 82 ms.
+const PAGE_CODE: u8 = 14;
+const PAGE_CODE_MOST: u8 = 26;
 
 /// A message of which packets have come and packets are missing.
 enum Message<L> {
@@ -37,6 +44,7 @@ struct ReadReply {
     va: u64,
     rkey: u32,
     rest: u32,
+    target: Target,
     begun: bool,
     duplicate: bool,
 }
@@ -74,13 +82,16 @@ enum Refusal {
     Completed(NakCode),
     /// No receive is posted.
     NotReady,
+    /// Memory is not there now.
+    Absent,
 }
 
 pub(super) struct Responder<L> {
     pub expected: Psn,
     msn: u32,
     message: Message<L>,
-    /// A receive taken for a message that never ended (UC): serves the next.
+    /// A receive taken for a message that never ended (UC), or whose memory was
+    /// not there: serves the next.
     spare: Option<RecvWork<L>>,
     /// The peer knows that a packet is missing, or that it has to wait.
     nak_sent: bool,
@@ -89,6 +100,8 @@ pub(super) struct Responder<L> {
     reads: u32,
     /// What atomics answered, for duplicates.
     atomics: VecDeque<(Psn, u64)>,
+    /// How often in turn the peer was told to wait for memory.
+    absent: u8,
     closing: bool,
     established: bool,
 }
@@ -104,6 +117,7 @@ impl<L> Responder<L> {
             replies: VecDeque::new(),
             reads: 0,
             atomics: VecDeque::new(),
+            absent: 0,
             closing: false,
             established: false,
         }
@@ -126,6 +140,23 @@ impl<L> Responder<L> {
             Message::Send { recv, .. } => Some(recv),
             _ => self.spare.take(),
         }
+    }
+
+    /// Keeps a receive for the next message.
+    pub fn keep(&mut self, recv: RecvWork<L>) {
+        self.spare = Some(recv);
+    }
+
+    /// The receive that was kept.
+    pub fn kept(&mut self) -> Option<RecvWork<L>> {
+        self.spare.take()
+    }
+
+    /// The peer is to wait for memory: the longer, the oftener it has.
+    fn wait_code(&mut self) -> u8 {
+        let code = (PAGE_CODE + 2 * self.absent).min(PAGE_CODE_MOST);
+        self.absent = self.absent.saturating_add(1).min(PAGE_CODE_MOST);
+        code
     }
 
     pub fn has_replies(&self) -> bool {
@@ -192,6 +223,7 @@ impl<L> Qp<L> {
         match self.execute(host, view) {
             Ok(psns) => {
                 self.resp.nak_sent = false;
+                self.resp.absent = 0;
                 self.resp.expected = view.bth.psn.plus(psns);
             }
             Err(refusal) => self.refuse(host, io, refusal),
@@ -221,6 +253,11 @@ impl<L> Qp<L> {
             Refusal::NotReady => {
                 io.counters.not_ready += 1;
                 self.resp.nak(Syndrome::RnrNak(self.config.min_rnr_timer));
+                return;
+            }
+            Refusal::Absent => {
+                let code = self.resp.wait_code();
+                self.resp.nak(Syndrome::RnrNak(code));
                 return;
             }
             Refusal::Nak(NakCode::RemoteAccess) => {
@@ -276,6 +313,29 @@ impl<L> Qp<L> {
         }
     }
 
+    /// Tells the peer to wait and to ask again from a request on.
+    fn wait_at(&mut self, psn: Psn) {
+        let syndrome = Syndrome::RnrNak(self.resp.wait_code());
+        let msn = self.resp.msn;
+        self.resp
+            .replies
+            .push_back(Reply::Nak { psn, msn, syndrome });
+    }
+
+    /// Through what a request asks for memory.
+    fn target(&self, view: &View<'_>) -> Target {
+        Target {
+            qpn: self.number,
+            xrc_srqn: self.xrc_srqn(view),
+        }
+    }
+
+    /// The SRQ that a request names.
+    fn xrc_srqn(&self, view: &View<'_>) -> Option<u32> {
+        view.xrc_srqn()
+            .filter(|_| self.config.service == Service::XrcTarget)
+    }
+
     fn take_recv<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -284,10 +344,8 @@ impl<L> Qp<L> {
         if let Some(spare) = self.resp.spare.take() {
             return Ok(spare);
         }
-        let srqn = view
-            .xrc_srqn()
-            .filter(|_| self.config.service == Service::XrcTarget);
-        host.next_recv(self.number, srqn).ok_or(Refusal::NotReady)
+        host.next_recv(self.number, self.xrc_srqn(view))
+            .ok_or(Refusal::NotReady)
     }
 
     fn recv_done<H: Host<Local = L>>(
@@ -337,17 +395,27 @@ impl<L> Qp<L> {
             self.recv_done(host, view, recv, (Status::LocalLength, kind, 0));
             return Err(Refusal::Completed(NakCode::InvalidRequest));
         }
-        if length != 0
-            && host
-                .scatter(self.number, &mut recv.local, offset, view.payload)
-                .is_err()
-        {
+        let stored = match view.payload {
+            [] => Ok(()),
+            payload => host.scatter(self.number, &mut recv.local, offset, payload),
+        };
+        if stored == Err(Fault::Absent) {
+            // The packet comes again.
+            if offset == 0 {
+                self.resp.keep(recv);
+            } else {
+                self.resp.message = Message::Send { recv, offset };
+            }
+            return Err(Refusal::Absent);
+        }
+        if stored.is_err() {
             self.recv_done(host, view, recv, (Status::LocalProtection, kind, 0));
             return Err(Refusal::Completed(NakCode::RemoteOperation));
         }
         let offset = offset + length;
         if view.has(Traits::END) {
-            if kind == RecvKind::SendInvalidate && host.invalidate(self.number, view.imm()).is_err()
+            if kind == RecvKind::SendInvalidate
+                && host.invalidate(self.target(view), view.imm()).is_err()
             {
                 self.recv_done(host, view, recv, (Status::RemoteInvalidRequest, kind, 0));
                 return Err(Refusal::Completed(NakCode::RemoteAccess));
@@ -392,8 +460,14 @@ impl<L> Qp<L> {
                     return Err(INVALID);
                 }
                 if reth.length != 0 {
-                    host.check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Write)
-                        .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+                    host.check_remote(
+                        self.target(view),
+                        reth.rkey,
+                        reth.va,
+                        reth.length,
+                        Access::Write,
+                    )
+                    .map_err(refusal)?;
                 }
                 (reth.rkey, reth.va, reth.length, reth.length)
             }
@@ -408,11 +482,15 @@ impl<L> Qp<L> {
             None
         };
         if length != 0
-            && let Err(fault) = host.remote_write(self.number, rkey, va, view.payload)
+            && let Err(fault) = host.remote_write(self.target(view), rkey, va, view.payload)
         {
-            self.resp.message = Message::None;
-            self.resp.spare = recv;
-            return Err(Refusal::Nak(nak_of(fault)));
+            if fault != Fault::Absent {
+                self.resp.message = Message::None;
+            }
+            if let Some(recv) = recv {
+                self.resp.keep(recv);
+            }
+            return Err(refusal(fault));
         }
         if end {
             self.resp.message = Message::None;
@@ -453,8 +531,14 @@ impl<L> Qp<L> {
             return Err(INVALID);
         }
         if reth.length != 0 {
-            host.check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Read)
-                .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+            host.check_remote(
+                self.target(view),
+                reth.rkey,
+                reth.va,
+                reth.length,
+                Access::Read,
+            )
+            .map_err(refusal)?;
         }
         self.end_message();
         self.resp.reads += 1;
@@ -464,6 +548,7 @@ impl<L> Qp<L> {
             va: reth.va,
             rkey: reth.rkey,
             rest: reth.length,
+            target: self.target(view),
             begun: false,
             duplicate: false,
         }));
@@ -493,8 +578,8 @@ impl<L> Qp<L> {
             _ => AtomicOp::FetchAdd { add: eth.swap_add },
         };
         let value = host
-            .remote_atomic(self.number, eth.rkey, eth.va, operation)
-            .map_err(|fault| Refusal::Nak(nak_of(fault)))?;
+            .remote_atomic(self.target(view), eth.rkey, eth.va, operation)
+            .map_err(refusal)?;
         self.end_message();
         if self.resp.atomics.len() >= resources {
             self.resp.atomics.pop_front();
@@ -530,10 +615,17 @@ impl<L> Qp<L> {
                 matches!(r, Reply::Read(read) if read.psn.distance(psn) <= 0
                     && psn.distance(read.psn.plus(self.config.mtu.packets(read.rest))) < 0)
             });
-            let allowed = reth.length == 0
-                || host
-                    .check_remote(self.number, reth.rkey, reth.va, reth.length, Access::Read)
-                    .is_ok();
+            let checked = match reth.length {
+                0 => Ok(()),
+                length => {
+                    host.check_remote(self.target(view), reth.rkey, reth.va, length, Access::Read)
+                }
+            };
+            if checked == Err(Fault::Absent) {
+                self.wait_at(psn);
+                return;
+            }
+            let allowed = checked.is_ok();
             if known && allowed && !under_way && self.config.allow_read {
                 self.resp.replies.push_back(Reply::Read(ReadReply {
                     psn,
@@ -541,6 +633,7 @@ impl<L> Qp<L> {
                     va: reth.va,
                     rkey: reth.rkey,
                     rest: reth.length,
+                    target: self.target(view),
                     begun: false,
                     duplicate: true,
                 }));
@@ -576,6 +669,7 @@ impl<L> Qp<L> {
                     (false, true) => op::READ_RESPONSE_LAST,
                 };
                 let (psn, msn, va, rkey) = (read.psn, read.msn, read.va, read.rkey);
+                let target = read.target;
                 let duplicate = read.duplicate;
                 let begins = !read.begun;
                 read.begun = true;
@@ -595,8 +689,16 @@ impl<L> Qp<L> {
                 }
                 let result = match payload {
                     0 => Ok(()),
-                    _ => host.remote_read(self.number, rkey, va, draft.space(payload as usize)),
+                    _ => host.remote_read(target, rkey, va, draft.space(payload as usize)),
                 };
+                if result == Err(Fault::Absent) {
+                    drop(draft);
+                    // It is asked for again, as is all that came after.
+                    self.resp.replies.clear();
+                    self.resp.reads = 0;
+                    self.wait_at(psn);
+                    return true;
+                }
                 if let Err(fault) = result {
                     drop(draft);
                     // The memory went away after the check.
@@ -677,5 +779,13 @@ impl<L> Qp<L> {
         let mut draft = Draft::new(&io.pool, template, self.bth(op::ACKNOWLEDGE, psn), 0);
         draft.put(&aeth.bytes());
         io.send(draft.finish());
+    }
+}
+
+/// What becomes of a request that cannot have its memory.
+fn refusal(fault: Fault) -> Refusal {
+    match fault {
+        Fault::Absent => Refusal::Absent,
+        other => Refusal::Nak(nak_of(other)),
     }
 }

@@ -1,0 +1,39 @@
+//! Commands about the device's own memory.
+
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, get64, put64};
+use crate::engine::core::Core;
+use crate::platform::Platform;
+
+/// As the logarithm of the alignment in units of 64 bytes; what is given out
+/// begins on a page.
+const LOG_ALIGNMENT: Field = field(0xc, 7, 0);
+const MOST_ALIGNED: u32 = 6;
+const FROM: usize = 0x10;
+const LENGTH: Field = field(0x1c, 31, 0);
+const GIVEN: usize = 8;
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn alloc_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        if LOG_ALIGNMENT.get(input) > MOST_ALIGNED {
+            return Err(refuse(Status::BadParameter, "the alignment"));
+        }
+        let from = get64(input, FROM);
+        if !self.device_memory.take(from, u64::from(LENGTH.get(input))) {
+            return Err(refuse(
+                Status::NoResources,
+                "this device memory is not to be had",
+            ));
+        }
+        put64(output, GIVEN, from);
+        Ok(())
+    }
+
+    pub(crate) fn dealloc_memic(&mut self, input: &[u8]) -> Outcome {
+        if self.device_memory.give_back(get64(input, FROM)) {
+            Ok(())
+        } else {
+            Err(refuse(Status::BadResource, "no device memory begins there"))
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The command by which the driver says that pages are there.
+
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag};
+use crate::engine::core::Core;
+use crate::platform::Platform;
+
+const ERROR: Field = flag(8, 31);
+const TOKEN_HIGH: Field = field(8, 15, 0);
+const TOKEN_LOW: Field = field(0xc, 31, 0);
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn page_fault_resume(&mut self, input: &[u8]) -> Outcome {
+        let token = u64::from(TOKEN_HIGH.get(input)) << 32 | u64::from(TOKEN_LOW.get(input));
+        if self.paging.resume(token, ERROR.is_set(input)) {
+            Ok(())
+        } else {
+            Err(refuse(Status::BadParameter, "no page fault has this token"))
+        }
+    }
+}

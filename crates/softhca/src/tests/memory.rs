@@ -1,0 +1,395 @@
+//! Memory by its keys: of the device, on demand, of XRC's peers, changed in part.
+
+use super::driver::{Cq, Driver, Input, Qp, remote, segment, word};
+use crate::command::opcode as op;
+use crate::engine::device_memory::START;
+
+const SIGNALED: u8 = 8;
+
+fn pair(driver: &mut Driver) -> (Cq, Qp, Qp) {
+    let cq = driver.create_cq(4);
+    let a = driver.create_qp(0, &cq, None);
+    let b = driver.create_qp(0, &cq, None);
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    (cq, a, b)
+}
+
+fn status(entry: &[u8]) -> (u8, u8) {
+    let opcode = entry[63] >> 4;
+    (opcode, if opcode >= 13 { entry[55] } else { 0 })
+}
+
+#[test]
+fn device_memory_is_reached_from_both_sides() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    let pd = driver.pd;
+    let from = START + 0x3000;
+    let key = |driver: &mut Driver| {
+        let create = Input::new(op::CREATE_MKEY, 0x110)
+            // Access mode 5, in two parts.
+            .or(0x10, 26, 1)
+            .or(0x10, 8, 1)
+            .or(0x10, 10, 0x1f)
+            .or(0x14, 8, 0xff_ffff)
+            .or(0x1c, 0, pd)
+            .long(0x20, from + 64)
+            .long(0x28, 128);
+        driver.command(&create, 16)
+    };
+    assert_eq!(key(&mut driver).0, 3, "not given out");
+    let alloc = Input::new(op::ALLOC_MEMIC, 0x20)
+        .long(0x10, from)
+        .or(0x18, 0, 4096)
+        .or(0x1c, 0, 256);
+    let output = driver.ok(&alloc, 16);
+    assert_eq!(output[8..], from.to_be_bytes());
+    assert_eq!(driver.command(&alloc, 16).0, 0xf, "somebody has it");
+    let (failed, output) = key(&mut driver);
+    assert_eq!(failed, 0);
+    let device = (word(&output, 8) & 0xff_ffff) << 8;
+    // By the processor, at the address in the register space.
+    driver.hca.write(from + 64, b"by the processor");
+    let (whole, there) = (driver.key, driver.pages(1));
+    let mut segments = remote(there, whole);
+    // The key's addresses begin at 0.
+    segments.extend(segment(16, device, 0));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(there, 16), b"by the processor");
+    // By a peer; 8 bytes further on, and an atomic.
+    driver.write(there, b"by peers");
+    let mut segments = remote(8, device);
+    segments.extend(segment(8, whole, there));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    let mut read = [0; 16];
+    driver.hca.read(from + 64, &mut read);
+    assert_eq!(&read, b"by the pby peers");
+    driver.hca.write(from + 64, &41_u64.to_be_bytes());
+    let mut segments = remote(0, device);
+    segments.extend(1_u64.to_be_bytes());
+    segments.extend([0; 8]);
+    segments.extend(segment(8, whole, there));
+    driver.post(&mut a, 0x12, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    let mut now = [0; 8];
+    driver.hca.read(from + 64, &mut now);
+    assert_eq!(
+        (now, driver.read(there, 8)),
+        (42_u64.to_be_bytes(), 41_u64.to_be_bytes().to_vec())
+    );
+    // Not past the key's end.
+    let mut segments = remote(121, device);
+    segments.extend(segment(8, whole, there));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
+    let dealloc = Input::new(op::DEALLOC_MEMIC, 0x20).long(0x10, from);
+    driver.ok(&dealloc, 16);
+    assert_eq!(driver.command(&dealloc, 16).0, 5);
+}
+
+/// A key of two pages that work requests can change; `entries` as they are.
+fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
+    let pd = driver.pd;
+    let create = Input::new(op::CREATE_MKEY, 0x120)
+        // The entries say which pages are there.
+        .or(0xc, 31, 1)
+        .or(0x10, 8, 1)
+        .or(0x10, 15, 1)
+        .or(0x10, 10, 0x1f)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 0, pd)
+        .long(0x20, start)
+        .long(0x28, 8192)
+        .or(0x44, 0, 4)
+        .or(0x48, 0, 12)
+        .or(0x60, 0, 1)
+        .long(0x110, entries[0])
+        .long(0x118, entries[1]);
+    driver.number(create) << 8
+}
+
+/// A work request of the kernel's that replaces entries of a key's list.
+fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: &[u64; 8]) {
+    let list = driver.pages(1);
+    for (n, entry) in entries.iter().enumerate() {
+        driver.write(list + n as u64 * 8, &entry.to_be_bytes());
+    }
+    let mut bytes = vec![0; 48 + 64];
+    // The key is in use, and the offset counts.
+    bytes[0] = 1 << 6 | 1 << 4;
+    bytes[4..6].copy_from_slice(&4_u16.to_be_bytes());
+    bytes[6..8].copy_from_slice(&offset.to_be_bytes());
+    bytes.extend(segment(64, driver.key, list));
+    let mut entry = driver.place(queue, 0x25, SIGNALED, &bytes);
+    entry[12..16].copy_from_slice(&key.to_be_bytes());
+    let slot = u64::from(queue.posted.wrapping_sub(entry.len().div_ceil(64) as u16)) & 15;
+    driver.write(queue.send + slot * 64, &entry[..16]);
+    driver.ring(&entry);
+}
+
+/// The events of absent pages so far: token, first page, pages.
+fn faults(driver: &Driver) -> Vec<(u64, u64, u32)> {
+    let count = driver.hca.stats().eqes;
+    (0..count)
+        .map(|n| driver.read(driver.eq + n * 64, 64))
+        .filter(|event| event[1] == 0x0c)
+        .map(|event| {
+            assert_eq!((event[3], event[32]), (2, 0x80));
+            let token = u64::from(word(&event, 36) & 0xffff) << 32 | u64::from(word(&event, 40));
+            let va = u64::from_be_bytes(event[52..60].try_into().unwrap());
+            (token, va, word(&event, 44) >> 12)
+        })
+        .collect()
+}
+
+fn resume(driver: &mut Driver, token: u64, error: u32) -> u8 {
+    let resume = Input::new(op::PAGE_FAULT_RESUME, 16)
+        .or(8, 31, error)
+        .or(8, 0, (token >> 32) as u32)
+        .or(12, 0, token as u32);
+    driver.command(&resume, 16).0
+}
+
+/// Lets time pass until nothing more is to be done.
+fn pass(driver: &mut Driver, nanoseconds: u64) {
+    let now = &driver.hca.platform().now;
+    now.set(now.get() + nanoseconds);
+    driver.run();
+}
+
+#[test]
+fn an_absent_page_is_asked_for_once_and_waited_for() {
+    let mut driver = Driver::new("ib-umr");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let mut kernel = driver.create_qp(0, &cq, None);
+    driver.connect(kernel.number, 1, 1);
+    let (key, page, other, to) = (
+        driver.key,
+        driver.pages(1),
+        driver.pages(1),
+        driver.pages(1),
+    );
+    let start = 0x7f00_0000_0000;
+    let paged = changeable(&mut driver, start, [page | 3, 0]);
+    driver.write(page + 4088, b"here and");
+    driver.write(other, b" there");
+    driver.post_recv(&mut b, &segment(64, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(14, paged, start + 4088));
+    pass(&mut driver, 1_000_000);
+    assert!(driver.poll(&mut cq).is_none(), "it waits");
+    let asked = faults(&driver);
+    assert_eq!(asked.len(), 1, "asked for once: {asked:x?}");
+    let (token, va, pages) = asked[0];
+    assert_eq!((va, pages), (start + 4096, 1));
+    replace(
+        &mut driver,
+        &mut kernel,
+        paged,
+        0,
+        &[page | 3, other | 3, 0, 0, 0, 0, 0, 0],
+    );
+    assert_eq!(
+        status(&driver.poll(&mut cq).unwrap()),
+        (0, 0),
+        "the list changed"
+    );
+    assert_eq!(resume(&mut driver, token, 0), 0);
+    assert_eq!(resume(&mut driver, token, 0), 3, "only once");
+    pass(&mut driver, 1_000_000);
+    assert!(driver.poll(&mut cq).is_some() && driver.poll(&mut cq).is_some());
+    assert_eq!(driver.read(to, 14), b"here and there");
+}
+
+#[test]
+fn a_peer_waits_for_absent_pages() {
+    let mut driver = Driver::new("ib-umr");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let mut kernel = driver.create_qp(0, &cq, None);
+    driver.connect(kernel.number, 1, 1);
+    let (key, page, from) = (driver.key, driver.pages(2), driver.pages(1));
+    driver.write(from, b"late");
+    let start = 0x7f00_0000_0000;
+    let there = [page | 3, (page + 4096) | 3, 0, 0, 0, 0, 0, 0];
+    // A write, a receive, a read, an atomic: each finds the page absent.
+    for case in 0..4 {
+        let paged = changeable(&mut driver, start, [0, 0]);
+        driver.write(page, &[0; 8]);
+        match case {
+            0 => {
+                let mut segments = remote(start, paged);
+                segments.extend(segment(4, key, from));
+                driver.post(&mut a, 0x08, SIGNALED, &segments);
+            }
+            1 => {
+                driver.post_recv(&mut b, &segment(64, paged, start));
+                driver.post(&mut a, 0x0a, 0, &segment(4, key, from));
+            }
+            2 => {
+                driver.write(page, b"read");
+                let mut segments = remote(start, paged);
+                segments.extend(segment(4, key, from));
+                driver.post(&mut a, 0x10, SIGNALED, &segments);
+            }
+            _ => {
+                let mut segments = remote(start, paged);
+                segments.extend(9_u64.to_be_bytes());
+                segments.extend([0; 8]);
+                segments.extend(segment(8, key, from));
+                driver.post(&mut a, 0x12, SIGNALED, &segments);
+            }
+        }
+        pass(&mut driver, 1_000_000);
+        assert!(driver.poll(&mut cq).is_none(), "{case}");
+        let (token, va, _) = *faults(&driver).last().unwrap();
+        assert_eq!(va, start);
+        replace(&mut driver, &mut kernel, paged, 0, &there);
+        assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "{case}");
+        assert_eq!(resume(&mut driver, token, 0), 0);
+        pass(&mut driver, 10_000_000);
+        assert!(status(&driver.poll(&mut cq).unwrap()).0 < 13, "{case}");
+        match case {
+            0 | 1 => assert_eq!(driver.read(page, 4), b"late"),
+            2 => assert_eq!(driver.read(from, 4), b"read"),
+            _ => assert_eq!(driver.read(page, 8), 9_u64.to_be_bytes()),
+        }
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_brought_is_a_protection_error() {
+    let mut driver = Driver::new("ib-umr");
+    let (mut cq, mut a, _b) = pair(&mut driver);
+    let start = 0x7f00_0000_0000;
+    let paged = changeable(&mut driver, start, [0, 0]);
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(4, paged, start));
+    let (token, ..) = faults(&driver)[0];
+    assert_eq!(resume(&mut driver, token, 1), 0);
+    pass(&mut driver, 1_000_000);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
+}
+
+#[test]
+fn a_page_to_be_read_only_is_asked_for_to_be_written() {
+    let mut driver = Driver::new("ib-umr");
+    let (_cq, mut a, mut b) = pair(&mut driver);
+    let (key, page, start) = (driver.key, driver.pages(1), 0x7f00_0000_0000);
+    let paged = changeable(&mut driver, start, [page | 1, 0]);
+    driver.post_recv(&mut b, &segment(64, key, page));
+    driver.post(&mut a, 0x0a, 0, &segment(4, paged, start));
+    assert!(faults(&driver).is_empty(), "it is there to be read");
+    let mut segments = remote(start, paged);
+    segments.extend(segment(4, key, page));
+    driver.post(&mut a, 0x08, 0, &segments);
+    assert_eq!(faults(&driver).len(), 1);
+}
+
+#[test]
+fn the_rest_of_a_list_stays_when_a_part_changes() {
+    let mut driver = Driver::new("ib-umr");
+    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let mut kernel = driver.create_qp(0, &cq, None);
+    driver.connect(kernel.number, 1, 1);
+    let (pd, whole, to) = (driver.pd, driver.key, driver.pages(1));
+    // Three parts of 4096 bytes, by other keys.
+    let pages = driver.pages(4);
+    for n in 0..4 {
+        driver.write(pages + n * 4096, &[b'a' + n as u8; 4]);
+    }
+    let mut create = Input::new(op::CREATE_MKEY, 0x110 + 3 * 16)
+        .or(0x10, 8, 3)
+        .or(0x10, 15, 1)
+        .or(0x10, 10, 0x1f)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 0, pd)
+        .long(0x28, 3 * 4096)
+        .or(0x44, 0, 16)
+        .or(0x48, 0, 12)
+        .or(0x60, 0, 3);
+    for n in 0..3 {
+        create = create
+            .or(0x114 + n * 16, 0, whole)
+            .long(0x118 + n * 16, pages + n as u64 * 4096);
+    }
+    let parts = driver.number(create) << 8;
+    // The first is now the fourth page; the list is changed in units of four.
+    let klm = u64::from(whole);
+    let entry = |n: u64| [klm, pages + n * 4096];
+    let new: Vec<u64> = [3, 1].into_iter().flat_map(entry).chain([0; 4]).collect();
+    let mut list = [0; 8];
+    list.copy_from_slice(&[new[0], new[1], new[2], new[3], klm, pages + 2 * 4096, 0, 0]);
+    replace(&mut driver, &mut kernel, parts, 0, &list);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    for (n, expected) in [(0, b"dddd"), (1, b"bbbb"), (2, b"cccc")] {
+        driver.post_recv(&mut b, &segment(64, whole, to));
+        driver.post(&mut a, 0x0a, 0, &segment(4, parts, n * 4096));
+        assert!(driver.poll(&mut cq).is_some());
+        assert_eq!(driver.read(to, 4), expected, "part {n}");
+    }
+}
+
+#[test]
+fn an_xrc_peer_uses_the_domain_of_the_srq() {
+    let mut driver = Driver::new("ib");
+    let mut cq = driver.create_cq(4);
+    let (buffer, doorbell, there, here) = (
+        driver.pages(1),
+        driver.pages(1),
+        driver.pages(1),
+        driver.pages(1),
+    );
+    let (pd, key, uar) = (driver.pd, driver.key, driver.uar);
+    let domain = driver.number(Input::new(op::ALLOC_XRCD, 16));
+    let srqn = driver.number(
+        Input::new(op::CREATE_XRC_SRQ, 0x118)
+            .or(0x10, 24, 2)
+            .or(0x14, 24, 1)
+            .or(0x14, 0, domain)
+            .or(0x18, 0, cq.number)
+            .or(0x28, 0, pd)
+            .long(0x38, doorbell)
+            .long(0x110, buffer),
+    );
+    // The target has another protection domain than the memory.
+    let other = driver.number(Input::new(op::ALLOC_PD, 16));
+    let target = driver.number(
+        Input::new(op::CREATE_QP, 0x118)
+            .or(0x18, 16, 3)
+            .or(0x1c, 0, other)
+            .or(0x20, 15, 1)
+            .or(0x24, 0, uar)
+            .or(0xc4, 24, 3),
+    );
+    let (pages, record) = (driver.pages(1), driver.pages(1));
+    let mut initiator = Qp {
+        number: driver.number(
+            Input::new(op::CREATE_QP, 0x118)
+                .or(0x18, 16, 3)
+                .or(0x1c, 0, pd)
+                .or(0x20, 11, 4)
+                .or(0x24, 0, uar)
+                .or(0x94, 0, cq.number)
+                .or(0xb4, 0, cq.number)
+                .or(0xc4, 24, 3)
+                .long(0xb8, record)
+                .long(0x110, pages),
+        ),
+        recv: 0,
+        send: pages,
+        doorbell: record,
+        posted: 0,
+        received: 0,
+    };
+    driver.connect(initiator.number, target, 1);
+    driver.connect(target, initiator.number, 1);
+    driver.write(here, b"over XRC");
+    let mut segments = srqn.to_be_bytes().to_vec();
+    segments.resize(16, 0);
+    segments.extend(remote(there, key));
+    segments.extend(segment(8, key, here));
+    driver.post(&mut initiator, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(there, 8), b"over XRC");
+}
