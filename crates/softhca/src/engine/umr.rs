@@ -49,6 +49,8 @@ const START: usize = 0x10;
 const LENGTH: usize = 0x18;
 const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 
+/// Lists are in units of so many entries of 16 bytes.
+const UNIT: usize = 4;
 /// No list is longer.
 const MOST_OCTOWORDS: usize = 1 << 16;
 
@@ -196,7 +198,8 @@ fn retranslate(
         return Ok(());
     }
     let end = offset + list.len() / 16;
-    if end > mkey.capacity as usize {
+    // Lists come in units of 64 bytes, the last one filled up.
+    if end > (mkey.capacity as usize).next_multiple_of(UNIT) {
         return Err("a UMR with more entries than the memory key has");
     }
     match &mut mkey.translation {

@@ -103,7 +103,8 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
         .or(0x1c, 0, pd)
         .long(0x20, start)
         .long(0x28, 8192)
-        .or(0x44, 0, 4)
+        // Two entries; what replaces them is filled up to eight.
+        .or(0x44, 0, 1)
         .or(0x48, 0, 12)
         .or(0x60, 0, 1)
         .long(0x110, entries[0])
