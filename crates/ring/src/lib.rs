@@ -13,6 +13,11 @@
 //! - [`Ring`]: header and entries in a [`Mapping`];
 //! - [`Producer`], [`Consumer`]: the two roles that a process plays;
 //! - [`Peek`]: "is it empty?" without the consumer's lock;
+//! - [`BlueFlame`]: a device's register that takes doorbells and whole entries;
+//! - [`DoorbellRecord`], [`Owner`]: the words of a queue in the process's own
+//!   memory by which it and a device keep in step;
+//! - [`Outstanding`]: which work requests a device has, for the thread that
+//!   posts and the one that reads completions;
 //! - [`BiasedLock`]: what a shared queue is guarded with, nearly free for the
 //!   thread that uses it alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
@@ -20,28 +25,36 @@
 
 mod asymmetric;
 mod biased;
+#[cfg(not(loom))]
+mod blue_flame;
 mod consumer;
 mod header;
 mod lock;
 #[cfg(not(loom))]
 mod mapping;
 pub mod order;
+mod outstanding;
 mod peek;
 mod primitive;
 mod producer;
+mod record;
 #[cfg(not(loom))]
 mod ring;
 mod sequence;
 mod thread;
 
 pub use biased::BiasedLock;
+#[cfg(not(loom))]
+pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
 pub use header::{Header, Indices};
 pub use lock::SpinLock;
 #[cfg(not(loom))]
 pub use mapping::{Mapping, Retired};
+pub use outstanding::{Found, Outstanding};
 pub use peek::Peek;
 pub use producer::Producer;
+pub use record::{DoorbellRecord, Owner};
 #[cfg(not(loom))]
 pub use ring::{GeometryError, Ring, Slots};
 pub use sequence::{Epoch, Hint, Sequences};

@@ -45,6 +45,30 @@ impl Mapping {
         Ok(Self { map })
     }
 
+    /// Memory of the process's own for a device to use: zeroed, in whole
+    /// pages, at least `size` bytes.
+    ///
+    /// A driver pins it while an object uses it; pinned pages stay the
+    /// parent's when the process forks (Linux 5.12 and later).
+    ///
+    /// # Errors
+    /// What mmap(2) says; EINVAL for a size of zero.
+    pub fn anonymous(size: usize) -> io::Result<Self> {
+        let whole = size
+            .checked_next_multiple_of(MmapOptions::page_size())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let map = MmapOptions::new(whole)
+            .map_err(to_io)?
+            .map_mut()
+            .map_err(to_io)?;
+        Ok(Self { map })
+    }
+
+    /// Bytes of a page, of which every mapping is a multiple.
+    pub fn page_size() -> usize {
+        MmapOptions::page_size()
+    }
+
     /// The first byte. Valid for [`Mapping::len`] bytes while this lives.
     pub fn as_ptr(&self) -> NonNull<u8> {
         NonNull::new(self.map.as_ptr().cast_mut()).unwrap_or(NonNull::dangling())

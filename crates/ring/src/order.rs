@@ -5,7 +5,13 @@
 //! words (drivers/infiniband/sw/rxe/rxe_queue.h). Threads of one process are
 //! ordered among themselves by the queue's lock, so own indices need none.
 
-use crate::primitive::{AtomicU32, Ordering};
+//!
+//! A device that takes part by itself, over its bus, uses neither word nor
+//! lock of the kernel's: the functions from [`written_by_device`] on are for
+//! it. Memory that it reads and writes is coherent with the processors'
+//! caches; its registers are mapped as write-combining.
+
+use crate::primitive::{AtomicU8, AtomicU32, Ordering};
 
 /// Reads an index that the other side publishes.
 ///
@@ -40,4 +46,72 @@ pub fn own(index: &AtomicU32) -> u32 {
 #[inline(always)]
 pub fn from_owner(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
+}
+
+/// Reads the byte by which a device says, in the entry itself, that it has
+/// written the entry: a device writes an entry's other bytes before that one.
+///
+/// Acquire: no byte of the entry that is read after this was read before.
+/// Against the device's writes over the bus. On x86-64 that is a plain load:
+/// loads of cached memory are not reordered with each other, and a device's
+/// writes are seen in order; no fence is needed. On aarch64 an acquire orders
+/// against observers of the inner shareable domain only, and a device may be
+/// outside of it: a load barrier for the outer one follows.
+#[inline(always)]
+pub fn written_by_device(owner: &AtomicU8) -> u8 {
+    let value = owner.load(Ordering::Acquire);
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    // SAFETY: a barrier touches neither memory nor registers.
+    unsafe {
+        core::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Writes a doorbell record: the word in memory where a device reads how far
+/// a queue has been filled, or its completions consumed.
+///
+/// Release: every entry written (or read) before is finished when the device
+/// sees the value. Against the device's reads over the bus: on x86-64 a plain
+/// store, since stores of cached memory are seen in order, and not before the
+/// loads that precede them; on aarch64 a barrier of the outer shareable domain
+/// comes first.
+#[inline(always)]
+pub fn doorbell_record(record: &AtomicU32, value: u32) {
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    // SAFETY: a barrier touches neither memory nor registers.
+    unsafe {
+        core::arch::asm!("dmb osh", options(nostack, preserves_flags));
+    }
+    record.store(value, Ordering::Release);
+}
+
+/// Between a doorbell record and the register that announces it: the device
+/// shall find the record, and the entries, when the register's write reaches
+/// it. Write-combining stores are not ordered behind cached ones by
+/// themselves: `sfence`, on aarch64 `dsb st`.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn memory_before_register() {
+    flush_registers();
+}
+
+/// After a write to a register: it leaves the write-combining buffer now, and
+/// before any write to a register that follows, from this thread or from one
+/// that takes the register's lock next. `sfence`, on aarch64 `dsb st`.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn flush_registers() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a fence touches no memory.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier touches neither memory nor registers.
+    unsafe {
+        core::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    core::sync::atomic::fence(Ordering::SeqCst);
 }

@@ -1,0 +1,376 @@
+//! What mlx5_ib and the device share with a process: driver data of commands,
+//! and queue entries.
+//!
+//! Facts from the kernel's include/uapi/rdma/mlx5-abi.h (driver data, native
+//! byte order) and rdma-core's public mlx5dv.h (entries, big-endian).
+
+#[cfg(test)]
+mod c_headers;
+
+use std::mem::offset_of;
+
+/// Driver input to GET_CONTEXT (`struct mlx5_ib_alloc_ucontext_req_v2`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllocUcontextReq {
+    pub total_num_bfregs: u32,
+    pub num_low_latency_bfregs: u32,
+    pub flags: u32,
+    pub comp_mask: u32,
+    pub max_cqe_version: u8,
+    pub reserved0: u8,
+    pub reserved1: u16,
+    pub reserved2: u32,
+    pub lib_caps: u64,
+}
+
+/// `MLX5_LIB_CAP_4K_UAR`: several UARs in a page are understood.
+pub const LIB_CAP_4K_UAR: u64 = 1 << 0;
+
+/// Driver response to GET_CONTEXT (`struct mlx5_ib_alloc_ucontext_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllocUcontextResp {
+    pub qp_tab_size: u32,
+    pub bf_reg_size: u32,
+    pub tot_bfregs: u32,
+    pub cache_line_size: u32,
+    pub max_sq_desc_sz: u16,
+    pub max_rq_desc_sz: u16,
+    pub max_send_wqebb: u32,
+    pub max_recv_wr: u32,
+    pub max_srq_recv_wr: u32,
+    pub num_ports: u16,
+    pub flow_action_flags: u16,
+    pub comp_mask: u32,
+    pub response_length: u32,
+    pub cqe_version: u8,
+    pub cmds_supp_uhw: u8,
+    pub eth_min_inline: u8,
+    pub clock_info_versions: u8,
+    pub hca_core_clock_offset: u64,
+    pub log_uar_size: u32,
+    pub num_uars_per_page: u32,
+    pub num_dyn_bfregs: u32,
+    pub dump_fill_mkey: u32,
+}
+
+/// Driver response to ALLOC_PD (`struct mlx5_ib_alloc_pd_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllocPdResp {
+    pub pdn: u32,
+}
+
+/// Driver input to CREATE_CQ (`struct mlx5_ib_create_cq`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateCq {
+    pub buf_addr: u64,
+    pub db_addr: u64,
+    pub cqe_size: u32,
+    pub cqe_comp_en: u8,
+    pub cqe_comp_res_format: u8,
+    pub flags: u16,
+    pub uar_page_index: u16,
+    pub reserved0: u16,
+    pub reserved1: u32,
+}
+
+/// Driver response to CREATE_CQ (`struct mlx5_ib_create_cq_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateCqResp {
+    pub cqn: u32,
+    pub reserved: u32,
+}
+
+/// Driver input to CREATE_SRQ (`struct mlx5_ib_create_srq`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateSrq {
+    pub buf_addr: u64,
+    pub db_addr: u64,
+    pub flags: u32,
+    pub reserved0: u32,
+    pub uidx: u32,
+    pub reserved1: u32,
+}
+
+/// Driver response to CREATE_SRQ (`struct mlx5_ib_create_srq_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateSrqResp {
+    pub srqn: u32,
+    pub reserved: u32,
+}
+
+/// Driver input to CREATE_QP (`struct mlx5_ib_create_qp`, of which kernels know
+/// a beginning).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateQp {
+    pub buf_addr: u64,
+    pub db_addr: u64,
+    pub sq_wqe_count: u32,
+    pub rq_wqe_count: u32,
+    pub rq_wqe_shift: u32,
+    pub flags: u32,
+    pub uidx: u32,
+    pub bfreg_index: u32,
+    pub sq_buf_addr: u64,
+}
+
+/// `MLX5_QP_FLAG_SCATTER_CQE`: short data may come in the completion.
+pub const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
+
+/// Driver response to CREATE_QP (`struct mlx5_ib_create_qp_resp`, its
+/// beginning).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateQpResp {
+    pub bfreg_index: u32,
+    pub ece_options: u32,
+    pub comp_mask: u32,
+    pub tirn: u32,
+    pub tisn: u32,
+    pub rqn: u32,
+    pub sqn: u32,
+    pub reserved1: u32,
+    pub tir_icm_addr: u64,
+}
+
+/// Driver response to CREATE_AH (`struct mlx5_ib_create_ah_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateAhResp {
+    pub response_length: u32,
+    pub dmac: [u8; 6],
+    pub reserved: [u8; 6],
+}
+
+/// The beginning of a send work request (`struct mlx5_wqe_ctrl_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ControlSegment {
+    /// Modifier, index in blocks (16 bits), opcode.
+    pub opmod_idx_opcode: u32,
+    /// Queue pair number (24 bits), segments (6 bits).
+    pub qpn_ds: u32,
+    pub signature: u8,
+    pub dci_stream_channel_id: [u8; 2],
+    /// Fence, completion, solicited: the `CONTROL_...` bits.
+    pub fm_ce_se: u8,
+    pub imm: u32,
+}
+
+/// `MLX5_WQE_CTRL_CQ_UPDATE`: a completion is wanted.
+pub const CONTROL_CQ_UPDATE: u8 = 2 << 2;
+/// `MLX5_WQE_CTRL_SOLICITED`.
+pub const CONTROL_SOLICITED: u8 = 1 << 1;
+/// `MLX5_WQE_CTRL_FENCE`: after the reads and atomics before it.
+pub const CONTROL_FENCE: u8 = 4 << 5;
+
+/// Remote memory (`struct mlx5_wqe_raddr_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RemoteSegment {
+    pub raddr: u64,
+    pub rkey: u32,
+    pub reserved: u32,
+}
+
+/// Operands of an atomic (`struct mlx5_wqe_atomic_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AtomicSegment {
+    pub swap_add: u64,
+    pub compare: u64,
+}
+
+/// Local memory (`struct mlx5_wqe_data_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DataSegment {
+    pub byte_count: u32,
+    pub lkey: u32,
+    pub addr: u64,
+}
+
+/// `MLX5_INLINE_SEG`: the byte count is of data that follows it at once.
+pub const INLINE_SEGMENT: u32 = 1 << 31;
+/// `MLX5_INVALID_LKEY`: ends a scatter list that is shorter than its entry.
+pub const INVALID_LKEY: u32 = 0x100;
+
+/// The address of a datagram (`struct mlx5_wqe_av`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressVector {
+    pub qkey: u32,
+    pub reserved: u32,
+    pub dqp_dct: u32,
+    pub stat_rate_sl: u8,
+    pub fl_mlid: u8,
+    pub rlid: [u8; 2],
+    pub reserved0: [u8; 4],
+    pub rmac: [u8; 6],
+    pub tclass: u8,
+    pub hop_limit: u8,
+    pub grh_gid_fl: u32,
+    pub rgid: [u8; 16],
+}
+
+/// `MLX5_EXTENDED_UD_AV`: the address vector has its second half.
+pub const EXTENDED_AV: u32 = 1 << 31;
+
+/// The beginning of an entry of a shared receive queue
+/// (`struct mlx5_wqe_srq_next_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NextSegment {
+    pub rsvd0: [u8; 2],
+    pub next_wqe_index: u16,
+    pub signature: u8,
+    pub rsvd1: [u8; 11],
+}
+
+/// A completion (`struct mlx5_cqe64`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cqe {
+    pub rsvd0: [u8; 2],
+    pub wqe_id: u16,
+    pub rsvd4: [u8; 13],
+    pub ml_path: u8,
+    pub rsvd20: [u8; 4],
+    pub slid: u16,
+    pub flags_rqpn: u32,
+    pub hds_ip_ext: u8,
+    pub l4_hdr_type_etc: u8,
+    pub vlan_info: u16,
+    pub srqn_uidx: u32,
+    pub imm_inval_pkey: u32,
+    pub app: u8,
+    pub app_op: u8,
+    pub app_info: u16,
+    pub byte_cnt: u32,
+    /// Of an error, its last two bytes are the vendor's syndrome and the
+    /// syndrome (`struct mlx5_err_cqe`).
+    pub timestamp: [u8; 8],
+    pub sop_drop_qpn: u32,
+    pub wqe_counter: u16,
+    pub signature: u8,
+    pub op_own: u8,
+}
+
+/// Where an error's syndromes are in [`Cqe::timestamp`].
+pub const VENDOR_SYNDROME: usize = 6;
+/// As [`VENDOR_SYNDROME`].
+pub const SYNDROME: usize = 7;
+
+/// Opcodes of send work requests (`MLX5_OPCODE_...`).
+pub mod opcode {
+    pub const SEND_INVAL: u8 = 0x01;
+    pub const RDMA_WRITE: u8 = 0x08;
+    pub const RDMA_WRITE_IMM: u8 = 0x09;
+    pub const SEND: u8 = 0x0a;
+    pub const SEND_IMM: u8 = 0x0b;
+    pub const RDMA_READ: u8 = 0x10;
+    pub const ATOMIC_CS: u8 = 0x11;
+    pub const ATOMIC_FA: u8 = 0x12;
+}
+
+/// What a completion is, in the high half of its last byte (`MLX5_CQE_...`).
+pub mod cqe_opcode {
+    pub const REQ: u8 = 0;
+    pub const RESP_WR_IMM: u8 = 1;
+    pub const RESP_SEND: u8 = 2;
+    pub const RESP_SEND_IMM: u8 = 3;
+    pub const RESP_SEND_INV: u8 = 4;
+    pub const REQ_ERR: u8 = 13;
+    pub const RESP_ERR: u8 = 14;
+    pub const INVALID: u8 = 15;
+}
+
+/// `MLX5_CQE_OWNER_MASK`.
+pub const CQE_OWNER: u8 = 1;
+/// `MLX5_INLINE_SCATTER_32`: up to 32 bytes of data begin the completion.
+pub const CQE_SCATTER_32: u8 = 0x4;
+/// `MLX5_INLINE_SCATTER_64`: data before a completion, of 128 bytes in all.
+pub const CQE_SCATTER_64: u8 = 0x8;
+
+/// Bytes of a send queue's block.
+pub const BLOCK: usize = 64;
+/// Bytes of a segment, in which a work request is counted.
+pub const SEGMENT: usize = 16;
+
+/// Structures without padding that are valid for every bit pattern, to be
+/// handed to the kernel as bytes.
+///
+/// # Safety
+/// No padding, no invalid values.
+pub(crate) unsafe trait Plain: Copy + Default {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: no padding, so every byte is initialised.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: no padding, and whatever is written is a valid value.
+        unsafe { std::slice::from_raw_parts_mut((&raw mut *self).cast(), size_of::<Self>()) }
+    }
+}
+// SAFETY: integers; the members' sizes add up to the structure's (asserted
+// below).
+unsafe impl Plain for AllocUcontextReq {}
+// SAFETY: as above.
+unsafe impl Plain for AllocUcontextResp {}
+// SAFETY: one u32.
+unsafe impl Plain for AllocPdResp {}
+// SAFETY: as the first.
+unsafe impl Plain for CreateCq {}
+// SAFETY: two u32.
+unsafe impl Plain for CreateCqResp {}
+// SAFETY: two u64 and four u32.
+unsafe impl Plain for CreateSrq {}
+// SAFETY: two u32.
+unsafe impl Plain for CreateSrqResp {}
+// SAFETY: two u64, six u32, one u64.
+unsafe impl Plain for CreateQp {}
+// SAFETY: eight u32 and a u64.
+unsafe impl Plain for CreateQpResp {}
+// SAFETY: a u32 and twelve bytes.
+unsafe impl Plain for CreateAhResp {}
+
+const _: () = {
+    // 4 * 4 + 1 + 1 + 2 + 4 + 8: no padding.
+    assert!(size_of::<AllocUcontextReq>() == 32);
+    assert!(offset_of!(AllocUcontextReq, max_cqe_version) == 16);
+    assert!(offset_of!(AllocUcontextReq, lib_caps) == 24);
+    // 4 * 4 + 2 * 2 + 3 * 4 + 2 * 2 + 2 * 4 + 4 + 8 + 4 * 4: no padding.
+    assert!(size_of::<AllocUcontextResp>() == 72);
+    assert!(offset_of!(AllocUcontextResp, max_send_wqebb) == 20);
+    assert!(offset_of!(AllocUcontextResp, cqe_version) == 44);
+    assert!(offset_of!(AllocUcontextResp, hca_core_clock_offset) == 48);
+    // 8 + 8 + 4 + 1 + 1 + 2 + 2 + 2 + 4: no padding.
+    assert!(size_of::<CreateCq>() == 32);
+    assert!(offset_of!(CreateCq, flags) == 22);
+    assert!(size_of::<CreateSrq>() == 32);
+    assert!(size_of::<CreateQp>() == 48);
+    assert!(offset_of!(CreateQp, sq_buf_addr) == 40);
+    assert!(size_of::<CreateQpResp>() == 40);
+    assert!(size_of::<CreateAhResp>() == 16);
+    assert!(size_of::<ControlSegment>() == SEGMENT);
+    assert!(offset_of!(ControlSegment, fm_ce_se) == 11);
+    assert!(size_of::<RemoteSegment>() == SEGMENT);
+    assert!(size_of::<AtomicSegment>() == SEGMENT);
+    assert!(size_of::<DataSegment>() == SEGMENT);
+    assert!(size_of::<NextSegment>() == SEGMENT);
+    assert!(size_of::<AddressVector>() == 48);
+    assert!(offset_of!(AddressVector, rmac) == 20);
+    assert!(offset_of!(AddressVector, rgid) == 32);
+    assert!(size_of::<Cqe>() == 64);
+    assert!(offset_of!(Cqe, srqn_uidx) == 32);
+    assert!(offset_of!(Cqe, byte_cnt) == 44);
+    assert!(offset_of!(Cqe, sop_drop_qpn) == 56);
+    assert!(offset_of!(Cqe, op_own) == 63);
+};

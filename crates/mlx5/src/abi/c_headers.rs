@@ -1,0 +1,235 @@
+//! The layouts against the installed C headers, where there are any: each
+//! becomes a static assertion of a C file.
+
+use std::fmt::Write as _;
+use std::mem::offset_of;
+
+use c_check::compile;
+
+use super::*;
+use crate::wc::syndrome;
+
+const INCLUDES: &str = "#include <stddef.h>\n\
+    #include <rdma/mlx5-abi.h>\n\
+    #include <infiniband/mlx5dv.h>\n";
+
+fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// Assertions of the fields of a Rust structure, by the same names in C or,
+/// after a colon, by others. With `size`, of the structure's size as well.
+macro_rules! fields {
+    ($to:ident, $c:literal, $rust:ty { $($path:tt $(: $name:literal)?),+ $(,)? }) => {
+        $({
+            let name = fields!(@name $path $(, $name)?);
+            let offset = offset_of!($rust, $path);
+            let size = size_of_field::<$rust, _>(|s| &s.$path);
+            assert(&mut $to, format!("offsetof(struct {}, {name}) == {offset}", $c));
+            assert(&mut $to, format!("sizeof(((struct {} *)0)->{name}) == {size}", $c));
+        })+
+    };
+    ($to:ident, $c:literal, size $rust:ty { $($fields:tt)+ }) => {
+        assert(&mut $to, format!("sizeof(struct {}) == {}", $c, size_of::<$rust>()));
+        fields!($to, $c, $rust { $($fields)+ });
+    };
+    (@name $path:tt, $name:literal) => { $name };
+    (@name $path:tt) => { stringify!($path) };
+}
+
+fn assert(to: &mut String, what: String) {
+    let _ = writeln!(to, "_Static_assert({what}, {what:?});");
+}
+
+fn assertions() -> String {
+    let mut c = INCLUDES.to_owned();
+    fields!(c, "mlx5_ib_alloc_ucontext_req_v2", size AllocUcontextReq {
+        total_num_bfregs, num_low_latency_bfregs, flags, comp_mask,
+        max_cqe_version, reserved0, reserved1, reserved2, lib_caps,
+    });
+    fields!(c, "mlx5_ib_alloc_ucontext_resp", size AllocUcontextResp {
+        qp_tab_size, bf_reg_size, tot_bfregs, cache_line_size, max_sq_desc_sz,
+        max_rq_desc_sz, max_send_wqebb, max_recv_wr, max_srq_recv_wr,
+        num_ports, flow_action_flags, comp_mask, response_length, cqe_version,
+        cmds_supp_uhw, eth_min_inline, clock_info_versions,
+        hca_core_clock_offset, log_uar_size, num_uars_per_page,
+        num_dyn_bfregs, dump_fill_mkey,
+    });
+    fields!(c, "mlx5_ib_alloc_pd_resp", size AllocPdResp { pdn });
+    fields!(c, "mlx5_ib_create_cq", size CreateCq {
+        buf_addr, db_addr, cqe_size, cqe_comp_en, cqe_comp_res_format, flags,
+        uar_page_index, reserved0, reserved1,
+    });
+    fields!(c, "mlx5_ib_create_cq_resp", size CreateCqResp { cqn, reserved });
+    fields!(c, "mlx5_ib_create_srq", size CreateSrq {
+        buf_addr, db_addr, flags, reserved0, uidx, reserved1,
+    });
+    fields!(c, "mlx5_ib_create_srq_resp", size CreateSrqResp { srqn, reserved });
+    fields!(
+        c,
+        "mlx5_ib_create_qp",
+        CreateQp {
+            buf_addr,
+            db_addr,
+            sq_wqe_count,
+            rq_wqe_count,
+            rq_wqe_shift,
+            flags,
+            uidx,
+            bfreg_index,
+            sq_buf_addr,
+        }
+    );
+    fields!(
+        c,
+        "mlx5_ib_create_qp_resp",
+        CreateQpResp {
+            bfreg_index,
+            ece_options,
+            comp_mask,
+            tirn,
+            tisn,
+            rqn,
+            sqn,
+            reserved1,
+            tir_icm_addr,
+        }
+    );
+    fields!(c, "mlx5_ib_create_ah_resp", size CreateAhResp {
+        response_length, dmac, reserved,
+    });
+    fields!(c, "mlx5_wqe_ctrl_seg", size ControlSegment {
+        opmod_idx_opcode, qpn_ds, signature, dci_stream_channel_id, fm_ce_se, imm,
+    });
+    fields!(c, "mlx5_wqe_raddr_seg", size RemoteSegment { raddr, rkey, reserved });
+    fields!(c, "mlx5_wqe_atomic_seg", size AtomicSegment { swap_add, compare });
+    fields!(c, "mlx5_wqe_data_seg", size DataSegment { byte_count, lkey, addr });
+    fields!(c, "mlx5_wqe_av", size AddressVector {
+        qkey: "key.qkey.qkey", reserved: "key.qkey.reserved", dqp_dct,
+        stat_rate_sl, fl_mlid, rlid, reserved0, rmac, tclass, hop_limit,
+        grh_gid_fl, rgid,
+    });
+    fields!(c, "mlx5_wqe_srq_next_seg", size NextSegment {
+        rsvd0, next_wqe_index, signature, rsvd1,
+    });
+    fields!(c, "mlx5_cqe64", size Cqe {
+        rsvd0, wqe_id, rsvd4, ml_path, rsvd20, slid, flags_rqpn, hds_ip_ext,
+        l4_hdr_type_etc, vlan_info, srqn_uidx, imm_inval_pkey, app, app_op,
+        app_info, byte_cnt, timestamp, sop_drop_qpn, wqe_counter, signature,
+        op_own,
+    });
+    let timestamp = offset_of!(Cqe, timestamp);
+    let error = [
+        ("vendor_err_synd", timestamp + VENDOR_SYNDROME),
+        ("syndrome", timestamp + SYNDROME),
+        ("s_wqe_opcode_qpn", offset_of!(Cqe, sop_drop_qpn)),
+        ("wqe_counter", offset_of!(Cqe, wqe_counter)),
+        ("op_own", offset_of!(Cqe, op_own)),
+    ];
+    for (field, offset) in error {
+        assert(
+            &mut c,
+            format!("offsetof(struct mlx5_err_cqe, {field}) == {offset}"),
+        );
+    }
+    for (name, value) in constants() {
+        assert(&mut c, format!("(unsigned int){name} == {value}"));
+    }
+    c
+}
+
+fn constants() -> Vec<(&'static str, u32)> {
+    let mut all: Vec<(&str, u32)> = vec![
+        ("MLX5_LIB_CAP_4K_UAR", LIB_CAP_4K_UAR as u32),
+        ("MLX5_QP_FLAG_SCATTER_CQE", QP_FLAG_SCATTER_CQE),
+        ("MLX5_INLINE_SEG", INLINE_SEGMENT),
+        ("MLX5_INVALID_LKEY", INVALID_LKEY),
+        ("MLX5_EXTENDED_UD_AV", EXTENDED_AV),
+    ];
+    let bytes: &[(&str, u8)] = &[
+        ("MLX5_WQE_CTRL_CQ_UPDATE", CONTROL_CQ_UPDATE),
+        ("MLX5_WQE_CTRL_SOLICITED", CONTROL_SOLICITED),
+        ("MLX5_WQE_CTRL_FENCE", CONTROL_FENCE),
+        ("MLX5_OPCODE_SEND_INVAL", opcode::SEND_INVAL),
+        ("MLX5_OPCODE_RDMA_WRITE", opcode::RDMA_WRITE),
+        ("MLX5_OPCODE_RDMA_WRITE_IMM", opcode::RDMA_WRITE_IMM),
+        ("MLX5_OPCODE_SEND", opcode::SEND),
+        ("MLX5_OPCODE_SEND_IMM", opcode::SEND_IMM),
+        ("MLX5_OPCODE_RDMA_READ", opcode::RDMA_READ),
+        ("MLX5_OPCODE_ATOMIC_CS", opcode::ATOMIC_CS),
+        ("MLX5_OPCODE_ATOMIC_FA", opcode::ATOMIC_FA),
+        ("MLX5_CQE_REQ", cqe_opcode::REQ),
+        ("MLX5_CQE_RESP_WR_IMM", cqe_opcode::RESP_WR_IMM),
+        ("MLX5_CQE_RESP_SEND", cqe_opcode::RESP_SEND),
+        ("MLX5_CQE_RESP_SEND_IMM", cqe_opcode::RESP_SEND_IMM),
+        ("MLX5_CQE_RESP_SEND_INV", cqe_opcode::RESP_SEND_INV),
+        ("MLX5_CQE_REQ_ERR", cqe_opcode::REQ_ERR),
+        ("MLX5_CQE_RESP_ERR", cqe_opcode::RESP_ERR),
+        ("MLX5_CQE_INVALID", cqe_opcode::INVALID),
+        ("MLX5_CQE_OWNER_MASK", CQE_OWNER),
+        ("MLX5_INLINE_SCATTER_32", CQE_SCATTER_32),
+        ("MLX5_INLINE_SCATTER_64", CQE_SCATTER_64),
+        ("MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR", syndrome::LOCAL_LENGTH),
+        ("MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR", syndrome::LOCAL_QP_OP),
+        ("MLX5_CQE_SYNDROME_LOCAL_PROT_ERR", syndrome::LOCAL_PROT),
+        ("MLX5_CQE_SYNDROME_WR_FLUSH_ERR", syndrome::WR_FLUSH),
+        ("MLX5_CQE_SYNDROME_MW_BIND_ERR", syndrome::MW_BIND),
+        ("MLX5_CQE_SYNDROME_BAD_RESP_ERR", syndrome::BAD_RESP),
+        ("MLX5_CQE_SYNDROME_LOCAL_ACCESS_ERR", syndrome::LOCAL_ACCESS),
+        (
+            "MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR",
+            syndrome::REMOTE_INVAL_REQ,
+        ),
+        (
+            "MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR",
+            syndrome::REMOTE_ACCESS,
+        ),
+        ("MLX5_CQE_SYNDROME_REMOTE_OP_ERR", syndrome::REMOTE_OP),
+        (
+            "MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR",
+            syndrome::RETRY_EXCEEDED,
+        ),
+        (
+            "MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR",
+            syndrome::RNR_RETRY_EXCEEDED,
+        ),
+        (
+            "MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR",
+            syndrome::REMOTE_ABORTED,
+        ),
+    ];
+    all.extend(bytes.iter().map(|(name, value)| (*name, u32::from(*value))));
+    all
+}
+
+#[test]
+fn the_c_headers_agree() {
+    match compile(INCLUDES) {
+        Some(Ok(())) => {}
+        Some(Err(complaints)) => {
+            return println!(
+                "skipped: <rdma/mlx5-abi.h>, <infiniband/mlx5dv.h> (libibverbs-dev) cannot be used: {complaints}"
+            );
+        }
+        None => return println!("skipped: there is no C compiler (cc)"),
+    }
+    let c = assertions();
+    // Of 2.14 and later releases: the member was `rsvd[2]` before.
+    let with_streams = format!(
+        "{INCLUDES}int streams = offsetof(struct mlx5_wqe_ctrl_seg, dci_stream_channel_id);\n"
+    );
+    let c = match compile(&with_streams) {
+        Some(Ok(())) => c,
+        _ => c.replace("dci_stream_channel_id", "rsvd"),
+    };
+    if let Some(Err(complaints)) = compile(&c) {
+        panic!("{complaints}");
+    }
+    // And the assertions do assert.
+    let wrong = c.replace(
+        "sizeof(struct mlx5_cqe64) == 64",
+        "sizeof(struct mlx5_cqe64) == 65",
+    );
+    assert_ne!(wrong, c);
+    assert!(matches!(compile(&wrong), Some(Err(_))));
+}

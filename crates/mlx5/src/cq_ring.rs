@@ -1,0 +1,257 @@
+//! The reader of work completions.
+
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ring::{BlueFlame, DoorbellRecord, Owner};
+
+use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
+use crate::cqe::decode;
+use crate::directory::Directory;
+use crate::work::QueueMemory;
+use crate::{CompletionError, CreateError, Role, Work, WorkCompletion};
+
+/// The consumer index has 24 bits.
+const INDEX: u32 = 0xff_ffff;
+/// `MLX5_CQ_DB_REQ_NOT_SOL`: an event for solicited completions only.
+const SOLICITED_ONLY: u32 = 1 << 24;
+
+/// The entries of a completion queue, and what they are about.
+///
+/// An entry is the device's or this side's by its owner bit, which turns with
+/// every round; its other bytes are read after that.
+///
+/// Thread rule: one caller at a time (`&mut`). The methods that read
+/// completions neither allocate, lock (but a shared receive queue's free list)
+/// nor call the system.
+#[derive(Debug)]
+pub struct CompletionRing {
+    /// Where the entries are.
+    entries: NonNull<u8>,
+    /// Binary logarithm of their number.
+    log2: u32,
+    /// How many were consumed.
+    at: u32,
+    consumed: DoorbellRecord,
+    armed: DoorbellRecord,
+    /// Events that were seen, modulo 4: the device takes a second arming of
+    /// the same number for a repetition.
+    sequence: u32,
+    directory: Directory,
+    memory: QueueMemory,
+}
+
+// SAFETY: it owns its memory; the device writes to it, and is read as one that
+// does.
+unsafe impl Send for CompletionRing {}
+// SAFETY: as above; nothing is done through a shared reference.
+unsafe impl Sync for CompletionRing {}
+
+impl CompletionRing {
+    /// Bytes of an entry.
+    pub const ENTRY_SIZE: usize = size_of::<Cqe>();
+
+    /// A queue of `1 << log2` entries, all of them the device's.
+    pub(crate) fn new(log2: u32) -> Result<Self, CreateError> {
+        let memory = QueueMemory::new(Self::ENTRY_SIZE << log2, "completion queue")?;
+        let entries = memory.entries();
+        for slot in 0..1usize << log2 {
+            let at = slot * Self::ENTRY_SIZE + offset_of!(Cqe, op_own);
+            // SAFETY: inside the memory, which has `1 << log2` entries.
+            unsafe { entries.add(at).write(cqe_opcode::INVALID << 4) };
+        }
+        Ok(Self {
+            entries,
+            log2,
+            at: 0,
+            consumed: memory.record(0),
+            armed: memory.record(1),
+            sequence: 0,
+            directory: Directory::default(),
+            memory,
+        })
+    }
+
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        &self.memory
+    }
+
+    /// Entries that it holds at most.
+    pub fn capacity(&self) -> u32 {
+        1 << self.log2
+    }
+
+    #[inline(always)]
+    fn slot(&self, at: u32) -> NonNull<Cqe> {
+        let mask = (1u32 << self.log2) - 1;
+        // SAFETY: one of the entries, by the mask.
+        unsafe { self.entries.cast::<Cqe>().add((at & mask) as usize) }
+    }
+
+    /// The entry at `at`, if the device has written it.
+    #[inline(always)]
+    fn written(&self, at: u32) -> Option<NonNull<Cqe>> {
+        let slot = self.slot(at);
+        // SAFETY: a byte of the entry, which lives as long as this does.
+        let owner = unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) };
+        let owner = owner.look();
+        let round = (at >> self.log2) as u8 & CQE_OWNER;
+        (owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round).then_some(slot)
+    }
+
+    /// Whether there is certainly nothing to read.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.written(self.at).is_none()
+    }
+
+    /// The next completion; none if there is none. What is read is consumed
+    /// with [`CompletionRing::publish`].
+    ///
+    /// # Errors
+    /// [`CompletionError`]: it makes no sense, and is passed over.
+    ///
+    /// # Safety
+    /// The queues that complete here were published to as their contracts say.
+    #[inline(always)]
+    pub unsafe fn read(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
+        let entry = self.written(self.at)?;
+        // SAFETY: a valid entry, any bytes of which are one; it is this side's
+        // until consumed, and copied once, whatever the device does.
+        let cqe = unsafe { entry.read() };
+        self.at = self.at.wrapping_add(1);
+        // SAFETY: as the caller says.
+        Some(unsafe { decode(&cqe, &self.directory) })
+    }
+
+    /// Gives what was read back to the device.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        self.consumed.publish(self.at & INDEX);
+    }
+
+    /// Takes completions, in order, each once; how many.
+    ///
+    /// # Errors
+    /// [`CompletionError`] if the first makes no sense; it is consumed. One
+    /// behind others is left for the next call.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::read`].
+    #[inline(always)]
+    pub unsafe fn take(
+        &mut self,
+        out: &mut [MaybeUninit<WorkCompletion>],
+    ) -> Result<usize, CompletionError> {
+        let mut taken = 0;
+        let mut failed = None;
+        for place in out {
+            // SAFETY: as the caller says.
+            match unsafe { self.read() } {
+                Some(Ok(wc)) => {
+                    place.write(wc);
+                    taken += 1;
+                }
+                Some(Err(error)) if taken == 0 => {
+                    failed = Some(error);
+                    break;
+                }
+                Some(Err(_)) => {
+                    self.at = self.at.wrapping_sub(1);
+                    break;
+                }
+                None => break,
+            }
+        }
+        if taken != 0 || failed.is_some() {
+            self.publish();
+        }
+        failed.map_or(Ok(taken), Err)
+    }
+
+    /// Asks for an event with the next completion, or the next solicited one,
+    /// after those that were consumed. `register` is the device's for arming.
+    pub fn arm(&mut self, register: &BlueFlame, cqn: u32, solicited_only: bool) {
+        let kind = if solicited_only { SOLICITED_ONLY } else { 0 };
+        let word = (self.sequence & 3) << 28 | kind | self.at & INDEX;
+        self.armed.publish(word);
+        let mut both = [0; 8];
+        both[..4].copy_from_slice(&word.to_be_bytes());
+        both[4..].copy_from_slice(&cqn.to_be_bytes());
+        register.ring(u64::from_ne_bytes(both));
+    }
+
+    /// Takes note of an event: the next arming is another one.
+    pub fn event(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+
+    /// Completions of `work` will be found here. Before its queue pair can
+    /// have any.
+    ///
+    /// # Errors
+    /// [`CreateError::NoMemory`].
+    pub fn attach(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
+        self.directory.insert(work, role)
+    }
+
+    /// Takes out what completions of `work` are still here, and forgets it.
+    /// After its queue pair is gone.
+    pub fn detach(&mut self, work: &Work) {
+        self.clean(work);
+        self.directory.remove(work.user_index());
+    }
+
+    /// Takes out what completions of `work` are still here; the others stay,
+    /// in order. After its queue pair is gone, or reset.
+    pub fn clean(&mut self, work: &Work) {
+        let user_index = work.user_index();
+        let mut end = self.at;
+        while end.wrapping_sub(self.at) < self.capacity() && self.written(end).is_some() {
+            end = end.wrapping_add(1);
+        }
+        // From the last to the first: those that stay move up.
+        let (mut from, mut to) = (end, end);
+        while from != self.at {
+            from = from.wrapping_sub(1);
+            // SAFETY: an entry that the device has written, and that is not
+            // consumed.
+            let cqe = unsafe { self.slot(from).read() };
+            if cqe.user_index() == user_index {
+                if let Some(shared) = &work.shared
+                    && cqe.is_receive()
+                {
+                    let slot = u16::from_be(cqe.wqe_counter);
+                    if shared.find(slot).is_some() {
+                        shared.free(slot);
+                    }
+                }
+                continue;
+            }
+            to = to.wrapping_sub(1);
+            if to != from {
+                // The place keeps its owner bit: it belongs to the round.
+                let slot = self.slot(to);
+                // SAFETY: as above, this side's.
+                unsafe {
+                    let owner = slot.read().op_own & CQE_OWNER;
+                    slot.write(Cqe {
+                        op_own: cqe.op_own & !CQE_OWNER | owner,
+                        ..cqe
+                    });
+                }
+            }
+        }
+        if to != self.at {
+            self.at = to;
+            self.publish();
+        }
+    }
+
+    /// The queue's memory, for tests that play the device.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> NonNull<u8> {
+        self.entries
+    }
+}

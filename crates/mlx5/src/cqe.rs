@@ -1,0 +1,244 @@
+//! What a completion means.
+
+use ring::{Found, Outstanding};
+
+use crate::abi::{
+    self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode,
+};
+use crate::directory::{Directory, Entry};
+use crate::srq::SharedWork;
+use crate::wc::{flags, opcode, status, status_of};
+use crate::{CompletionError, Role, WorkCompletion};
+
+/// Numbers of queue pairs and user indices have 24 bits.
+const NUMBER: u32 = 0xff_ffff;
+
+impl Cqe {
+    /// What it is about, 4 bits.
+    #[inline(always)]
+    pub(crate) fn opcode(&self) -> u8 {
+        self.op_own >> 4
+    }
+
+    /// The user index of the queue pair that it is about.
+    #[inline(always)]
+    pub(crate) fn user_index(&self) -> u32 {
+        u32::from_be(self.srqn_uidx) & NUMBER
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> u16 {
+        u16::from_be(self.wqe_counter)
+    }
+
+    /// Whether it consumed a receive.
+    #[inline(always)]
+    pub(crate) fn is_receive(&self) -> bool {
+        matches!(
+            self.opcode(),
+            cqe_opcode::RESP_WR_IMM
+                | cqe_opcode::RESP_SEND
+                | cqe_opcode::RESP_SEND_IMM
+                | cqe_opcode::RESP_SEND_INV
+                | cqe_opcode::RESP_ERR
+        )
+    }
+
+    /// The data that came in it; none if none did. `byte_len` is the message's.
+    #[inline(always)]
+    fn scattered(&self, byte_len: u32) -> Option<Result<&[u8], ()>> {
+        if self.op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) == 0 {
+            return None;
+        }
+        // What the first fields are depends on this bit: bytes, then.
+        // SAFETY: the structure has no padding and is longer than that.
+        let first = unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), 32) };
+        let fits = self.op_own & CQE_SCATTER_64 == 0;
+        Some(match first.get(..byte_len as usize) {
+            Some(data) if fits => Ok(data),
+            // 64 bytes come before the entry, if entries have 128: these have not.
+            _ => Err(()),
+        })
+    }
+}
+
+/// Says what a completion means, and takes note of it in the queue that it is
+/// about.
+///
+/// # Safety
+/// Every work request that is outstanding names memory that is valid, as those
+/// who posted it have said (`SendQueue::publish`, `RecvQueue::publish`).
+#[inline(always)]
+pub(crate) unsafe fn decode(
+    cqe: &Cqe,
+    directory: &Directory,
+) -> Result<WorkCompletion, CompletionError> {
+    let user_index = cqe.user_index();
+    let role = match cqe.opcode() {
+        cqe_opcode::REQ | cqe_opcode::REQ_ERR => Role::SEND,
+        _ if cqe.is_receive() => Role::RECEIVE,
+        _ => return Err(unknown(cqe)),
+    };
+    let entry = match directory.find(user_index) {
+        Some(entry) if entry.role.contains(role) => entry,
+        _ => return Err(CompletionError::UnknownQueue { user_index }),
+    };
+    let slot = cqe.slot();
+    let taken = Taken::new(entry, role, slot).ok_or(CompletionError::UnknownRequest { slot })?;
+    let mut wc = WorkCompletion {
+        wr_id: taken.wr_id(),
+        qp_num: u32::from_be(cqe.sop_drop_qpn) & NUMBER,
+        ..WorkCompletion::default()
+    };
+    match cqe.opcode() {
+        cqe_opcode::REQ_ERR | cqe_opcode::RESP_ERR => {
+            wc.status = status_of(cqe.timestamp[SYNDROME]);
+            wc.vendor_err = cqe.timestamp[VENDOR_SYNDROME].into();
+        }
+        // SAFETY: as the caller says; the work request is outstanding.
+        cqe_opcode::REQ => unsafe { request(cqe, entry, &mut wc)? },
+        // SAFETY: as above.
+        _ => unsafe { response(cqe, entry, &mut wc) },
+    }
+    // From here on the entry is the poster's again.
+    taken.complete(slot);
+    Ok(wc)
+}
+
+/// The work request that a completion names, while it is looked at.
+enum Taken<'e> {
+    Own(&'e Outstanding, Found),
+    Shared(&'e SharedWork, u64),
+}
+
+impl<'e> Taken<'e> {
+    /// None if there is none outstanding.
+    #[inline(always)]
+    fn new(entry: &'e Entry, role: Role, slot: u16) -> Option<Self> {
+        let own = match &entry.work.shared {
+            _ if role == Role::SEND => &entry.work.sends,
+            None => &entry.work.receives,
+            Some(shared) => return Some(Self::Shared(shared, shared.find(slot)?)),
+        };
+        Some(Self::Own(own, own.find(slot.into())?))
+    }
+
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        match self {
+            Self::Own(_, found) => found.wr_id,
+            Self::Shared(_, wr_id) => *wr_id,
+        }
+    }
+
+    #[inline(always)]
+    fn complete(self, slot: u16) {
+        match self {
+            Self::Own(queue, found) => queue.complete(found),
+            Self::Shared(queue, _) => queue.free(slot),
+        }
+    }
+}
+
+#[cold]
+fn unknown(cqe: &Cqe) -> CompletionError {
+    CompletionError::UnknownOpcode {
+        completion: cqe.opcode(),
+        request: (u32::from_be(cqe.sop_drop_qpn) >> 24) as u8,
+    }
+}
+
+/// A work request of this side that succeeded.
+///
+/// # Safety
+/// As for [`decode`]; the work request is outstanding.
+#[inline(always)]
+unsafe fn request(
+    cqe: &Cqe,
+    entry: &Entry,
+    wc: &mut WorkCompletion,
+) -> Result<(), CompletionError> {
+    let request = (u32::from_be(cqe.sop_drop_qpn) >> 24) as u8;
+    match request {
+        abi::opcode::SEND | abi::opcode::SEND_INVAL => wc.opcode = opcode::SEND,
+        abi::opcode::SEND_IMM => {
+            wc.opcode = opcode::SEND;
+            wc.wc_flags = flags::WITH_IMM;
+        }
+        abi::opcode::RDMA_WRITE => wc.opcode = opcode::RDMA_WRITE,
+        abi::opcode::RDMA_WRITE_IMM => {
+            wc.opcode = opcode::RDMA_WRITE;
+            wc.wc_flags = flags::WITH_IMM;
+        }
+        abi::opcode::RDMA_READ => {
+            wc.opcode = opcode::RDMA_READ;
+            wc.byte_len = u32::from_be(cqe.byte_cnt);
+        }
+        abi::opcode::ATOMIC_CS => {
+            wc.opcode = opcode::COMP_SWAP;
+            wc.byte_len = 8;
+        }
+        abi::opcode::ATOMIC_FA => {
+            wc.opcode = opcode::FETCH_ADD;
+            wc.byte_len = 8;
+        }
+        _ => return Err(unknown(cqe)),
+    }
+    if let Some(data) = cqe.scattered(wc.byte_len) {
+        // SAFETY: as the caller says.
+        let fits = |data| unsafe { entry.work.scatter_send(cqe.slot(), data) };
+        if !data.is_ok_and(fits) {
+            wc.status = status::LOC_LEN_ERR;
+        }
+    }
+    Ok(())
+}
+
+/// A message of the peer's that arrived.
+///
+/// # Safety
+/// As for [`decode`]; the work request is outstanding.
+#[inline(always)]
+unsafe fn response(cqe: &Cqe, entry: &Entry, wc: &mut WorkCompletion) {
+    wc.byte_len = u32::from_be(cqe.byte_cnt);
+    wc.opcode = opcode::RECV;
+    match cqe.opcode() {
+        cqe_opcode::RESP_WR_IMM => {
+            wc.opcode = opcode::RECV_RDMA_WITH_IMM;
+            wc.wc_flags = flags::WITH_IMM;
+            wc.ex = cqe.imm_inval_pkey;
+        }
+        cqe_opcode::RESP_SEND_IMM => {
+            wc.wc_flags = flags::WITH_IMM;
+            wc.ex = cqe.imm_inval_pkey;
+        }
+        cqe_opcode::RESP_SEND_INV => {
+            wc.wc_flags = flags::WITH_INV;
+            wc.ex = u32::from_be(cqe.imm_inval_pkey);
+        }
+        // The field has one of the three.
+        _ => wc.pkey_index = u32::from_be(cqe.imm_inval_pkey) as u16,
+    }
+    if let Some(data) = cqe.scattered(wc.byte_len) {
+        // SAFETY: as the caller says.
+        let fits = |data| unsafe {
+            match &entry.work.shared {
+                None => entry.work.scatter_receive(cqe.slot(), data),
+                Some(shared) => shared.scatter(cqe.slot(), data),
+            }
+        };
+        if !data.is_ok_and(fits) {
+            wc.status = status::LOC_LEN_ERR;
+        }
+        // The fields below are data.
+        return;
+    }
+    let flags_rqpn = u32::from_be(cqe.flags_rqpn);
+    wc.slid = u16::from_be(cqe.slid);
+    wc.sl = (flags_rqpn >> 24 & 0xf) as u8;
+    wc.src_qp = flags_rqpn & NUMBER;
+    wc.dlid_path_bits = cqe.ml_path & 0x7f;
+    if flags_rqpn >> 28 & 3 != 0 {
+        wc.wc_flags |= flags::GRH;
+    }
+}

@@ -1,0 +1,185 @@
+//! What can go wrong: when an object is made, when work is posted, when a
+//! completion is read.
+
+use std::fmt;
+
+/// A work request that was not accepted. Nothing of it reaches the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostError {
+    /// As many work requests are outstanding as the queue holds (ENOMEM).
+    Full,
+    /// More scatter/gather elements than the queue was made for (EINVAL).
+    TooManySges,
+    /// More inline data than the queue was made for (EINVAL).
+    InlineTooLong,
+    /// An element of 2 GiB or more (EINVAL).
+    MessageTooLong,
+    /// The queue pair's service lacks the operation, or it goes by itself what
+    /// the operation needs: inline data of a read (EINVAL).
+    BadOperation,
+    /// The device has it, this crate has not yet: binding a window,
+    /// invalidating a local key (EOPNOTSUPP).
+    Unsupported,
+}
+
+impl PostError {
+    /// The errno that ibv_post_send(3) and ibv_post_recv(3) give for it.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::Full => libc::ENOMEM,
+            Self::Unsupported => libc::EOPNOTSUPP,
+            Self::TooManySges | Self::InlineTooLong | Self::MessageTooLong | Self::BadOperation => {
+                libc::EINVAL
+            }
+        }
+    }
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "the work queue is full: poll completions first, or make it larger",
+            Self::TooManySges => "more scatter/gather elements than the queue was made for",
+            Self::InlineTooLong => "more inline data than the queue was made for",
+            Self::MessageTooLong => "a scatter/gather element must be shorter than 2 GiB",
+            Self::BadOperation => "this type of queue pair has no such operation",
+            Self::Unsupported => "this operation is not done on mlx5 yet",
+        })
+    }
+}
+
+impl std::error::Error for PostError {}
+
+/// A completion that makes no sense. It has been consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionError {
+    /// No queue of that user index completes here.
+    UnknownQueue {
+        /// The index that the completion has.
+        user_index: u32,
+    },
+    /// What the completion is about is not known.
+    UnknownOpcode {
+        /// The completion's opcode, 4 bits.
+        completion: u8,
+        /// The work request's opcode.
+        request: u8,
+    },
+    /// It names a work request that is not outstanding.
+    UnknownRequest {
+        /// The slot.
+        slot: u16,
+    },
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownQueue { user_index } => write!(
+                f,
+                "a completion for user index {user_index:#x}, of which no queue completes here"
+            ),
+            Self::UnknownOpcode {
+                completion,
+                request,
+            } => write!(
+                f,
+                "a completion of opcode {completion:#x} for a request of opcode {request:#x}"
+            ),
+            Self::UnknownRequest { slot } => write!(
+                f,
+                "a completion for the work request in slot {slot}, where none is outstanding"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CompletionError {}
+
+/// An object that could not be made or changed. What the kernel had already
+/// made has been destroyed again.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The kernel refused.
+    Command(uverbs::Error),
+    /// A page of registers could not be mapped.
+    Map {
+        /// Which page.
+        page: u32,
+        /// What mmap(2) said.
+        error: std::io::Error,
+    },
+    /// Memory for a queue could not be had.
+    Memory {
+        /// Which queue.
+        queue: &'static str,
+        /// What mmap(2) said.
+        error: std::io::Error,
+    },
+    /// More than the device can do (EINVAL).
+    TooLarge {
+        /// What of the request.
+        what: &'static str,
+    },
+    /// The driver's answer contradicts itself, or what it was asked (EPROTO).
+    BadAnswer {
+        /// Which part of it.
+        what: &'static str,
+    },
+    /// A device or an object that this crate does not serve (EOPNOTSUPP).
+    Unsupported {
+        /// What about it.
+        what: &'static str,
+    },
+    /// Every user index is taken, or no memory for bookkeeping.
+    NoMemory,
+}
+
+impl CreateError {
+    /// The errno that says it best to a C caller.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Command(error) => error.errno().raw(),
+            Self::Map { error, .. } | Self::Memory { error, .. } => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
+            Self::TooLarge { .. } => libc::EINVAL,
+            Self::BadAnswer { .. } => libc::EPROTO,
+            Self::Unsupported { .. } => libc::EOPNOTSUPP,
+            Self::NoMemory => libc::ENOMEM,
+        }
+    }
+}
+
+impl From<uverbs::Error> for CreateError {
+    fn from(error: uverbs::Error) -> Self {
+        Self::Command(error)
+    }
+}
+
+impl fmt::Display for CreateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command(error) => error.fmt(f),
+            Self::Map { page, error } => {
+                write!(f, "mapping page {page} of the device's registers: {error}")
+            }
+            Self::Memory { queue, error } => write!(f, "memory for the {queue}: {error}"),
+            Self::TooLarge { what } => write!(f, "more than the device can do: {what}"),
+            Self::BadAnswer { what } => write!(f, "mlx5_ib's answer makes no sense: {what}"),
+            Self::Unsupported { what } => write!(f, "not done on mlx5: {what}"),
+            Self::NoMemory => f.write_str("out of memory"),
+        }
+    }
+}
+
+impl std::error::Error for CreateError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Command(error) => Some(error),
+            Self::Map { error, .. } | Self::Memory { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! ConnectX (mlx5): what its queues look like, and the hot path over them.
+//!
+//! - [`DeviceContext`]: what the driver and this side have agreed on, and the
+//!   device's doorbell registers;
+//! - [`SendQueue`], [`RecvQueue`], [`SharedQueue`]: writers of work requests;
+//! - [`CompletionRing`]: the reader of work completions;
+//! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
+//!   [`AddressHandle`]: the kernel objects with their queues;
+//! - `abi`: the layout of entries and of driver data.
+//!
+//! The queues are the process's own memory. An RDMA write:
+//! [`SendQueue::open`] and [`Wqe`] fill an entry in place,
+//! [`SendQueue::publish`] writes the doorbell record and the device's register
+//! (`ring`); its completion names a user index and a slot, from which
+//! [`CompletionRing::take`] finds the work request's identifier.
+//!
+//! Nothing that a completion says leads outside of memory: numbers are looked
+//! up or masked, what is not known is an error with a type.
+
+mod abi;
+mod ah;
+mod context;
+mod cq;
+mod cq_ring;
+mod cqe;
+mod directory;
+mod error;
+mod operation;
+mod plan;
+mod qp;
+mod recv;
+mod send;
+mod srq;
+#[cfg(test)]
+mod tests;
+mod wc;
+mod work;
+
+pub use ah::{Address, AddressHandle, Link};
+pub use context::{DeviceContext, Limits};
+pub use cq::CompletionQueue;
+pub use cq_ring::CompletionRing;
+pub use error::{CompletionError, CreateError, PostError};
+pub use operation::{Opcode, SendFlags, Service};
+pub use qp::{QueuePair, alloc_pd};
+pub use recv::RecvQueue;
+pub use send::{MAX_SEGMENT, SendQueue, Wqe};
+pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
+/// A scatter/gather element (`struct ib_uverbs_sge`, the same as
+/// `struct ibv_sge`).
+pub use uverbs::Sge;
+pub use wc::WorkCompletion;
+pub use work::{Role, Work};

@@ -1,0 +1,154 @@
+//! Operation codes and flags of send work requests, as verbs have them.
+
+use bitflags::bitflags;
+
+use crate::abi::opcode;
+
+/// What a send work request asks for (`enum ib_uverbs_wr_opcode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opcode(pub u32);
+
+impl Opcode {
+    /// Write to remote memory.
+    pub const RDMA_WRITE: Self = Self(0);
+    /// Write to remote memory and consume a receive with immediate data.
+    pub const RDMA_WRITE_WITH_IMM: Self = Self(1);
+    /// Send to a receive.
+    pub const SEND: Self = Self(2);
+    /// Send with immediate data.
+    pub const SEND_WITH_IMM: Self = Self(3);
+    /// Read remote memory.
+    pub const RDMA_READ: Self = Self(4);
+    /// Compare and swap 8 bytes.
+    pub const ATOMIC_CMP_AND_SWP: Self = Self(5);
+    /// Fetch and add 8 bytes.
+    pub const ATOMIC_FETCH_AND_ADD: Self = Self(6);
+    /// Invalidate a local key.
+    pub const LOCAL_INV: Self = Self(7);
+    /// Bind a memory window.
+    pub const BIND_MW: Self = Self(8);
+    /// Send, and invalidate a remote key.
+    pub const SEND_WITH_INV: Self = Self(9);
+}
+
+bitflags! {
+    /// Flags of a send work request (`enum ibv_send_flags`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct SendFlags: u32 {
+        /// Wait for reads and atomics posted before.
+        const FENCE = 1;
+        /// Raise a work completion on success too.
+        const SIGNALED = 2;
+        /// Raise a solicited event at the receiver.
+        const SOLICITED = 4;
+        /// The data is in the entry itself.
+        const INLINE = 8;
+        const _ = !0;
+    }
+}
+
+/// What a queue pair's service says about its work requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection: all operations.
+    ReliableConnection,
+    /// Unreliable connection: sends and writes.
+    UnreliableConnection,
+    /// Datagrams: sends, each with an address.
+    Datagram,
+}
+
+/// Segments that stand before the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// The device's opcode.
+    pub opcode: u8,
+    /// Immediate data or a key goes with it.
+    pub extra: Extra,
+    /// The remote segment is there.
+    pub remote: bool,
+    /// The atomic segment is there.
+    pub atomic: bool,
+    /// The data is what is read.
+    pub reads: bool,
+}
+
+impl Form {
+    /// Of no operation.
+    pub(crate) const NONE: Self = Self {
+        opcode: 0,
+        extra: Extra::Nothing,
+        remote: false,
+        atomic: false,
+        reads: false,
+    };
+}
+
+/// What a work request's immediate field holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extra {
+    Nothing,
+    /// As it goes on the wire.
+    Immediate,
+    /// A number of this machine.
+    Key,
+}
+
+impl Service {
+    /// How the device has an operation; none if the service has not.
+    #[inline(always)]
+    pub(crate) fn form(self, operation: Opcode) -> Option<Form> {
+        let plain = Form {
+            opcode: opcode::SEND,
+            ..Form::NONE
+        };
+        let form = match operation {
+            Opcode::SEND => plain,
+            Opcode::SEND_WITH_IMM => Form {
+                opcode: opcode::SEND_IMM,
+                extra: Extra::Immediate,
+                ..plain
+            },
+            _ if self == Self::Datagram => return None,
+            Opcode::SEND_WITH_INV => Form {
+                opcode: opcode::SEND_INVAL,
+                extra: Extra::Key,
+                ..plain
+            },
+            Opcode::RDMA_WRITE => Form {
+                opcode: opcode::RDMA_WRITE,
+                remote: true,
+                ..plain
+            },
+            Opcode::RDMA_WRITE_WITH_IMM => Form {
+                opcode: opcode::RDMA_WRITE_IMM,
+                extra: Extra::Immediate,
+                remote: true,
+                ..plain
+            },
+            _ if self == Self::UnreliableConnection => return None,
+            Opcode::RDMA_READ => Form {
+                opcode: opcode::RDMA_READ,
+                remote: true,
+                reads: true,
+                ..plain
+            },
+            Opcode::ATOMIC_CMP_AND_SWP => Form {
+                opcode: opcode::ATOMIC_CS,
+                remote: true,
+                atomic: true,
+                reads: true,
+                ..plain
+            },
+            Opcode::ATOMIC_FETCH_AND_ADD => Form {
+                opcode: opcode::ATOMIC_FA,
+                remote: true,
+                atomic: true,
+                reads: true,
+                ..plain
+            },
+            _ => return None,
+        };
+        Some(form)
+    }
+}

@@ -1,0 +1,210 @@
+//! How large queues are: from what is asked for and what the device can do.
+
+use uverbs::QpCap;
+
+use crate::abi::{BLOCK, SEGMENT};
+use crate::{CreateError, Limits, Service};
+
+/// A work request has at most this many segments: their count has 6 bits.
+const MOST_SEGMENTS: usize = 63;
+/// A send queue has at most this many blocks: they are counted in 16 bits, and
+/// a full queue must not look like an empty one.
+const MOST_BLOCKS: usize = 1 << 15;
+
+/// Sizes of a send queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SendPlan {
+    /// Blocks, a power of two, or none.
+    pub blocks: u32,
+    /// Work requests that it holds, however large each is.
+    pub capacity: u32,
+    pub max_sge: u32,
+    pub max_inline: u32,
+}
+
+/// Sizes of a receive queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecvPlan {
+    /// Entries, a power of two, or none.
+    pub entries: u32,
+    /// Binary logarithm of an entry's bytes.
+    pub shift: u32,
+    pub max_sge: u32,
+}
+
+fn too_large(what: &'static str) -> CreateError {
+    CreateError::TooLarge { what }
+}
+
+/// Bytes of the segments that may stand before the data.
+fn overhead(service: Service) -> usize {
+    SEGMENT
+        + match service {
+            // Remote address and atomic operands.
+            Service::ReliableConnection => 2 * SEGMENT,
+            Service::UnreliableConnection => SEGMENT,
+            Service::Datagram => 3 * SEGMENT,
+        }
+}
+
+impl SendPlan {
+    /// For what is asked for.
+    pub(crate) fn new(cap: &QpCap, service: Service, limits: &Limits) -> Result<Self, CreateError> {
+        if cap.max_send_wr == 0 {
+            return Ok(Self::default());
+        }
+        let overhead = overhead(service);
+        let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
+        let inline = match cap.max_inline_data as usize {
+            0 => 0,
+            bytes => (bytes.checked_add(4))
+                .and_then(|bytes| bytes.checked_next_multiple_of(SEGMENT))
+                .ok_or(too_large("max_inline_data"))?,
+        };
+        let elements = (cap.max_send_sge as usize)
+            .checked_mul(SEGMENT)
+            .ok_or(too_large("max_send_sge"))?;
+        let room = longest.saturating_sub(overhead);
+        if elements > room {
+            return Err(too_large("max_send_sge"));
+        }
+        if inline > room {
+            return Err(too_large("max_inline_data"));
+        }
+        let entry = (overhead + elements.max(inline)).next_multiple_of(BLOCK);
+        let bytes = (cap.max_send_wr as usize)
+            .checked_mul(entry)
+            .and_then(usize::checked_next_power_of_two)
+            .ok_or(too_large("max_send_wr"))?;
+        let blocks = bytes / BLOCK;
+        if blocks > (limits.max_send_blocks as usize).min(MOST_BLOCKS) {
+            return Err(too_large("max_send_wr"));
+        }
+        Ok(Self {
+            blocks: blocks as u32,
+            capacity: (bytes / entry) as u32,
+            max_sge: cap.max_send_sge,
+            max_inline: (entry.min(longest) - overhead - 4) as u32,
+        })
+    }
+
+    /// Bytes of the queue.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks as usize * BLOCK
+    }
+}
+
+impl RecvPlan {
+    /// For what is asked for.
+    pub(crate) fn new(cap: &QpCap, limits: &Limits) -> Result<Self, CreateError> {
+        if cap.max_recv_wr == 0 {
+            return Ok(Self::default());
+        }
+        if cap.max_recv_wr > limits.max_recv_wr {
+            return Err(too_large("max_recv_wr"));
+        }
+        let entry = (cap.max_recv_sge.max(1) as usize)
+            .checked_mul(SEGMENT)
+            .and_then(usize::checked_next_power_of_two)
+            .filter(|entry| *entry <= limits.max_recv_entry)
+            .ok_or(too_large("max_recv_sge"))?;
+        // The send queue behind it begins with a block.
+        let entries = (cap.max_recv_wr as usize)
+            .next_power_of_two()
+            .max(BLOCK / entry);
+        if entries > MOST_BLOCKS {
+            return Err(too_large("max_recv_wr"));
+        }
+        Ok(Self {
+            entries: entries as u32,
+            shift: entry.ilog2(),
+            max_sge: (entry / SEGMENT) as u32,
+        })
+    }
+
+    /// Bytes of the queue.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.entries as usize) << self.shift
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        max_send_entry: 1024,
+        max_recv_entry: 512,
+        max_send_blocks: 1 << 15,
+        max_recv_wr: 1 << 15,
+        max_srq_wr: 1 << 15,
+        ports: 1,
+    };
+
+    fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
+        QpCap {
+            max_send_wr: wr,
+            max_recv_wr: wr,
+            max_send_sge: sge,
+            max_recv_sge: sge,
+            max_inline_data: inline,
+        }
+    }
+
+    #[test]
+    fn a_write_of_one_element_takes_a_block() {
+        let plan = SendPlan::new(&cap(10, 1, 0), Service::ReliableConnection, &LIMITS).unwrap();
+        assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 12));
+        let plan = SendPlan::new(&cap(10, 1, 60), Service::ReliableConnection, &LIMITS).unwrap();
+        assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 16, 76));
+    }
+
+    #[test]
+    fn no_work_requests_are_no_queue() {
+        let none = cap(0, 9999, 9999);
+        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS).unwrap();
+        assert_eq!(plan, SendPlan::default());
+        assert_eq!(RecvPlan::new(&none, &LIMITS).unwrap(), RecvPlan::default());
+    }
+
+    #[test]
+    fn a_receive_queue_fills_a_block() {
+        let plan = RecvPlan::new(&cap(1, 1, 0), &LIMITS).unwrap();
+        assert_eq!((plan.entries, plan.shift, plan.max_sge), (4, 4, 1));
+        let plan = RecvPlan::new(&cap(5, 3, 0), &LIMITS).unwrap();
+        assert_eq!((plan.entries, plan.shift, plan.max_sge), (8, 6, 4));
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_holds_what_it_promises(
+            wr in any::<u32>().prop_map(|n| n >> (n % 32)),
+            sge in any::<u32>().prop_map(|n| n >> (n % 32)),
+            inline in any::<u32>().prop_map(|n| n >> (n % 32)),
+            service in prop_oneof![
+                Just(Service::ReliableConnection),
+                Just(Service::UnreliableConnection),
+                Just(Service::Datagram),
+            ],
+        ) {
+            let cap = cap(wr, sge, inline);
+            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS) && wr != 0 {
+                prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
+                prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
+                // The longest work requests, as many as it holds, fit.
+                let data = (plan.max_sge as usize * 16)
+                    .max((plan.max_inline as usize + 4).next_multiple_of(16));
+                let segments = (overhead(service) + data) / 16;
+                prop_assert!(segments <= 63);
+                let blocks = (segments * 16).div_ceil(64);
+                prop_assert!(blocks * plan.capacity as usize <= plan.blocks as usize);
+            }
+            if let Ok(plan) = RecvPlan::new(&cap, &LIMITS) && wr != 0 {
+                prop_assert!(plan.entries.is_power_of_two() && plan.entries >= wr);
+                prop_assert!(plan.max_sge >= sge && plan.bytes() % 64 == 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Queue pairs: the kernel object and its queues.
+
+use std::sync::Arc;
+
+use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpType, Udata};
+
+use crate::abi::{AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE};
+use crate::plan::{RecvPlan, SendPlan};
+use crate::srq::SharedWork;
+use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, Work};
+
+/// Makes a protection domain.
+///
+/// # Errors
+/// Those of ALLOC_PD.
+pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
+    // The driver answers, and fails if it is not let.
+    let mut answer = AllocPdResp::default();
+    Ok(uverbs::pd::alloc(
+        context,
+        Udata::output(answer.bytes_mut()),
+    )?)
+}
+
+/// A queue pair. The parts are public so that a face can put each under the
+/// lock, or the single owner, that it needs.
+///
+/// A face attaches `work` to the completion queues before the queue pair is
+/// used, and detaches it after it is destroyed
+/// ([`crate::CompletionRing::attach`]). The kernel object is destroyed before
+/// the queues' memory goes.
+#[derive(Debug)]
+pub struct QueuePair<C: ContextRef> {
+    /// The kernel object.
+    pub object: Qp<C>,
+    /// The send queue, of no entries if none were asked for.
+    pub send: SendQueue,
+    /// The receive queue; none with a shared receive queue.
+    pub recv: Option<RecvQueue>,
+    /// What completions find it by.
+    pub work: Arc<Work>,
+    /// The sizes that it has.
+    pub cap: QpCap,
+}
+
+impl<C: ContextRef> QueuePair<C> {
+    /// Makes a queue pair. The capacities that it got are `cap`: at least
+    /// those asked for. `shared` is the queue that `init.srq` names.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] for a type other than RC, UC and UD;
+    /// [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
+    /// left behind.
+    pub fn create(
+        context: &C,
+        device: &DeviceContext,
+        init: &QpInit,
+        shared: Option<Arc<SharedWork>>,
+    ) -> Result<Self, CreateError> {
+        let service = match init.qp_type {
+            QpType::RC => Service::ReliableConnection,
+            QpType::UC => Service::UnreliableConnection,
+            QpType::UD => Service::Datagram,
+            _ => {
+                return Err(CreateError::Unsupported {
+                    what: "a queue pair of this type",
+                });
+            }
+        };
+        let send = SendPlan::new(&init.cap, service, &device.limits)?;
+        let recv = match shared {
+            Some(_) => RecvPlan::default(),
+            None => RecvPlan::new(&init.cap, &device.limits)?,
+        };
+        let index = device.user_index()?;
+        let has_own = shared.is_none();
+        let work = Arc::new(Work::new(index, service, send, recv, shared)?);
+        let request = CreateQp {
+            buf_addr: work.memory.address(),
+            db_addr: work.memory.records_address(),
+            sq_wqe_count: send.blocks,
+            rq_wqe_count: recv.entries,
+            rq_wqe_shift: recv.shift,
+            flags: QP_FLAG_SCATTER_CQE,
+            uidx: work.user_index(),
+            ..CreateQp::default()
+        };
+        let mut answer = CreateQpResp::default();
+        // SAFETY: the addresses are those of the queues' memory, which has that
+        // many entries and two doorbell records, and outlives the object: it
+        // lives in the same value, behind it.
+        let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+        let object = Qp::create(context, init, udata)?;
+        let register = device.register(context, answer.bfreg_index)?;
+        Ok(Self {
+            send: SendQueue::new(
+                Arc::clone(&work),
+                object.qp_num(),
+                init.sq_sig_all,
+                register,
+            ),
+            recv: has_own.then(|| RecvQueue::new(Arc::clone(&work))),
+            cap: QpCap {
+                max_send_wr: send.capacity,
+                max_recv_wr: recv.entries,
+                max_send_sge: send.max_sge,
+                max_recv_sge: recv.max_sge,
+                max_inline_data: send.max_inline,
+            },
+            work,
+            object,
+        })
+    }
+}

@@ -1,0 +1,197 @@
+//! The queues against a device that is written by hand: where it reads and
+//! writes what is counted here, not taken from `abi`.
+
+mod completion;
+mod objects;
+mod send;
+mod shared;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use uverbs::QpCap;
+
+use crate::context::{Register, UserIndex};
+use crate::plan::{RecvPlan, SendPlan};
+use crate::{CompletionRing, Limits, RecvQueue, SendQueue, Service, SharedWork, Work};
+
+pub const LIMITS: Limits = Limits {
+    max_send_entry: 1024,
+    max_recv_entry: 512,
+    max_send_blocks: 1 << 15,
+    max_recv_wr: 1 << 15,
+    max_srq_wr: 1 << 15,
+    ports: 1,
+};
+
+/// The number on the wire of every queue pair here.
+pub const QPN: u32 = 0xab_cdef;
+
+pub fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
+    QpCap {
+        max_send_wr: wr,
+        max_recv_wr: wr,
+        max_send_sge: sge,
+        max_recv_sge: sge,
+        max_inline_data: inline,
+    }
+}
+
+pub fn work(
+    index: u32,
+    service: Service,
+    cap: &QpCap,
+    shared: Option<Arc<SharedWork>>,
+) -> Arc<Work> {
+    let send = SendPlan::new(cap, service, &LIMITS).unwrap();
+    let recv = match shared {
+        Some(_) => RecvPlan::default(),
+        None => RecvPlan::new(cap, &LIMITS).unwrap(),
+    };
+    Arc::new(Work::new(UserIndex::alone(index), service, send, recv, shared).unwrap())
+}
+
+/// A queue pair without a kernel, and its memory as the device sees it.
+pub struct Pair {
+    pub work: Arc<Work>,
+    pub send: SendQueue,
+    pub recv: RecvQueue,
+    /// The BlueFlame register.
+    pub register: NonNull<u64>,
+}
+
+impl Pair {
+    pub fn new(index: u32, service: Service, cap: &QpCap) -> Self {
+        Self::with(work(index, service, cap, None), false)
+    }
+
+    pub fn with(work: Arc<Work>, signal_all: bool) -> Self {
+        let (place, register) = Register::in_memory(256);
+        Self {
+            send: SendQueue::new(Arc::clone(&work), QPN, signal_all, place),
+            recv: RecvQueue::new(Arc::clone(&work)),
+            work,
+            register,
+        }
+    }
+
+    /// Bytes of the send queue from `at` on, through its end.
+    pub fn sent(&self, at: usize, length: usize) -> Vec<u8> {
+        let size = self.work.send.bytes();
+        let byte = |i: usize| {
+            // SAFETY: inside the queue.
+            unsafe { self.work.send_at().add((at + i) % size).read() }
+        };
+        (0..length).map(byte).collect()
+    }
+
+    /// Bytes of the receive queue.
+    pub fn received(&self, at: usize, length: usize) -> Vec<u8> {
+        assert!(at + length <= self.work.recv.bytes());
+        // SAFETY: inside the queue, as asserted.
+        let byte = |i: usize| unsafe { self.work.memory.entries().add(at + i).read() };
+        (0..length).map(byte).collect()
+    }
+
+    /// Doorbell record 0 or 1.
+    pub fn record(&self, index: usize) -> u32 {
+        let bytes = (self.work.recv.bytes() + self.work.send.bytes()).next_multiple_of(64);
+        // SAFETY: behind the queues, rounded up to a block, are two words.
+        let at = unsafe { self.work.memory.entries().add(bytes + 4 * index) };
+        // SAFETY: as above, aligned.
+        u32::from_be(unsafe { at.cast::<u32>().read() })
+    }
+
+    /// A word of the register.
+    pub fn flamed(&self, word: usize) -> u64 {
+        assert!(word < 64);
+        // SAFETY: inside the page that stands in for it.
+        u64::from_be(unsafe { self.register.add(word).read() })
+    }
+}
+
+pub fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
+}
+
+pub fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+pub fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// A completion as the device writes it.
+#[derive(Clone, Copy, Default)]
+pub struct Raised {
+    pub opcode: u8,
+    pub user_index: u32,
+    pub slot: u16,
+    pub request: u8,
+    pub byte_count: u32,
+    pub immediate: u32,
+    pub flags_rqpn: u32,
+    pub slid: u16,
+    pub path: u8,
+    pub syndrome: u8,
+    pub vendor: u8,
+    /// Bits 2 and 3 of the last byte.
+    pub scatter: u8,
+}
+
+/// The device's side of a completion queue.
+pub struct Device {
+    entries: NonNull<u8>,
+    capacity: u32,
+    raised: u32,
+}
+
+impl Device {
+    pub fn of(ring: &CompletionRing) -> Self {
+        Self {
+            entries: ring.entries(),
+            capacity: ring.capacity(),
+            raised: 0,
+        }
+    }
+
+    pub fn raise(&mut self, what: &Raised) {
+        let mut bytes = [0u8; 64];
+        bytes[17] = what.path;
+        bytes[22..24].copy_from_slice(&what.slid.to_be_bytes());
+        bytes[24..28].copy_from_slice(&what.flags_rqpn.to_be_bytes());
+        bytes[32..36].copy_from_slice(&what.user_index.to_be_bytes());
+        bytes[36..40].copy_from_slice(&what.immediate.to_be_bytes());
+        bytes[44..48].copy_from_slice(&what.byte_count.to_be_bytes());
+        bytes[54] = what.vendor;
+        bytes[55] = what.syndrome;
+        let word = u32::from(what.request) << 24 | QPN;
+        bytes[56..60].copy_from_slice(&word.to_be_bytes());
+        bytes[60..62].copy_from_slice(&what.slot.to_be_bytes());
+        bytes[63] = what.opcode << 4 | what.scatter;
+        self.write(bytes);
+    }
+
+    /// Writes an entry with the owner bit of its round.
+    pub fn write(&mut self, mut bytes: [u8; 64]) {
+        let round = (self.raised / self.capacity) & 1;
+        bytes[63] = bytes[63] & !1 | round as u8;
+        let at = (self.raised % self.capacity) as usize * 64;
+        // SAFETY: an entry of the queue.
+        unsafe { self.entries.add(at).cast::<[u8; 64]>().write(bytes) };
+        self.raised += 1;
+    }
+
+    /// What the other side has consumed, as its doorbell record says.
+    pub fn consumed(&self) -> u32 {
+        self.record(0)
+    }
+
+    /// Doorbell record 0 or 1.
+    pub fn record(&self, index: usize) -> u32 {
+        let at = self.capacity as usize * 64 + 4 * index;
+        // SAFETY: behind the entries are two words.
+        u32::from_be(unsafe { self.entries.add(at).cast::<u32>().read() })
+    }
+}

@@ -1,0 +1,311 @@
+//! Objects, made with a kernel that is played.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+
+use uverbs::abi::ids::*;
+use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
+use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata};
+
+use super::*;
+use crate::{CompletionQueue, CreateError, DeviceContext, QueuePair, SharedReceiveQueue};
+
+const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
+const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
+const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
+const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
+
+/// The kernel, and pages that stand in for the device's registers.
+struct Machine {
+    fake: Arc<FakeKernel>,
+    pages: File,
+    context: Arc<Context>,
+}
+
+/// The driver's answer, its fields in their order.
+struct Answer {
+    register_size: u32,
+    registers: u32,
+    send_entry: u16,
+    cqe_version: u8,
+    uars_per_page: u32,
+}
+
+const GOOD: Answer = Answer {
+    register_size: 512,
+    registers: 16,
+    send_entry: 1024,
+    cqe_version: 1,
+    uars_per_page: 1,
+};
+
+impl Answer {
+    fn bytes(&self) -> [u8; 72] {
+        let mut bytes = [0; 72];
+        let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        set(4, &self.register_size.to_ne_bytes());
+        set(8, &self.registers.to_ne_bytes());
+        set(16, &self.send_entry.to_ne_bytes());
+        set(18, &512u16.to_ne_bytes());
+        set(20, &(1u32 << 15).to_ne_bytes());
+        set(24, &(1u32 << 15).to_ne_bytes());
+        set(28, &(1u32 << 15).to_ne_bytes());
+        set(32, &1u16.to_ne_bytes());
+        set(44, &[self.cqe_version]);
+        set(60, &self.uars_per_page.to_ne_bytes());
+        bytes
+    }
+}
+
+impl Machine {
+    fn new() -> Self {
+        let fake = FakeKernel::new();
+        let mut pages = tempfile();
+        pages.write_all(&[0; 8 * 4096]).unwrap();
+        // SAFETY: the file lives as long as this value, which the contexts of
+        // a test do not outlive.
+        let context = unsafe {
+            Context::from_borrowed_fd(Box::new(Arc::clone(&fake)), pages.as_raw_fd(), DRIVER)
+        };
+        Self {
+            fake,
+            pages,
+            context: Arc::new(context),
+        }
+    }
+
+    fn open(&self, answer: &Answer) -> Result<DeviceContext, CreateError> {
+        let bytes = answer.bytes();
+        self.fake.on(GET_CONTEXT, move |reply| {
+            reply.set_driver_out(&bytes);
+            Ok(())
+        });
+        DeviceContext::open(&self.context).map(|(_, device)| device)
+    }
+
+    /// The driver's input of the last such command.
+    fn driver_in(&self, target: Target) -> Vec<u8> {
+        let calls = self.fake.take_ioctls();
+        let call = calls.iter().rev().find(|call| call.target() == target);
+        call.unwrap().driver_in().to_vec()
+    }
+
+    fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
+        self.fake.on(CREATE_CQ, |reply| {
+            let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
+            reply.set(ATTR_CREATE_CQ_RESP_CQE, &cqe.to_ne_bytes());
+            reply.set_driver_out(&[0x99, 0, 0, 0, 0, 0, 0, 0]);
+            Ok(())
+        });
+        let init = CqInit {
+            cqe,
+            ..CqInit::default()
+        };
+        CompletionQueue::create(&self.context, &init)
+    }
+
+    fn qp(
+        &self,
+        device: &DeviceContext,
+        register: u32,
+    ) -> Result<QueuePair<Arc<Context>>, CreateError> {
+        self.fake.on(CREATE_QP, move |reply| {
+            reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+            reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
+            reply.set_driver_out(&[&register.to_ne_bytes()[..], &[0; 36]].concat());
+            Ok(())
+        });
+        let pd = uverbs::pd::alloc(&self.context, Udata::none()).unwrap();
+        let cq = self.cq(3)?;
+        let init = QpInit {
+            qp_type: QpType::RC,
+            pd: Some(pd),
+            send_cq: Some(cq.object.handle()),
+            recv_cq: Some(cq.object.handle()),
+            cap: cap(5, 2, 0),
+            ..QpInit::default()
+        };
+        QueuePair::create(&self.context, device, &init, None)
+    }
+}
+
+fn tempfile() -> File {
+    // SAFETY: a name, and no flags.
+    let fd = unsafe { libc::memfd_create(c"registers".as_ptr(), 0) };
+    assert!(fd >= 0);
+    // SAFETY: new, and nobody else's.
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
+}
+
+#[test]
+fn a_device_is_asked_for_user_indices_and_registers() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let asked = machine.driver_in(GET_CONTEXT);
+    assert_eq!(asked.len(), 32);
+    assert_eq!(asked[..8], [16, 0, 0, 0, 4, 0, 0, 0]);
+    assert_eq!((asked[16], asked[24]), (1, 1));
+    assert_eq!(device.limits, LIMITS);
+}
+
+#[test]
+fn answers_that_make_no_sense_are_refused() {
+    let bad: [(Answer, i32); 6] = [
+        (
+            Answer {
+                cqe_version: 0,
+                ..GOOD
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            Answer {
+                registers: 0,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+        (
+            Answer {
+                registers: 1 << 20,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+        (
+            Answer {
+                register_size: 4096,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+        (
+            Answer {
+                uars_per_page: 1 << 20,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+        (
+            Answer {
+                send_entry: 0,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+    ];
+    for (i, (answer, errno)) in bad.iter().enumerate() {
+        let error = Machine::new().open(answer).unwrap_err();
+        assert_eq!(error.errno(), *errno, "{i}: {error}");
+    }
+    // Without write combining there is no BlueFlame, but a device.
+    Machine::new()
+        .open(&Answer {
+            register_size: 0,
+            ..GOOD
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_completion_queue_is_where_the_driver_is_told() {
+    let machine = Machine::new();
+    let cq = machine.cq(4).unwrap();
+    assert_eq!((cq.object.cqe(), cq.ring.capacity(), cq.cqn), (7, 8, 0x99));
+    let told = machine.driver_in(CREATE_CQ);
+    assert_eq!(told.len(), 32);
+    let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
+    assert_eq!(word(0), cq.ring.entries().as_ptr() as u64);
+    assert_eq!(word(8), word(0) + 8 * 64);
+    assert_eq!(told[16..24], [64, 0, 0, 0, 0, 0, 0, 0]);
+    for cqe in [0, 1 << 24, u32::MAX] {
+        assert_eq!(machine.cq(cqe).unwrap_err().errno(), libc::EINVAL);
+    }
+    drop(cq);
+    assert!(machine.fake.live_objects().is_empty());
+}
+
+#[test]
+fn a_queue_pair_is_where_the_driver_is_told_and_rings_its_register() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    // The first register of UAR 6, whose number counts four of each.
+    let mut qp = machine.qp(&device, 6 * 4 + 1).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    assert_eq!(told.len(), 48);
+    let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
+    // RC with two elements: 48 + 32 bytes are two blocks; receives of 32 bytes.
+    assert_eq!((word(16), word(20), word(24)), (16, 8, 5));
+    assert_eq!((word(28), word(32)), (2, qp.work.user_index()));
+    assert_eq!((qp.cap.max_send_wr, qp.cap.max_recv_wr), (8, 8));
+    qp.send.begin();
+    qp.send
+        .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
+        .unwrap();
+    qp.send.accept();
+    // SAFETY: there is no device.
+    unsafe { qp.send.publish() };
+    let mut register = [0; 8];
+    let at = 6 * 4096 + 0x800 + 512;
+    std::os::unix::fs::FileExt::read_exact_at(&machine.pages, &mut register, at).unwrap();
+    assert_eq!(be32(&register, 4), QPN << 8 | 1);
+    // Another one has another number, and the same page.
+    let other = machine.qp(&device, 6 * 4).unwrap();
+    assert_ne!(other.work.user_index(), qp.work.user_index());
+}
+
+#[test]
+fn a_register_that_is_not_there_is_refused_and_nothing_left() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    for register in [2, 8 * 4, u32::MAX] {
+        let error = machine.qp(&device, register).unwrap_err();
+        assert_eq!(error.errno(), libc::EPROTO, "{register}");
+    }
+    let live = machine.fake.live_objects();
+    assert!(
+        live.iter().all(|(_, object)| *object == OBJECT_PD),
+        "{live:?}"
+    );
+}
+
+#[test]
+fn a_shared_queue_is_as_large_as_the_driver_thinks() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    machine.fake.on(CREATE_SRQ, |reply| {
+        let wr = reply.call().u32(ATTR_CREATE_SRQ_MAX_WR).unwrap();
+        let sge = reply.call().u32(ATTR_CREATE_SRQ_MAX_SGE).unwrap();
+        // The driver's sum: a power of two above `wr`, entries of 16 bytes
+        // more than the list.
+        assert_eq!(
+            (
+                (wr + 1).next_power_of_two(),
+                (16 + sge * 16).next_power_of_two()
+            ),
+            (8, 64)
+        );
+        reply.set(ATTR_CREATE_SRQ_RESP_MAX_WR, &wr.to_ne_bytes());
+        reply.set(ATTR_CREATE_SRQ_RESP_MAX_SGE, &sge.to_ne_bytes());
+        reply.set_driver_out(&[0x44, 0, 0, 0, 0, 0, 0, 0]);
+        Ok(())
+    });
+    let pd = uverbs::pd::alloc(&machine.context, Udata::none()).unwrap();
+    let init = |pd: PdHandle, max_wr| SrqInit {
+        pd,
+        user_handle: 0,
+        max_wr,
+        max_sge: 2,
+        limit: 0,
+        kind: SrqKind::Basic,
+        async_fd: None,
+    };
+    let srq = SharedReceiveQueue::create(&machine.context, &device, &init(pd, 5)).unwrap();
+    assert_eq!(
+        (srq.recv.capacity(), srq.recv.max_sge(), srq.srq_num),
+        (7, 3, 0x44)
+    );
+    let error = SharedReceiveQueue::create(&machine.context, &device, &init(pd, 1 << 20));
+    assert_eq!(error.unwrap_err().errno(), libc::EINVAL);
+}

@@ -1,0 +1,335 @@
+//! Send and receive work requests, as the device reads them.
+
+use proptest::prelude::*;
+use uverbs::{AhAttr, Sge};
+
+use super::*;
+use crate::ah::{Address, Link};
+use crate::{Opcode, PostError, SendFlags};
+
+const RC: Service = Service::ReliableConnection;
+
+fn sge(addr: u64, length: u32, lkey: u32) -> Sge {
+    Sge { addr, length, lkey }
+}
+
+/// Posts one work request with the data of `list`.
+fn post(pair: &mut Pair, opcode: Opcode, flags: SendFlags, list: &[Sge]) {
+    pair.send.begin();
+    let mut wqe = pair.send.open(7, opcode, flags).unwrap();
+    wqe.immediate_or_key(0x0102_0304u32.to_be());
+    wqe.rdma(0x1111_2222_3333_4444, 0x5566_7788);
+    wqe.sge_list(list).unwrap();
+    pair.send.accept();
+    // SAFETY: there is no device.
+    assert!(unsafe { pair.send.publish() });
+}
+
+#[test]
+fn a_write_with_immediate_has_its_segments() {
+    let mut pair = Pair::new(1, RC, &cap(4, 2, 0));
+    let list = [sge(0xaaaa, 100, 0xbb), sge(1, 0, 2), sge(0xcccc, 200, 0xdd)];
+    pair.send.begin();
+    let mut wqe = pair.send.open(7, Opcode::SEND, SendFlags::empty()).unwrap();
+    assert_eq!(wqe.sge_list(&list), Err(PostError::TooManySges));
+    let list = &list[..2];
+    let flags = SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED;
+    post(&mut pair, Opcode::RDMA_WRITE_WITH_IMM, flags, list);
+    let bytes = pair.sent(0, 64);
+    // Modifier 0, index 0, opcode; three segments: the empty element is none.
+    assert_eq!(be32(&bytes, 0), 0x09);
+    assert_eq!(be32(&bytes, 4), QPN << 8 | 3);
+    assert_eq!(bytes[8..12], [0, 0, 0, 0x80 | 0x08 | 0x02]);
+    assert_eq!(be32(&bytes, 12), 0x0102_0304);
+    assert_eq!(be64(&bytes, 16), 0x1111_2222_3333_4444);
+    assert_eq!((be32(&bytes, 24), be32(&bytes, 28)), (0x5566_7788, 0));
+    assert_eq!((be32(&bytes, 32), be32(&bytes, 36)), (100, 0xbb));
+    assert_eq!(be64(&bytes, 40), 0xaaaa);
+    // One block was used; the whole of it went to the register.
+    assert_eq!(pair.record(1), 1);
+    assert_eq!(pair.flamed(0), be64(&bytes, 0));
+    assert_eq!(pair.flamed(5), be64(&bytes, 40));
+}
+
+#[test]
+fn operations_have_their_opcodes() {
+    let table = [
+        (Opcode::SEND, 0x0a, 1),
+        (Opcode::SEND_WITH_IMM, 0x0b, 1),
+        (Opcode::SEND_WITH_INV, 0x01, 1),
+        (Opcode::RDMA_WRITE, 0x08, 2),
+        (Opcode::RDMA_WRITE_WITH_IMM, 0x09, 2),
+        (Opcode::RDMA_READ, 0x10, 2),
+        (Opcode::ATOMIC_CMP_AND_SWP, 0x11, 3),
+        (Opcode::ATOMIC_FETCH_AND_ADD, 0x12, 3),
+    ];
+    for (opcode, number, segments) in table {
+        let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+        post(&mut pair, opcode, SendFlags::empty(), &[]);
+        let bytes = pair.sent(0, 16);
+        assert_eq!(be32(&bytes, 0), number, "{opcode:?}");
+        assert_eq!(be32(&bytes, 4), QPN << 8 | segments, "{opcode:?}");
+        assert_eq!(bytes[11], 0);
+    }
+}
+
+#[test]
+fn a_key_to_invalidate_is_a_number_and_a_send_has_neither() {
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    post(&mut pair, Opcode::SEND_WITH_INV, SendFlags::empty(), &[]);
+    post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    // The test gives 0x0102_0304 in network order.
+    let host = 0x0102_0304u32.to_be();
+    assert_eq!(be32(&pair.sent(12, 4), 0), host);
+    assert_eq!(be32(&pair.sent(64 + 12, 4), 0), 0);
+}
+
+#[test]
+fn atomics_have_their_operands() {
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let list = [sge(0x9000, 64, 3)];
+    for (at, opcode) in [Opcode::ATOMIC_CMP_AND_SWP, Opcode::ATOMIC_FETCH_AND_ADD]
+        .into_iter()
+        .enumerate()
+    {
+        pair.send.begin();
+        let mut wqe = pair.send.open(0, opcode, SendFlags::empty()).unwrap();
+        wqe.atomic(0x8000, 0x77, 11, 22).sge_list(&list).unwrap();
+        pair.send.accept();
+        // SAFETY: there is no device.
+        unsafe { pair.send.publish() };
+        let bytes = pair.sent(at * 64, 64);
+        assert_eq!((be64(&bytes, 16), be32(&bytes, 24)), (0x8000, 0x77));
+        let operands = if at == 0 { (22, 11) } else { (11, 0) };
+        assert_eq!((be64(&bytes, 32), be64(&bytes, 40)), operands);
+        // Eight bytes, whatever the element has.
+        assert_eq!((be32(&bytes, 48), be32(&bytes, 52)), (8, 3));
+        assert_eq!(be32(&bytes, 4) & 0x3f, 4);
+    }
+}
+
+#[test]
+fn a_datagram_has_its_address() {
+    let mut pair = Pair::new(1, Service::Datagram, &cap(4, 1, 0));
+    let attr = AhAttr {
+        dlid: 0x4321,
+        ..AhAttr::default()
+    };
+    let address = Address(crate::ah::vector(&attr, Link::InfiniBand));
+    pair.send.begin();
+    let mut wqe = pair
+        .send
+        .open(0, Opcode::SEND, SendFlags::SIGNALED)
+        .unwrap();
+    // Data first: the order of the setters does not matter.
+    wqe.sge_list(&[sge(0x1000, 4, 5)]).unwrap();
+    wqe.ud(&address, 0x123456, 0x8001_0000);
+    pair.send.accept();
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    let bytes = pair.sent(0, 128);
+    assert_eq!(be32(&bytes, 4) & 0x3f, 5);
+    assert_eq!(be32(&bytes, 16), 0x8001_0000);
+    assert_eq!(be32(&bytes, 24), 0x8012_3456);
+    assert_eq!(be16(&bytes, 30), 0x4321);
+    assert_eq!((be32(&bytes, 64), be32(&bytes, 68)), (4, 5));
+    // Two blocks.
+    assert_eq!(pair.record(1), 2);
+}
+
+#[test]
+fn what_a_service_lacks_is_refused() {
+    let refused = |service, opcode| {
+        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        pair.send.begin();
+        pair.send.open(0, opcode, SendFlags::empty()).err()
+    };
+    let bad = Some(PostError::BadOperation);
+    assert_eq!(refused(Service::Datagram, Opcode::RDMA_WRITE), bad);
+    assert_eq!(
+        refused(Service::UnreliableConnection, Opcode::RDMA_READ),
+        bad
+    );
+    assert_eq!(refused(RC, Opcode(4711)), bad);
+    assert_eq!(refused(RC, Opcode::BIND_MW), Some(PostError::Unsupported));
+    assert_eq!(refused(RC, Opcode::LOCAL_INV), Some(PostError::Unsupported));
+    // Nothing was taken, and 2 GiB are too much for an element.
+    let mut pair = Pair::new(1, RC, &cap(1, 1, 0));
+    pair.send.begin();
+    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
+    let long = [sge(0, 1 << 31, 0)];
+    assert_eq!(wqe.sge_list(&long), Err(PostError::MessageTooLong));
+    // SAFETY: there is no device.
+    assert!(!unsafe { pair.send.publish() });
+    let mut wqe = pair
+        .send
+        .open(0, Opcode::RDMA_READ, SendFlags::empty())
+        .unwrap();
+    // SAFETY: no pieces.
+    let inline = unsafe { wqe.inline_raw([].into_iter()) };
+    assert_eq!(inline, Err(PostError::BadOperation));
+}
+
+#[test]
+fn a_queue_is_full_until_completions_say_otherwise() {
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    assert_eq!(pair.send.capacity(), 4);
+    for _ in 0..4 {
+        post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    }
+    pair.send.begin();
+    let full = pair.send.open(0, Opcode::SEND, SendFlags::empty()).err();
+    assert_eq!(full, Some(PostError::Full));
+    // The third completes, and with it those before it.
+    let third = pair.work.sends.find(2).unwrap();
+    pair.work.sends.complete(third);
+    for _ in 0..3 {
+        post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    }
+    assert!(pair.send.open(0, Opcode::SEND, SendFlags::empty()).is_err());
+    pair.send.reset();
+    assert_eq!(pair.record(1), 0);
+    post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    assert_eq!(be32(&pair.sent(0, 4), 0) >> 8, 0);
+}
+
+#[test]
+fn data_may_come_after_a_work_request_was_accepted() {
+    let mut pair = Pair::new(1, RC, &cap(8, 4, 0));
+    pair.send.begin();
+    assert!(pair.send.last().is_none());
+    for count in [4u64, 1] {
+        pair.send
+            .open(count, Opcode::SEND, SendFlags::empty())
+            .unwrap();
+        pair.send.accept();
+        let list: Vec<_> = (1..=count).map(|i| sge(i, i as u32, 1)).collect();
+        pair.send.last().unwrap().sge_list(&list).unwrap();
+        pair.send.settle();
+    }
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    // Five segments are two blocks, so the second begins with the third.
+    assert_eq!(be32(&pair.sent(0, 8), 4) & 0x3f, 5);
+    assert_eq!(be32(&pair.sent(128, 8), 0), 2 << 8 | 0x0a);
+    assert_eq!(be32(&pair.sent(128, 8), 4) & 0x3f, 2);
+    assert_eq!(pair.record(1), 3);
+    // Of two work requests the register gets a doorbell.
+    assert_eq!(pair.flamed(0), be64(&pair.sent(128, 8), 0));
+    assert_eq!(pair.flamed(1), 0);
+}
+
+#[test]
+fn receives_have_their_lists() {
+    let mut pair = Pair::new(1, RC, &cap(2, 3, 0));
+    assert_eq!((pair.recv.capacity(), pair.recv.max_sge()), (2, 4));
+    pair.recv.begin();
+    let list = [sge(0x1000, 10, 1), sge(0, 0, 9), sge(0x2000, 20, 2)];
+    pair.recv.push(1, &list).unwrap();
+    pair.recv.push(2, &[sge(0, 1 << 31, 0)]).unwrap_err();
+    pair.recv.push(2, &[sge(5, 6, 7); 4]).unwrap();
+    assert_eq!(pair.recv.push(3, &[]), Err(PostError::Full));
+    assert_eq!(pair.record(0), 0);
+    // SAFETY: there is no device.
+    unsafe { pair.recv.publish() };
+    assert_eq!(pair.record(0), 2);
+    let bytes = pair.received(0, 128);
+    let segment = |i: usize| {
+        let at = i * 16;
+        (be32(&bytes, at), be32(&bytes, at + 4), be64(&bytes, at + 8))
+    };
+    assert_eq!(segment(0), (10, 1, 0x1000));
+    assert_eq!(segment(1), (20, 2, 0x2000));
+    // The end of a short list.
+    assert_eq!(segment(2), (0, 0x100, 0));
+    for i in 4..8 {
+        assert_eq!(segment(i), (6, 7, 5));
+    }
+}
+
+/// What a work request shall look like.
+#[derive(Clone, Debug)]
+enum Data {
+    List(Vec<Sge>),
+    Inline(Vec<u8>, usize),
+}
+
+fn data() -> impl Strategy<Value = Data> {
+    let element = (any::<u64>(), 1u32..1 << 31, any::<u32>()).prop_map(|(a, l, k)| sge(a, l, k));
+    prop_oneof![
+        prop::collection::vec(element, 0..=6).prop_map(Data::List),
+        (prop::collection::vec(any::<u8>(), 0..=200), 0usize..200)
+            .prop_map(|(bytes, cut)| Data::Inline(bytes, cut)),
+    ]
+}
+
+proptest! {
+    /// Work requests of every length, in batches, over many rounds of a small
+    /// queue: each is where the one before it ended, whole, also over the end
+    /// of the queue, and the register gets it whole if it is alone and fits.
+    #[test]
+    fn work_requests_follow_each_other_around_the_ring(
+        batches in prop::collection::vec(prop::collection::vec(data(), 1..=3), 1..40),
+    ) {
+        let mut pair = Pair::new(1, RC, &cap(5, 6, 200));
+        let mut at = 0u32;
+        let mut half = 0;
+        for (i, batch) in batches.iter().enumerate() {
+            pair.send.begin();
+            let mut expected = Vec::new();
+            let mut begins = at;
+            for data in batch {
+                let mut wqe = pair.send.open(i as u64, Opcode::RDMA_WRITE, SendFlags::empty()).unwrap();
+                wqe.rdma(1, 2);
+                let mut tail = Vec::new();
+                match data {
+                    Data::List(list) => {
+                        wqe.sge_list(list).unwrap();
+                        for sge in list {
+                            tail.extend(sge.length.to_be_bytes());
+                            tail.extend(sge.lkey.to_be_bytes());
+                            tail.extend(sge.addr.to_be_bytes());
+                        }
+                    }
+                    Data::Inline(bytes, cut) => {
+                        let (one, other) = bytes.split_at((*cut).min(bytes.len()));
+                        let pieces = [one, other].map(|p| (p.as_ptr(), p.len()));
+                        // SAFETY: pieces of a slice.
+                        unsafe { wqe.inline_raw(pieces.into_iter()).unwrap() };
+                        if !bytes.is_empty() {
+                            tail.extend((bytes.len() as u32 | 1 << 31).to_be_bytes());
+                            tail.extend(bytes);
+                        }
+                    }
+                }
+                pair.send.accept();
+                let segments = 2 + tail.len().div_ceil(16) as u32;
+                expected.push((begins, segments, tail));
+                begins += segments.div_ceil(4);
+            }
+            // SAFETY: there is no device.
+            unsafe { pair.send.publish() };
+            for (begin, segments, tail) in &expected {
+                let bytes = pair.sent(*begin as usize * 64, 32 + tail.len());
+                prop_assert_eq!(be32(&bytes, 0), (begin & 0xffff) << 8 | 8);
+                prop_assert_eq!(be32(&bytes, 4), QPN << 8 | segments);
+                prop_assert_eq!((be64(&bytes, 16), be32(&bytes, 24)), (1, 2));
+                prop_assert_eq!(&bytes[32..], &tail[..]);
+            }
+            prop_assert_eq!(pair.record(1), begins & 0xffff);
+            let (last, segments, _) = expected.last().unwrap();
+            let whole = batch.len() == 1 && *segments <= 16;
+            let words = if whole { segments.div_ceil(4) as usize * 8 } else { 1 };
+            let bytes = pair.sent(*last as usize * 64, words * 8);
+            for word in 0..words {
+                prop_assert_eq!(pair.flamed(half + word), be64(&bytes, word * 8));
+            }
+            half ^= 32;
+            at = begins;
+            // All of it completes, by the last.
+            let blocks = pair.work.send.blocks;
+            let found = pair.work.sends.find(last & (blocks - 1));
+            pair.work.sends.complete(found.unwrap());
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Work completions as verbs have them.
+
+/// A work completion (`struct ib_uverbs_wc`), which is laid out as
+/// `struct ibv_wc` is.
+///
+/// After a failed operation only `wr_id`, `status`, `qp_num` and `vendor_err`
+/// mean anything (ibv_poll_cq(3)).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// The work request's identifier.
+    pub wr_id: u64,
+    /// 0 for success, else a work completion status (`enum ibv_wc_status`).
+    pub status: u32,
+    /// What was done (`enum ibv_wc_opcode`).
+    pub opcode: u32,
+    /// The device's own word for an error.
+    pub vendor_err: u32,
+    /// Bytes transferred.
+    pub byte_len: u32,
+    /// Immediate data (big-endian), or the key that was invalidated.
+    pub ex: u32,
+    /// Queue pair that the work request was posted to.
+    pub qp_num: u32,
+    /// Sender's queue pair, for datagrams.
+    pub src_qp: u32,
+    /// Which of the above are set (`enum ibv_wc_flags`).
+    pub wc_flags: u32,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Source LID; none on RoCE.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Path bits of the destination LID.
+    pub dlid_path_bits: u8,
+    /// Padding.
+    pub reserved: [u8; 2],
+}
+
+const _: () = {
+    assert!(size_of::<WorkCompletion>() == 48);
+    assert!(std::mem::offset_of!(WorkCompletion, wc_flags) == 36);
+    assert!(std::mem::offset_of!(WorkCompletion, sl) == 44);
+};
+
+/// `enum ibv_wc_opcode`.
+pub(crate) mod opcode {
+    pub const SEND: u32 = 0;
+    pub const RDMA_WRITE: u32 = 1;
+    pub const RDMA_READ: u32 = 2;
+    pub const COMP_SWAP: u32 = 3;
+    pub const FETCH_ADD: u32 = 4;
+    pub const RECV: u32 = 128;
+    pub const RECV_RDMA_WITH_IMM: u32 = 129;
+}
+
+/// `enum ibv_wc_flags`.
+pub(crate) mod flags {
+    pub const GRH: u32 = 1 << 0;
+    pub const WITH_IMM: u32 = 1 << 1;
+    pub const WITH_INV: u32 = 1 << 3;
+}
+
+/// `enum ibv_wc_status`.
+pub(crate) mod status {
+    pub const LOC_LEN_ERR: u32 = 1;
+    pub const LOC_QP_OP_ERR: u32 = 2;
+    pub const LOC_PROT_ERR: u32 = 4;
+    pub const WR_FLUSH_ERR: u32 = 5;
+    pub const MW_BIND_ERR: u32 = 6;
+    pub const BAD_RESP_ERR: u32 = 7;
+    pub const LOC_ACCESS_ERR: u32 = 8;
+    pub const REM_INV_REQ_ERR: u32 = 9;
+    pub const REM_ACCESS_ERR: u32 = 10;
+    pub const REM_OP_ERR: u32 = 11;
+    pub const RETRY_EXC_ERR: u32 = 12;
+    pub const RNR_RETRY_EXC_ERR: u32 = 13;
+    pub const REM_ABORT_ERR: u32 = 16;
+    pub const GENERAL_ERR: u32 = 21;
+}
+
+/// What the device says of an error (`MLX5_CQE_SYNDROME_...`).
+pub(crate) mod syndrome {
+    pub const LOCAL_LENGTH: u8 = 0x01;
+    pub const LOCAL_QP_OP: u8 = 0x02;
+    pub const LOCAL_PROT: u8 = 0x04;
+    pub const WR_FLUSH: u8 = 0x05;
+    pub const MW_BIND: u8 = 0x06;
+    pub const BAD_RESP: u8 = 0x10;
+    pub const LOCAL_ACCESS: u8 = 0x11;
+    pub const REMOTE_INVAL_REQ: u8 = 0x12;
+    pub const REMOTE_ACCESS: u8 = 0x13;
+    pub const REMOTE_OP: u8 = 0x14;
+    pub const RETRY_EXCEEDED: u8 = 0x15;
+    pub const RNR_RETRY_EXCEEDED: u8 = 0x16;
+    pub const REMOTE_ABORTED: u8 = 0x22;
+}
+
+/// The status for a syndrome; a general error for one that is not known.
+pub(crate) fn status_of(syndrome: u8) -> u32 {
+    match syndrome {
+        syndrome::LOCAL_LENGTH => status::LOC_LEN_ERR,
+        syndrome::LOCAL_QP_OP => status::LOC_QP_OP_ERR,
+        syndrome::LOCAL_PROT => status::LOC_PROT_ERR,
+        syndrome::WR_FLUSH => status::WR_FLUSH_ERR,
+        syndrome::MW_BIND => status::MW_BIND_ERR,
+        syndrome::BAD_RESP => status::BAD_RESP_ERR,
+        syndrome::LOCAL_ACCESS => status::LOC_ACCESS_ERR,
+        syndrome::REMOTE_INVAL_REQ => status::REM_INV_REQ_ERR,
+        syndrome::REMOTE_ACCESS => status::REM_ACCESS_ERR,
+        syndrome::REMOTE_OP => status::REM_OP_ERR,
+        syndrome::RETRY_EXCEEDED => status::RETRY_EXC_ERR,
+        syndrome::RNR_RETRY_EXCEEDED => status::RNR_RETRY_EXC_ERR,
+        syndrome::REMOTE_ABORTED => status::REM_ABORT_ERR,
+        _ => status::GENERAL_ERR,
+    }
+}

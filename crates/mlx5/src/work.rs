@@ -1,0 +1,212 @@
+//! The queues of a queue pair: their memory, and what is outstanding in them.
+
+use std::ptr::NonNull;
+
+use bitflags::bitflags;
+use ring::{DoorbellRecord, Mapping, Outstanding};
+
+use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT};
+use crate::context::UserIndex;
+use crate::plan::{RecvPlan, SendPlan};
+use crate::srq::SharedWork;
+use crate::{CreateError, Service};
+use std::mem::offset_of;
+use std::sync::Arc;
+
+bitflags! {
+    /// Which completions of a queue pair a completion queue gets.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Role: u8 {
+        /// Those of its send queue.
+        const SEND = 1;
+        /// Those of its receives.
+        const RECEIVE = 2;
+    }
+}
+
+/// Memory that a queue and its doorbell records lie in.
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    mapping: Mapping,
+    records: usize,
+}
+
+impl QueueMemory {
+    /// Zeroed memory for `bytes` bytes of entries and two doorbell records.
+    pub(crate) fn new(bytes: usize, queue: &'static str) -> Result<Self, CreateError> {
+        let records = bytes
+            .checked_next_multiple_of(BLOCK)
+            .ok_or(CreateError::NoMemory)?;
+        let whole = records.checked_add(BLOCK).ok_or(CreateError::NoMemory)?;
+        let mapping =
+            Mapping::anonymous(whole).map_err(|error| CreateError::Memory { queue, error })?;
+        Ok(Self { mapping, records })
+    }
+
+    /// Where the entries are; page aligned.
+    pub(crate) fn entries(&self) -> NonNull<u8> {
+        self.mapping.as_ptr()
+    }
+
+    /// The entries' address, for the driver.
+    pub(crate) fn address(&self) -> u64 {
+        self.entries().as_ptr().expose_provenance() as u64
+    }
+
+    /// The doorbell records' address, for the driver.
+    pub(crate) fn records_address(&self) -> u64 {
+        self.address() + self.records as u64
+    }
+
+    /// Doorbell record 0 or 1. Copies must not outlive the memory.
+    pub(crate) fn record(&self, index: usize) -> DoorbellRecord {
+        // SAFETY: both lie in the mapping, which has a block for them behind
+        // the entries; the mapping is aligned to a page.
+        unsafe {
+            let at = self.entries().add(self.records + (index & 1) * 4);
+            DoorbellRecord::new(at.cast())
+        }
+    }
+}
+
+/// The queues of a queue pair, shared by those who post to them and those who
+/// read their completions. Their memory lives as long as this.
+#[derive(Debug)]
+pub struct Work {
+    user_index: UserIndex,
+    pub(crate) service: Service,
+    pub(crate) memory: QueueMemory,
+    pub(crate) send: SendPlan,
+    pub(crate) recv: RecvPlan,
+    pub(crate) sends: Outstanding,
+    pub(crate) receives: Outstanding,
+    /// Where receives come from, if not from a queue of its own.
+    pub(crate) shared: Option<Arc<SharedWork>>,
+}
+
+// SAFETY: the memory is reached through raw pointers only; who may write
+// which part of it is said where that is done.
+unsafe impl Send for Work {}
+// SAFETY: as above.
+unsafe impl Sync for Work {}
+
+impl Work {
+    pub(crate) fn new(
+        user_index: UserIndex,
+        service: Service,
+        send: SendPlan,
+        recv: RecvPlan,
+        shared: Option<Arc<SharedWork>>,
+    ) -> Result<Self, CreateError> {
+        let bytes = send.bytes() + recv.bytes();
+        Ok(Self {
+            user_index,
+            service,
+            memory: QueueMemory::new(bytes, "queue pair")?,
+            sends: Outstanding::new(send.blocks).ok_or(CreateError::NoMemory)?,
+            receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
+            send,
+            recv,
+            shared,
+        })
+    }
+
+    /// The number by which completions name the queue pair.
+    pub fn user_index(&self) -> u32 {
+        self.user_index.get()
+    }
+
+    /// The send queue's memory; the receive queue's is before it.
+    pub(crate) fn send_at(&self) -> NonNull<u8> {
+        // SAFETY: inside the mapping: both queues are.
+        unsafe { self.memory.entries().add(self.recv.bytes()) }
+    }
+
+    /// Writes data that came in a completion to where the receive in `slot`
+    /// wants it. False if it does not fit.
+    ///
+    /// # Safety
+    /// The receive's memory is valid, as whoever posted it has said.
+    pub(crate) unsafe fn scatter_receive(&self, slot: u16, data: &[u8]) -> bool {
+        if self.recv.entries == 0 {
+            return data.is_empty();
+        }
+        let slot = u32::from(slot) & (self.recv.entries - 1);
+        let entry = (slot as usize) << self.recv.shift;
+        let segments = (0..self.recv.max_sge as usize).map(|i| {
+            // SAFETY: inside the receive queue, by the mask and the plan.
+            unsafe { read_segment(self.memory.entries().add(entry + i * SEGMENT)) }
+        });
+        // SAFETY: as the caller says.
+        unsafe { scatter(segments, data) }
+    }
+
+    /// Writes data that came in a completion to where the read or atomic in
+    /// the block `slot` wants it. False if it does not fit, or the work request
+    /// there does not read.
+    ///
+    /// # Safety
+    /// The work request's memory is valid, as whoever posted it has said.
+    pub(crate) unsafe fn scatter_send(&self, slot: u16, data: &[u8]) -> bool {
+        if self.send.blocks == 0 {
+            return data.is_empty();
+        }
+        let mask = self.send.bytes() - 1;
+        let begin = usize::from(slot) * BLOCK;
+        let word = |at: usize| {
+            // SAFETY: inside the send queue, by the mask; aligned, since `at`
+            // is a multiple of 4.
+            let word = unsafe { self.send_at().add((begin + at) & mask).cast::<u32>() };
+            // SAFETY: as above. Volatile: the slot is named by the device.
+            u32::from_be(unsafe { word.read_volatile() })
+        };
+        let before = match word(offset_of!(ControlSegment, opmod_idx_opcode)) as u8 {
+            abi::opcode::RDMA_READ => 2,
+            abi::opcode::ATOMIC_CS | abi::opcode::ATOMIC_FA => 3,
+            _ => return false,
+        };
+        let segments = (word(offset_of!(ControlSegment, qpn_ds)) & 0x3f) as usize;
+        let segments = (before..segments).map(|i| {
+            let at = (begin + i * SEGMENT) & mask;
+            // SAFETY: inside the send queue, by the mask.
+            unsafe { read_segment(self.send_at().add(at)) }
+        });
+        // SAFETY: as the caller says.
+        unsafe { scatter(segments, data) }
+    }
+}
+
+/// Reads a data segment as length, key and address.
+///
+/// # Safety
+/// `at` is aligned to a segment and readable.
+pub(crate) unsafe fn read_segment(at: NonNull<u8>) -> (u32, u32, u64) {
+    // SAFETY: by contract; any bytes are a segment.
+    let segment = unsafe { at.cast::<DataSegment>().read_volatile() };
+    (
+        u32::from_be(segment.byte_count),
+        u32::from_be(segment.lkey),
+        u64::from_be(segment.addr),
+    )
+}
+
+/// Writes `data` to the segments, as far as they reach; whether they do.
+///
+/// # Safety
+/// The segments, which are not empty, are of writable memory.
+pub(crate) unsafe fn scatter(
+    segments: impl Iterator<Item = (u32, u32, u64)>,
+    mut data: &[u8],
+) -> bool {
+    for (length, key, address) in segments {
+        if data.is_empty() || (length, key) == (0, INVALID_LKEY) {
+            break;
+        }
+        let (now, rest) = data.split_at(data.len().min(length as usize));
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        // SAFETY: as the caller says.
+        unsafe { to.copy_from(now.as_ptr(), now.len()) };
+        data = rest;
+    }
+    data.is_empty()
+}

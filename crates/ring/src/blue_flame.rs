@@ -1,0 +1,163 @@
+//! A device's register that takes doorbells and, if it can, whole entries.
+
+use std::ptr::NonNull;
+
+use crate::primitive::{AtomicUsize, Ordering};
+use crate::{SpinLock, order};
+
+/// A register of two halves, written to in turn. A doorbell is the first 8
+/// bytes of an entry; an entry may be written whole instead (BlueFlame), so
+/// that the device need not fetch it.
+///
+/// The register is write-combining memory: what is written to one half leaves
+/// the processor before the other is written to.
+#[derive(Debug)]
+pub struct BlueFlame {
+    at: NonNull<u64>,
+    /// Bytes of a half; 0 if the register takes doorbells only.
+    half: usize,
+    /// Which half is next, as its offset in bytes. Under the lock if there is
+    /// one.
+    turn: AtomicUsize,
+    /// Of a register that several queues use.
+    lock: Option<SpinLock>,
+}
+
+// SAFETY: the register is written to under the lock, or by the one queue that
+// has it (`BlueFlame::new`).
+unsafe impl Send for BlueFlame {}
+// SAFETY: as above.
+unsafe impl Sync for BlueFlame {}
+
+impl BlueFlame {
+    /// The register at `at`, of two halves of `half` bytes each.
+    ///
+    /// # Safety
+    /// `at` is aligned to 8 bytes and valid for writes of 8 bytes and of twice
+    /// `half` for as long as this value is used. If not `shared`, calls are
+    /// made by one caller at a time.
+    pub unsafe fn new(at: NonNull<u8>, half: usize, shared: bool) -> Self {
+        Self {
+            at: at.cast(),
+            // Blocks are written whole.
+            half: half / Self::BLOCK * Self::BLOCK,
+            turn: AtomicUsize::new(0),
+            lock: shared.then(SpinLock::new),
+        }
+    }
+
+    /// Entries are written in blocks of this many bytes.
+    pub const BLOCK: usize = 64;
+
+    /// Bytes of the longest entry that may be written whole.
+    #[inline(always)]
+    pub fn room(&self) -> usize {
+        self.half
+    }
+
+    /// Rings: the device reads the entries itself. The doorbell record has been
+    /// published before.
+    #[inline(always)]
+    pub fn ring(&self, first: u64) {
+        // SAFETY: 8 bytes of either half, by the contract of `new`.
+        self.turn(|register| unsafe { register.write_volatile(first) });
+    }
+
+    /// Writes an entry whole. Of more blocks than there is room for none is
+    /// written but the first 8 bytes, as by [`BlueFlame::ring`].
+    ///
+    /// # Safety
+    /// Each block is readable, and aligned to 8 bytes.
+    #[inline(always)]
+    pub unsafe fn copy(&self, blocks: impl ExactSizeIterator<Item = NonNull<u64>> + Clone) {
+        let fits = blocks.len() * Self::BLOCK <= self.half;
+        self.turn(|mut register| {
+            for block in blocks {
+                // SAFETY: the block is readable, and, since all of them fit,
+                // lies in the half; the first 8 bytes always do.
+                unsafe {
+                    if !fits {
+                        register.write_volatile(block.read());
+                        return;
+                    }
+                    for word in 0..Self::BLOCK / 8 {
+                        register.add(word).write_volatile(block.add(word).read());
+                    }
+                    register = register.add(Self::BLOCK / 8);
+                }
+            }
+        });
+    }
+
+    #[inline(always)]
+    fn turn(&self, write: impl FnOnce(*mut u64)) {
+        if let Some(lock) = &self.lock {
+            lock.lock();
+        }
+        order::memory_before_register();
+        let turn = self.turn.load(Ordering::Relaxed);
+        write(self.at.as_ptr().wrapping_byte_add(turn));
+        // Also for the next holder of the lock: its doorbell is not to arrive
+        // before this one.
+        order::flush_registers();
+        self.turn.store(turn ^ self.half, Ordering::Relaxed);
+        if let Some(lock) = &self.lock {
+            lock.unlock();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Memory([u64; 64]);
+
+    fn register(memory: &mut Memory, half: usize, shared: bool) -> BlueFlame {
+        // SAFETY: aligned; the memory outlives the register in each test.
+        unsafe { BlueFlame::new(NonNull::from(&mut memory.0).cast(), half, shared) }
+    }
+
+    #[test]
+    fn halves_are_written_to_in_turn() {
+        for shared in [false, true] {
+            let mut memory = Memory([0; 64]);
+            let flame = register(&mut memory, 256, shared);
+            flame.ring(1);
+            flame.ring(2);
+            flame.ring(3);
+            assert_eq!((memory.0[0], memory.0[32]), (3, 2));
+        }
+    }
+
+    #[test]
+    fn entries_are_written_whole_and_only_if_they_fit() {
+        let mut memory = Memory([0; 64]);
+        let entry: Vec<u64> = (1..=40).collect();
+        let blocks = |count: usize| {
+            let entry = &entry;
+            (0..count).map(move |block| NonNull::from(&entry[block * 8]))
+        };
+        let flame = register(&mut memory, 256, false);
+        // SAFETY: the blocks are parts of `entry`.
+        unsafe {
+            flame.copy(blocks(4));
+            flame.copy(blocks(5));
+        }
+        assert_eq!(memory.0[..32], entry[..32]);
+        assert_eq!(memory.0[32], 1);
+        assert_eq!(memory.0[33..], [0; 31]);
+    }
+
+    #[test]
+    fn a_register_for_doorbells_takes_no_entry() {
+        let mut memory = Memory([0; 64]);
+        let flame = register(&mut memory, 0, false);
+        let entry = [7u64; 8];
+        // SAFETY: one block.
+        unsafe { flame.copy([NonNull::from(&entry[0])].into_iter()) };
+        assert_eq!(flame.room(), 0);
+        assert_eq!((memory.0[0], memory.0[1]), (7, 0));
+    }
+}

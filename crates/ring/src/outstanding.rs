@@ -1,0 +1,160 @@
+//! Which work requests a device has.
+
+use crate::primitive::{AtomicU32, AtomicU64, Ordering};
+
+/// The identifiers of the work requests that a device has, by the slot that it
+/// names in their completions.
+///
+/// The thread that posts and the one that reads completions hold different
+/// locks, or none. Between them are the device (entry, doorbell, completion)
+/// and, back again, the count here of what has completed.
+///
+/// Whatever slot a completion names, what is found there is outstanding, or
+/// nothing is.
+#[derive(Debug)]
+pub struct Outstanding {
+    slots: Box<[Slot]>,
+    /// Work requests that have completed, as the mark of the last one says.
+    completed: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Slot {
+    wr_id: AtomicU64,
+    /// How many will have completed when this one has.
+    mark: AtomicU32,
+}
+
+/// A work request that is outstanding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its identifier.
+    pub wr_id: u64,
+    mark: u32,
+}
+
+impl Outstanding {
+    /// For `slots` slots, rounded up to a power of two; none for lack of
+    /// memory.
+    pub fn new(slots: u32) -> Option<Self> {
+        let slots = slots.max(1).checked_next_power_of_two()? as usize;
+        let mut all = Vec::new();
+        all.try_reserve_exact(slots).ok()?;
+        all.extend((0..slots).map(|_| Slot {
+            wr_id: AtomicU64::new(0),
+            mark: AtomicU32::new(0),
+        }));
+        Some(Self {
+            slots: all.into_boxed_slice(),
+            completed: AtomicU32::new(0),
+        })
+    }
+
+    #[inline(always)]
+    fn slot(&self, slot: u32) -> &Slot {
+        let mask = self.slots.len() - 1;
+        // SAFETY: there are a power of two of them, so that the mask keeps any
+        // number inside.
+        unsafe { self.slots.get_unchecked(slot as usize & mask) }
+    }
+
+    /// Remembers a work request, of which there have been `mark` with this
+    /// one. Before the device has it; by whoever posts.
+    #[inline(always)]
+    pub fn post(&self, slot: u32, wr_id: u64, mark: u32) {
+        let slot = self.slot(slot);
+        // Relaxed: the device is between this and whoever reads it.
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
+        slot.mark.store(mark, Ordering::Relaxed);
+    }
+
+    /// The work request in a slot, if one is outstanding there. By whoever
+    /// reads completions.
+    #[inline(always)]
+    pub fn find(&self, slot: u32) -> Option<Found> {
+        let slot = self.slot(slot);
+        let mark = slot.mark.load(Ordering::Relaxed);
+        let ahead = mark.wrapping_sub(self.completed.load(Ordering::Relaxed));
+        // What is outstanding will be the next to complete, or one of as many
+        // as there are slots.
+        (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| Found {
+            wr_id: slot.wr_id.load(Ordering::Relaxed),
+            mark,
+        })
+    }
+
+    /// A work request has completed and, with it, all that were posted before
+    /// it: their slots are the poster's again. By whoever reads completions.
+    #[inline(always)]
+    pub fn complete(&self, found: Found) {
+        // Release: what was read of the slot, and of the entry, was read
+        // before the poster uses it again.
+        self.completed.store(found.mark, Ordering::Release);
+    }
+
+    /// How many have completed. By whoever posts.
+    #[inline(always)]
+    pub fn completed(&self) -> u32 {
+        // Acquire: see `complete`.
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// Forgets all: the queue starts anew. Nobody else uses it meanwhile.
+    pub fn reset(&self) {
+        for slot in &self.slots {
+            slot.mark.store(0, Ordering::Relaxed);
+        }
+        self.completed.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn complete(all: &Outstanding, slot: u32) -> Option<u64> {
+        let found = all.find(slot)?;
+        all.complete(found);
+        Some(found.wr_id)
+    }
+
+    #[test]
+    fn what_is_found_is_outstanding() {
+        let all = Outstanding::new(5).unwrap();
+        assert_eq!(all.find(0), None);
+        for slot in 0..6 {
+            all.post(slot, u64::from(slot) + 100, slot + 1);
+        }
+        assert_eq!(complete(&all, 2), Some(102));
+        assert_eq!(all.completed(), 3);
+        // Those before it are gone with it.
+        for slot in [0, 1, 2, 6, 7, 8] {
+            assert_eq!(complete(&all, slot), None, "{slot}");
+        }
+        // Any number is inside.
+        assert_eq!(complete(&all, u32::MAX - 7 + 5), Some(105));
+        assert_eq!(all.completed(), 6);
+        all.reset();
+        assert_eq!((all.completed(), all.find(5)), (0, None));
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let all = Outstanding::new(4).unwrap();
+        all.post(0, 1, u32::MAX);
+        // As if so many had been.
+        all.completed.store(u32::MAX - 1, Ordering::Relaxed);
+        all.post(1, 2, 0);
+        all.post(2, 3, 1);
+        assert_eq!(complete(&all, 0), Some(1));
+        assert_eq!(complete(&all, 1), Some(2));
+        assert_eq!(complete(&all, 2), Some(3));
+        assert_eq!(complete(&all, 3), None);
+    }
+
+    #[test]
+    fn no_slots_are_one_and_too_many_are_refused() {
+        assert_eq!(Outstanding::new(0).unwrap().slots.len(), 1);
+        assert!(Outstanding::new(u32::MAX).is_none());
+    }
+}
