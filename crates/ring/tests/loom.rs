@@ -9,7 +9,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ringverbs_ring::{
-    BiasedLock, Consumer, Epoch, Header, Indices, Peek, Producer, Sequences, SpinLock,
+    BiasedLock, Consumer, Epoch, Header, Indices, Outstanding, Peek, Producer, Sequences, SpinLock,
+    order,
 };
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
@@ -435,5 +436,88 @@ fn getting_the_bias_excludes() {
         other.join().unwrap();
         // SAFETY: the other thread has ended.
         assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
+    });
+}
+
+/// A queue in the process's own memory, as a device like mlx5 uses it: one
+/// thread posts, the device takes the entry that the doorbell record tells and
+/// writes a completion, its owner byte last, and another thread reads that and
+/// gives the slot back. Every entry and completion arrives whole, no slot is
+/// written while the device may still read it, and each identifier is the one
+/// that was posted.
+#[test]
+fn a_slot_is_posted_again_only_after_its_completion_was_read() {
+    use loom::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+    const SLOTS: usize = 2;
+    const REQUESTS: usize = 3;
+
+    struct Queue {
+        entries: [UnsafeCell<usize>; SLOTS],
+        record: AtomicU32,
+        completions: [UnsafeCell<usize>; REQUESTS],
+        owners: [AtomicU8; REQUESTS],
+        outstanding: Outstanding,
+    }
+    // SAFETY: cells are handed over by the protocol under test; loom checks that.
+    unsafe impl Send for Queue {}
+    // SAFETY: as above.
+    unsafe impl Sync for Queue {}
+
+    model(|| {
+        let queue = Arc::new(Queue {
+            entries: std::array::from_fn(|_| UnsafeCell::new(0)),
+            record: AtomicU32::new(0),
+            completions: std::array::from_fn(|_| UnsafeCell::new(0)),
+            owners: std::array::from_fn(|_| AtomicU8::new(0)),
+            outstanding: Outstanding::new(SLOTS as u32).unwrap(),
+        });
+        let poster = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                for i in 0..REQUESTS {
+                    let mark = i as u32 + 1;
+                    // Whoever has to wait gives up instead: some interleaving
+                    // does not have to.
+                    if mark - queue.outstanding.completed() > SLOTS as u32 {
+                        break;
+                    }
+                    // SAFETY: loom reports a concurrent access.
+                    queue.entries[i % SLOTS].with_mut(|entry| unsafe { *entry = i + 10 });
+                    queue
+                        .outstanding
+                        .post((i % SLOTS) as u32, i as u64 + 20, mark);
+                    order::doorbell_record(&queue.record, mark.to_be());
+                }
+            })
+        };
+        let device = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                for i in 0..REQUESTS {
+                    if u32::from_be(queue.record.load(Ordering::Acquire)) <= i as u32 {
+                        break;
+                    }
+                    // SAFETY: loom reports a concurrent access.
+                    let entry = queue.entries[i % SLOTS].with(|entry| unsafe { *entry });
+                    // SAFETY: as above.
+                    queue.completions[i].with_mut(|wc| unsafe { *wc = entry });
+                    queue.owners[i].store(1, Ordering::Release);
+                }
+            })
+        };
+        for i in 0..REQUESTS {
+            if order::written_by_device(&queue.owners[i]) == 0 {
+                break;
+            }
+            // SAFETY: loom reports a concurrent access.
+            let entry = queue.completions[i].with(|wc| unsafe { *wc });
+            assert_eq!(entry, i + 10);
+            let found = queue.outstanding.find((i % SLOTS) as u32).unwrap();
+            assert_eq!(found.wr_id, i as u64 + 20);
+            queue.outstanding.complete(found);
+        }
+        poster.join().unwrap();
+        device.join().unwrap();
     });
 }
