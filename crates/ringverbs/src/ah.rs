@@ -9,7 +9,7 @@ use crate::device;
 use crate::pd::Identity;
 use crate::qp::LocalAddress;
 use crate::query::Gid;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{CloseError, Error, ProtectionDomain, Result};
 
 /// A path to a peer, for datagrams.
 ///
@@ -73,19 +73,19 @@ impl AddressHandle {
     /// # Errors
     /// [`Error::Busy`] with the handle, while clones or operations in flight use
     /// it; the kernel's reason.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         let Inner { made, domain, path } = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
                 object: "address handle",
                 users: "clones of it, or operations in flight",
             };
-            (Self { inner }, error)
+            CloseError::new(Self { inner }, error)
         })?;
         let number = made.number;
         made.object.destroy().map_err(|(object, error)| {
             let made = device::AddressHandle { object, number };
             let inner = Arc::new(Inner { made, domain, path });
-            (Self { inner }, error.into())
+            CloseError::new(Self { inner }, error)
         })
     }
 }

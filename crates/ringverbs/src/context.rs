@@ -8,7 +8,7 @@ use uverbs::kernel::{Kernel, RealKernel};
 use uverbs::{AsyncEventFile, ContextInfo, Udata};
 
 use crate::inflight::{Registry, Slab};
-use crate::{Error, Result};
+use crate::{CloseError, Error, Result};
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`.
 const DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
@@ -237,19 +237,19 @@ impl Context {
     /// # Errors
     /// [`Error::Busy`] with the context, while objects made in it or other
     /// handles of it are alive.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
                 drop(inner);
                 Ok(())
             }
-            Err(inner) => Err((
-                Self { inner },
-                Error::Busy {
+            Err(inner) => {
+                let error = Error::Busy {
                     object: "context",
                     users: "objects made in it, or other handles of it",
-                },
-            )),
+                };
+                Err(CloseError::new(Self { inner }, error))
+            }
         }
     }
 }

@@ -258,5 +258,73 @@ impl From<rxe::CreateError> for Error {
 /// A result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An object that could not be closed, given back with the reason.
-pub type CloseError<T> = (T, Error);
+/// An object that could not be closed, with the reason. It works as it did, and
+/// can be closed later.
+///
+/// `?` makes an [`Error`] of it where that is what a function returns, and drops
+/// the object.
+///
+/// ```no_run
+/// # fn f(domain: ringverbs::ProtectionDomain) -> Result<(), ringverbs::Error> {
+/// if let Err(refused) = domain.close() {
+///     eprintln!("{refused}");
+///     let domain = refused.into_object();
+///     // ... close what it says is in its way ...
+///     domain.close()?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct CloseError<T> {
+    /// The object.
+    pub object: T,
+    /// Why it could not be closed.
+    pub error: Error,
+}
+
+impl<T> CloseError<T> {
+    pub(crate) fn new(object: T, error: impl Into<Error>) -> Self {
+        Self {
+            object,
+            error: error.into(),
+        }
+    }
+
+    /// Of what the object is a part of.
+    pub(crate) fn map<U>(self, whole: impl FnOnce(T) -> U) -> CloseError<U> {
+        CloseError {
+            object: whole(self.object),
+            error: self.error,
+        }
+    }
+
+    /// The object.
+    pub fn into_object(self) -> T {
+        self.object
+    }
+
+    /// The object and the reason.
+    pub fn into_parts(self) -> (T, Error) {
+        (self.object, self.error)
+    }
+}
+
+impl<T> fmt::Display for CloseError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> std::error::Error for CloseError<T> {
+    /// What is behind the reason, whose text is this one's.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> From<CloseError<T>> for Error {
+    /// Drops the object.
+    fn from(error: CloseError<T>) -> Self {
+        error.error
+    }
+}

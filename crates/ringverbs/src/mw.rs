@@ -9,7 +9,7 @@ use uverbs::{Mw, MwType, Udata};
 use crate::context::Ctx;
 use crate::memory::{MemorySlice, Registered};
 use crate::pd::Identity;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{CloseError, Error, ProtectionDomain, Result};
 
 /// What kind of window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,13 +114,13 @@ impl MemoryWindow {
     /// # Errors
     /// [`Error::Busy`] with the window, while clones or operations in flight use
     /// it; the kernel's reason.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         let inner = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
                 object: "memory window",
                 users: "clones of it, or operations in flight",
             };
-            (Self { inner }, error)
+            CloseError::new(Self { inner }, error)
         })?;
         let Inner {
             object,
@@ -137,7 +137,7 @@ impl MemoryWindow {
                 kind,
                 domain,
             });
-            (Self { inner }, error.into())
+            CloseError::new(Self { inner }, error)
         })
     }
 }

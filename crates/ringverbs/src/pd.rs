@@ -7,7 +7,7 @@ use uverbs::{Pd, PdHandle, Udata};
 
 use crate::context::Ctx;
 use crate::memory::Region;
-use crate::{Context, Error, Result};
+use crate::{CloseError, Context, Error, Result};
 
 /// A protection domain: regions, queue pairs and address handles work together
 /// only within one.
@@ -71,19 +71,17 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::Busy`] with the domain, while objects made in it or other
     /// handles of it are alive; the kernel's reason.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         let Inner { object, context } = Arc::try_unwrap(self.inner).map_err(|inner| {
-            (
-                Self { inner },
-                Error::Busy {
-                    object: "protection domain",
-                    users: "objects made in it, or other handles of it",
-                },
-            )
+            let error = Error::Busy {
+                object: "protection domain",
+                users: "objects made in it, or other handles of it",
+            };
+            CloseError::new(Self { inner }, error)
         })?;
         object.destroy().map_err(|(object, error)| {
             let inner = Arc::new(Inner { object, context });
-            (Self { inner }, error.into())
+            CloseError::new(Self { inner }, error)
         })
     }
 }

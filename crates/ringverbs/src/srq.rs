@@ -13,7 +13,7 @@ use crate::device::{self, RecvQueue};
 use crate::inflight::{Posted, Slab};
 use crate::operation::Operation;
 use crate::qp::{Companion, PostError, Released};
-use crate::{Context, Error, ProtectionDomain, Result};
+use crate::{CloseError, Context, Error, ProtectionDomain, Result};
 
 /// How to make a shared receive queue. From
 /// [`ProtectionDomain::shared_receive_queue`].
@@ -291,19 +291,19 @@ impl SharedReceiveQueue {
     /// # Errors
     /// [`Error::Busy`] with the queue, while queue pairs use it; the kernel's
     /// reason.
-    pub fn close(self) -> Result<Vec<Released>, (Self, Error)> {
+    pub fn close(self) -> Result<Vec<Released>, CloseError<Self>> {
         if Arc::strong_count(&self.inner) > 1 {
             let error = Error::Busy {
                 object: "shared receive queue",
                 users: "queue pairs",
             };
-            return Err((self, error));
+            return Err(CloseError::new(self, error));
         }
         let object = &self.inner.object;
         match uverbs::srq::destroy(object.context(), object.handle()) {
             Ok(_) => {}
             Err(error) if error.is_device_gone() => {}
-            Err(error) => return Err((self, error.into())),
+            Err(error) => return Err(CloseError::new(self, error)),
         }
         let left = self.inner.departed().into_iter();
         Ok(left.map(Released::from).collect())

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::wait;
 use super::{CompletionReader, ContextFormat, ReadError, ReaderBuilder, Signaler};
 use crate::data::Payload;
-use crate::{CompletionQueue, Error, Result};
+use crate::{CloseError, CompletionQueue, Result};
 
 /// Counts of completed and of failed operations (`fi_cntr`), in place of
 /// entries. It has a completion queue of its own; the queue pairs made on that
@@ -177,21 +177,20 @@ impl Counter {
     ///
     /// # Errors
     /// As [`CompletionReader::close`].
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         let Self {
             reader,
             successes,
             errors,
             last_error,
         } = self;
-        reader.close().map_err(|(reader, error)| {
-            let counter = Self {
+        reader.close().map_err(|refused| {
+            refused.map(|reader| Self {
                 reader,
                 successes,
                 errors,
                 last_error,
-            };
-            (counter, error)
+            })
         })
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Completion, CompletionQueue};
 use crate::qp::Released;
-use crate::{Error, QueuePair, Result};
+use crate::{CloseError, QueuePair, Result};
 
 /// What a drained queue pair has left behind.
 #[derive(Debug, Default)]
@@ -33,12 +33,12 @@ impl QueuePair {
         mut recv_cq: Option<&mut CompletionQueue>,
         timeout: Duration,
         mut others: impl FnMut(Completion),
-    ) -> Result<Drained, (Self, Error)> {
+    ) -> Result<Drained, CloseError<Self>> {
         let deadline = Instant::now() + timeout;
         if let Err(error) = self.set_error()
             && !error.is_device_gone()
         {
-            return Err((self, error));
+            return Err(CloseError::new(self, error));
         }
         let qp_num = self.qp_num();
         let mut completions = Vec::new();
@@ -69,7 +69,7 @@ impl QueuePair {
         }
         if let Some(error) = failed {
             completions.into_iter().for_each(others);
-            return Err((self, error));
+            return Err(CloseError::new(self, error));
         }
         match self.close_and_drain(send_cq, recv_cq) {
             Ok(released) => Ok(Drained {

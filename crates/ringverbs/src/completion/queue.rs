@@ -13,7 +13,7 @@ use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, WorkCompletion};
 use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
-use crate::{Context, Error, Result};
+use crate::{CloseError, Context, Error, Result};
 
 /// Entries of a queue for which no size was asked.
 const DEFAULT_ENTRIES: u32 = 128;
@@ -494,15 +494,13 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Busy`] with the queue, while queue pairs use it or there are
     /// [handles](Self::handle) of it; the kernel's reason.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         if Arc::strong_count(&self.shared) > 1 {
-            return Err((
-                self,
-                Error::Busy {
-                    object: "completion queue",
-                    users: "queue pairs, or handles of it",
-                },
-            ));
+            let error = Error::Busy {
+                object: "completion queue",
+                users: "queue pairs, or handles of it",
+            };
+            return Err(CloseError::new(self, error));
         }
         drop(self);
         Ok(())

@@ -20,7 +20,7 @@ use crate::channel::is_again;
 use crate::data::Payload;
 use crate::inflight::Posted;
 use crate::operation::Operation;
-use crate::{AsyncEvent, Context, Error, Result};
+use crate::{AsyncEvent, CloseError, Context, Error, Result};
 
 /// Looks into the file of asynchronous events after the queue may have been
 /// overrun: the event comes a little after the entries.
@@ -561,7 +561,7 @@ impl<F: Format> CompletionReader<F> {
     ///
     /// # Errors
     /// [`Error::Busy`], with the reader, while queue pairs use it.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         let Self {
             state,
             queue,
@@ -569,15 +569,14 @@ impl<F: Format> CompletionReader<F> {
             threshold,
             format,
         } = self;
-        queue.close().map_err(|(queue, error)| {
-            let reader = Self {
+        queue.close().map_err(|refused| {
+            refused.map(|queue| Self {
                 state,
                 queue,
                 waiter,
                 threshold,
                 format,
-            };
-            (reader, error)
+            })
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::completion::{Completion, CompletionQueue, CompletionQueueRef};
-use crate::{Error, Result};
+use crate::{CloseError, Result};
 
 /// A completion queue that any thread may poll. Each call takes the lock and
 /// releases it, so no call can be made while a batch is being read.
@@ -73,9 +73,9 @@ impl SharedCompletionQueue {
     ///
     /// # Errors
     /// As there.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         self.into_inner()
             .close()
-            .map_err(|(queue, error)| (Self::new(queue), error))
+            .map_err(|refused| refused.map(Self::new))
     }
 }

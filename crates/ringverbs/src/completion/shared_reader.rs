@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::reader::CompletionReader;
 use super::wait::{self, Signaler};
 use super::{CompletionQueueRef, ErrorEntry, Format, MessageFormat, ReadError};
-use crate::{Error, Result};
+use crate::{CloseError, Result};
 
 /// A [`CompletionReader`] that any thread may read, blocking or not. Each call
 /// takes a lock and releases it; nobody sleeps with it.
@@ -176,9 +176,9 @@ impl<F: Format> SharedCompletionReader<F> {
     ///
     /// # Errors
     /// As there.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         self.into_inner()
             .close()
-            .map_err(|(reader, error)| (Self::new(reader), error))
+            .map_err(|refused| refused.map(Self::new))
     }
 }

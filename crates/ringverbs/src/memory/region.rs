@@ -7,7 +7,7 @@ use mmap_rs::MmapFlags;
 use uverbs::AccessFlags;
 
 use crate::memory::{Buffer, Registered, registered};
-use crate::{Error, ProtectionDomain, Result};
+use crate::{CloseError, ProtectionDomain, Result};
 
 /// Memory that was allocated and registered here, for operations posted here:
 /// no peer can reach it by its own doing.
@@ -98,8 +98,8 @@ impl Region {
     /// # Errors
     /// The kernel's reason, with the region; [`Error::Busy`] while a buffer of
     /// no bytes, cut off from it, is alive.
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        registered::close(self.memory).map_err(|(memory, error)| (Self { memory }, error))
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
     }
 }
 

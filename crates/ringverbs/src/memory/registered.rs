@@ -11,7 +11,7 @@ use uverbs::{AccessFlags, DmabufMrInit, Mr, MrInit, Rereg, Udata};
 
 use crate::context::Ctx;
 use crate::pd::Identity;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{CloseError, Error, ProtectionDomain, Result};
 
 /// Memory with its registration, which outlives every use by the device.
 pub struct Registered {
@@ -224,20 +224,20 @@ unsafe fn register(
 }
 
 /// Deregisters and frees, or gives it back.
-pub(super) fn close(memory: Arc<Registered>) -> Result<(), (Arc<Registered>, Error)> {
+pub(super) fn close(memory: Arc<Registered>) -> Result<(), CloseError<Arc<Registered>>> {
     let mut memory = Arc::try_unwrap(memory).map_err(|memory| {
         let error = Error::Busy {
             object: "memory region",
             users: "pieces of it, or operations in flight",
         };
-        (memory, error)
+        CloseError::new(memory, error)
     })?;
     match memory.deregister() {
         Ok(()) => {
             memory.free();
             Ok(())
         }
-        Err(error) => Err((Arc::new(memory), error)),
+        Err(error) => Err(CloseError::new(Arc::new(memory), error)),
     }
 }
 

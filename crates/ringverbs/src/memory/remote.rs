@@ -11,7 +11,7 @@ use uverbs::AccessFlags;
 
 use crate::memory::{Registered, bytes, registered};
 use crate::operation::RemoteAddr;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{CloseError, Error, ProtectionDomain, Result};
 
 /// Memory that peers may read, write or do atomics on, as its access says.
 ///
@@ -181,8 +181,8 @@ impl RemoteRegion {
     /// # Errors
     /// [`Error::Busy`] while clones, slices, windows or operations in flight use
     /// it; the kernel's reason.
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        registered::close(self.memory).map_err(|(memory, error)| (Self { memory }, error))
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
     }
 }
 
@@ -271,8 +271,8 @@ impl ForeignRegion {
     ///
     /// # Errors
     /// As [`RemoteRegion::close`].
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        registered::close(self.memory).map_err(|(memory, error)| (Self { memory }, error))
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
     }
 }
 

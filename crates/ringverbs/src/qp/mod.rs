@@ -30,7 +30,9 @@ use crate::device::{Doorbell, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
 use crate::memory::MemorySlice;
 use crate::operation::Operation;
-use crate::{AddressHandle, Context, Error, MemoryWindow, ProtectionDomain, Result, srq};
+use crate::{
+    AddressHandle, CloseError, Context, Error, MemoryWindow, ProtectionDomain, Result, srq,
+};
 
 pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
@@ -397,10 +399,10 @@ impl QueuePair {
     ///
     /// # Errors
     /// EBUSY with the queue pair, while it is in a multicast group.
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), CloseError<Self>> {
         match self.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(CloseError::new(self, error)),
         }
     }
 
@@ -417,7 +419,7 @@ impl QueuePair {
         self,
         send_cq: &mut CompletionQueue,
         recv_cq: Option<&mut CompletionQueue>,
-    ) -> Result<Vec<Released>, (Self, Error)> {
+    ) -> Result<Vec<Released>, CloseError<Self>> {
         let inner = Arc::clone(self.inner());
         let fits = send_cq.serves(&inner.send_cq)
             && match (&recv_cq, &inner.recv_fifo) {
@@ -427,10 +429,10 @@ impl QueuePair {
             };
         if !fits {
             let what = "these are not the completion queues of the queue pair";
-            return Err((self, Error::Invalid { what }));
+            return Err(CloseError::new(self, Error::Invalid { what }));
         }
         if let Err(error) = self.destroy() {
-            return Err((self, error));
+            return Err(CloseError::new(self, error));
         }
         let mut released = Vec::new();
         let mut keep = |posted: Posted| released.push(Released::from(posted));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Inner, QueuePair};
 use crate::query::Gid;
-use crate::{Error, Result};
+use crate::{CloseError, Result};
 
 /// A queue pair's membership in a multicast group. Dropping it leaves the
 /// group. The queue pair cannot be closed meanwhile, and lives on if it is
@@ -56,10 +56,10 @@ impl Membership {
     ///
     /// # Errors
     /// The kernel's reason, with the membership.
-    pub fn leave(mut self) -> Result<(), (Self, Error)> {
+    pub fn leave(mut self) -> Result<(), CloseError<Self>> {
         match self.leave_now() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(CloseError::new(self, error)),
         }
     }
 }

@@ -292,7 +292,7 @@ fn row_15_busy_and_row_16_close_with_entries() {
     b.receive(bench.buffer(64), 1).unwrap();
     a.send(bench.filled(b"left"), 2).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    let (reader, error) = reader.close().unwrap_err();
+    let (reader, error) = reader.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::Busy { .. }), "{error}");
     drop((a, b));
     reader.close().unwrap();
@@ -424,7 +424,7 @@ fn row_32_draining() {
         b.receive(bench.buffer(64), token).unwrap();
     }
     let drained = b.drain(reader.queue_mut(), None, Duration::from_secs(2), |_| ());
-    let mut drained = drained.map_err(|(_, error)| error).unwrap();
+    let mut drained = drained.unwrap();
     let mut tokens: Vec<u64> = Vec::new();
     for completion in &mut drained.completions {
         assert_eq!(completion.status(), Status::WR_FLUSH_ERR);

@@ -59,15 +59,15 @@ fn what_is_in_use_is_handed_back() {
         context,
         ..
     } = pair;
-    let (cq, busy) = cq.close().unwrap_err();
+    let (cq, busy) = cq.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
-    let (domain, busy) = domain.close().unwrap_err();
+    let (domain, busy) = domain.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
-    let (context, busy) = context.close().unwrap_err();
+    let (context, busy) = context.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     let region = domain.alloc_remote(64, Default::default()).unwrap();
     a.receive(region.slice(..).unwrap(), 1).unwrap();
-    let (region, busy) = region.close().unwrap_err();
+    let (region, busy) = region.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     drop((a, b));
     // Nobody has polled, so nobody else holds what was in flight.
@@ -82,7 +82,7 @@ fn what_is_in_use_is_handed_back() {
 fn a_queue_pair_in_a_group_is_handed_back() {
     let Pair { a: _a, mut b, .. } = Pair::new(Transport::Datagram);
     let membership = b.join("::ffff:239.1.2.3".parse().unwrap(), 0).unwrap();
-    let (b, busy) = b.close().unwrap_err();
+    let (b, busy) = b.close().unwrap_err().into_parts();
     assert_eq!(busy.errno(), libc::EBUSY);
     drop(membership);
     b.close().unwrap();

@@ -169,7 +169,7 @@ fn a_shared_receive_queue_serves_several() {
     let refused = pairs[0].1.receive(parts.next().unwrap(), 0).unwrap_err();
     assert!(refused.data.is_some(), "{refused}");
     srq.receive(parts.next().unwrap(), 77).unwrap();
-    let (srq, busy) = srq.close().unwrap_err();
+    let (srq, busy) = srq.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     drop(pairs);
     let left = srq.close().unwrap();

@@ -143,7 +143,7 @@ fn a_handle_keeps_the_queue_but_does_not_poll_it() {
     let world = World::new();
     let queue = world.context.completion_queue().build().unwrap();
     let handle = queue.handle();
-    let (queue, busy) = queue.close().unwrap_err();
+    let (queue, busy) = queue.close().unwrap_err().into_parts();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     drop(queue);
     let orphan = world.domain.queue_pair(Transport::Reliable, &handle);

@@ -116,7 +116,10 @@ fn a_queue_pair_gives_back_what_was_in_flight() {
     world.complete(id, 17);
     world.cq.poll_one().unwrap().unwrap();
     let mut other = world.context.completion_queue().build().unwrap();
-    let (qp, error) = qp.close_and_drain(&mut other, None).unwrap_err();
+    let (qp, error) = qp
+        .close_and_drain(&mut other, None)
+        .unwrap_err()
+        .into_parts();
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
     let left = qp.close_and_drain(&mut world.cq, None).unwrap();
     let tokens: Vec<_> = left.iter().map(|left| left.token).collect();

@@ -7,10 +7,12 @@ use std::thread;
 use ringverbs::completion::SharedCompletionQueue;
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, AhAttr, Error, Inline, QueuePair, SharedReceiveQueue, Transport, WindowType,
-    WorkRequest,
+    AccessFlags, AhAttr, Error, Inline, ProtectionDomain, QueuePair, SharedReceiveQueue, Transport,
+    WindowType, WorkRequest,
 };
+use uverbs::Errno;
 use uverbs::abi::ids::*;
+use uverbs::kernel::fake::{Reply, Target};
 
 use crate::common::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
 use crate::common::{Driver, layout};
@@ -57,6 +59,33 @@ fn taken(driver: &Driver) -> Vec<u64> {
 }
 
 #[test]
+fn a_close_that_is_refused_is_an_error_with_the_object() {
+    fn close(domain: ProtectionDomain) -> Result<(), Error> {
+        domain.close()?;
+        Ok(())
+    }
+    let world = World::new();
+    let other = world.domain.clone();
+    let refused = world.domain.clone().close().unwrap_err();
+    let error: &dyn std::error::Error = &refused;
+    assert!(error.to_string().contains("in use by"), "{error}");
+    assert!(error.source().is_none());
+    // It still works.
+    refused.into_object().alloc(64).unwrap();
+    assert!(matches!(close(other), Err(Error::Busy { .. })));
+
+    let domain = world.context.alloc_pd().unwrap();
+    let destroy = Target::Method(OBJECT_PD, METHOD_PD_DESTROY);
+    let busy = |_: &mut Reply<'_>| Err(Errno::new(libc::EBUSY));
+    world.machine.fake.on(destroy, busy);
+    let refused = domain.close().unwrap_err();
+    assert_eq!(refused.error.errno(), libc::EBUSY);
+    assert!(std::error::Error::source(&refused).is_some());
+    world.machine.fake.reset(destroy);
+    close(refused.object).unwrap();
+}
+
+#[test]
 fn a_path_in_flight_outlives_its_handle() {
     let mut world = World::new();
     world.machine.fake.on(CREATE_AH, |reply| {
@@ -67,7 +96,7 @@ fn a_path_in_flight_outlives_its_handle() {
     let path = world.domain.address_handle(&AhAttr::default()).unwrap();
     let request = WorkRequest::send(Inline(b"x")).to(&path, 1, 2);
     qp.post(request).unwrap();
-    let (path, error) = path.close().unwrap_err();
+    let (path, error) = path.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::Busy { .. }), "{error}");
     drop(path);
     assert_eq!(world.live(OBJECT_AH), 1);
@@ -118,7 +147,7 @@ fn a_region_in_flight_outlives_its_handle() {
     let access = AccessFlags::REMOTE_READ;
     let region = world.domain.alloc_remote(64, access).unwrap();
     qp.send(region.slice(8..16).unwrap(), 1).unwrap();
-    let (region, error) = region.close().unwrap_err();
+    let (region, error) = region.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::Busy { .. }), "{error}");
     drop(region);
     assert_eq!(world.live(OBJECT_MR), 1);
@@ -144,7 +173,7 @@ fn shared_receives_outlive_the_queue_s_handle() {
     let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let qp = builder.srq(&srq).build().unwrap();
     srq.receive(world.buffer(b"shared"), 1).unwrap();
-    let (srq, error) = srq.close().unwrap_err();
+    let (srq, error) = srq.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::Busy { .. }), "{error}");
     drop(srq);
     assert_eq!((world.live(OBJECT_SRQ), world.live(OBJECT_MR)), (1, 1));

@@ -139,7 +139,7 @@ fn memory_that_the_device_may_still_write_is_leaked() {
     assert!(is_mapped(addr));
 
     let region = world.domain.alloc(64).unwrap();
-    let (region, error) = region.close().unwrap_err();
+    let (region, error) = region.close().unwrap_err().into_parts();
     assert_eq!(error.errno(), libc::EBUSY);
     world.machine.fake.reset(DEREG_MR);
     region.close().unwrap();
@@ -196,7 +196,7 @@ fn a_drop_that_the_kernel_refuses_leaks_and_does_not_panic() {
         .machine
         .fake
         .on(DESTROY_QP, |_| Err(Errno::new(libc::EBUSY)));
-    let (qp, error) = qp.close().unwrap_err();
+    let (qp, error) = qp.close().unwrap_err().into_parts();
     assert_eq!(error.errno(), libc::EBUSY);
     drop(qp);
     assert!(is_mapped(addr));

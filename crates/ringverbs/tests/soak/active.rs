@@ -229,7 +229,7 @@ impl Active {
             // Closed: everything is given back at once.
             1 => {
                 let released = connection.qp.close_and_drain(&mut self.cq, None);
-                let released = released.unwrap_or_else(|(_, error)| panic!("{error}"));
+                let released = released.unwrap_or_else(|error| panic!("{error}"));
                 for released in released {
                     let operation = next(&mut connection.in_flight, released.token);
                     let buffer = released.payload.into_buffer();

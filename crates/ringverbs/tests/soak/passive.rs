@@ -242,7 +242,7 @@ impl Passive {
                 .for_each(|number| self.pool.let_go(number));
         } else {
             let released = end.qp.close_and_drain(&mut self.cq, None);
-            for released in released.unwrap_or_else(|(_, error)| panic!("{error}")) {
+            for released in released.unwrap_or_else(|error| panic!("{error}")) {
                 let number = released.token as u32;
                 assert!(end.posted.remove(&number), "{released:?}");
                 let buffer = released.payload.into_buffer().unwrap();
