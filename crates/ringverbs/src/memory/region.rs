@@ -27,12 +27,12 @@ impl Region {
         Self::with(domain, len, MmapFlags::empty(), AccessFlags::empty())
     }
 
-    /// As [`Region::alloc`], in huge pages: fewer entries in the device's
-    /// translation table.
+    /// As [`Region::alloc`], in huge pages of the default size, rounded up to
+    /// whole ones: fewer entries in the device's translation table.
     ///
     /// # Errors
-    /// As there; ENOMEM if no huge pages were reserved
-    /// (`/proc/sys/vm/nr_hugepages`).
+    /// As there; ENOMEM if not enough huge pages were reserved
+    /// (`/proc/sys/vm/nr_hugepages`); [`Error::Unsupported`] of a kernel without.
     pub fn alloc_huge(domain: &ProtectionDomain, len: usize) -> Result<Self> {
         Self::with(domain, len, MmapFlags::HUGE_PAGES, AccessFlags::empty())
     }

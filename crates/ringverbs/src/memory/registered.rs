@@ -46,7 +46,13 @@ impl Registered {
             });
         }
         // The kernel rounds up to pages; said here, so that the size is known.
-        let page = MmapOptions::page_size();
+        // Of huge pages it also unmaps only whole ones: any other length is
+        // refused, and the memory would stay.
+        let page = if flags.contains(MmapFlags::HUGE_PAGES) {
+            huge_page_size()?
+        } else {
+            MmapOptions::page_size()
+        };
         let len = len.checked_next_multiple_of(page).ok_or(Error::NoMemory)?;
         let map = MmapOptions::new(len)
             .map(|options| options.with_flags(flags))
@@ -203,6 +209,28 @@ impl Registered {
     }
 }
 
+/// Bytes of a huge page of the default size, which is that asked for where none
+/// is named.
+fn huge_page_size() -> Result<usize> {
+    let failed = |error| Error::Map {
+        what: "huge pages of a region's memory",
+        error,
+    };
+    let text = std::fs::read_to_string("/proc/meminfo").map_err(failed)?;
+    default_huge_page(&text).ok_or(Error::Unsupported { what: "huge pages" })
+}
+
+/// The default size in `/proc/meminfo`; no such line in a kernel without huge
+/// pages.
+fn default_huge_page(meminfo: &str) -> Option<usize> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("Hugepagesize:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let bytes = kib.checked_mul(1024)?;
+    bytes.is_power_of_two().then_some(bytes)
+}
+
 /// # Safety
 /// Until the registration is gone, the device may read the memory, and write it
 /// as the access says.
@@ -269,5 +297,29 @@ impl fmt::Debug for Registered {
             .field("lkey", &format_args!("{:#x}", self.lkey))
             .field("rkey", &format_args!("{:#x}", self.rkey))
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_huge_page;
+
+    #[test]
+    fn the_default_size_of_a_huge_page_is_found() {
+        let text = "HugePages_Total:       8\nHugepagesize:       2048 kB\nHugetlb: 0 kB\n";
+        assert_eq!(default_huge_page(text), Some(2 << 20));
+        assert_eq!(
+            default_huge_page("Hugepagesize: 524288 kB"),
+            Some(512 << 20)
+        );
+        for none in [
+            "MemTotal: 1 kB\n",
+            "Hugepagesize: 0 kB",
+            "Hugepagesize: 3 kB",
+            "Hugepagesize: x kB",
+            "Hugepagesize: 99999999999999999999 kB",
+        ] {
+            assert_eq!(default_huge_page(none), None, "{none}");
+        }
     }
 }

@@ -55,8 +55,25 @@ impl RemoteRegion {
     /// [`Error::Invalid`] for flags that make no sense here; ENOMEM over the
     /// locked memory limit (`ulimit -l`) or without memory.
     pub fn alloc(domain: &ProtectionDomain, len: usize, access: AccessFlags) -> Result<Self> {
-        let access = checked(access)?;
-        let memory = Registered::alloc(domain, len, MmapFlags::empty(), access)?;
+        Self::with(domain, len, MmapFlags::empty(), access)
+    }
+
+    /// As [`RemoteRegion::alloc`], in huge pages
+    /// ([`Region::alloc_huge`](crate::Region::alloc_huge)).
+    ///
+    /// # Errors
+    /// As both.
+    pub fn alloc_huge(domain: &ProtectionDomain, len: usize, access: AccessFlags) -> Result<Self> {
+        Self::with(domain, len, MmapFlags::HUGE_PAGES, access)
+    }
+
+    fn with(
+        domain: &ProtectionDomain,
+        len: usize,
+        flags: MmapFlags,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let memory = Registered::alloc(domain, len, flags, checked(access)?)?;
         Ok(Self {
             memory: Arc::new(memory),
         })

@@ -2,7 +2,10 @@
 //! the device's name in `RXE_DEV`.
 
 mod events;
+#[path = "../common/huge.rs"]
+mod huge;
 mod lifetimes;
+mod memory;
 mod operations;
 mod queues;
 

@@ -9,8 +9,11 @@ mod common;
 mod bad_input;
 mod completion;
 mod connect;
+#[path = "../common/huge.rs"]
+mod huge;
 mod in_flight;
 mod lifetimes;
+mod memory;
 mod soundness;
 
 use std::os::fd::AsRawFd;
