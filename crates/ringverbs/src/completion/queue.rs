@@ -409,7 +409,7 @@ impl CompletionQueue {
 
     /// The completions that are there now, and have not been looked at.
     #[inline(always)]
-    pub(super) fn available(&mut self) -> device::Span {
+    pub(crate) fn available(&mut self) -> device::Span {
         if self.held {
             self.give_back();
         }
@@ -420,8 +420,12 @@ impl CompletionQueue {
     fn give_back(&mut self) {
         self.held = false;
         let mut span = self.ring.available();
-        self.ring.advance(&mut span);
-        self.ring.release(&span);
+        // Not there any more if the ring could not be mapped when it was
+        // resized, or the device has taken it back.
+        if span.at != span.end {
+            self.ring.advance(&mut span);
+            self.ring.release(&span);
+        }
     }
 
     /// Lets go of queues that have gone since this was asked last.

@@ -61,8 +61,8 @@ impl CompletionQueue {
     /// brought to an end by it: their memory stays in flight.
     #[inline(always)]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
+        let mut span = self.available();
         let ring = self.ring();
-        let mut span = ring.available();
         let mut count = 0;
         while span.at != span.end && count < max {
             each(Entry(ring.entry(&span)));

@@ -111,6 +111,55 @@ fn a_forgotten_queue_pair_keeps_its_memory() {
     std::mem::forget(machine);
 }
 
+/// A cursor that was forgotten has taken what it has shown: whatever reads next
+/// goes on behind it, and nothing is given back twice.
+#[test]
+fn after_a_forgotten_cursor_every_way_of_reading_goes_on() {
+    for shown in 1..=3 {
+        let mut world = World::new();
+        let (mut qp, queues) = world.queue_pair(17);
+        for token in 0..3 {
+            qp.send(world.buffer(b"x"), token).unwrap();
+        }
+        let ids = queues.sent();
+        for &id in &ids {
+            world.complete(id, 17);
+        }
+        let mut cursor = world.cq.cursor();
+        for _ in 0..shown {
+            cursor.next_entry().unwrap().unwrap();
+        }
+        std::mem::forget(cursor);
+        let mut seen = Vec::new();
+        let rest = ids.len() - shown;
+        let count = world.cq.poll_raw(8, |entry| seen.push(entry.wr_id()));
+        assert_eq!((count, &seen[..]), (rest, &ids[shown..]));
+        assert_eq!(world.completions.consumer(), 3);
+        // What comes later is not lost.
+        qp.send(world.buffer(b"x"), 9).unwrap();
+        let id = queues.sent()[0];
+        world.complete(id, 17);
+        let completion = world.cq.poll_one().unwrap().unwrap();
+        assert_eq!(completion.token, 9);
+        assert_eq!(world.completions.consumer(), 4);
+    }
+}
+
+/// ... nor if the device has taken it back meanwhile.
+#[test]
+fn a_forgotten_cursor_gives_nothing_back_of_an_empty_queue() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.send(world.buffer(b"x"), 1).unwrap();
+    world.complete(queues.sent()[0], 17);
+    let mut cursor = world.cq.cursor();
+    cursor.next_entry().unwrap().unwrap();
+    std::mem::forget(cursor);
+    world.completions.set_producer(0);
+    assert!(world.cq.poll_one().unwrap().is_none());
+    assert_eq!(world.completions.consumer(), 0);
+}
+
 /// Memory is deregistered, then freed.
 #[test]
 fn memory_is_deregistered_before_it_is_freed() {
