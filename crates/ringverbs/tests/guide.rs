@@ -130,6 +130,7 @@ fn tests_that_promises_name_exist() {
             let (folder, names) = match group.split_once(": ") {
                 Some(("fake", names)) => ("crates/ringverbs/tests/fake", names),
                 Some(("device", names)) => ("crates/ringverbs/tests/device", names),
+                Some(("unit", names)) => ("crates/ringverbs/src", names),
                 Some(("loom", names)) => ("crates/ring/tests", names),
                 Some(("provider", names)) => ("provider-plugin/src", names),
                 Some(other) => panic!("{other:?}: {row}"),

@@ -16,8 +16,10 @@ use crate::{CloseError, Error, ProtectionDomain, Result};
 /// Memory that peers may read, write or do atomics on, as its access says.
 ///
 /// A peer writes when it likes. So this memory is never a Rust slice: it is
-/// copied in and out, or accessed 8 bytes at a time, by relaxed atomic accesses.
-/// Of a copy that a peer's write overtakes, each byte is an old or a new one.
+/// copied in and out, or accessed 8 bytes at a time, by atomic accesses of whole
+/// aligned words of 8 bytes. Of a copy that a peer's write overtakes, each byte is
+/// an old or a new one. A copy costs what its words cost; a copy in that does not
+/// begin or end at a multiple of 8, a locked instruction there.
 ///
 /// A handle: clones refer to the same memory, which is deregistered and freed
 /// when the last clone, [`MemorySlice`] and operation in flight are gone.
@@ -118,8 +120,9 @@ impl RemoteRegion {
     /// [`Error::Limit`] if that is not all within the region.
     pub fn read_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let from = self.at(offset, to.len())?;
-        // SAFETY: so many bytes are mapped there while the region lives, and
-        // are only ever accessed atomically.
+        // SAFETY: so many bytes are mapped there while the region lives. It is
+        // whole pages, so their words are all of it, and is only ever accessed
+        // by this module's atomic words.
         unsafe { bytes::load(from, to) };
         Ok(())
     }
@@ -143,7 +146,7 @@ impl RemoteRegion {
     /// not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let place = self.word(offset)?;
-        // SAFETY: 8 mapped bytes, aligned, only ever accessed atomically.
+        // SAFETY: 8 mapped bytes, aligned, only ever accessed so.
         Ok(unsafe { bytes::load_word(place) })
     }
 
