@@ -68,9 +68,12 @@ pub fn build(to: &Path) -> Result<()> {
             fs::copy(&path, to.join(name))?;
         }
     }
-    fs::copy(
-        driver::root().join("crates/cli/tests/guest.sh"),
-        to.join("cli.sh"),
-    )?;
+    // Others' scripts that these use as well.
+    for (script, name) in [
+        ("crates/cli/tests/guest.sh", "cli.sh"),
+        ("rxe-tests/programs/wire.sh", "wire.sh"),
+    ] {
+        fs::copy(driver::root().join(script), to.join(name))?;
+    }
     Ok(())
 }
