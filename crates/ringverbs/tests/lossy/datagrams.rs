@@ -79,13 +79,13 @@ fn report(what: &str, messages: &Messages) {
 #[test]
 #[ignore = "needs two rxe devices"]
 fn what_arrives_of_an_unreliable_connection_is_whole() {
-    let count = setting("MESSAGES", 400) / 2;
+    let count = setting("MESSAGES", 200) / 2;
     let mut numbers = Numbers(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Unreliable);
     let (at_a, at_b) = (a.qp.endpoint(&a.local), b.qp.endpoint(&b.local));
     found(|| a.qp.connect(&a.local, &at_b));
     found(|| b.qp.connect(&b.local, &at_a));
-    let packet = 128 << at_a.mtu.min(at_b.mtu);
+    let packet = at_a.mtu.min(at_b.mtu).bytes() as usize;
     let access = AccessFlags::REMOTE_WRITE;
     let region: RemoteRegion = b
         .domain
@@ -135,13 +135,13 @@ fn what_arrives_of_an_unreliable_connection_is_whole() {
 #[test]
 #[ignore = "needs two rxe devices"]
 fn datagrams_that_arrive_are_whole() {
-    let count = setting("MESSAGES", 400);
+    let count = setting("MESSAGES", 200);
     let mut numbers = Numbers(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Datagram);
     a.qp.activate(&a.local, QKEY).unwrap();
     b.qp.activate(&b.local, QKEY).unwrap();
     let path = found(|| a.domain.address_handle_to(&a.local, b.local.gid));
-    let longest = 128 << a.local.mtu;
+    let longest = a.local.mtu.bytes() as usize;
     post_receives(&mut b);
     let mut messages = Messages {
         lengths: Vec::new(),

@@ -1,6 +1,6 @@
 //! The two ends of a connection between two devices.
 
-use ringverbs::qp::{ReadyToReceive, ReadyToSend};
+use ringverbs::qp::ConnectOptions;
 use ringverbs::{Buffer, CompletionQueue, LocalAddress, ProtectionDomain, QueuePair, Transport};
 
 use super::common::context;
@@ -69,14 +69,9 @@ pub fn ends(transport: Transport) -> (End, End) {
 /// Connects reliably, with so many retries; 7 are without end on rdma_rxe.
 pub fn connect(a: &mut End, b: &mut End, retries: u8) {
     let (at_a, at_b) = (a.qp.endpoint(&a.local), b.qp.endpoint(&b.local));
-    for (end, mine, peer) in [(a, at_a, at_b), (b, at_b, at_a)] {
-        let path = end.local.path_to(peer.gid, peer.lid);
-        let mtu = mine.mtu.min(peer.mtu);
-        end.qp.initialize(&end.local).unwrap();
-        let receive = ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu);
-        found(|| end.qp.transition(receive));
-        let send = ReadyToSend::reliable(mine.psn).retry_cnt(retries);
-        end.qp.transition(send).unwrap();
+    let options = ConnectOptions::new().retries(retries);
+    for (end, peer) in [(a, at_b), (b, at_a)] {
+        found(|| end.qp.connect_with(&end.local, &peer, &options));
     }
 }
 

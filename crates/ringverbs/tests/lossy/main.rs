@@ -43,7 +43,7 @@ use ringverbs::Transport;
 
 fn plan() -> Plan {
     Plan {
-        count: setting("MESSAGES", 400),
+        count: setting("MESSAGES", 200),
         seed: setting("SEED", 1),
         empty: false,
         deaths: 0,

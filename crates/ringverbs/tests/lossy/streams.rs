@@ -32,7 +32,7 @@ fn streams_arrive_whole() {
         let text = std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: an address"));
         text.parse().unwrap()
     };
-    let bytes = setting("BYTES", 1 << 20);
+    let bytes = setting("BYTES", 1 << 18);
     // Requests to connect get lost as well, and are repeated after seconds.
     let options = StreamOptions::new().connect_timeout(Duration::from_secs(60));
     let to = SocketAddr::from((address("RXE_ADDR1"), 0));
