@@ -3,16 +3,14 @@
 //!
 //! `cargo run --example atomics [DEVICE]`
 
-use ringverbs::{
-    AccessFlags, Buffer, CompletionQueue, Device, Error, QueuePair, Transport, WorkRequest,
-};
+use ringverbs::{AccessFlags, Buffer, CompletionQueue, Device, QueuePair, Transport, WorkRequest};
 
 /// Posts an atomic whose old value comes into `old`, waits, and returns it.
 fn run(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
     request: WorkRequest<Buffer>,
-) -> Result<(u64, Buffer), Error> {
+) -> Result<(u64, Buffer), Box<dyn std::error::Error>> {
     qp.post(request)?;
     let mut completion = cq.poll_until_one()?;
     if let Err(failure) = completion.result {
@@ -25,7 +23,7 @@ fn run(
     Ok((u64::from_ne_bytes(value), old))
 }
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
         None => Device::first()?,

@@ -17,7 +17,7 @@ struct Peer {
     qp_num: u32,
 }
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
         None => Device::first()?,
@@ -26,7 +26,7 @@ fn main() -> Result<(), Error> {
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(64).build()?;
     let local = context.local_address(1)?;
-    let make = || -> Result<_, Error> {
+    let make = || -> Result<_, Box<dyn std::error::Error>> {
         let builder = domain.queue_pair(Transport::Datagram, &cq).inline(64);
         let mut qp = builder.build()?;
         qp.activate(&local, QKEY)?;
@@ -54,7 +54,8 @@ fn main() -> Result<(), Error> {
     for peer in &vector {
         let text = format!("hello, {}", peer.name);
         let request = WorkRequest::send(Inline(text.as_bytes()));
-        sender.post(request.to(&peer.path, peer.qp_num, QKEY))?;
+        let posted = sender.post(request.to(&peer.path, peer.qp_num, QKEY));
+        posted.map_err(Error::from)?;
     }
 
     for _ in 0..6 {

@@ -2,9 +2,9 @@
 //!
 //! `cargo run --example hello [DEVICE]`
 
-use ringverbs::{Device, Error, Transport};
+use ringverbs::{Device, Transport};
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A device, and a protection domain for everything that works together.
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,

@@ -6,11 +6,11 @@
 //!
 //! `cargo run --example srq_echo [DEVICE [CLIENTS]]`
 
-use std::collections::HashMap;
-use std::sync::mpsc;
-use std::thread;
+use std::{collections::HashMap, sync::mpsc, thread};
 
-use ringverbs::{Device, Endpoint, Error, Operation, Transport};
+use ringverbs::{Device, Endpoint, Operation, Transport};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const MESSAGES: usize = 10;
 const SIZE: usize = 256;
@@ -20,7 +20,7 @@ fn client(
     number: usize,
     device: &Device,
     tell: mpsc::Sender<(Endpoint, mpsc::Sender<Endpoint>)>,
-) -> Result<(), Error> {
+) -> Result<()> {
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(8).build()?;
@@ -54,7 +54,7 @@ fn client(
     Ok(())
 }
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let device = match args.next() {
         Some(name) => Device::named(&name)?,

@@ -3,9 +3,9 @@
 //!
 //! `cargo run --example write_with_immediate [DEVICE]`
 
-use ringverbs::{AccessFlags, Device, Error, Operation, Transport, WorkRequest};
+use ringverbs::{AccessFlags, Device, Operation, Transport, WorkRequest};
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
         None => Device::first()?,

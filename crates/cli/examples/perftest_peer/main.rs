@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, Buffer, CompletionQueue, Device, Error, ProtectionDomain, QueuePair, RemoteAddr,
+    AccessFlags, Buffer, CompletionQueue, Device, ProtectionDomain, QueuePair, RemoteAddr,
     Transport,
 };
 use wire::{CYCLE, Destination, Peer, Report};
@@ -69,13 +69,10 @@ fn measure(
     there: RemoteAddr,
     (qp, cq): (&mut QueuePair, &mut CompletionQueue),
 ) -> Result<Duration> {
-    let post = |qp: &mut QueuePair, buffer: Buffer| {
-        let posted = match measured {
-            Measured::Send => qp.send(buffer, 0),
-            Measured::Write => qp.write(buffer, there, 0),
-            Measured::Read => qp.read(buffer, there, 0),
-        };
-        posted.map_err(Error::from)
+    let post = |qp: &mut QueuePair, buffer: Buffer| match measured {
+        Measured::Send => qp.send(buffer, 0),
+        Measured::Write => qp.write(buffer, there, 0),
+        Measured::Read => qp.read(buffer, there, 0),
     };
     let (start, mut posted, mut done) = (Instant::now(), 0, 0);
     for buffer in buffers.into_iter().take(count.try_into()?) {

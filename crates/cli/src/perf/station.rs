@@ -143,7 +143,7 @@ impl Station {
 
     fn receive(&mut self, buffer: Buffer) -> Result<(), Error> {
         let posted = self.qp.receive(buffer, 0);
-        posted.map_err(|error| doing("posting a receive")(error.into()))
+        posted.map_err(|error| doing("posting a receive")(error.into_error()))
     }
 
     /// Begins an operation of `size` bytes. There must be a free buffer.
@@ -161,7 +161,7 @@ impl Station {
         };
         let posted = self.qp.post(request);
         self.begun += 1;
-        posted.map_err(|error| doing("posting")(error.into()))
+        posted.map_err(|error| doing("posting")(error.into_error()))
     }
 
     /// Operations begun and not completed.
@@ -191,7 +191,7 @@ impl Station {
             if completion.operation == Operation::Receive {
                 self.received += 1;
                 let posted = self.qp.receive(buffer, 0);
-                posted.map_err(|error| doing("posting a receive")(error.into()))?;
+                posted.map_err(|error| doing("posting a receive")(error.into_error()))?;
             } else {
                 self.completed += 1;
                 self.free.push(buffer);

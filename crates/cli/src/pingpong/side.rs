@@ -168,7 +168,7 @@ impl Side {
             (None, Some(ball)) => ball.qp.receive(buffer, 0),
             (None, None) => Ok(()),
         };
-        posted.map_err(|error| doing("posting a receive")(error.into()))
+        posted.map_err(|error| doing("posting a receive")(error.into_error()))
     }
 
     /// Where the other side will find us. As many messages as are exchanged:
@@ -397,7 +397,7 @@ impl Ball {
             }
             None => self.qp.send(buffer, 0),
         };
-        posted.map_err(|error| doing("posting a send")(error.into()))
+        posted.map_err(|error| doing("posting a send")(error.into_error()))
     }
 }
 

@@ -181,7 +181,8 @@ impl TaggedEndpoint {
         let mut pool = domain.alloc(all)?.into_buffer();
         let mut spare = Vec::with_capacity(depth as usize);
         for _ in 0..depth {
-            qp.receive(pool.split_to(size), RECEIVE)?;
+            qp.receive(pool.split_to(size), RECEIVE)
+                .map_err(PostError::into_error)?;
             spare.push(pool.split_to(size));
         }
         Ok(Self {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Companion, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
-use crate::data::{Data, Sink, Source};
+use crate::data::{Data, Inline, Sink, Source};
 use crate::device::{Doorbell, RecvQueue, SendFlags, SendQueue};
 use crate::inflight::Note;
 use crate::operation::{Operation, RemoteAddr};
@@ -11,6 +11,19 @@ use crate::{Error, Result};
 
 /// An operation that was not posted, or one that was and of which the device
 /// could not be told.
+///
+/// It has the operation's memory, and so it is no [`Error`] by itself: `?` would
+/// drop a buffer of a pool, only because a queue was full. What to do is said
+/// by taking `data` out, or by [`into_error`](Self::into_error), which drops it.
+/// Where nothing is owned, `()` or [`Inline`], `?` does.
+///
+/// ```compile_fail,E0277
+/// # use ringverbs::{Buffer, Error, QueuePair};
+/// fn lost(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Error> {
+///     qp.send(buffer, 1)?;
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct PostError<D> {
     /// Why.
@@ -29,14 +42,27 @@ impl<D> fmt::Display for PostError<D> {
 }
 
 impl<D: fmt::Debug> std::error::Error for PostError<D> {
+    /// What is behind the reason, whose text is this one's.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        self.error.source()
     }
 }
 
-impl<D> From<PostError<D>> for Error {
-    /// Drops the operation's memory.
-    fn from(error: PostError<D>) -> Self {
+impl<D> PostError<D> {
+    /// The reason alone. The operation's memory is dropped.
+    pub fn into_error(self) -> Error {
+        self.error
+    }
+}
+
+impl From<PostError<()>> for Error {
+    fn from(error: PostError<()>) -> Self {
+        error.error
+    }
+}
+
+impl From<PostError<Inline<'_>>> for Error {
+    fn from(error: PostError<Inline<'_>>) -> Self {
         error.error
     }
 }

@@ -12,7 +12,7 @@ use crate::{AccessFlags, AddressHandle, Context, Error, MemoryWindow, Result};
 ///
 /// ```no_run
 /// # fn f(qp: &mut ringverbs::QueuePair, buffer: ringverbs::Buffer, there: ringverbs::RemoteAddr)
-/// # -> Result<(), ringverbs::Error> {
+/// # -> Result<(), ringverbs::PostError<ringverbs::Buffer>> {
 /// use ringverbs::WorkRequest;
 /// qp.post(WorkRequest::write(buffer, there).immediate(7).token(42))?;
 /// # Ok(()) }

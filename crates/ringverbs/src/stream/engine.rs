@@ -14,7 +14,7 @@ use crate::cm::{self, Connection};
 use crate::completion::{Completion, CompletionQueue, Status};
 use crate::memory::Buffer;
 use crate::operation::Operation;
-use crate::qp::{QueuePair, Transport, WorkRequest};
+use crate::qp::{PostError, QueuePair, Transport, WorkRequest};
 use crate::{CompletionChannel, ProtectionDomain};
 
 /// Completions that are read at once.
@@ -70,7 +70,7 @@ impl Parts {
         let buffers = std::mem::take(&mut self.receives);
         self.qp.receive_batch(|batch| {
             for buffer in buffers {
-                batch.receive(buffer, 0)?;
+                batch.receive(buffer, 0).map_err(PostError::into_error)?;
             }
             Ok(())
         })
@@ -375,7 +375,7 @@ impl Engine {
                 } else {
                     *unsignaled = 0;
                 }
-                batch.post(request)?;
+                batch.post(request).map_err(PostError::into_error)?;
                 total += len;
             }
             Ok(total)
