@@ -81,13 +81,17 @@ pub struct Case {
     /// What stock is expected to do.
     #[serde(default)]
     pub stock: Stock,
-    /// How often it was run: the same limit for every provider.
+    /// How often it was run; the most that a case has is the same for every
+    /// provider.
     pub attempts: u32,
     /// How long the last attempt took.
     pub seconds: f64,
     /// Why it failed or was skipped.
     #[serde(default)]
     pub detail: String,
+    /// Why the first attempt failed, where there was another.
+    #[serde(default)]
+    pub earlier: String,
     /// What it measured, by name and unit.
     #[serde(default)]
     pub figures: BTreeMap<String, f64>,
@@ -150,6 +154,7 @@ mod tests {
             attempts: 3,
             seconds: 1.5,
             detail: "line one\nline two".into(),
+            earlier: "line three".into(),
             figures: [("us".to_owned(), 12.0)].into(),
         });
         let line = record.line();

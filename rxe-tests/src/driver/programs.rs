@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::case::{Case, Shape};
+use super::case::{ATTEMPTS, Case, Shape};
 use crate::record::{Provider, Stock};
 
 /// The group that they are reported in.
@@ -14,7 +14,9 @@ pub const GROUP: &str = "programs";
 pub const NATIVE: &str = "native";
 
 /// Reads a manifest: a case on a line,
-/// `name | program and arguments | providers | limit in seconds`.
+/// `name | program and arguments | providers | limit in seconds`, and where
+/// another attempt is to be had ` | retry: the reason` (what depends on timing
+/// only; never what looks for a race).
 ///
 /// Providers are
 /// - `both`;
@@ -39,6 +41,13 @@ pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
 
 fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+    let (fields, attempts) = match fields.split_last() {
+        Some((last, rest)) if rest.len() == 4 => match last.strip_prefix("retry:") {
+            Some(why) if !why.trim().is_empty() => (rest, ATTEMPTS),
+            _ => bail!("the fifth field is `retry:` and a reason, not `{last}`"),
+        },
+        _ => (&fields[..], 1),
+    };
     let [name, command, providers, limit] = fields[..] else {
         bail!("four fields are wanted, {} are there", fields.len());
     };
@@ -69,6 +78,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let group = if native.is_some() { NATIVE } else { GROUP };
     let mut case = Case::new(group, name, Shape::Single(command.to_owned())).short();
     case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
+    case.attempts = attempts;
     case.stock = stock;
     case.native = native;
     case.same_output = same_output;
@@ -109,6 +119,8 @@ mod tests {
         assert_eq!(native[1].native, Some(Provider::NativeWithC));
         assert_eq!(native[2].native, Some(Provider::NativeWithPlugin));
         assert_eq!((native[0].group, old[0].native), (NATIVE, None));
+        let again = manifest("a | b | both | 3 | retry: datagrams\n", "44").unwrap();
+        assert_eq!((again[0].attempts, old[0].attempts), (ATTEMPTS, 1));
         let new = manifest(text, "65.0-1").unwrap();
         assert_eq!(new[2].stock, Stock::Reference);
         assert_eq!(new[2].limit, Duration::from_secs(30));
@@ -116,7 +128,13 @@ mod tests {
 
     #[test]
     fn mistakes_in_a_manifest_are_named() {
-        for wrong in ["a | b | both", "a | b | nobody | 3", "a | b | both | soon"] {
+        for wrong in [
+            "a | b | both",
+            "a | b | nobody | 3",
+            "a | b | both | soon",
+            "a | b | both | 3 | retry:",
+            "a | b | both | 3 | often",
+        ] {
             let error = manifest(wrong, "44.0").unwrap_err();
             assert!(format!("{error:#}").contains(wrong), "{error:#}");
         }

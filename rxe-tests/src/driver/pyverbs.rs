@@ -77,6 +77,7 @@ pub fn missing(folder: &Path) -> Record {
             "{} has no tests: rdma-core's source package could not be fetched",
             folder.display()
         ),
+        earlier: String::new(),
         figures: BTreeMap::new(),
     })
 }
@@ -127,7 +128,9 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
         results.insert(id.clone(), (ended, 1));
     }
 
-    // Each failed one again, in a process of its own.
+    // Each failed one again, in a process of its own: they share a queue or a
+    // device with those before them, and wait for datagrams.
+    let mut earlier: BTreeMap<String, String> = BTreeMap::new();
     for id in &all {
         for attempt in 2..=ATTEMPTS {
             if results
@@ -135,6 +138,9 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
                 .is_none_or(|(ended, _)| ended.outcome != Outcome::Fail)
             {
                 break;
+            }
+            if let Some((ended, 1)) = results.get(id) {
+                earlier.insert(id.clone(), last_lines(&ended.detail, 6));
             }
             let pass = once(runner, folder, library, parts, std::slice::from_ref(id))?;
             runner.restore()?;
@@ -157,6 +163,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
             attempts,
             seconds: 0.0,
             detail: last_lines(&ended.detail, 6),
+            earlier: earlier.remove(id).unwrap_or_default(),
             figures: BTreeMap::new(),
         }))?;
     }

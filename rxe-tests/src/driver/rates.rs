@@ -62,10 +62,14 @@ fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Resu
         attempts: 0,
         seconds: 0.0,
         detail: String::new(),
+        earlier: String::new(),
         figures: [].into(),
     };
     while result.outcome == Outcome::Fail && result.attempts < ATTEMPTS {
         result.attempts += 1;
+        if result.attempts == 2 {
+            result.earlier = std::mem::take(&mut result.detail);
+        }
         let (mut stock, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             for (provider, values) in [(Provider::Stock, &mut stock), (Provider::Ours, &mut ours)] {

@@ -105,6 +105,7 @@ impl Runner {
             && provider == Provider::Stock;
         let most = if must_fail { 1 } else { case.attempts };
         let mut attempts = 0;
+        let mut earlier = String::new();
         let (attempt, began) = loop {
             attempts += 1;
             let began = Instant::now();
@@ -115,6 +116,9 @@ impl Runner {
             }
             if attempt.outcome != Outcome::Fail || attempts == most {
                 break (attempt, began);
+            }
+            if earlier.is_empty() {
+                earlier = attempt.detail;
             }
         };
         if attempt.outcome == Outcome::Pass
@@ -135,6 +139,7 @@ impl Runner {
             attempts,
             seconds: (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
             detail: attempt.detail,
+            earlier,
             figures: case.figures.read(&attempt.output),
         };
         self.report.put(&Record::Case(result.clone()))?;

@@ -84,6 +84,7 @@ fn try_one(
         } else {
             reason(&running.output(), 4)
         },
+        earlier: String::new(),
         figures: [].into(),
     }))
 }
