@@ -48,6 +48,23 @@ pub struct Arguments {
     trace: Option<String>,
 }
 
+/// What the bench is compiled and compared with.
+pub const NEEDS: &[(&str, &str)] = &[
+    ("cc", "gcc"),
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    // A file of the package that no installation of ours moves.
+    ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
+];
+
+/// Counts the instructions of ours: how many rows there are, and which counts
+/// are above their limits.
+pub fn gate() -> Result<(usize, Vec<String>)> {
+    let ours = dist::dist()?.join("libringverbs");
+    let program = measure::Program::build(&driver::target_dir().join("bench"))?;
+    let rows = program.measure(&ours, 0, 1)?.rows;
+    Ok((rows.len(), limits::broken_counts(&rows)))
+}
+
 /// Builds, measures, reports.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     let ours = match &arguments.provider {

@@ -11,7 +11,7 @@ use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::{Suite, host, tree};
 
 use crate::suite::{self, Request};
-use crate::{bare, dist, driver};
+use crate::{bare, bench, dist, driver};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -327,7 +327,52 @@ fn without_a_guest() -> Vec<Line> {
         counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
         check("data path", &mut data_path),
+        plugin_counts(),
+        check("fuzz targets", &mut fuzz_targets()),
     ]
+}
+
+/// The instructions of the plugin's data path, against their limits.
+fn plugin_counts() -> Line {
+    const WHAT: &str = "plugin's data path";
+    if !cfg!(target_arch = "x86_64") {
+        return skipped(WHAT, "the counts are x86-64's");
+    }
+    if let Err(error) = host::require(bench::NEEDS, false) {
+        return skipped(WHAT, &error.to_string());
+    }
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = skipped(WHAT, "");
+    line.skipped = 0;
+    match bench::gate() {
+        Ok((rows, broken)) => {
+            for count in &broken {
+                eprintln!("count above its limit: {count}");
+            }
+            line.failed = broken.len();
+            line.passed = rows.saturating_sub(broken.len());
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// Compiles the fuzz targets, which are a workspace of their own. libFuzzer is
+/// not built, and so needs no C++ compiler, since nothing is linked.
+fn fuzz_targets() -> Command {
+    let mut command = Command::new(driver::cargo());
+    command
+        .current_dir(driver::root().join("fuzz"))
+        .args(["check", "--quiet", "--locked", "--target-dir"])
+        .arg(driver::target_dir().join("fuzz"))
+        .env("RUSTFLAGS", "--cfg fuzzing -D warnings")
+        .env("CUSTOM_LIBFUZZER_PATH", "/nowhere/libfuzzer.a");
+    command
 }
 
 /// A rustdoc that looks whether an example which must not compile is refused

@@ -19,7 +19,7 @@ pub const MIRROR_VARIABLE: &str = "RINGVERBS_DEBIAN_MIRROR";
 /// Names the folder that guests are kept in between runs.
 pub const CACHE_VARIABLE: &str = "RINGVERBS_CACHE";
 
-/// A program, and the Debian package that has it.
+/// A program, or a file by its whole path, and the Debian package that has it.
 type Tool = (&'static str, &'static str);
 
 /// What making a guest takes.
@@ -61,7 +61,7 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
     }
     let by_hand = format!("apt-get install {}", packages.join(" "));
     if !is_root() || which("apt-get").is_none() {
-        bail!("this machine lacks what the guest needs; as root: {by_hand}");
+        bail!("this machine lacks what this needs; as root: {by_hand}");
     }
     eprintln!("installing on this machine: {}", packages.join(" "));
     let log = env::temp_dir().join(format!("ringverbs-apt-{}.log", std::process::id()));
@@ -91,8 +91,12 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where a program is found, looking also where only root's shell looks.
+/// Where a program is found, looking also where only root's shell looks; or a
+/// file, where it is.
 pub fn which(program: &str) -> Option<PathBuf> {
+    if program.starts_with('/') {
+        return Some(PathBuf::from(program)).filter(|file| file.exists());
+    }
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
