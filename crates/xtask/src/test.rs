@@ -368,7 +368,7 @@ fn fuzz_targets() -> Command {
     let mut command = Command::new(driver::cargo());
     command
         .current_dir(driver::root().join("fuzz"))
-        .args(["check", "--quiet", "--locked", "--target-dir"])
+        .args(["check", "--quiet", "--target-dir"])
         .arg(driver::target_dir().join("fuzz"))
         .env("RUSTFLAGS", "--cfg fuzzing -D warnings")
         .env("CUSTOM_LIBFUZZER_PATH", "/nowhere/libfuzzer.a");
