@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use ringverbs::completion::{
@@ -12,7 +12,7 @@ use ringverbs::completion::{
 };
 use ringverbs::{Inline, RemoteAddr, WorkRequest};
 
-use crate::Bench;
+use crate::{Bench, LONG, woken};
 
 struct Unpark(std::thread::Thread);
 
@@ -28,7 +28,7 @@ fn block_on<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     loop {
         match Pin::new(&mut *stream).poll_next(&mut Context::from_waker(&waker)) {
             Poll::Ready(item) => return item,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+            Poll::Pending => woken(|| std::thread::park_timeout(LONG)),
         }
     }
 }
@@ -62,7 +62,6 @@ fn row_31_tokio_and_a_cancelled_future() {
         let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
         let mut reader = TokioReader::new(reader).unwrap();
         let mut out: [ContextEntry; 4] = Default::default();
-        let long = Duration::from_secs(20);
         b.receive(bench.buffer(8), 1000).unwrap();
         // Given up in the middle: the buffer stays in flight.
         let short = Duration::from_millis(20);
@@ -74,7 +73,10 @@ fn row_31_tokio_and_a_cancelled_future() {
         assert_eq!(b.in_flight().1, 1);
         a.post(WorkRequest::send(Inline(b"late")).unsignaled())
             .unwrap();
-        let count = tokio::time::timeout(long, reader.read(&mut out)).await;
+        // Time that is up polls once more as well.
+        let begin = Instant::now();
+        let count = tokio::time::timeout(LONG, reader.read(&mut out)).await;
+        assert!(begin.elapsed() < LONG / 4);
         assert_eq!(count.unwrap().unwrap(), 1);
         let buffer = std::mem::take(&mut out[0].payload).into_buffer().unwrap();
         assert_eq!(&buffer[..], b"late");
@@ -84,9 +86,11 @@ fn row_31_tokio_and_a_cancelled_future() {
                 a.post(WorkRequest::send(Inline(b"x")).unsignaled())
                     .unwrap();
                 let next = poll_fn(|task| Pin::new(&mut reader).poll_next(task));
-                tokio::time::timeout(long, next).await.unwrap()
+                tokio::time::timeout(LONG, next).await.unwrap()
             };
+            let begin = Instant::now();
             assert_eq!(step().await.unwrap().unwrap().token, token);
+            assert!(begin.elapsed() < LONG / 4, "at {token}");
         }
     });
 }

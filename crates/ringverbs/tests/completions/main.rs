@@ -16,6 +16,20 @@ use ringverbs::{
 
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
+/// How long a wait may take that something is to end.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// What `wait` gives, which has [`LONG`] and must not have needed it. A wait
+/// whose time is up looks once more before it says so: the time that it took is
+/// all that tells a wake-up which was lost from one that came.
+pub(crate) fn woken<T>(wait: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let result = wait();
+    let took = begin.elapsed();
+    assert!(took < LONG / 4, "nothing woke this in {took:?}");
+    result
+}
+
 pub(crate) fn context() -> Context {
     let name = std::env::var("RXE_DEV").expect("RXE_DEV names the device");
     Device::named(&name).unwrap().open().unwrap()

@@ -10,7 +10,7 @@ use ringverbs::{
     AccessFlags, Error, EventSource, Inline, Operation, RemoteAddr, Status, WorkRequest,
 };
 
-use crate::{Bench, QKEY, next, nothing};
+use crate::{Bench, LONG, QKEY, next, nothing, woken};
 
 #[test]
 #[ignore = "needs rdma_rxe"]
@@ -346,12 +346,12 @@ fn row_22_counters() {
         };
         a.post(write).unwrap();
     }
-    counter.wait(10, Some(Duration::from_secs(10))).unwrap();
+    woken(|| counter.wait(10, Some(LONG))).unwrap();
     assert_eq!((counter.successes(), counter.errors()), (10, 0));
     let more = counter.wait(11, Some(Duration::from_millis(20)));
     assert!(matches!(more, Err(CounterError::Timeout)));
     a.write(Inline(b"x"), RemoteAddr::new(0, 1), 99).unwrap();
-    let failed = counter.wait(11, Some(Duration::from_secs(10)));
+    let failed = woken(|| counter.wait(11, Some(LONG)));
     assert!(matches!(failed, Err(CounterError::Failed)));
     assert_eq!((counter.successes(), counter.errors()), (10, 1));
     assert_eq!(counter.last_error().unwrap().token, 99);
