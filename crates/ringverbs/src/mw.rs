@@ -89,6 +89,14 @@ impl MemoryWindow {
         rkey & !0xff | rkey.wrapping_add(1) & 0xff
     }
 
+    /// The last bind was not posted after all: the key is the one before.
+    pub(crate) fn not_bound(&self) {
+        let rkey = self.rkey();
+        self.inner
+            .rkey
+            .set(rkey & !0xff | rkey.wrapping_sub(1) & 0xff);
+    }
+
     /// A bind with that key is being posted.
     pub(crate) fn binding(&self, slice: Option<&MemorySlice>, rkey: u32) {
         self.inner.rkey.set(rkey);

@@ -374,6 +374,7 @@ fn raw_transfer(bytes: usize) -> Duration {
                         batch.post(WorkRequest::send(buffer)).unwrap();
                         posted += 1;
                     }
+                    Ok::<_, ringverbs::Error>(())
                 })
                 .unwrap();
             }

@@ -26,8 +26,8 @@ use ring::Mapping;
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::raw::{Flags, Write};
 use ringverbs::{
-    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, QueuePair, RemoteAddr,
-    Transport, WorkRequest,
+    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, PostError, QueuePair,
+    RemoteAddr, Transport, WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
@@ -401,8 +401,9 @@ impl Bench {
         let (posting, ()) = post.measure(|| {
             qp.batch(|to| {
                 for buffer in batch_of.drain(..) {
-                    to.post(WorkRequest::write(buffer, AT)).unwrap();
+                    to.post(WorkRequest::write(buffer, AT))?;
                 }
+                Ok::<_, PostError<_>>(())
             })
             .unwrap();
         });
@@ -438,9 +439,11 @@ impl Bench {
         let (taken, ()) = meter.measure(|| {
             qp.receive_batch(|to| {
                 for buffer in batch_of.drain(..) {
-                    to.receive(buffer, 1).unwrap();
+                    to.receive(buffer, 1)?;
                 }
-            });
+                Ok::<_, PostError<_>>(())
+            })
+            .unwrap();
         });
         let ids = self.world.receives.consume();
         self.world.completions.complete(&ids);

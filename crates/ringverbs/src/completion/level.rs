@@ -1,7 +1,7 @@
 //! How much a completion promises, and operations by librpma's names.
 
 use crate::data::Source;
-use crate::qp::{FlushRange, FlushTo, PostError, Transport, WorkRequest};
+use crate::qp::{BatchError, FlushRange, FlushTo, PostError, Transport, WorkRequest};
 use crate::{Buffer, Context, Error, Inline, Operation, QueuePair, RemoteAddr, Result};
 
 /// What a completion promises (`FI_INJECT_COMPLETE` and its like), weakest
@@ -121,7 +121,8 @@ impl QueuePair {
         }
         let posted = self.batch(|batch| {
             batch.post(write.unsignaled())?;
-            // `prepare` has seen to it that this is not refused.
+            // `prepare` has seen to it that this is not refused; if it were,
+            // nothing would be posted, and the memory gone.
             let refused = |error| PostError {
                 error,
                 data: None,
@@ -143,12 +144,13 @@ impl QueuePair {
                 (_, None) => Ok(None),
             }
         });
-        posted.unwrap_or_else(|error| {
-            Err(PostError {
+        posted.map_err(|refused| match refused {
+            BatchError::Abandoned(error) => error,
+            BatchError::Doorbell(error) => PostError {
                 error,
                 data: None,
                 token,
-            })
+            },
         })
     }
 

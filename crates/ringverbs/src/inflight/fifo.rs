@@ -304,7 +304,9 @@ impl FifoWriter {
         while self.next != self.published {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
-            drop(unsafe { (*self.fifo.place(self.next)).assume_init_read() });
+            let posted = unsafe { (*self.fifo.place(self.next)).assume_init_read() };
+            // The last first: each undoes what it did.
+            posted.companion.take_back();
         }
     }
 }

@@ -183,6 +183,7 @@ impl QueuePairBuilder {
             // SAFETY: the queue was made just now; this is its only writer.
             in_flight: unsafe { FifoWriter::new(send_fifo) },
             unsignaled: 0,
+            unsignaled_published: 0,
             unsignaled_limit: send_depth / 2,
             signal_all: self.signal_all,
             operations: self.transport.operations(),

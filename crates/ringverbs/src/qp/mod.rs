@@ -39,7 +39,7 @@ pub use codes::{AckTimeout, Mtu, RnrTimer};
 pub use endpoint::{Endpoint, LocalAddress};
 pub use multicast::Membership;
 pub use options::ConnectOptions;
-pub use post::{Batch, PostError, ReceiveBatch};
+pub use post::{Batch, BatchError, PostError, ReceiveBatch};
 pub use request::{FlushRange, FlushTo, WorkRequest};
 pub use states::{Datagram, Init, ReadyToReceive, ReadyToSend, Reliable, Transition, Unreliable};
 
@@ -100,6 +100,13 @@ pub(crate) enum Companion {
 }
 
 impl Companion {
+    /// The operation was never posted.
+    pub fn take_back(&self) {
+        if let Self::Window(bind) = self {
+            bind.0.not_bound();
+        }
+    }
+
     /// The operation is done. As dropping it, but nearly always there is none,
     /// and then no call.
     #[inline(always)]
@@ -131,8 +138,11 @@ pub struct SendHalf {
     queue: ManuallyDrop<SendQueue>,
     doorbell: Doorbell,
     in_flight: FifoWriter,
-    /// Operations posted since the last that is signalled.
+    /// Operations posted since the last that is signalled, with those of the
+    /// batch that is being made.
     unsignaled: u32,
+    /// Without them.
+    unsignaled_published: u32,
     /// As many of those there may be.
     unsignaled_limit: u32,
     /// Every operation is signalled.

@@ -67,6 +67,46 @@ impl From<PostError<Inline<'_>>> for Error {
     }
 }
 
+/// Why a batch was not handed to the device, or the device could not be told.
+///
+/// `?` makes an [`Error`] of it, if it does of what its closure returns.
+#[derive(Debug)]
+pub enum BatchError<E> {
+    /// The closure has given up: nothing was posted, and the memory of what it
+    /// had posted to the batch is released.
+    Abandoned(E),
+    /// [`Error::Doorbell`]: all of the batch is in flight.
+    Doorbell(Error),
+}
+
+impl<E: fmt::Display> fmt::Display for BatchError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Abandoned(error) => error.fmt(f),
+            Self::Doorbell(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: std::error::Error> std::error::Error for BatchError<E> {
+    /// What is behind the reason, whose text is this one's.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Abandoned(error) => error.source(),
+            Self::Doorbell(error) => error.source(),
+        }
+    }
+}
+
+impl<E: Into<Error>> From<BatchError<E>> for Error {
+    fn from(error: BatchError<E>) -> Self {
+        match error {
+            BatchError::Abandoned(error) => error.into(),
+            BatchError::Doorbell(error) => error,
+        }
+    }
+}
+
 impl SendHalf {
     /// What the raw layer writes to. Nothing is in the making.
     #[inline(always)]
@@ -153,12 +193,15 @@ impl SendHalf {
     fn begin(&mut self) {
         self.in_flight.abandon();
         self.queue.begin();
+        // A signal that was never sent ends nothing.
+        self.unsignaled = self.unsignaled_published;
     }
 
     /// Hands the batch to the device.
     #[inline(always)]
     fn publish(&mut self) -> Result<()> {
         self.in_flight.publish();
+        self.unsignaled_published = self.unsignaled;
         // SAFETY: the memory of each operation is in the table of those in
         // flight, and stays there until it has completed or the queue pair is
         // destroyed: registered, and out of everybody's reach.
@@ -188,17 +231,30 @@ impl SendHalf {
     }
 
     /// Posts several operations and tells the device once. What was posted to
-    /// the batch is handed over when `fill` returns; if it panics, nothing is,
-    /// and the memory is released.
+    /// the batch is handed over when `fill` returns `Ok`. If it returns `Err`,
+    /// or panics, nothing of it ever was: no operation is posted, and their
+    /// memory is released. A batch that is to go as far as there was room
+    /// returns `Ok` with what is left over.
     ///
     /// # Errors
-    /// [`Error::Doorbell`]: the operations are in flight.
+    /// [`BatchError::Abandoned`] with `fill`'s error, and nothing is posted;
+    /// [`BatchError::Doorbell`], and the operations are in flight.
     #[inline]
-    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut Batch<'_>) -> R) -> Result<R> {
+    pub fn batch<R, E>(
+        &mut self,
+        fill: impl FnOnce(&mut Batch<'_>) -> Result<R, E>,
+    ) -> Result<R, BatchError<E>> {
         self.begin();
-        let result = fill(&mut Batch { half: self });
-        self.publish()?;
-        Ok(result)
+        match fill(&mut Batch { half: self }) {
+            Ok(result) => {
+                self.publish().map_err(BatchError::Doorbell)?;
+                Ok(result)
+            }
+            Err(error) => {
+                self.begin();
+                Err(BatchError::Abandoned(error))
+            }
+        }
     }
 
     /// Operations in flight.
@@ -322,12 +378,22 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Posts several receives at once.
+    /// Posts several receives at once, when `fill` returns `Ok`. If it returns
+    /// `Err`, or panics, none is posted, and their memory is released.
+    ///
+    /// # Errors
+    /// Those of `fill`.
     #[inline]
-    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut ReceiveBatch<'_>) -> R) -> R {
+    pub fn batch<R, E>(
+        &mut self,
+        fill: impl FnOnce(&mut ReceiveBatch<'_>) -> Result<R, E>,
+    ) -> Result<R, E> {
         self.begin();
         let result = fill(&mut ReceiveBatch { half: self });
-        self.publish();
+        match result {
+            Ok(_) => self.publish(),
+            Err(_) => self.begin(),
+        }
         result
     }
 
@@ -375,7 +441,10 @@ impl QueuePair {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn batch<R>(&mut self, fill: impl FnOnce(&mut Batch<'_>) -> R) -> Result<R> {
+    pub fn batch<R, E>(
+        &mut self,
+        fill: impl FnOnce(&mut Batch<'_>) -> Result<R, E>,
+    ) -> Result<R, BatchError<E>> {
         self.send.batch(fill)
     }
 
@@ -426,8 +495,14 @@ impl QueuePair {
     }
 
     /// As [`RecvHalf::batch`].
+    ///
+    /// # Errors
+    /// As there.
     #[inline]
-    pub fn receive_batch<R>(&mut self, fill: impl FnOnce(&mut ReceiveBatch<'_>) -> R) -> R {
+    pub fn receive_batch<R, E>(
+        &mut self,
+        fill: impl FnOnce(&mut ReceiveBatch<'_>) -> Result<R, E>,
+    ) -> Result<R, E> {
         self.recv.batch(fill)
     }
 }

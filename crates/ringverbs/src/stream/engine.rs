@@ -378,8 +378,9 @@ impl Engine {
                 batch.post(request).map_err(PostError::into_error)?;
                 total += len;
             }
-            Ok(total)
-        })?
+            Ok::<_, crate::Error>(total)
+        })
+        .map_err(Into::into)
     }
 
     /// No more will be written.

@@ -25,8 +25,9 @@ fn completions_come_in_the_order_of_posting() {
                 for token in 0..20 {
                     let byte = [token as u8];
                     let request = WorkRequest::send(Inline(&byte));
-                    batch.post(request.token(100 + token)).unwrap();
+                    batch.post(request.token(100 + token))?;
                 }
+                Ok::<_, Error>(())
             })
             .unwrap();
         let mut order = (Vec::new(), Vec::new());

@@ -5,13 +5,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ringverbs::{Completion, Error, Operation, Status};
+use ringverbs::{
+    AccessFlags, BatchError, Completion, Error, Inline, Operation, PostError, Status, WindowType,
+    WorkRequest,
+};
 use uverbs::Errno;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd;
 use uverbs::kernel::fake::{Call, Target};
 
-use crate::common::layout::wc;
+use crate::common::layout::{self, wc};
 use crate::{DEREG_MR, DESTROY_QP, World};
 
 /// Whether memory is mapped at that address.
@@ -501,6 +504,79 @@ fn a_received_length_is_not_trusted() {
     assert_eq!(completion.take_buffer().unwrap().len(), 64);
 }
 
+#[test]
+fn a_batch_that_is_given_up_never_happened() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;
+    let region = world.domain.alloc_remote(64, access).unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let rkey = window.rkey();
+    let given_up = qp.batch(|batch| {
+        batch.post(WorkRequest::send(world.buffer(b"never")))?;
+        for _ in 0..2 {
+            let bind =
+                WorkRequest::bind(&window, region.slice(..).unwrap(), AccessFlags::REMOTE_READ);
+            batch.post(bind).unwrap();
+            assert_ne!(window.rkey(), rkey);
+        }
+        // More than one receives into.
+        let pieces = (0..4).map(|_| world.buffer(b"x")).collect::<Vec<_>>();
+        let refused = batch.post(WorkRequest::send(pieces)).unwrap_err();
+        assert_eq!(refused.data.unwrap().len(), 4);
+        batch.post(WorkRequest::send(world.buffer(b"never")))?;
+        Err::<(), _>(PostError {
+            error: refused.error,
+            data: None,
+            token: 3,
+        })
+    });
+    match given_up.unwrap_err() {
+        BatchError::Abandoned(error) => assert!(matches!(error.error, Error::Limit { .. })),
+        BatchError::Doorbell(error) => panic!("{error}"),
+    }
+    assert_eq!(queues.sent(), []);
+    assert_eq!(qp.in_flight().0, 0);
+    // The region alone is left, and the window has the key that it had.
+    assert_eq!((world.live(OBJECT_MR), window.rkey()), (1, rkey));
+
+    let given_up = qp.receive_batch(|batch| {
+        batch.receive(world.buffer(b""), 1).unwrap();
+        Err::<(), _>("given up")
+    });
+    assert_eq!(given_up, Err("given up"));
+    assert_eq!(queues.received(), []);
+    assert_eq!((qp.in_flight().1, world.live(OBJECT_MR)), (0, 1));
+
+    let posted = qp.batch(|batch| batch.post(WorkRequest::send(Inline(b"after"))));
+    posted.unwrap();
+    assert_eq!(queues.sent().len(), 1);
+}
+
+/// The library's own signals are counted by what was posted: batches that were
+/// given up do not make it miss one.
+#[test]
+fn batches_that_are_given_up_do_not_fill_the_queue() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let quiet = || WorkRequest::send(Inline(b"x")).unsignaled();
+    for round in 0..50 {
+        qp.post(quiet())
+            .unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let given_up = qp.batch(|batch| {
+            while batch.post(quiet()).is_ok() {}
+            Err::<(), _>(())
+        });
+        given_up.unwrap_err();
+        let entries = queues.send.consume();
+        let signaled = |entry: &Vec<u8>| layout::read(entry, layout::send::SEND_FLAGS) & 2 != 0;
+        for entry in entries.iter().filter(|entry| signaled(entry)) {
+            world.complete(layout::read(entry, layout::send::WR_ID), 17);
+        }
+        assert!(world.cq.poll_one().unwrap().is_none());
+    }
+}
+
 /// A panic in the middle of a batch posts nothing, and loses nothing but the
 /// batch.
 #[test]
@@ -511,7 +587,10 @@ fn a_batch_that_panics_never_happened() {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _ = qp.batch(|batch| {
             batch.post(ringverbs::WorkRequest::send(buffer)).unwrap();
-            panic!("in the middle");
+            if world.live(OBJECT_MR) > 0 {
+                panic!("in the middle");
+            }
+            Ok::<_, Error>(())
         });
     }));
     assert!(panicked.is_err());

@@ -493,6 +493,7 @@ impl Connection {
                 batch.post(request).unwrap();
                 sizes.push(end - begin);
             }
+            Ok::<_, Error>(())
         });
         posted.unwrap();
         for _ in sizes {
