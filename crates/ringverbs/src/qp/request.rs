@@ -117,6 +117,27 @@ pub(super) enum Extra {
     None,
     Immediate(u32),
     Invalidate(u32),
+    /// It was asked for what does not go together.
+    Clash(Clash),
+}
+
+/// What was asked of one work request and does not go together. It is refused
+/// when it is posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clash {
+    ImmediateAndKey,
+    Address,
+}
+
+impl Clash {
+    fn text(self) -> &'static str {
+        match self {
+            Self::ImmediateAndKey => {
+                "a message has immediate data or a key to be invalidated, not both"
+            }
+            Self::Address => "only a send goes to an address; a write goes to memory",
+        }
+    }
 }
 
 impl<D: Data> WorkRequest<D> {
@@ -181,7 +202,7 @@ impl<D: Data> WorkRequest<D> {
     #[inline(always)]
     pub(super) fn opcode(&self) -> Opcode {
         match (self.kind, self.extra) {
-            (Kind::Send | Kind::SendTo { .. }, Extra::None) => Opcode::SEND,
+            (Kind::Send | Kind::SendTo { .. }, Extra::None | Extra::Clash(_)) => Opcode::SEND,
             (Kind::Send | Kind::SendTo { .. }, Extra::Immediate(_)) => Opcode::SEND_WITH_IMM,
             (Kind::Send | Kind::SendTo { .. }, Extra::Invalidate(_)) => Opcode::SEND_WITH_INV,
             (Kind::Write(_), Extra::Immediate(_)) => Opcode::RDMA_WRITE_WITH_IMM,
@@ -201,8 +222,8 @@ impl<D: Data> WorkRequest<D> {
     #[inline(always)]
     pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
         match self.kind {
-            Kind::Send if !datagram => Ok(()),
-            Kind::Write(_) if !matches!(self.extra, Extra::Invalidate(_)) => Ok(()),
+            Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
+            Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
             Kind::Read(_) if self.extra == Extra::None => Ok(()),
             _ => self.check_rarer(datagram, domain, context),
         }
@@ -212,6 +233,7 @@ impl<D: Data> WorkRequest<D> {
         let invalid = |what| Err(Error::Invalid { what });
         let sends = matches!(self.kind, Kind::Send | Kind::SendTo { .. });
         match self.extra {
+            Extra::Clash(clash) => return invalid(clash.text()),
             Extra::Immediate(_) if !sends && !matches!(self.kind, Kind::Write(_)) => {
                 return invalid("immediate data goes with a send or a write only");
             }
@@ -260,7 +282,7 @@ impl<D: Data> WorkRequest<D> {
     #[inline(always)]
     pub(super) fn describe(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<()> {
         match self.extra {
-            Extra::None => {}
+            Extra::None | Extra::Clash(_) => {}
             Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
             Extra::Invalidate(rkey) => wqe.immediate_or_key(rkey),
         }
@@ -351,26 +373,42 @@ impl<D: Source> WorkRequest<D> {
     }
 
     /// Immediate data for the peer, with a send or write. A write with
-    /// immediate data uses up a receive of the peer's.
+    /// immediate data uses up a receive of the peer's. With
+    /// [`invalidate`](Self::invalidate) it is refused when it is posted.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
-        self.extra = Extra::Immediate(value);
+        self.extra = match self.extra {
+            Extra::None | Extra::Immediate(_) => Extra::Immediate(value),
+            Extra::Invalidate(_) => Extra::Clash(Clash::ImmediateAndKey),
+            Extra::Clash(clash) => Extra::Clash(clash),
+        };
         self
     }
 
     /// The peer's device invalidates that key of the peer's when the message,
-    /// a send, arrives.
+    /// a send, arrives. With [`immediate`](Self::immediate) data it is refused
+    /// when it is posted.
     #[inline]
     pub fn invalidate(mut self, rkey: u32) -> Self {
-        self.extra = Extra::Invalidate(rkey);
+        self.extra = match self.extra {
+            Extra::None | Extra::Invalidate(_) => Extra::Invalidate(rkey),
+            Extra::Immediate(_) => Extra::Clash(Clash::ImmediateAndKey),
+            Extra::Clash(clash) => Extra::Clash(clash),
+        };
         self
     }
 
-    /// Where a datagram goes: along a path, to a queue pair that takes `qkey`.
+    /// Where a datagram goes, a send: along a path, to a queue pair that takes
+    /// `qkey`. What is no send is refused when it is posted.
     #[inline]
     pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Self {
-        self.kind = Kind::SendTo { qp_num, qkey };
-        self.companion = Companion::Address(path.clone());
+        match self.kind {
+            Kind::Send | Kind::SendTo { .. } => {
+                self.kind = Kind::SendTo { qp_num, qkey };
+                self.companion = Companion::Address(path.clone());
+            }
+            _ => self.extra = Extra::Clash(Clash::Address),
+        }
         self
     }
 }

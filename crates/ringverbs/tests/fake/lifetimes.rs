@@ -7,8 +7,8 @@ use std::thread;
 use ringverbs::completion::SharedCompletionQueue;
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, AhAttr, Error, Inline, ProtectionDomain, QueuePair, SharedReceiveQueue, Transport,
-    WindowType, WorkRequest,
+    AccessFlags, AhAttr, Error, Inline, ProtectionDomain, QueuePair, RemoteAddr,
+    SharedReceiveQueue, Transport, WindowType, WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
@@ -119,6 +119,44 @@ fn a_path_in_flight_outlives_its_handle() {
 }
 
 /// ... and what it is bound to is there as long as it is.
+#[test]
+fn what_does_not_go_together_is_refused_with_the_memory() {
+    let world = World::new();
+    let (mut connection, sent) = world.queue_pair(17);
+    let (mut datagrams, sent_to) = datagrams(&world, 18);
+    world.machine.fake.on(CREATE_AH, |reply| {
+        reply.set_driver_out(&[7u32.to_ne_bytes(), [0; 4]].concat());
+        Ok(())
+    });
+    let path = world.domain.address_handle(&AhAttr::default()).unwrap();
+    let there = RemoteAddr::new(0x1000, 7);
+    let send = || WorkRequest::send(world.buffer(b"x"));
+    let write = || WorkRequest::write(world.buffer(b"x"), there);
+    let bad = [
+        send().immediate(1).invalidate(2),
+        send().invalidate(2).immediate(1),
+        send().invalidate(2).immediate(1).invalidate(3),
+        write().immediate(1).invalidate(2),
+        write().invalidate(2),
+        write().to(&path, 1, 2),
+        write().to(&path, 1, 2).immediate(1),
+        send().to(&path, 1, 2).immediate(1).invalidate(2),
+    ];
+    for request in bad {
+        let text = format!("{request:?}");
+        let refused = connection.post(request).unwrap_err();
+        assert!(matches!(refused.error, Error::Invalid { .. }), "{text}");
+        assert_eq!(&refused.data.unwrap()[..], b"x");
+    }
+    let request = send().immediate(1).to(&path, 1, 2).invalidate(3);
+    assert!(datagrams.post(request).is_err());
+    assert_eq!((sent.sent(), sent_to.sent()), (vec![], vec![]));
+    connection.post(send().immediate(1).immediate(2)).unwrap();
+    let request = send().to(&path, 1, 2).to(&path, 3, 4).immediate(5);
+    datagrams.post(request).unwrap();
+    assert_eq!((sent.sent().len(), sent_to.sent().len()), (1, 1));
+}
+
 #[test]
 fn a_window_in_flight_outlives_its_handle() {
     let mut world = World::new();
