@@ -44,6 +44,10 @@ pub struct Tally {
     pub passive_kills: u64,
     pub resets: u64,
     pub victims: u64,
+    /// Atomics that succeeded without their old value. rdma_rxe does that when
+    /// a request is sent again although nothing was lost, as it is on a machine
+    /// that is busy (rxe-tests/programs/lossy.c shows it with C).
+    pub without_data: u64,
     /// Times that buffers were posted, came back, and went with a queue pair.
     pub buffers: [u64; 3],
 }
@@ -65,6 +69,7 @@ impl Tally {
             (&mut self.passive_kills, other.passive_kills),
             (&mut self.resets, other.resets),
             (&mut self.victims, other.victims),
+            (&mut self.without_data, other.without_data),
         ] {
             *sum += count;
         }
@@ -78,18 +83,30 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} lives ({} killed here, {} there, {} processes; {} of a queue pair that was \
-             reset), {} operations done and {} failed, {} messages seen; {posted} buffers \
-             posted, {returned} back, {let_go} gone with their queue pair",
+             reset), {} operations done ({} atomics without data) and {} failed, {} messages \
+             seen; {posted} buffers posted, {returned} back, {let_go} gone with their queue pair",
             self.lives,
             self.active_kills,
             self.passive_kills,
             self.victims,
             self.resets,
             self.operations,
+            self.without_data,
             self.failures,
             self.messages,
         )
     }
+}
+
+/// Requests that the device has seen more than once.
+fn duplicates() -> u64 {
+    let device = std::env::var("RXE_DEV").unwrap();
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/duplicate_request");
+    std::fs::read_to_string(path)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap()
 }
 
 fn round(seed: u64, length: Duration) -> Tally {
@@ -137,9 +154,15 @@ fn mixed_operations_with_deaths() {
     let mut numbers = Numbers(seed);
     let mut first = None;
     for number in 1..=rounds {
+        let before = duplicates();
         let tally = round(numbers.next(), length);
+        let again = duplicates() - before;
         all.add(&tally);
-        println!("round {number} of {rounds}: {tally}");
+        println!("round {number} of {rounds}: {tally}; {again} requests came again");
+        assert!(
+            tally.without_data == 0 || again > 0,
+            "the kernel has no part in it"
+        );
         let now = Usage::now();
         // The first is there to warm up.
         let growth = now.since(first.get_or_insert(now));
