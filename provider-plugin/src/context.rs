@@ -18,6 +18,9 @@ use crate::library::{LibIbverbs, libibverbs};
 pub struct VerbsContext {
     /// What the kernel is asked through, over libibverbs's file descriptor.
     pub uverbs: uverbs::Context,
+    /// Of an mlx5 device: what was agreed on with its driver, and its
+    /// registers.
+    pub mlx5: Option<mlx5::DeviceContext>,
 }
 
 /// `ibv_context` and what follows it.
@@ -57,6 +60,14 @@ impl CtxRef {
     pub unsafe fn of(context: *mut ibv_context) -> CtxRef {
         // SAFETY: `open` laid the state out behind the public part.
         CtxRef(unsafe { NonNull::new_unchecked(&raw mut (*context.cast::<WithState>()).state) })
+    }
+}
+
+impl CtxRef {
+    /// What an mlx5 device has besides; EIO of another.
+    pub fn mlx5<'a>(self) -> Result<&'a mlx5::DeviceContext, Errno> {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &*self.0.as_ptr() }.mlx5.as_ref().ok_or(Errno::IO)
     }
 }
 

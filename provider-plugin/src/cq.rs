@@ -127,7 +127,7 @@ unsafe fn create(
 ///
 /// # Safety
 /// `channel` is null or live.
-unsafe fn channel_fd(channel: *mut ibv_comp_channel) -> Option<c_int> {
+pub unsafe fn channel_fd(channel: *mut ibv_comp_channel) -> Option<c_int> {
     // SAFETY: as the caller says.
     unsafe { channel.as_ref() }.map(|channel| channel.fd)
 }

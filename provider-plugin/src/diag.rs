@@ -23,7 +23,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// A variable of the environment; none in a program with raised rights.
-fn variable(name: &CStr) -> Option<&'static [u8]> {
+pub fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: a NUL-terminated name. The value is read at once, during the
     // load of a provider, when libibverbs reads its own variables too.
     unsafe {

@@ -72,6 +72,17 @@ pub fn ptr_result<T>(result: Result<*mut T, Errno>) -> *mut T {
     }
 }
 
+impl From<mlx5::CreateError> for Errno {
+    fn from(error: mlx5::CreateError) -> Errno {
+        tracing::debug!(%error, "refused");
+        match error.errno() {
+            // An error must not read as success.
+            ..=0 => Errno::IO,
+            errno => Errno(errno),
+        }
+    }
+}
+
 impl From<rxe::CreateError> for Errno {
     fn from(error: rxe::CreateError) -> Errno {
         tracing::debug!(%error, "refused");

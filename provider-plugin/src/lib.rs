@@ -6,8 +6,11 @@
 //!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
+//! All of these are for rdma_rxe; where mlx5 is another thing, `mlx5_face` has
+//! its own, so that neither asks which of the two it is.
+//!
 //! The kernel is asked through `ringverbs_uverbs`, queues are read and written
-//! by `ringverbs_rxe`; here is what C sees: structures, entry points, errno
+//! by `ringverbs_rxe` and `ringverbs_mlx5`; here is what C sees: structures, entry points, errno
 //! conventions, and the locks that C callers expect. Of libibverbs four
 //! functions are used, found at run time, so that one file serves every
 //! release.
@@ -26,6 +29,7 @@ pub(crate) mod events;
 pub(crate) mod layout;
 pub(crate) mod library;
 pub(crate) mod mcast;
+pub(crate) mod mlx5_face;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod open;

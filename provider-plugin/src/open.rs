@@ -9,42 +9,85 @@ use crate::context::{VerbsContext, WithState};
 use crate::entry;
 use crate::errno::Errno;
 use crate::layout::{self, Layout};
-use crate::library::{LibIbverbs, libibverbs};
+use crate::library::{LibIbverbs, OpsTable, libibverbs};
+use uverbs::ContextInfo;
+use uverbs::discovery::DriverId;
 
 /// `RDMA_DRIVER_RXE` of `<rdma/ib_user_ioctl_verbs.h>`.
 pub const RDMA_DRIVER_RXE: u32 = 14;
+/// `RDMA_DRIVER_MLX5` of the same.
+pub const RDMA_DRIVER_MLX5: u32 = 1;
+
+/// What opening a device has to know of its kind.
+struct Kind {
+    driver_id: DriverId,
+    ops: fn(&LibIbverbs) -> &OpsTable,
+    /// Makes the kernel's context, and what is ours of it.
+    make: fn(&mut VerbsContext) -> Result<ContextInfo, Errno>,
+}
+
+const RXE: Kind = Kind {
+    driver_id: DriverId(RDMA_DRIVER_RXE),
+    ops: |lib| &lib.rxe_ops,
+    make: |state| {
+        let made = state.uverbs.get_context(uverbs::Udata::none());
+        made.map_err(|error| {
+            tracing::warn!(%error, "cannot open the device");
+            error.into()
+        })
+    },
+};
+
+const MLX5: Kind = Kind {
+    driver_id: DriverId(RDMA_DRIVER_MLX5),
+    ops: |lib| &lib.mlx5_ops,
+    make: |state| match mlx5::DeviceContext::open(&state.uverbs) {
+        Ok((info, device)) => {
+            state.mlx5 = Some(device);
+            Ok(info)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot open the device");
+            Err(error.into())
+        }
+    },
+};
 
 /// Bytes allocated beyond our state, so that a `verbs_context` that is larger
 /// than the table says can be noticed before it does harm.
 const SLACK: usize = 512;
 
-/// `verbs_device_ops.alloc_context`: opens a device whose file `cmd_fd` is.
-/// Owns `cmd_fd`: on failure it is closed, NULL is returned and errno set.
+/// `verbs_device_ops.alloc_context`: opens an rxe device whose file `cmd_fd`
+/// is. Owns `cmd_fd`: on failure it is closed, NULL is returned and errno set.
 pub unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
     _private_data: *mut c_void,
 ) -> *mut c_void {
-    entry::pointer(|| {
-        let lib = libibverbs().ok_or(Errno::IO)?;
-        // SAFETY: libibverbs passes a device of ours and a descriptor that is
-        // now ours.
-        unsafe { open(lib, layout::current(), device, cmd_fd) }
-    })
+    // SAFETY: libibverbs passes a device of ours and a descriptor that is now
+    // ours.
+    entry::pointer(|| unsafe { open(&RXE, device, cmd_fd) })
+}
+
+/// As [`alloc_context`], of an mlx5 device.
+pub unsafe extern "C" fn alloc_mlx5_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private_data: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as in `alloc_context`.
+    entry::pointer(|| unsafe { open(&MLX5, device, cmd_fd) })
 }
 
 /// # Safety
 /// `device` is a live `verbs_device` of ours, `cmd_fd` an open uverbs file.
-unsafe fn open(
-    lib: &'static LibIbverbs,
-    layout: &Layout,
-    device: *mut ibv_device,
-    cmd_fd: c_int,
-) -> Result<*mut c_void, Errno> {
+unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*mut c_void, Errno> {
+    let lib = libibverbs().ok_or(Errno::IO)?;
+    let layout = layout::current();
     let size = layout.context_offset() + size_of::<WithState>() + SLACK;
     // SAFETY: verbs_context at offset 0 of an allocation with room for it.
     let vctx = unsafe {
-        (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), RDMA_DRIVER_RXE)
+        (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), kind.driver_id.0)
     };
     if vctx.is_null() {
         return Err(Errno::last()); // has closed cmd_fd
@@ -82,30 +125,31 @@ unsafe fn open(
             uverbs: uverbs::Context::from_borrowed_fd(
                 Box::new(uverbs::kernel::RealKernel),
                 cmd_fd,
-                uverbs::discovery::DriverId::RXE,
+                kind.driver_id,
             ),
+            mlx5: None,
         });
     }
     // SAFETY: the state was written above.
     let state = unsafe { &mut (*with_state).state };
-    let info = match state.uverbs.get_context(uverbs::Udata::none()) {
+    let info = match (kind.make)(state) {
         Ok(info) => info,
-        Err(error) => {
-            tracing::warn!(%error, "cannot open the device");
+        Err(errno) => {
             // SAFETY: initialised above, not used afterwards.
             unsafe { ptr::drop_in_place(state) };
-            return Err(undo(error.into()));
+            return Err(undo(errno));
         }
     };
+    let ops = (kind.ops)(lib);
     // SAFETY: the context is ours until we return it; `device` is the first
     // member of a verbs_device.
     unsafe {
         (*public).num_comp_vectors = c_int::try_from(info.num_comp_vectors).unwrap_or(c_int::MAX);
         (*device.cast::<verbs_device>()).core_support = info.core_support;
-        (lib.set_ops)(vctx, lib.ops.as_ptr());
+        (lib.set_ops)(vctx, ops.as_ptr());
     }
     // SAFETY: set_ops has filled the public operations.
-    if !unsafe { lib.ops.is_installed(layout, &(*public).ops) } {
+    if !unsafe { ops.is_installed(layout, &(*public).ops) } {
         mislaid(layout, "verbs_context_ops");
         // SAFETY: initialised above, not used afterwards.
         unsafe { ptr::drop_in_place(state) };

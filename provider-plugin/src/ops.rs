@@ -81,9 +81,87 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
     }
 }
 
-/// Our operations in the order of a layout; those it lacks are left out.
+/// What mlx5 has of its own: in place of the operations of the same names, or
+/// besides.
+fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+    use crate::mlx5_face::{ah, cq, pd, post, qp, refused, srq};
+    operations! {
+        alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
+        alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
+        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = refused::bind_mw;
+        cq_event: fn(*mut ibv_cq) = cq::cq_event;
+        create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
+        create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
+            -> *mut ibv_cq = cq::create_cq;
+        create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
+            -> *mut ibv_cq_ex = cq::create_cq_ex;
+        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
+        create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
+            -> *mut ibv_qp = qp::create_qp_ex;
+        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq;
+        create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
+            -> *mut ibv_srq = srq::create_srq_ex;
+        destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
+        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
+        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
+        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq;
+        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num;
+        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
+        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
+        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq;
+        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+        post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
+            -> c_int = post::post_recv;
+        post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
+            -> c_int = post::post_send;
+        post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
+            -> c_int = post::post_srq_recv;
+        query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
+            -> c_int = qp::query_qp;
+        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq;
+        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq;
+        resize_cq: fn(*mut ibv_cq, c_int) -> c_int = refused::resize_cq;
+    }
+}
+
+/// Operations of rxe that know nothing of rxe.
+fn shared_operations() -> impl Iterator<Item = (&'static str, usize)> {
+    const SHARED: &[&str] = &[
+        "advise_mr",
+        "alloc_parent_domain",
+        "alloc_td",
+        "attach_mcast",
+        "dealloc_mw",
+        "dealloc_pd",
+        "dealloc_td",
+        "dereg_mr",
+        "detach_mcast",
+        "free_context",
+        "import_mr",
+        "import_pd",
+        "query_device_ex",
+        "query_port",
+        "reg_dmabuf_mr",
+        "reg_mr",
+        "reg_mr_ex",
+        "rereg_mr",
+        "unimport_mr",
+        "unimport_pd",
+    ];
+    operations()
+        .into_iter()
+        .filter(|(name, _)| SHARED.contains(name))
+}
+
+/// Our operations for rxe in the order of a layout; those it lacks are left
+/// out.
 pub fn table(layout: &Layout) -> OpsTable {
     OpsTable::new(layout, operations())
+}
+
+/// Our operations for mlx5, likewise.
+pub fn mlx5_table(layout: &Layout) -> OpsTable {
+    OpsTable::new(layout, shared_operations().chain(mlx5_operations()))
 }
 
 #[cfg(test)]
@@ -107,6 +185,27 @@ mod tests {
             }
             // None was dropped for want of room.
             assert_eq!(table.set(), set);
+        }
+    }
+
+    /// What takes a queue of ours must be of the device whose queue it is.
+    #[test]
+    fn mlx5_has_every_operation_once_and_none_of_rxe() {
+        let shared: Vec<_> = shared_operations().map(|(name, _)| name).collect();
+        let own: Vec<_> = mlx5_operations()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        assert!(shared.iter().all(|name| !own.contains(name)));
+        for (name, _) in operations() {
+            assert!(shared.contains(&name) || own.contains(&name), "{name}");
+        }
+        for layout in LAYOUTS {
+            let table = mlx5_table(layout);
+            for (name, function) in mlx5_operations() {
+                let index = layout.op_index(name).unwrap();
+                assert_eq!(table.word(index), function, "{layout}: {name}");
+            }
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct Pd {
 }
 
 /// What makes a [`Pd`] a parent domain.
-struct Parent {
+pub struct Parent {
     contained: NonNull<Pd>,
     thread_domain: Option<NonNull<Td>>,
 }
@@ -136,7 +136,8 @@ impl Drop for PdRef {
     }
 }
 
-fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
+/// A domain that has no kernel object yet.
+pub fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
     Pd {
         public: ibv_pd { context, handle: 0 },
         users: Users::default(),

@@ -307,7 +307,7 @@ unsafe fn post(
 /// `bad_wr` is null or writable.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+pub unsafe extern "C" fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T) -> c_int {
     // SAFETY: as the caller says.
     unsafe { report(wr, bad_wr) };
     libc::EINVAL
@@ -317,7 +317,7 @@ unsafe extern "C" fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T) -> c_int {
 ///
 /// # Safety
 /// `bad_wr` is null or writable.
-unsafe fn report<T>(wr: *mut T, bad_wr: *mut *mut T) {
+pub unsafe fn report<T>(wr: *mut T, bad_wr: *mut *mut T) {
     if let Some(place) = NonNull::new(bad_wr) {
         // SAFETY: as the caller says.
         unsafe { place.write(wr) };

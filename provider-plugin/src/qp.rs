@@ -267,7 +267,8 @@ const _: () = {
     );
 };
 
-fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
+/// Capacities as the C interface has them.
+pub fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -296,12 +297,72 @@ fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
 }
 
 /// The mask of attributes, of those that the plain commands know.
-fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
+pub fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
     let mask = mask as u32;
     if mask >= IBV_QP_RATE_LIMIT {
         return Err(Errno::OPNOTSUPP);
     }
     Ok(QpAttrMask::from_bits_retain(mask as _))
+}
+
+/// Converts the attributes of the C interface.
+pub fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
+    QpAttr {
+        qp_state: QpState(from.qp_state as _),
+        cur_qp_state: QpState(from.cur_qp_state as _),
+        path_mtu: from.path_mtu as u8,
+        path_mig_state: from.path_mig_state as u8,
+        qkey: from.qkey,
+        rq_psn: from.rq_psn,
+        sq_psn: from.sq_psn,
+        dest_qp_num: from.dest_qp_num,
+        qp_access_flags: AccessFlags::from_bits_retain(from.qp_access_flags as _),
+        ah_attr: address(&from.ah_attr),
+        alt_ah_attr: address(&from.alt_ah_attr),
+        cap: QpCap::default(),
+        pkey_index: from.pkey_index,
+        alt_pkey_index: from.alt_pkey_index,
+        en_sqd_async_notify: from.en_sqd_async_notify != 0,
+        sq_draining: from.sq_draining != 0,
+        max_rd_atomic: from.max_rd_atomic,
+        max_dest_rd_atomic: from.max_dest_rd_atomic,
+        min_rnr_timer: from.min_rnr_timer,
+        port_num: from.port_num,
+        timeout: from.timeout,
+        retry_cnt: from.retry_cnt,
+        rnr_retry: from.rnr_retry,
+        alt_port_num: from.alt_port_num,
+        alt_timeout: from.alt_timeout,
+        rate_limit: 0,
+    }
+}
+
+/// As [`attr_from_c`], the other way.
+pub fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
+    to.qp_state = from.qp_state.0 as u32;
+    to.cur_qp_state = from.cur_qp_state.0 as u32;
+    to.path_mtu = from.path_mtu.into();
+    to.path_mig_state = from.path_mig_state.into();
+    to.qkey = from.qkey;
+    to.rq_psn = from.rq_psn;
+    to.sq_psn = from.sq_psn;
+    to.dest_qp_num = from.dest_qp_num;
+    to.qp_access_flags = from.qp_access_flags.bits();
+    to.cap = cap_to_c(&from.cap);
+    to.ah_attr = address_to_c(&from.ah_attr);
+    to.alt_ah_attr = address_to_c(&from.alt_ah_attr);
+    to.pkey_index = from.pkey_index;
+    to.alt_pkey_index = from.alt_pkey_index;
+    to.sq_draining = from.sq_draining.into();
+    to.max_rd_atomic = from.max_rd_atomic;
+    to.max_dest_rd_atomic = from.max_dest_rd_atomic;
+    to.min_rnr_timer = from.min_rnr_timer;
+    to.port_num = from.port_num;
+    to.timeout = from.timeout;
+    to.retry_cnt = from.retry_cnt;
+    to.rnr_retry = from.rnr_retry;
+    to.alt_port_num = from.alt_port_num;
+    to.alt_timeout = from.alt_timeout;
 }
 
 /// `ibv_modify_qp`. libibverbs keeps the state.
@@ -311,34 +372,7 @@ pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
     entry::int(|| unsafe {
         let known = known_mask(mask)?;
         let from = &*attr;
-        let to = QpAttr {
-            qp_state: QpState(from.qp_state as _),
-            cur_qp_state: QpState(from.cur_qp_state as _),
-            path_mtu: from.path_mtu as u8,
-            path_mig_state: from.path_mig_state as u8,
-            qkey: from.qkey,
-            rq_psn: from.rq_psn,
-            sq_psn: from.sq_psn,
-            dest_qp_num: from.dest_qp_num,
-            qp_access_flags: AccessFlags::from_bits_retain(from.qp_access_flags as _),
-            ah_attr: address(&from.ah_attr),
-            alt_ah_attr: address(&from.alt_ah_attr),
-            cap: QpCap::default(),
-            pkey_index: from.pkey_index,
-            alt_pkey_index: from.alt_pkey_index,
-            en_sqd_async_notify: from.en_sqd_async_notify != 0,
-            sq_draining: from.sq_draining != 0,
-            max_rd_atomic: from.max_rd_atomic,
-            max_dest_rd_atomic: from.max_dest_rd_atomic,
-            min_rnr_timer: from.min_rnr_timer,
-            port_num: from.port_num,
-            timeout: from.timeout,
-            retry_cnt: from.retry_cnt,
-            rnr_retry: from.rnr_retry,
-            alt_port_num: from.alt_port_num,
-            alt_timeout: from.alt_timeout,
-            rate_limit: 0,
-        };
+        let to = attr_from_c(from);
         let own = qp_of(qp);
         own.object.modify(&to, known, uverbs::Udata::none())?;
         if mask as u32 & IBV_QP_STATE != 0 {
@@ -361,31 +395,7 @@ pub unsafe extern "C" fn query_qp(
     // answers.
     entry::int(|| unsafe {
         let (from, made) = qp_of(qp).object.query(known_mask(mask)?)?;
-        let to = &mut *attr;
-        to.qp_state = from.qp_state.0 as u32;
-        to.cur_qp_state = from.cur_qp_state.0 as u32;
-        to.path_mtu = from.path_mtu.into();
-        to.path_mig_state = from.path_mig_state.into();
-        to.qkey = from.qkey;
-        to.rq_psn = from.rq_psn;
-        to.sq_psn = from.sq_psn;
-        to.dest_qp_num = from.dest_qp_num;
-        to.qp_access_flags = from.qp_access_flags.bits();
-        to.cap = cap_to_c(&from.cap);
-        to.ah_attr = address_to_c(&from.ah_attr);
-        to.alt_ah_attr = address_to_c(&from.alt_ah_attr);
-        to.pkey_index = from.pkey_index;
-        to.alt_pkey_index = from.alt_pkey_index;
-        to.sq_draining = from.sq_draining.into();
-        to.max_rd_atomic = from.max_rd_atomic;
-        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-        to.min_rnr_timer = from.min_rnr_timer;
-        to.port_num = from.port_num;
-        to.timeout = from.timeout;
-        to.retry_cnt = from.retry_cnt;
-        to.rnr_retry = from.rnr_retry;
-        to.alt_port_num = from.alt_port_num;
-        to.alt_timeout = from.alt_timeout;
+        attr_to_c(&from, &mut *attr);
         *init = ibv_qp_init_attr {
             qp_context: (*qp).qp_context,
             send_cq: (*qp).send_cq,

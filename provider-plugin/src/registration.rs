@@ -11,6 +11,7 @@
 
 mod evidence;
 mod objects;
+mod served;
 
 use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
@@ -18,7 +19,7 @@ use std::panic::catch_unwind;
 use crate::abi::*;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
-use crate::open::RDMA_DRIVER_RXE;
+use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use crate::ops;
 use objects::Object;
 
@@ -39,6 +40,52 @@ const fn no_match() -> verbs_match_ent {
         kind: VERBS_MATCH_SENTINEL,
     }
 }
+
+const fn pci(device: u16) -> verbs_match_ent {
+    verbs_match_ent {
+        vendor: 0x15b3,
+        device,
+        kind: VERBS_MATCH_PCI,
+        ..no_match()
+    }
+}
+
+static MLX5_MATCH_TABLE: CStatic<[verbs_match_ent; 25]> = CStatic([
+    verbs_match_ent {
+        u: verbs_match_key {
+            driver_id: RDMA_DRIVER_MLX5 as u64,
+        },
+        kind: VERBS_MATCH_DRIVER_ID,
+        ..no_match()
+    },
+    // Without netlink there is no driver id: what mlx5_core knows by its PCI
+    // id, ConnectX-4 to -10 and BlueField to BlueField-4, but not Connect-IB,
+    // whose completions carry no user index.
+    pci(0x1013),
+    pci(0x1014),
+    pci(0x1015),
+    pci(0x1016),
+    pci(0x1017),
+    pci(0x1018),
+    pci(0x1019),
+    pci(0x101a),
+    pci(0x101b),
+    pci(0x101c),
+    pci(0x101d),
+    pci(0x101e),
+    pci(0x101f),
+    pci(0x1021),
+    pci(0x1023),
+    pci(0x1025),
+    pci(0x1027),
+    pci(0x2101),
+    pci(0xa2d2),
+    pci(0xa2d3),
+    pci(0xa2d6),
+    pci(0xa2dc),
+    pci(0xa2df),
+    no_match(),
+]);
 
 static MATCH_TABLE: CStatic<[verbs_match_ent; 3]> = CStatic([
     verbs_match_ent {
@@ -70,6 +117,19 @@ static DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     alloc_context: Some(crate::open::alloc_context),
     // The kernel's rxe cannot tell about a context that exists (no
     // query_ucontext), so a context cannot be imported.
+    import_context: None,
+    alloc_device: Some(crate::device::alloc_device),
+    uninit_device: Some(crate::device::uninit_device),
+});
+
+static MLX5_DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
+    name: c"ringverbs-mlx5".as_ptr(),
+    match_min_abi_version: 1,
+    match_max_abi_version: 1,
+    match_table: MLX5_MATCH_TABLE.0.as_ptr(),
+    static_providers: core::ptr::null(),
+    match_device: None,
+    alloc_context: Some(crate::open::alloc_mlx5_context),
     import_context: None,
     alloc_device: Some(crate::device::alloc_device),
     uninit_device: Some(crate::device::uninit_device),
@@ -132,7 +192,8 @@ fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
                 uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
                 allow_disassociate_destroy: allow
                     .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
-                ops: ops::table(layout),
+                rxe_ops: ops::table(layout),
+                mlx5_ops: ops::mlx5_table(layout),
             },
         )
     };
@@ -144,9 +205,17 @@ fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
     // keeps libibverbs in the process even if an application closes it.
     library.leak();
     log_registration(layout);
+    let served = served::served();
     // SAFETY: the operations live as long as the process; libibverbs keeps a
     // pointer to them.
-    unsafe { register_driver(&DEVICE_OPS.0) };
+    unsafe {
+        if served.rxe {
+            register_driver(&DEVICE_OPS.0);
+        }
+        if served.mlx5 {
+            register_driver(&MLX5_DEVICE_OPS.0);
+        }
+    }
     Ok(())
 }
 

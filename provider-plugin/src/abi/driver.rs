@@ -59,6 +59,7 @@ pub struct verbs_sysfs_dev {
 }
 
 pub const VERBS_MATCH_SENTINEL: u8 = 0;
+pub const VERBS_MATCH_PCI: u8 = 1;
 pub const VERBS_MATCH_MODALIAS: u8 = 2;
 pub const VERBS_MATCH_DRIVER_ID: u8 = 3;
 
