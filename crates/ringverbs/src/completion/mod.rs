@@ -13,6 +13,7 @@ mod address;
 mod counter;
 mod cursor;
 mod drain;
+mod drain_half;
 mod entry;
 mod failed;
 mod format;

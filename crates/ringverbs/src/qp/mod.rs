@@ -4,12 +4,14 @@
 //! - `states`: its transitions, with what each demands;
 //! - `codes`: values that there are codes for: MTU, times;
 //! - `endpoint`: what a peer has to know of it, and connecting;
+//! - `halves`: what the two halves know and do when they are apart;
 //! - `options`: how it is connected, if not as usual;
 //! - `request`, `post`: work requests, and how they are posted.
 
 mod builder;
 mod codes;
 mod endpoint;
+mod halves;
 mod multicast;
 mod options;
 mod post;
@@ -266,6 +268,18 @@ impl Drop for Inner {
     }
 }
 
+impl SendHalf {
+    pub(crate) fn completes_in(&self) -> &Arc<CqShared> {
+        &self.inner.send_cq
+    }
+}
+
+impl RecvHalf {
+    pub(crate) fn completes_in(&self) -> &Arc<CqShared> {
+        &self.inner.recv_cq
+    }
+}
+
 impl Drop for SendHalf {
     fn drop(&mut self) {
         // SAFETY: taken here only, and not used afterwards.
@@ -331,8 +345,7 @@ impl QueuePair {
     /// # Errors
     /// EIO if the device is gone.
     pub fn query(&self) -> Result<QpAttr> {
-        let all = QpAttrMask::from_bits_retain(0x001f_ffff);
-        Ok(self.inner().object.query(all)?.0)
+        self.inner().query()
     }
 
     /// Changes attributes as they are given. [`transition`](Self::transition)
@@ -351,11 +364,7 @@ impl QueuePair {
     /// # Errors
     /// EIO if the device is gone.
     pub fn set_error(&mut self) -> Result<()> {
-        let attr = QpAttr {
-            qp_state: State::ERR,
-            ..QpAttr::default()
-        };
-        self.inner().modify(&attr, QpAttrMask::STATE)
+        self.inner().set_error()
     }
 
     /// Operations in flight: of the send queue, of the receive queue.
@@ -367,7 +376,9 @@ impl QueuePair {
         )
     }
 
-    /// The two halves, each for an owner of its own.
+    /// The two halves, each for an owner of its own. Either posts, asks and
+    /// [drains](SendHalf::drain) what is its own; the queue pair is destroyed
+    /// with the last, or when they are [one again](Self::reunite) and closed.
     pub fn split(self) -> (SendHalf, RecvHalf) {
         (self.send, self.recv)
     }

@@ -118,7 +118,7 @@ impl SendHalf {
     /// Adds an operation to the batch that is being made.
     #[inline(always)]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
-        match self.write(&request) {
+        match self.make(&request) {
             Ok(quiet) => {
                 self.queue.accept();
                 request.accepted();
@@ -128,7 +128,7 @@ impl SendHalf {
                     companion: request.companion,
                     quiet,
                 };
-                // SAFETY: `write` has found room.
+                // SAFETY: `make` has found room.
                 unsafe { self.in_flight.push(note, request.data) };
                 Ok(())
             }
@@ -143,7 +143,7 @@ impl SendHalf {
     /// Writes the next entry of the queue. Returns whether it is signalled
     /// without the user's asking.
     #[inline(always)]
-    fn write<D: Data>(&mut self, request: &WorkRequest<D>) -> Result<bool> {
+    fn make<D: Data>(&mut self, request: &WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
         if self.inner.state.get() < u32::from(State::RTS.0)
             || self.operations & 1 << operation as u32 == 0
@@ -454,7 +454,7 @@ impl QueuePair {
     /// As [`SendHalf::post`].
     #[inline]
     pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
-        self.post(WorkRequest::send(data).token(token))
+        self.send.send(data, token)
     }
 
     /// Writes to memory of the peer's, and hears of its end.
@@ -468,7 +468,7 @@ impl QueuePair {
         to: RemoteAddr,
         token: u64,
     ) -> Result<(), PostError<D>> {
-        self.post(WorkRequest::write(data, to).token(token))
+        self.send.write(data, to, token)
     }
 
     /// Reads memory of the peer's.
@@ -482,7 +482,7 @@ impl QueuePair {
         from: RemoteAddr,
         token: u64,
     ) -> Result<(), PostError<D>> {
-        self.post(WorkRequest::read(data, from).token(token))
+        self.send.read(data, from, token)
     }
 
     /// As [`RecvHalf::receive`].

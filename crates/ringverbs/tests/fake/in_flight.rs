@@ -1,6 +1,9 @@
 //! The table of operations in flight.
 
-use ringverbs::{Error, Inline, RemoteAddr, WorkRequest};
+use std::time::Duration;
+
+use ringverbs::qp::State;
+use ringverbs::{Error, Inline, QueuePair, RemoteAddr, Status, WorkRequest};
 use uverbs::abi::ids::*;
 
 use crate::World;
@@ -45,6 +48,65 @@ fn a_signal_ends_all_before_it() {
     assert_eq!(world.cq.poll_one().unwrap().unwrap().token, 9);
     assert_eq!(world.live(OBJECT_MR), 0);
     assert_eq!(qp.in_flight().0, 0);
+}
+
+#[test]
+fn halves_work_and_are_drained_apart() {
+    let mut world = World::new();
+    let (qp, queues) = world.queue_pair(17);
+    let id = qp.id();
+    let (mut send, mut recv) = qp.split();
+    assert_eq!((send.id(), recv.id()), (id, id));
+    assert_eq!((send.qp_num(), recv.qp_num()), (17, 17));
+    assert_eq!(recv.state(), State::RTS);
+    let there = RemoteAddr::new(0x1000, 7);
+    send.send(world.buffer(b"a"), 1).unwrap();
+    send.write(world.buffer(b"b"), there, 2).unwrap();
+    send.read(world.buffer(b"c"), there, 3).unwrap();
+    recv.receive(world.buffer(b""), 4).unwrap();
+    recv.receive(world.buffer(b""), 5).unwrap();
+
+    let mut strange = world.context.completion_queue().build().unwrap();
+    let nothing = Duration::ZERO;
+    let wrong = send.drain(&mut strange, nothing, drop).unwrap_err();
+    assert!(matches!(wrong, Error::Invalid { .. }), "{wrong}");
+    assert!(recv.drain(&mut strange, nothing, drop).is_err());
+    assert_eq!(recv.state(), State::RTS);
+    drop(strange);
+
+    let (sent, received) = (queues.sent(), queues.received());
+    for id in [sent[0], received[0], sent[1], sent[2]] {
+        world.raise(&[(wc::WR_ID, id), (wc::STATUS, 5), (wc::QP_NUM, 17)]);
+    }
+    let mut others = Vec::new();
+    let patience = Duration::from_secs(10);
+    let drained = send.drain(&mut world.cq, patience, |other| others.push(other));
+    let drained = drained.unwrap();
+    assert_eq!(
+        drained.iter().map(|done| done.token).collect::<Vec<_>>(),
+        [1, 2, 3]
+    );
+    assert!(
+        drained
+            .iter()
+            .all(|done| done.status() == Status::WR_FLUSH_ERR)
+    );
+    assert_eq!(
+        others.iter().map(|done| done.token).collect::<Vec<_>>(),
+        [4]
+    );
+    assert_eq!((send.state(), recv.state()), (State::ERR, State::ERR));
+
+    // One receive has not come: the time is up.
+    assert_eq!(recv.drain(&mut world.cq, nothing, drop).unwrap().len(), 0);
+    assert_eq!((send.in_flight(), recv.in_flight()), (0, 1));
+    world.complete(0xdead_beef, 17);
+    world.complete(received[1], 17);
+    let mut others = Vec::new();
+    let failed = recv.drain(&mut world.cq, patience, |other| others.push(other));
+    assert!(matches!(failed, Err(Error::Corruption { .. })));
+    assert_eq!(others.len(), 1);
+    QueuePair::reunite(send, recv).unwrap().close().unwrap();
 }
 
 #[test]

@@ -1,0 +1,113 @@
+//! Giving up one half of a queue pair that was split.
+
+use std::time::Duration;
+
+use super::{Completion, CompletionQueue, wait};
+use crate::operation::Operation;
+use crate::qp::{RecvHalf, SendHalf};
+use crate::{Error, Result};
+
+impl SendHalf {
+    /// Moves the queue pair to the error state, and reads completions until
+    /// nothing that this half has posted is in flight, or the time is up: what
+    /// was done, and what was flushed, each with its memory. Completions of
+    /// other queue pairs, and of the other half, go to `others`.
+    ///
+    /// What [`in_flight`](Self::in_flight) still counts then comes with later
+    /// completions, or is released with the queue pair. The other half does the
+    /// same in its own thread, on a queue of its own, or from the completions
+    /// that it is sent by `others`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `cq` is not where its operations complete;
+    /// [`Error::Corruption`] for a completion of nothing, once all else is read.
+    /// What was read goes to `others` then.
+    pub fn drain(
+        &mut self,
+        cq: &mut CompletionQueue,
+        timeout: Duration,
+        others: impl FnMut(Completion),
+    ) -> Result<Vec<Completion>> {
+        if !cq.serves(self.completes_in()) {
+            return Err(not_its_queue());
+        }
+        tolerate_loss(self.set_error())?;
+        let qp_num = self.qp_num();
+        let mine = |completion: &Completion| {
+            completion.qp_num == qp_num && completion.operation != Operation::Receive
+        };
+        read(cq, timeout, mine, || self.in_flight() == 0, others)
+    }
+}
+
+impl RecvHalf {
+    /// As [`SendHalf::drain`]. Receives of a shared queue are that queue's, and
+    /// are not waited for.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn drain(
+        &mut self,
+        cq: &mut CompletionQueue,
+        timeout: Duration,
+        others: impl FnMut(Completion),
+    ) -> Result<Vec<Completion>> {
+        if !cq.serves(self.completes_in()) {
+            return Err(not_its_queue());
+        }
+        tolerate_loss(self.set_error())?;
+        let qp_num = self.qp_num();
+        let mine = |completion: &Completion| {
+            completion.qp_num == qp_num && completion.operation == Operation::Receive
+        };
+        read(cq, timeout, mine, || self.in_flight() == 0, others)
+    }
+}
+
+fn not_its_queue() -> Error {
+    Error::Invalid {
+        what: "this is not the completion queue of the half",
+    }
+}
+
+/// A device that is gone has stopped by itself.
+fn tolerate_loss(result: Result<()>) -> Result<()> {
+    match result {
+        Err(error) if !error.is_device_gone() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn read(
+    cq: &mut CompletionQueue,
+    timeout: Duration,
+    mine: impl Fn(&Completion) -> bool,
+    done: impl Fn() -> bool,
+    mut others: impl FnMut(Completion),
+) -> Result<Vec<Completion>> {
+    let deadline = wait::deadline(Some(timeout));
+    let mut completions = Vec::new();
+    let mut failed = None;
+    // When the time is up, what is there by then is read, but not what others
+    // go on putting there.
+    let mut late = cq.capacity();
+    while late > 0 {
+        let over = wait::is_over(deadline);
+        late -= u32::from(over);
+        match cq.poll_one() {
+            Ok(Some(completion)) if mine(&completion) => completions.push(completion),
+            Ok(Some(completion)) => others(completion),
+            Ok(None) if over || done() => break,
+            Ok(None) => std::thread::yield_now(),
+            // Said at the end: it is of nothing that is ours.
+            Err(error) => failed = Some(error),
+        }
+    }
+    match failed {
+        None => Ok(completions),
+        Some(error) => {
+            completions.into_iter().for_each(others);
+            Err(error)
+        }
+    }
+}
