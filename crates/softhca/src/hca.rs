@@ -485,6 +485,11 @@ impl<P: Platform> Hca<P> {
             self.core.run_sq(sqn, &self.pool, &mut self.frames);
         }
         self.rung = rung;
+        for packet in &self.frames {
+            if self.core.loops_back(packet.frame()) {
+                self.core.receive_frame(packet.frame(), true);
+            }
+        }
         if !self.frames.is_empty() {
             self.port.send_all(now, self.frames.drain(..));
         }
@@ -494,7 +499,7 @@ impl<P: Platform> Hca<P> {
             if let Some(other) = self.transport.receive(&mut self.core, now, packet)
                 && self.core.settings.profile.port == PortKind::Ethernet
             {
-                self.core.receive_frame(other.frame());
+                self.core.receive_frame(other.frame(), false);
             }
         }
         let more = self.transport.run(&mut self.core, now, BUDGET);

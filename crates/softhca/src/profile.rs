@@ -143,6 +143,7 @@ pub mod cap {
     pub(super) const DEVICE_FREQUENCY_MHZ: Field = field(0x98, 31, 0);
     pub(super) const DEVICE_FREQUENCY_KHZ: Field = field(0x9c, 31, 0);
 
+    pub(super) const CQE_128_ALWAYS: Field = flag(0xb4, 2);
     pub(super) const DUMP_FILL_MKEY: Field = flag(0x1c, 7);
     pub(super) const UMR_EXTENDED_TRANSLATION_OFFSET: Field = flag(0x20, 7);
     pub(super) const NULL_MKEY: Field = flag(0x20, 6);
@@ -188,6 +189,7 @@ pub mod cap {
     pub(super) const FT_SUPPORT: Field = flag(0x40, 31);
     pub(super) const FT_FLOW_MODIFY_EN: Field = flag(0x40, 28);
     pub(super) const FT_MODIFY_ROOT: Field = flag(0x40, 27);
+    pub(super) const FT_IDENTIFIED_MISS: Field = flag(0x40, 26);
     pub(super) const FT_MODIFY: Field = flag(0x40, 25);
     pub(super) const FT_LOG_MAX_SIZE: Field = field(0x44, 29, 24);
     pub(super) const FT_MAX_LEVEL: Field = field(0x44, 7, 0);
@@ -265,6 +267,7 @@ const COMMON: &[Cap] = &[
     // The timer counts nanoseconds.
     (General, DEVICE_FREQUENCY_MHZ, 1000),
     (General, DEVICE_FREQUENCY_KHZ, 1_000_000),
+    (General, CQE_128_ALWAYS, 1),
     (General, NULL_MKEY, 1),
     (General, DUMP_FILL_MKEY, 1),
     (General, DEVICE_MEMORY, 1),
@@ -315,11 +318,10 @@ const ETHERNET: &[Cap] = &[
     (Roce, R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
     (Roce, R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
     (Roce, ROCE_ADDRESS_TABLE_SIZE, 128),
-    // Without what joins tables to a chain (identified misses), the driver has
-    // its own tables only, and user space cannot steer.
     (FlowTable, FT_SUPPORT, 1),
     (FlowTable, FT_FLOW_MODIFY_EN, 1),
     (FlowTable, FT_MODIFY_ROOT, 1),
+    (FlowTable, FT_IDENTIFIED_MISS, 1),
     (FlowTable, FT_MODIFY, 1),
     (FlowTable, FT_LOG_MAX_SIZE, 16),
     (FlowTable, FT_MAX_LEVEL, 64),

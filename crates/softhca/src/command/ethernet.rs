@@ -1,11 +1,6 @@
-//! Commands about the network interface: send and receive queues, and the
-//! steering between them, of which little more than numbers is kept.
+//! Commands about the network interface: send and receive queues.
 
-use std::collections::HashMap;
-
-use super::NUMBER;
 use super::load::number;
-use super::opcode as op;
 use super::resource::created;
 use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
@@ -25,92 +20,7 @@ const USER_INDEX: Field = field(4, 23, 0);
 const CQN: Field = field(8, 23, 0);
 const READY: u32 = 1;
 
-/// What is kept of steering: which objects there are.
-#[derive(Debug)]
-pub(crate) struct Steering {
-    next: u32,
-    objects: HashMap<u32, u16>,
-}
-
-impl Default for Steering {
-    fn default() -> Self {
-        Steering {
-            next: FIRST,
-            objects: HashMap::new(),
-        }
-    }
-}
-
-const FIRST: u32 = 0x100;
-const MOST: usize = 1 << 16;
-
-impl Steering {
-    pub(crate) fn clear(&mut self) {
-        self.objects.clear();
-    }
-}
-
-/// The opcode that makes what another one destroys.
-fn creator(opcode: u16) -> u16 {
-    match opcode {
-        op::DESTROY_TIR | op::MODIFY_TIR => op::CREATE_TIR,
-        op::DESTROY_TIS | op::MODIFY_TIS => op::CREATE_TIS,
-        op::DESTROY_RQT | op::MODIFY_RQT => op::CREATE_RQT,
-        op::DESTROY_FLOW_TABLE => op::CREATE_FLOW_TABLE,
-        op::DESTROY_FLOW_GROUP => op::CREATE_FLOW_GROUP,
-        _ => op::ALLOC_FLOW_COUNTER,
-    }
-}
-
-/// Flow tables and groups are named in another place than the rest.
-const STEERED: Field = field(0x14, 23, 0);
-const GROUP: Field = field(0x18, 31, 0);
-const COUNTER: Field = field(0x8, 31, 0);
-
 impl<P: Platform> Core<P> {
-    pub(crate) fn create_steering(
-        &mut self,
-        opcode: u16,
-        _input: &[u8],
-        output: &mut [u8],
-    ) -> Outcome {
-        if self.steering.objects.len() >= MOST {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "there are too many steering objects",
-            ));
-        }
-        let number = self.steering.next;
-        self.steering.next = (number + 1) & 0xff_ffff;
-        self.steering.objects.insert(number, opcode);
-        NUMBER.put(output, number);
-        Ok(())
-    }
-
-    pub(crate) fn destroy_steering(&mut self, opcode: u16, input: &[u8]) -> Outcome {
-        let number = match opcode {
-            op::DESTROY_FLOW_TABLE => STEERED.get(input),
-            op::DESTROY_FLOW_GROUP => GROUP.get(input),
-            op::DEALLOC_FLOW_COUNTER => COUNTER.get(input),
-            _ => number(input),
-        };
-        if self.steering.objects.get(&number) == Some(&creator(opcode)) {
-            self.steering.objects.remove(&number);
-            Ok(())
-        } else {
-            Err(refuse(Status::BadResource, "no such steering object"))
-        }
-    }
-
-    pub(crate) fn modify_steering(&mut self, opcode: u16, input: &[u8]) -> Outcome {
-        let named = matches!(opcode, op::MODIFY_TIR | op::MODIFY_TIS | op::MODIFY_RQT);
-        let exists = self.steering.objects.get(&number(input)) == Some(&creator(opcode));
-        if named && !exists {
-            return Err(refuse(Status::BadResource, "no such steering object"));
-        }
-        Ok(())
-    }
-
     /// The queue that a context describes.
     fn ring(&self, input: &[u8], send: bool) -> Result<(Ring, u32), super::Refused> {
         let wq = &input[(CONTEXT + WQ).min(input.len())..];

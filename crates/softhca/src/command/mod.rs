@@ -14,6 +14,7 @@ pub(crate) mod queue;
 pub(crate) mod resource;
 pub(crate) mod srq;
 pub mod status;
+pub(crate) mod steering;
 pub(crate) mod vport;
 
 use crate::bits::{Field, field, put32};

@@ -12,7 +12,7 @@ use super::mkey::{Missing, Mkey};
 use super::paging::Paging;
 use super::qp::Queue;
 use super::srq::Srq;
-use crate::command::ethernet::Steering;
+use super::steering::Steering;
 use crate::command::load::Capabilities;
 use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
 use crate::table::Table;

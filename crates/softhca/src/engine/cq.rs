@@ -26,6 +26,7 @@ const SCATTERED_64: u8 = 0x8;
 const SOLICITED: u8 = 0x2;
 
 const ML_PATH: usize = 17;
+const CHECKSUM: usize = 20;
 const SLID: usize = 22;
 const FLAGS_RQPN: usize = 24;
 const L3_L4: usize = 29;
@@ -88,6 +89,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) immediate: u32,
     pub(crate) solicited: bool,
     pub(crate) flags_rqpn: u32,
+    /// Of an Ethernet frame: the sum of its IP packet.
+    pub(crate) checksum: u16,
     pub(crate) slid: u16,
     pub(crate) ml_path: u8,
     pub(crate) l3_l4: u8,
@@ -234,6 +237,7 @@ pub(crate) fn write<P: Platform>(
 
     let mut bytes = [0; ENTRY];
     bytes[ML_PATH] = completion.ml_path;
+    bytes[CHECKSUM..CHECKSUM + 2].copy_from_slice(&completion.checksum.to_be_bytes());
     bytes[SLID..SLID + 2].copy_from_slice(&completion.slid.to_be_bytes());
     put32(&mut bytes, FLAGS_RQPN, completion.flags_rqpn);
     bytes[L3_L4] = completion.l3_l4;

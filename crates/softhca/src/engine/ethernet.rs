@@ -1,8 +1,8 @@
 //! The network interface: frames of the send queues go out, frames that are
 //! not RDMA come in.
 //!
-//! There are no flow tables and no hashing: what arrives goes to one receive
-//! queue. Checksums and segmentation of what is sent are done as asked.
+//! Steering says which receive queues a frame goes to. Checksums and segmentation
+//! of what is sent are done as asked.
 
 use super::core::Core;
 use super::cq::{self, Completion};
@@ -21,6 +21,10 @@ const HEADER_LENGTH: Field = field(12, 31, 16);
 /// Where the inline header begins in the Ethernet segment.
 const HEADER: usize = 14;
 const CONTROL: usize = 16;
+
+/// Which of the frames that are sent the driver does not want to see.
+const LOOPBACK_OFF_UNICAST: u32 = 1;
+const LOOPBACK_OFF_MULTICAST: u32 = 2;
 
 /// The state of a receive queue that takes frames.
 const READY: u32 = 1;
@@ -169,18 +173,39 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Puts a frame from the wire into a receive queue.
-    pub(crate) fn receive_frame(&mut self, frame: &[u8]) {
-        let wanted = self.wants(frame);
-        let target = self.receive_queue();
-        let (true, Some(rqn)) = (wanted && frame.len() <= CAPACITY, target) else {
-            self.stats.ethernet_dropped += 1;
+    /// Puts a frame from the wire, or one of its `own`, into the receive queues
+    /// that it is steered to.
+    pub(crate) fn receive_frame(&mut self, frame: &[u8], own: bool) {
+        let queues = self.steering.steer(frame, own);
+        if queues.is_empty() || frame.len() > CAPACITY {
+            self.stats.ethernet_dropped += u64::from(!own);
             return;
+        }
+        for (rqn, tag) in queues {
+            self.deliver_frame(rqn, tag, frame);
+        }
+    }
+
+    /// Whether frames that are sent are looked at as received ones are.
+    pub(crate) fn loops_back(&self, frame: &[u8]) -> bool {
+        let multicast = frame.first().is_some_and(|byte| byte & 1 != 0);
+        let off = if multicast {
+            LOOPBACK_OFF_MULTICAST
+        } else {
+            LOOPBACK_OFF_UNICAST
         };
+        self.nic.loopback_off & off == 0
+    }
+
+    fn deliver_frame(&mut self, rqn: u32, tag: u32, frame: &[u8]) {
         let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
             return;
         };
         let (pd, cqn, uidx) = (rq.pd, rq.cqn, rq.uidx);
+        if rq.state != READY {
+            self.stats.ethernet_dropped += 1;
+            return;
+        }
         let Ok(Some((index, (bytes, length)))) = take_receive(&self.platform, &mut rq.ring) else {
             self.stats.ethernet_dropped += 1;
             return;
@@ -215,40 +240,16 @@ impl<P: Platform> Core<P> {
                 } else {
                     cq::opcode::SEND
                 },
-                qpn: rqn,
+                // Here is the rule's tag; the queue is known by its user index.
+                qpn: tag,
                 uidx,
                 wqe_counter: index,
                 byte_count: frame.len() as u32,
+                checksum: packet_sum(frame),
                 error,
                 ..Completion::default()
             },
         );
-    }
-
-    /// Whether a frame is for this interface.
-    fn wants(&self, frame: &[u8]) -> bool {
-        let Some(destination) = frame.first_chunk::<6>() else {
-            return false;
-        };
-        let own = frame.get(6..12) == Some(&self.nic.mac);
-        (destination[0] & 1 != 0 && !own) || *destination == self.nic.mac
-    }
-
-    /// The queue that frames go to: the first that is ready and has room. The
-    /// driver also has one that drops what it gets: nothing is ever posted to
-    /// it.
-    fn receive_queue(&mut self) -> Option<u32> {
-        let ready = |queue: &Queue| match queue {
-            Queue::Rq(rq) if rq.state == READY => {
-                let posted = self.platform.read_index(rq.ring.doorbell);
-                posted.is_ok_and(|posted| posted as u16 != rq.ring.head)
-            }
-            _ => false,
-        };
-        self.queues
-            .iter()
-            .find(|(_, queue)| ready(queue))
-            .map(|(number, _)| number)
     }
 }
 
@@ -259,18 +260,20 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// Where the layers of a frame begin.
-struct Layers {
-    ipv4: bool,
-    l3: usize,
-    l4: usize,
-    protocol: u8,
+pub(crate) struct Layers {
+    pub(crate) ipv4: bool,
+    pub(crate) l3: usize,
+    pub(crate) l4: usize,
+    pub(crate) protocol: u8,
 }
 
-fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
+/// Two bytes as a number.
+pub(crate) fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]))
 }
 
-fn layers(frame: &[u8]) -> Option<Layers> {
+/// The layers of an IP packet in a frame.
+pub(crate) fn layers(frame: &[u8]) -> Option<Layers> {
     let mut at = 12;
     let mut kind = u16_at(frame, at)?;
     while kind == VLAN {
@@ -307,6 +310,19 @@ fn fold(mut sum: u64) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !(sum as u16)
+}
+
+/// The one's complement sum of the IP packet in a frame, without what fills up a
+/// short frame; 0 if there is none.
+fn packet_sum(frame: &[u8]) -> u16 {
+    let Some(at) = layers(frame) else { return 0 };
+    let length = if at.ipv4 {
+        u16_at(frame, at.l3 + 2).map(usize::from)
+    } else {
+        u16_at(frame, at.l3 + 4).map(|payload| 40 + usize::from(payload))
+    };
+    let end = (at.l3 + length.unwrap_or(0)).min(frame.len());
+    !fold(sum(frame.get(at.l3..end).unwrap_or(&[])))
 }
 
 /// Fills in the checksums of IPv4, and of TCP or UDP.
@@ -423,6 +439,20 @@ mod tests {
         assert_eq!(fold(sum(&frame[14..34])), 0);
         let pseudo = sum(&frame[26..34]) + 6 + 25;
         assert_eq!(fold(pseudo + sum(&frame[34..])), 0);
+    }
+
+    #[test]
+    fn the_sum_is_of_the_packet_alone() {
+        let mut frame = tcp(5);
+        frame[54..].copy_from_slice(b"hello");
+        checksums(&mut frame, true);
+        // The header adds up to nothing, so this is the rest.
+        let pseudo = sum(&frame[26..34]) + 6 + 25;
+        assert_eq!(fold(pseudo + u64::from(packet_sum(&frame))), 0);
+        let before = packet_sum(&frame);
+        frame.extend([0xa5; 6]);
+        assert_eq!(packet_sum(&frame), before, "filled up");
+        assert_eq!(packet_sum(&frame[..13]), 0);
     }
 
     #[test]

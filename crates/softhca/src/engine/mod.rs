@@ -13,5 +13,6 @@ pub(crate) mod mkey;
 pub mod paging;
 pub(crate) mod qp;
 pub(crate) mod srq;
+pub(crate) mod steering;
 pub(crate) mod umr;
 pub mod wqe;

@@ -1,0 +1,225 @@
+//! Commands about flow steering: tables, groups, rules, and what they lead to.
+
+use std::collections::BTreeMap;
+
+use super::NUMBER;
+use super::load::number;
+use super::opcode as op;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get_array, get32};
+use crate::engine::core::Core;
+use crate::engine::steering::{Destination, Object, Rule, Tir};
+use crate::platform::Platform;
+
+const CONTEXT: usize = 0x20;
+const TIR_CHOICE: Field = field(0x24, 31, 28);
+const TIR_QUEUE: Field = field(0x3c, 23, 0);
+const TIR_TABLE: Field = field(0x40, 23, 0);
+const TIR_OWN_BLOCKED: Field = field(0x44, 25, 24);
+const MODIFY_OWN_BLOCKED: Field = flag(0x14, 4);
+const RQT_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
+const RQT_LIST: usize = CONTEXT + 0xf0;
+const MOST_QUEUES: usize = 1 << 12;
+
+/// Tables are named in another place than the rest, and so are groups.
+const TABLE_TYPE: Field = field(0x10, 31, 24);
+const TABLE: Field = field(0x14, 23, 0);
+const GROUP: Field = field(0x18, 31, 0);
+const COUNTER: Field = field(0x8, 31, 0);
+/// Of what the interface receives.
+const RECEIVES: u32 = 0;
+const MISS_ACTION: Field = field(0x18, 27, 24);
+const MISS_FORWARD: u32 = 1;
+const MISS_TABLE: Field = field(0x1c, 23, 0);
+const MODIFY_MISS: Field = flag(0xc, 0);
+const ROOT_DISCONNECT: Field = flag(0x4, 0);
+const CRITERIA: usize = 0x40;
+
+const RULE_INDEX: Field = field(0x20, 31, 0);
+const RULE_GROUP: Field = field(0x44, 31, 0);
+const RULE_TAG: Field = field(0x48, 23, 0);
+const RULE_ACTION: Field = field(0x4c, 15, 0);
+const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
+const RULE_VALUE: usize = 0x80;
+const RULE_LIST: usize = 0x340;
+const TO_TABLE: u32 = 1;
+const TO_TIR: u32 = 2;
+
+const UNKNOWN: super::Refused = refuse(Status::BadResource, "no such steering object");
+const TOO_MANY: super::Refused =
+    refuse(Status::ExceedsLimit, "there are too many steering objects");
+
+fn tir(input: &[u8]) -> Tir {
+    let own_blocked = TIR_OWN_BLOCKED.is_set(input);
+    if TIR_CHOICE.is_set(input) {
+        Tir::Table {
+            rqt: TIR_TABLE.get(input),
+            own_blocked,
+        }
+    } else {
+        Tir::Queue {
+            rqn: TIR_QUEUE.get(input),
+            own_blocked,
+        }
+    }
+}
+
+fn rqt(input: &[u8]) -> Vec<u32> {
+    let count = (RQT_LENGTH.get(input) as usize).min(MOST_QUEUES);
+    (0..count)
+        .map(|n| get32(input, RQT_LIST + 4 * n) & 0xff_ffff)
+        .collect()
+}
+
+fn miss(input: &[u8]) -> Option<u32> {
+    (MISS_ACTION.get(input) == MISS_FORWARD).then(|| MISS_TABLE.get(input))
+}
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn create_steering(
+        &mut self,
+        opcode: u16,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Outcome {
+        let object = match opcode {
+            op::CREATE_TIR => Object::Tir(tir(input)),
+            op::CREATE_TIS => Object::Tis,
+            op::CREATE_RQT => Object::Rqt(rqt(input)),
+            op::CREATE_FLOW_TABLE => Object::Table {
+                receives: TABLE_TYPE.get(input) == RECEIVES,
+                next: miss(input),
+                rules: BTreeMap::new(),
+            },
+            op::CREATE_FLOW_GROUP => {
+                if !matches!(
+                    self.steering.get(TABLE.get(input)),
+                    Some(Object::Table { .. })
+                ) {
+                    return Err(UNKNOWN);
+                }
+                Object::Group {
+                    criteria: Box::new(get_array(input, CRITERIA)),
+                }
+            }
+            _ => Object::Counter,
+        };
+        let number = self.steering.insert(object).ok_or(TOO_MANY)?;
+        NUMBER.put(output, number);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_steering(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+        let number = match opcode {
+            op::DESTROY_FLOW_TABLE => TABLE.get(input),
+            op::DESTROY_FLOW_GROUP => GROUP.get(input),
+            op::DEALLOC_FLOW_COUNTER => COUNTER.get(input),
+            _ => number(input),
+        };
+        let right = match self.steering.get(number) {
+            Some(Object::Tir(_)) => op::DESTROY_TIR,
+            Some(Object::Tis) => op::DESTROY_TIS,
+            Some(Object::Rqt(_)) => op::DESTROY_RQT,
+            Some(Object::Table { .. }) => op::DESTROY_FLOW_TABLE,
+            Some(Object::Group { .. }) => op::DESTROY_FLOW_GROUP,
+            Some(Object::Counter) => op::DEALLOC_FLOW_COUNTER,
+            None => return Err(UNKNOWN),
+        };
+        if right != opcode {
+            return Err(UNKNOWN);
+        }
+        self.steering.remove(number);
+        Ok(())
+    }
+
+    pub(crate) fn modify_steering(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+        let table = TABLE.get(input);
+        match opcode {
+            op::MODIFY_TIR => match self.steering.get_mut(number(input)) {
+                // What it leads to stays.
+                Some(Object::Tir(
+                    Tir::Queue { own_blocked, .. } | Tir::Table { own_blocked, .. },
+                )) => {
+                    if MODIFY_OWN_BLOCKED.is_set(input) {
+                        *own_blocked = TIR_OWN_BLOCKED.is_set(input);
+                    }
+                    Ok(())
+                }
+                _ => Err(UNKNOWN),
+            },
+            op::MODIFY_TIS => match self.steering.get(number(input)) {
+                Some(Object::Tis) => Ok(()),
+                _ => Err(UNKNOWN),
+            },
+            op::MODIFY_RQT => match self.steering.get_mut(number(input)) {
+                Some(Object::Rqt(queues)) => {
+                    *queues = rqt(input);
+                    Ok(())
+                }
+                _ => Err(UNKNOWN),
+            },
+            op::MODIFY_FLOW_TABLE => match self.steering.get_mut(table) {
+                Some(Object::Table { next, .. }) => {
+                    if MODIFY_MISS.is_set(input) {
+                        *next = miss(input);
+                    }
+                    Ok(())
+                }
+                _ => Err(UNKNOWN),
+            },
+            op::SET_FLOW_TABLE_ROOT => match self.steering.get(table) {
+                Some(Object::Table { receives, .. }) => {
+                    if *receives {
+                        let off = ROOT_DISCONNECT.is_set(input);
+                        self.steering.root = (!off).then_some(table);
+                    }
+                    Ok(())
+                }
+                _ => Err(UNKNOWN),
+            },
+            op::SET_FLOW_TABLE_ENTRY => self.set_rule(table, input),
+            _ => {
+                if self.steering.remove_rule(table, RULE_INDEX.get(input)) {
+                    Ok(())
+                } else {
+                    Err(refuse(Status::BadResource, "no such rule"))
+                }
+            }
+        }
+    }
+
+    fn set_rule(&mut self, table: u32, input: &[u8]) -> Outcome {
+        let count = RULE_DESTINATIONS.get(input) as usize;
+        let list = input.get(RULE_LIST..).unwrap_or(&[]);
+        if list.len() / 8 < count {
+            return Err(refuse(
+                Status::BadInputLength,
+                "destinations of the rule are missing",
+            ));
+        }
+        let destinations = list
+            .chunks_exact(8)
+            .take(count)
+            .map(|entry| {
+                let (kind, number) = (get32(entry, 0) >> 24, get32(entry, 0) & 0xff_ffff);
+                match kind {
+                    TO_TABLE => Destination::Table(number),
+                    TO_TIR => Destination::Tir(number),
+                    _ => Destination::Other,
+                }
+            })
+            .collect();
+        let rule = Rule {
+            group: RULE_GROUP.get(input),
+            tag: RULE_TAG.get(input),
+            action: RULE_ACTION.get(input),
+            value: Box::new(get_array(input, RULE_VALUE)),
+            destinations,
+        };
+        if self.steering.set_rule(table, RULE_INDEX.get(input), rule) {
+            Ok(())
+        } else {
+            Err(refuse(Status::BadResource, "no such table, or no room"))
+        }
+    }
+}

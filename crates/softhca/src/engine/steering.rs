@@ -1,0 +1,446 @@
+//! Flow steering: which receive queues a frame from the wire goes to.
+//!
+//! The driver builds tables of rules. A rule matches some bits of the frame's
+//! headers, laid out as the driver lays them out, and names where to go next:
+//! another table, or a TIR, which is a receive queue or a choice among some by a
+//! hash. A frame that no rule of a table matches goes on to the table's next one.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::ethernet::{Layers, layers, u16_at};
+use crate::bits::{field, put_bytes, put32};
+
+/// Bytes of what a rule matches.
+pub(crate) const MATCH: usize = 512;
+/// How many tables a frame may pass.
+const DEPTH: u32 = 64;
+/// Objects of all kinds, and rules, at most.
+const MOST: usize = 1 << 16;
+
+const ACTION_DROP: u32 = 1 << 1;
+const ACTION_FORWARD: u32 = 1 << 2;
+
+/// Header bits, as many as a rule can match.
+pub(crate) type Headers = Box<[u8; MATCH]>;
+
+/// Where a rule sends frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Table(u32),
+    Tir(u32),
+    /// Something that is not modelled.
+    Other,
+}
+
+/// A rule.
+#[derive(Debug, Clone)]
+pub(crate) struct Rule {
+    pub(crate) group: u32,
+    pub(crate) tag: u32,
+    pub(crate) action: u32,
+    pub(crate) value: Headers,
+    pub(crate) destinations: Vec<Destination>,
+}
+
+/// What a TIR leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tir {
+    Queue { rqn: u32, own_blocked: bool },
+    Table { rqt: u32, own_blocked: bool },
+}
+
+/// What steering is made of.
+#[derive(Debug)]
+pub(crate) enum Object {
+    Tir(Tir),
+    Tis,
+    /// Receive queues to choose from.
+    Rqt(Vec<u32>),
+    Table {
+        /// Of what the interface receives.
+        receives: bool,
+        next: Option<u32>,
+        /// By index: the first that matches counts.
+        rules: BTreeMap<u32, Rule>,
+    },
+    Group {
+        criteria: Headers,
+    },
+    Counter,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(crate) struct Steering {
+    next: u32,
+    objects: HashMap<u32, Object>,
+    rules: usize,
+    /// The table that frames begin with.
+    pub(crate) root: Option<u32>,
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        Steering {
+            next: FIRST,
+            objects: HashMap::new(),
+            rules: 0,
+            root: None,
+        }
+    }
+}
+
+const FIRST: u32 = 0x100;
+
+impl Steering {
+    pub(crate) fn clear(&mut self) {
+        self.objects.clear();
+        self.rules = 0;
+        self.root = None;
+    }
+
+    /// Adds an object; its number, if there is room.
+    pub(crate) fn insert(&mut self, object: Object) -> Option<u32> {
+        if self.objects.len() >= MOST {
+            return None;
+        }
+        let mut number = self.next;
+        while self.objects.contains_key(&number) {
+            number = (number + 1) & 0xff_ffff;
+        }
+        self.next = (number + 1) & 0xff_ffff;
+        self.objects.insert(number, object);
+        Some(number)
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Object> {
+        self.objects.get(&number)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Object> {
+        self.objects.get_mut(&number)
+    }
+
+    pub(crate) fn remove(&mut self, number: u32) {
+        if let Some(Object::Table { rules, .. }) = self.objects.remove(&number) {
+            self.rules -= rules.len();
+        }
+        if self.root == Some(number) {
+            self.root = None;
+        }
+    }
+
+    /// Puts a rule into a table, in place of one of the same index. False if
+    /// there is no such table or no room.
+    pub(crate) fn set_rule(&mut self, table: u32, index: u32, rule: Rule) -> bool {
+        let full = self.rules >= MOST;
+        match self.objects.get_mut(&table) {
+            Some(Object::Table { rules, .. }) if !full || rules.contains_key(&index) => {
+                self.rules += usize::from(rules.insert(index, rule).is_none());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a rule away.
+    pub(crate) fn remove_rule(&mut self, table: u32, index: u32) -> bool {
+        match self.objects.get_mut(&table) {
+            Some(Object::Table { rules, .. }) => {
+                let removed = rules.remove(&index).is_some();
+                self.rules -= usize::from(removed);
+                removed
+            }
+            _ => false,
+        }
+    }
+
+    /// The receive queues that a frame goes to, each with the tag of the rule.
+    /// One of the interface's own goes only where that is allowed.
+    pub(crate) fn steer(&self, frame: &[u8], own: bool) -> Vec<(u32, u32)> {
+        let mut queues = Vec::new();
+        if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
+            let walk = Walk {
+                headers: &headers,
+                hash: hash(frame),
+                own,
+            };
+            self.pass(&walk, root, DEPTH, &mut queues);
+        }
+        queues
+    }
+
+    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, queues: &mut Vec<(u32, u32)>) {
+        let (Some(Object::Table { next, rules, .. }), Some(depth)) =
+            (self.objects.get(&table), depth.checked_sub(1))
+        else {
+            return;
+        };
+        let Some(rule) = rules.values().find(|rule| self.matches(walk, rule)) else {
+            if let Some(next) = next {
+                self.pass(walk, *next, depth, queues);
+            }
+            return;
+        };
+        if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
+            return;
+        }
+        for destination in &rule.destinations {
+            match destination {
+                Destination::Table(table) => self.pass(walk, *table, depth, queues),
+                Destination::Tir(tir) => {
+                    if let Some(rqn) = self.queue_of(walk, *tir) {
+                        queues.push((rqn, rule.tag));
+                    }
+                }
+                Destination::Other => {}
+            }
+        }
+    }
+
+    fn matches(&self, walk: &Walk<'_>, rule: &Rule) -> bool {
+        let Some(Object::Group { criteria }) = self.objects.get(&rule.group) else {
+            return false;
+        };
+        let bytes = criteria.iter().zip(rule.value.iter());
+        bytes
+            .zip(walk.headers.iter())
+            .all(|((mask, value), header)| mask & value == mask & header)
+    }
+
+    fn queue_of(&self, walk: &Walk<'_>, tir: u32) -> Option<u32> {
+        let Some(Object::Tir(tir)) = self.objects.get(&tir) else {
+            return None;
+        };
+        match *tir {
+            Tir::Queue { own_blocked, .. } | Tir::Table { own_blocked, .. }
+                if own_blocked && walk.own =>
+            {
+                None
+            }
+            Tir::Queue { rqn, .. } => Some(rqn),
+            Tir::Table { rqt, .. } => match self.objects.get(&rqt) {
+                Some(Object::Rqt(queues)) if !queues.is_empty() => {
+                    Some(queues[walk.hash as usize % queues.len()])
+                }
+                _ => None,
+            },
+        }
+    }
+}
+
+/// A frame on its way.
+struct Walk<'a> {
+    headers: &'a [u8; MATCH],
+    hash: u32,
+    own: bool,
+}
+
+/// Spreads flows: frames of the same addresses and ports give the same number.
+/// It is not the hash that the driver asks for.
+fn hash(frame: &[u8]) -> u32 {
+    let Some(at) = layers(frame) else { return 0 };
+    let addresses = if at.ipv4 { 12..20 } else { 8..40 };
+    let l3 = frame.get(at.l3 + addresses.start..at.l3 + addresses.end);
+    let ports = frame.get(at.l4..at.l4 + 4).unwrap_or(&[]);
+    let bytes = l3.unwrap_or(&[]).iter().chain(ports);
+    // FNV-1a, and its high bits too.
+    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    });
+    hash ^ hash >> 16
+}
+
+/// The headers of a frame as rules match them: link, network and transport
+/// layer of the outermost packet.
+fn headers(frame: &[u8]) -> Option<Headers> {
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
+    const VLAN: u16 = 0x8100;
+    let mut out: Headers = Box::new([0; MATCH]);
+    let bytes = &mut out[..];
+    let addresses = frame.get(..12)?;
+    put_bytes(bytes, 0x0, &addresses[6..12]);
+    put_bytes(bytes, 0x8, &addresses[..6]);
+    let mut kind = u16_at(frame, 12)?;
+    if kind == VLAN {
+        let tag = u32::from(u16_at(frame, 14)?);
+        field(0xc, 15, 0).put(bytes, tag);
+        field(0x10, 15, 15).put(bytes, 1);
+        kind = u16_at(frame, 16)?;
+    }
+    field(0x4, 15, 0).put(bytes, u32::from(kind));
+    let Some(Layers {
+        ipv4,
+        l3,
+        l4,
+        protocol,
+    }) = layers(frame)
+    else {
+        return Some(out);
+    };
+    field(0x10, 31, 24).put(bytes, u32::from(protocol));
+    field(0x10, 12, 9).put(bytes, if ipv4 { 4 } else { 6 });
+    let traffic = if ipv4 {
+        field(0x18, 7, 0).put(bytes, u32::from(*frame.get(l3 + 8)?));
+        field(0x18, 15, 12).put(bytes, u32::from(frame.get(l3)? & 0xf));
+        let fragment = u16_at(frame, l3 + 6)? & 0x3fff != 0;
+        field(0x10, 13, 13).put(bytes, u32::from(fragment));
+        put_bytes(bytes, 0x2c, frame.get(l3 + 12..l3 + 16)?);
+        put_bytes(bytes, 0x3c, frame.get(l3 + 16..l3 + 20)?);
+        *frame.get(l3 + 1)?
+    } else {
+        field(0x18, 7, 0).put(bytes, u32::from(*frame.get(l3 + 7)?));
+        put_bytes(bytes, 0x20, frame.get(l3 + 8..l3 + 24)?);
+        put_bytes(bytes, 0x30, frame.get(l3 + 24..l3 + 40)?);
+        (u16_at(frame, l3)? >> 4) as u8
+    };
+    field(0x10, 23, 18).put(bytes, u32::from(traffic >> 2));
+    field(0x10, 17, 16).put(bytes, u32::from(traffic & 3));
+    if let Some(ports) = frame.get(l4..l4 + 4) {
+        let ports = u32::from_be_bytes([ports[0], ports[1], ports[2], ports[3]]);
+        match protocol {
+            TCP => {
+                put32(bytes, 0x14, ports);
+                let flags = u16_at(frame, l4 + 12).unwrap_or(0) & 0x1ff;
+                field(0x10, 8, 0).put(bytes, u32::from(flags));
+            }
+            UDP => put32(bytes, 0x1c, ports),
+            _ => {}
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// UDP over IPv4, from port 7 to 9.
+    fn frame(tagged: bool) -> Vec<u8> {
+        let mut frame = vec![0xd0, 1, 2, 3, 4, 5, 0x50, 1, 2, 3, 4, 6];
+        if tagged {
+            frame.extend([0x81, 0, 0x60, 5]);
+        }
+        frame.extend([8, 0, 0x45, 0x0b, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0]);
+        frame.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend([0, 7, 0, 9, 0, 12, 0, 0, b'd', b'a', b't', b'a']);
+        frame
+    }
+
+    #[test]
+    fn headers_are_where_rules_match_them() {
+        let bytes = headers(&frame(true)).unwrap();
+        assert_eq!(bytes[..12], [0x50, 1, 2, 3, 4, 6, 8, 0, 0xd0, 1, 2, 3]);
+        assert_eq!(bytes[12..16], [4, 5, 0x60, 5], "MAC and tag");
+        assert_eq!(bytes[16..20], [17, 0x0b, 0x88, 0], "UDP, tagged, version 4");
+        assert_eq!(bytes[0x18..0x20], [0, 0, 0x50, 64, 0, 7, 0, 9]);
+        assert_eq!(bytes[0x2c..0x30], [10, 0, 0, 1]);
+        assert_eq!(bytes[0x3c..0x40], [10, 0, 0, 2]);
+        assert!(bytes[0x40..].iter().all(|byte| *byte == 0));
+        assert!(headers(&[0; 13]).is_none());
+    }
+
+    fn rule(group: u32, value: Headers, to: Destination) -> Rule {
+        Rule {
+            group,
+            tag: 5,
+            action: ACTION_FORWARD,
+            value,
+            destinations: vec![to],
+        }
+    }
+
+    #[test]
+    fn a_frame_goes_where_its_first_rule_says() {
+        let mut steering = Steering::default();
+        let zero: Headers = Box::new([0; MATCH]);
+        let mut ports = zero.clone();
+        ports[0x1c..0x20].fill(0xff);
+        let mut table = |next| {
+            let object = Object::Table {
+                receives: true,
+                next,
+                rules: BTreeMap::new(),
+            };
+            steering.insert(object).unwrap()
+        };
+        let last = table(None);
+        let first = table(Some(last));
+        let all = steering
+            .insert(Object::Group {
+                criteria: zero.clone(),
+            })
+            .unwrap();
+        let by_port = steering.insert(Object::Group { criteria: ports }).unwrap();
+        let mut tir = |tir| steering.insert(Object::Tir(tir)).unwrap();
+        let mine = tir(Tir::Queue {
+            rqn: 1,
+            own_blocked: false,
+        });
+        let rest = tir(Tir::Queue {
+            rqn: 2,
+            own_blocked: true,
+        });
+        let mut value = zero.clone();
+        value[0x1c..0x20].copy_from_slice(&[0, 7, 0, 9]);
+        assert!(steering.set_rule(first, 3, rule(by_port, value, Destination::Tir(mine))));
+        assert!(steering.set_rule(last, 0, rule(all, zero, Destination::Tir(rest))));
+        assert!(
+            steering.steer(&frame(false), false).is_empty(),
+            "no root yet"
+        );
+        steering.root = Some(first);
+        assert_eq!(steering.steer(&frame(false), false), [(1, 5)]);
+        let mut other = frame(false);
+        other[37] = 10;
+        assert_eq!(steering.steer(&other, false), [(2, 5)]);
+        assert!(
+            steering.steer(&other, true).is_empty(),
+            "its own, and blocked"
+        );
+        assert!(steering.remove_rule(first, 3) && !steering.remove_rule(first, 3));
+        assert_eq!(steering.steer(&frame(false), false), [(2, 5)]);
+        // Tables in a circle end.
+        let Some(Object::Table { next, rules, .. }) = steering.get_mut(last) else {
+            panic!("no table");
+        };
+        *next = Some(first);
+        rules.clear();
+        assert!(steering.steer(&frame(false), false).is_empty());
+    }
+
+    #[test]
+    fn a_choice_is_the_same_for_the_same_flow() {
+        let mut steering = Steering::default();
+        let zero: Headers = Box::new([0; MATCH]);
+        let rqt = steering.insert(Object::Rqt(vec![7, 8, 9, 10])).unwrap();
+        let tir = Tir::Table {
+            rqt,
+            own_blocked: false,
+        };
+        let tir = steering.insert(Object::Tir(tir)).unwrap();
+        let all = steering
+            .insert(Object::Group {
+                criteria: zero.clone(),
+            })
+            .unwrap();
+        let object = Object::Table {
+            receives: true,
+            next: None,
+            rules: BTreeMap::new(),
+        };
+        let table = steering.insert(object).unwrap();
+        steering.set_rule(table, 0, rule(all, zero, Destination::Tir(tir)));
+        steering.root = Some(table);
+        let mut seen = std::collections::BTreeSet::new();
+        for port in 0..64 {
+            let mut frame = frame(false);
+            frame[35] = port;
+            let one = steering.steer(&frame, false);
+            assert_eq!(one, steering.steer(&frame, false));
+            seen.insert(one[0].0);
+        }
+        assert_eq!(seen.len(), 4, "all are used");
+    }
+}
