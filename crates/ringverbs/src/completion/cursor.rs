@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, OPCODE_RECV_RDMA_WITH_IMM};
+use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
 use super::{CompletionQueue, Failure, Status};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED, Span};
@@ -99,18 +99,14 @@ impl Cursor<'_> {
             queue.held = true;
             match reaped {
                 Ok(retired) => {
-                    self.current = Some(retired.with(|posted| posted));
-                    let Some(posted) = &mut self.current else {
-                        continue;
-                    };
+                    let posted = self.current.insert(retired.with(|posted| posted));
                     if posted.quiet && status == 0 {
                         continue;
                     }
                     if posted.operation == Operation::Receive {
-                        let here = if status != 0 || entry.opcode() == OPCODE_RECV_RDMA_WITH_IMM {
-                            0
-                        } else {
-                            entry.byte_len()
+                        let here = match status {
+                            0 => received(entry.opcode(), entry.byte_len()),
+                            _ => 0,
                         };
                         posted.payload.received(here);
                     }
@@ -259,7 +255,7 @@ impl SuccessFields<'_> {
     /// Whether a receive was used up by the peer's write with immediate data.
     #[inline]
     pub fn is_remote_write(&self) -> bool {
-        self.entry.opcode() == OPCODE_RECV_RDMA_WITH_IMM
+        is_remote_write(self.entry.opcode())
     }
 }
 

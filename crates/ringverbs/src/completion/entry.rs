@@ -110,7 +110,7 @@ impl fmt::Display for Status {
 }
 
 /// `IBV_WC_RECV_RDMA_WITH_IMM`.
-pub(super) const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
+const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IBV_WC_GRH`.
 pub(super) const FLAG_GRH: u32 = 1;
 /// `IBV_WC_WITH_IMM`.
@@ -119,14 +119,14 @@ pub(super) const FLAG_IMMEDIATE: u32 = 2;
 /// Whether a receive was used up by a write with immediate data, which went to
 /// other memory.
 #[inline(always)]
-pub(super) fn is_remote_write(wc: &WorkCompletion) -> bool {
-    wc.opcode == OPCODE_RECV_RDMA_WITH_IMM
+pub(super) fn is_remote_write(opcode: u32) -> bool {
+    opcode == OPCODE_RECV_RDMA_WITH_IMM
 }
 
-/// Bytes that a message has put into its receive.
+/// Bytes that a message of `byte_len` has put into its receive.
 #[inline(always)]
-pub(super) fn received(wc: &WorkCompletion) -> u32 {
-    if is_remote_write(wc) { 0 } else { wc.byte_len }
+pub(super) fn received(opcode: u32, byte_len: u32) -> u32 {
+    if is_remote_write(opcode) { 0 } else { byte_len }
 }
 
 #[inline(always)]
@@ -196,7 +196,7 @@ impl Success {
     /// which went to other memory.
     #[inline]
     pub fn is_remote_write(&self) -> bool {
-        self.opcode == OPCODE_RECV_RDMA_WITH_IMM
+        is_remote_write(self.opcode)
     }
 }
 
@@ -300,7 +300,7 @@ impl Completion {
             // SAFETY: written whole; what was there has nothing to drop.
             unsafe { std::ptr::write(self, completion) };
             if operation == Operation::Receive && wc.status == Status::SUCCESS.0 {
-                self.payload.received(received(wc));
+                self.payload.received(received(wc.opcode, wc.byte_len));
             }
             companion.release();
         });

@@ -72,7 +72,7 @@ impl EntryFlags {
             if raw.wc.wc_flags & FLAG_IMMEDIATE != 0 {
                 flags |= Self::REMOTE_CQ_DATA;
             }
-            if is_remote_write(raw.wc) {
+            if is_remote_write(raw.wc.opcode) {
                 flags = Self::RMA | Self::REMOTE_WRITE | Self::REMOTE_CQ_DATA;
             } else if raw.wc.wc_flags & FLAG_GRH != 0
                 && let Some(header) = raw.payload.front()

@@ -344,7 +344,7 @@ impl<F: Format> CompletionReader<F> {
                         return Err(ErrorEntry::new(wc, posted));
                     }
                     if posted.operation == Operation::Receive {
-                        posted.payload.received(received(wc));
+                        posted.payload.received(received(wc.opcode, wc.byte_len));
                     }
                     put(Raw {
                         wc,
