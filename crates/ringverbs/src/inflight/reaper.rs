@@ -1,6 +1,7 @@
 //! From a completion to the operation that it completes.
 
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::id::WorkId;
@@ -22,10 +23,6 @@ enum Closer {
     Own,
     /// An operation of a shared receive queue.
     Shared,
-    /// See [`Nothing`].
-    Stale,
-    /// See [`Nothing`].
-    Corrupt,
 }
 
 /// Finds operations by the identifiers of completions. It keeps the queues that
@@ -65,27 +62,27 @@ impl Reaper {
         slabs: &Registry<Slab>,
         earlier: impl FnMut(Posted),
     ) -> Result<Retired<'_>, Nothing> {
-        let index = work.own_index();
-        let known = match self.queues.get(index) {
-            Some(Some(fifo)) => fifo.is_of(work),
-            _ => false,
-        };
-        if !known {
-            match self.look_closer(work, queues, slabs) {
-                Closer::Own => {}
+        let fifo = match self.known(work) {
+            Some(fifo) => fifo,
+            None => match self.look_closer(work, queues, slabs)? {
+                Closer::Own => self.known(work).ok_or(Nothing::Corrupt)?,
                 // SAFETY: it has just been put there.
                 Closer::Shared => return Ok(unsafe { Retired::moved(&mut self.place) }),
-                Closer::Stale => return Err(Nothing::Stale),
-                Closer::Corrupt => return Err(Nothing::Corrupt),
-            }
-        }
-        let Some(Some(fifo)) = self.queues.get(index) else {
-            return Err(Nothing::Corrupt);
+            },
         };
-        // SAFETY: the queue is in this completion queue's registry only, and
-        // the only reaper that looks there is borrowed exclusively, for as long
-        // as what this returns.
-        unsafe { fifo.retire(work, earlier) }.ok_or(Nothing::Corrupt)
+        // SAFETY: the reaper has the queue, and lets go of none while it is
+        // borrowed, which is for as long as what this returns. The queue is in
+        // this completion queue's registry only, and this is the only reaper
+        // that looks there.
+        unsafe { fifo.as_ref().retire(work, earlier) }.ok_or(Nothing::Corrupt)
+    }
+
+    /// The queue that `work` was posted to, if it was met before. A pointer, so
+    /// that one that was not met can be sought afterwards.
+    #[inline(always)]
+    fn known(&self, work: WorkId) -> Option<NonNull<Fifo>> {
+        let fifo = self.queues.get(work.own_index())?.as_deref()?;
+        fifo.is_of(work).then_some(NonNull::from(fifo))
     }
 
     /// Of a queue that was not met before, which is known afterwards, or of a
@@ -97,32 +94,27 @@ impl Reaper {
         work: WorkId,
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
-    ) -> Closer {
+    ) -> Result<Closer, Nothing> {
         if work.is_shared() {
-            return match self.take_shared(work, slabs) {
-                Ok(posted) => {
-                    self.place.write(posted);
-                    Closer::Shared
-                }
-                Err(Nothing::Stale) => Closer::Stale,
-                Err(Nothing::Corrupt) => Closer::Corrupt,
-            };
+            self.take_shared(work, slabs)?;
+            return Ok(Closer::Shared);
         }
         let id = work.queue();
         let fifo = match queues.find(id) {
             Found::Live(fifo) => fifo,
-            Found::Gone => return Closer::Stale,
-            Found::Never => return Closer::Corrupt,
+            Found::Gone => return Err(Nothing::Stale),
+            Found::Never => return Err(Nothing::Corrupt),
         };
         let index = id.index as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
         self.queues[index] = Some(fifo);
-        Closer::Own
+        Ok(Closer::Own)
     }
 
-    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<Posted, Nothing> {
+    /// Puts an operation of a shared receive queue into `place`.
+    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<(), Nothing> {
         let id = work.queue();
         if self.slab.as_ref().is_none_or(|slab| slab.id() != id) {
             match slabs.find(id) {
@@ -132,7 +124,8 @@ impl Reaper {
             }
         }
         let posted = self.slab.as_ref().and_then(|slab| slab.remove(work));
-        posted.ok_or(Nothing::Corrupt)
+        self.place.write(posted.ok_or(Nothing::Corrupt)?);
+        Ok(())
     }
 
     /// Lets go of queues that are gone, and so of what was in flight on them.
