@@ -53,13 +53,20 @@ impl Producer {
         (next != self.seen).then_some(next)
     }
 
-    /// Whether slot `at` may be filled. One slot always stays free.
+    /// The slot after `at` if `at` may be filled. One slot always stays free.
+    #[inline(always)]
+    pub fn after(&mut self, at: usize) -> Option<usize> {
+        if let after @ Some(_) = self.after_if_room(at) {
+            return after;
+        }
+        self.seen = self.indices.consumed_by_device();
+        self.after_if_room(at)
+    }
+
+    /// Whether slot `at` may be filled.
     #[inline(always)]
     pub fn has_room(&mut self, at: usize) -> bool {
-        if self.after_if_room(at).is_none() {
-            self.seen = self.indices.consumed_by_device();
-        }
-        self.after_if_room(at).is_some()
+        self.after(at).is_some()
     }
 
     /// Hands the slots before `at` to the device.

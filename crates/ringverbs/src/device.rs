@@ -87,10 +87,8 @@ impl SendQueue {
     pub fn open(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) -> Result<Wqe<'_>> {
         let Self::Rxe(queue) = self;
         let capacity = queue.capacity();
-        match queue.open(wr_id, opcode, flags) {
-            Ok(wqe) => Ok(Wqe::Rxe(wqe)),
-            Err(_) => Err(Error::QueueFull { capacity }),
-        }
+        let opened = queue.open(wr_id, opcode, flags);
+        opened.map(Wqe::Rxe).map_err(|_| full(capacity))
     }
 
     /// The same by a writer, which keeps where the batch stands to itself.
@@ -135,10 +133,8 @@ impl SendWriter<'_> {
         let Self::Rxe(writer) = self;
         // Before, since an entry that is open borrows the writer.
         let capacity = writer.capacity();
-        match writer.open(wr_id, opcode, flags) {
-            Ok(opened) => Ok(Opened::Rxe(opened)),
-            Err(_) => Err(Error::QueueFull { capacity }),
-        }
+        let opened = writer.open(wr_id, opcode, flags);
+        opened.map(Opened::Rxe).map_err(|_| full(capacity))
     }
 
     /// As [`SendQueue::publish`].
@@ -266,6 +262,11 @@ impl Wqe<'_> {
 }
 
 #[cold]
+fn full(capacity: u32) -> Error {
+    Error::QueueFull { capacity }
+}
+
+#[cold]
 fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> Error {
     match error {
         rxe::PostError::TooManySges => Error::Limit {
@@ -304,7 +305,7 @@ impl RecvQueue {
         let Self::Rxe(queue) = self;
         let (capacity, max_sge) = (queue.capacity(), queue.max_sge());
         queue.push(wr_id, list).map_err(|error| match error {
-            rxe::PostError::Full => Error::QueueFull { capacity },
+            rxe::PostError::Full => full(capacity),
             error => refused(error, list.len(), max_sge, 0),
         })
     }

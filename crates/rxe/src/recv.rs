@@ -79,9 +79,7 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if !self.producer.has_room(self.next) {
-            return Err(PostError::Full);
-        }
+        let after = self.producer.after(self.next).ok_or(PostError::Full)?;
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -96,7 +94,7 @@ impl RecvQueue {
             }
             fill(entry, wr_id, total as u32, list.len() as u32);
         }
-        self.next = self.producer.indices().next(self.next);
+        self.next = after;
         Ok(())
     }
 

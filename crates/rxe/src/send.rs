@@ -88,19 +88,28 @@ impl SendQueue {
         opcode: Opcode,
         flags: SendFlags,
     ) -> Result<Wqe<'_>, PostError> {
-        if !self.producer.has_room(self.next) {
-            return Err(PostError::Full);
-        }
-        let mut wqe = self.wqe_at(self.next);
-        wqe.begin(wr_id, opcode, flags);
+        // SAFETY: `next` only ever is from the indices of the ring.
+        let (wqe, _) = unsafe { self.open_at(self.next, wr_id, opcode, flags) }?;
         Ok(wqe)
     }
 
-    /// The entry that was opened last and is not accepted yet, to go on writing
-    /// it. (Before [`SendQueue::open`], some entry that is not the device's.)
+    /// Opens the entry at `at`, and says where the one after it is.
+    ///
+    /// # Safety
+    /// `at` is from the indices of the ring.
     #[inline(always)]
-    pub fn opened(&mut self) -> Wqe<'_> {
-        self.wqe_at(self.next)
+    unsafe fn open_at(
+        &mut self,
+        at: usize,
+        wr_id: u64,
+        opcode: Opcode,
+        flags: SendFlags,
+    ) -> Result<(Wqe<'_>, usize), PostError> {
+        let after = self.producer.after(at).ok_or(PostError::Full)?;
+        // SAFETY: by contract.
+        let mut wqe = unsafe { self.wqe_at(at) };
+        wqe.begin(wr_id, opcode, flags);
+        Ok((wqe, after))
     }
 
     /// Makes the opened entry part of the batch.
@@ -115,10 +124,15 @@ impl SendQueue {
         self.max_sge
     }
 
+    /// The entry at `at`, which is not the device's.
+    ///
+    /// # Safety
+    /// `at` is from the indices of the ring.
     #[inline(always)]
-    fn wqe_at(&mut self, at: usize) -> Wqe<'_> {
+    unsafe fn wqe_at(&self, at: usize) -> Wqe<'_> {
         Wqe {
-            entry: self.ring.slots().slot(at).cast(),
+            // SAFETY: by contract.
+            entry: unsafe { self.ring.slots().slot_inside(at) }.cast(),
             max_sge: self.max_sge,
             max_inline: self.max_inline,
             queue: PhantomData,
@@ -132,7 +146,9 @@ impl SendQueue {
         if self.next == self.producer.tail() {
             return None;
         }
-        Some(self.wqe_at(self.producer.indices().prev(self.next)))
+        let last = self.producer.indices().prev(self.next);
+        // SAFETY: just taken from the indices.
+        Some(unsafe { self.wqe_at(last) })
     }
 
     /// Hands the batch to the device. Returns whether there was anything;
@@ -146,9 +162,15 @@ impl SendQueue {
     /// break that; the type system cannot see it from here.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> bool {
-        let any = self.next != self.producer.tail();
+        self.publish_up_to(self.next)
+    }
+
+    /// Hands the entries before `end` to the device, if there are any.
+    #[inline(always)]
+    fn publish_up_to(&mut self, end: usize) -> bool {
+        let any = end != self.producer.tail();
         if any {
-            self.producer.publish(self.next);
+            self.producer.publish(end);
         }
         any
     }
@@ -207,15 +229,10 @@ impl<'q> SendWriter<'q> {
     }
 
     #[inline(always)]
-    fn open_one(&self, wr: &impl OneElement) -> Option<(Wqe<'q>, usize)> {
+    fn open_one(&self, wr: &impl OneElement) -> Option<(Wqe<'_>, usize)> {
         let next = self.queue.producer.after_if_room(self.next)?;
-        let mut wqe = Wqe {
-            // SAFETY: `self.next` is from the indices of the same ring.
-            entry: unsafe { self.queue.ring.slots().slot_inside(self.next) }.cast(),
-            max_sge: 1,
-            max_inline: 0,
-            queue: PhantomData,
-        };
+        // SAFETY: `next` only ever is from the indices of the queue's ring.
+        let mut wqe = unsafe { self.queue.wqe_at(self.next) };
         wqe.begin(wr.wr_id(), wr.opcode(), wr.flags());
         wqe.immediate_or_key(wr.immediate_or_key());
         // Of a send the driver reads no remote memory. Reads and writes have
@@ -238,20 +255,8 @@ impl<'q> SendWriter<'q> {
         opcode: Opcode,
         flags: SendFlags,
     ) -> Result<Opened<'_>, PostError> {
-        let queue = &mut *self.queue;
-        let after = match queue.producer.after_if_room(self.next) {
-            Some(after) => after,
-            None if queue.producer.has_room(self.next) => queue.producer.indices().next(self.next),
-            None => return Err(PostError::Full),
-        };
-        let mut wqe = Wqe {
-            // SAFETY: `self.next` is from the indices of the same ring.
-            entry: unsafe { queue.ring.slots().slot_inside(self.next) }.cast(),
-            max_sge: queue.max_sge,
-            max_inline: queue.max_inline,
-            queue: PhantomData,
-        };
-        wqe.begin(wr_id, opcode, flags);
+        // SAFETY: as in `open_one`.
+        let (wqe, after) = unsafe { self.queue.open_at(self.next, wr_id, opcode, flags) }?;
         Ok(Opened {
             wqe,
             next: &mut self.next,
@@ -271,11 +276,7 @@ impl<'q> SendWriter<'q> {
     /// As for [`SendQueue::publish`].
     #[inline(always)]
     pub unsafe fn publish_any(&mut self) -> bool {
-        let any = self.next != self.queue.producer.tail();
-        if any {
-            self.queue.producer.publish(self.next);
-        }
-        any
+        self.queue.publish_up_to(self.next)
     }
 
     /// Hands the batch to the device, with at least one work request in it.
