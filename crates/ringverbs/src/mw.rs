@@ -7,9 +7,10 @@ use ring::Hint;
 use uverbs::{Mw, MwType, Udata};
 
 use crate::context::Ctx;
+use crate::device::WindowBinding;
 use crate::memory::{MemorySlice, Registered};
 use crate::pd::Identity;
-use crate::{CloseError, Error, ProtectionDomain, Result};
+use crate::{AccessFlags, CloseError, Error, ProtectionDomain, Result};
 
 /// What kind of window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +85,7 @@ impl MemoryWindow {
 
     /// The key that the next bind gives it: the low 8 bits are the owner's to
     /// count.
-    pub(crate) fn next_rkey(&self) -> u32 {
+    fn next_rkey(&self) -> u32 {
         let rkey = self.rkey();
         rkey & !0xff | rkey.wrapping_add(1) & 0xff
     }
@@ -97,9 +98,25 @@ impl MemoryWindow {
             .set(rkey & !0xff | rkey.wrapping_sub(1) & 0xff);
     }
 
-    /// A bind with that key is being posted.
-    pub(crate) fn binding(&self, slice: Option<&MemorySlice>, rkey: u32) {
-        self.inner.rkey.set(rkey);
+    /// What the next bind says, to `slice` or to nothing.
+    pub(crate) fn next_bind(
+        &self,
+        slice: Option<&MemorySlice>,
+        access: AccessFlags,
+    ) -> WindowBinding {
+        WindowBinding {
+            addr: slice.map_or(0, MemorySlice::device_addr),
+            length: slice.map_or(0, |slice| slice.len() as u64),
+            mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
+            mw_rkey: self.rkey(),
+            rkey: self.next_rkey(),
+            access: access.bits(),
+        }
+    }
+
+    /// That bind is being posted.
+    pub(crate) fn binding(&self, slice: Option<&MemorySlice>) {
+        self.inner.rkey.set(self.next_rkey());
         let Some(memory) = slice.map(MemorySlice::memory) else {
             return;
         };

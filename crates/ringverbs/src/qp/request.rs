@@ -2,7 +2,7 @@
 
 use super::Companion;
 use crate::data::{Data, Sink, Source};
-use crate::device::{Opcode, SendFlags, WindowBinding, Wqe};
+use crate::device::{Opcode, SendFlags, Wqe};
 use crate::memory::MemorySlice;
 use crate::operation::{Operation, RemoteAddr};
 use crate::pd::Identity;
@@ -62,13 +62,8 @@ pub(super) enum Kind {
     LocalInvalidate {
         rkey: u32,
     },
-    /// The window is the companion.
-    Bind {
-        addr: u64,
-        length: u64,
-        lkey: u32,
-        access: AccessFlags,
-    },
+    /// The window is the companion, with what it is bound to.
+    Bind(AccessFlags),
 }
 
 /// How far a flush has to bring what was written before it.
@@ -195,7 +190,7 @@ impl<D: Data> WorkRequest<D> {
             Kind::AtomicWrite { .. } => Operation::AtomicWrite,
             Kind::Flush { .. } => Operation::Flush,
             Kind::LocalInvalidate { .. } => Operation::LocalInvalidate,
-            Kind::Bind { .. } => Operation::BindWindow,
+            Kind::Bind(_) => Operation::BindWindow,
         }
     }
 
@@ -213,7 +208,7 @@ impl<D: Data> WorkRequest<D> {
             (Kind::AtomicWrite { .. }, _) => Opcode::ATOMIC_WRITE,
             (Kind::Flush { .. }, _) => Opcode::FLUSH,
             (Kind::LocalInvalidate { .. }, _) => Opcode::LOCAL_INV,
-            (Kind::Bind { .. }, _) => Opcode::BIND_MW,
+            (Kind::Bind(_), _) => Opcode::BIND_MW,
         }
     }
 
@@ -314,7 +309,10 @@ impl<D: Data> WorkRequest<D> {
                 wqe.no_data();
                 return Ok(());
             }
-            Kind::Bind { .. } => return self.describe_bind(wqe),
+            Kind::Bind(access) => {
+                self.describe_bind(wqe, access);
+                return Ok(());
+            }
         }
         let bytes = self.data.gather(wqe, domain)?;
         if matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) && bytes < 8 {
@@ -325,36 +323,19 @@ impl<D: Data> WorkRequest<D> {
         Ok(())
     }
 
-    fn describe_bind(&self, wqe: &mut Wqe<'_>) -> Result<()> {
-        let Kind::Bind {
-            addr,
-            length,
-            lkey,
-            access,
-        } = self.kind
-        else {
-            return Ok(());
-        };
+    fn describe_bind(&self, wqe: &mut Wqe<'_>, access: AccessFlags) {
         if let Companion::Window(bind) = &self.companion {
-            let window = &bind.0;
-            wqe.bind_window(WindowBinding {
-                addr,
-                length,
-                mr_lkey: lkey,
-                mw_rkey: window.rkey(),
-                rkey: window.next_rkey(),
-                access: access.bits(),
-            });
+            let (window, memory) = &**bind;
+            wqe.bind_window(window.next_bind(memory.as_ref(), access));
         }
-        Ok(())
     }
 
     /// It is part of the batch.
     #[inline(always)]
     pub(super) fn accepted(&self) {
-        if let (Kind::Bind { .. }, Companion::Window(bind)) = (self.kind, &self.companion) {
+        if let (Kind::Bind(_), Companion::Window(bind)) = (self.kind, &self.companion) {
             let (window, memory) = &**bind;
-            window.binding(memory.as_ref(), window.next_rkey());
+            window.binding(memory.as_ref());
         }
     }
 }
@@ -468,13 +449,7 @@ impl WorkRequest<()> {
 
     /// Binds a window of type 1 to nothing; its key changes.
     pub fn unbind(window: &MemoryWindow) -> Self {
-        let kind = Kind::Bind {
-            addr: 0,
-            length: 0,
-            lkey: 0,
-            access: AccessFlags::empty(),
-        };
-        let mut this = Self::new(kind, ());
+        let mut this = Self::new(Kind::Bind(AccessFlags::empty()), ());
         this.companion = Companion::Window(Box::new((window.clone(), None)));
         this
     }
@@ -485,14 +460,8 @@ impl WorkRequest<MemorySlice> {
     /// there what `access` says. The window's new key is
     /// [`MemoryWindow::rkey`] as soon as this is posted.
     pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
-        let kind = Kind::Bind {
-            addr: to.device_addr(),
-            length: to.len() as u64,
-            lkey: to.memory().lkey(),
-            access,
-        };
         let companion = Companion::Window(Box::new((window.clone(), Some(to.clone()))));
-        let mut this = Self::new(kind, to);
+        let mut this = Self::new(Kind::Bind(access), to);
         this.companion = companion;
         this
     }

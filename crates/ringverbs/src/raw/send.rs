@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{Doorbell, Opcode, Opened, SendFlags, SendWriter, WindowBinding};
+use crate::device::{Doorbell, Opcode, Opened, SendFlags, SendWriter};
 use crate::memory::MemorySlice;
 use crate::operation::RemoteAddr;
 use crate::qp::{FlushRange, FlushTo, SendHalf};
@@ -250,16 +250,9 @@ impl Wqe<'_, Binding> {
     /// of the batch. The window's new key is [`MemoryWindow::rkey`] from now on.
     #[inline]
     pub fn bind(mut self, window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) {
-        let rkey = window.next_rkey();
-        self.opened.wqe().bind_window(WindowBinding {
-            addr: to.device_addr(),
-            length: to.len() as u64,
-            mr_lkey: to.memory().lkey(),
-            mw_rkey: window.rkey(),
-            rkey,
-            access: access.bits(),
-        });
-        window.binding(Some(to), rkey);
+        let bind = window.next_bind(Some(to), access);
+        self.opened.wqe().bind_window(bind);
+        window.binding(Some(to));
         self.opened.accept();
     }
 }
