@@ -8,6 +8,7 @@ use std::{env, fs};
 
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
+use rxe_tests::driver::case::chosen;
 use rxe_tests::guest::{Suite, host, tree};
 
 use crate::suite::{self, Request};
@@ -55,6 +56,21 @@ struct Line {
     late: usize,
     seconds: u64,
     note: String,
+}
+
+impl Line {
+    /// Nothing so far.
+    fn new(what: &str) -> Self {
+        Self {
+            what: what.to_owned(),
+            passed: 0,
+            failed: 0,
+            skipped: 0,
+            late: 0,
+            seconds: 0,
+            note: String::new(),
+        }
+    }
 }
 
 /// Runs the tests and prints a summary. Its last line counts what passed,
@@ -152,15 +168,7 @@ fn machine(
             kernel: arguments.kernel.clone(),
         })
     });
-    let mut line = Line {
-        what: what.to_owned(),
-        passed: 0,
-        failed: 0,
-        skipped: 0,
-        late: 0,
-        seconds: 0,
-        note: String::new(),
-    };
+    let mut line = Line::new(what);
     let text = match &results {
         Ok(results) => {
             for (_, verdict, _) in results.verdicts() {
@@ -215,14 +223,12 @@ const STATIC_AIM: Duration = Duration::from_secs(30);
 /// leave it out.
 fn without_libraries(arguments: &Arguments) -> Option<Line> {
     const WHAT: &str = "static guest";
-    let filter = &arguments.filter;
-    if !filter.is_empty() && !filter.iter().any(|text| WHAT.contains(text.as_str())) {
+    if !chosen(&arguments.filter, WHAT) {
         return None;
     }
     let began = Instant::now();
     eprintln!("== {WHAT}");
-    let mut line = skipped(WHAT, "");
-    line.skipped = 0;
+    let mut line = Line::new(WHAT);
     match bare::short_suite(arguments.kernel.as_deref()) {
         Ok(outcome) => {
             line.passed = outcome.passed;
@@ -266,13 +272,9 @@ fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
 
 fn skipped(what: &str, why: &str) -> Line {
     Line {
-        what: what.to_owned(),
-        passed: 0,
-        failed: 0,
         skipped: 1,
-        late: 0,
-        seconds: 0,
         note: why.to_owned(),
+        ..Line::new(what)
     }
 }
 
@@ -343,8 +345,7 @@ fn plugin_counts() -> Line {
     }
     let began = Instant::now();
     eprintln!("== {WHAT}");
-    let mut line = skipped(WHAT, "");
-    line.skipped = 0;
+    let mut line = Line::new(WHAT);
     match bench::gate() {
         Ok((rows, broken)) => {
             for count in &broken {
@@ -401,13 +402,10 @@ fn check(what: &str, command: &mut Command) -> Line {
         }
     };
     Line {
-        what: what.to_owned(),
         passed: usize::from(ok),
         failed: usize::from(!ok),
-        skipped: 0,
-        late: 0,
         seconds: began.elapsed().as_secs(),
-        note: String::new(),
+        ..Line::new(what)
     }
 }
 
@@ -415,8 +413,7 @@ fn check(what: &str, command: &mut Command) -> Line {
 fn counted(what: &str, command: &mut Command) -> Line {
     let began = Instant::now();
     eprintln!("== {what}");
-    let mut line = skipped(what, "");
-    line.skipped = 0;
+    let mut line = Line::new(what);
     match command.stderr(std::process::Stdio::inherit()).output() {
         Ok(out) => {
             let text = String::from_utf8_lossy(&out.stdout);
