@@ -96,7 +96,7 @@ fn measure(
 /// Buffers that look like perftest's: nearly none of their bytes is zero.
 fn buffers(domain: &ProtectionDomain, count: usize, size: usize) -> Result<Vec<Buffer>> {
     let all = domain.alloc(size * count)?.into_buffers(size);
-    // Memory comes in whole pages: what is left over is no buffer of that size.
+    // Memory comes in whole pages, which may have room for more than were asked for.
     Ok(all
         .take(count)
         .map(|mut buffer| {
