@@ -35,6 +35,13 @@ pub enum Library {
     PeersOfOurs,
 }
 
+impl Library {
+    /// Whether the plugin serves C programs in it.
+    fn is_ours(self) -> bool {
+        matches!(self, Library::Ours | Library::PeersOfOurs)
+    }
+}
+
 /// Where the plugin is: the path that libibverbs appends `-rdmav<ABI>.so` to.
 #[derive(Debug, Clone)]
 pub struct Plugin(pub PathBuf);
@@ -73,7 +80,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command
         }
     };
-    if ![Library::Ours, Library::PeersOfOurs].contains(&library) {
+    if !library.is_ours() {
         command
             .env_remove("RDMAV_DRIVERS")
             .env_remove("IBV_DRIVERS");

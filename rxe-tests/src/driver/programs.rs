@@ -52,13 +52,17 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         bail!("four fields are wanted, {} are there", fields.len());
     };
     let same_output = providers == "same-output";
+    let native = match providers {
+        "native" => Some(Provider::Native),
+        "native-with-c" => Some(Provider::NativeWithC),
+        "native-with-plugin" => Some(Provider::NativeWithPlugin),
+        _ => None,
+    };
     let stock = match providers.split_once('=') {
         None if same_output => Stock::Reference,
         None if providers == "stock-fails" => Stock::FailsSoFar,
         None if providers == "both" => Stock::Reference,
-        None if ["ours", "native", "native-with-c", "native-with-plugin"].contains(&providers) => {
-            Stock::NotRun
-        }
+        None if providers == "ours" || native.is_some() => Stock::NotRun,
         Some(("stock-fails-before", version)) => {
             let fixed: u32 = version.parse().context("not a release number")?;
             if major(rdma_core)? < fixed {
@@ -68,12 +72,6 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
             }
         }
         _ => bail!("unknown providers `{providers}`"),
-    };
-    let native = match providers {
-        "native" => Some(Provider::Native),
-        "native-with-c" => Some(Provider::NativeWithC),
-        "native-with-plugin" => Some(Provider::NativeWithPlugin),
-        _ => None,
     };
     let group = if native.is_some() { NATIVE } else { GROUP };
     let mut case = Case::new(group, name, Shape::Single(command.to_owned())).short();
