@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use ringverbs::qp::{self, QpAttr, QpAttrMask};
 use ringverbs::{
-    AccessFlags, Buffer, Completion, CompletionQueue, Context, Endpoint, Error, LocalAddress,
-    ProtectionDomain, QueuePair, RemoteAddr, RemoteRegion, Transport, WorkRequest,
+    AccessFlags, Buffer, Completion, Context, Endpoint, Error, QueuePair, RemoteAddr, RemoteRegion,
+    Transport, WorkRequest,
 };
 
 use super::Tally;
 use super::common::{Numbers, is_pattern, pattern};
 use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Message, Order, SLOT, SLOTS, WORDS, connect};
 use super::pool::Pool;
+use super::side::Side;
 
 /// Operations that a queue holds.
 const DEPTH: u32 = 32;
@@ -79,13 +80,7 @@ struct Connection {
 pub struct Active {
     links: Vec<Link>,
     orders: Sender<Order>,
-    pool: Pool,
-    cq: CompletionQueue,
-    local: LocalAddress,
-    domain: ProtectionDomain,
-    context: Context,
-    numbers: Numbers,
-    tally: Tally,
+    side: Side,
 }
 
 impl Active {
@@ -96,7 +91,6 @@ impl Active {
         orders: Sender<Order>,
         seed: u64,
     ) -> Self {
-        let domain = context.alloc_pd().unwrap();
         let links = links.map(|number| Link {
             number,
             shared: number % 2 == 1,
@@ -105,13 +99,7 @@ impl Active {
         Self {
             links: links.collect(),
             orders,
-            pool: Pool::new(&domain),
-            cq: context.completion_queue().entries(1024).build().unwrap(),
-            local: context.local_address(1).unwrap(),
-            domain,
-            context,
-            numbers: Numbers(seed),
-            tally: Tally::default(),
+            side: Side::new(context, seed),
         }
     }
 
@@ -132,14 +120,15 @@ impl Active {
         let state = std::mem::replace(&mut self.links[at].state, State::Down);
         let state = match state {
             State::Down => {
-                let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+                let Side { domain, cq, .. } = &self.side;
+                let builder = domain.queue_pair(Transport::Reliable, cq);
                 let qp = builder.send_depth(DEPTH).recv_depth(1).build().unwrap();
                 self.call(at, qp)
             }
             State::Connecting(mut qp, life, answer) => match answer.try_recv() {
                 Ok((peer, there)) => {
-                    connect(&mut qp, &self.local, &peer);
-                    self.tally.lives += 1;
+                    connect(&mut qp, &self.side.local, &peer);
+                    self.side.tally.lives += 1;
                     State::Up(Box::new(self.connection(at, *qp, life, there)))
                 }
                 Err(TryRecvError::Empty) => State::Connecting(qp, life, answer),
@@ -157,7 +146,7 @@ impl Active {
             link: self.links[at].number,
             shared: self.links[at].shared,
             life: Arc::clone(&life),
-            peer: qp.endpoint(&self.local),
+            peer: qp.endpoint(&self.side.local),
             answer: tell,
         };
         self.orders.send(order).expect("the passive side is gone");
@@ -172,11 +161,11 @@ impl Active {
         there: RemoteAddr,
     ) -> Connection {
         let access = AccessFlags::LOCAL_WRITE;
-        let source = self.domain.alloc_remote(SLOT, access).unwrap();
+        let source = self.side.domain.alloc_remote(SLOT, access).unwrap();
         let mut bytes = vec![0; SLOT];
         pattern(CONSTANT_NUMBER, &mut bytes);
         source.write_at(0, &bytes).unwrap();
-        let lifetime = Duration::from_millis(20 + self.numbers.below(1500) as u64);
+        let lifetime = Duration::from_millis(20 + self.side.numbers.below(1500) as u64);
         Connection {
             qp,
             life,
@@ -205,7 +194,7 @@ impl Active {
             return self.kill(at, connection);
         }
         for _ in 0..4 {
-            connection.post(&mut self.numbers, &mut self.pool);
+            connection.post(&mut self.side.numbers, &mut self.side.pool);
         }
         State::Up(connection)
     }
@@ -213,13 +202,13 @@ impl Active {
     /// Dies in the middle of its work, in one of several ways.
     fn kill(&mut self, at: usize, mut connection: Box<Connection>) -> State {
         connection.life.kill();
-        self.tally.active_kills += 1;
-        match self.numbers.below(4) {
+        self.side.tally.active_kills += 1;
+        match self.side.numbers.below(4) {
             // Dropped: what is in flight goes with it.
             0 => {
                 for operation in connection.in_flight.drain(..) {
                     if let Some(number) = operation.buffer {
-                        self.pool.let_go(number);
+                        self.side.pool.let_go(number);
                     }
                 }
                 drop(connection.qp);
@@ -230,12 +219,12 @@ impl Active {
             }
             // Closed: everything is given back at once.
             1 => {
-                let released = connection.qp.close_and_drain(&mut self.cq, None);
+                let released = connection.qp.close_and_drain(&mut self.side.cq, None);
                 let released = released.unwrap_or_else(|error| panic!("{error}"));
                 for released in released {
                     let operation = next(&mut connection.in_flight, released.token);
                     let buffer = released.payload.into_buffer();
-                    give_back(&mut self.pool, &operation, buffer);
+                    give_back(&mut self.side.pool, &operation, buffer);
                 }
                 let left = connection.in_flight.iter().find(|left| left.signaled);
                 assert!(left.is_none(), "did not come back: {left:?}");
@@ -273,12 +262,12 @@ impl Active {
         // Runs are brought to an end by what follows them.
         source.close().unwrap();
         self.gone(at, &life);
-        if self.numbers.one_in(2) {
+        if self.side.numbers.one_in(2) {
             qp.close().unwrap();
             State::Down
         } else {
             qp.modify(&reset(), QpAttrMask::STATE).unwrap();
-            self.tally.resets += 1;
+            self.side.tally.resets += 1;
             self.call(at, qp)
         }
     }
@@ -294,7 +283,7 @@ impl Active {
     /// Reads completions. Returns whether there were any.
     fn poll(&mut self) -> bool {
         let mut completions: [Completion; 8] = Default::default();
-        let count = self.cq.poll(&mut completions).unwrap();
+        let count = self.side.cq.poll(&mut completions).unwrap();
         for completion in completions.into_iter().take(count) {
             let links = self.links.iter_mut();
             let connection = links
@@ -305,7 +294,7 @@ impl Active {
                 .find(|connection| connection.qp.qp_num() == completion.qp_num);
             let connection = connection
                 .unwrap_or_else(|| panic!("of a queue pair that is gone: {completion:?}"));
-            connection.completed(completion, &mut self.pool, &mut self.tally);
+            connection.completed(completion, &mut self.side.pool, &mut self.side.tally);
         }
         count > 0
     }
@@ -350,11 +339,7 @@ impl Active {
                 }
             }
         }
-        self.cq.close().unwrap();
-        self.tally.count(self.pool.close());
-        self.domain.close().unwrap();
-        drop(self.context);
-        self.tally
+        self.side.close()
     }
 }
 

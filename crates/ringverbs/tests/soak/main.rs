@@ -12,6 +12,7 @@ mod common;
 mod life;
 mod passive;
 mod pool;
+mod side;
 mod victim;
 
 use std::fmt;

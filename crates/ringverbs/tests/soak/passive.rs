@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use ringverbs::qp::State;
 use ringverbs::{
-    AccessFlags, Completion, CompletionQueue, Context, Endpoint, LocalAddress, ProtectionDomain,
-    QueuePair, RemoteAddr, RemoteRegion, SharedReceiveQueue, Status, Transport,
+    AccessFlags, Completion, Context, Endpoint, QueuePair, RemoteAddr, RemoteRegion,
+    SharedReceiveQueue, Status, Transport,
 };
 
 use super::Tally;
-use super::common::{Numbers, is_pattern, pattern};
+use super::common::{is_pattern, pattern};
 use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Order, REGION, SLOT, connect};
 use super::pool::Pool;
+use super::side::Side;
 
 /// Receives of a queue pair of its own, fewer than may be under way: peers run
 /// into an empty queue.
@@ -37,32 +38,21 @@ struct End {
 pub struct Passive {
     ends: HashMap<usize, End>,
     orders: Receiver<Order>,
-    pool: Pool,
     shared_posted: HashSet<u32>,
     srq: SharedReceiveQueue,
-    cq: CompletionQueue,
-    local: LocalAddress,
-    domain: ProtectionDomain,
-    context: Context,
-    numbers: Numbers,
-    tally: Tally,
+    side: Side,
 }
 
 impl Passive {
     pub fn new(context: Context, orders: Receiver<Order>, seed: u64) -> Self {
-        let domain = context.alloc_pd().unwrap();
+        let side = Side::new(context, seed);
+        let srq = side.domain.shared_receive_queue();
         Self {
             ends: HashMap::new(),
             orders,
-            pool: Pool::new(&domain),
             shared_posted: HashSet::new(),
-            srq: domain.shared_receive_queue().depth(64).build().unwrap(),
-            cq: context.completion_queue().entries(1024).build().unwrap(),
-            local: context.local_address(1).unwrap(),
-            domain,
-            context,
-            numbers: Numbers(seed),
-            tally: Tally::default(),
+            srq: srq.depth(64).build().unwrap(),
+            side,
         }
     }
 
@@ -114,7 +104,8 @@ impl Passive {
         life: Arc<Life>,
         peer: &Endpoint,
     ) -> (Endpoint, RemoteAddr) {
-        let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        let Side { domain, cq, .. } = &self.side;
+        let builder = domain.queue_pair(Transport::Reliable, cq);
         let builder = builder.recv_depth(RECEIVES);
         let mut qp = if shared {
             builder.srq(&self.srq).build().unwrap()
@@ -123,13 +114,13 @@ impl Passive {
         };
         let access =
             AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-        let region = self.domain.alloc_remote(REGION, access).unwrap();
+        let region = self.side.domain.alloc_remote(REGION, access).unwrap();
         let mut constant = vec![0; SLOT];
         pattern(CONSTANT_NUMBER, &mut constant);
         region.write_at(CONSTANT, &constant).unwrap();
-        connect(&mut qp, &self.local, peer);
-        let told = (qp.endpoint(&self.local), region.key());
-        let lifetime = Duration::from_millis(300 + self.numbers.below(5000) as u64);
+        connect(&mut qp, &self.side.local, peer);
+        let told = (qp.endpoint(&self.side.local), region.key());
+        let lifetime = Duration::from_millis(300 + self.side.numbers.below(5000) as u64);
         let mut end = End {
             qp,
             region,
@@ -140,7 +131,7 @@ impl Passive {
         };
         if !shared {
             for _ in 0..RECEIVES {
-                end.receive(&mut self.pool);
+                end.receive(&mut self.side.pool);
             }
         }
         self.ends.insert(link, end);
@@ -149,7 +140,7 @@ impl Passive {
 
     fn fill_shared(&mut self) {
         while self.shared_posted.len() < SHARED {
-            let (number, buffer) = self.pool.take();
+            let (number, buffer) = self.side.pool.take();
             self.srq.receive(buffer, number.into()).unwrap();
             self.shared_posted.insert(number);
         }
@@ -158,7 +149,7 @@ impl Passive {
     /// Reads completions. Returns whether there were any.
     fn poll(&mut self) -> bool {
         let mut completions: [Completion; 8] = Default::default();
-        let count = self.cq.poll(&mut completions).unwrap();
+        let count = self.side.cq.poll(&mut completions).unwrap();
         for completion in completions.into_iter().take(count) {
             self.completed(completion);
         }
@@ -176,7 +167,7 @@ impl Passive {
         let Some(end) = end else {
             // The shared queue's outlive the queue pair that used them.
             assert!(was_shared, "of a queue pair that is gone: {completion:?}");
-            self.pool.back(number, buffer);
+            self.side.pool.back(number, buffer);
             return;
         };
         assert!(was_shared || end.posted.remove(&number), "{completion:?}");
@@ -195,16 +186,16 @@ impl Passive {
                     }
                 };
                 assert!(whole, "the bytes of {message:?} are others");
-                self.tally.messages += 1;
+                self.side.tally.messages += 1;
             }
             Err(failure) => {
                 assert!(end.dying, "nobody has killed it: {failure}");
                 assert_eq!(failure.status, Status::WR_FLUSH_ERR);
             }
         }
-        self.pool.back(number, buffer);
+        self.side.pool.back(number, buffer);
         if !was_shared && !end.dying {
-            end.receive(&mut self.pool);
+            end.receive(&mut self.side.pool);
         }
     }
 
@@ -217,14 +208,14 @@ impl Passive {
                 continue;
             };
             end.life.kill();
-            self.tally.passive_kills += u64::from(!end.dying);
-            if end.dying || !self.numbers.one_in(3) {
+            self.side.tally.passive_kills += u64::from(!end.dying);
+            if end.dying || !self.side.numbers.one_in(3) {
                 self.remove(link);
             } else {
                 // In the error state for a while, its receives flushed.
                 end.qp.set_error().unwrap();
                 end.dying = true;
-                end.dies = now + Duration::from_millis(self.numbers.below(50) as u64);
+                end.dies = now + Duration::from_millis(self.side.numbers.below(50) as u64);
             }
         }
     }
@@ -235,18 +226,18 @@ impl Passive {
             return;
         };
         end.life.kill();
-        if self.numbers.one_in(2) {
+        if self.side.numbers.one_in(2) {
             drop(end.qp);
             end.posted
                 .drain()
-                .for_each(|number| self.pool.let_go(number));
+                .for_each(|number| self.side.pool.let_go(number));
         } else {
-            let released = end.qp.close_and_drain(&mut self.cq, None);
+            let released = end.qp.close_and_drain(&mut self.side.cq, None);
             for released in released.unwrap_or_else(|error| panic!("{error}")) {
                 let number = released.token as u32;
                 assert!(end.posted.remove(&number), "{released:?}");
                 let buffer = released.payload.into_buffer().unwrap();
-                self.pool.back(number, buffer);
+                self.side.pool.back(number, buffer);
             }
             assert!(end.posted.is_empty(), "did not come back: {:?}", end.posted);
         }
@@ -262,15 +253,12 @@ impl Passive {
         for released in self.srq.close().unwrap() {
             let number = released.token as u32;
             assert!(self.shared_posted.remove(&number), "{released:?}");
-            self.pool
+            self.side
+                .pool
                 .back(number, released.payload.into_buffer().unwrap());
         }
         assert!(self.shared_posted.is_empty(), "{:?}", self.shared_posted);
-        self.cq.close().unwrap();
-        self.tally.count(self.pool.close());
-        self.domain.close().unwrap();
-        drop(self.context);
-        self.tally
+        self.side.close()
     }
 }
 

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use ringverbs::{AccessFlags, Context, Endpoint, RemoteAddr, Transport};
 
 use super::Tally;
-use super::common::{self, Numbers, is_pattern, pattern};
+use super::common::{self, is_pattern, pattern};
 use super::life::connect;
-use super::pool::{Pool, SIZE};
+use super::pool::SIZE;
+use super::side::Side;
 
 /// Begins what the victim has to say, among the test harness's lines.
 const MARK: &str = "VICTIM ";
@@ -79,14 +80,9 @@ impl Drop for Victim {
 
 /// Kills one process after the other.
 pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
-    let mut numbers = Numbers(seed);
-    let mut tally = Tally::default();
-    let domain = context.alloc_pd().unwrap();
-    let mut cq = context.completion_queue().entries(64).build().unwrap();
-    let mut pool = Pool::new(&domain);
-    let local = context.local_address(1).unwrap();
+    let mut side = Side::new(context, seed);
     while Instant::now() < end {
-        let number = numbers.next();
+        let number = side.numbers.next();
         let mut victim = Victim::start(number);
         let mut lines = BufReader::new(victim.0.stdout.take().unwrap()).lines();
         let mut said = || {
@@ -97,14 +93,14 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
         let words: Vec<&str> = told.split_whitespace().collect();
         let peer: Endpoint = words[0].parse().unwrap();
         let there = RemoteAddr::new(words[1].parse().unwrap(), words[2].parse().unwrap());
-        let builder = domain.queue_pair(Transport::Reliable, &cq);
+        let builder = side.domain.queue_pair(Transport::Reliable, &side.cq);
         let mut qp = builder.send_depth(DEPTH).build().unwrap();
         let mut stdin = victim.0.stdin.take().unwrap();
-        writeln!(stdin, "{}", qp.endpoint(&local)).unwrap();
+        writeln!(stdin, "{}", qp.endpoint(&side.local)).unwrap();
         said();
-        connect(&mut qp, &local, &peer);
+        connect(&mut qp, &side.local, &peer);
 
-        let dies = Instant::now() + Duration::from_millis(numbers.below(500) as u64);
+        let dies = Instant::now() + Duration::from_millis(side.numbers.below(500) as u64);
         let mut alive = true;
         let mut failed = false;
         let mut in_flight = VecDeque::new();
@@ -114,9 +110,9 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                 alive = false;
             }
             if !failed && in_flight.len() < DEPTH as usize {
-                let (buffer, mut data) = pool.take();
-                data.set_len(numbers.below(SIZE + 1)).unwrap();
-                let reads = numbers.one_in(2);
+                let (buffer, mut data) = side.pool.take();
+                data.set_len(side.numbers.below(SIZE + 1)).unwrap();
+                let reads = side.numbers.one_in(2);
                 if reads {
                     data.fill(0);
                     qp.read(data, there, buffer.into()).unwrap();
@@ -126,7 +122,7 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                 }
                 in_flight.push_back((buffer, reads));
             }
-            let Some(mut completion) = cq.poll_one().unwrap() else {
+            let Some(mut completion) = side.cq.poll_one().unwrap() else {
                 thread::sleep(Duration::from_micros(100));
                 continue;
             };
@@ -136,21 +132,18 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
             match completion.result {
                 Ok(_) => {
                     assert!(!reads || is_pattern(number, &data));
-                    tally.operations += 1;
+                    side.tally.operations += 1;
                 }
                 Err(failure) => {
                     assert!(!alive, "nobody has killed it: {failure}");
-                    tally.failures += 1;
+                    side.tally.failures += 1;
                     failed = true;
                 }
             }
-            pool.back(buffer, data);
+            side.pool.back(buffer, data);
         }
         qp.close().unwrap();
-        tally.victims += 1;
+        side.tally.victims += 1;
     }
-    cq.close().unwrap();
-    tally.count(pool.close());
-    domain.close().unwrap();
-    tally
+    side.close()
 }
