@@ -261,12 +261,43 @@ impl Wqe<'_> {
     }
 }
 
-#[cold]
+/// No room in a queue.
+///
+/// The error is made out of line and known to be no other. If it were made in
+/// place, the compiler would fill the bytes that it leaves unset with what an
+/// open entry has there, its way to the writer among them; and the writer would
+/// have to lie in memory, at a store to a cache line of its own for each work
+/// request.
+#[inline(always)]
 fn full(capacity: u32) -> Error {
-    Error::QueueFull { capacity }
+    #[cold]
+    #[inline(never)]
+    fn make(capacity: u32) -> Error {
+        Error::QueueFull { capacity }
+    }
+    match make(capacity) {
+        error @ Error::QueueFull { .. } => error,
+        _ => unreachable!("made as that"),
+    }
 }
 
-#[cold]
+/// Inline data without room for them; made as [`full`] is.
+#[inline(always)]
+fn inline_too_long() -> Error {
+    #[cold]
+    #[inline(never)]
+    fn make() -> Error {
+        Error::Invalid {
+            what: "more inline data than the queue pair was made for",
+        }
+    }
+    match make() {
+        error @ Error::Invalid { .. } => error,
+        _ => unreachable!("made as that"),
+    }
+}
+
+#[inline(always)]
 fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> Error {
     match error {
         rxe::PostError::TooManySges => Error::Limit {
@@ -274,15 +305,21 @@ fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> 
             asked: elements as u64,
             allowed: max_sge.into(),
         },
-        rxe::PostError::InlineTooLong => Error::Invalid {
-            what: "more inline data than the queue pair was made for",
-        },
+        rxe::PostError::InlineTooLong => inline_too_long(),
         rxe::PostError::MessageTooLong => Error::Limit {
             what: "bytes in a message",
             asked: bytes,
             allowed: rxe::MAX_MESSAGE.into(),
         },
-        rxe::PostError::Full => Error::QueueFull { capacity: 0 },
+        rxe::PostError::Full => full(0),
+    }
+}
+
+#[cold]
+fn not_received(error: rxe::PostError, capacity: u32, elements: usize, max_sge: u32) -> Error {
+    match error {
+        rxe::PostError::Full => full(capacity),
+        error => refused(error, elements, max_sge, 0),
     }
 }
 
@@ -304,10 +341,9 @@ impl RecvQueue {
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         let Self::Rxe(queue) = self;
         let (capacity, max_sge) = (queue.capacity(), queue.max_sge());
-        queue.push(wr_id, list).map_err(|error| match error {
-            rxe::PostError::Full => full(capacity),
-            error => refused(error, list.len(), max_sge, 0),
-        })
+        queue
+            .push(wr_id, list)
+            .map_err(|error| not_received(error, capacity, list.len(), max_sge))
     }
 
     /// Hands the batch to the device.
