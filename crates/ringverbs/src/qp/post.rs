@@ -1,6 +1,7 @@
 //! Posting.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 use super::{Companion, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Inline, Sink, Source};
@@ -118,10 +119,14 @@ impl SendHalf {
     /// Adds an operation to the batch that is being made.
     #[inline(always)]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        // Not to be dropped by a panic: what is, lies in memory, and else the
+        // parts of a request go from where they are to where they belong.
+        let request = ManuallyDrop::new(request);
         match self.make(&request) {
             Ok(quiet) => {
                 self.queue.accept();
                 request.accepted();
+                let request = ManuallyDrop::into_inner(request);
                 let note = Note {
                     token: request.token,
                     operation: request.operation(),
@@ -132,11 +137,14 @@ impl SendHalf {
                 unsafe { self.in_flight.push(note, request.data) };
                 Ok(())
             }
-            Err(error) => Err(PostError {
-                error,
-                data: Some(request.data),
-                token: request.token,
-            }),
+            Err(error) => {
+                let request = ManuallyDrop::into_inner(request);
+                Err(PostError {
+                    error,
+                    data: Some(request.data),
+                    token: request.token,
+                })
+            }
         }
     }
 

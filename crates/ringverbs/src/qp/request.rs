@@ -135,6 +135,50 @@ impl Clash {
     }
 }
 
+impl Kind {
+    /// Of those that are rarer.
+    fn check(self, extra: Extra, datagram: bool, context: &Context) -> Result<()> {
+        let invalid = |what| Err(Error::Invalid { what });
+        let sends = matches!(self, Self::Send | Self::SendTo { .. });
+        match extra {
+            Extra::Clash(clash) => return invalid(clash.text()),
+            Extra::Immediate(_) if !sends && !matches!(self, Self::Write(_)) => {
+                return invalid("immediate data goes with a send or a write only");
+            }
+            Extra::Invalidate(_) if !sends || datagram => {
+                return invalid("a key is invalidated by a send over a connection only");
+            }
+            _ => {}
+        }
+        match self {
+            Self::Send if datagram => {
+                return invalid("a datagram needs an address: see WorkRequest::to");
+            }
+            Self::SendTo { .. } if !datagram => {
+                return invalid("a connection sends to its peer, not to an address");
+            }
+            Self::CompareSwap { at, .. } | Self::FetchAdd { at, .. }
+                if !at.addr.is_multiple_of(8) =>
+            {
+                return invalid("the address of an atomic must be a multiple of 8");
+            }
+            Self::AtomicWrite { to, .. } if !to.addr.is_multiple_of(8) => {
+                return invalid("the address of an atomic write must be a multiple of 8");
+            }
+            Self::AtomicWrite { .. } if !context.can_write_atomically() => {
+                return Err(Error::Unsupported {
+                    what: "atomic writes",
+                });
+            }
+            Self::Flush { .. } if !context.can_flush() => {
+                return Err(Error::Unsupported { what: "flush" });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
 impl<D: Data> WorkRequest<D> {
     fn new(kind: Kind, data: D) -> Self {
         Self {
@@ -220,56 +264,24 @@ impl<D: Data> WorkRequest<D> {
             Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
             Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
             Kind::Read(_) if self.extra == Extra::None => Ok(()),
-            _ => self.check_rarer(datagram, domain, context),
-        }
-    }
-
-    fn check_rarer(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
-        let invalid = |what| Err(Error::Invalid { what });
-        let sends = matches!(self.kind, Kind::Send | Kind::SendTo { .. });
-        match self.extra {
-            Extra::Clash(clash) => return invalid(clash.text()),
-            Extra::Immediate(_) if !sends && !matches!(self.kind, Kind::Write(_)) => {
-                return invalid("immediate data goes with a send or a write only");
+            // Values, no reference: what nobody outside refers to need not lie
+            // in memory.
+            kind => {
+                kind.check(self.extra, datagram, context)?;
+                match &self.companion {
+                    Companion::Address(handle) if handle.identity() != domain => {
+                        Err(Error::WrongDomain {
+                            what: "address handle",
+                        })
+                    }
+                    Companion::Window(bind) if bind.0.identity() != domain => {
+                        Err(Error::WrongDomain {
+                            what: "memory window",
+                        })
+                    }
+                    _ => Ok(()),
+                }
             }
-            Extra::Invalidate(_) if !sends || datagram => {
-                return invalid("a key is invalidated by a send over a connection only");
-            }
-            _ => {}
-        }
-        match self.kind {
-            Kind::Send if datagram => {
-                return invalid("a datagram needs an address: see WorkRequest::to");
-            }
-            Kind::SendTo { .. } if !datagram => {
-                return invalid("a connection sends to its peer, not to an address");
-            }
-            Kind::CompareSwap { at, .. } | Kind::FetchAdd { at, .. }
-                if !at.addr.is_multiple_of(8) =>
-            {
-                return invalid("the address of an atomic must be a multiple of 8");
-            }
-            Kind::AtomicWrite { to, .. } if !to.addr.is_multiple_of(8) => {
-                return invalid("the address of an atomic write must be a multiple of 8");
-            }
-            Kind::AtomicWrite { .. } if !context.can_write_atomically() => {
-                return Err(Error::Unsupported {
-                    what: "atomic writes",
-                });
-            }
-            Kind::Flush { .. } if !context.can_flush() => {
-                return Err(Error::Unsupported { what: "flush" });
-            }
-            _ => {}
-        }
-        match &self.companion {
-            Companion::Address(handle) if handle.identity() != domain => Err(Error::WrongDomain {
-                what: "address handle",
-            }),
-            Companion::Window(bind) if bind.0.identity() != domain => Err(Error::WrongDomain {
-                what: "memory window",
-            }),
-            _ => Ok(()),
         }
     }
 
@@ -310,7 +322,10 @@ impl<D: Data> WorkRequest<D> {
                 return Ok(());
             }
             Kind::Bind(access) => {
-                self.describe_bind(wqe, access);
+                if let Companion::Window(bind) = &self.companion {
+                    let (window, memory) = &**bind;
+                    wqe.bind_window(window.next_bind(memory.as_ref(), access));
+                }
                 return Ok(());
             }
         }
@@ -321,13 +336,6 @@ impl<D: Data> WorkRequest<D> {
             });
         }
         Ok(())
-    }
-
-    fn describe_bind(&self, wqe: &mut Wqe<'_>, access: AccessFlags) {
-        if let Companion::Window(bind) = &self.companion {
-            let (window, memory) = &**bind;
-            wqe.bind_window(window.next_bind(memory.as_ref(), access));
-        }
     }
 
     /// It is part of the batch.
