@@ -400,21 +400,23 @@ impl CompletionQueue {
     }
 }
 
+impl Entry<'_> {
+    /// A copy.
+    #[inline(always)]
+    pub fn read(&self) -> WorkCompletion {
+        let Self::Rxe(entry) = self;
+        // SAFETY: the entry lies in the mapping, whole and aligned; any bytes
+        // are a `WorkCompletion`.
+        unsafe { entry.as_ptr().read() }
+    }
+}
+
 impl CompletionRing {
     /// The completions that are there now.
     #[inline(always)]
     pub fn available(&self) -> Span {
         let Self::Rxe(ring) = self;
         ring.available()
-    }
-
-    /// The completion at `span.at`, copied.
-    #[inline(always)]
-    pub fn read(&self, span: &Span) -> WorkCompletion {
-        let Self::Rxe(ring) = self;
-        // SAFETY: the entry lies in the mapping, whole and aligned; any bytes
-        // are a `WorkCompletion`.
-        unsafe { ring.entry(span).as_ptr().read() }
     }
 
     /// The completion at `span.at`, in place.

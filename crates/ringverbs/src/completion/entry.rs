@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 
 use crate::data::Payload;
-use crate::device::{self, WorkCompletion};
+use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};
 use crate::memory::Buffer;
 use crate::operation::Operation;
@@ -267,16 +267,16 @@ impl Default for Completion {
 impl Completion {
     /// From what the device wrote, and what was in flight.
     #[inline(always)]
-    pub(crate) fn new(wc: &WorkCompletion, retired: Retired<'_>) -> Self {
+    pub(crate) fn new(entry: Entry<'_>, retired: Retired<'_>) -> Self {
         let mut this = Self::default();
-        this.replace(wc, retired);
+        this.replace(entry, retired);
         this
     }
 
     /// Turns a place to poll into into the completion that the device wrote, of
     /// what was in flight.
     #[inline(always)]
-    pub(super) fn replace(&mut self, wc: &WorkCompletion, retired: Retired<'_>) {
+    pub(super) fn replace(&mut self, entry: Entry<'_>, retired: Retired<'_>) {
         // What was in the place is dropped before anything is taken out: then
         // all goes from where it was in flight to where it belongs.
         if !matches!(self.payload, Payload::None) {
@@ -290,11 +290,13 @@ impl Completion {
                 operation,
                 quiet: _,
             } = posted;
+            // Read as late as this, its fields need no place in between.
+            let wc = entry.read();
             let completion = Self {
                 token,
                 qp_num: wc.qp_num,
                 operation,
-                result: outcome(wc, operation),
+                result: outcome(&wc, operation),
                 payload,
             };
             // SAFETY: written whole; what was there has nothing to drop.

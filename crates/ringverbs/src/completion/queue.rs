@@ -11,7 +11,7 @@ use uverbs::{Cq, CqInit};
 use crate::channel::CompletionChannel;
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
-use crate::device::{self, CompletionRing, WorkCompletion};
+use crate::device::{self, CompletionRing, Entry};
 use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
@@ -290,9 +290,9 @@ impl CompletionQueue {
         let max = places.len();
         self.reap(
             max,
-            |wc, retired| {
+            |entry, retired| {
                 if let Some(place) = places.next() {
-                    place.replace(wc, retired);
+                    place.replace(entry, retired);
                 }
             },
             drop,
@@ -307,7 +307,7 @@ impl CompletionQueue {
         let mut found = None;
         self.reap(
             1,
-            |wc, retired| found = Some(Completion::new(wc, retired)),
+            |entry, retired| found = Some(Completion::new(entry, retired)),
             drop,
         )?;
         Ok(found)
@@ -341,13 +341,13 @@ impl CompletionQueue {
     pub(crate) fn reap(
         &mut self,
         max: usize,
-        mut each: impl FnMut(&WorkCompletion, Retired<'_>),
+        mut each: impl FnMut(Entry<'_>, Retired<'_>),
         earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         self.reap_while(
             max,
-            |wc, retired| {
-                each(wc, retired);
+            |entry, retired| {
+                each(entry, retired);
                 true
             },
             earlier,
@@ -362,7 +362,7 @@ impl CompletionQueue {
     pub(crate) fn reap_while(
         &mut self,
         max: usize,
-        mut each: impl FnMut(&WorkCompletion, Retired<'_>) -> bool,
+        mut each: impl FnMut(Entry<'_>, Retired<'_>) -> bool,
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         let mut span = self.available();
@@ -376,15 +376,16 @@ impl CompletionQueue {
         let mut count = 0;
         let mut failed = None;
         while span.at != span.end && count < max {
-            let wc = self.ring.read(&span);
-            let id = WorkId(wc.wr_id);
+            let place = self.ring.entry(&span);
+            let Entry::Rxe(entry) = place;
+            let id = WorkId(entry.wr_id());
             match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
-                Ok(retired) if retired.is_quiet() && wc.status == 0 => {
+                Ok(retired) if retired.is_quiet() && entry.status() == 0 => {
                     retired.with(&mut earlier);
                 }
                 Ok(retired) => {
                     count += 1;
-                    if !each(&wc, retired) {
+                    if !each(place, retired) {
                         self.ring.advance(&mut span);
                         break;
                     }
@@ -394,8 +395,8 @@ impl CompletionQueue {
                     if count == 0 {
                         self.ring.advance(&mut span);
                         failed = Some(Error::Corruption {
-                            wr_id: wc.wr_id,
-                            qp_num: wc.qp_num,
+                            wr_id: id.0,
+                            qp_num: entry.qp_num(),
                         });
                     }
                     break;

@@ -338,7 +338,8 @@ impl<F: Format> CompletionReader<F> {
         let failed = &mut state.failed;
         let count = self.queue.reap_while(
             max,
-            |wc, retired| {
+            |entry, retired| {
+                let wc = &entry.read();
                 let taken = retired.with(|mut posted| {
                     if wc.status != Status::SUCCESS.0 {
                         return Err(ErrorEntry::new(wc, posted));

@@ -304,9 +304,12 @@ impl RecvHalf {
 
     #[inline(always)]
     fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
-        match self.write(&data) {
+        // As in `SendHalf::push`.
+        let data = ManuallyDrop::new(data);
+        match self.write(&*data) {
             Ok(()) => {
                 if let Some((_, in_flight)) = &mut self.queue {
+                    let data = ManuallyDrop::into_inner(data);
                     let note = Note {
                         token,
                         companion: Companion::None,
@@ -320,7 +323,7 @@ impl RecvHalf {
             }
             Err(error) => Err(PostError {
                 error,
-                data: Some(data),
+                data: Some(ManuallyDrop::into_inner(data)),
                 token,
             }),
         }

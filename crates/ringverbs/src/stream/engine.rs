@@ -159,7 +159,7 @@ impl Engine {
             let (completions, free) = (&mut self.completions, &mut self.free);
             let reaped = self.cq.reap(
                 BATCH,
-                |wc, retired| completions.push(Completion::new(wc, retired)),
+                |entry, retired| completions.push(Completion::new(entry, retired)),
                 |posted| free.extend(posted.payload.into_buffer()),
             );
             let mut completions = std::mem::take(&mut self.completions);
