@@ -130,9 +130,9 @@ pub(super) fn received(opcode: u32, byte_len: u32) -> u32 {
 }
 
 #[inline(always)]
-fn outcome(wc: &WorkCompletion, operation: Operation) -> Result<Success, Failure> {
+fn outcome(wc: &WorkCompletion) -> Result<Success, Failure> {
     if wc.status == Status::SUCCESS.0 {
-        Ok(Success::new(wc, operation))
+        Ok(Success::new(wc))
     } else {
         Err(Failure {
             status: Status(wc.status),
@@ -142,34 +142,32 @@ fn outcome(wc: &WorkCompletion, operation: Operation) -> Result<Success, Failure
 }
 
 /// What an operation that was done has to tell.
+///
+/// The order is that of what the device writes, so that it is copied in few
+/// pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Success {
     /// Bytes moved. Of a receive: of the message, in a datagram with the 40
     /// bytes of its route header; if the message was a write with immediate
     /// data, the bytes written. Of a send: not set by every device.
     pub byte_len: u32,
+    ex: u32,
     /// The sender's queue pair, of a datagram.
     pub src_qp: u32,
-    opcode: u32,
     flags: u32,
-    ex: u32,
+    opcode: u32,
 }
 
 impl Success {
     #[inline(always)]
-    fn new(wc: &WorkCompletion, operation: Operation) -> Self {
+    fn new(wc: &WorkCompletion) -> Self {
         Self {
             byte_len: wc.byte_len,
-            src_qp: wc.src_qp,
-            opcode: wc.opcode,
-            // A sender's own completion says that it sent immediate data, and
-            // does not have them.
-            flags: if operation == Operation::Receive {
-                wc.wc_flags
-            } else {
-                0
-            },
             ex: wc.ex,
+            src_qp: wc.src_qp,
+            flags: wc.wc_flags,
+            opcode: wc.opcode,
         }
     }
 
@@ -282,30 +280,34 @@ impl Completion {
         if !matches!(self.payload, Payload::None) {
             self.payload = Payload::None;
         }
-        retired.with(|posted| {
-            let Posted {
-                token,
-                payload,
-                companion,
-                operation,
-                quiet: _,
-            } = posted;
-            // Read as late as this, its fields need no place in between.
-            let wc = entry.read();
-            let completion = Self {
-                token,
-                qp_num: wc.qp_num,
-                operation,
-                result: outcome(&wc, operation),
-                payload,
-            };
-            // SAFETY: written whole; what was there has nothing to drop.
-            unsafe { std::ptr::write(self, completion) };
-            if operation == Operation::Receive && wc.status == Status::SUCCESS.0 {
-                self.payload.received(received(wc.opcode, wc.byte_len));
-            }
-            companion.release();
-        });
+        // SAFETY: what has something to drop is moved out of the operation, once:
+        // its payload, into this, which is written whole and has none itself,
+        // and its companion.
+        unsafe {
+            retired.in_place(|posted: *const Posted| {
+                // Read as late as this, the fields need no place in between.
+                let wc = entry.read();
+                let operation = (*posted).operation;
+                let completion = Self {
+                    token: (*posted).token,
+                    qp_num: wc.qp_num,
+                    operation,
+                    result: outcome(&wc),
+                    payload: (&raw const (*posted).payload).read(),
+                };
+                std::ptr::write(self, completion);
+                if operation != Operation::Receive {
+                    // A sender's own completion says that it sent immediate
+                    // data, and does not have them.
+                    if let Ok(success) = &mut self.result {
+                        success.flags = 0;
+                    }
+                } else if wc.status == Status::SUCCESS.0 {
+                    self.payload.received(received(wc.opcode, wc.byte_len));
+                }
+                (&raw const (*posted).companion).read().release();
+            });
+        }
     }
 
     /// How it ended.
@@ -320,15 +322,13 @@ impl Completion {
     /// The address that a datagram came from, out of the route header in its
     /// buffer (RoCE v2 over IPv4, and IPv6 or InfiniBand).
     pub fn sender(&self) -> Option<Gid> {
-        let Ok(Success { flags, .. }) = self.result else {
-            return None;
-        };
+        let success = self.result.ok()?;
         let header: &[u8; 40] = match &self.payload {
             Payload::Buffer(buffer) => buffer.first_chunk()?,
             Payload::Buffers(buffers) => buffers.first()?.first_chunk()?,
             _ => return None,
         };
-        if flags & FLAG_GRH == 0 {
+        if !success.has_grh() {
             return None;
         }
         // An IPv4 header fills the last 20 of the 40 bytes; the first 20 are

@@ -164,10 +164,19 @@ impl<'f> Retired<'f> {
     /// a panic.
     #[inline(always)]
     pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
+        // SAFETY: as above, and it is taken out once: `self` is gone.
+        unsafe { self.in_place(|place| f(place.read())) }
+    }
+
+    /// As [`Retired::with`], where it is.
+    ///
+    /// # Safety
+    /// `f` moves everything out of it that has something to drop.
+    #[inline(always)]
+    pub unsafe fn in_place<R>(self, f: impl FnOnce(*const Posted) -> R) -> R {
         let Self { place, release } = self;
         let _release = release;
-        // SAFETY: as above, and it is taken out once: `self` is gone.
-        f(unsafe { place.read() })
+        f(place)
     }
 }
 
