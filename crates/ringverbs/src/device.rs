@@ -316,10 +316,10 @@ fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> 
 }
 
 #[cold]
-fn not_received(error: rxe::PostError, capacity: u32, elements: usize, max_sge: u32) -> Error {
+fn not_received(error: rxe::PostError, queue: &rxe::RecvQueue, elements: usize) -> Error {
     match error {
-        rxe::PostError::Full => full(capacity),
-        error => refused(error, elements, max_sge, 0),
+        rxe::PostError::Full => full(queue.capacity()),
+        error => refused(error, elements, queue.max_sge(), 0),
     }
 }
 
@@ -340,10 +340,8 @@ impl RecvQueue {
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         let Self::Rxe(queue) = self;
-        let (capacity, max_sge) = (queue.capacity(), queue.max_sge());
-        queue
-            .push(wr_id, list)
-            .map_err(|error| not_received(error, capacity, list.len(), max_sge))
+        let pushed = queue.push(wr_id, list);
+        pushed.map_err(|error| not_received(error, queue, list.len()))
     }
 
     /// Hands the batch to the device.

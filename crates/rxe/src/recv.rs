@@ -79,7 +79,9 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        let after = self.producer.after(self.next).ok_or(PostError::Full)?;
+        if !self.producer.has_room(self.next) {
+            return Err(PostError::Full);
+        }
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -94,7 +96,7 @@ impl RecvQueue {
             }
             fill(entry, wr_id, total as u32, list.len() as u32);
         }
-        self.next = after;
+        self.next = self.producer.indices().next(self.next);
         Ok(())
     }
 
