@@ -3,7 +3,7 @@
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
 use crate::abi::{CreateCq, CreateCqResp, Plain};
-use crate::{CompletionRing, CreateError};
+use crate::{Arming, CompletionRing, CreateError};
 
 /// A completion queue. The parts are public so that a face can put each under
 /// the lock, or the single owner, that it needs.
@@ -15,8 +15,8 @@ pub struct CompletionQueue<C: ContextRef> {
     pub object: Cq<C>,
     /// The entries and the reader of them.
     pub ring: CompletionRing,
-    /// The number that the device knows it by, for arming.
-    pub cqn: u32,
+    /// Asks for events.
+    pub arming: Arming,
 }
 
 impl<C: ContextRef> CompletionQueue<C> {
@@ -62,9 +62,9 @@ impl<C: ContextRef> CompletionQueue<C> {
             });
         }
         Ok(Self {
+            arming: Arming::new(&ring, answer.cqn),
             object,
             ring,
-            cqn: answer.cqn,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{BlueFlame, DoorbellRecord, Owner};
+use ring::{DoorbellRecord, Owner};
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::decode;
@@ -14,8 +14,6 @@ use crate::{CompletionError, CreateError, Role, Work, WorkCompletion};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
-/// `MLX5_CQ_DB_REQ_NOT_SOL`: an event for solicited completions only.
-const SOLICITED_ONLY: u32 = 1 << 24;
 
 /// The entries of a completion queue, and what they are about.
 ///
@@ -34,12 +32,8 @@ pub struct CompletionRing {
     /// How many were consumed.
     at: u32,
     consumed: DoorbellRecord,
-    armed: DoorbellRecord,
-    /// Events that were seen, modulo 4: the device takes a second arming of
-    /// the same number for a repetition.
-    sequence: u32,
     directory: Directory,
-    memory: QueueMemory,
+    memory: Arc<QueueMemory>,
 }
 
 // SAFETY: it owns its memory; the device writes to it, and is read as one that
@@ -66,14 +60,12 @@ impl CompletionRing {
             log2,
             at: 0,
             consumed: memory.record(0),
-            armed: memory.record(1),
-            sequence: 0,
             directory: Directory::default(),
-            memory,
+            memory: Arc::new(memory),
         })
     }
 
-    pub(crate) fn memory(&self) -> &QueueMemory {
+    pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
         &self.memory
     }
 
@@ -168,23 +160,6 @@ impl CompletionRing {
             self.publish();
         }
         failed.map_or(Ok(taken), Err)
-    }
-
-    /// Asks for an event with the next completion, or the next solicited one,
-    /// after those that were consumed. `register` is the device's for arming.
-    pub fn arm(&mut self, register: &BlueFlame, cqn: u32, solicited_only: bool) {
-        let kind = if solicited_only { SOLICITED_ONLY } else { 0 };
-        let word = (self.sequence & 3) << 28 | kind | self.at & INDEX;
-        self.armed.publish(word);
-        let mut both = [0; 8];
-        both[..4].copy_from_slice(&word.to_be_bytes());
-        both[4..].copy_from_slice(&cqn.to_be_bytes());
-        register.ring(u64::from_ne_bytes(both));
-    }
-
-    /// Takes note of an event: the next arming is another one.
-    pub fn event(&mut self) {
-        self.sequence = self.sequence.wrapping_add(1);
     }
 
     /// Completions of `work` will be found here. Before its queue pair can

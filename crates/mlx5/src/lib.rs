@@ -19,6 +19,7 @@
 
 mod abi;
 mod ah;
+mod arming;
 mod context;
 mod cq;
 mod cq_ring;
@@ -37,6 +38,7 @@ mod wc;
 mod work;
 
 pub use ah::{Address, AddressHandle, Link};
+pub use arming::Arming;
 pub use context::{DeviceContext, Limits};
 pub use cq::CompletionQueue;
 pub use cq_ring::CompletionRing;

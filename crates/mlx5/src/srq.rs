@@ -44,12 +44,6 @@ struct Slot {
     outstanding: bool,
 }
 
-// SAFETY: the memory is reached through raw pointers, and written under the
-// list's lock.
-unsafe impl Send for SharedWork {}
-// SAFETY: as above.
-unsafe impl Sync for SharedWork {}
-
 impl SharedWork {
     pub(crate) fn sized(max_wr: u32, max_sge: u32, limits: &Limits) -> Result<Self, CreateError> {
         let too_large = |what| CreateError::TooLarge { what };

@@ -31,6 +31,12 @@ pub(crate) struct QueueMemory {
     records: usize,
 }
 
+// SAFETY: it owns its mapping, which is reached through raw pointers and
+// atomics only; who may write which part is said where that is done.
+unsafe impl Send for QueueMemory {}
+// SAFETY: as above.
+unsafe impl Sync for QueueMemory {}
+
 impl QueueMemory {
     /// Zeroed memory for `bytes` bytes of entries and two doorbell records.
     pub(crate) fn new(bytes: usize, queue: &'static str) -> Result<Self, CreateError> {
@@ -83,12 +89,6 @@ pub struct Work {
     /// Where receives come from, if not from a queue of its own.
     pub(crate) shared: Option<Arc<SharedWork>>,
 }
-
-// SAFETY: the memory is reached through raw pointers only; who may write
-// which part of it is said where that is done.
-unsafe impl Send for Work {}
-// SAFETY: as above.
-unsafe impl Sync for Work {}
 
 impl Work {
     pub(crate) fn new(

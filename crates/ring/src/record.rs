@@ -33,6 +33,13 @@ impl DoorbellRecord {
         // SAFETY: valid by the contract of `new`.
         order::doorbell_record(unsafe { self.0.as_ref() }, value.to_be());
     }
+
+    /// What was published last. Any thread: it may be over.
+    #[inline(always)]
+    pub fn published(&self) -> u32 {
+        // SAFETY: valid by the contract of `new`.
+        u32::from_be(order::own(unsafe { self.0.as_ref() }))
+    }
 }
 
 /// The byte at which an entry says whose it is.

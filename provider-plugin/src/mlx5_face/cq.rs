@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::Arc;
 
-use mlx5::{CompletionError, CompletionQueue, CompletionRing, Role, Work, WorkCompletion};
+use mlx5::{Arming, CompletionError, CompletionQueue, CompletionRing, Role, Work, WorkCompletion};
 use ring::BiasedLock;
 use uverbs::{CqFlags, CqHandle, CqInit};
 
@@ -37,8 +37,8 @@ pub struct Cq {
     ring: UnsafeCell<CompletionRing>,
     /// The completion between start_poll and end_poll.
     current: UnsafeCell<WorkCompletion>,
-    /// The number that the device knows it by.
-    cqn: u32,
+    /// Asks for events; any thread.
+    arming: Arming,
     /// Destroyed by `destroy_cq` through its handle, never dropped.
     object: ManuallyDrop<uverbs::Cq<CtxRef>>,
     _pd: PdRef,
@@ -102,7 +102,11 @@ unsafe fn create(
         async_fd: Some(unsafe { (*context).async_fd }),
         ..init
     };
-    let CompletionQueue { object, ring, cqn } = CompletionQueue::create(&ctx, &init)?;
+    let CompletionQueue {
+        object,
+        ring,
+        arming,
+    } = CompletionQueue::create(&ctx, &init)?;
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
     let mut public: ibv_cq_ex = unsafe { core::mem::zeroed() };
@@ -117,7 +121,7 @@ unsafe fn create(
         lock: BiasedLock::new(),
         ring: UnsafeCell::new(ring),
         current: UnsafeCell::default(),
-        cqn,
+        arming,
         object: ManuallyDrop::new(object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
@@ -255,13 +259,14 @@ pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_att
     })
 }
 
-/// `ibv_req_notify_cq`: no system call.
+/// `ibv_req_notify_cq`: no system call, and not the queue's lock, so that it
+/// may be called between ibv_start_poll and ibv_end_poll.
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the application passes a live queue of ours.
     entry::int(|| unsafe {
         let device = CtxRef::of((*cq).context).mlx5()?;
-        let own = cq_of(cq);
-        own.with(|ring| ring.arm(device.arm_register(), own.cqn, solicited_only != 0));
+        let register = device.arm_register();
+        cq_of(cq).arming.arm(register, solicited_only != 0);
         Ok(())
     })
 }
@@ -269,7 +274,7 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 /// `verbs_context_ops.cq_event`: libibverbs has read an event of the queue.
 pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
     // SAFETY: libibverbs passes a live queue of ours.
-    entry::unit(|| unsafe { cq_of(cq) }.with(CompletionRing::event));
+    entry::unit(|| unsafe { cq_of(cq) }.arming.event());
 }
 
 /// `ibv_poll_cq`: takes up to `num_entries` completions, in order, each once.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
-use crate::{CompletionError, Opcode, Role, SendFlags, WorkCompletion};
+use crate::{Arming, CompletionError, Opcode, Role, SendFlags, WorkCompletion};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -320,6 +320,7 @@ fn short_data_comes_in_the_completion() {
 fn a_queue_is_armed_for_what_was_not_consumed() {
     let (mut ring, mut device, mut pair) = attached(2);
     let (register, memory) = Register::in_memory(0);
+    let arming = Arming::new(&ring, 0x77);
     // SAFETY: the page that stands in for the register.
     let written = || u64::from_be(unsafe { memory.read() });
     for round in 0..5u64 {
@@ -331,12 +332,12 @@ fn a_queue_is_armed_for_what_was_not_consumed() {
             ..Raised::default()
         });
         one(&mut ring);
-        ring.arm(register.get(), 0x77, round % 2 == 1);
+        arming.arm(register.get(), round % 2 == 1);
         let solicited = (round % 2) << 24;
         let word = (round & 3) << 28 | solicited | (round + 1);
         assert_eq!(written(), word << 32 | 0x77);
         assert_eq!(u64::from(device.record(1)), word);
-        ring.event();
+        arming.event();
     }
 }
 
