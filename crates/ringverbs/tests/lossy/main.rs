@@ -4,7 +4,7 @@
 //! `rxe-tests/native/lossy.sh` makes the wire.
 //!
 //! What rdma_rxe makes of losses is not always what it should. Seen on Linux
-//! 6.12 with rdma-core's provider as well (`rxe-tests/programs/lossy.c`), with
+//! 6.12 with rdma-core's provider as well (`rxe-tests/programs/losses.c`), with
 //! where it is in `drivers/infiniband/sw/rxe`:
 //!
 //! 1. The acknowledgement of a repeated send or write, when it comes in the

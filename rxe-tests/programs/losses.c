@@ -4,7 +4,7 @@
  * may lose and reorder packets: every operation with its content checked, and
  * what goes wrong counted.
  *
- *   lossy MODE [OPERATIONS [SEED [LONGEST [EMPTY]]]]
+ *   losses MODE [OPERATIONS [SEED [LONGEST [EMPTY]]]]
  *
  * MODE is what may be in flight together:
  *   sends    sends, writes, writes with immediate data
