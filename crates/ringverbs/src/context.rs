@@ -183,6 +183,14 @@ impl Context {
         &self.inner.uverbs
     }
 
+    /// Whether a command has failed because the device is gone, and with it all
+    /// objects: what they used can be let go of. The kernel's word is believed
+    /// only when it is given twice: EIO may also be what a driver says of a
+    /// device that is alive.
+    pub(crate) fn is_gone_by(&self, error: &uverbs::Error) -> bool {
+        error.is_device_gone() && self.inner.uverbs.is_gone()
+    }
+
     /// A number that no other object of this context has had: what events name
     /// the object by.
     pub(crate) fn next_id(&self) -> u64 {

@@ -143,7 +143,10 @@ impl Error {
         }
     }
 
-    /// Whether the device is gone: unplugged, or its driver unloaded.
+    /// Whether the kernel says what it says when the device is gone: unplugged,
+    /// or its driver unloaded. Now and then a driver says so (EIO) of a device
+    /// that is alive; this crate itself asks once more before it lets go of
+    /// memory.
     pub fn is_device_gone(&self) -> bool {
         match self {
             Self::Kernel(error) => error.is_device_gone(),

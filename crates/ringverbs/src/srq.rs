@@ -155,7 +155,7 @@ impl Drop for Inner {
         }
         match object.destroy() {
             Ok(_) => drop(self.departed()),
-            Err((object, error)) if error.is_device_gone() => {
+            Err((object, error)) if self.domain.context().is_gone_by(&error) => {
                 object.into_handle();
                 drop(self.departed());
             }
@@ -302,7 +302,7 @@ impl SharedReceiveQueue {
         let object = &self.inner.object;
         match uverbs::srq::destroy(object.context(), object.handle()) {
             Ok(_) => {}
-            Err(error) if error.is_device_gone() => {}
+            Err(error) if self.inner.domain.context().is_gone_by(&error) => {}
             Err(error) => return Err(CloseError::new(self, error)),
         }
         let left = self.inner.departed().into_iter();

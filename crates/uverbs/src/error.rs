@@ -162,8 +162,10 @@ impl Error {
         }
     }
 
-    /// Whether the device is gone (unplugged, or its driver unloaded): the
-    /// kernel has then destroyed all its objects itself.
+    /// Whether the kernel says what it says when the device is gone (unplugged,
+    /// or its driver unloaded): it has then destroyed all its objects itself.
+    /// A driver may say the same of a device that is alive, so before memory is
+    /// let go of for it, [`Context::is_gone`](crate::Context::is_gone) is asked.
     pub const fn is_device_gone(&self) -> bool {
         matches!(*self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
     }

@@ -95,6 +95,17 @@ impl Context {
         }
     }
 
+    /// Whether the device is gone (unplugged, or its driver unloaded): the
+    /// kernel has then taken all its objects from it. Asked by a command that the
+    /// kernel answers without the driver, so that nothing that a driver says of a
+    /// device that is alive is taken for it.
+    ///
+    /// One system call.
+    pub fn is_gone(&self) -> bool {
+        self.query_gid_entry(1, 0)
+            .is_err_and(|error| error.is_device_gone())
+    }
+
     /// One GID of a port's table.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
-use ring::Epoch;
+use ring::{Epoch, Hint};
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
@@ -161,8 +161,9 @@ impl CompletionQueueBuilder {
             seen: 0,
             held: false,
             shared: Arc::new(Shared {
-                object: made.object,
+                object: ManuallyDrop::new(made.object),
                 parked: OnceLock::new(),
+                destroyed: Hint::new(0),
                 queues: Registry::new(),
                 departures: Epoch::new(),
                 channel,
@@ -175,10 +176,12 @@ impl CompletionQueueBuilder {
 
 /// The part of a completion queue that its queue pairs keep.
 pub(crate) struct Shared {
-    /// Before the ring: the kernel's side goes first.
-    object: Cq<Ctx>,
+    /// Goes before the ring (`drop`).
+    object: ManuallyDrop<Cq<Ctx>>,
     /// The ring, once its owner is gone: the device may still write there.
     parked: OnceLock<CompletionRing>,
+    /// 1 once the object is destroyed.
+    destroyed: Hint,
     /// The queues that complete here.
     pub(super) queues: Registry<Fifo>,
     /// Counts the queues that have gone.
@@ -216,6 +219,27 @@ impl Shared {
     pub fn leave(&self, fifo: &Fifo) {
         self.queues.remove(fifo.id());
         self.departures.advance();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and not used afterwards.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        if self.destroyed.get() != 0 {
+            object.into_handle();
+            return;
+        }
+        if let Err((object, error)) = object.destroy() {
+            let gone = self.context.is_gone_by(&error);
+            object.into_handle();
+            if !gone {
+                // The device may go on writing there: it stays.
+                tracing::error!(%error, "completion queue leaked, with its ring");
+                std::mem::forget(self.parked.take());
+                std::mem::forget(self.context.clone());
+            }
+        }
     }
 }
 
@@ -507,7 +531,13 @@ impl CompletionQueue {
             };
             return Err(CloseError::new(self, error));
         }
-        drop(self);
+        let object = &self.shared.object;
+        match uverbs::cq::destroy(object.context(), object.handle()) {
+            Ok(_) => {}
+            Err(error) if self.shared.context.is_gone_by(&error) => {}
+            Err(error) => return Err(CloseError::new(self, error)),
+        }
+        self.shared.destroyed.set(1);
         Ok(())
     }
 }

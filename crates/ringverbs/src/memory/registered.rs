@@ -186,7 +186,7 @@ impl Registered {
         let mr = unsafe { ManuallyDrop::take(&mut self.mr) };
         match mr.destroy() {
             Ok(()) => Ok(()),
-            Err((mr, error)) if error.is_device_gone() => {
+            Err((mr, error)) if self.domain.context().is_gone_by(&error) => {
                 mr.into_handle();
                 Ok(())
             }

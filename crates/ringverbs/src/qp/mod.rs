@@ -247,7 +247,7 @@ impl Drop for Inner {
         }
         match object.destroy() {
             Ok(_) => self.departed(),
-            Err((object, error)) if error.is_device_gone() => {
+            Err((object, error)) if self.domain.context().is_gone_by(&error) => {
                 object.into_handle();
                 self.departed();
             }
@@ -409,7 +409,7 @@ impl QueuePair {
         let inner = self.inner();
         match uverbs::qp::destroy(inner.object.context(), inner.object.handle()) {
             Ok(_) => {}
-            Err(error) if error.is_device_gone() => {}
+            Err(error) if inner.domain.context().is_gone_by(&error) => {}
             Err(error) => return Err(error.into()),
         }
         inner.departed();

@@ -29,6 +29,8 @@ use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{DRIVER, Target};
 
 const DESTROY_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_DESTROY);
+const DESTROY_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_DESTROY);
+const QUERY_GID: Target = Target::Method(OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY);
 const DEREG_MR: Target = Target::Method(OBJECT_MR, METHOD_MR_DESTROY);
 
 /// A context with a protection domain and a completion queue, and the driver's

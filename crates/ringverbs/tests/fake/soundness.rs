@@ -15,7 +15,7 @@ use uverbs::abi::write::cmd;
 use uverbs::kernel::fake::{Call, Target};
 
 use crate::common::layout::{self, wc};
-use crate::{DEREG_MR, DESTROY_QP, World};
+use crate::{DEREG_MR, DESTROY_CQ, DESTROY_QP, QUERY_GID, World};
 
 /// Whether memory is mapped at that address.
 fn is_mapped(addr: usize) -> bool {
@@ -265,7 +265,7 @@ fn a_device_that_is_gone_leaks_nothing() {
     let buffer = world.buffer(b"in flight");
     let addr = buffer.as_ptr().addr();
     qp.receive(buffer, 5).unwrap();
-    for target in [DESTROY_QP, DEREG_MR] {
+    for target in [DESTROY_QP, DEREG_MR, QUERY_GID] {
         world
             .machine
             .fake
@@ -273,6 +273,73 @@ fn a_device_that_is_gone_leaks_nothing() {
     }
     drop(qp);
     assert!(!is_mapped(addr));
+}
+
+/// A driver that fails with the same number, of a device that is alive, is not
+/// believed: what the device may still write to stays.
+#[test]
+fn an_input_output_error_of_a_device_that_is_alive_frees_nothing() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let (flying, idle) = (world.buffer(b"in flight"), world.buffer(b"idle"));
+    let addresses = [flying.as_ptr().addr(), idle.as_ptr().addr()];
+    qp.receive(flying, 5).unwrap();
+    let fake = &world.machine.fake;
+    for target in [DESTROY_QP, DESTROY_CQ, DEREG_MR] {
+        fake.on(target, |_| Err(Errno::new(libc::EIO)));
+    }
+    // As a real one says that there is no such GID.
+    fake.on(QUERY_GID, |_| Err(Errno::new(libc::ENODATA)));
+    let refused = qp.close().unwrap_err();
+    assert_eq!(refused.error.errno(), libc::EIO);
+    drop((refused, idle));
+    assert!(addresses.into_iter().all(is_mapped));
+    assert_eq!(world.live(OBJECT_QP), 1);
+    let World {
+        cq,
+        completions,
+        machine,
+        ..
+    } = world;
+    drop(cq);
+    for offset in [queues.recv.offset, completions.offset] {
+        assert_eq!(mappings(&machine.memory, offset), 1);
+    }
+    std::mem::forget(machine);
+}
+
+/// A completion queue whose destruction is refused comes back, and works; when
+/// it is dropped all the same, its ring stays where the device can write it.
+#[test]
+fn a_completion_queue_that_cannot_be_destroyed_is_handed_back() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.send(world.buffer(b"x"), 5).unwrap();
+    world.complete(queues.sent()[0], 17);
+    let done = world.cq.poll_one().unwrap().unwrap();
+    drop((done, qp));
+    let fake = world.machine.fake.clone();
+    fake.on(DESTROY_CQ, |_| Err(Errno::new(libc::EBUSY)));
+    let refused = world.cq.close().unwrap_err();
+    assert_eq!(refused.error.errno(), libc::EBUSY);
+    let mut cq = refused.object;
+    assert!(cq.poll_one().unwrap().is_none());
+    assert_eq!(mappings(&world.machine.memory, world.completions.offset), 1);
+    drop(cq);
+    assert_eq!(mappings(&world.machine.memory, world.completions.offset), 1);
+
+    let again = world.context.completion_queue().build().unwrap();
+    assert_eq!(mappings(&world.machine.memory, world.completions.offset), 2);
+    let again = again.close().unwrap_err().object;
+    fake.reset(DESTROY_CQ);
+    fake.take_calls();
+    again.close().unwrap();
+    assert_eq!(mappings(&world.machine.memory, world.completions.offset), 1);
+    // Destroyed once.
+    let calls = fake.take_ioctls();
+    let destroys = calls.iter().filter(|call| call.target() == DESTROY_CQ);
+    assert_eq!(destroys.count(), 1);
+    std::mem::forget(world.machine);
 }
 
 /// Queue pairs may be made and destroyed while completions are being read.
