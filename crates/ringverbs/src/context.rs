@@ -8,6 +8,7 @@ use uverbs::kernel::{Kernel, RealKernel};
 use uverbs::{AsyncEventFile, ContextInfo, Udata};
 
 use crate::inflight::{Registry, Slab};
+use crate::qp::FlushTo;
 use crate::{CloseError, Error, Result};
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`.
@@ -209,9 +210,19 @@ impl Context {
         self.inner.read_depths
     }
 
-    /// Whether the device can flush memory of a peer's.
+    /// Whether the device can flush memory of a peer's, at least one way.
     pub fn can_flush(&self) -> bool {
         self.inner.optional & (DEVICE_FLUSH_GLOBAL | DEVICE_FLUSH_PERSISTENT) != 0
+    }
+
+    /// Whether the device can flush memory of a peer's that far. A device may
+    /// have one way and lack the other.
+    pub fn can_flush_to(&self, to: FlushTo) -> bool {
+        let needed = match to {
+            FlushTo::GlobalVisibility => DEVICE_FLUSH_GLOBAL,
+            FlushTo::Persistence => DEVICE_FLUSH_PERSISTENT,
+        };
+        self.inner.optional & needed != 0
     }
 
     /// Whether the device can write 8 bytes of a peer's memory all at once.

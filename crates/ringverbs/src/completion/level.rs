@@ -42,11 +42,11 @@ pub fn means_for(
     operation: Operation,
     level: CompletionLevel,
 ) -> Result<Means> {
-    decide(context.can_flush(), transport, operation, level)
+    decide(|to| context.can_flush_to(to), transport, operation, level)
 }
 
 fn decide(
-    can_flush: bool,
+    can_flush: impl Fn(FlushTo) -> bool,
     transport: Transport,
     operation: Operation,
     level: CompletionLevel,
@@ -72,14 +72,20 @@ fn decide(
             | Operation::LocalInvalidate
             | Operation::BindWindow,
         ) => Ok(Means::Itself),
-        (Level::Delivery, _) if can_flush => Ok(Means::Flush(FlushTo::GlobalVisibility)),
+        (Level::Delivery, _) if can_flush(FlushTo::GlobalVisibility) => {
+            Ok(Means::Flush(FlushTo::GlobalVisibility))
+        }
         (Level::Delivery, _) => Ok(Means::ReadAfterWrite),
         (Level::Match, Operation::Send) => Ok(Means::Itself),
         (Level::Match, _) => unsupported("only a message can meet a receive"),
-        (Level::Commit, Operation::Write | Operation::AtomicWrite) if can_flush => {
+        (Level::Commit, Operation::Write | Operation::AtomicWrite)
+            if can_flush(FlushTo::Persistence) =>
+        {
             Ok(Means::Flush(FlushTo::Persistence))
         }
-        (Level::Commit, _) => unsupported("commit needs a write, and a device that flushes"),
+        (Level::Commit, _) => {
+            unsupported("commit needs a write, and a device that flushes to persistence")
+        }
     }
 }
 
@@ -202,7 +208,7 @@ impl QueuePair {
         scratch: Option<Buffer>,
         token: u64,
     ) -> Result<Option<Buffer>, PostError<Option<Buffer>>> {
-        if self.context().can_flush() {
+        if self.context().can_flush_to(kind) {
             return match self.post(WorkRequest::flush(at, range, kind).token(token)) {
                 Ok(()) => Ok(scratch),
                 Err(PostError { error, .. }) => Err(PostError {
@@ -313,39 +319,52 @@ mod tests {
 
     const RC: Transport = Transport::Reliable;
 
+    const NEVER: fn(FlushTo) -> bool = |_| false;
+    const ALWAYS: fn(FlushTo) -> bool = |_| true;
+    const GLOBAL: fn(FlushTo) -> bool = |to| to == FlushTo::GlobalVisibility;
+    const PERSISTENT: fn(FlushTo) -> bool = |to| to == FlushTo::Persistence;
+
     #[test]
     fn a_write_is_delivered_by_a_flush_or_a_read() {
         let delivery = |flush| decide(flush, RC, Operation::Write, Level::Delivery).unwrap();
-        assert_eq!(delivery(true), Means::Flush(FlushTo::GlobalVisibility));
-        assert_eq!(delivery(false), Means::ReadAfterWrite);
+        for flush in [ALWAYS, GLOBAL] {
+            assert_eq!(delivery(flush), Means::Flush(FlushTo::GlobalVisibility));
+        }
+        for flush in [NEVER, PERSISTENT] {
+            assert_eq!(delivery(flush), Means::ReadAfterWrite);
+        }
     }
 
     #[test]
-    fn commit_needs_a_device_that_flushes() {
+    fn commit_needs_a_device_that_flushes_to_persistence() {
         let commit = |flush| decide(flush, RC, Operation::Write, Level::Commit);
-        assert_eq!(commit(true).unwrap(), Means::Flush(FlushTo::Persistence));
-        assert!(matches!(commit(false), Err(Error::Unsupported { .. })));
-        assert!(decide(true, RC, Operation::Send, Level::Commit).is_err());
+        for flush in [ALWAYS, PERSISTENT] {
+            assert_eq!(commit(flush).unwrap(), Means::Flush(FlushTo::Persistence));
+        }
+        for flush in [NEVER, GLOBAL] {
+            assert!(matches!(commit(flush), Err(Error::Unsupported { .. })));
+        }
+        assert!(decide(ALWAYS, RC, Operation::Send, Level::Commit).is_err());
     }
 
     #[test]
     fn only_a_message_is_matched() {
         assert_eq!(
-            decide(false, RC, Operation::Send, Level::Match).unwrap(),
+            decide(NEVER, RC, Operation::Send, Level::Match).unwrap(),
             Means::Itself
         );
-        assert!(decide(true, RC, Operation::Write, Level::Match).is_err());
+        assert!(decide(ALWAYS, RC, Operation::Write, Level::Match).is_err());
     }
 
     #[test]
     fn an_unreliable_transport_promises_no_more_than_transmit() {
         for transport in [Transport::Unreliable, Transport::Datagram] {
             for level in [Level::Inject, Level::Transmit] {
-                let means = decide(true, transport, Operation::Send, level);
+                let means = decide(ALWAYS, transport, Operation::Send, level);
                 assert_eq!(means.unwrap(), Means::Itself);
             }
             for level in [Level::Delivery, Level::Match, Level::Commit] {
-                assert!(decide(true, transport, Operation::Send, level).is_err());
+                assert!(decide(ALWAYS, transport, Operation::Send, level).is_err());
             }
         }
     }

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use uverbs::{AccessFlags, AhAttr, GlobalRoute};
 
 use super::{
-    ConnectOptions, Init, Mtu, QueuePair, ReadyToReceive, ReadyToSend, State, Transition, Transport,
+    ConnectOptions, FlushTo, Init, Mtu, QueuePair, ReadyToReceive, ReadyToSend, State, Transition,
+    Transport,
 };
 use crate::query::Gid;
 use crate::{Context, Error, Result};
@@ -240,8 +241,13 @@ impl QueuePair {
         }
         let writes = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let mut all = writes | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-        if self.context().can_flush() {
-            all |= AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
+        for (to, access) in [
+            (FlushTo::GlobalVisibility, AccessFlags::FLUSH_GLOBAL),
+            (FlushTo::Persistence, AccessFlags::FLUSH_PERSISTENT),
+        ] {
+            if self.context().can_flush_to(to) {
+                all |= access;
+            }
         }
         match self.transport() {
             Transport::Reliable => self.transition(Init::reliable(local.port, all)),

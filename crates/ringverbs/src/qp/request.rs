@@ -56,7 +56,7 @@ pub(super) enum Kind {
     Flush {
         at: RemoteAddr,
         length: u32,
-        kind: u8,
+        kind: FlushTo,
         level: u8,
     },
     LocalInvalidate {
@@ -170,7 +170,7 @@ impl Kind {
                     what: "atomic writes",
                 });
             }
-            Self::Flush { .. } if !context.can_flush() => {
+            Self::Flush { kind, .. } if !context.can_flush_to(kind) => {
                 return Err(Error::Unsupported { what: "flush" });
             }
             _ => {}
@@ -313,7 +313,7 @@ impl<D: Data> WorkRequest<D> {
                 kind,
                 level,
             } => {
-                wqe.flush(at, length, kind, level);
+                wqe.flush(at, length, kind.encode(), level);
                 return Ok(());
             }
             Kind::LocalInvalidate { rkey } => {
@@ -434,7 +434,7 @@ impl WorkRequest<()> {
     }
 
     /// Brings what was written before it to where `level` says
-    /// ([`Context::can_flush`]). The peer's region must allow it (`FLUSH_GLOBAL`,
+    /// ([`Context::can_flush_to`]). The peer's region must allow it (`FLUSH_GLOBAL`,
     /// `FLUSH_PERSISTENT`).
     #[inline]
     pub fn flush(at: RemoteAddr, range: FlushRange, level: FlushTo) -> Self {
@@ -442,7 +442,7 @@ impl WorkRequest<()> {
         let kind = Kind::Flush {
             at,
             length,
-            kind: level.encode(),
+            kind: level,
             level: selectivity,
         };
         Self::new(kind, ())

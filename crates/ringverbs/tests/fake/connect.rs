@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ringverbs::completion::{CompletionLevel, means_for};
 use ringverbs::kernel::{DeviceAttr, DeviceAttrEx};
-use ringverbs::qp::{AckTimeout, ConnectOptions, LocalAddress, Mtu, State};
-use ringverbs::{Endpoint, Error, Gid};
+use ringverbs::qp::{AckTimeout, ConnectOptions, FlushRange, FlushTo, LocalAddress, Mtu, State};
+use ringverbs::{AccessFlags, Endpoint, Error, Gid, Operation, RemoteAddr, Transport, WorkRequest};
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, ModifyQp, cmd};
 use uverbs::kernel::fake::Target;
 
@@ -17,18 +18,23 @@ const QUERY: Target = Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE);
 /// A device whose queue pairs take `responder` reads of the peer's, and have
 /// `initiator` of their own outstanding.
 fn world(responder: u32, initiator: u32) -> World {
+    world_of(DeviceAttrEx {
+        base: DeviceAttr {
+            max_qp_rd_atom: responder,
+            max_qp_init_rd_atom: initiator,
+            ..DeviceAttr::default()
+        },
+        ..DeviceAttrEx::default()
+    })
+}
+
+fn world_of(device: DeviceAttrEx) -> World {
     let machine = Machine::new();
     machine.fake.on(QUERY, move |reply| {
-        let answer = DeviceAttrEx {
-            base: DeviceAttr {
-                max_qp_rd_atom: responder,
-                max_qp_init_rd_atom: initiator,
-                ..DeviceAttr::default()
-            },
+        reply.set_core_out(&DeviceAttrEx {
             response_length: size_of::<DeviceAttrEx>() as u32,
-            ..DeviceAttrEx::default()
-        };
-        reply.set_core_out(&answer);
+            ..device
+        });
         Ok(())
     });
     World::on(machine)
@@ -120,4 +126,36 @@ fn options_that_cannot_be_are_refused_before_anything_is_done() {
     let error = qp.connect_with(&local(), &peer(), &options).unwrap_err();
     assert!(matches!(error, Error::Limit { asked: 8, .. }), "{error}");
     assert_eq!(qp.state(), State::RESET);
+}
+
+/// A device that can flush one way is asked for that one only, and promises
+/// nothing of the other.
+#[test]
+fn each_way_of_flushing_is_an_ability_of_its_own() {
+    let ways = [FlushTo::GlobalVisibility, FlushTo::Persistence];
+    for bits in 0..4u64 {
+        let world = world_of(DeviceAttrEx {
+            device_cap_flags_ex: bits << 38,
+            ..DeviceAttrEx::default()
+        });
+        let can = [bits & 1 != 0, bits & 2 != 0];
+        assert_eq!(ways.map(|to| world.context.can_flush_to(to)), can);
+        assert_eq!(world.context.can_flush(), bits != 0);
+        let [init, ..] = connected(&world, &ConnectOptions::default());
+        let access = AccessFlags::from_bits_retain(init.qp_access_flags);
+        let flags = [AccessFlags::FLUSH_GLOBAL, AccessFlags::FLUSH_PERSISTENT];
+        assert_eq!(flags.map(|flag| access.contains(flag)), can);
+        let commit = means_for(
+            &world.context,
+            Transport::Reliable,
+            Operation::Write,
+            CompletionLevel::Commit,
+        );
+        assert_eq!(commit.is_ok(), can[1]);
+        let (mut qp, _queues) = world.queue_pair(18);
+        for (to, can) in ways.into_iter().zip(can) {
+            let flush = WorkRequest::flush(RemoteAddr::default(), FlushRange::Region, to);
+            assert_eq!(qp.post(flush).is_ok(), can);
+        }
+    }
 }
