@@ -1,7 +1,8 @@
 //! Draining a queue pair.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::wait::{deadline, is_over};
 use super::{Completion, CompletionQueue};
 use crate::qp::Released;
 use crate::{CloseError, QueuePair, Result};
@@ -22,7 +23,8 @@ impl QueuePair {
     /// buffer comes back. Completions of other queue pairs that are met go to
     /// `others`.
     ///
-    /// `recv_cq` is needed if receives complete in another queue than sends.
+    /// `recv_cq` is needed if receives complete in another queue than sends. A
+    /// timeout that the clock cannot tell is none.
     ///
     /// # Errors
     /// As [`QueuePair::close_and_drain`], with the queue pair; it is then in
@@ -34,7 +36,7 @@ impl QueuePair {
         timeout: Duration,
         mut others: impl FnMut(Completion),
     ) -> Result<Drained, CloseError<Self>> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(Some(timeout));
         if let Err(error) = self.set_error()
             && !error.is_device_gone()
         {
@@ -60,7 +62,7 @@ impl QueuePair {
             if let Some(queue) = recv_cq.as_deref_mut() {
                 read(queue);
             }
-            if self.in_flight() == (0, 0) || Instant::now() >= deadline {
+            if self.in_flight() == (0, 0) || is_over(deadline) {
                 break;
             }
             if self.in_flight() == before {

@@ -4,11 +4,13 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use ring::{Epoch, Hint};
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
+use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, Entry};
@@ -17,6 +19,12 @@ use crate::{CloseError, Context, Error, Result};
 
 /// Entries of a queue for which no size was asked.
 const DEFAULT_ENTRIES: u32 = 128;
+
+/// Polls that find nothing between looks at the clock.
+const SPINS_TO_CLOCK: u32 = 1 << 6;
+/// ... and between questions whether the device is still there, each a system
+/// call: milliseconds.
+const SPINS_TO_GONE: u32 = 1 << 18;
 
 /// How to make a completion queue. From [`Context::completion_queue`].
 #[derive(Debug)]
@@ -337,16 +345,51 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// Spins until a completion is there.
+    /// Spins until a completion is there. Where none is to come (nothing is in
+    /// flight, or the peer never sends) it does so for ever: see
+    /// [`poll_for`](Self::poll_for).
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`].
+    /// As [`CompletionQueue::poll`]; EIO if the device is gone.
     pub fn poll_until_one(&mut self) -> Result<Completion> {
         loop {
-            if let Some(completion) = self.poll_one()? {
+            if let Some(completion) = self.spin(None)? {
                 return Ok(completion);
             }
-            std::hint::spin_loop();
+        }
+    }
+
+    /// Spins until a completion is there, or the time is up: then `None`. It
+    /// polls at least once. A time that the clock cannot tell has no end.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll_until_one`].
+    pub fn poll_for(&mut self, timeout: Duration) -> Result<Option<Completion>> {
+        self.spin(deadline(Some(timeout)))
+    }
+
+    fn spin(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
+        loop {
+            for _ in 0..SPINS_TO_GONE / SPINS_TO_CLOCK {
+                for _ in 0..SPINS_TO_CLOCK {
+                    if let Some(completion) = self.poll_one()? {
+                        return Ok(Some(completion));
+                    }
+                    std::hint::spin_loop();
+                }
+                if is_over(deadline) {
+                    return Ok(None);
+                }
+            }
+            // What is not answered by the driver: see `Context::is_gone_by`.
+            if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0)
+                && error.is_device_gone()
+            {
+                // It may have completed all by its end.
+                return self
+                    .poll_one()?
+                    .map_or(Err(error.into()), |last| Ok(Some(last)));
+            }
         }
     }
 

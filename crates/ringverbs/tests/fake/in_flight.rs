@@ -6,9 +6,9 @@ use ringverbs::qp::State;
 use ringverbs::{Error, Inline, QueuePair, RemoteAddr, Status, WorkRequest};
 use uverbs::abi::ids::*;
 
-use crate::World;
 use crate::common::layout;
 use crate::common::layout::wc;
+use crate::{QUERY_GID, World};
 
 const SIGNALED: u64 = 2;
 
@@ -236,4 +236,46 @@ fn a_reset_is_refused_while_it_would_lose_operations() {
     world.complete(id, 17);
     world.cq.poll_one().unwrap().unwrap();
     qp.modify(&reset, mask).unwrap();
+}
+
+/// A wait has an end that the caller says, or the device's own.
+#[test]
+fn a_spin_ends_with_the_time_or_the_device() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    for token in 0..3 {
+        qp.send(world.buffer(b"x"), token).unwrap();
+    }
+    let ids = queues.sent();
+    for timeout in [Duration::ZERO, Duration::from_millis(5)] {
+        assert!(world.cq.poll_for(timeout).unwrap().is_none());
+    }
+    for (id, timeout) in ids.into_iter().zip([Duration::ZERO, Duration::MAX]) {
+        world.complete(id, 17);
+        assert!(world.cq.poll_for(timeout).unwrap().is_some());
+    }
+    let eio = uverbs::Errno::new(libc::EIO);
+    world.machine.fake.on(QUERY_GID, move |_| Err(eio));
+    for error in [
+        world.cq.poll_until_one().unwrap_err(),
+        world.cq.poll_for(Duration::MAX).unwrap_err(),
+    ] {
+        assert!(error.is_device_gone(), "{error}");
+    }
+}
+
+/// A timeout that the clock cannot tell is none, and no panic.
+#[test]
+fn a_drain_may_take_for_ever() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.send(world.buffer(b"x"), 1).unwrap();
+    world.raise(&[
+        (wc::WR_ID, queues.sent()[0]),
+        (wc::QP_NUM, 17),
+        (wc::STATUS, 5),
+    ]);
+    let drained = qp.drain(&mut world.cq, None, Duration::MAX, drop).unwrap();
+    assert_eq!(drained.completions.len(), 1);
+    assert!(drained.released.is_empty());
 }
