@@ -15,6 +15,9 @@ const PAGE: u64 = 4096;
 const MOST_PAGES: u64 = 1024;
 /// What is asked for at the same time, at most: the driver's queue is longer.
 const MOST_ASKED: usize = 1024;
+/// How often the driver may refuse. It refuses what it is about to put elsewhere,
+/// such as a part of an implicit key that has gone and comes again.
+const MOST_REFUSED: u8 = 8;
 /// The event is about memory, not about a work request.
 const SUBTYPE_MEMORY: u8 = 2;
 /// The driver is to say when it is done.
@@ -26,8 +29,10 @@ struct Asked {
     token: u64,
     key: u32,
     va: u64,
-    /// The driver could not bring it.
-    failed: bool,
+    /// The driver has not answered yet.
+    waiting: bool,
+    /// How often it has refused.
+    refused: u8,
 }
 
 /// All that was asked for.
@@ -40,12 +45,14 @@ pub(crate) struct Paging {
 impl Paging {
     /// The driver is done with a token; false if nothing has it.
     pub(crate) fn resume(&mut self, token: u64, failed: bool) -> bool {
-        let Some(at) = self.asked.iter().position(|asked| asked.token == token) else {
+        let answered = |asked: &Asked| asked.waiting && asked.token == token;
+        let Some(at) = self.asked.iter().position(answered) else {
             return false;
         };
         if failed {
             // Kept for whoever tries again.
-            self.asked[at].failed = true;
+            self.asked[at].waiting = false;
+            self.asked[at].refused += 1;
         } else {
             self.asked.swap_remove(at);
         }
@@ -68,12 +75,15 @@ impl<P: Platform> Core<P> {
         let va = missing.va & !(PAGE - 1);
         let asked = &mut self.paging.asked;
         let same = |asked: &Asked| asked.key == missing.key && asked.va == va;
+        let mut refused = 0;
         if let Some(at) = asked.iter().position(same) {
-            if asked[at].failed {
-                asked.swap_remove(at);
+            if asked[at].waiting {
+                return Fault::Absent;
+            }
+            refused = asked.swap_remove(at).refused;
+            if refused >= MOST_REFUSED {
                 return Fault::Protection;
             }
-            return Fault::Absent;
         }
         let Some(eqn) = self.event_queue_for(event::PAGE_FAULT) else {
             return Fault::Protection;
@@ -87,7 +97,8 @@ impl<P: Platform> Core<P> {
             token,
             key: missing.key,
             va,
-            failed: false,
+            waiting: true,
+            refused,
         });
         self.stats.page_faults += 1;
         let data = page_fault(token, va, &missing);
