@@ -258,13 +258,13 @@ enum Row {
 /// and in a batch of 16.
 const ROWS: [(Row, &str, [f64; 2]); 8] = [
     (Row::PollFloor, "poll floor", [f64::INFINITY; 2]),
-    (Row::PollRaw, "poll raw", [45.0, 18.0]),
-    (Row::PollSafe, "poll safe", [200.0, 127.0]),
+    (Row::PollRaw, "poll raw", [47.0, 17.0]),
+    (Row::PollSafe, "poll safe", [175.0, 102.0]),
     (Row::SendFloor, "send floor", [f64::INFINITY; 2]),
-    (Row::SendRaw, "send raw", [98.0, 39.0]),
-    (Row::SendSafe, "send safe", [196.0, 108.0]),
-    (Row::RecvRaw, "recv raw", [54.0, 31.0]),
-    (Row::RecvSafe, "recv safe", [148.0, 88.0]),
+    (Row::SendRaw, "send raw", [82.0, 36.0]),
+    (Row::SendSafe, "send safe", [191.0, 92.0]),
+    (Row::RecvRaw, "recv raw", [52.0, 30.0]),
+    (Row::RecvSafe, "recv safe", [146.0, 82.0]),
 ];
 
 const AT: RemoteAddr = RemoteAddr::new(0x1000, 7);
