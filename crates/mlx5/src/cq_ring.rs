@@ -31,6 +31,8 @@ pub struct CompletionRing {
     log2: u32,
     /// How many were consumed.
     at: u32,
+    /// The device's clock when the completion read last was written.
+    time: u64,
     consumed: DoorbellRecord,
     directory: Directory,
     memory: Arc<QueueMemory>,
@@ -59,6 +61,7 @@ impl CompletionRing {
             entries,
             log2,
             at: 0,
+            time: 0,
             consumed: memory.record(0),
             directory: Directory::default(),
             memory: Arc::new(memory),
@@ -113,8 +116,16 @@ impl CompletionRing {
         // until consumed, and copied once, whatever the device does.
         let cqe = unsafe { entry.read() };
         self.at = self.at.wrapping_add(1);
+        self.time = u64::from_be_bytes(cqe.timestamp);
         // SAFETY: as the caller says.
         Some(unsafe { decode(&cqe, &self.directory) })
+    }
+
+    /// When the device wrote the completion that was read last, in ticks of its
+    /// clock; nothing that means anything if that is of a failed operation.
+    #[inline(always)]
+    pub fn time(&self) -> u64 {
+        self.time
     }
 
     /// Gives what was read back to the device.

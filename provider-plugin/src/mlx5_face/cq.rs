@@ -21,7 +21,7 @@ use crate::mlx5_face::locked;
 use crate::pd::{PdRef, thread_domain_of};
 
 /// Fields of a completion that can be asked for.
-const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS;
+const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 const KERNEL_IGNORE_OVERRUN: u32 = 1 << 1;
@@ -223,6 +223,7 @@ fn set_cursor(cq: &mut ibv_cq_ex, single: bool, wc_flags: u64) {
         IBV_WC_EX_WITH_SLID => read_slid;
         IBV_WC_EX_WITH_SL => read_sl;
         IBV_WC_EX_WITH_DLID_PATH_BITS => read_dlid_path_bits;
+        IBV_WC_EX_WITH_COMPLETION_TIMESTAMP => read_completion_ts;
     }
 }
 
@@ -387,6 +388,11 @@ unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
         (*own.ring.get()).publish();
         A::leave(&own.lock);
     }
+}
+
+unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the application is between start_poll and end_poll.
+    unsafe { (*cq_of(cq).ring.get()).time() }
 }
 
 /// Functions that read a field of the completion under the cursor.

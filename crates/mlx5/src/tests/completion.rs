@@ -87,6 +87,7 @@ fn requests_are_told_by_their_opcode() {
             slot,
             request,
             byte_count: 500,
+            time: 0x1122_3344_5566_0000 + i as u64,
             ..Raised::default()
         });
         let expected = WorkCompletion {
@@ -98,6 +99,7 @@ fn requests_are_told_by_their_opcode() {
             ..WorkCompletion::default()
         };
         assert_eq!(one(&mut ring), expected, "{opcode:?}");
+        assert_eq!(ring.time(), 0x1122_3344_5566_0000 + i as u64);
         assert_eq!(device.consumed(), i as u32 + 1);
     }
     assert!(ring.is_empty());

@@ -130,6 +130,8 @@ pub struct Raised {
     pub slot: u16,
     pub request: u8,
     pub byte_count: u32,
+    /// Of one without an error.
+    pub time: u64,
     pub immediate: u32,
     pub flags_rqpn: u32,
     pub slid: u16,
@@ -164,8 +166,11 @@ impl Device {
         bytes[32..36].copy_from_slice(&what.user_index.to_be_bytes());
         bytes[36..40].copy_from_slice(&what.immediate.to_be_bytes());
         bytes[44..48].copy_from_slice(&what.byte_count.to_be_bytes());
-        bytes[54] = what.vendor;
-        bytes[55] = what.syndrome;
+        bytes[48..56].copy_from_slice(&what.time.to_be_bytes());
+        if what.opcode > 12 {
+            bytes[54] = what.vendor;
+            bytes[55] = what.syndrome;
+        }
         let word = u32::from(what.request) << 24 | QPN;
         bytes[56..60].copy_from_slice(&word.to_be_bytes());
         bytes[60..62].copy_from_slice(&what.slot.to_be_bytes());
