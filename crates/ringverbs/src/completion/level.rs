@@ -1,8 +1,9 @@
 //! How much a completion promises, and operations by librpma's names.
 
 use crate::data::Source;
-use crate::qp::{BatchError, FlushRange, FlushTo, PostError, Transport, WorkRequest};
-use crate::{Buffer, Context, Error, Inline, Operation, QueuePair, RemoteAddr, Result};
+use crate::memory::MemorySlice;
+use crate::qp::{BatchError, FlushRange, FlushTo, PostError, SendHalf, Transport, WorkRequest};
+use crate::{Context, Error, Inline, Operation, QueuePair, RemoteAddr, Result};
 
 /// What a completion promises (`FI_INJECT_COMPLETE` and its like), weakest
 /// first.
@@ -89,29 +90,27 @@ fn decide(
     }
 }
 
-impl QueuePair {
+impl SendHalf {
     /// Writes to memory of the peer's, with one completion, under `token`, that
     /// promises `level`. Where a flush or a read behind the write is what that
     /// takes (see [`means_for`]), the entry is of that, and the write's memory
     /// is freed when it is read.
     ///
-    /// A read needs `scratch`, of at least a byte, which comes back with the
-    /// entry; if it was not needed it is returned at once.
+    /// The first that takes a read registers a page for the byte that is read:
+    /// a system call.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a level that the transport cannot give; as
-    /// [`QueuePair::post`]. Nothing was posted.
+    /// [`SendHalf::post`]. Nothing was posted.
     pub fn write_at_level<D: Source>(
         &mut self,
         data: D,
         to: RemoteAddr,
         level: CompletionLevel,
-        mut scratch: Option<Buffer>,
         token: u64,
-    ) -> Result<Option<Buffer>, PostError<D>> {
-        let ready = self.prepare(Operation::Write, level, scratch.as_mut());
-        let means = match ready {
-            Ok(means) => means,
+    ) -> Result<(), PostError<D>> {
+        let (means, scratch) = match self.prepare(Operation::Write, level) {
+            Ok(ready) => ready,
             Err(error) => {
                 return Err(PostError {
                     error,
@@ -122,33 +121,28 @@ impl QueuePair {
         };
         let write = WorkRequest::write(data, to).token(token);
         if means == Means::Itself {
-            self.post(write)?;
-            return Ok(scratch);
+            return self.post(write);
         }
         let posted = self.batch(|batch| {
             batch.post(write.unsignaled())?;
-            // `prepare` has seen to it that this is not refused; if it were,
-            // nothing would be posted, and the memory gone.
-            let refused = |error| PostError {
+            let behind = match (means, scratch) {
+                (Means::Flush(kind), _) => {
+                    let flush = WorkRequest::flush(to, FlushRange::Region, kind);
+                    batch.post(flush.token(token)).map_err(Error::from)
+                }
+                (_, Some(scratch)) => {
+                    let read = WorkRequest::read(scratch, to).token(token);
+                    batch.post(read).map_err(PostError::into_error)
+                }
+                (_, None) => Ok(()),
+            };
+            // `prepare` has seen to it that this is not refused. If it were,
+            // nothing would be posted, and the write's memory gone.
+            behind.map_err(|error| PostError {
                 error,
                 data: None,
                 token,
-            };
-            match (means, scratch.take()) {
-                (Means::Flush(kind), spare) => {
-                    let flush = WorkRequest::flush(to, FlushRange::Region, kind);
-                    let posted = batch.post(flush.token(token));
-                    posted.map_err(|error| refused(error.error))?;
-                    Ok(spare)
-                }
-                (_, Some(scratch)) => {
-                    let read = WorkRequest::read(scratch, to);
-                    let posted = batch.post(read.token(token));
-                    posted.map_err(|error| refused(error.error))?;
-                    Ok(None)
-                }
-                (_, None) => Ok(None),
-            }
+            })
         });
         posted.map_err(|refused| match refused {
             BatchError::Abandoned(error) => error,
@@ -161,95 +155,67 @@ impl QueuePair {
     }
 
     /// What `level` takes, after checks of everything that could be refused
-    /// once the first half is posted.
+    /// once the first half is posted; and where a byte is read to, if one is.
     fn prepare(
-        &self,
+        &mut self,
         operation: Operation,
         level: CompletionLevel,
-        scratch: Option<&mut Buffer>,
-    ) -> Result<Means> {
+    ) -> Result<(Means, Option<MemorySlice>)> {
         let means = means_for(self.context(), self.transport(), operation, level)?;
         if means == Means::Itself {
-            return Ok(means);
+            return Ok((means, None));
         }
         let capacity = self.capacity().max_send_wr;
-        if self.in_flight().0.saturating_add(2) > capacity {
+        if self.in_flight().saturating_add(2) > capacity {
             return Err(Error::QueueFull { capacity });
         }
-        if means == Means::ReadAfterWrite {
-            let Some(scratch) = scratch else {
-                return Err(Error::Invalid {
-                    what: "this device takes a read after the write for that, and so a scratch buffer",
-                });
-            };
-            if scratch.domain().identity() != self.domain().identity() {
-                return Err(Error::WrongDomain {
-                    what: "scratch buffer",
-                });
-            }
-            scratch.set_len(1)?;
-        }
-        Ok(means)
+        let scratch = match means {
+            Means::ReadAfterWrite => Some(self.scratch()?),
+            _ => None,
+        };
+        Ok((means, scratch))
     }
 
     /// Brings what was written before to where `kind` says (`rpma_flush`), with
     /// an entry under `token`. On a device without flush, visibility is had by
-    /// a read of a byte into `scratch`, which comes back with the entry; if it
-    /// was not needed it is returned at once.
+    /// a read of a byte; the first registers a page for it: a system call.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for persistence on a device without flush; as
-    /// [`QueuePair::post`].
+    /// [`SendHalf::post`].
     pub fn flush(
         &mut self,
         at: RemoteAddr,
         range: FlushRange,
         kind: FlushTo,
-        scratch: Option<Buffer>,
         token: u64,
-    ) -> Result<Option<Buffer>, PostError<Option<Buffer>>> {
+    ) -> Result<(), PostError<()>> {
         if self.context().can_flush_to(kind) {
-            return match self.post(WorkRequest::flush(at, range, kind).token(token)) {
-                Ok(()) => Ok(scratch),
-                Err(PostError { error, .. }) => Err(PostError {
-                    error,
-                    data: Some(scratch),
-                    token,
-                }),
-            };
+            return self.post(WorkRequest::flush(at, range, kind).token(token));
         }
-        let refuse = |error, scratch| {
-            Err(PostError {
-                error,
-                data: Some(scratch),
-                token,
-            })
+        let refused = |error| PostError {
+            error,
+            data: Some(()),
+            token,
         };
         if kind == FlushTo::Persistence {
-            return refuse(
-                Error::Unsupported {
-                    what: "flush to persistence",
-                },
-                scratch,
-            );
+            return Err(refused(Error::Unsupported {
+                what: "flush to persistence",
+            }));
         }
-        let Some(mut buffer) = scratch else {
-            let what = "this device takes a read for a flush, and so a scratch buffer";
-            return refuse(Error::Invalid { what }, None);
-        };
-        if let Err(error) = buffer.set_len(1) {
-            return refuse(error, Some(buffer));
-        }
-        match self.post(WorkRequest::read(buffer, at).token(token)) {
-            Ok(()) => Ok(None),
-            Err(PostError { error, data, .. }) => refuse(error, data),
-        }
+        let scratch = self.scratch().map_err(refused)?;
+        self.post(WorkRequest::read(scratch, at).token(token))
+            .map_err(|PostError { error, data, token }| PostError {
+                error,
+                data: data.map(drop),
+                token,
+            })
     }
 
     /// Sends a message with immediate data (`rpma_send_with_imm`).
     ///
     /// # Errors
-    /// As [`QueuePair::post`].
+    /// As [`SendHalf::post`].
     pub fn send_with_imm<D: Source>(
         &mut self,
         data: D,
@@ -263,7 +229,7 @@ impl QueuePair {
     /// entry of it.
     ///
     /// # Errors
-    /// As [`QueuePair::post`].
+    /// As [`SendHalf::post`].
     pub fn write_with_imm<D: Source>(
         &mut self,
         data: D,
@@ -285,7 +251,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `to` is not a multiple of 8; as
-    /// [`QueuePair::post`].
+    /// [`SendHalf::post`].
     pub fn atomic_write(
         &mut self,
         to: RemoteAddr,
@@ -309,6 +275,76 @@ impl QueuePair {
         }
         let write = WorkRequest::write(Inline(&value), to).fence().token(token);
         self.post(write).or_else(|error| refuse(error.error))
+    }
+}
+
+impl QueuePair {
+    /// As [`SendHalf::write_at_level`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_at_level<D: Source>(
+        &mut self,
+        data: D,
+        to: RemoteAddr,
+        level: CompletionLevel,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.send_half().write_at_level(data, to, level, token)
+    }
+
+    /// As [`SendHalf::flush`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn flush(
+        &mut self,
+        at: RemoteAddr,
+        range: FlushRange,
+        kind: FlushTo,
+        token: u64,
+    ) -> Result<(), PostError<()>> {
+        self.send_half().flush(at, range, kind, token)
+    }
+
+    /// As [`SendHalf::send_with_imm`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_with_imm<D: Source>(
+        &mut self,
+        data: D,
+        immediate: u32,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.send_half().send_with_imm(data, immediate, token)
+    }
+
+    /// As [`SendHalf::write_with_imm`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_with_imm<D: Source>(
+        &mut self,
+        data: D,
+        to: RemoteAddr,
+        immediate: u32,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.send_half().write_with_imm(data, to, immediate, token)
+    }
+
+    /// As [`SendHalf::atomic_write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn atomic_write(
+        &mut self,
+        to: RemoteAddr,
+        value: [u8; 8],
+        token: u64,
+    ) -> Result<(), PostError<()>> {
+        self.send_half().atomic_write(to, value, token)
     }
 }
 

@@ -188,6 +188,7 @@ impl QueuePairBuilder {
             signal_all: self.signal_all,
             operations: self.transport.operations(),
             datagram: self.transport == Transport::Datagram,
+            scratch: None,
             inner: Arc::clone(&inner),
         };
         let queue = made.recv.zip(recv_fifo).map(|(queue, fifo)| {

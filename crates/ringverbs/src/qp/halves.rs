@@ -4,8 +4,9 @@ use uverbs::QpCap;
 
 use super::{PostError, QpAttr, QpAttrMask, RecvHalf, SendHalf, State, Transport, WorkRequest};
 use crate::data::{Sink, Source};
+use crate::memory::MemorySlice;
 use crate::operation::RemoteAddr;
-use crate::{Context, ProtectionDomain, Result};
+use crate::{AccessFlags, Context, ProtectionDomain, Result};
 
 macro_rules! of_the_queue_pair {
     ($half:ident) => {
@@ -87,6 +88,17 @@ impl super::Inner {
 }
 
 impl SendHalf {
+    /// A byte that nobody looks at, for any number of reads at a time.
+    pub(crate) fn scratch(&mut self) -> Result<MemorySlice> {
+        if let Some(scratch) = &self.scratch {
+            return Ok(scratch.clone());
+        }
+        let region = self.domain().alloc_remote(1, AccessFlags::empty())?;
+        let scratch = region.slice(..1)?;
+        self.scratch = Some(scratch.clone());
+        Ok(scratch)
+    }
+
     /// Sends a message to a receive of the peer's, and hears of its end.
     ///
     /// # Errors

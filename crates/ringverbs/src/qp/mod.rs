@@ -151,6 +151,9 @@ pub struct SendHalf {
     signal_all: bool,
     operations: u32,
     datagram: bool,
+    /// Where reads go that are there for what they push in front of them. Made
+    /// when it is needed first.
+    scratch: Option<MemorySlice>,
     inner: Arc<Inner>,
 }
 

@@ -33,33 +33,22 @@ fn row_18_levels() {
     ];
     for (token, level) in levels.into_iter().enumerate() {
         let data = [token as u8 + 1];
-        let scratch = bench.buffer(8);
-        let left = a
-            .write_at_level(
-                Inline(&data),
-                region.key(),
-                level,
-                Some(scratch),
-                token as u64,
-            )
+        let token = token as u64;
+        a.write_at_level(Inline(&data), region.key(), level, token)
             .unwrap();
-        let read_behind = level == CompletionLevel::Delivery && !flushes;
-        assert_eq!(left.is_none(), read_behind);
-        let entry = next(&mut reader).unwrap();
-        assert_eq!(entry.token, token as u64);
-        assert_eq!(entry.payload.into_buffer().is_some(), read_behind);
+        assert_eq!(next(&mut reader).unwrap().token, token);
         let mut there = [0];
         region.read_at(0, &mut there).unwrap();
         assert_eq!(there, data);
         assert_eq!(a.in_flight().0, 0);
     }
-    let matched = a.write_at_level(Inline(b"x"), region.key(), CompletionLevel::Match, None, 9);
+    let matched = a.write_at_level(Inline(b"x"), region.key(), CompletionLevel::Match, 9);
     assert!(matches!(
         matched.unwrap_err().error,
         Error::Unsupported { .. }
     ));
     if !flushes {
-        let commit = a.write_at_level(Inline(b"x"), region.key(), CompletionLevel::Commit, None, 9);
+        let commit = a.write_at_level(Inline(b"x"), region.key(), CompletionLevel::Commit, 9);
         assert!(matches!(
             commit.unwrap_err().error,
             Error::Unsupported { .. }
@@ -82,12 +71,10 @@ fn row_24_operations_by_rpmas_names() {
     let region = bench.domain.alloc_remote(4096, rights).unwrap();
     a.write(Inline(b"12345678"), region.key(), 1).unwrap();
     next(&mut reader).unwrap();
-    let scratch = Some(bench.buffer(8));
     a.flush(
         region.key(),
         FlushRange::Bytes(8),
         FlushTo::GlobalVisibility,
-        scratch,
         2,
     )
     .unwrap();

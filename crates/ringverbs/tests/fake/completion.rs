@@ -1,19 +1,19 @@
 //! Reading completions: formats, cursor, errors out of band, counting.
 
 use ringverbs::completion::{
-    ContextFormat, DataEntry, DataFormat, EntryFlags, ReadError, WaitObject, error_text,
-    provider_error_text,
+    CompletionLevel, ContextFormat, DataEntry, DataFormat, EntryFlags, ReadError, WaitObject,
+    error_text, provider_error_text,
 };
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, AhAttr, CompletionQueueRef, Error, Inline, RemoteAddr, Status, Transport,
-    WorkRequest,
+    AccessFlags, AhAttr, CompletionQueueRef, Error, FlushRange, FlushTo, Inline, Operation,
+    RemoteAddr, Status, Transport, WorkRequest,
 };
 
 use crate::World;
 use crate::common::Driver;
 use crate::common::kernel::{CREATE_QP, cap};
-use crate::common::layout::wc;
+use crate::common::layout::{self, wc};
 use uverbs::abi::ids::*;
 
 const WITH_IMMEDIATE: u64 = 2;
@@ -214,6 +214,50 @@ fn a_counter_counts_the_unsignaled() {
     counter.progress().unwrap();
     assert_eq!((counter.successes(), counter.errors()), (2, 1));
     assert_eq!(counter.last_error().unwrap().token, 2);
+}
+
+#[test]
+fn a_device_without_flush_reads_a_byte_into_memory_of_the_library() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let there = RemoteAddr::new(0x1000, 7);
+    assert_eq!(world.live(OBJECT_MR), 0);
+    let bytes = FlushRange::Bytes(8);
+    let persist = qp.flush(there, bytes, FlushTo::Persistence, 1);
+    let refused = persist.unwrap_err();
+    assert!(matches!(refused.error, Error::Unsupported { .. }));
+    assert_eq!((refused.data, world.live(OBJECT_MR)), (Some(()), 0));
+
+    qp.flush(there, bytes, FlushTo::GlobalVisibility, 2)
+        .unwrap();
+    let level = CompletionLevel::Delivery;
+    for token in 3..6 {
+        let buffer = world.buffer(b"written");
+        qp.write_at_level(buffer, there, level, token).unwrap();
+    }
+    // The byte, once, and what is written.
+    assert_eq!(world.live(OBJECT_MR), 4);
+    // There is no room for a write and its read.
+    let refused = qp.write_at_level(world.buffer(b"x"), there, level, 6);
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused.error, Error::QueueFull { .. }));
+    assert_eq!(&refused.data.unwrap()[..], b"x");
+    let entries = queues.send.consume();
+    let opcode = |entry: &Vec<u8>| layout::read(entry, layout::send::OPCODE);
+    let opcodes: Vec<u64> = entries.iter().map(opcode).collect();
+    let (write, read) = (0, 4);
+    assert_eq!(opcodes, [read, write, read, write, read, write, read]);
+    for at in [0, 2, 4, 6] {
+        world.complete(layout::read(&entries[at], layout::send::WR_ID), 17);
+    }
+    for token in 2..6 {
+        let mut done = world.cq.poll_one().unwrap().unwrap();
+        assert_eq!((done.token, done.operation), (token, Operation::Read));
+        assert!(done.take_buffer().is_none());
+    }
+    drop(qp);
+    assert!(world.cq.poll_one().unwrap().is_none());
+    assert_eq!(world.live(OBJECT_MR), 0);
 }
 
 #[test]
