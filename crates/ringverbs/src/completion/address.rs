@@ -170,7 +170,7 @@ impl<P> AddressVector<P> {
 
 /// Who sent what an entry is of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Source {
+pub enum Sender {
     /// A peer of the address vector.
     Peer(PeerId),
     /// Not available (`FI_ADDR_NOTAVAIL`): not a datagram, or of a sender that

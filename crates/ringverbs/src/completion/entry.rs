@@ -1,8 +1,8 @@
 //! What a completion says.
 
 use std::fmt;
-use std::net::Ipv4Addr;
 
+use super::address::source_gid;
 use crate::data::Payload;
 use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};
@@ -320,25 +320,18 @@ impl Completion {
     }
 
     /// The address that a datagram came from, out of the route header in its
-    /// buffer (RoCE v2 over IPv4, and IPv6 or InfiniBand).
+    /// buffer: [`source_gid`](super::source_gid).
     pub fn sender(&self) -> Option<Gid> {
         let success = self.result.ok()?;
-        let header: &[u8; 40] = match &self.payload {
+        if !success.has_grh() {
+            return None;
+        }
+        let header = match &self.payload {
             Payload::Buffer(buffer) => buffer.first_chunk()?,
             Payload::Buffers(buffers) => buffers.first()?.first_chunk()?,
             _ => return None,
         };
-        if !success.has_grh() {
-            return None;
-        }
-        // An IPv4 header fills the last 20 of the 40 bytes; the first 20 are
-        // then not set.
-        let address = &header[20..];
-        if header[0] >> 4 != 6 && address[0] >> 4 == 4 {
-            let source = <[u8; 4]>::try_from(&address[12..16]).ok()?;
-            return Some(Ipv4Addr::from(source).to_ipv6_mapped().into());
-        }
-        Some(Gid(header[8..24].try_into().ok()?))
+        source_gid(header)
     }
 
     /// The buffer that was posted, if it was one.

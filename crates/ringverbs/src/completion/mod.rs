@@ -29,7 +29,7 @@ mod stream;
 mod tagged;
 mod wait;
 
-pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Source, source_gid};
+pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Sender, source_gid};
 pub use counter::{Counter, CounterError};
 pub use cursor::{Cursor, CursorEntry, SuccessFields};
 pub use drain::Drained;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use uverbs::AsyncEventType;
 
-use super::address::{AddressVector, ROUTE_HEADER, RawAddress, Source, source_gid};
+use super::address::{AddressVector, ROUTE_HEADER, RawAddress, Sender, source_gid};
 use super::entry::{FLAG_GRH, received};
 use super::format::Raw;
 use super::wait::{self, MutexCond, Signaler, WaitObject, WaitSet, Waitable, Waiter, sealed};
@@ -263,18 +263,18 @@ impl<F: Format> CompletionReader<F> {
     /// an unknown sender is read as an error, with the sender's address.
     pub fn read_from<P>(
         &mut self,
-        out: &mut [(F::Entry, Source)],
+        out: &mut [(F::Entry, Sender)],
         peers: &AddressVector<P>,
     ) -> Result<usize, ReadError> {
         let mut places = out.iter_mut();
         let max = places.len();
         self.fill(max, |raw| {
             let source = match sender(&raw) {
-                None => Source::NotAvailable,
+                None => Sender::NotAvailable,
                 Some(address) => match peers.find(&address) {
-                    Some(peer) => Source::Peer(peer),
+                    Some(peer) => Sender::Peer(peer),
                     None if peers.is_strict() => return Err(unknown(raw, address)),
-                    None => Source::NotAvailable,
+                    None => Sender::NotAvailable,
                 },
             };
             if let Some(place) = places.next() {
@@ -393,7 +393,7 @@ impl<F: Format> CompletionReader<F> {
     /// As there, and as [`CompletionReader::read_from`].
     pub fn read_from_timeout<P>(
         &mut self,
-        out: &mut [(F::Entry, Source)],
+        out: &mut [(F::Entry, Sender)],
         peers: &AddressVector<P>,
         timeout: Option<Duration>,
     ) -> Result<usize, ReadError> {

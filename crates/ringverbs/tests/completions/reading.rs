@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringverbs::completion::{
     AddressVector, ContextFormat, Counter, CounterError, DataEntry, DataFormat, EntryFlags,
-    MessageFormat, RawAddress, ReadError, Source, TaggedFormat, WaitObject,
+    MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
 };
 use ringverbs::{
     AccessFlags, Error, EventSource, Inline, Operation, RemoteAddr, Status, WorkRequest,
@@ -210,7 +210,7 @@ fn row_11_source_addresses() {
         .address_handle_to(&bench.local, bench.local.gid)
         .unwrap();
     let mut peers = AddressVector::<&str>::new().strict();
-    let mut out: [(DataEntry, Source); 4] = Default::default();
+    let mut out: [(DataEntry, Sender); 4] = Default::default();
     for round in 0..2 {
         receiver.receive(bench.buffer(128), 1).unwrap();
         let send = WorkRequest::send(Inline(b"who")).to(&path, receiver.qp_num(), QKEY);
@@ -237,7 +237,7 @@ fn row_11_source_addresses() {
             peers.insert(address, "sender");
         } else {
             assert_eq!(result.unwrap(), 1);
-            let Source::Peer(peer) = out[0].1 else {
+            let Sender::Peer(peer) = out[0].1 else {
                 panic!("{:?}", out[0]);
             };
             assert_eq!(peers.get(peer), Some(&"sender"));

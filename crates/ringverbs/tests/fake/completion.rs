@@ -1,12 +1,12 @@
 //! Reading completions: formats, cursor, errors out of band, counting.
 
 use ringverbs::completion::{
-    CompletionLevel, ContextFormat, DataEntry, DataFormat, EntryFlags, ReadError, WaitObject,
-    error_text, provider_error_text,
+    AddressVector, CompletionLevel, ContextFormat, DataEntry, DataFormat, EntryFlags, ROUTE_HEADER,
+    ReadError, WaitObject, error_text, provider_error_text, source_gid,
 };
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, AhAttr, CompletionQueueRef, Error, FlushRange, FlushTo, Inline, Operation,
+    AccessFlags, AhAttr, CompletionQueueRef, Error, FlushRange, FlushTo, Gid, Inline, Operation,
     RemoteAddr, Status, Transport, WorkRequest,
 };
 
@@ -88,6 +88,68 @@ fn a_failure_is_read_out_of_band_and_in_its_place() {
     assert!(entry.to_string().contains("999"), "{entry}");
     assert_eq!(reader.read(&mut out).unwrap(), 0);
     assert!(reader.read_err().is_none());
+}
+
+/// Both ways of reading a queue say the same of it.
+#[test]
+fn a_sender_is_told_by_one_rule() {
+    const ROUTE: u64 = 1;
+    let mut world = World::new();
+    let queue = world.context.completion_queue().reader::<DataFormat>();
+    let mut reader = queue.wait_object(WaitObject::None).build().unwrap();
+    let mut headers = [[0; ROUTE_HEADER]; 3];
+    // IPv6, by its first bytes.
+    headers[0][..7].copy_from_slice(&[0x60, 0, 0, 0, 0, 0, 17]);
+    headers[0][8] = 0xfd;
+    // IPv4, though the bytes in front of it look like IPv6: its checksum fits.
+    headers[1][0] = 0x60;
+    headers[1][6] = 17;
+    let ip = &mut headers[1][20..];
+    ip.copy_from_slice(&[
+        0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 1, 2, 3, 10, 1, 2, 4,
+    ]);
+    let sum: u32 = ip
+        .chunks(2)
+        .map(|two| u32::from(two[0]) << 8 | u32::from(two[1]))
+        .sum();
+    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    // Nothing that there is.
+    headers[2].fill(0xff);
+    let ipv4: Gid = "::ffff:10.1.2.3".parse().unwrap();
+    let ipv6: Gid = "fd00::".parse().unwrap();
+    for (header, sender) in headers.iter().zip([Some(ipv6), Some(ipv4), None]) {
+        assert_eq!(source_gid(header), sender);
+        let peers = AddressVector::<()>::new().strict();
+        for by_reader in [false, true] {
+            let (mut qp, queues) = match by_reader {
+                false => queue_pair(&world, &world.cq),
+                true => queue_pair(&world, reader.queue()),
+            };
+            let mut buffer = world.buffer(header);
+            buffer.fill_up();
+            qp.receive(buffer, 1).unwrap();
+            world.raise(&[
+                (wc::WR_ID, queues.received()[0]),
+                (wc::BYTE_LEN, 48),
+                (wc::WC_FLAGS, ROUTE),
+                (wc::SRC_QP, 9),
+            ]);
+            if !by_reader {
+                let done = world.cq.poll_one().unwrap().unwrap();
+                assert_eq!(done.sender(), sender);
+                continue;
+            }
+            let mut out = [Default::default()];
+            match reader.read_from(&mut out, &peers) {
+                Ok(count) => assert_eq!((count, sender), (1, None)),
+                Err(error) => {
+                    assert!(matches!(error, ReadError::ErrorAvailable), "{error}");
+                    let entry = reader.read_err().unwrap();
+                    assert_eq!(entry.source.map(|source| source.gid), sender);
+                }
+            }
+        }
+    }
 }
 
 #[test]
