@@ -9,6 +9,7 @@ mod common;
 mod bad_input;
 mod completion;
 mod connect;
+mod fields;
 #[path = "../common/huge.rs"]
 mod huge;
 mod in_flight;
