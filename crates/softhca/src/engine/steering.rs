@@ -401,6 +401,12 @@ mod tests {
         );
         assert!(steering.remove_rule(first, 3) && !steering.remove_rule(first, 3));
         assert_eq!(steering.steer(&frame(false), false), [(2, 5)]);
+        assert!(steering.set_rule(
+            last,
+            9,
+            rule(all, Box::new([0; MATCH]), Destination::Tir(mine))
+        ));
+        assert_eq!(steering.steer(&frame(false), false), [(2, 5)], "the first");
         // Tables in a circle end.
         let Some(Object::Table { next, rules, .. }) = steering.get_mut(last) else {
             panic!("no table");

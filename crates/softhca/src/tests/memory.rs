@@ -300,36 +300,33 @@ fn the_rest_of_a_list_stays_when_a_part_changes() {
     let mut kernel = driver.create_qp(0, &cq, None);
     driver.connect(kernel.number, 1, 1);
     let (pd, whole, to) = (driver.pd, driver.key, driver.pages(1));
-    // Three parts of 4096 bytes, by other keys.
-    let pages = driver.pages(4);
-    for n in 0..4 {
+    // Six parts of 4096 bytes, by other keys.
+    let pages = driver.pages(7);
+    for n in 0..7 {
         driver.write(pages + n * 4096, &[b'a' + n as u8; 4]);
     }
-    let mut create = Input::new(op::CREATE_MKEY, 0x110 + 3 * 16)
+    let mut create = Input::new(op::CREATE_MKEY, 0x110 + 6 * 16)
         .or(0x10, 8, 3)
         .or(0x10, 15, 1)
         .or(0x10, 10, 0x1f)
         .or(0x14, 8, 0xff_ffff)
         .or(0x1c, 0, pd)
-        .long(0x28, 3 * 4096)
+        .long(0x28, 6 * 4096)
         .or(0x44, 0, 16)
         .or(0x48, 0, 12)
-        .or(0x60, 0, 3);
-    for n in 0..3 {
+        .or(0x60, 0, 6);
+    for n in 0..6 {
         create = create
             .or(0x114 + n * 16, 0, whole)
             .long(0x118 + n * 16, pages + n as u64 * 4096);
     }
     let parts = driver.number(create) << 8;
-    // The first is now the fourth page; the list is changed in units of four.
+    // The fifth is now the seventh page. The list is changed in units of four.
     let klm = u64::from(whole);
-    let entry = |n: u64| [klm, pages + n * 4096];
-    let new: Vec<u64> = [3, 1].into_iter().flat_map(entry).chain([0; 4]).collect();
-    let mut list = [0; 8];
-    list.copy_from_slice(&[new[0], new[1], new[2], new[3], klm, pages + 2 * 4096, 0, 0]);
-    replace(&mut driver, &mut kernel, parts, 0, &list);
+    let list = [klm, pages + 6 * 4096, klm, pages + 5 * 4096, 0, 0, 0, 0];
+    replace(&mut driver, &mut kernel, parts, 4, &list);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    for (n, expected) in [(0, b"dddd"), (1, b"bbbb"), (2, b"cccc")] {
+    for (n, expected) in [(0, b"aaaa"), (3, b"dddd"), (4, b"gggg"), (5, b"ffff")] {
         driver.post_recv(&mut b, &segment(64, whole, to));
         driver.post(&mut a, 0x0a, 0, &segment(4, parts, n * 4096));
         assert!(driver.poll(&mut cq).is_some());
