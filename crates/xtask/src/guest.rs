@@ -106,13 +106,15 @@ pub fn run(image: &tree::Image, job: &Job) -> Result<ExitCode> {
     Ok(report(&vm::run(image, job, show)?))
 }
 
-fn show(line: Line<'_>) {
+/// Shows a line of the guest.
+pub fn show(line: Line<'_>) {
     match line {
         Line::Text(text) | Line::Record(text) => println!("{text}"),
     }
 }
 
-fn report(ended: &Ended) -> ExitCode {
+/// Says how a job ended, and passes its exit status on.
+pub fn report(ended: &Ended) -> ExitCode {
     eprintln!(
         "boot {:.1} s, run {:.1} s, exit status {}",
         ended.boot.as_secs_f64(),

@@ -6,7 +6,8 @@
 modprobe ib_uverbs
 modprobe ib_umad 2> /dev/null
 modprobe rdma_ucm
-modprobe mlx5_core || exit 1
+# No stock of thousands of memory keys, each of which is a command.
+modprobe mlx5_core prof_sel=0 || exit 1
 modprobe mlx5_ib || exit 1
 tries=0
 while [ -z "$(ls /sys/class/infiniband 2> /dev/null)" ] && [ $tries -lt 300 ]; do

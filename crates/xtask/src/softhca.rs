@@ -1,5 +1,7 @@
-//! `cargo xtask softhca`: a guest with a ConnectX in software, for a command
-//! or a shell.
+//! `cargo xtask softhca`: a guest with a ConnectX in software, for a command,
+//! a shell, or the tests of it.
+
+mod check;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,6 +9,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
 use crate::{driver, guest};
@@ -28,9 +31,20 @@ pub struct Arguments {
     #[arg(long)]
     kernel: Option<String>,
     /// What the port is, by the name of a profile (`softhca profiles`); more
-    /// than one make more HCAs
+    /// than one make more HCAs, or with `--test` as many runs
     #[arg(long, default_value = "roce")]
     profile: Vec<String>,
+    /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
+    /// two HCAs over a wire that loses packets, and planted faults
+    #[arg(long, conflicts_with_all = ["run", "share", "plugin", "no_setup", "hcas"])]
+    test: bool,
+    /// With `--test`, the short list, without pyverbs
+    #[arg(long, requires = "test")]
+    short: bool,
+    /// With `--test`, only cases whose group and name contain this (or one of
+    /// these)
+    #[arg(long, requires = "test")]
+    filter: Vec<String>,
     /// How many HCAs the guest has, at least
     #[arg(long, default_value_t = 1)]
     hcas: u32,
@@ -74,40 +88,10 @@ const SETUP: &str = include_str!("softhca-setup.sh");
 
 /// Makes what is missing, starts the HCA and the guest, runs the command.
 pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
-    let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
-    let qemu = Qemu::get()?;
-    let program = match &arguments.program {
-        Some(program) => program.clone(),
-        None => build()?,
-    };
-    let dir = match &arguments.dir {
-        Some(dir) => dir.clone(),
-        None => std::env::temp_dir().join(format!("softhca-{}", std::process::id())),
-    };
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let server = Server::start(&program, &dir, arguments)?;
-    let result = run(arguments, &image, qemu, &dir);
-    drop(server);
-    if arguments.dir.is_none() {
-        if result.is_err() {
-            eprintln!("the HCA said, in {}:", dir.join(LOG).display());
-        } else {
-            let _ = fs::remove_dir_all(&dir);
-        }
+    if arguments.test {
+        return check::test(arguments);
     }
-    result
-}
-
-fn run(arguments: &Arguments, image: &tree::Image, qemu: Qemu, dir: &Path) -> Result<ExitCode> {
-    let mut devices = Vec::new();
-    for hca in 0..arguments.count() {
-        let path = socket(dir, hca);
-        devices.push("-device".to_owned());
-        devices.push(format!(
-            r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}}}}"#,
-            path.display()
-        ));
-    }
+    let machine = Machine::new(arguments)?;
     let setup = if arguments.no_setup { "" } else { SETUP };
     let command = arguments.run.as_deref().unwrap_or_default();
     let shell = arguments.run.is_none();
@@ -118,16 +102,165 @@ fn run(arguments: &Arguments, image: &tree::Image, qemu: Qemu, dir: &Path) -> Re
         driver: None,
         shell,
         limit: guest::limit(shell, arguments.limit),
-        hardware: Hardware {
-            qemu: Some(qemu),
+        hardware: Hardware::default(),
+    };
+    let hcas = Hcas {
+        profiles: arguments.profile.clone(),
+        count: arguments.count(),
+        options: arguments.serve.clone(),
+    };
+    let (ended, _) = machine.run(&hcas, job, guest::show)?;
+    Ok(guest::report(&ended))
+}
+
+/// The HCAs of a guest.
+struct Hcas {
+    profiles: Vec<String>,
+    count: u32,
+    /// More arguments of `softhca serve`.
+    options: Vec<String>,
+}
+
+/// What is needed to run guests with HCAs.
+struct Machine {
+    image: tree::Image,
+    program: PathBuf,
+    dir: PathBuf,
+    /// The folder is somebody's, and stays.
+    keep: bool,
+}
+
+impl Machine {
+    fn new(arguments: &Arguments) -> Result<Machine> {
+        let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
+        // Made now, if it is not there.
+        Qemu::get()?;
+        let program = match &arguments.program {
+            Some(program) => program.clone(),
+            None => build()?,
+        };
+        let dir = match &arguments.dir {
+            Some(dir) => dir.clone(),
+            None => std::env::temp_dir().join(format!("softhca-{}", std::process::id())),
+        };
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(Machine {
+            image,
+            program,
+            dir,
+            keep: arguments.dir.is_some(),
+        })
+    }
+
+    /// Boots the guest with the HCAs for a job. Also gives what the HCAs have
+    /// logged.
+    fn run(
+        &self,
+        hcas: &Hcas,
+        mut job: Job,
+        mut show: impl FnMut(Line<'_>),
+    ) -> Result<(Ended, String)> {
+        let server = Server::start(&self.program, &self.dir, hcas)?;
+        let mut devices = Vec::new();
+        for hca in 0..hcas.count {
+            let path = socket(&self.dir, hca);
+            devices.push("-device".to_owned());
+            devices.push(format!(
+                r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}}}}"#,
+                path.display()
+            ));
+        }
+        job.hardware = Hardware {
+            qemu: Some(Qemu::get()?),
             shared_memory: true,
             arguments: devices,
             // Under emulation the processors' counters drift apart while one
             // waits for the device.
             kernel_arguments: "tsc=unstable".to_owned(),
-        },
-    };
-    guest::run(image, &job)
+        };
+        let result = vm::run(&self.image, &job, |line| {
+            let text = match line {
+                Line::Text(text) => text,
+                line => return show(line),
+            };
+            if let Some(order) = text.strip_prefix(TELL) {
+                self.tell(order);
+            } else if let Some(names) = text.strip_prefix(SEEN) {
+                let (all, said) = self.seen(names);
+                let end = if all { check::PASS } else { check::FAIL };
+                show(Line::Text(&format!("{end}the wire: {said}")));
+            } else {
+                show(line);
+            }
+        });
+        drop(server);
+        let log = self.dir.join(LOG);
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        if result.is_err() {
+            eprintln!("the HCA's log is {}", log.display());
+        } else if !self.keep {
+            let _ = fs::remove_dir_all(&self.dir);
+            fs::create_dir_all(&self.dir)?;
+        }
+        Ok((result?, said))
+    }
+
+    /// Whether the HCAs have counted every one of these: what they say of them.
+    fn seen(&self, names: &str) -> (bool, String) {
+        let out = Command::new(&self.program)
+            .arg("stat")
+            .arg(self.dir.join(CONTROL))
+            .output();
+        let text = match &out {
+            Ok(out) => String::from_utf8_lossy(&out.stdout).into_owned(),
+            Err(error) => return (false, error.to_string()),
+        };
+        let counts: Vec<_> = names
+            .split_whitespace()
+            .map(|name| (name, count(&text, name)))
+            .collect();
+        let said: Vec<_> = counts
+            .iter()
+            .map(|(name, n)| format!("{n} {name}"))
+            .collect();
+        (counts.iter().all(|(_, n)| *n > 0), said.join(", "))
+    }
+
+    /// Gives the HCAs an order that a script in the guest has asked for.
+    fn tell(&self, order: &str) {
+        let status = Command::new(&self.program)
+            .arg("tell")
+            .arg(self.dir.join(CONTROL))
+            .args(order.split_whitespace())
+            .stdout(Stdio::null())
+            .status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("softhca does not do: {order}");
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if !self.keep && !self.dir.join(LOG).exists() {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A line of the guest that begins with this is an order to the HCAs.
+const TELL: &str = "@tell ";
+/// And with this, names of counters that must not be 0.
+const SEEN: &str = "@seen ";
+
+/// The sum of all counters of a name in what `softhca stat` prints.
+fn count(text: &str, name: &str) -> u64 {
+    let before = format!(" {name}: ");
+    let numbers = text.split(&before).skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit());
+        rest[..end.unwrap_or(rest.len())].parse().unwrap_or(0)
+    });
+    numbers.sum()
 }
 
 fn socket(dir: &Path, hca: u32) -> PathBuf {
@@ -156,20 +289,20 @@ struct Server(Child);
 
 impl Server {
     /// Starts it and waits until it listens.
-    fn start(program: &Path, dir: &Path, arguments: &Arguments) -> Result<Server> {
+    fn start(program: &Path, dir: &Path, hcas: &Hcas) -> Result<Server> {
         let log = File::create(dir.join(LOG))?;
         let mut command = Command::new(program);
         command.arg("serve");
-        for profile in &arguments.profile {
+        for profile in &hcas.profiles {
             command.args(["--profile", profile]);
         }
-        for hca in 0..arguments.count() {
+        for hca in 0..hcas.count {
             let path = socket(dir, hca);
             let _ = fs::remove_file(&path);
             command.arg("--socket").arg(path);
         }
         command.arg("--control").arg(dir.join(CONTROL));
-        command.args(&arguments.serve);
+        command.args(&hcas.options);
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -179,7 +312,7 @@ impl Server {
                 .spawn()
                 .with_context(|| format!("cannot start {}", program.display()))?,
         );
-        let last = socket(dir, arguments.count().saturating_sub(1));
+        let last = socket(dir, hcas.count.saturating_sub(1));
         let began = Instant::now();
         while !last.exists() {
             if let Some(status) = server.0.try_wait()? {
@@ -209,5 +342,17 @@ impl Drop for Server {
         }
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::count;
+
+    #[test]
+    fn counters_of_all_ports_are_added() {
+        let text = r#"[{"port":"PortCounters { sent: 9, lost: 3, reordered: 0 }"},
+            {"port":"PortCounters { sent: 1, lost: 4 }"}]"#;
+        assert_eq!((count(text, "lost"), count(text, "reordered")), (7, 0));
     }
 }

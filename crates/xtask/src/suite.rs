@@ -169,7 +169,7 @@ pub fn on_host(request: &Request) -> Result<Results> {
 }
 
 /// Shows how the cases go: failures at once, and a sign of life.
-struct Show {
+pub struct Show {
     what: String,
     began: Instant,
     said: Instant,
@@ -177,7 +177,8 @@ struct Show {
 }
 
 impl Show {
-    fn new(what: &str) -> Show {
+    /// For what is named so.
+    pub fn new(what: &str) -> Show {
         Show {
             what: what.to_owned(),
             began: Instant::now(),
@@ -186,13 +187,15 @@ impl Show {
         }
     }
 
-    fn text(&self, text: &str) {
+    /// A line that is no record.
+    pub fn text(&self, text: &str) {
         if !text.trim().is_empty() {
             eprintln!("  {text}");
         }
     }
 
-    fn record(&mut self, results: &mut Results, line: &str) {
+    /// A record, which is taken into the results.
+    pub fn record(&mut self, results: &mut Results, line: &str) {
         let record = match Record::parse(line) {
             Ok(record) => record,
             Err(error) => {

@@ -219,15 +219,16 @@ fn errors(output: &Path) -> PathBuf {
 }
 
 /// Whether what was mapped proves that `library` served the device; else why
-/// not.
+/// not. The file of rdma-core's provider begins with `stock`.
 pub fn verdict(
     library: Library,
     plugin: Option<&Plugin>,
+    stock: &str,
     seen: &BTreeSet<String>,
 ) -> Result<(), String> {
     let stem = plugin.map(Plugin::stem).unwrap_or_default();
     let is_ours = |path: &&String| !stem.is_empty() && file_name(path).starts_with(&stem);
-    let is_stock = |path: &&String| file_name(path).starts_with("librxe-");
+    let is_stock = |path: &&String| file_name(path).starts_with(stock);
     let ours = seen.iter().any(|path| is_ours(&path));
     let stock = seen.iter().any(|path| is_stock(&path));
     match (library, ours, stock) {
@@ -239,7 +240,7 @@ pub fn verdict(
             Err("stock's librxe was mapped beside ringverbs".into())
         }
         (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
-        (Library::Stock, false, false) => Err("stock's librxe was not mapped".into()),
+        (Library::Stock, false, false) => Err("rdma-core's provider was not mapped".into()),
         (Library::None, false, false) | (Library::Peers, false, _) => Ok(()),
         (Library::None | Library::Peers, true, _) => {
             Err("the plugin was mapped in a run of the Rust crate".into())
@@ -258,7 +259,11 @@ fn file_name(path: &str) -> &str {
 fn providers(maps: &str) -> BTreeSet<String> {
     maps.lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
-        .filter(|path| file_name(path).contains("-rdmav"))
+        .filter(|path| {
+            let name = file_name(path);
+            // Some of rdma-core's are libraries besides, under their own names.
+            name.contains("-rdmav") || name.starts_with("libmlx5.so")
+        })
         .map(str::to_owned)
         .collect()
 }
@@ -302,8 +307,17 @@ mod tests {
         let seen = providers(MAPS);
         assert_eq!(seen.len(), 2);
         let plugin = Plugin("/opt/ringverbs/libringverbs".into());
-        assert!(verdict(Library::Stock, Some(&plugin), &seen).is_ok());
-        assert!(verdict(Library::Ours, Some(&plugin), &seen).is_err());
+        assert!(verdict(Library::Stock, Some(&plugin), "librxe-", &seen).is_ok());
+        assert!(verdict(Library::Ours, Some(&plugin), "librxe-", &seen).is_err());
+    }
+
+    #[test]
+    fn a_provider_that_is_a_library_besides_counts() {
+        let maps =
+            "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.56.1\n";
+        let seen = providers(maps);
+        assert!(verdict(Library::Stock, None, "libmlx5.so", &seen).is_ok());
+        assert!(verdict(Library::Stock, None, "librxe-", &seen).is_err());
     }
 
     #[test]
@@ -313,7 +327,7 @@ mod tests {
         let stock = "/usr/lib/libibverbs/librxe-rdmav34.so".to_owned();
         let judge = |library, seen: &[&String]| {
             let seen = seen.iter().map(|s| (*s).clone()).collect();
-            verdict(library, Some(&plugin), &seen).is_ok()
+            verdict(library, Some(&plugin), "librxe-", &seen).is_ok()
         };
         assert!(judge(Library::Ours, &[&ours]));
         assert!(!judge(Library::Ours, &[]));

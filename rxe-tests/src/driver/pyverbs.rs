@@ -260,7 +260,7 @@ fn once(
 
 /// A pass counts only if the right provider was seen.
 fn trust(pass: &mut Pass, library: Library, runner: &Runner, seen: &BTreeSet<String>) {
-    if let Err(why) = process::verdict(library, runner.plugin.as_ref(), seen) {
+    if let Err(why) = runner.verdict(library, seen) {
         for ended in pass.ended.values_mut() {
             if ended.outcome == Outcome::Pass {
                 *ended = fail(why.clone());

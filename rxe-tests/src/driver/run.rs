@@ -272,12 +272,10 @@ impl Runner {
         for (process, library, name) in processes {
             attempt.seen.extend(process.seen().iter().cloned());
             let how = match process.ended() {
-                Some(status) if status.success() => {
-                    match process::verdict(*library, self.plugin.as_ref(), process.seen()) {
-                        Ok(()) => continue,
-                        Err(why) => why,
-                    }
-                }
+                Some(status) if status.success() => match self.verdict(*library, process.seen()) {
+                    Ok(()) => continue,
+                    Err(why) => why,
+                },
                 Some(status) if status.code() == Some(SKIPPED) => {
                     attempt.outcome = Outcome::Skip;
                     attempt.detail = reason(&process.output(), 1);
@@ -294,8 +292,16 @@ impl Runner {
         attempt
     }
 
+    /// Whether what was mapped proves that `library` served the device.
+    pub fn verdict(&self, library: Library, seen: &BTreeSet<String>) -> Result<(), String> {
+        process::verdict(library, self.plugin.as_ref(), self.device.stock, seen)
+    }
+
     /// Makes the device anew where a case has left it gone or down.
     pub fn restore(&mut self) -> Result<()> {
+        if self.device.given {
+            return Ok(());
+        }
         let port = Path::new("/sys/class/infiniband")
             .join(&self.device.name)
             .join("ports/1");

@@ -24,6 +24,10 @@ pub struct Device {
     pub address: Ipv4Addr,
     /// The index of that address's RoCE v2 entry in the GID table of port 1.
     pub gid: u32,
+    /// What the file name of rdma-core's provider for it begins with.
+    pub stock: &'static str,
+    /// It was there before: it is used as it is, and not made anew.
+    pub given: bool,
 }
 
 /// How the devices are connected.
@@ -93,7 +97,13 @@ fn device(number: u8, mtu: u32) -> Result<Device> {
     run("ip", &["link", "set", &card, "up"])?;
     link::add(&name, &card)?;
     let gid = wait_for_gid(&name, address)?;
-    Ok(Device { name, address, gid })
+    Ok(Device {
+        name,
+        address,
+        gid,
+        stock: "librxe-",
+        given: false,
+    })
 }
 
 /// Sends packets between the two addresses out of one card and in at the

@@ -1,14 +1,15 @@
 //! All cases of a machine, under every provider, in one go.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::case::{Case, Shape, chosen};
+use super::case::{Case, Ready, Shape, chosen};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
-use super::setup::{self, Wiring};
+use super::setup::{self, Device, Wiring};
 use super::{lists, programs, pyverbs, rates, selection};
 use crate::guest::host::which;
 use crate::record::{Provider, Record, Stock};
@@ -46,6 +47,19 @@ pub struct Plan {
     /// Also install the plugin in this system for a while, and remove it
     #[arg(long)]
     install: bool,
+    /// Use this device, which is there already and is served by rdma-core's
+    /// libmlx5, instead of making one with rdma_rxe
+    #[arg(long, requires = "address")]
+    device: Option<String>,
+    /// The index of its GID
+    #[arg(long, default_value_t = 0)]
+    gid: u32,
+    /// An IPv4 address of this machine, the device's own where it has one
+    #[arg(long)]
+    address: Option<Ipv4Addr>,
+    /// Leave out what connects by rdma_cm: the device has no address
+    #[arg(long)]
+    no_cm: bool,
     /// The card's MTU in bytes
     #[arg(long, default_value_t = 4200)]
     mtu: u32,
@@ -55,9 +69,7 @@ pub struct Plan {
 pub fn run(plan: &Plan) -> Result<()> {
     fs::create_dir_all(&plan.scratch)
         .with_context(|| format!("cannot make {}", plan.scratch.display()))?;
-    let device = setup::devices(Wiring::Loopback, plan.mtu)?
-        .pop()
-        .context("no device was made")?;
+    let device = device(plan)?;
     let plugin = plan.plugin.clone().map(Plugin);
     let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
     runner.report.file = plan.out.clone();
@@ -114,6 +126,22 @@ pub fn run(plan: &Plan) -> Result<()> {
     runner.report.put(&Record::End)
 }
 
+/// The device that was given, or one that is made.
+fn device(plan: &Plan) -> Result<Device> {
+    if let (Some(name), Some(address)) = (&plan.device, plan.address) {
+        return Ok(Device {
+            name: name.clone(),
+            address,
+            gid: plan.gid,
+            stock: "libmlx5.so",
+            given: true,
+        });
+    }
+    setup::devices(Wiring::Loopback, plan.mtu)?
+        .pop()
+        .context("no device was made")
+}
+
 /// A test program that tells who serves it, and passes with both.
 fn probe(cases: &[Case]) -> Option<String> {
     cases.iter().find_map(|case| match &case.shape {
@@ -140,6 +168,9 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
             .next()
             .is_some_and(|program| which(program).is_some())
     });
+    if plan.no_cm {
+        cases.retain(|case| !by_cm(case));
+    }
     for folder in [&plan.programs, &plan.native].into_iter().flatten() {
         cases.extend(manifest(folder, rdma_core)?);
     }
@@ -152,6 +183,15 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     // makes them anew.
     cases.sort_by_key(|case| (case.group, case.name.as_str()) == UNPLUG);
     Ok(cases)
+}
+
+/// Whether a case connects by rdma_cm.
+fn by_cm(case: &Case) -> bool {
+    let ready = match case.shape {
+        Shape::Single(_) => Ready::Tcp,
+        Shape::Pair { ready, .. } | Shape::Service { ready, .. } => ready,
+    };
+    case.group == "rdma_cm" || ready != Ready::Tcp
 }
 
 /// What the filters ask of the pyverbs tests: `None` if none of them, else

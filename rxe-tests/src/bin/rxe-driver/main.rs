@@ -31,7 +31,7 @@ enum Command {
         mtu: u32,
     },
     /// Runs the cases and reports each as a line of JSON
-    Suite(Plan),
+    Suite(Box<Plan>),
     /// Hides libibverbs's configured providers and becomes a command
     #[command(hide = true)]
     Alone {

@@ -1,0 +1,116 @@
+# Faults that are planted while programs run: each must be told, and nothing may
+# hang.
+
+# SECONDS COMMAND...: waits until the command succeeds.
+until_true() {
+    left=$(($1 * 5))
+    shift
+    while ! "$@" > /dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || return 1
+        sleep 0.2
+    done
+}
+# NAME COMMAND...: a case that passes if the command does.
+check() {
+    name=$1
+    shift
+    if "$@" > /tmp/check 2>&1; then
+        echo "@pass $name"
+    else
+        echo "@fail $name: $(tail -n 3 /tmp/check | tr '\n' ' ')"
+    fi
+}
+state() { grep -q "$1" /sys/class/infiniband/$RDMA_DEV/ports/1/state; }
+# Two programs that ping-pong until they fail or the end of time.
+start() {
+    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 > /tmp/server 2>&1 &
+    server=$!
+    sleep 1
+    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 127.0.0.1 > /tmp/client 2>&1 &
+    client=$!
+    sleep 1
+}
+ended() { ! kill -0 $1 2> /dev/null; }
+
+# The cable.
+ibv_asyncwatch -d $RDMA_DEV > /tmp/async 2>&1 &
+watch=$!
+sleep 1
+start
+echo "@tell link down"
+check "link down: the port is down" until_true 20 state DOWN
+check "link down: a port event" until_true 20 grep -q IBV_EVENT_PORT_ERR /tmp/async
+check "link down: the client ends by itself" until_true 40 ended $client
+check "link down: its retries are exceeded" grep -q "transport retry counter exceeded" /tmp/client /tmp/server
+kill $server 2> /dev/null
+wait $server $client 2> /dev/null
+echo "@tell link up"
+check "link up: the port is active" until_true 20 state ACTIVE
+check "link up: a port event" until_true 20 grep -q IBV_EVENT_PORT_ACTIVE /tmp/async
+kill $watch
+
+# After it, all works.
+works() {
+    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c > /tmp/server 2>&1 &
+    sleep 1
+    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c 127.0.0.1 && wait $!
+}
+if [ -n "$RDMA_ADDR" ]; then
+    # The address has gone and come with the link.
+    until_true 20 grep -q "" /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
+    sleep 1
+fi
+check "after the link: a ping-pong" works
+
+# A command that fails once.
+echo "@tell command CREATE_QP 1"
+sleep 1
+timeout 20 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID > /tmp/server 2>&1
+check "a failed command: the program is told" grep -q "Couldn't create QP" /tmp/server
+check "after a failed command: a ping-pong" works
+
+# Queues that fail by themselves.
+cat > /tmp/events.py << 'P'
+import os, signal, sys
+import pyverbs.enums as e
+from pyverbs.addr import GID
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR
+
+what, order, wanted = sys.argv[1:]
+signal.alarm(30)
+ctx = Context(name=os.environ['RDMA_DEV'])
+pd, cq = PD(ctx), CQ(ctx, 16)
+init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq,
+                  cap=QPCap(max_send_wr=4, max_recv_wr=4))
+attr = QPAttr(port_num=1)
+qp = QP(pd, init, attr)
+qp.to_init(attr)
+mr = MR(pd, 64, e.IBV_ACCESS_LOCAL_WRITE)
+qp.post_recv(RecvWR(wr_id=7, num_sge=1, sg=[SGE(mr.buf, 64, mr.lkey)]))
+print('@tell ' + order.replace('QPN', str(qp.qp_num)), flush=True)
+event = ctx.get_async_event()
+got = event.event_type
+event.ack()
+if what == 'queue pair' and got == getattr(e, wanted):
+    # What was posted comes back.
+    count, wcs = 0, []
+    while not count:
+        count, wcs = cq.poll(1)
+    if (wcs[0].wr_id, wcs[0].status) != (7, e.IBV_WC_WR_FLUSH_ERR):
+        sys.exit('@fail a failed %s: a completion of %s' % (what, wcs[0]))
+if got == getattr(e, wanted):
+    print('@pass a failed %s: %s' % (what, wanted), flush=True)
+else:
+    print('@fail a failed %s: event %s' % (what, got), flush=True)
+P
+python3 /tmp/events.py "queue pair" "qp-error QPN" IBV_EVENT_QP_FATAL ||
+    echo "@fail a failed queue pair: no event"
+python3 /tmp/events.py "completion queue" "cq-error of QPN" IBV_EVENT_CQ_ERR ||
+    echo "@fail a failed completion queue: no event"
+check "after failed queues: a ping-pong" works

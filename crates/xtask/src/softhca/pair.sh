@@ -1,0 +1,79 @@
+# Two HCAs in one guest, with their ports on one network that loses, reorders
+# and doubles frames both ways. The programs check what arrives where they can.
+[ -n "$RDMA_DEV1" ] || { echo "@fail two HCAs: there is only one"; exit 1; }
+
+if [ -n "$RDMA_ADDR1" ]; then
+    # Both addresses are this machine's own: what goes from one to the other
+    # leaves by the card all the same.
+    one=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
+    two=$(ls /sys/class/infiniband/$RDMA_DEV1/device/net | head -n 1)
+    for card in all $one $two; do
+        echo 1 > /proc/sys/net/ipv4/conf/$card/accept_local
+        echo 0 > /proc/sys/net/ipv4/conf/$card/rp_filter
+    done
+    ip rule add pref 100 lookup local
+    ip rule del pref 0
+    ip rule add pref 70 from $RDMA_ADDR to $RDMA_ADDR1 iif lo lookup 70
+    ip rule add pref 71 from $RDMA_ADDR1 to $RDMA_ADDR iif lo lookup 71
+    ip route replace $RDMA_ADDR1/32 dev $one src $RDMA_ADDR table 70
+    ip route replace $RDMA_ADDR/32 dev $two src $RDMA_ADDR1 table 71
+    # They find each other while the wire is good.
+    ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1 ||
+        busybox ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1
+fi
+for hca in 0 1; do
+    echo "@tell $hca wire loss=0.01 reorder=0.01 duplicate=0.005"
+done
+
+port=18600
+# NAME OPTION-OF-THE-GID PROGRAM...: the server on the second HCA, the client on
+# the first.
+pair() {
+    name=$1 gid=$2
+    shift 2
+    port=$((port + 1))
+    timeout 90 "$@" -d $RDMA_DEV1 $gid $RDMA_GID1 -p $port > /tmp/server 2>&1 &
+    server=$!
+    hex=$(printf ':%04X ' $port)
+    for try in $(seq 100); do
+        cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && break
+        sleep 0.1
+    done
+    timeout 90 "$@" -d $RDMA_DEV $gid $RDMA_GID -p $port 127.0.0.1 > /tmp/client 2>&1
+    client=$?
+    wait $server
+    server=$?
+    if [ $client = 0 ] && [ $server = 0 ]; then
+        echo "@pass $name"
+    else
+        echo "@fail $name: client $client $(tail -n 2 /tmp/client | tr '\n' ' ')" \
+            "server $server $(tail -n 2 /tmp/server | tr '\n' ' ')"
+    fi
+}
+
+pair "rc_pingpong, contents" -g ibv_rc_pingpong -c -n 500 -s 16384
+pair "rc_pingpong on events, contents" -g ibv_rc_pingpong -c -e -n 300 -s 4096
+pair "srq_pingpong, contents" -g ibv_srq_pingpong -c -n 200 -s 8192
+pair "send_bw" -x ib_send_bw -F -n 300 -s 65536
+pair "write_bw" -x ib_write_bw -F -n 300 -s 65536
+pair "write_bw, 4 queue pairs" -x ib_write_bw -F -n 200 -s 16384 -q 4
+pair "read_bw" -x ib_read_bw -F -n 300 -s 65536
+pair "atomic_bw" -x ib_atomic_bw -F -n 500
+pair "send_lat" -x ib_send_lat -F -n 500 -s 256
+
+if [ -n "$RDMA_ADDR1" ]; then
+    timeout 90 rping -s -a $RDMA_ADDR1 -V -C 100 -S 10000 > /tmp/server 2>&1 &
+    server=$!
+    sleep 2
+    timeout 90 rping -c -I $RDMA_ADDR -a $RDMA_ADDR1 -V -C 100 -S 10000 > /tmp/client 2>&1
+    client=$?
+    wait $server
+    if [ $client = 0 ]; then
+        echo "@pass rping, contents"
+    else
+        echo "@fail rping, contents: $client $(tail -n 2 /tmp/client | tr '\n' ' ')"
+    fi
+fi
+# That it did go over the wire, and what became of it there.
+echo "@seen lost reordered duplicated retransmitted"
+sleep 1
