@@ -50,7 +50,7 @@ pub struct Arguments {
 
 /// What the bench is compiled and compared with.
 pub const NEEDS: &[(&str, &str)] = &[
-    ("cc", "gcc"),
+    ("cc", "build-essential"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     // A file of the package that no installation of ours moves.
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
