@@ -14,6 +14,10 @@ use crate::device;
 use crate::inflight::{FifoWriter, MAX_DEPTH};
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
+/// What rdma_rxe takes inline: as much as its 32 scatter/gather elements are
+/// long (`RXE_MAX_INLINE_DATA`). No query says it.
+const MAX_INLINE_DATA: u32 = 32 * 16;
+
 /// How to make a queue pair. From [`ProtectionDomain::queue_pair`].
 #[must_use]
 pub struct QueuePairBuilder {
@@ -201,12 +205,20 @@ impl QueuePairBuilder {
         })
     }
 
-    /// Which size was too large for the device, if one was.
+    /// Which size was too large for the device, if one was. Asked only when
+    /// the kernel has refused.
     fn explain(&self, error: uverbs::Error) -> Error {
+        let cap = &self.cap;
+        if cap.max_inline_data > MAX_INLINE_DATA {
+            return Error::Limit {
+                what: "bytes of inline data",
+                asked: cap.max_inline_data.into(),
+                allowed: MAX_INLINE_DATA.into(),
+            };
+        }
         let Ok(device) = self.domain.context().uverbs().query_device() else {
             return error.into();
         };
-        let cap = &self.cap;
         let limits = [
             ("depth of a send queue", cap.max_send_wr, device.max_qp_wr),
             (

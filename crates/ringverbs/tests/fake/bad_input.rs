@@ -164,6 +164,15 @@ fn a_kernel_that_refuses_is_quoted() {
     let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let error = builder.build().unwrap_err();
     assert!(error.to_string().contains("QP_CREATE"), "{error}");
+    // What the device says nothing of is known all the same.
+    world
+        .machine
+        .fake
+        .on(CREATE_QP, |_| Err(Errno::new(libc::EINVAL)));
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let error = builder.inline(4096).build().unwrap_err();
+    let said = "bytes of inline data: 4096 asked for, at most 512 possible";
+    assert_eq!(error.to_string(), said);
 }
 
 #[test]
