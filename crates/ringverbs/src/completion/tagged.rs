@@ -3,17 +3,20 @@
 //! The device matches no tags, so this does: a message travels with a header of
 //! 16 bytes in front, into buffers of the library's, and is copied to where the
 //! receive that it matches wants it. A message that nothing matches stays where
-//! it arrived, until something does; when all buffers are taken up by such, the
-//! peer is told to wait by the transport.
+//! it arrived, until something does. When all buffers are taken up by such, the
+//! peer is told to wait by the transport, and a message that would match waits
+//! behind them; [`TaggedEndpoint::set_spill`] has such messages copied out of the
+//! way.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
-use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry};
+use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait};
 use crate::data::Payload;
 use crate::operation::Operation;
 use crate::qp::{PostError, Transport};
-use crate::{Buffer, Error, QueuePair, Result};
+use crate::{Buffer, CompletionChannel, Error, QueuePair, Result};
 
 /// Bytes in front of a message: tag, length, zeros, little-endian.
 const HEADER: usize = 16;
@@ -67,17 +70,13 @@ impl<R, M> Matcher<R, M> {
         }
     }
 
-    /// A message has come: the receive that takes it, with the message; else it
-    /// waits.
-    fn message(&mut self, tag: u64, message: M) -> Option<(R, M)> {
-        let at = self.expected.iter().position(|(which, _)| which.takes(tag));
-        match at.and_then(|at| self.expected.remove(at)) {
-            Some((_, receive)) => Some((receive, message)),
-            None => {
-                self.unexpected.push_back((tag, message));
-                None
-            }
-        }
+    /// A message has come: the receive that takes it.
+    fn expecting(&mut self, tag: u64) -> Option<R> {
+        let at = self
+            .expected
+            .iter()
+            .position(|(which, _)| which.takes(tag))?;
+        self.expected.remove(at).map(|(_, receive)| receive)
     }
 
     /// The first message that waits and that `which` takes.
@@ -101,7 +100,25 @@ impl<R, M> Matcher<R, M> {
 #[must_use = "a claimed message holds a buffer of the endpoint's until it is received or discarded"]
 pub struct Claimed {
     tag: u64,
-    message: Buffer,
+    message: Message,
+}
+
+/// A message that is there.
+#[derive(Debug)]
+enum Message {
+    /// Where it arrived, with its header.
+    Arrived(Buffer),
+    /// Out of the way, without it.
+    Spilled(Box<[u8]>),
+}
+
+impl Message {
+    fn body(&self) -> &[u8] {
+        match self {
+            Self::Arrived(buffer) => buffer.get(HEADER..).unwrap_or_default(),
+            Self::Spilled(bytes) => bytes,
+        }
+    }
 }
 
 impl Claimed {
@@ -112,7 +129,7 @@ impl Claimed {
 
     /// Its bytes.
     pub fn len(&self) -> usize {
-        self.message.len() - HEADER
+        self.message.body().len()
     }
 
     /// Whether it has none.
@@ -123,6 +140,16 @@ impl Claimed {
 
 /// One end of a connection for tagged messages (`fi_tsend`, `fi_trecv`). The
 /// other end is one too.
+///
+/// It is waited for if its completion queue has a channel: [`wait`](Self::wait),
+/// or, among other descriptors, [`channel`](Self::channel) and
+/// [`arm`](Self::arm).
+///
+/// As many messages as its depth can be there without a receive that takes them.
+/// After that the peer's sends wait (the transport tries again, see
+/// [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), also of a
+/// message that a receive is posted for: whoever receives in another order than
+/// is sent, over more messages than that, sets [`set_spill`](Self::set_spill).
 pub struct TaggedEndpoint {
     // Destroyed before the queue.
     qp: QueuePair,
@@ -133,7 +160,10 @@ pub struct TaggedEndpoint {
     /// User tokens of sends in flight, by our own token.
     tokens: Vec<u64>,
     free_tokens: Vec<u32>,
-    matcher: Matcher<(u64, Buffer), Buffer>,
+    matcher: Matcher<(u64, Buffer), Message>,
+    /// Messages that may be copied out of the way, and that are.
+    spill: usize,
+    spilled: usize,
     done: VecDeque<Result<TaggedEntry, ErrorEntry>>,
 }
 
@@ -193,6 +223,8 @@ impl TaggedEndpoint {
             tokens: vec![0; depth as usize],
             free_tokens: (0..depth).collect(),
             matcher: Matcher::new(),
+            spill: 0,
+            spilled: 0,
             done: VecDeque::with_capacity(2 * depth as usize),
         })
     }
@@ -200,6 +232,62 @@ impl TaggedEndpoint {
     /// The queue pair, to be connected.
     pub fn queue_pair(&mut self) -> &mut QueuePair {
         &mut self.qp
+    }
+
+    /// How many messages that nothing matches are copied out of the way, so that
+    /// others can come; 0 unless told. Each takes as much memory as it is long:
+    /// a peer can make this side use `messages` times the longest message. What
+    /// is there already stays where it is.
+    pub fn set_spill(&mut self, messages: usize) {
+        self.spill = messages;
+    }
+
+    /// Where its events go, if its completion queue has a channel.
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.cq.channel()
+    }
+
+    /// Arms it and looks again, as one act: only if this says `false` may one
+    /// wait for an event of the [`channel`](Self::channel). True if there may be
+    /// an entry.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::arm`].
+    pub fn arm(&mut self) -> Result<bool> {
+        if self.done.is_empty() {
+            self.cq.arm(false)
+        } else {
+            Ok(true)
+        }
+    }
+
+    /// Waits until [`next_entry`](Self::next_entry) has something to look at,
+    /// which need not be an entry: a message that nothing matches is none. For
+    /// ever without a `timeout`; false when the time is up, or a signal handler
+    /// has run. No one else may read the channel meanwhile: other queues' events
+    /// are taken, and lost.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if its completion queue has no channel; EIO if the
+    /// device is gone.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool> {
+        let deadline = wait::deadline(timeout);
+        loop {
+            if self.arm()? {
+                return Ok(true);
+            }
+            let left = wait::left(deadline);
+            let event = match self.cq.channel() {
+                Some(channel) => channel.wait(left)?,
+                None => None,
+            };
+            match event {
+                Some(event) if event.is_of(&self.cq) => return Ok(true),
+                // Of another queue, or of one that was armed before.
+                Some(_) if !wait::is_over(deadline) => {}
+                _ => return Ok(false),
+            }
+        }
     }
 
     /// Sends a message, which is copied. Its entry comes with `token`.
@@ -259,7 +347,7 @@ impl TaggedEndpoint {
     /// [`next_entry`](Self::next_entry) has taken in: call that before.
     pub fn peek(&self, which: TagMatch) -> Option<(u64, usize)> {
         let (tag, message) = self.matcher.find(which)?;
-        Some((*tag, message.len() - HEADER))
+        Some((*tag, message.body().len()))
     }
 
     /// Sets that message aside (`FI_CLAIM`).
@@ -276,7 +364,7 @@ impl TaggedEndpoint {
 
     /// Forgets a message that was set aside (`FI_DISCARD`).
     pub fn discard(&mut self, claimed: Claimed) {
-        self.repost(claimed.message);
+        self.let_go(claimed.message);
     }
 
     /// Takes a receive back that has not been matched.
@@ -360,8 +448,26 @@ impl TaggedEndpoint {
             self.repost(message);
             return;
         };
-        if let Some(((token, buffer), message)) = self.matcher.message(tag, message) {
+        if let Some((token, buffer)) = self.matcher.expecting(tag) {
+            let message = Message::Arrived(message);
             self.deliver(tag, message, token, buffer, EntryFlags::empty());
+        } else if self.spilled < self.spill {
+            let arrived = Message::Arrived(message);
+            let copy = Message::Spilled(arrived.body().into());
+            self.let_go(arrived);
+            self.spilled += 1;
+            self.matcher.unexpected.push_back((tag, copy));
+        } else {
+            let message = Message::Arrived(message);
+            self.matcher.unexpected.push_back((tag, message));
+        }
+    }
+
+    /// A message has been looked at for the last time.
+    fn let_go(&mut self, message: Message) {
+        match message {
+            Message::Arrived(buffer) => self.repost(buffer),
+            Message::Spilled(_) => self.spilled -= 1,
         }
     }
 
@@ -369,12 +475,12 @@ impl TaggedEndpoint {
     fn deliver(
         &mut self,
         tag: u64,
-        message: Buffer,
+        message: Message,
         token: u64,
         mut buffer: Buffer,
         extra: EntryFlags,
     ) {
-        let body = &message[HEADER..];
+        let body = message.body();
         let fits = body.len().min(buffer.capacity());
         let over = body.len() - fits;
         // Not over its capacity, and so not refused.
@@ -398,7 +504,7 @@ impl TaggedEndpoint {
                 ..error(token, libc::EMSGSIZE, self.qp.qp_num(), buffer)
             })
         });
-        self.repost(message);
+        self.let_go(message);
     }
 
     /// Gives one of our buffers to the device again.
@@ -459,7 +565,7 @@ mod tests {
 
     #[test]
     fn a_message_goes_to_the_first_receive_that_takes_it() {
-        let mut matcher = Matcher::new();
+        let mut matcher = Matcher::<_, ()>::new();
         let masked = TagMatch {
             tag: 0x10,
             ignore: 0x0f,
@@ -467,17 +573,18 @@ mod tests {
         matcher.expected.push_back((TagMatch::exact(5), "five"));
         matcher.expected.push_back((masked, "tens"));
         matcher.expected.push_back((TagMatch::any(), "any"));
-        assert_eq!(matcher.message(0x13, 1), Some(("tens", 1)));
-        assert_eq!(matcher.message(0x14, 2), Some(("any", 2)));
-        assert_eq!(matcher.message(0x15, 3), None);
-        assert_eq!(matcher.message(5, 4), Some(("five", 4)));
+        assert_eq!(matcher.expecting(0x13), Some("tens"));
+        assert_eq!(matcher.expecting(0x14), Some("any"));
+        assert_eq!(matcher.expecting(0x15), None);
+        assert_eq!(matcher.expecting(5), Some("five"));
     }
 
     #[test]
     fn a_receive_gets_the_first_message_that_it_takes() {
         let mut matcher = Matcher::<(), _>::new();
         for (tag, message) in [(1, "a"), (2, "b"), (1, "c")] {
-            assert!(matcher.message(tag, message).is_none());
+            assert!(matcher.expecting(tag).is_none());
+            matcher.unexpected.push_back((tag, message));
         }
         assert_eq!(matcher.find(TagMatch::exact(2)), Some(&(2, "b")));
         assert_eq!(matcher.claim(TagMatch::exact(1)), Some((1, "a")));

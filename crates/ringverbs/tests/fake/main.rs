@@ -16,6 +16,7 @@ mod in_flight;
 mod lifetimes;
 mod memory;
 mod soundness;
+mod tagged;
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
