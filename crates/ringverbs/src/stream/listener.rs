@@ -85,9 +85,20 @@ impl RdmaListener {
         &self,
         timeout: Option<Duration>,
     ) -> io::Result<Option<(Lingering, SocketAddr)>> {
-        let Some(request) = self.listener.next_request(timeout).map_err(from_manager)? else {
-            return Ok(None);
-        };
+        match self.request_within(timeout)? {
+            Some(request) => self.answer(request),
+            None => Ok(None),
+        }
+    }
+
+    /// The next request, in that time.
+    pub(super) fn request_within(&self, timeout: Option<Duration>) -> io::Result<Option<Request>> {
+        self.listener.next_request(timeout).map_err(from_manager)
+    }
+
+    /// Makes a stream of a request, if it is of one: opens its device, registers
+    /// memory, makes the queues. That takes its time.
+    pub(super) fn answer(&self, request: Request) -> io::Result<Option<(Lingering, SocketAddr)>> {
         let domain = self.domain(&request)?;
         let Some(peer) = request.peer_addr().map_err(from_manager)? else {
             return Ok(None);

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use ::tokio::runtime::Handle;
+use ::tokio::task::JoinHandle;
 
 use super::engine::Engine;
 use super::linger::Lingering;
@@ -287,13 +289,21 @@ impl fmt::Debug for RdmaStream {
 }
 
 /// [`RdmaListener`](super::RdmaListener) for tokio.
-#[derive(Debug)]
+///
+/// A stream's queues and memory are made in one of tokio's blocking threads, one
+/// stream at a time.
 pub struct RdmaListener {
     listener: AsyncFd<Listening>,
+    /// The stream that is being made.
+    making: Mutex<Option<JoinHandle<Answer>>>,
+    runtime: Handle,
 }
 
 #[derive(Debug)]
-struct Listening(StdListener);
+struct Listening(Arc<StdListener>);
+
+/// What has become of a request: no stream if it was of none.
+type Answer = io::Result<Option<(Lingering, SocketAddr)>>;
 
 impl AsRawFd for Listening {
     fn as_raw_fd(&self) -> RawFd {
@@ -324,8 +334,12 @@ impl RdmaListener {
     /// # Errors
     /// No runtime to register with.
     pub fn from_std(listener: StdListener) -> io::Result<Self> {
-        let listener = watch(Listening(listener))?;
-        Ok(Self { listener })
+        let runtime = Handle::try_current().map_err(io::Error::other)?;
+        Ok(Self {
+            listener: watch(Listening(Arc::new(listener)))?,
+            making: Mutex::new(None),
+            runtime,
+        })
     }
 
     /// Where it listens.
@@ -350,18 +364,35 @@ impl RdmaListener {
     /// # Errors
     /// As there.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(RdmaStream, SocketAddr)>> {
+        let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
+            if let Some(task) = &mut *making {
+                let made = ready!(Pin::new(task).poll(cx));
+                *making = None;
+                if let Some((engine, peer)) = made.map_err(io::Error::other)?? {
+                    return Poll::Ready(RdmaStream::new(engine).map(|stream| (stream, peer)));
+                }
+            }
             let mut guard = ready!(self.listener.poll_read_ready(cx))?;
             let listener = &self.listener.get_ref().0;
             // There may be more behind it: what is ready stays so until there
             // was nothing.
-            if let Some((engine, peer)) = listener.accept_within(Some(Duration::ZERO))? {
-                return Poll::Ready(RdmaStream::new(engine).map(|stream| (stream, peer)));
+            if let Some(request) = listener.request_within(Some(Duration::ZERO))? {
+                let listener = Arc::clone(listener);
+                let answer = move || listener.answer(request);
+                *making = Some(self.runtime.spawn_blocking(answer));
+                continue;
             }
             if !is_readable(self.listener.get_ref().0.as_fd())? {
                 guard.clear_ready();
             }
         }
+    }
+}
+
+impl fmt::Debug for RdmaListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.listener.get_ref().0.fmt(f)
     }
 }
 
