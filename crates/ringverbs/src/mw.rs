@@ -1,7 +1,7 @@
 //! Memory windows.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ring::Hint;
 use uverbs::{Mw, MwType, Udata};
@@ -25,8 +25,9 @@ pub enum WindowType {
 /// A key of its own for a part of a [`RemoteRegion`](crate::RemoteRegion) made
 /// with `MW_BIND`: given to a peer, and taken back without touching the region.
 ///
-/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. It keeps the
-/// regions that it was bound to, until it is dropped.
+/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. It keeps the region
+/// that it is bound to; one that it was bound to before, until the completion of
+/// a later bind has been read.
 ///
 /// A handle: clones refer to the same window.
 #[derive(Clone)]
@@ -34,12 +35,24 @@ pub struct MemoryWindow {
     inner: Arc<Inner>,
 }
 
+/// A region, or nothing.
+type Bound = Option<Arc<Registered>>;
+
+fn same(one: &Bound, other: &Bound) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    }
+}
+
 struct Inner {
     /// Before what it is bound to: the kernel refuses to deregister a region
     /// that a window is bound to.
     object: Mw<Ctx>,
     rkey: Hint,
-    bound: Mutex<Vec<Arc<Registered>>>,
+    /// What it was bound to by the last bind that is known to be done, and by
+    /// those posted since, in order.
+    bound: Mutex<Vec<Bound>>,
     kind: WindowType,
     domain: ProtectionDomain,
 }
@@ -78,7 +91,11 @@ impl MemoryWindow {
         self.inner.kind
     }
 
-    /// The key that it was given with the last bind that was posted.
+    /// The key that it was given with the last bind that was posted. Once the
+    /// completion of a bind that has failed, or was flushed, has been read, the
+    /// key that it had before. What became of binds in flight on a queue pair
+    /// that was destroyed nobody knows: if the next bind fails, the window has to
+    /// be made anew.
     pub fn rkey(&self) -> u32 {
         self.inner.rkey.get()
     }
@@ -90,7 +107,8 @@ impl MemoryWindow {
         rkey & !0xff | rkey.wrapping_add(1) & 0xff
     }
 
-    /// The last bind was not posted after all: the key is the one before.
+    /// A bind was not posted after all, or has failed: the kernel has counted one
+    /// less. Those that were posted behind it fail too, and are counted so each.
     pub(crate) fn not_bound(&self) {
         let rkey = self.rkey();
         self.inner
@@ -117,17 +135,28 @@ impl MemoryWindow {
     /// That bind is being posted.
     pub(crate) fn binding(&self, slice: Option<&MemorySlice>) {
         self.inner.rkey.set(self.next_rkey());
-        let Some(memory) = slice.map(MemorySlice::memory) else {
-            return;
-        };
-        let mut bound = self
-            .inner
-            .bound
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !bound.iter().any(|there| Arc::ptr_eq(there, memory)) {
-            bound.push(Arc::clone(memory));
+        let memory = slice.map(MemorySlice::memory).cloned();
+        let mut bound = self.bound();
+        if bound.last().is_none_or(|last| !same(last, &memory)) {
+            bound.push(memory);
         }
+    }
+
+    /// That bind is done: what the window was bound to before is let go of, and
+    /// what binds posted behind it name is kept.
+    pub(crate) fn is_bound(&self, slice: Option<&MemorySlice>) {
+        let memory = slice.map(MemorySlice::memory).cloned();
+        let mut bound = self.bound();
+        let at = bound.iter().position(|there| same(there, &memory));
+        let before: Vec<_> = bound.drain(..at.unwrap_or(0)).collect();
+        // Not under the lock: it may be the last of a region.
+        drop(bound);
+        drop(before);
+    }
+
+    fn bound(&self) -> MutexGuard<'_, Vec<Bound>> {
+        let bound = self.inner.bound.lock();
+        bound.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn identity(&self) -> Identity {

@@ -100,6 +100,7 @@ impl Cursor<'_> {
             match reaped {
                 Ok(retired) => {
                     let posted = self.current.insert(retired.with(|posted| posted));
+                    posted.companion.settle(status == 0);
                     if posted.quiet && status == 0 {
                         continue;
                     }

@@ -305,7 +305,9 @@ impl Completion {
                 } else if wc.status == Status::SUCCESS.0 {
                     self.payload.received(received(wc.opcode, wc.byte_len));
                 }
-                (&raw const (*posted).companion).read().release();
+                (&raw const (*posted).companion)
+                    .read()
+                    .release(wc.status == Status::SUCCESS.0);
             });
         }
     }

@@ -448,7 +448,10 @@ impl CompletionQueue {
             let id = WorkId(entry.wr_id());
             match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
                 Ok(retired) if retired.is_quiet() && entry.status() == 0 => {
-                    retired.with(&mut earlier);
+                    retired.with(|posted| {
+                        posted.companion.settle(true);
+                        earlier(posted);
+                    });
                 }
                 Ok(retired) => {
                     count += 1;

@@ -102,6 +102,8 @@ impl Fifo {
             at = at.wrapping_add(1);
             // Published at once: if `earlier` panics, nothing is taken twice.
             self.sequences.publish_consumed(at);
+            // A failure has a completion of its own.
+            posted.companion.settle(true);
             earlier(posted);
         }
         Some(Retired {

@@ -109,14 +109,32 @@ impl Companion {
         }
     }
 
-    /// The operation is done. As dropping it, but nearly always there is none,
+    /// What became of the operation.
+    #[inline(always)]
+    pub fn settle(&self, done: bool) {
+        if let Self::Window(bind) = self {
+            settle_bind(bind, done);
+        }
+    }
+
+    /// The operation has ended. As dropping it, but nearly always there is none,
     /// and then no call.
     #[inline(always)]
-    pub fn release(self) {
+    pub fn release(self, done: bool) {
+        self.settle(done);
         match self {
             Self::None => std::mem::forget(self),
             Self::Address(_) | Self::Window(_) => drop(self),
         }
+    }
+}
+
+#[cold]
+fn settle_bind((window, memory): &(MemoryWindow, Option<MemorySlice>), done: bool) {
+    if done {
+        window.is_bound(memory.as_ref());
+    } else {
+        window.not_bound();
     }
 }
 

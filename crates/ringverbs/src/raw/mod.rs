@@ -47,8 +47,9 @@ pub use completion::Entry;
 pub use recv::RecvQueue;
 pub use send::{
     Atomic, AtomicWrite, BindWindow, Binding, CompareSwap, Data, FetchAdd, Flush, Immediate, Key,
-    LocalInvalidate, OnlyKey, Operation, Path, Range, Read, Ready, Remote, Send, SendImmediate,
-    SendInvalidate, SendQueue, SendTo, SendToImmediate, Value, Wqe, Write, WriteImmediate,
+    LocalInvalidate, OnlyKey, Operation, Path, Range, Read, Ready, Rebound, Remote, Send,
+    SendImmediate, SendInvalidate, SendQueue, SendTo, SendToImmediate, Value, Wqe, Write,
+    WriteImmediate,
 };
 
 use crate::memory::{Buffer, MemorySlice};

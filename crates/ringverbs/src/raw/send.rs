@@ -247,13 +247,42 @@ impl<'w> Wqe<'w, Range> {
 
 impl Wqe<'_, Binding> {
     /// What the window is bound to, and what peers may do there; makes it part
-    /// of the batch. The window's new key is [`MemoryWindow::rkey`] from now on.
+    /// of the batch. The window itself does not change until it is told what
+    /// became of it: see [`Rebound`]. Until then it is bound no second time.
     #[inline]
-    pub fn bind(mut self, window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) {
+    pub fn bind(mut self, window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) -> Rebound {
         let bind = window.next_bind(Some(to), access);
         self.opened.wqe().bind_window(bind);
-        window.binding(Some(to));
         self.opened.accept();
+        Rebound {
+            window: window.clone(),
+            to: to.clone(),
+            rkey: bind.rkey,
+        }
+    }
+}
+
+/// A bind that was written, of which this layer does not learn what became. If
+/// it was not published, or has failed, this is dropped: the window is as it was.
+#[derive(Debug)]
+#[must_use = "the window has its new key when it is told that the bind is done"]
+pub struct Rebound {
+    window: MemoryWindow,
+    to: MemorySlice,
+    rkey: u32,
+}
+
+impl Rebound {
+    /// The key that the bind gives the window.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// The bind's completion says that it was done: the window has the new key,
+    /// and keeps the region.
+    pub fn done(self) {
+        self.window.binding(Some(&self.to));
+        self.window.is_bound(Some(&self.to));
     }
 }
 

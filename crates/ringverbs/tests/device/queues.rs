@@ -332,7 +332,7 @@ fn the_raw_layer_has_the_rarer_operations() {
 
     let before = window.rkey();
     let mut send = pair.b.send_half().raw();
-    send.open::<BindWindow>(1, Flags::SIGNALED).unwrap().bind(
+    let bound = send.open::<BindWindow>(1, Flags::SIGNALED).unwrap().bind(
         &window,
         &part,
         AccessFlags::REMOTE_WRITE,
@@ -340,6 +340,8 @@ fn the_raw_layer_has_the_rarer_operations() {
     // SAFETY: window and region live until the end.
     unsafe { send.publish().unwrap() };
     done(&mut pair, 1);
+    assert_eq!(window.rkey(), before);
+    bound.done();
     assert_ne!(window.rkey(), before);
 
     let at = region.key();

@@ -178,6 +178,94 @@ fn a_window_in_flight_outlives_its_handle() {
     assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (0, 0));
 }
 
+/// A window has the key that the kernel has for it: a bind that fails, or is
+/// flushed, gives it none. However its completion is read.
+#[test]
+fn a_bind_that_fails_leaves_the_window_s_key() {
+    for by_cursor in [false, true] {
+        let mut world = World::new();
+        let (mut qp, queues) = world.queue_pair(17);
+        let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+        let window = world.domain.memory_window(WindowType::Two).unwrap();
+        let before = window.rkey();
+        let mut bind = |status: [u64; 2]| {
+            for _ in 0..2 {
+                let slice = region.slice(..).unwrap();
+                qp.post(WorkRequest::bind(&window, slice, AccessFlags::empty()))
+                    .unwrap();
+            }
+            assert_eq!(window.rkey(), before & !0xff | (before + 2) & 0xff);
+            for (id, status) in queues.sent().into_iter().zip(status) {
+                world.raise(&[(layout::wc::WR_ID, id), (layout::wc::STATUS, status)]);
+                if by_cursor {
+                    world.cq.cursor().next_entry().unwrap().unwrap();
+                } else {
+                    world.cq.poll_one().unwrap().unwrap();
+                }
+            }
+        };
+        bind([10, 5]);
+        assert_eq!(window.rkey(), before);
+        bind([0, 0]);
+        assert_eq!(window.rkey(), before & !0xff | (before + 2) & 0xff);
+    }
+}
+
+/// What a window was bound to is let go of when it is bound elsewhere, also if
+/// nobody hears of it.
+#[test]
+fn a_window_keeps_only_what_it_is_bound_to() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let region = || world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let (first, second) = (region(), region());
+    let bind = |to: &ringverbs::RemoteRegion| {
+        WorkRequest::bind(&window, to.slice(..).unwrap(), AccessFlags::empty())
+    };
+    qp.post(bind(&first).unsignaled()).unwrap();
+    qp.post(bind(&second)).unwrap();
+    drop(first);
+    assert_eq!(world.live(OBJECT_MR), 2);
+    world.complete(queues.sent()[1], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!(world.live(OBJECT_MR), 1);
+    qp.post(WorkRequest::unbind(&window)).unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    second.close().unwrap();
+}
+
+/// A bind of the raw layer is the window's when that is told, and else never
+/// happened.
+#[test]
+fn a_raw_bind_is_the_window_s_when_it_is_done() {
+    use ringverbs::raw::{BindWindow, Flags};
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let part = region.slice(..).unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let before = window.rkey();
+    let mut raw = qp.send_half().raw();
+    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
+    drop(entry.bind(&window, &part, AccessFlags::empty()));
+    // Not published.
+    let _ = qp.send_half().raw();
+    assert_eq!((queues.sent().len(), window.rkey()), (0, before));
+    let mut raw = qp.send_half().raw();
+    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
+    let bound = entry.bind(&window, &part, AccessFlags::empty());
+    // SAFETY: window and region live until the end.
+    unsafe { raw.publish().unwrap() };
+    assert_eq!((queues.sent().len(), window.rkey()), (1, before));
+    let rkey = bound.rkey();
+    bound.done();
+    assert_eq!(window.rkey(), rkey);
+    drop((part, region));
+    assert_eq!(world.live(OBJECT_MR), 1);
+}
+
 #[test]
 fn a_region_in_flight_outlives_its_handle() {
     let mut world = World::new();
