@@ -8,7 +8,9 @@
 //!
 //! The kernel is asked directly (ioctl on the uverbs device), and the data path
 //! is in this process: posting and polling allocate nothing and, as far as the
-//! device allows, call nothing.
+//! device allows, call nothing. (But for this: a request that binds a window
+//! allocates what it keeps, and the first completion of a queue pair may enlarge
+//! the list of those that its completion queue has met.)
 //!
 //! **Safe by ownership.** A posted operation owns its memory until its
 //! completion is read or its queue pair is gone. All handles can be dropped, or

@@ -6,6 +6,7 @@ extern crate rxe as ringverbs_rxe;
 #[path = "../../../rxe/tests/common/mod.rs"]
 mod common;
 
+mod allocation;
 mod bad_input;
 mod completion;
 mod connect;

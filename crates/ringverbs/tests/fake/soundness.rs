@@ -4,6 +4,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringverbs::{
     AccessFlags, BatchError, Completion, Error, Inline, Operation, PostError, Status, WindowType,
@@ -169,11 +171,15 @@ fn memory_is_deregistered_before_it_is_freed() {
     let world = World::new();
     let buffer = world.buffer(b"x");
     let addr = buffer.as_ptr().addr();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
     world.machine.fake.on(DEREG_MR, move |_| {
         assert!(is_mapped(addr));
+        counted.fetch_add(1, Ordering::Relaxed);
         Ok(())
     });
     drop(buffer);
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
     assert!(!is_mapped(addr));
 }
 
@@ -534,7 +540,7 @@ fn a_completion_of_a_former_queue_pair_is_dropped() {
 #[test]
 fn a_completion_queue_full_of_rubbish_harms_nothing() {
     let mut world = World::new();
-    let (mut qp, _queues) = world.queue_pair(17);
+    let (mut qp, queues) = world.queue_pair(17);
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
         seed ^= seed << 13;
@@ -543,8 +549,20 @@ fn a_completion_queue_full_of_rubbish_harms_nothing() {
         seed
     };
     qp.receive(world.buffer(b"here"), 1).unwrap();
-    for _ in 0..2000 {
-        let entry: Vec<u8> = (0..6).flat_map(|_| random().to_ne_bytes()).collect();
+    let live = queues.received()[0];
+    for round in 0..2000 {
+        let mut entry: Vec<u8> = (0..6).flat_map(|_| random().to_ne_bytes()).collect();
+        // Numbers out of the air come near no operation: the other half are
+        // one bit, or a little, beside the one in flight.
+        match round % 4 {
+            0 => layout::write(&mut entry, wc::WR_ID, live ^ 1 << (random() % 64)),
+            1 => {
+                let beside = live.wrapping_add(random() % 5).wrapping_sub(2);
+                let beside = if beside == live { live + 3 } else { beside };
+                layout::write(&mut entry, wc::WR_ID, beside);
+            }
+            _ => {}
+        }
         world.completions.set_entry(random() as u32 % 64, &entry);
         world.completions.set_producer(random() as u32);
         for _ in 0..3 {
@@ -555,6 +573,31 @@ fn a_completion_queue_full_of_rubbish_harms_nothing() {
         }
     }
     assert_eq!(qp.in_flight().1, 1);
+}
+
+/// ... nor by an identifier that is right but for its sequence number, its
+/// queue's generation, its queue or its kind.
+#[test]
+fn an_identifier_beside_a_live_one_ends_nothing() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.receive(world.buffer(b"here"), 1).unwrap();
+    let live = queues.received()[0];
+    let (sequence, generation, index, kind) = (1, 1 << 24, 1 << 44, 1 << 63);
+    let around = [sequence, generation, index]
+        .into_iter()
+        .flat_map(|one| [live.wrapping_add(one), live.wrapping_sub(one)]);
+    for id in around.chain([live ^ kind, live ^ 1 << 23, live | 0xff_ffff]) {
+        assert_ne!(id, live);
+        world.complete(id, 17);
+        match world.cq.poll_one() {
+            Ok(None) | Err(Error::Corruption { .. }) => {}
+            other => panic!("{id:#x}: {other:?}"),
+        }
+        assert_eq!(qp.in_flight().1, 1, "{id:#x}");
+    }
+    world.complete(live, 17);
+    assert_eq!(world.cq.poll_one().unwrap().unwrap().token, 1);
 }
 
 /// A length that the device makes up is cut to the buffer.
