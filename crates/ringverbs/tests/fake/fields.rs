@@ -23,9 +23,10 @@ fn a_bind_says_the_same_in_both_layers() {
         if raw {
             let mut queue = qp.send_half().raw();
             let entry = queue.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-            entry.bind(&window, &slice(), access);
+            let bound = entry.bind(&window, &slice(), access);
             // SAFETY: the region stays, and there is no device.
             unsafe { queue.publish().unwrap() };
+            bound.done();
         } else {
             qp.post(WorkRequest::bind(&window, slice(), access))
                 .unwrap();
