@@ -32,7 +32,7 @@ impl Region {
     ///
     /// # Errors
     /// As there; ENOMEM if not enough huge pages were reserved
-    /// (`/proc/sys/vm/nr_hugepages`); [`Error::Unsupported`] of a kernel without.
+    /// (`/proc/sys/vm/nr_hugepages`); [`Error::Unsupported`](crate::Error::Unsupported) of a kernel without.
     pub fn alloc_huge(domain: &ProtectionDomain, len: usize) -> Result<Self> {
         Self::with(domain, len, MmapFlags::HUGE_PAGES, AccessFlags::empty())
     }
@@ -96,7 +96,7 @@ impl Region {
     /// Deregisters and frees the memory.
     ///
     /// # Errors
-    /// The kernel's reason, with the region; [`Error::Busy`] while a buffer of
+    /// The kernel's reason, with the region; [`Error::Busy`](crate::Error::Busy) while a buffer of
     /// no bytes, cut off from it, is alive.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
