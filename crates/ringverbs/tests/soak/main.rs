@@ -47,7 +47,7 @@ pub struct Tally {
     pub victims: u64,
     /// Atomics that succeeded without their old value. rdma_rxe does that when
     /// a request is sent again although nothing was lost, as it is on a machine
-    /// that is busy (rxe-tests/programs/lossy.c shows it with C).
+    /// that is busy (rxe-tests/programs/losses.c shows it with C).
     pub without_data: u64,
     /// Times that buffers were posted, came back, and went with a queue pair.
     pub buffers: [u64; 3],
