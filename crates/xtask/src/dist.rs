@@ -122,14 +122,20 @@ impl Places {
 /// Puts the plugin where the libibverbs under `prefix` (`/usr` for the
 /// system's) looks, so that rxe devices use it; with `uninstall`, takes it
 /// away and puts the stock provider back in its place.
-pub fn install(prefix: &Path, uninstall: bool) -> Result<()> {
+///
+/// Its files are those of `built`, a folder that [`dist`] has made; without it
+/// they are made now.
+pub fn install(prefix: &Path, uninstall: bool, built: Option<&Path>) -> Result<()> {
     let places = Places::under(prefix)?;
     if uninstall {
         remove(&places)?;
         println!("ringverbs is removed; rxe devices use the stock provider");
         return Ok(());
     }
-    let dist = dist()?;
+    let dist = match built {
+        Some(folder) => folder.to_owned(),
+        None => dist()?,
+    };
     for dir in [&places.providers, &places.config] {
         fs::create_dir_all(dir).with_context(|| cannot("make", dir))?;
     }
@@ -224,10 +230,15 @@ fn divert(action: &str, places: &Places) -> Result<()> {
     Ok(())
 }
 
+/// Whether what makes Debian packages is installed.
+pub fn can_make_deb() -> bool {
+    let have = Command::new(cargo()).args(["deb", "--version"]).output();
+    have.is_ok_and(|output| output.status.success())
+}
+
 /// Makes the Debian package of the plugin; gives its path.
 pub fn deb() -> Result<PathBuf> {
-    let have = Command::new(cargo()).args(["deb", "--version"]).output();
-    if !have.is_ok_and(|output| output.status.success()) {
+    if !can_make_deb() {
         bail!("cargo-deb is missing: cargo install cargo-deb");
     }
     let dist = dist()?;

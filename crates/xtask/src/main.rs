@@ -43,6 +43,9 @@ enum Command {
         /// Take the plugin away again; stock serves as before
         #[arg(long)]
         uninstall: bool,
+        /// What `dist` has made, instead of making it now
+        #[arg(long, conflicts_with = "uninstall")]
+        dist: Option<PathBuf>,
     },
     /// Makes a Debian package of the plugin
     Deb,
@@ -57,9 +60,11 @@ fn main() -> ExitCode {
         Command::Guest(arguments) => guest::guest(&arguments),
         Command::Softhca(arguments) => softhca::softhca(&arguments),
         Command::Dist => dist::dist().map(shown),
-        Command::Install { prefix, uninstall } => {
-            dist::install(&prefix, uninstall).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Install {
+            prefix,
+            uninstall,
+            dist,
+        } => dist::install(&prefix, uninstall, dist.as_deref()).map(|()| ExitCode::SUCCESS),
         Command::Deb => dist::deb().map(shown),
         Command::Bench(arguments) => bench::bench(&arguments),
     };

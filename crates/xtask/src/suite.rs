@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rxe_tests::compare::Results;
+use rxe_tests::driver::case::chosen;
+use rxe_tests::driver::selection;
 use rxe_tests::guest::vm::{self, Line, RECORD};
 use rxe_tests::guest::{Hardware, Job, Suite, compile, host, tree};
 use rxe_tests::record::{Outcome, Provider, Record, Stock};
 
-use crate::{driver, native};
+use crate::{dist, driver, native};
 
 /// What libibverbs appends `-rdmav<ABI>.so` to.
 pub const PLUGIN: &str = "libringverbs";
@@ -55,7 +57,10 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         script.push_str(" --programs /opt/programs");
     }
     if request.plugin.is_some() {
-        script.push_str(&format!(" --install --plugin /opt/ringverbs/{PLUGIN}"));
+        script.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
+        if chosen(&request.filter, selection::GROUP) {
+            script.push_str(&installers(&share.0)?);
+        }
     }
     if request.short {
         script.push_str(" --short");
@@ -96,6 +101,20 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     }
     keep(&share.0.join("records"), suite.name())?;
     Ok(results)
+}
+
+/// Puts what installs the plugin into the share, and says so to the driver. A
+/// package there is only where its maker is installed.
+fn installers(share: &Path) -> Result<String> {
+    let program = driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?;
+    let program = program.get("xtask").context("cargo left no xtask")?;
+    fs::copy(program, share.join("xtask"))?;
+    let mut arguments = String::from(" --installer /share/xtask");
+    if dist::can_make_deb() {
+        fs::copy(dist::deb()?, share.join("ringverbs.deb"))?;
+        arguments.push_str(" --deb /share/ringverbs.deb");
+    }
+    Ok(arguments)
 }
 
 /// Runs the cases on this machine, which must have rdma_rxe, rdma-core's

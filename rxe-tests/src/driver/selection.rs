@@ -1,10 +1,11 @@
 //! Which provider gets the device where both could: ours named in the
-//! environment with stock configured as usual, ours installed, and ours
-//! removed again.
+//! environment with stock configured as usual, ours installed as users install
+//! it, and ours removed again.
 //!
 //! Both libraries are mapped in such a process, so its map does not tell.
 //! The test programs do: they look up whose function serves the data path.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,41 +14,121 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::process::Running;
-use super::run::{Runner, reason, wait_all};
+use super::run::{Runner, last_lines, reason, wait_all};
 use crate::record::{self, Outcome, Provider, Record, Stock};
 
 /// The group that the results are reported in.
 pub const GROUP: &str = "selection";
 
-/// libibverbs's configuration, and the files in it for stock and ours.
+/// libibverbs's configuration.
 const CONFIG: &str = "/etc/libibverbs.d";
-const STOCK: &str = "rxe.driver";
-const OURS: &str = "ringverbs.driver";
 
-/// Runs `probe`, a test program's command line, in each arrangement.
-/// `install` allows those that change this system's files for a while.
-pub fn run(runner: &Runner, probe: &str, install: bool) -> Result<()> {
+/// What installs ours in this system, as users do.
+#[derive(Debug, Clone, Default)]
+pub struct Installers {
+    /// `cargo xtask` as a program: its `install` and `install --uninstall`.
+    pub xtask: Option<PathBuf>,
+    /// The Debian package.
+    pub deb: Option<PathBuf>,
+}
+
+/// Runs `probe`, a test program's command line, in each arrangement. Those of
+/// `installers` change this system's files for a while.
+pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> {
     let Some(plugin) = runner.plugin.clone() else {
         return Ok(());
     };
     let stem = plugin.stem();
-    try_one(
-        runner,
-        "named in the environment, stock configured",
-        probe,
-        &stem,
-        |c| {
-            c.env("RDMAV_DRIVERS", &plugin.0);
-        },
-    )?;
-    if install {
-        let from = plugin.0.parent().context("the plugin has no folder")?;
-        let mut installed = Installed::put(from, &stem)?;
-        try_one(runner, "installed", probe, &stem, |_| {})?;
-        installed.remove()?;
-        try_one(runner, "removed again", probe, "librxe", |_| {})?;
+    let name = "named in the environment, stock configured";
+    try_one(runner, name, probe, &stem, |c| {
+        c.env("RDMAV_DRIVERS", &plugin.0);
+    })?;
+    if let Some(xtask) = &installers.xtask {
+        let dist = plugin.0.parent().context("the plugin has no folder")?;
+        let install = |last: &[&Path]| {
+            let mut command = Command::new(xtask);
+            command.arg("install").args(last);
+            command
+        };
+        let put = install(&[Path::new("--dist"), dist]);
+        let take = install(&[Path::new("--uninstall")]);
+        there_and_gone(runner, "cargo xtask install", probe, &stem, put, take)?;
+    }
+    if let Some(deb) = &installers.deb {
+        let dpkg = |option: &str, what: &Path| {
+            let mut command = Command::new("dpkg");
+            command.arg(option).arg(what);
+            command
+        };
+        let (put, take) = (dpkg("-i", deb), dpkg("-r", Path::new("ringverbs")));
+        there_and_gone(runner, "dpkg", probe, &stem, put, take)?;
+    } else if installers.xtask.is_some() {
+        let why = "there is no package: cargo install cargo-deb";
+        report(runner, "dpkg", Outcome::Skip, why.into(), Instant::now())?;
     }
     Ok(())
+}
+
+/// Installs ours, which must be served then, and removes it, after which stock
+/// must be, with its files as they were.
+fn there_and_gone(
+    runner: &Runner,
+    by: &str,
+    probe: &str,
+    stem: &str,
+    mut put: Command,
+    mut take: Command,
+) -> Result<()> {
+    let before = configuration()?;
+    let steps = [
+        (&mut put, "installed", stem),
+        (&mut take, "removed", "librxe"),
+    ];
+    for (command, state, expect) in steps {
+        let began = Instant::now();
+        let name = format!("{state} by {by}");
+        // dpkg wants what only root's shell finds.
+        let out = command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .output()
+            .with_context(|| format!("cannot run {command:?}"))?;
+        if out.status.success() {
+            try_one(runner, &name, probe, expect, |_| {})?;
+        } else {
+            let text = [out.stdout, out.stderr].concat();
+            let detail = format!(
+                "{command:?}: {}: {}",
+                out.status,
+                last_lines(&String::from_utf8_lossy(&text), 4)
+            );
+            report(runner, &name, Outcome::Fail, detail, began)?;
+        }
+    }
+    let after = configuration()?;
+    let (outcome, detail) = if before == after {
+        (Outcome::Pass, String::new())
+    } else {
+        (Outcome::Fail, format!("{after:?}, before {before:?}"))
+    };
+    let name = format!("nothing left by {by}");
+    report(runner, &name, outcome, detail, Instant::now())
+}
+
+/// The names in libibverbs's folders, and what dpkg has been told to divert.
+fn configuration() -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for folder in [PathBuf::from(CONFIG), providers_folder()?] {
+        for entry in fs::read_dir(&folder)? {
+            names.insert(entry?.path().to_string_lossy().into_owned());
+        }
+    }
+    let diverted = Command::new("dpkg-divert")
+        .args(["--list", "*rxe*"])
+        .output()
+        .context("cannot run dpkg-divert")?;
+    let lines = String::from_utf8_lossy(&diverted.stdout);
+    names.extend(lines.lines().map(str::to_owned));
+    Ok(names)
 }
 
 fn try_one(
@@ -71,70 +152,33 @@ fn try_one(
     let mut running = Running::start(command, &runner.scratch.join("selection.txt"))?;
     wait_all(&mut [&mut running], Duration::from_secs(60), Duration::ZERO)?;
     let good = running.ended().is_some_and(|status| status.success());
+    let (outcome, detail) = if good {
+        (Outcome::Pass, String::new())
+    } else {
+        (Outcome::Fail, reason(&running.output(), 4))
+    };
+    report(runner, name, outcome, detail, began)
+}
+
+fn report(
+    runner: &Runner,
+    name: &str,
+    outcome: Outcome,
+    detail: String,
+    began: Instant,
+) -> Result<()> {
     runner.report.put(&Record::Case(record::Case {
         group: GROUP.into(),
         name: name.to_owned(),
         provider: Provider::Ours,
-        outcome: if good { Outcome::Pass } else { Outcome::Fail },
+        outcome,
         stock: Stock::NotRun,
         attempts: 1,
         seconds: began.elapsed().as_secs_f64(),
-        detail: if good {
-            String::new()
-        } else {
-            reason(&running.output(), 4)
-        },
+        detail,
         earlier: String::new(),
         figures: [].into(),
     }))
-}
-
-/// Our files in libibverbs's folders; taken away when dropped.
-struct Installed {
-    files: Vec<PathBuf>,
-}
-
-impl Installed {
-    fn put(from: &Path, stem: &str) -> Result<Installed> {
-        let providers = providers_folder()?;
-        let mut installed = Installed { files: Vec::new() };
-        for entry in fs::read_dir(from)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let text = name.to_string_lossy();
-            let to = if text.starts_with(stem) && text.ends_with(".so") {
-                providers.join(&name)
-            } else if text == OURS {
-                Path::new(CONFIG).join(&name)
-            } else {
-                continue;
-            };
-            fs::copy(entry.path(), &to).with_context(|| format!("cannot make {}", to.display()))?;
-            installed.files.push(to);
-        }
-        fs::rename(Path::new(CONFIG).join(STOCK), aside())?;
-        Ok(installed)
-    }
-
-    fn remove(&mut self) -> Result<()> {
-        for file in self.files.drain(..) {
-            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
-        }
-        if aside().exists() {
-            fs::rename(aside(), Path::new(CONFIG).join(STOCK))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        let _ = self.remove();
-    }
-}
-
-fn aside() -> PathBuf {
-    Path::new("/etc").join("rxe.driver.aside")
 }
 
 /// Where libibverbs keeps its providers: where stock's is.

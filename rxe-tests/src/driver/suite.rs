@@ -44,9 +44,13 @@ pub struct Plan {
     /// Run only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
-    /// Also install the plugin in this system for a while, and remove it
+    /// Also install the plugin in this system for a while, with this program,
+    /// which is `cargo xtask`, and remove it
     #[arg(long)]
-    install: bool,
+    installer: Option<PathBuf>,
+    /// The same with this Debian package
+    #[arg(long)]
+    deb: Option<PathBuf>,
     /// Use this device, which is there already and is served by rdma-core's
     /// libmlx5, instead of making one with rdma_rxe
     #[arg(long, requires = "address")]
@@ -105,7 +109,11 @@ pub fn run(plan: &Plan) -> Result<()> {
         && let Some(probe) = probe(&listed)
         && chosen(&plan.filter, selection::GROUP)
     {
-        selection::run(&runner, &probe, plan.install)?;
+        let installers = selection::Installers {
+            xtask: plan.installer.clone(),
+            deb: plan.deb.clone(),
+        };
+        selection::run(&runner, &probe, &installers)?;
     }
     if ours && !plan.short {
         rates::run(&mut runner, |name| chosen(&plan.filter, name))?;
