@@ -97,24 +97,19 @@ doctor() {
         bad "doctor finds nothing in the way" "$scratch/doctor"
     fi
     # Break things one by one; each must be found, with the command that mends
-    # it, and that command must mend it.
+    # it, and that command, run as it is printed, must mend it.
     netdev=$(cat "/sys/class/infiniband/$RXE_DEV/parent")
-    broken "node" "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod" "mv $scratch/uverbs0 /dev/infiniband/uverbs0"
-    broken "link" "ip link set $netdev down" "ip link set $netdev up" "ip link set $netdev up"
-    broken "device" "rdma link delete $RXE_DEV" "rdma link add" "rdma link add $RXE_DEV type rxe netdev $netdev"
-    waited=0
-    until "$ringverbs" doctor > "$scratch/doctor" || [ $waited -ge 50 ]; do
-        sleep 0.2
-        waited=$((waited + 1))
-    done
-    if [ $waited -lt 50 ]; then
-        ok "doctor is content again"
-    else
-        bad "doctor is content again" "$scratch/doctor"
-    fi
+    broken "node" "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod"
+    broken "link" "ip link set $netdev down" "ip link set $netdev up"
+    # The address that RXE_DEV was made for is the only one of its interface:
+    # no other one is to be chosen for a new device.
+    others=$(ip -o link show up | cut -d: -f2 | cut -d@ -f1 | grep -v -x -e " $netdev" -e " lo")
+    for other in $others; do ip link set "$other" down; done
+    broken "device" "rdma link delete $RXE_DEV" "rdma link add $RXE_DEV type rxe netdev $netdev"
+    for other in $others; do ip link set "$other" up; done
 }
 
-# broken CHECK COMMAND MEND-PATTERN UNDO
+# broken CHECK COMMAND MEND-PATTERN: what the doctor prints is run.
 broken() {
     sh -c "$2"
     if "$ringverbs" doctor --json > "$scratch/doctor"; then
@@ -123,13 +118,24 @@ broken() {
 import json, sys
 report = json.load(open(sys.argv[1]))
 found = [f for f in report["findings"] if f["level"] == "problem" and f["check"] == sys.argv[2]]
-sys.exit(not any(sys.argv[3] in f["mend"] for f in found))
-' "$scratch/doctor" "$1" "$3"; then
+print(found[0]["mend"])
+sys.exit(sys.argv[3] not in found[0]["mend"])
+' "$scratch/doctor" "$1" "$3" > "$scratch/mend"; then
         ok "doctor finds out about: $2"
     else
         bad "doctor finds out about: $2" "$scratch/doctor"
     fi
-    sh -c "$4"
+    sh "$scratch/mend" > "$scratch/mended" 2>&1
+    waited=0
+    until "$ringverbs" doctor > "$scratch/doctor" || [ $waited -ge 50 ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+    if [ $waited -lt 50 ]; then
+        ok "and is content after: $(cat "$scratch/mend")"
+    else
+        bad "and is content after: $(cat "$scratch/mend")" "$scratch/mended" "$scratch/doctor"
+    fi
 }
 
 # A C program's queues: what it has posted is known.

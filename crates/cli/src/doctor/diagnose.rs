@@ -162,10 +162,9 @@ fn character_device(findings: &mut Findings, node: &Node, container: Option<&str
             None => findings.problem(
                 "node",
                 format!("{of} is not there"),
-                format!(
-                    "udevadm trigger --action=add --subsystem-match=infiniband_verbs || \
-                     (mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor})"
-                ),
+                // udev would not: it leaves making nodes to the kernel, which
+                // makes each once.
+                format!("mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor}"),
             ),
         },
         NodeState::Other => findings.problem(
