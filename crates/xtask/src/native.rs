@@ -24,6 +24,7 @@ const DEVICE_TESTS: &[&str] = &[
     "scale",
     "soak",
     "streams",
+    "unplug",
 ];
 
 /// Where the manifest and the scripts are.

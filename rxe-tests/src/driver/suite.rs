@@ -160,8 +160,8 @@ fn probe(cases: &[Case]) -> Option<String> {
     })
 }
 
-/// The case that takes the device away.
-const UNPLUG: (&str, &str) = (programs::GROUP, "unplug");
+/// The cases that take a device away.
+const UNPLUG: &str = "unplug";
 
 /// All cases that can be run here, in order.
 fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
@@ -189,7 +189,7 @@ fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     // the module lets go of them at each word of a card's end, which probably
     // comes again while somebody has the device. The next device that is added
     // makes them anew.
-    cases.sort_by_key(|case| (case.group, case.name.as_str()) == UNPLUG);
+    cases.sort_by_key(|case| case.name == UNPLUG);
     Ok(cases)
 }
 
