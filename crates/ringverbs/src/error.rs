@@ -74,8 +74,8 @@ pub enum Error {
         /// What it would take.
         needed: &'static str,
     },
-    /// Memory, address handle or window of another protection domain than the
-    /// queue pair's.
+    /// Memory, address handle, window, queue or channel of another protection
+    /// domain, or context, than what it was to be used with.
     WrongDomain {
         /// What was given.
         what: &'static str,
@@ -196,7 +196,7 @@ impl fmt::Display for Error {
             ),
             Self::WrongDomain { what } => write!(
                 f,
-                "the {what} belongs to another protection domain than the queue pair"
+                "the {what} belongs to another protection domain, or context, than what it was to be used with"
             ),
             Self::QueueFull { capacity } => write!(
                 f,

@@ -8,12 +8,14 @@
 //! - [`RemoteRegion`]: peers may touch it at any time, so it is never a slice;
 //! - [`ForeignRegion`]: somebody else's memory, registered in `unsafe`.
 
+mod advise;
 mod buffer;
 mod bytes;
 mod region;
 mod registered;
 mod remote;
 
+pub use advise::Advisable;
 pub use buffer::Buffer;
 pub use region::Region;
 pub(crate) use registered::Registered;

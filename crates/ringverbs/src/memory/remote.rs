@@ -183,8 +183,11 @@ impl RemoteRegion {
     /// Changes what peers may do. The key may change.
     ///
     /// # Errors
-    /// [`Error::Busy`] while clones, slices or operations in flight use it; what
-    /// the driver says (EOPNOTSUPP where it cannot).
+    /// [`Error::Busy`] while clones, slices or operations in flight use it;
+    /// [`Error::Invalid`] for flags that make no sense here; what the driver says
+    /// (EOPNOTSUPP where it cannot: rdma_rxe of Linux 6.1). The key is what it was
+    /// then; a driver may have left it without use, and the region can still be
+    /// closed.
     pub fn set_access(&mut self, access: AccessFlags) -> Result<()> {
         let access = checked(access)?;
         match Arc::get_mut(&mut self.memory) {
@@ -386,32 +389,5 @@ impl ProtectionDomain {
     /// As [`RemoteRegion::alloc`].
     pub fn alloc_remote(&self, len: usize, access: AccessFlags) -> Result<RemoteRegion> {
         RemoteRegion::alloc(self, len, access)
-    }
-
-    /// Advises the device about memory of on-demand regions that is to be used.
-    ///
-    /// # Errors
-    /// [`Error::WrongDomain`]; EOPNOTSUPP of a device that takes no advice.
-    pub fn advise(
-        &self,
-        advice: uverbs::Advice,
-        flags: uverbs::AdviseFlags,
-        slices: &[MemorySlice],
-    ) -> Result<()> {
-        let mut list = Vec::with_capacity(slices.len());
-        for slice in slices {
-            if slice.memory.identity() != self.identity() {
-                return Err(Error::WrongDomain {
-                    what: "memory slice",
-                });
-            }
-            list.push(uverbs::Sge {
-                addr: slice.device_addr(),
-                length: slice.len.try_into().unwrap_or(u32::MAX),
-                lkey: slice.memory.lkey(),
-            });
-        }
-        let context = self.context().uverbs();
-        Ok(context.advise_mr(self.handle(), advice, flags, &list)?)
     }
 }

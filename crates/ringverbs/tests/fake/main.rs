@@ -16,6 +16,7 @@ mod huge;
 mod in_flight;
 mod lifetimes;
 mod memory;
+mod registration;
 mod soundness;
 mod tagged;
 
