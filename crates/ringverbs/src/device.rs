@@ -2,6 +2,8 @@
 //! for, chosen when an object is made. No type of a device crate goes further
 //! than this module.
 
+use std::slice;
+
 use uverbs::{CqInit, PdHandle, QpInit, SrqInit, SrqModify};
 
 use crate::context::Ctx;
@@ -242,7 +244,7 @@ impl Wqe<'_> {
         let Self::Rxe(wqe) = self;
         let allowed = wqe.max_sge();
         wqe.sge(sge)
-            .map_err(|error| refused(error, 1, allowed, sge.length.into()))
+            .map_err(|error| refused(error, slice::from_ref(&sge), allowed))
     }
 
     #[inline(always)]
@@ -250,14 +252,16 @@ impl Wqe<'_> {
         let Self::Rxe(wqe) = self;
         let allowed = wqe.max_sge();
         wqe.sge_list(list)
-            .map_err(|error| refused(error, list.len(), allowed, 0))
+            .map_err(|error| refused(error, list, allowed))
     }
 
     #[inline(always)]
     pub(crate) fn inline(&mut self, bytes: &[u8]) -> Result<u32> {
         let Self::Rxe(wqe) = self;
+        let allowed = wqe.max_inline();
+        // Nothing else is wrong with inline data.
         wqe.inline(bytes)
-            .map_err(|error| refused(error, 0, 0, bytes.len() as u64))
+            .map_err(|_| inline_too_long(bytes.len(), allowed))
     }
 }
 
@@ -283,43 +287,47 @@ fn full(capacity: u32) -> Error {
 
 /// Inline data without room for them; made as [`full`] is.
 #[inline(always)]
-fn inline_too_long() -> Error {
+fn inline_too_long(asked: usize, allowed: u32) -> Error {
     #[cold]
     #[inline(never)]
-    fn make() -> Error {
-        Error::Invalid {
-            what: "more inline data than the queue pair was made for",
+    fn make(asked: usize, allowed: u32) -> Error {
+        Error::Limit {
+            what: "bytes of inline data",
+            asked: asked as u64,
+            allowed: allowed.into(),
         }
     }
-    match make() {
-        error @ Error::Invalid { .. } => error,
+    match make(asked, allowed) {
+        error @ Error::Limit { .. } => error,
         _ => unreachable!("made as that"),
     }
 }
 
+/// Why a list was not taken by an entry that there was room for.
 #[inline(always)]
-fn refused(error: rxe::PostError, elements: usize, max_sge: u32, bytes: u64) -> Error {
+fn refused(error: rxe::PostError, list: &[Sge], max_sge: u32) -> Error {
     match error {
         rxe::PostError::TooManySges => Error::Limit {
             what: "scatter/gather elements",
-            asked: elements as u64,
+            asked: list.len() as u64,
             allowed: max_sge.into(),
         },
-        rxe::PostError::InlineTooLong => inline_too_long(),
-        rxe::PostError::MessageTooLong => Error::Limit {
-            what: "bytes in a message",
-            asked: bytes,
-            allowed: rxe::MAX_MESSAGE.into(),
-        },
-        rxe::PostError::Full => full(0),
+        // Only the first of these is left.
+        rxe::PostError::MessageTooLong | rxe::PostError::InlineTooLong | rxe::PostError::Full => {
+            Error::Limit {
+                what: "bytes in a message",
+                asked: list.iter().map(|sge| u64::from(sge.length)).sum(),
+                allowed: rxe::MAX_MESSAGE.into(),
+            }
+        }
     }
 }
 
 #[cold]
-fn not_received(error: rxe::PostError, queue: &rxe::RecvQueue, elements: usize) -> Error {
+fn not_received(error: rxe::PostError, queue: &rxe::RecvQueue, list: &[Sge]) -> Error {
     match error {
         rxe::PostError::Full => full(queue.capacity()),
-        error => refused(error, elements, queue.max_sge(), 0),
+        error => refused(error, list, queue.max_sge()),
     }
 }
 
@@ -341,7 +349,7 @@ impl RecvQueue {
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         let Self::Rxe(queue) = self;
         let pushed = queue.push(wr_id, list);
-        pushed.map_err(|error| not_received(error, queue, list.len()))
+        pushed.map_err(|error| not_received(error, queue, list))
     }
 
     /// Hands the batch to the device.

@@ -387,6 +387,12 @@ impl Wqe<'_> {
         self.max_sge
     }
 
+    /// Bytes of inline data that the entry holds at most.
+    #[inline(always)]
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline
+    }
+
     /// Immediate data, as it goes on the wire (big-endian), or the key to
     /// invalidate: both have the same place.
     #[inline(always)]

@@ -26,8 +26,8 @@ use ring::Mapping;
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::raw::{Flags, Write};
 use ringverbs::{
-    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, PostError, QueuePair,
-    RemoteAddr, Transport, WorkRequest,
+    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Inline, PostError,
+    QueuePair, RemoteAddr, Transport, WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
@@ -250,19 +250,23 @@ enum Row {
     SendFloor,
     SendRaw,
     SendSafe,
+    InlineRaw,
+    InlineSafe,
     RecvRaw,
     RecvSafe,
 }
 
 /// The rows, and how many instructions for an operation they may have, alone
 /// and in a batch of 16.
-const ROWS: [(Row, &str, [f64; 2]); 8] = [
+const ROWS: [(Row, &str, [f64; 2]); 10] = [
     (Row::PollFloor, "poll floor", [f64::INFINITY; 2]),
     (Row::PollRaw, "poll raw", [47.0, 17.0]),
     (Row::PollSafe, "poll safe", [175.0, 102.0]),
     (Row::SendFloor, "send floor", [f64::INFINITY; 2]),
     (Row::SendRaw, "send raw", [82.0, 36.0]),
     (Row::SendSafe, "send safe", [191.0, 92.0]),
+    (Row::InlineRaw, "inline raw", [70.0, 28.0]),
+    (Row::InlineSafe, "inline safe", [118.0, 66.0]),
     (Row::RecvRaw, "recv raw", [52.0, 30.0]),
     (Row::RecvSafe, "recv safe", [146.0, 82.0]),
 ];
@@ -297,6 +301,8 @@ impl Bench {
             Row::SendFloor => self.send_floor(meter),
             Row::SendRaw => self.send_raw(meter),
             Row::SendSafe => self.send_safe(meter, &Nothing),
+            Row::InlineRaw => self.inline_raw(meter),
+            Row::InlineSafe => self.inline_safe(meter),
             Row::RecvRaw => self.recv_raw(meter),
             Row::RecvSafe => self.recv_safe(meter),
         }
@@ -410,6 +416,41 @@ impl Bench {
         let ids = self.world.sends.consume();
         self.world.completions.complete(&ids);
         posting + self.poll_safe(poll)
+    }
+
+    fn inline_raw(&mut self, meter: &impl Meter) -> f64 {
+        let World { qp, sends, .. } = &mut self.world;
+        let (half, batch) = (qp.send_half(), self.batch as u64);
+        let (taken, ()) = meter.measure(|| {
+            let mut queue = half.raw();
+            for id in 0..batch {
+                let entry = queue.open::<Write>(id, Flags::SIGNALED).unwrap();
+                let entry = entry.remote(AT).inline(&id.to_ne_bytes());
+                entry.unwrap().finish();
+            }
+            // SAFETY: no memory is named.
+            unsafe { queue.publish().unwrap() };
+        });
+        sends.set(CONSUMER, sends.get(PRODUCER));
+        taken
+    }
+
+    fn inline_safe(&mut self, meter: &impl Meter) -> f64 {
+        let (qp, batch) = (&mut self.world.qp, self.batch as u64);
+        let (taken, ()) = meter.measure(|| {
+            qp.batch(|to| {
+                for id in 0..batch {
+                    let bytes = id.to_ne_bytes();
+                    let request = WorkRequest::write(Inline(&bytes), AT);
+                    to.post(request).map_err(|refused| refused.error)?;
+                }
+                Ok::<_, ringverbs::Error>(())
+            })
+            .unwrap();
+        });
+        let ids = self.world.sends.consume();
+        self.world.completions.complete(&ids);
+        taken + self.poll_safe(&Nothing)
     }
 
     fn recv_raw(&mut self, meter: &impl Meter) -> f64 {

@@ -320,8 +320,8 @@ impl<'w> Wqe<'w, Data> {
     /// Data that is copied now.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for more than the queue pair
-    /// was made for.
+    /// [`Error::Limit`](crate::Error::Limit) for more than the queue pair was
+    /// made for.
     #[inline(always)]
     pub fn inline(mut self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
         let mut entry = self.opened.wqe();

@@ -1,6 +1,7 @@
 //! Requests that make no sense, and answers that make none.
 
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend, State};
+use ringverbs::raw::{Flags, Send, Sge};
 use ringverbs::{
     AccessFlags, AhAttr, Endpoint, Error, Gid, Inline, RemoteAddr, Transport, WorkRequest,
 };
@@ -66,9 +67,61 @@ fn more_than_fits_is_refused() {
     qp.send(pieces(3), 1).unwrap();
     let refused = qp.receive(pieces(5), 1).unwrap_err();
     assert!(matches!(refused.error, Error::Limit { allowed: 4, .. }));
-    assert!(qp.send(Inline(&[0; 97]), 1).is_err());
+    let refused = qp.send(Inline(&[0; 97]), 1).unwrap_err();
+    let said = "bytes of inline data: 97 asked for, at most 96 possible";
+    assert_eq!(refused.error.to_string(), said);
     qp.send(Inline(&[0; 96]), 1).unwrap();
     assert_eq!(queues.sent().len(), 2);
+}
+
+/// ... by the raw layer with the same numbers.
+#[test]
+fn more_than_fits_is_refused_by_the_raw_layer() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let sge = |length| Sge {
+        addr: 0x1000,
+        length,
+        lkey: 7,
+    };
+    const GIB: u32 = 1 << 30;
+    const MESSAGE: u64 = 2 * GIB as u64;
+    let is_limit = |error: Error, asked: u64, allowed: u64| {
+        let Error::Limit {
+            asked: a,
+            allowed: b,
+            ..
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((a, b), (asked, allowed), "{error}");
+    };
+    let half = qp.send_half();
+    let mut queue = half.raw();
+    macro_rules! open {
+        () => {
+            queue.open::<Send>(1, Flags::SIGNALED).unwrap()
+        };
+    }
+    is_limit(open!().inline(&[0; 97]).err().unwrap(), 97, 96);
+    is_limit(open!().sge_list(&[sge(1); 4]).err().unwrap(), 4, 3);
+    let long = open!().sge_list(&[sge(GIB), sge(GIB), sge(GIB)]);
+    is_limit(long.err().unwrap(), 3 * u64::from(GIB), MESSAGE);
+    let long = open!().sge(sge(2 * GIB + 1)).err().unwrap();
+    is_limit(long, MESSAGE + 1, MESSAGE);
+
+    let half = qp.recv_half();
+    let mut queue = half.raw().unwrap();
+    is_limit(queue.push(1, &[sge(1); 5]).unwrap_err(), 5, 4);
+    let long = queue.push(1, &[sge(2 * GIB), sge(7)]).unwrap_err();
+    is_limit(long, MESSAGE + 7, MESSAGE);
+    for _ in 0..7 {
+        queue.push(1, &[sge(1)]).unwrap();
+    }
+    let full = queue.push(1, &[sge(1)]).unwrap_err();
+    assert!(matches!(full, Error::QueueFull { capacity: 7 }), "{full}");
+    assert_eq!((queues.sent(), queues.received()), (vec![], vec![]));
 }
 
 #[test]
