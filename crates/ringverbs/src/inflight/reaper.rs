@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::id::WorkId;
+use super::registry::Left;
 use super::{Fifo, Found, Posted, Registry, Retired, Slab};
 
 /// What a completion is that completes nothing.
@@ -36,6 +37,8 @@ pub(crate) struct Reaper {
     slab: Option<Arc<Slab>>,
     /// Where an operation of a shared receive queue is while it is taken out.
     place: MaybeUninit<Posted>,
+    /// For [`Reaper::purge`], empty between its calls.
+    left: Vec<Left>,
 }
 
 impl Default for Reaper {
@@ -44,6 +47,7 @@ impl Default for Reaper {
             queues: Vec::new(),
             slab: None,
             place: MaybeUninit::uninit(),
+            left: Vec::new(),
         }
     }
 }
@@ -129,10 +133,15 @@ impl Reaper {
     }
 
     /// Lets go of queues that are gone, and so of what was in flight on them.
+    /// Takes the lock once, and looks at the places only that were left since
+    /// the last call: thousands of queues may go one by one.
+    #[cold]
     pub fn purge(&mut self, queues: &Registry<Fifo>) {
-        for place in &mut self.queues {
-            if let Some(fifo) = place
-                && !matches!(queues.find(fifo.id()), Found::Live(_))
+        queues.take_left(&mut self.left);
+        // What is dropped here takes the lock no more, but may take others.
+        for Left { index, now } in self.left.drain(..) {
+            if let Some(place) = self.queues.get_mut(index as usize)
+                && place.as_ref().is_some_and(|fifo| Some(fifo.id()) != now)
             {
                 *place = None;
             }
@@ -146,5 +155,94 @@ impl Reaper {
         while let Some(posted) = unsafe { fifo.pop() } {
             each(posted);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+
+    struct World {
+        reaper: Reaper,
+        queues: Registry<Fifo>,
+        slabs: Registry<Slab>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self {
+                reaper: Reaper::default(),
+                queues: Registry::new(),
+                slabs: Registry::new(),
+            }
+        }
+
+        /// A queue that the reaper has met.
+        fn met(&mut self) -> Weak<Fifo> {
+            let fifo = self.queues.insert(|id| Fifo::new(id, 1)).unwrap();
+            let work = WorkId::new(fifo.id().prefix(false), 0);
+            let reaped = self.reaper.reap(work, &self.queues, &self.slabs, drop);
+            // Nothing is in flight there.
+            assert_eq!(reaped.err(), Some(Nothing::Corrupt));
+            assert!(self.reaper.known(work).is_some());
+            Arc::downgrade(&fifo)
+        }
+
+        fn leave(&self, fifo: &Weak<Fifo>) {
+            let id = fifo.upgrade().unwrap().id();
+            self.queues.remove(id).unwrap();
+        }
+
+        /// How often the lock is taken.
+        fn purge(&mut self) -> usize {
+            let before = self.queues.locked();
+            self.reaper.purge(&self.queues);
+            // And once by asking.
+            self.queues.locked() - before - 1
+        }
+    }
+
+    /// However many there are, one that goes costs one lock.
+    #[test]
+    fn queues_that_go_one_by_one_cost_each_the_same() {
+        const COUNT: usize = 1000;
+        let mut world = World::new();
+        let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
+        let mut locked = 0;
+        for (number, fifo) in queues.iter().enumerate() {
+            world.leave(fifo);
+            locked += world.purge();
+            assert!(fifo.upgrade().is_none());
+            let alive = queues.iter().filter(|fifo| fifo.strong_count() > 0);
+            assert_eq!(alive.count(), COUNT - number - 1);
+        }
+        assert_eq!(locked, COUNT);
+        // All together they cost one.
+        let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
+        for fifo in &queues {
+            world.leave(fifo);
+        }
+        assert_eq!(world.purge(), 1);
+        assert!(queues.iter().all(|fifo| fifo.strong_count() == 0));
+    }
+
+    #[test]
+    fn a_queue_that_has_the_place_of_one_that_is_gone_stays() {
+        let mut world = World::new();
+        let old = world.met();
+        world.leave(&old);
+        let new = world.met();
+        // What it took the place of, it has replaced.
+        assert_eq!((old.strong_count(), new.strong_count()), (0, 2));
+        world.purge();
+        assert_eq!(new.strong_count(), 2);
+
+        // ... also if the reaper does not know yet.
+        world.leave(&new);
+        let unmet = world.queues.insert(|id| Fifo::new(id, 1)).unwrap();
+        world.purge();
+        assert_eq!((new.strong_count(), Arc::strong_count(&unmet)), (0, 2));
     }
 }

@@ -17,6 +17,11 @@ pub(crate) struct Registry<T> {
 struct State<T> {
     places: Vec<Place<T>>,
     free: VecDeque<u32>,
+    /// Places that queues have left since this was asked last, each once.
+    left: Vec<u32>,
+    /// How often the lock was taken.
+    #[cfg(test)]
+    locked: usize,
 }
 
 #[derive(Debug)]
@@ -24,6 +29,16 @@ struct Place<T> {
     /// Of the queue that is there, or was last.
     id: QueueId,
     queue: Option<Arc<T>>,
+    /// It is in the list of those that were left.
+    is_left: bool,
+}
+
+/// A place that a queue has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub index: u32,
+    /// The queue that has it since, if one has.
+    pub now: Option<QueueId>,
 }
 
 /// What a number stands for.
@@ -43,12 +58,27 @@ impl<T> Registry<T> {
             state: Mutex::new(State {
                 places: Vec::new(),
                 free: VecDeque::new(),
+                left: Vec::new(),
+                #[cfg(test)]
+                locked: 0,
             }),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests count"))]
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        {
+            state.locked += 1;
+        }
+        state
+    }
+
+    /// How often the lock was taken before.
+    #[cfg(test)]
+    pub fn locked(&self) -> usize {
+        self.lock().locked - 1
     }
 
     /// Numbers a queue that is made knowing its number.
@@ -69,14 +99,17 @@ impl<T> Registry<T> {
             }
         };
         let queue = Arc::new(make(id));
-        let place = Place {
-            id,
-            queue: Some(Arc::clone(&queue)),
-        };
+        let there = Some(Arc::clone(&queue));
         if state.free.pop_front().is_some() {
-            state.places[id.index as usize] = place;
+            let place = &mut state.places[id.index as usize];
+            place.id = id;
+            place.queue = there;
         } else {
-            state.places.push(place);
+            state.places.push(Place {
+                id,
+                queue: there,
+                is_left: false,
+            });
         }
         Ok(queue)
     }
@@ -89,8 +122,29 @@ impl<T> Registry<T> {
             return None;
         }
         let queue = place.queue.take()?;
+        // Listed once, however often: nobody may ever ask.
+        let listed = std::mem::replace(&mut place.is_left, true);
         state.free.push_back(id.index);
+        if !listed {
+            state.left.push(id.index);
+        }
         Some(queue)
+    }
+
+    /// Puts the places into `left` that queues have left since this was asked
+    /// last.
+    pub fn take_left(&self, left: &mut Vec<Left>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        left.clear();
+        left.extend(state.left.drain(..).map(|index| {
+            let place = &mut state.places[index as usize];
+            place.is_left = false;
+            Left {
+                index,
+                now: place.queue.is_some().then_some(place.id),
+            }
+        }));
     }
 
     /// The queue of that number.
@@ -100,6 +154,7 @@ impl<T> Registry<T> {
             Some(Place {
                 id: there,
                 queue: Some(queue),
+                ..
             }) if *there == id => Found::Live(Arc::clone(queue)),
             Some(place) if id.precedes(place.id) => Found::Gone,
             _ => Found::Never,
@@ -131,6 +186,36 @@ mod tests {
         assert!(registry.remove(*first).is_none());
         assert!(matches!(registry.find(*second), Found::Live(_)));
         assert_eq!(registry.len(), 1);
+    }
+
+    #[test]
+    fn places_are_left_once_however_often_until_somebody_asks() {
+        let registry = Registry::new();
+        let ids: Vec<_> = (0..3).map(|_| registry.insert(|id| id).unwrap()).collect();
+        let mut left = Vec::new();
+        registry.take_left(&mut left);
+        assert_eq!(left, []);
+        registry.remove(*ids[2]);
+        registry.remove(*ids[0]);
+        // The place that was left first is the first to be used again.
+        let mut last = registry.insert(|id| id).unwrap();
+        for _ in 0..100 {
+            registry.remove(*last);
+            last = registry.insert(|id| id).unwrap();
+        }
+        registry.take_left(&mut left);
+        assert_eq!(left.len(), 2);
+        for place in &left {
+            let here = place.index == last.index;
+            assert_eq!(place.now, here.then_some(*last));
+            assert_ne!(place.index, 1);
+        }
+        registry.take_left(&mut left);
+        assert_eq!(left, []);
+        registry.remove(*last);
+        registry.take_left(&mut left);
+        let index = last.index;
+        assert_eq!(left, [Left { index, now: None }]);
     }
 
     #[test]
