@@ -1,21 +1,17 @@
-//! Datagrams: one queue pair talks to any number of peers, whose addresses it
-//! keeps in an address vector of its own.
+//! Datagrams: one queue pair talks to any number of peers, which an address
+//! vector knows by number, and finds by what a datagram says of its sender.
 //!
 //! `cargo run --example datagram [DEVICE]`
 
-use ringverbs::{AddressHandle, Device, Error, Inline, Operation, Transport, WorkRequest};
+use std::time::Duration;
+
+use ringverbs::completion::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress};
+use ringverbs::{Device, Error, Inline, Operation, QueuePair, Transport, WorkRequest};
 
 /// Datagrams carry a queue key, and are dropped where it is another.
 const QKEY: u32 = 0x1234_5678;
-/// What comes before the data in a received datagram: its route header.
-const HEADER: usize = 40;
 
-/// Where a peer is.
-struct Peer {
-    name: &'static str,
-    path: AddressHandle,
-    qp_num: u32,
-}
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
@@ -35,41 +31,59 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sender = make()?;
     let mut receivers = [make()?, make()?, make()?];
 
-    // The address vector. (All in one process here, so all at one address.)
-    let names = ["first", "second", "third"];
-    let mut vector = Vec::new();
-    for (name, qp) in names.into_iter().zip(&receivers) {
-        vector.push(Peer {
-            name,
-            path: domain.address_handle_to(&local, local.gid)?,
+    // Who is where. (All in one process here, so all at one address.)
+    let mut peers = AddressVector::new();
+    let mut enter = |qp: &QueuePair| -> Result<PeerId, Error> {
+        let address = RawAddress {
+            gid: local.gid,
             qp_num: qp.qp_num(),
-        });
-    }
+        };
+        let path = domain.address_handle_to(&local, address.gid)?;
+        let peer = Peer {
+            address,
+            path,
+            qkey: QKEY,
+        };
+        Ok(peers.insert(address, peer))
+    };
+    let from = enter(&sender)?;
+    let to = receivers.each_ref().map(&mut enter);
 
     let mut buffers = domain.alloc(3 * 256)?.into_buffers(256);
     for (token, qp) in (0..).zip(&mut receivers) {
         let Some(buffer) = buffers.next() else { break };
         qp.receive(buffer, token)?;
     }
-    for peer in &vector {
-        let text = format!("hello, {}", peer.name);
+    for (id, name) in to.into_iter().zip(["first", "second", "third"]) {
+        let Some(peer) = peers.get(id?) else { continue };
+        let text = format!("hello, {name}");
         let request = WorkRequest::send(Inline(text.as_bytes()));
-        let posted = sender.post(request.to(&peer.path, peer.qp_num, QKEY));
+        let posted = sender.post(request.to(&peer.path, peer.address.qp_num, peer.qkey));
         posted.map_err(Error::from)?;
     }
 
     for _ in 0..6 {
-        let mut completion = cq.poll_until_one()?;
-        let sender = completion.sender();
+        // Nobody says so when one is lost.
+        let completion = cq.poll_for(TIMEOUT)?;
+        let mut completion = completion.ok_or("not all datagrams have come")?;
+        let gid = completion.sender();
         match completion.result {
             Ok(success) if completion.operation == Operation::Receive => {
-                // Where it came from, for an answer.
-                let from = sender.map(|gid| gid.to_string()).unwrap_or_default();
-                let Some(buffer) = completion.take_buffer() else {
+                let (Some(gid), Some(buffer)) = (gid, completion.take_buffer()) else {
                     continue;
                 };
-                let text = String::from_utf8_lossy(&buffer[HEADER..]).into_owned();
-                println!("{from} queue pair {}: {text}", success.src_qp);
+                let address = RawAddress {
+                    gid,
+                    qp_num: success.src_qp,
+                };
+                // Who is known can be answered: the address vector has the path.
+                let who = match peers.find(&address) {
+                    Some(id) if id == from => "the sender",
+                    Some(_) => "another peer",
+                    None => "a stranger",
+                };
+                let text = String::from_utf8_lossy(&buffer[ROUTE_HEADER..]);
+                println!("{who}, {address}: {text}");
             }
             Ok(_) => {}
             Err(failure) => println!("{:?} failed: {failure}", completion.operation),
