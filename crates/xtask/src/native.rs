@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rxe_tests::driver::programs::manifest;
 
 use crate::driver;
@@ -24,7 +24,7 @@ const DEVICE_TESTS: &[&str] = &[
     "scale",
     "soak",
     "streams",
-    "unplug",
+    "vanish",
 ];
 
 /// Where the manifest and the scripts are.
@@ -59,7 +59,13 @@ pub fn build(to: &Path) -> Result<()> {
     built.extend(driver::build_static(
         &[&["test", "--no-run"], &packages()[..], &tests[..]].concat(),
     )?);
+    let in_c = driver::root().join("rxe-tests/programs");
     for (name, path) in &built {
+        // Both folders are in the PATH of every case.
+        ensure!(
+            !in_c.join(name).with_extension("c").exists(),
+            "{name} is a C program of rxe-tests as well: another name is wanted"
+        );
         fs::copy(path, to.join(name)).with_context(|| format!("cannot copy {}", path.display()))?;
     }
     let sources = driver::root().join(FOLDER);
