@@ -43,13 +43,11 @@ pub use context::{DeviceContext, Limits};
 pub use cq::CompletionQueue;
 pub use cq_ring::CompletionRing;
 pub use error::{CompletionError, CreateError, PostError};
-pub use operation::{Opcode, SendFlags, Service};
+pub use operation::Service;
 pub use qp::{QueuePair, alloc_pd};
 pub use recv::RecvQueue;
 pub use send::{MAX_SEGMENT, SendQueue, Wqe};
 pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
-/// A scatter/gather element (`struct ib_uverbs_sge`, the same as
-/// `struct ibv_sge`).
-pub use uverbs::Sge;
-pub use wc::WorkCompletion;
+/// What all devices share.
+pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};
 pub use work::{Role, Work};

@@ -1,51 +1,8 @@
-//! Operation codes and flags of send work requests, as verbs have them.
+//! How the device has the operations of send work requests.
 
-use bitflags::bitflags;
+use uverbs::Opcode;
 
 use crate::abi::opcode;
-
-/// What a send work request asks for (`enum ib_uverbs_wr_opcode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opcode(pub u32);
-
-impl Opcode {
-    /// Write to remote memory.
-    pub const RDMA_WRITE: Self = Self(0);
-    /// Write to remote memory and consume a receive with immediate data.
-    pub const RDMA_WRITE_WITH_IMM: Self = Self(1);
-    /// Send to a receive.
-    pub const SEND: Self = Self(2);
-    /// Send with immediate data.
-    pub const SEND_WITH_IMM: Self = Self(3);
-    /// Read remote memory.
-    pub const RDMA_READ: Self = Self(4);
-    /// Compare and swap 8 bytes.
-    pub const ATOMIC_CMP_AND_SWP: Self = Self(5);
-    /// Fetch and add 8 bytes.
-    pub const ATOMIC_FETCH_AND_ADD: Self = Self(6);
-    /// Invalidate a local key.
-    pub const LOCAL_INV: Self = Self(7);
-    /// Bind a memory window.
-    pub const BIND_MW: Self = Self(8);
-    /// Send, and invalidate a remote key.
-    pub const SEND_WITH_INV: Self = Self(9);
-}
-
-bitflags! {
-    /// Flags of a send work request (`enum ibv_send_flags`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct SendFlags: u32 {
-        /// Wait for reads and atomics posted before.
-        const FENCE = 1;
-        /// Raise a work completion on success too.
-        const SIGNALED = 2;
-        /// Raise a solicited event at the receiver.
-        const SOLICITED = 4;
-        /// The data is in the entry itself.
-        const INLINE = 8;
-        const _ = !0;
-    }
-}
 
 /// What a queue pair's service says about its work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

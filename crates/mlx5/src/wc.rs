@@ -1,48 +1,4 @@
-//! Work completions as verbs have them.
-
-/// A work completion (`struct ib_uverbs_wc`), which is laid out as
-/// `struct ibv_wc` is.
-///
-/// After a failed operation only `wr_id`, `status`, `qp_num` and `vendor_err`
-/// mean anything (ibv_poll_cq(3)).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkCompletion {
-    /// The work request's identifier.
-    pub wr_id: u64,
-    /// 0 for success, else a work completion status (`enum ibv_wc_status`).
-    pub status: u32,
-    /// What was done (`enum ibv_wc_opcode`).
-    pub opcode: u32,
-    /// The device's own word for an error.
-    pub vendor_err: u32,
-    /// Bytes transferred.
-    pub byte_len: u32,
-    /// Immediate data (big-endian), or the key that was invalidated.
-    pub ex: u32,
-    /// Queue pair that the work request was posted to.
-    pub qp_num: u32,
-    /// Sender's queue pair, for datagrams.
-    pub src_qp: u32,
-    /// Which of the above are set (`enum ibv_wc_flags`).
-    pub wc_flags: u32,
-    /// P_Key index.
-    pub pkey_index: u16,
-    /// Source LID; none on RoCE.
-    pub slid: u16,
-    /// Service level.
-    pub sl: u8,
-    /// Path bits of the destination LID.
-    pub dlid_path_bits: u8,
-    /// Padding.
-    pub reserved: [u8; 2],
-}
-
-const _: () = {
-    assert!(size_of::<WorkCompletion>() == 48);
-    assert!(std::mem::offset_of!(WorkCompletion, wc_flags) == 36);
-    assert!(std::mem::offset_of!(WorkCompletion, sl) == 44);
-};
+//! The numbers of work completions, verbs' and the device's.
 
 /// `enum ibv_wc_opcode`.
 pub(crate) mod opcode {

@@ -1,27 +1,16 @@
 //! What rdma_rxe shares with a process: queue entries and driver responses.
 //!
-//! Facts from the kernel's include/uapi/rdma/rdma_user_rxe.h and
-//! ib_user_verbs.h (`struct ib_uverbs_wc`). Native byte order unless a field
-//! says otherwise.
+//! Facts from the kernel's include/uapi/rdma/rdma_user_rxe.h. Native byte order
+//! unless a field says otherwise. An entry of a completion queue is a
+//! [`WorkCompletion`](uverbs::WorkCompletion), an element of a scatter list
+//! (`struct rxe_sge`) an [`Sge`].
 
 #[cfg(test)]
 mod c_headers;
 
 use std::mem::offset_of;
 
-use uverbs::Udata;
-
-/// A scatter/gather element (`struct rxe_sge`, the same as `struct ibv_sge`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sge {
-    /// Virtual address of the first byte.
-    pub addr: u64,
-    /// Bytes.
-    pub length: u32,
-    /// Local key of the memory region.
-    pub lkey: u32,
-}
+use uverbs::{Sge, Udata};
 
 /// Progress of a work request through its data (`struct rxe_dma_info`); the
 /// scatter list, or inline data, or the value of an atomic write follows.
@@ -178,45 +167,6 @@ pub struct RecvWqe {
     pub dma: DmaInfo,
 }
 
-/// An entry of a completion queue (`struct ib_uverbs_wc`), which is laid out
-/// as `struct ibv_wc` is.
-///
-/// After a failed operation only `wr_id`, `status`, `qp_num` and `vendor_err`
-/// mean anything (ibv_poll_cq(3)). `status` and `opcode` are as the kernel
-/// wrote them and may hold any value.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkCompletion {
-    /// The work request's identifier.
-    pub wr_id: u64,
-    /// 0 for success, else a work completion status (`enum ibv_wc_status`).
-    pub status: u32,
-    /// What was done (`enum ibv_wc_opcode`).
-    pub opcode: u32,
-    /// Always 0 on rxe.
-    pub vendor_err: u32,
-    /// Bytes transferred.
-    pub byte_len: u32,
-    /// Immediate data (big-endian), or the key that was invalidated.
-    pub ex: u32,
-    /// Queue pair that the work request was posted to.
-    pub qp_num: u32,
-    /// Sender's queue pair, for datagrams.
-    pub src_qp: u32,
-    /// Which of the above are set (`enum ibv_wc_flags`).
-    pub wc_flags: u32,
-    /// P_Key index.
-    pub pkey_index: u16,
-    /// Source LID; none on RoCE.
-    pub slid: u16,
-    /// Service level.
-    pub sl: u8,
-    /// Path bits of the destination LID.
-    pub dlid_path_bits: u8,
-    /// Port, and padding.
-    pub reserved: [u8; 2],
-}
-
 /// Where to map a queue (`struct mminfo`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -305,9 +255,6 @@ const _: () = {
     assert!(size_of::<SendWqe>() == 208);
     assert!(offset_of!(RecvWqe, dma) == 16);
     assert!(size_of::<RecvWqe>() == 40);
-    assert!(size_of::<WorkCompletion>() == 48);
-    assert!(offset_of!(WorkCompletion, wc_flags) == 36);
-    assert!(offset_of!(WorkCompletion, sl) == 44);
     assert!(size_of::<MmapInfo>() == 16);
     assert!(size_of::<CreateQpResp>() == 32);
     assert!(size_of::<CreateSrqResp>() == 24);

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use ring::{Consumer, Ring, Span};
 
-use crate::abi::WorkCompletion;
+use crate::WorkCompletion;
 
 /// A mapped completion queue.
 ///

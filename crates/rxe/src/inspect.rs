@@ -10,8 +10,8 @@
 
 use std::mem::offset_of;
 
-use crate::abi::{AtomicWr, DmaInfo, RdmaWr, RecvWqe, SendWqe, Sge, UdWr, WorkCompletion};
-use crate::{Opcode, SendFlags};
+use crate::abi::{AtomicWr, DmaInfo, RdmaWr, RecvWqe, SendWqe, UdWr};
+use crate::{Opcode, SendFlags, Sge, WorkCompletion};
 
 /// Bytes before the first entry.
 pub const HEADER: usize = size_of::<ring::Header>();
@@ -155,7 +155,7 @@ impl Completion {
             slid: half(offset_of!(WorkCompletion, slid))?,
             sl: byte(offset_of!(WorkCompletion, sl))?,
             dlid_path_bits: byte(offset_of!(WorkCompletion, dlid_path_bits))?,
-            reserved: [0; 2],
+            ..WorkCompletion::default()
         }))
     }
 

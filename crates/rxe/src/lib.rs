@@ -19,18 +19,16 @@ mod cq_ring;
 mod error;
 pub mod inspect;
 mod map;
-mod operation;
 mod qp;
 mod recv;
 mod send;
 mod srq;
 
-pub use abi::{BindMwWr, Sge, WorkCompletion};
+pub use abi::BindMwWr;
 pub use ah::AddressHandle;
 pub use cq::CompletionQueue;
 pub use cq_ring::{CompletionRing, Entry};
 pub use error::{CreateError, PostError};
-pub use operation::{Opcode, SendFlags};
 pub use qp::QueuePair;
 pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;
@@ -38,3 +36,6 @@ pub use send::{MAX_MESSAGE, OneElement, Opened, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
 /// The system call that tells rxe to look at a send queue.
 pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};
+/// What all devices share: [`WorkCompletion`] is the entry of a completion
+/// queue as rxe writes it, [`Sge`] an element of its scatter lists.
+pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};

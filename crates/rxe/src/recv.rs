@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 
 use ring::{Producer, Ring};
 
-use crate::PostError;
-use crate::abi::{DmaInfo, RecvWqe, Sge};
+use crate::abi::{DmaInfo, RecvWqe};
 use crate::send::{MAX_MESSAGE, copy_sges};
+use crate::{PostError, Sge};
 
 /// A mapped receive queue.
 ///

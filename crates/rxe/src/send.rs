@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 
 use ring::{Producer, Ring};
 
-use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe, Sge};
-use crate::{Opcode, PostError, SendFlags};
+use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe};
+use crate::{Opcode, PostError, SendFlags, Sge};
 
 /// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
 pub const MAX_MESSAGE: u32 = 1 << 31;

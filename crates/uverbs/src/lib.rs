@@ -15,6 +15,9 @@
 //! a typed handle number, for a caller that keeps the number elsewhere (a
 //! libibverbs provider keeps it in libibverbs's structures).
 //!
+//! What all devices' work requests and completions have in common is here too:
+//! [`Opcode`], [`SendFlags`], [`Sge`], [`WorkCompletion`].
+//!
 //! Commands go through the ioctl interface: its own method where Linux 6.1 has
 //! one, else the write command invoked through ioctl. A command that succeeds
 //! allocates nothing; frames are on the stack.
@@ -42,6 +45,7 @@ pub mod kernel;
 pub mod mr;
 pub mod mw;
 mod number;
+mod operation;
 pub mod pd;
 pub mod qp;
 mod qp_attr;
@@ -53,7 +57,9 @@ pub mod xrcd;
 mod tests;
 
 pub use abi::verbs::{GidEntry, QpCap, QueryPortRespEx as PortAttr};
-pub use abi::write::{ExQueryDeviceResp as DeviceAttrEx, QueryDeviceResp as DeviceAttr, Sge};
+pub use abi::write::{
+    ExQueryDeviceResp as DeviceAttrEx, QueryDeviceResp as DeviceAttr, Sge, WorkCompletion,
+};
 pub use ah::Ah;
 pub use async_event::{AsyncEvent, AsyncEventFile, AsyncEventType};
 pub use attr::{AccessFlags, AhAttr, CqFlags, GlobalRoute, QpCreateFlags, QpState, QpType};
@@ -68,6 +74,7 @@ pub use handle::{
 };
 pub use mr::{Advice, AdviseFlags, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
+pub use operation::{Opcode, SendFlags};
 pub use pd::Pd;
 pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
 pub use qp_attr::{QpAttr, QpAttrMask};

@@ -84,25 +84,6 @@ fn fields() -> Vec<Field> {
             dma
         }
     );
-    fields!(
-        to,
-        "ib_uverbs_wc",
-        WorkCompletion {
-            wr_id,
-            status,
-            opcode,
-            vendor_err,
-            byte_len,
-            ex,
-            qp_num,
-            src_qp,
-            wc_flags,
-            pkey_index,
-            slid,
-            sl,
-            dlid_path_bits,
-        }
-    );
     fields!(to, "mminfo", MmapInfo { offset, size, pad });
     fields!(
         to,
@@ -198,7 +179,6 @@ fn sizes() -> Vec<(&'static str, usize)> {
         ("rxe_send_wr", size_of::<SendWr>()),
         ("rxe_send_wqe", size_of::<SendWqe>()),
         ("rxe_recv_wqe", size_of::<RecvWqe>()),
-        ("ib_uverbs_wc", size_of::<WorkCompletion>()),
         ("mminfo", size_of::<MmapInfo>()),
         ("rxe_create_cq_resp", size_of::<MmapInfo>()),
         ("rxe_resize_cq_resp", size_of::<MmapInfo>()),

@@ -185,6 +185,45 @@ kernel_structs! {
     /// `struct ib_uverbs_sge`: one scatter-gather element.
     Sge, 16 { addr: u64, length: u32, lkey: u32 }
 
+    /// `struct ib_uverbs_wc`: a work completion, which is laid out as
+    /// `struct ibv_wc` is.
+    ///
+    /// After a failed operation only `wr_id`, `status`, `qp_num` and
+    /// `vendor_err` mean anything (ibv_poll_cq(3)). Where the device writes it
+    /// (rxe), `status` and `opcode` may hold any value.
+    WorkCompletion, 48 {
+        /// The work request's identifier.
+        wr_id: u64,
+        /// 0 for success, else a work completion status (`enum ibv_wc_status`).
+        status: u32,
+        /// What was done (`enum ibv_wc_opcode`).
+        opcode: u32,
+        /// The device's own word for an error; always 0 on rxe.
+        vendor_err: u32,
+        /// Bytes transferred.
+        byte_len: u32,
+        /// Immediate data (big-endian), or the key that was invalidated.
+        ex: u32,
+        /// Queue pair that the work request was posted to.
+        qp_num: u32,
+        /// Sender's queue pair, for datagrams.
+        src_qp: u32,
+        /// Which of the above are set (`enum ibv_wc_flags`).
+        wc_flags: u32,
+        /// P_Key index.
+        pkey_index: u16,
+        /// Source LID; none on RoCE.
+        slid: u16,
+        /// Service level.
+        sl: u8,
+        /// Path bits of the destination LID.
+        dlid_path_bits: u8,
+        /// Port; padding to applications.
+        port_num: u8,
+        /// Padding.
+        reserved: u8,
+    }
+
     /// `struct ib_uverbs_post_send`.
     PostSend, 24 { response: u64, qp_handle: u32, wr_count: u32, sge_count: u32, wqe_size: u32 }
 

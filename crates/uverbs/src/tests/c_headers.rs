@@ -244,6 +244,11 @@ fn structures() -> Vec<(&'static str, usize, Fields)> {
         ),
         ("ib_uverbs_sge", size_of::<write::Sge>(), write::Sge::FIELDS),
         (
+            "ib_uverbs_wc",
+            size_of::<write::WorkCompletion>(),
+            write::WorkCompletion::FIELDS,
+        ),
+        (
             "ib_uverbs_post_send",
             size_of::<write::PostSend>(),
             write::PostSend::FIELDS,

@@ -1,4 +1,4 @@
-//! Operation codes and flags of send work requests.
+//! Operation codes and flags of send work requests, which all devices share.
 
 use bitflags::bitflags;
 
