@@ -56,3 +56,16 @@ impl Access for Single {
     #[inline(always)]
     fn leave(_: &BiasedLock) {}
 }
+
+/// Runs `f` in the critical section of `lock`, which a single owner does not
+/// need.
+pub fn locked<R>(single: bool, lock: &BiasedLock, f: impl FnOnce() -> R) -> R {
+    if !single {
+        lock.lock();
+    }
+    let result = f();
+    if !single {
+        lock.unlock();
+    }
+    result
+}

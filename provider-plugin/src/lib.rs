@@ -38,5 +38,6 @@ pub(crate) mod pd;
 pub(crate) mod post;
 pub(crate) mod qp;
 pub(crate) mod registration;
+pub(crate) mod rxe_face;
 pub(crate) mod srq;
 pub(crate) mod wr_ex;

@@ -5,6 +5,8 @@ use core::ffi::{c_int, c_void};
 use crate::abi::*;
 use crate::layout::Layout;
 use crate::library::OpsTable;
+use crate::mlx5_face::Mlx5;
+use crate::rxe_face::Rxe;
 use crate::{ah, cq, device, mcast, mr, mw, open, pd, post, qp, srq};
 
 /// Checks each function against its C type, and names it.
@@ -36,9 +38,9 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
             -> *mut ibv_qp = qp::create_qp_ex;
-        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq;
+        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq::<Rxe>;
         create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
-            -> *mut ibv_srq = srq::create_srq_ex;
+            -> *mut ibv_srq = srq::create_srq_ex::<Rxe>;
         dealloc_mw: fn(*mut ibv_mw) -> c_int = mw::dealloc_mw;
         dealloc_pd: fn(*mut ibv_pd) -> c_int = pd::dealloc_pd;
         dealloc_td: fn(*mut ibv_td) -> c_int = pd::dealloc_td;
@@ -46,15 +48,15 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
         destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
         destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
-        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq;
+        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Rxe>;
         detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::detach_mcast;
         free_context: fn(*mut ibv_context) = open::free_context;
-        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num;
+        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num::<Rxe>;
         import_mr: fn(*mut ibv_pd, u32) -> *mut ibv_mr = mr::import_mr;
         import_pd: fn(*mut ibv_context, u32) -> *mut ibv_pd = pd::import_pd;
         modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
-        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq;
+        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Rxe>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_recv;
@@ -67,7 +69,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp;
-        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq;
+        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Rxe>;
         reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int)
             -> *mut ibv_mr = mr::reg_dmabuf_mr;
         reg_mr: fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr = mr::reg_mr;
@@ -84,7 +86,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
 /// What mlx5 has of its own: in place of the operations of the same names, or
 /// besides.
 fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-    use crate::mlx5_face::{ah, cq, pd, post, qp, refused, srq};
+    use crate::mlx5_face::{ah, cq, pd, post, qp, refused};
     operations! {
         alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
@@ -98,17 +100,17 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
             -> *mut ibv_qp = qp::create_qp_ex;
-        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq;
+        create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq::<Mlx5>;
         create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
-            -> *mut ibv_srq = srq::create_srq_ex;
+            -> *mut ibv_srq = srq::create_srq_ex::<Mlx5>;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
         destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
         destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
-        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq;
-        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num;
+        destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Mlx5>;
+        get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num::<Mlx5>;
         modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
-        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq;
+        modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Mlx5>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_recv;
@@ -118,7 +120,7 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
             -> c_int = post::post_srq_recv;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp;
-        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq;
+        query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Mlx5>;
         req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq;
         resize_cq: fn(*mut ibv_cq, c_int) -> c_int = refused::resize_cq;
     }

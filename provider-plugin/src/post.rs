@@ -20,6 +20,7 @@ use crate::ah::ah_of;
 use crate::entry;
 use crate::errno::Errno;
 use crate::qp::{Qp, qp_of};
+use crate::rxe_face::Rxe;
 use crate::srq::srq_of;
 
 const _: () = {
@@ -550,7 +551,7 @@ pub unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: as for `post_recv`.
     unsafe {
-        let own = srq_of(srq);
+        let own = srq_of::<Rxe>(srq);
         post_receives(own.single, &own.lock, own.recv.get(), wr, bad_wr)
     }
 }

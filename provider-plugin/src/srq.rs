@@ -5,7 +5,6 @@ use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
 use ring::BiasedLock;
-use rxe::{RecvQueue, SharedReceiveQueue};
 use uverbs::{SrqHandle, SrqInit, SrqKind, SrqModify};
 
 use crate::abi::*;
@@ -16,43 +15,70 @@ use crate::errno::Errno;
 use crate::events;
 use crate::pd::{PdRef, pd_of};
 
+/// What a kind of device has for shared receive queues.
+pub trait Device: Sized + 'static {
+    /// The writer of receives.
+    type SharedQueue;
+
+    /// Makes the kernel object and its queue.
+    fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno>;
+
+    /// Changes the limit, the size, or both. Receives that are posted stay
+    /// posted.
+    fn modify(srq: &Srq<Self>, change: &SrqModify) -> Result<(), Errno>;
+}
+
+/// A shared receive queue that nobody uses yet.
+pub struct Made<D: Device> {
+    /// The kernel object.
+    pub object: uverbs::Srq<CtxRef>,
+    /// The queue.
+    pub recv: D::SharedQueue,
+    /// The number that the device knows it by.
+    pub srq_num: u32,
+    /// How many receives it holds.
+    pub max_wr: u32,
+    /// How many elements each may have.
+    pub max_sge: u32,
+}
+
 /// A shared receive queue.
 #[repr(C)]
-pub struct Srq {
+pub struct Srq<D: Device> {
     public: verbs_srq,
     /// One caller at a time by the application's promise: no lock.
     pub single: bool,
     /// Guards `recv`.
     pub lock: BiasedLock,
     /// The queue.
-    pub recv: UnsafeCell<RecvQueue>,
+    pub recv: UnsafeCell<D::SharedQueue>,
     /// Destroyed by `destroy_srq` through its handle, never dropped.
-    object: ManuallyDrop<uverbs::Srq<CtxRef>>,
+    pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
     _pd: PdRef,
 }
-
-const _: () = assert!(core::mem::offset_of!(Srq, public) == 0);
 
 /// The provider's view of a shared receive queue.
 ///
 /// # Safety
-/// `srq` is a live shared receive queue of this provider.
+/// `srq` is a live shared receive queue of a context of ours and of this kind
+/// of device.
 #[inline(always)]
-pub unsafe fn srq_of<'a>(srq: *mut ibv_srq) -> &'a Srq {
-    // SAFETY: every ibv_srq that this provider hands out begins an Srq.
-    unsafe { &*srq.cast::<Srq>() }
+pub unsafe fn srq_of<'a, D: Device>(srq: *mut ibv_srq) -> &'a Srq<D> {
+    const { assert!(core::mem::offset_of!(Srq<D>, public) == 0) };
+    // SAFETY: every ibv_srq of such a context begins an Srq.
+    unsafe { &*srq.cast::<Srq<D>>() }
 }
 
 /// Makes a shared receive queue; `attr` gets the size that it has.
 ///
 /// # Safety
 /// `pd` is a live domain.
-unsafe fn create(
+unsafe fn create<D: Device>(
     pd: *mut ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut ibv_srq_attr,
 ) -> Result<*mut ibv_srq, Errno> {
-    let mut place = try_box(MaybeUninit::<Srq>::uninit()).map_err(|(_, errno)| errno)?;
+    let mut place = try_box(MaybeUninit::<Srq<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
     let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
     // SAFETY: a domain's context is open.
@@ -66,9 +92,9 @@ unsafe fn create(
         kind: SrqKind::Basic,
         async_fd: Some(async_fd),
     };
-    let made = SharedReceiveQueue::create(&ctx, &init)?;
-    attr.max_wr = made.object.max_wr();
-    attr.max_sge = made.object.max_sge();
+    let made = D::make(&ctx, &init)?;
+    attr.max_wr = made.max_wr;
+    attr.max_sge = made.max_sge;
     // SAFETY: zeros are valid for the public part: null pointers, integers.
     let mut public: verbs_srq = unsafe { core::mem::zeroed() };
     public.srq.context = context;
@@ -94,14 +120,17 @@ unsafe fn create(
 }
 
 /// `ibv_create_srq`.
-pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+pub unsafe extern "C" fn create_srq<D: Device>(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { create(pd, (*init).srq_context, &mut (*init).attr) })
+    entry::pointer(|| unsafe { create::<D>(pd, (*init).srq_context, &mut (*init).attr) })
 }
 
 /// `ibv_create_srq_ex`. EOPNOTSUPP for types other than the basic one.
-pub unsafe extern "C" fn create_srq_ex(
+pub unsafe extern "C" fn create_srq_ex<D: Device>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
@@ -119,13 +148,12 @@ pub unsafe extern "C" fn create_srq_ex(
         if comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && (*init).srq_type != IBV_SRQT_BASIC {
             return Err(Errno::OPNOTSUPP);
         }
-        create((*init).pd, (*init).srq_context, &mut (*init).attr)
+        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr)
     })
 }
 
-/// `ibv_modify_srq`: the limit, the size, or both. Receives that are posted
-/// stay posted.
-pub unsafe extern "C" fn modify_srq(
+/// `ibv_modify_srq`: the limit, the size, or both, as far as the device can.
+pub unsafe extern "C" fn modify_srq<D: Device>(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
     mask: c_int,
@@ -133,7 +161,6 @@ pub unsafe extern "C" fn modify_srq(
     // SAFETY: libibverbs passes a live queue of ours and the application's
     // attributes.
     entry::int(|| unsafe {
-        let own = srq_of(srq);
         let mask = mask as u32;
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(Errno::INVAL);
@@ -143,23 +170,15 @@ pub unsafe extern "C" fn modify_srq(
             max_wr: asked(IBV_SRQ_MAX_WR, (*attr).max_wr),
             limit: asked(IBV_SRQ_LIMIT, (*attr).srq_limit),
         };
-        let locked = !own.single;
-        if locked {
-            own.lock.lock();
-        }
-        let result = SharedReceiveQueue::modify(&own.object, &mut *own.recv.get(), &change);
-        if locked {
-            own.lock.unlock();
-        }
-        result.map_err(Into::into)
+        D::modify(srq_of(srq), &change)
     })
 }
 
 /// `ibv_query_srq`.
-pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+pub unsafe extern "C" fn query_srq<D: Device>(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours and room for the answer.
     entry::int(|| unsafe {
-        let answer = srq_of(srq).object.query()?;
+        let answer = srq_of::<D>(srq).object.query()?;
         *attr = ibv_srq_attr {
             max_wr: answer.max_wr,
             max_sge: answer.max_sge,
@@ -170,18 +189,18 @@ pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 }
 
 /// `ibv_get_srq_num`.
-pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
+pub unsafe extern "C" fn get_srq_num<D: Device>(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     // SAFETY: the application passes a live queue of ours and room for the
     // answer.
     entry::int(|| unsafe {
-        *srq_num = srq_of(srq).public.srq_num;
+        *srq_num = srq_of::<D>(srq).public.srq_num;
         Ok(())
     })
 }
 
 /// `ibv_destroy_srq`. EBUSY, and the queue lives on, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+pub unsafe extern "C" fn destroy_srq<D: Device>(srq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
@@ -190,7 +209,7 @@ pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
             Ok(seen) => events::wait_srq(srq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        drop(Box::from_raw(srq.cast::<Srq>()));
+        drop(Box::from_raw(srq.cast::<Srq<D>>()));
         Ok(())
     })
 }

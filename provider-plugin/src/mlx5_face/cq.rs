@@ -10,14 +10,13 @@ use ring::BiasedLock;
 use uverbs::{CqFlags, CqHandle, CqInit};
 
 use crate::abi::*;
-use crate::access::{Access, Shared, Single};
+use crate::access::{Access, Shared, Single, locked};
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::cq::channel_fd;
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
-use crate::mlx5_face::locked;
 use crate::pd::{PdRef, thread_domain_of};
 
 /// Fields of a completion that can be asked for.

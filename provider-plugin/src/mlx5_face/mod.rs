@@ -16,20 +16,8 @@ pub mod pd;
 pub mod post;
 pub mod qp;
 pub mod refused;
-pub mod srq;
+mod srq;
 pub mod wr_ex;
 
-use ring::BiasedLock;
-
-/// Runs `f` in the critical section of `lock`, which a single owner does not
-/// need.
-fn locked<R>(single: bool, lock: &BiasedLock, f: impl FnOnce() -> R) -> R {
-    if !single {
-        lock.lock();
-    }
-    let result = f();
-    if !single {
-        lock.unlock();
-    }
-    result
-}
+/// ConnectX devices.
+pub enum Mlx5 {}

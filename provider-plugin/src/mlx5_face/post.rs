@@ -6,11 +6,12 @@ use core::ffi::c_int;
 
 use mlx5::{Opcode, PostError, SendFlags, SendQueue, Sge};
 
+use super::Mlx5;
 use crate::abi::*;
 use crate::mlx5_face::ah::ah_of;
 use crate::mlx5_face::qp::{Qp, qp_of};
-use crate::mlx5_face::srq::srq_of;
 use crate::post::{refuse, report};
+use crate::srq::srq_of;
 
 const _: () = {
     assert!(size_of::<ibv_sge>() == size_of::<Sge>());
@@ -212,7 +213,7 @@ pub unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: as for `post_recv`.
     unsafe {
-        let own = srq_of(srq);
+        let own = srq_of::<Mlx5>(srq);
         if !own.single {
             own.lock.lock();
         }

@@ -10,6 +10,7 @@ use ring::BiasedLock;
 use uverbs::{CqHandle, QpCap, QpHandle, QpInit, QpType, SrqHandle, Udata};
 
 use crate::abi::*;
+use crate::access::locked;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
@@ -17,10 +18,10 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::mlx5_face::cq::cq_of;
-use crate::mlx5_face::srq::srq_of;
-use crate::mlx5_face::{locked, wr_ex};
+use crate::mlx5_face::{Mlx5, wr_ex};
 use crate::pd::{PdRef, pd_of};
 use crate::qp::{attr_from_c, attr_to_c, cap_to_c, known_mask};
+use crate::srq::srq_of;
 
 /// A queue pair.
 #[repr(C)]
@@ -127,7 +128,7 @@ unsafe fn create(
     }
     // SAFETY: live, and of this context.
     let shared = srq.map(|_| unsafe {
-        let own = srq_of(attr.srq);
+        let own = srq_of::<Mlx5>(attr.srq);
         locked(own.single, &own.lock, || {
             Arc::clone((*own.recv.get()).work())
         })

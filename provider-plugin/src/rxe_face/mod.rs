@@ -1,0 +1,10 @@
+//! ringverbs on rdma_rxe: what differs from other devices.
+//!
+//! What a verb does to the C structures is in the modules above, generic over
+//! the kind of device; here are the queues of `ringverbs_rxe`, under which
+//! lock each is, and the data path.
+
+mod srq;
+
+/// Devices of the kernel's rdma_rxe.
+pub enum Rxe {}

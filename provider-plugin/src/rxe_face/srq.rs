@@ -1,0 +1,33 @@
+//! Shared receive queues: the kernel allocates and moves them.
+
+use rxe::{RecvQueue, SharedReceiveQueue};
+use uverbs::{SrqInit, SrqModify};
+
+use super::Rxe;
+use crate::access::locked;
+use crate::context::CtxRef;
+use crate::errno::Errno;
+use crate::srq::{Device, Made, Srq};
+
+impl Device for Rxe {
+    type SharedQueue = RecvQueue;
+
+    fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno> {
+        let made = SharedReceiveQueue::create(ctx, init)?;
+        Ok(Made {
+            max_wr: made.object.max_wr(),
+            max_sge: made.object.max_sge(),
+            object: made.object,
+            recv: made.recv,
+            srq_num: made.srq_num,
+        })
+    }
+
+    fn modify(srq: &Srq<Self>, change: &SrqModify) -> Result<(), Errno> {
+        locked(srq.single, &srq.lock, || {
+            // SAFETY: in the critical section.
+            let recv = unsafe { &mut *srq.recv.get() };
+            Ok(SharedReceiveQueue::modify(&srq.object, recv, change)?)
+        })
+    }
+}
