@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_void};
 use crate::abi::*;
 use crate::layout::Layout;
 use crate::library::OpsTable;
-use crate::mlx5_face::Mlx5;
-use crate::rxe_face::Rxe;
+use crate::mlx5_face::{self, Mlx5};
+use crate::rxe_face::{self, Rxe};
 use crate::{ah, cq, device, mcast, mr, mw, open, pd, post, qp, srq};
 
 /// Checks each function against its C type, and names it.
@@ -32,9 +32,9 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
-            -> *mut ibv_cq = cq::create_cq;
+            -> *mut ibv_cq = cq::create_cq::<Rxe>;
         create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
-            -> *mut ibv_cq_ex = cq::create_cq_ex;
+            -> *mut ibv_cq_ex = cq::create_cq_ex::<Rxe>;
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
             -> *mut ibv_qp = qp::create_qp_ex;
@@ -46,7 +46,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         dealloc_td: fn(*mut ibv_td) -> c_int = pd::dealloc_td;
         dereg_mr: fn(*mut verbs_mr) -> c_int = mr::dereg_mr;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
-        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
+        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq::<Rxe>;
         destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
         destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Rxe>;
         detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::detach_mcast;
@@ -54,10 +54,10 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num::<Rxe>;
         import_mr: fn(*mut ibv_pd, u32) -> *mut ibv_mr = mr::import_mr;
         import_pd: fn(*mut ibv_context, u32) -> *mut ibv_pd = pd::import_pd;
-        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
+        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq::<Rxe>;
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Rxe>;
-        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = rxe_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_recv;
         post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
@@ -74,10 +74,10 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
             -> *mut ibv_mr = mr::reg_dmabuf_mr;
         reg_mr: fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr = mr::reg_mr;
         reg_mr_ex: fn(*mut ibv_pd, *mut ibv_mr_init_attr) -> *mut ibv_mr = mr::reg_mr_ex;
-        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq;
+        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq::<Rxe>;
         rereg_mr: fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int)
             -> c_int = mr::rereg_mr;
-        resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
+        resize_cq: fn(*mut ibv_cq, c_int) -> c_int = rxe_face::cq::resize_cq;
         unimport_mr: fn(*mut ibv_mr) = mr::unimport_mr;
         unimport_pd: fn(*mut ibv_pd) = pd::unimport_pd;
     }
@@ -86,17 +86,17 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
 /// What mlx5 has of its own: in place of the operations of the same names, or
 /// besides.
 fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-    use crate::mlx5_face::{ah, cq, pd, post, qp, refused};
+    use crate::mlx5_face::{ah, pd, post, qp, refused};
     operations! {
         alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
         bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = refused::bind_mw;
-        cq_event: fn(*mut ibv_cq) = cq::cq_event;
+        cq_event: fn(*mut ibv_cq) = mlx5_face::cq::cq_event;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
-            -> *mut ibv_cq = cq::create_cq;
+            -> *mut ibv_cq = cq::create_cq::<Mlx5>;
         create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
-            -> *mut ibv_cq_ex = cq::create_cq_ex;
+            -> *mut ibv_cq_ex = cq::create_cq_ex::<Mlx5>;
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
             -> *mut ibv_qp = qp::create_qp_ex;
@@ -104,14 +104,14 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
             -> *mut ibv_srq = srq::create_srq_ex::<Mlx5>;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
-        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq;
+        destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq::<Mlx5>;
         destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
         destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Mlx5>;
         get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num::<Mlx5>;
-        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq;
+        modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq::<Mlx5>;
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Mlx5>;
-        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+        poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = mlx5_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_recv;
         post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
@@ -121,7 +121,7 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp;
         query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Mlx5>;
-        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq;
+        req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq::<Mlx5>;
         resize_cq: fn(*mut ibv_cq, c_int) -> c_int = refused::resize_cq;
     }
 }

@@ -13,11 +13,12 @@ use crate::abi::*;
 use crate::access::locked;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
+use crate::cq::cq_of;
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::layout;
-use crate::mlx5_face::cq::cq_of;
+use crate::mlx5_face::cq::Cq;
 use crate::mlx5_face::{Mlx5, wr_ex};
 use crate::pd::{PdRef, pd_of};
 use crate::qp::{attr_from_c, attr_to_c, cap_to_c, known_mask};
@@ -89,7 +90,7 @@ impl Qp {
     ///
     /// # Safety
     /// They are live.
-    unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a crate::mlx5_face::cq::Cq> {
+    unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a Cq> {
         let base = &self.public.qp_ex.qp_base;
         let both = base.send_cq != base.recv_cq;
         // SAFETY: as the caller says.
@@ -161,9 +162,9 @@ unsafe fn create(
     } = QueuePair::create(&ctx, ctx.mlx5()?, &init, shared)?;
     // SAFETY: live, as the caller says. It can have no completions yet.
     unsafe {
-        cq_of(attr.send_cq).attach(&work, Role::SEND)?;
-        if let Err(errno) = cq_of(attr.recv_cq).attach(&work, Role::RECEIVE) {
-            cq_of(attr.send_cq).detach(&work);
+        cq_of::<Mlx5, _>(attr.send_cq).attach(&work, Role::SEND)?;
+        if let Err(errno) = cq_of::<Mlx5, _>(attr.recv_cq).attach(&work, Role::RECEIVE) {
+            cq_of::<Mlx5, _>(attr.send_cq).detach(&work);
             return Err(errno);
         }
     }

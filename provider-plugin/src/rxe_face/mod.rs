@@ -4,6 +4,7 @@
 //! the kind of device; here are the queues of `ringverbs_rxe`, under which
 //! lock each is, and the data path.
 
+pub mod cq;
 mod srq;
 
 /// Devices of the kernel's rdma_rxe.
