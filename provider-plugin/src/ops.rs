@@ -35,9 +35,9 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
             -> *mut ibv_cq = cq::create_cq::<Rxe>;
         create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
             -> *mut ibv_cq_ex = cq::create_cq_ex::<Rxe>;
-        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
+        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp::<Rxe>;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
-            -> *mut ibv_qp = qp::create_qp_ex;
+            -> *mut ibv_qp = qp::create_qp_ex::<Rxe>;
         create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq::<Rxe>;
         create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
             -> *mut ibv_srq = srq::create_srq_ex::<Rxe>;
@@ -47,7 +47,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         dereg_mr: fn(*mut verbs_mr) -> c_int = mr::dereg_mr;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
         destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq::<Rxe>;
-        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
+        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp::<Rxe>;
         destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Rxe>;
         detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::detach_mcast;
         free_context: fn(*mut ibv_context) = open::free_context;
@@ -55,7 +55,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         import_mr: fn(*mut ibv_pd, u32) -> *mut ibv_mr = mr::import_mr;
         import_pd: fn(*mut ibv_context, u32) -> *mut ibv_pd = pd::import_pd;
         modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq::<Rxe>;
-        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
+        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp::<Rxe>;
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Rxe>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = rxe_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
@@ -68,7 +68,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
             *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex;
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
-            -> c_int = qp::query_qp;
+            -> c_int = qp::query_qp::<Rxe>;
         query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Rxe>;
         reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int)
             -> *mut ibv_mr = mr::reg_dmabuf_mr;
@@ -86,7 +86,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
 /// What mlx5 has of its own: in place of the operations of the same names, or
 /// besides.
 fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-    use crate::mlx5_face::{ah, pd, post, qp, refused};
+    use crate::mlx5_face::{ah, pd, post, refused};
     operations! {
         alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
@@ -97,19 +97,19 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
             -> *mut ibv_cq = cq::create_cq::<Mlx5>;
         create_cq_ex: fn(*mut ibv_context, *mut ibv_cq_init_attr_ex)
             -> *mut ibv_cq_ex = cq::create_cq_ex::<Mlx5>;
-        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp;
+        create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp = qp::create_qp::<Mlx5>;
         create_qp_ex: fn(*mut ibv_context, *mut ibv_qp_init_attr_ex)
-            -> *mut ibv_qp = qp::create_qp_ex;
+            -> *mut ibv_qp = qp::create_qp_ex::<Mlx5>;
         create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create_srq::<Mlx5>;
         create_srq_ex: fn(*mut ibv_context, *mut ibv_srq_init_attr_ex)
             -> *mut ibv_srq = srq::create_srq_ex::<Mlx5>;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah;
         destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq::<Mlx5>;
-        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp;
+        destroy_qp: fn(*mut ibv_qp) -> c_int = qp::destroy_qp::<Mlx5>;
         destroy_srq: fn(*mut ibv_srq) -> c_int = srq::destroy_srq::<Mlx5>;
         get_srq_num: fn(*mut ibv_srq, *mut u32) -> c_int = srq::get_srq_num::<Mlx5>;
         modify_cq: fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int = cq::modify_cq::<Mlx5>;
-        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp;
+        modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int = qp::modify_qp::<Mlx5>;
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Mlx5>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = mlx5_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
@@ -119,7 +119,7 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_srq_recv;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
-            -> c_int = qp::query_qp;
+            -> c_int = qp::query_qp::<Mlx5>;
         query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Mlx5>;
         req_notify_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::req_notify_cq::<Mlx5>;
         resize_cq: fn(*mut ibv_cq, c_int) -> c_int = refused::resize_cq;

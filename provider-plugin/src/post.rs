@@ -19,8 +19,9 @@ use crate::abi::*;
 use crate::ah::ah_of;
 use crate::entry;
 use crate::errno::Errno;
-use crate::qp::{Qp, qp_of};
+use crate::qp::qp_of;
 use crate::rxe_face::Rxe;
+use crate::rxe_face::qp::Qp;
 use crate::srq::srq_of;
 
 const _: () = {
@@ -218,7 +219,7 @@ pub unsafe extern "C" fn post_send(
     // work requests of its own; the send queue is this call's once the lock is
     // taken or the application has promised it.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if wr.is_null() {
             return refuse(wr, bad_wr);
         }
@@ -295,7 +296,7 @@ unsafe fn post(
         // SAFETY: what the work requests name is the application's affair.
         writer.publish();
         leave(&own.send_lock);
-        match own.doorbell.ring() {
+        match own.besides.doorbell.ring() {
             Ok(()) => 0,
             Err(refused) => unheard(refused, wr, bad_wr),
         }
@@ -374,7 +375,7 @@ unsafe extern "C" fn post_rest(
         if !own.single {
             own.send_lock.unlock();
         }
-        if any && let Err(refused) = own.doorbell.ring() {
+        if any && let Err(refused) = own.besides.doorbell.ring() {
             return unheard(refused, first, bad_wr);
         }
         result.map_or_else(
@@ -533,7 +534,7 @@ pub unsafe extern "C" fn post_recv(
     // SAFETY: the application passes a live queue pair of ours and a list of
     // work requests of its own.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         let queue = own.recv();
         if wr.is_null() || queue.is_null() || !own.may_receive() {
             return refuse(wr, bad_wr);

@@ -3,14 +3,11 @@
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use ring::BiasedLock;
-use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
 use uverbs::{
     AccessFlags, AhAttr, CqHandle, QpAttr, QpAttrMask, QpCap, QpHandle, QpInit, QpState, QpType,
-    SrqHandle,
+    SrqHandle, Udata,
 };
 
 use crate::abi::*;
@@ -22,72 +19,108 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::pd::{PdRef, pd_of};
-use crate::wr_ex;
+use crate::{cq, srq};
 
-/// Opcodes that have a remote address and key, or nothing, besides their data
-/// (all but datagrams), as a set of bits.
-const PLAIN: u32 = 1 << IBV_WR_SEND
-    | 1 << IBV_WR_SEND_WITH_IMM
-    | 1 << IBV_WR_SEND_WITH_INV
-    | 1 << IBV_WR_RDMA_WRITE
-    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
-    | 1 << IBV_WR_RDMA_READ;
+/// What a kind of device has for queue pairs.
+pub trait Device: cq::Device + srq::Device {
+    /// The writer of sends.
+    type SendQueue;
+    /// The writer of receives.
+    type RecvQueue;
+    /// What else a queue pair has; read by any thread.
+    type Besides;
+
+    /// Makes the kernel object and its queues.
+    ///
+    /// # Safety
+    /// The attributes name live objects of the context.
+    unsafe fn make_qp(
+        ctx: &CtxRef,
+        attr: &ibv_qp_init_attr,
+        init: &QpInit,
+    ) -> Result<Made<Self>, Errno>;
+
+    /// The queue pair is where it stays; nobody uses it yet.
+    fn placed(_besides: &mut Self::Besides) {}
+
+    /// A command has put the queue pair into a state.
+    ///
+    /// # Safety
+    /// The queue pair is live.
+    unsafe fn changed(qp: &Qp<Self>, state: u32);
+
+    /// The sizes of the queue pair, if the kernel does not know them.
+    fn sizes(qp: &Qp<Self>) -> Option<QpCap>;
+
+    /// The kernel object is gone, the queue pair goes next.
+    ///
+    /// # Safety
+    /// The completion queues are live.
+    unsafe fn gone(_qp: &Qp<Self>) {}
+
+    /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has.
+    fn operations(qp_type: u32) -> u64;
+
+    /// Sets the functions for the operations that the application asked for.
+    fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool);
+}
+
+/// A queue pair that nobody uses yet.
+pub struct Made<D: Device> {
+    /// The kernel object.
+    pub object: uverbs::Qp<CtxRef>,
+    /// The send queue.
+    pub send: D::SendQueue,
+    /// The receive queue; none with a shared one.
+    pub recv: Option<D::RecvQueue>,
+    /// What else there is.
+    pub besides: D::Besides,
+    /// The sizes that it has.
+    pub cap: QpCap,
+}
 
 /// A queue pair.
 #[repr(C)]
-pub struct Qp {
-    public: verbs_qp,
+pub struct Qp<D: Device> {
+    /// What libibverbs and applications see.
+    pub public: verbs_qp,
     /// One caller at a time by the application's promise: no locks.
     pub single: bool,
     /// Its sends name an address handle.
     pub datagram: bool,
-    /// See [`Qp::plain`].
-    plain: AtomicU32,
     /// Guards `send` and `failed`.
     pub send_lock: BiasedLock,
     /// The first error of the batch between wr_start and wr_complete; EINVAL
     /// out of one.
     pub failed: Cell<c_int>,
     /// The send queue.
-    pub send: UnsafeCell<SendQueue>,
-    /// Its doorbell; any thread may ring.
-    pub doorbell: DirectDoorbell,
-    /// Where the kernel answers the doorbell. Nobody reads it.
-    answer: UnsafeCell<u32>,
+    pub send: UnsafeCell<D::SendQueue>,
+    /// What else the device has.
+    pub besides: D::Besides,
     /// Guards `recv`.
     pub recv_lock: BiasedLock,
     /// The receive queue; none with a shared one.
-    recv: UnsafeCell<Option<RecvQueue>>,
+    recv: UnsafeCell<Option<D::RecvQueue>>,
     /// Where it is, or null: what a posting thread asks before it has the lock
     /// must be no reference into the cell.
-    recv_place: *mut RecvQueue,
+    recv_place: *mut D::RecvQueue,
     /// Destroyed by `destroy_qp` through its handle, never dropped.
     object: ManuallyDrop<uverbs::Qp<CtxRef>>,
     _pd: PdRef,
 }
 
-const _: () = assert!(core::mem::offset_of!(Qp, public) == 0);
-
 /// The provider's view of a queue pair.
 ///
 /// # Safety
-/// `qp` is a live queue pair of this provider.
+/// `qp` is a live queue pair of a context of ours and of this kind of device.
 #[inline(always)]
-pub unsafe fn qp_of<'a, T>(qp: *mut T) -> &'a Qp {
-    // SAFETY: every ibv_qp and ibv_qp_ex that this provider hands out begins
-    // a Qp.
-    unsafe { &*qp.cast::<Qp>() }
+pub unsafe fn qp_of<'a, D: Device, T>(qp: *mut T) -> &'a Qp<D> {
+    const { assert!(core::mem::offset_of!(Qp<D>, public) == 0) };
+    // SAFETY: every ibv_qp and ibv_qp_ex of such a context begins a Qp.
+    unsafe { &*qp.cast::<Qp<D>>() }
 }
 
-impl Qp {
-    /// Opcodes that can be posted by the short way now, as a set of bits
-    /// ([`PLAIN`]); none of a datagram queue pair, and none in a state that
-    /// does not send: the long way says why.
-    #[inline(always)]
-    pub fn plain(&self) -> u32 {
-        self.plain.load(Ordering::Relaxed)
-    }
-
+impl<D: Device> Qp<D> {
     /// Can send work requests be posted in this state? (IBA 10.3.1: from
     /// "ready to send" on; in the error states they are flushed.)
     ///
@@ -106,7 +139,7 @@ impl Qp {
 
     /// The receive queue, to be used under `recv_lock`; null if there is none.
     #[inline(always)]
-    pub fn recv(&self) -> *mut RecvQueue {
+    pub fn recv(&self) -> *mut D::RecvQueue {
         self.recv_place
     }
 }
@@ -115,12 +148,12 @@ impl Qp {
 ///
 /// # Safety
 /// The attributes name live objects of one context.
-unsafe fn create(
+unsafe fn create<D: Device>(
     pd: *mut ibv_pd,
     attr: &mut ibv_qp_init_attr,
     comp_mask: u32,
-) -> Result<Box<MaybeUninit<Qp>>, Errno> {
-    let mut place = try_box(MaybeUninit::<Qp>::uninit()).map_err(|(_, errno)| errno)?;
+) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
+    let mut place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
     let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
     // SAFETY: a domain's context is open.
@@ -155,21 +188,9 @@ unsafe fn create(
         async_fd: Some(async_fd),
         ..QpInit::default()
     };
-    let QueuePair {
-        object,
-        send,
-        recv,
-        doorbell,
-    } = QueuePair::create(&ctx, &init)?;
-    // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
-    let mut doorbell = unsafe { doorbell.direct() }.ok_or(Errno::IO)?;
-    // SAFETY: the place is part of the queue pair, as the doorbell is, and only
-    // reached through a cell.
-    unsafe {
-        let answer = &raw mut (*place.as_mut_ptr()).answer;
-        doorbell.answer_to(NonNull::new_unchecked(answer.cast()));
-    }
-    attr.cap = cap_to_c(&object.cap());
+    // SAFETY: as the caller says.
+    let made = unsafe { D::make_qp(&ctx, attr, &init)? };
+    attr.cap = cap_to_c(&made.cap);
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
     let mut public: verbs_qp = unsafe { core::mem::zeroed() };
@@ -180,8 +201,8 @@ unsafe fn create(
     base.send_cq = attr.send_cq;
     base.recv_cq = attr.recv_cq;
     base.srq = attr.srq;
-    base.handle = object.handle().0;
-    base.qp_num = object.qp_num();
+    base.handle = made.object.handle().0;
+    base.qp_num = made.object.qp_num();
     base.state = IBV_QPS_RESET;
     base.qp_type = attr.qp_type;
     layout::current().set_qp_comp_mask(&mut public, comp_mask);
@@ -189,16 +210,14 @@ unsafe fn create(
         public,
         single: domain.has_thread_domain(),
         datagram: attr.qp_type == IBV_QPT_UD,
-        plain: AtomicU32::new(0),
         send_lock: BiasedLock::new(),
         failed: Cell::new(libc::EINVAL),
-        send: UnsafeCell::new(send),
-        doorbell,
-        answer: UnsafeCell::new(0),
+        send: UnsafeCell::new(made.send),
+        besides: made.besides,
         recv_lock: BiasedLock::new(),
-        recv: UnsafeCell::new(recv),
+        recv: UnsafeCell::new(made.recv),
         recv_place: core::ptr::null_mut(),
-        object: ManuallyDrop::new(object),
+        object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -206,6 +225,7 @@ unsafe fn create(
     if let Some(recv) = unsafe { &mut *qp.recv.get() } {
         qp.recv_place = recv;
     }
+    D::placed(&mut qp.besides);
     let base = &raw mut qp.public.qp_ex.qp_base;
     // SAFETY: nobody uses the object yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
@@ -213,15 +233,18 @@ unsafe fn create(
 }
 
 /// `ibv_create_qp`.
-pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+pub unsafe extern "C" fn create_qp<D: Device>(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { Ok(Box::into_raw(create(pd, &mut *attr, 0)?).cast()) })
+    entry::pointer(|| unsafe { Ok(Box::into_raw(create::<D>(pd, &mut *attr, 0)?).cast()) })
 }
 
 /// `ibv_create_qp_ex`. EOPNOTSUPP for attributes, flags and operations that
-/// rxe does not have for this type of queue pair.
-pub unsafe extern "C" fn create_qp_ex(
+/// the device does not have for this type of queue pair.
+pub unsafe extern "C" fn create_qp_ex<D: Device>(
     _context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
@@ -239,7 +262,7 @@ pub unsafe extern "C" fn create_qp_ex(
         }
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
             let asked = (*attr).send_ops_flags;
-            if asked & !wr_ex::operations((*attr).qp_type) != 0 {
+            if asked & !D::operations((*attr).qp_type) != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             Some(asked)
@@ -249,10 +272,10 @@ pub unsafe extern "C" fn create_qp_ex(
         if !has(IBV_QP_INIT_ATTR_PD) || (*attr).pd.is_null() {
             return Err(Errno::INVAL);
         }
-        let mut qp = create((*attr).pd, &mut *attr.cast(), VERBS_QP_EX)?;
+        let mut qp = create::<D>((*attr).pd, &mut *attr.cast(), VERBS_QP_EX)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
-            wr_ex::set_functions(&mut qp.public, operations, qp.single);
+            D::set_functions(&mut qp.public, operations, qp.single);
         }
         Ok(Box::into_raw(qp).cast())
     })
@@ -268,7 +291,7 @@ const _: () = {
 };
 
 /// Capacities as the C interface has them.
-pub fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
+fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -297,7 +320,7 @@ fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
 }
 
 /// The mask of attributes, of those that the plain commands know.
-pub fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
+fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
     let mask = mask as u32;
     if mask >= IBV_QP_RATE_LIMIT {
         return Err(Errno::OPNOTSUPP);
@@ -306,7 +329,7 @@ pub fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
 }
 
 /// Converts the attributes of the C interface.
-pub fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
+fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
     QpAttr {
         qp_state: QpState(from.qp_state as _),
         cur_qp_state: QpState(from.cur_qp_state as _),
@@ -338,7 +361,7 @@ pub fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
 }
 
 /// As [`attr_from_c`], the other way.
-pub fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
+fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
     to.qp_state = from.qp_state.0 as u32;
     to.cur_qp_state = from.cur_qp_state.0 as u32;
     to.path_mtu = from.path_mtu.into();
@@ -366,26 +389,28 @@ pub fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
 }
 
 /// `ibv_modify_qp`. libibverbs keeps the state.
-pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn modify_qp<D: Device>(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours and the
     // application's attributes, of which the kernel uses those in the mask.
     entry::int(|| unsafe {
         let known = known_mask(mask)?;
         let from = &*attr;
-        let to = attr_from_c(from);
-        let own = qp_of(qp);
-        own.object.modify(&to, known, uverbs::Udata::none())?;
+        let own: &Qp<D> = qp_of(qp);
+        own.object
+            .modify(&attr_from_c(from), known, Udata::none())?;
         if mask as u32 & IBV_QP_STATE != 0 {
-            let sends = from.qp_state >= IBV_QPS_RTS && !own.datagram;
-            own.plain
-                .store(if sends { PLAIN } else { 0 }, Ordering::Relaxed);
+            D::changed(own, from.qp_state);
         }
         Ok(())
     })
 }
 
 /// `ibv_query_qp`.
-pub unsafe extern "C" fn query_qp(
+pub unsafe extern "C" fn query_qp<D: Device>(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
@@ -394,7 +419,12 @@ pub unsafe extern "C" fn query_qp(
     // SAFETY: libibverbs passes a live queue pair of ours and room for the
     // answers.
     entry::int(|| unsafe {
-        let (from, made) = qp_of(qp).object.query(known_mask(mask)?)?;
+        let own: &Qp<D> = qp_of(qp);
+        let (mut from, mut made) = own.object.query(known_mask(mask)?)?;
+        if let Some(cap) = D::sizes(own) {
+            from.cap = cap;
+            made.cap = cap;
+        }
         attr_to_c(&from, &mut *attr);
         *init = ibv_qp_init_attr {
             qp_context: (*qp).qp_context,
@@ -412,16 +442,18 @@ pub unsafe extern "C" fn query_qp(
 /// `ibv_destroy_qp`. EBUSY, and the queue pair lives on, while it is in a
 /// multicast group. Waits until the application has acknowledged every event
 /// that it read.
-pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub unsafe extern "C" fn destroy_qp<D: Device>(qp: *mut ibv_qp) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, which no other call
-    // uses any more except those that acknowledge events.
+    // uses any more except those that acknowledge events; its completion
+    // queues are live as long as it is.
     entry::int(|| unsafe {
         let ctx = CtxRef::of((*qp).context);
         match uverbs::qp::destroy(&ctx, QpHandle((*qp).handle)) {
             Ok(seen) => events::wait_qp(qp, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        drop(Box::from_raw(qp.cast::<Qp>()));
+        D::gone(qp_of(qp));
+        drop(Box::from_raw(qp.cast::<Qp<D>>()));
         Ok(())
     })
 }

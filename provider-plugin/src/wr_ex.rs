@@ -15,6 +15,7 @@ use crate::ah::ah_of;
 use crate::layout;
 use crate::post::binding;
 use crate::qp::qp_of;
+use crate::rxe_face::qp::Qp;
 
 const DATAGRAM: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 const UNRELIABLE: u64 = DATAGRAM
@@ -97,7 +98,7 @@ unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         A::enter(&qp.send_lock);
         qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
         let _ = (*qp.send.get()).begin().keep();
@@ -107,7 +108,7 @@ unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         // Out of the critical section the functions do nothing.
         let failed = qp.failed.replace(libc::EINVAL);
         if failed != 0 {
@@ -119,6 +120,7 @@ unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
         A::leave(&qp.send_lock);
         if any {
             return qp
+                .besides
                 .doorbell
                 .ring()
                 .map_or_else(|refused| refused.errno().raw(), |()| 0);
@@ -131,7 +133,7 @@ unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start. What was not published is
     // forgotten at the next `begin`.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         qp.failed.set(libc::EINVAL);
         A::leave(&qp.send_lock);
     }
@@ -149,7 +151,7 @@ unsafe fn build(
 ) {
     // SAFETY: the send queue is this caller's, and so are the public members.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }
@@ -177,7 +179,7 @@ unsafe fn build(
 unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>) {
     // SAFETY: the send queue is this caller's.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }

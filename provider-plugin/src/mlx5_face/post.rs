@@ -9,8 +9,9 @@ use mlx5::{Opcode, PostError, SendFlags, SendQueue, Sge};
 use super::Mlx5;
 use crate::abi::*;
 use crate::mlx5_face::ah::ah_of;
-use crate::mlx5_face::qp::{Qp, qp_of};
+use crate::mlx5_face::qp::Qp;
 use crate::post::{refuse, report};
+use crate::qp::qp_of;
 use crate::srq::srq_of;
 
 const _: () = {
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn post_send(
     // work requests of its own; the send queue is this call's once the lock is
     // taken or the application has promised it.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if wr.is_null() || !own.may_send() {
             return refuse(wr, bad_wr);
         }
@@ -183,7 +184,7 @@ pub unsafe extern "C" fn post_recv(
     // work requests of its own; the queue is this call's once the lock is
     // taken or the application has promised it.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         let queue = own.recv();
         if wr.is_null() || queue.is_null() || !own.may_receive() {
             return refuse(wr, bad_wr);

@@ -12,7 +12,8 @@ use crate::abi::*;
 use crate::access::{Access, Shared, Single};
 use crate::mlx5_face::ah::ah_of;
 use crate::mlx5_face::post::scatter_list;
-use crate::mlx5_face::qp::qp_of;
+use crate::mlx5_face::qp::Qp;
+use crate::qp::qp_of;
 
 const DATAGRAM: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 const UNRELIABLE: u64 = DATAGRAM
@@ -72,7 +73,7 @@ unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         A::enter(&qp.send_lock);
         qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
         (*qp.send.get()).begin();
@@ -82,7 +83,7 @@ unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         // Out of the critical section the functions do nothing.
         let failed = qp.failed.replace(libc::EINVAL);
         if failed == 0 {
@@ -98,7 +99,7 @@ unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start. What was not published is
     // forgotten at the next `begin`.
     unsafe {
-        let qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         qp.failed.set(libc::EINVAL);
         A::leave(&qp.send_lock);
     }
@@ -112,7 +113,7 @@ unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
 unsafe fn build(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut Wqe<'_>)) {
     // SAFETY: the send queue is this caller's, and so are the public members.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }
@@ -136,7 +137,7 @@ unsafe fn build(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut Wqe<'
 unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>) {
     // SAFETY: the send queue is this caller's.
     unsafe {
-        let own = qp_of(qp);
+        let own: &Qp = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }

@@ -5,6 +5,7 @@
 //! lock each is, and the data path.
 
 pub mod cq;
+pub mod qp;
 mod srq;
 
 /// Devices of the kernel's rdma_rxe.

@@ -1,0 +1,101 @@
+//! Queue pairs: the kernel's queues and its doorbell.
+
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
+use uverbs::{QpCap, QpInit};
+
+use super::Rxe;
+use crate::abi::*;
+use crate::context::CtxRef;
+use crate::errno::Errno;
+use crate::qp::{Device, Made};
+use crate::wr_ex;
+
+/// Opcodes that have a remote address and key, or nothing, besides their data
+/// (all but datagrams), as a set of bits.
+const PLAIN: u32 = 1 << IBV_WR_SEND
+    | 1 << IBV_WR_SEND_WITH_IMM
+    | 1 << IBV_WR_SEND_WITH_INV
+    | 1 << IBV_WR_RDMA_WRITE
+    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
+    | 1 << IBV_WR_RDMA_READ;
+
+/// What a queue pair has besides its queues.
+pub struct Besides {
+    /// See [`Qp::plain`](crate::qp::Qp::plain).
+    plain: AtomicU32,
+    /// The send queue's doorbell; any thread may ring.
+    pub doorbell: DirectDoorbell,
+    /// Where the kernel answers the doorbell. Nobody reads it.
+    answer: UnsafeCell<u32>,
+}
+
+/// A queue pair of such a device.
+pub type Qp = crate::qp::Qp<Rxe>;
+
+impl Qp {
+    /// Opcodes that can be posted by the short way now, as a set of bits
+    /// ([`PLAIN`]); none of a datagram queue pair, and none in a state that
+    /// does not send: the long way says why.
+    #[inline(always)]
+    pub fn plain(&self) -> u32 {
+        self.besides.plain.load(Ordering::Relaxed)
+    }
+}
+
+impl Device for Rxe {
+    type SendQueue = SendQueue;
+    type RecvQueue = RecvQueue;
+    type Besides = Besides;
+
+    unsafe fn make_qp(
+        ctx: &CtxRef,
+        _attr: &ibv_qp_init_attr,
+        init: &QpInit,
+    ) -> Result<Made<Self>, Errno> {
+        let made = QueuePair::create(ctx, init)?;
+        // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
+        let doorbell = unsafe { made.doorbell.direct() }.ok_or(Errno::IO)?;
+        Ok(Made {
+            cap: made.object.cap(),
+            object: made.object,
+            send: made.send,
+            recv: made.recv,
+            besides: Besides {
+                plain: AtomicU32::new(0),
+                doorbell,
+                answer: UnsafeCell::new(0),
+            },
+        })
+    }
+
+    fn placed(besides: &mut Besides) {
+        // SAFETY: a cell is not at address 0.
+        let answer = unsafe { NonNull::new_unchecked(besides.answer.get()) };
+        // SAFETY: the place is part of the queue pair, as the doorbell is, and
+        // only reached through a cell.
+        unsafe { besides.doorbell.answer_to(answer) };
+    }
+
+    unsafe fn changed(qp: &Qp, state: u32) {
+        let sends = state >= IBV_QPS_RTS && !qp.datagram;
+        qp.besides
+            .plain
+            .store(if sends { PLAIN } else { 0 }, Ordering::Relaxed);
+    }
+
+    fn sizes(_qp: &Qp) -> Option<QpCap> {
+        None
+    }
+
+    fn operations(qp_type: u32) -> u64 {
+        wr_ex::operations(qp_type)
+    }
+
+    fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
+        wr_ex::set_functions(qp, asked, single);
+    }
+}
