@@ -41,3 +41,4 @@ pub(crate) mod registration;
 pub(crate) mod rxe_face;
 pub(crate) mod srq;
 pub(crate) mod wr_ex;
+pub(crate) mod writers;

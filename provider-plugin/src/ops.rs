@@ -29,7 +29,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
         alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td;
         attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::attach_mcast;
-        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
+        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = rxe_face::post::bind_mw;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
             -> *mut ibv_cq = cq::create_cq::<Rxe>;
@@ -59,11 +59,11 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Rxe>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = rxe_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
-            -> c_int = post::post_recv;
+            -> c_int = post::post_recv::<Rxe>;
         post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
-            -> c_int = post::post_send;
+            -> c_int = rxe_face::post::post_send;
         post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
-            -> c_int = post::post_srq_recv;
+            -> c_int = post::post_srq_recv::<Rxe>;
         query_device_ex: fn(*mut ibv_context, *const ibv_query_device_ex_input,
             *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex;
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
@@ -86,7 +86,7 @@ fn operations() -> impl IntoIterator<Item = (&'static str, usize)> {
 /// What mlx5 has of its own: in place of the operations of the same names, or
 /// besides.
 fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-    use crate::mlx5_face::{ah, pd, post, refused};
+    use crate::mlx5_face::{ah, pd, refused};
     operations! {
         alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
@@ -113,11 +113,11 @@ fn mlx5_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<Mlx5>;
         poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = mlx5_face::cq::poll_cq;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
-            -> c_int = post::post_recv;
+            -> c_int = post::post_recv::<Mlx5>;
         post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
-            -> c_int = post::post_send;
+            -> c_int = mlx5_face::post::post_send;
         post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
-            -> c_int = post::post_srq_recv;
+            -> c_int = post::post_srq_recv::<Mlx5>;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp::<Mlx5>;
         query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<Mlx5>;

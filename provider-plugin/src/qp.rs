@@ -19,14 +19,15 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::pd::{PdRef, pd_of};
-use crate::{cq, srq};
+use crate::writers::{Receives, Sends};
+use crate::{cq, srq, wr_ex};
 
 /// What a kind of device has for queue pairs.
 pub trait Device: cq::Device + srq::Device {
     /// The writer of sends.
-    type SendQueue;
+    type SendQueue: Sends;
     /// The writer of receives.
-    type RecvQueue;
+    type RecvQueue: Receives;
     /// What else a queue pair has; read by any thread.
     type Besides;
 
@@ -58,11 +59,20 @@ pub trait Device: cq::Device + srq::Device {
     /// The completion queues are live.
     unsafe fn gone(_qp: &Qp<Self>) {}
 
-    /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has.
-    fn operations(qp_type: u32) -> u64;
+    /// Tells the device of a batch that was published, where publishing does
+    /// not; an errno. Outside of the critical section.
+    fn ring(_qp: &Qp<Self>) -> c_int {
+        0
+    }
 
-    /// Sets the functions for the operations that the application asked for.
-    fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool);
+    /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has
+    /// besides those of all devices.
+    fn more_operations(_qp_type: u32) -> u64 {
+        0
+    }
+
+    /// Sets the functions for those of them that the application asked for.
+    fn set_more(_qp: &mut verbs_qp, _asked: u64) {}
 }
 
 /// A queue pair that nobody uses yet.
@@ -262,7 +272,7 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
         }
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
             let asked = (*attr).send_ops_flags;
-            if asked & !D::operations((*attr).qp_type) != 0 {
+            if asked & !wr_ex::operations::<D>((*attr).qp_type) != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             Some(asked)
@@ -275,7 +285,7 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
         let mut qp = create::<D>((*attr).pd, &mut *attr.cast(), VERBS_QP_EX)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
-            D::set_functions(&mut qp.public, operations, qp.single);
+            wr_ex::set_functions::<D>(&mut qp.public, operations, qp.single);
         }
         Ok(Box::into_raw(qp).cast())
     })

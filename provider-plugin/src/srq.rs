@@ -14,11 +14,12 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::pd::{PdRef, pd_of};
+use crate::writers::Receives;
 
 /// What a kind of device has for shared receive queues.
 pub trait Device: Sized + 'static {
     /// The writer of receives.
-    type SharedQueue;
+    type SharedQueue: Receives;
 
     /// Makes the kernel object and its queue.
     fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno>;

@@ -7,63 +7,45 @@
 
 use core::ffi::{c_int, c_void};
 
-use rxe::{Opcode, PostError, SendFlags, Sge, Wqe};
+use uverbs::{Opcode, SendFlags, Sge};
 
 use crate::abi::*;
 use crate::access::{Access, Shared, Single};
-use crate::ah::ah_of;
-use crate::layout;
-use crate::post::binding;
-use crate::qp::qp_of;
-use crate::rxe_face::qp::Qp;
+use crate::post::scatter_list;
+use crate::qp::{Device, Qp, qp_of};
+use crate::writers::{Entry, Sends};
+
+/// The writer of a work request.
+type EntryOf<'q, D> = <<D as Device>::SendQueue as Sends>::Entry<'q>;
 
 const DATAGRAM: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 const UNRELIABLE: u64 = DATAGRAM
     | IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 const RELIABLE: u64 = UNRELIABLE
     | IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | IBV_QP_EX_WITH_LOCAL_INV;
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
-/// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has, as far
-/// as this release of libibverbs has functions for them.
-pub fn operations(qp_type: u32) -> u64 {
-    let layout = layout::current();
-    match qp_type {
+/// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has.
+pub fn operations<D: Device>(qp_type: u32) -> u64 {
+    let all_devices = match qp_type {
         IBV_QPT_UD => DATAGRAM,
         IBV_QPT_UC => UNRELIABLE,
-        IBV_QPT_RC => {
-            let mut operations = RELIABLE;
-            if layout.has_wr_atomic_write() {
-                operations |= IBV_QP_EX_WITH_ATOMIC_WRITE;
-            }
-            if layout.has_wr_flush() {
-                operations |= IBV_QP_EX_WITH_FLUSH;
-            }
-            operations
-        }
+        IBV_QPT_RC => RELIABLE,
         _ => 0,
-    }
+    };
+    all_devices | D::more_operations(qp_type)
 }
 
 /// Sets the functions for the operations that the application asked for.
-pub fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
-    let layout = layout::current();
-    let has = |operation| asked & operation != 0;
-    if has(IBV_QP_EX_WITH_ATOMIC_WRITE) {
-        layout.set_wr_atomic_write(qp, Some(wr_atomic_write));
-    }
-    if has(IBV_QP_EX_WITH_FLUSH) {
-        layout.set_wr_flush(qp, Some(wr_flush));
-    }
+pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
+    D::set_more(qp, asked);
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
-            $(if has($operation) { qp.$function = Some($function); })+
+            $(if asked & $operation != 0 { qp.$function = Some($function::<D>); })+
         };
     }
     builders! {
@@ -75,40 +57,38 @@ pub fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
         IBV_QP_EX_WITH_RDMA_READ => wr_rdma_read;
         IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP => wr_atomic_cmp_swp;
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD => wr_atomic_fetch_add;
-        IBV_QP_EX_WITH_BIND_MW => wr_bind_mw;
-        IBV_QP_EX_WITH_LOCAL_INV => wr_local_inv;
     }
-    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
-    qp.wr_set_inline_data = Some(wr_set_inline_data);
-    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-    qp.wr_set_sge = Some(wr_set_sge);
-    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr::<D>);
+    qp.wr_set_inline_data = Some(wr_set_inline_data::<D>);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list::<D>);
+    qp.wr_set_sge = Some(wr_set_sge::<D>);
+    qp.wr_set_sge_list = Some(wr_set_sge_list::<D>);
     if single {
-        qp.wr_start = Some(wr_start::<Single>);
-        qp.wr_complete = Some(wr_complete::<Single>);
-        qp.wr_abort = Some(wr_abort::<Single>);
+        qp.wr_start = Some(wr_start::<D, Single>);
+        qp.wr_complete = Some(wr_complete::<D, Single>);
+        qp.wr_abort = Some(wr_abort::<D, Single>);
     } else {
-        qp.wr_start = Some(wr_start::<Shared>);
-        qp.wr_complete = Some(wr_complete::<Shared>);
-        qp.wr_abort = Some(wr_abort::<Shared>);
+        qp.wr_start = Some(wr_start::<D, Shared>);
+        qp.wr_complete = Some(wr_complete::<D, Shared>);
+        qp.wr_abort = Some(wr_abort::<D, Shared>);
     }
 }
 
-unsafe extern "C" fn wr_start<A: Access>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_start<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
-        let qp: &Qp = qp_of(qp);
+        let qp: &Qp<D> = qp_of(qp);
         A::enter(&qp.send_lock);
         qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
-        let _ = (*qp.send.get()).begin().keep();
+        (*qp.send.get()).begin();
     }
 }
 
-unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let qp: &Qp = qp_of(qp);
+        let qp: &Qp<D> = qp_of(qp);
         // Out of the critical section the functions do nothing.
         let failed = qp.failed.replace(libc::EINVAL);
         if failed != 0 {
@@ -119,21 +99,17 @@ unsafe extern "C" fn wr_complete<A: Access>(qp: *mut ibv_qp_ex) -> c_int {
         let any = (*qp.send.get()).publish();
         A::leave(&qp.send_lock);
         if any {
-            return qp
-                .besides
-                .doorbell
-                .ring()
-                .map_or_else(|refused| refused.errno().raw(), |()| 0);
+            return D::ring(qp);
         }
         0
     }
 }
 
-unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_abort<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start. What was not published is
     // forgotten at the next `begin`.
     unsafe {
-        let qp: &Qp = qp_of(qp);
+        let qp: &Qp<D> = qp_of(qp);
         qp.failed.set(libc::EINVAL);
         A::leave(&qp.send_lock);
     }
@@ -144,14 +120,14 @@ unsafe extern "C" fn wr_abort<A: Access>(qp: *mut ibv_qp_ex) {
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(always)]
-unsafe fn build(
+pub unsafe fn build<D: Device>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,
-    fill: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>,
+    fill: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
 ) {
     // SAFETY: the send queue is this caller's, and so are the public members.
     unsafe {
-        let own: &Qp = qp_of(qp);
+        let own: &Qp<D> = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }
@@ -162,7 +138,7 @@ unsafe fn build(
                 wqe.no_data();
                 fill(&mut wqe)
             }
-            Err(error) => Err(error.errno()),
+            Err(errno) => Err(errno),
         };
         match filled {
             Ok(()) => queue.accept(),
@@ -176,19 +152,24 @@ unsafe fn build(
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(always)]
-unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<(), c_int>) {
+unsafe fn amend<D: Device>(
+    qp: *mut ibv_qp_ex,
+    set: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
+) {
     // SAFETY: the send queue is this caller's.
     unsafe {
-        let own: &Qp = qp_of(qp);
+        let own: &Qp<D> = qp_of(qp);
         if own.failed.get() != 0 {
             return;
         }
-        let done = match (*own.send.get()).last() {
+        let queue = &mut *own.send.get();
+        let done = match queue.last() {
             Some(mut wqe) => set(&mut wqe),
             None => Err(libc::EINVAL),
         };
-        if let Err(errno) = done {
-            own.failed.set(errno);
+        match done {
+            Ok(()) => queue.settle(),
+            Err(errno) => own.failed.set(errno),
         }
     }
 }
@@ -196,11 +177,11 @@ unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<(),
 /// Builders: each is called between wr_start and wr_complete.
 macro_rules! builders {
     ($($name:ident($($arg:ident: $type:ty),*) $opcode:ident |$wqe:ident| $fill:expr;)+) => {$(
-        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+        unsafe extern "C" fn $name<D: Device>(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
             // SAFETY: the application is between wr_start and wr_complete, and
             // passes live objects.
             unsafe {
-                build(qp, Opcode::$opcode, |$wqe| {
+                build::<D>(qp, Opcode::$opcode, |$wqe| {
                     $fill;
                     Ok(())
                 });
@@ -215,38 +196,15 @@ builders! {
     wr_send_inv(rkey: u32) SEND_WITH_INV |wqe| wqe.immediate_or_key(rkey);
     wr_rdma_write(rkey: u32, addr: u64) RDMA_WRITE |wqe| wqe.rdma(addr, rkey);
     wr_rdma_write_imm(rkey: u32, addr: u64, imm_data: u32) RDMA_WRITE_WITH_IMM
-        |wqe| wqe.rdma(addr, rkey).immediate_or_key(imm_data);
+        |wqe| { wqe.rdma(addr, rkey); wqe.immediate_or_key(imm_data) };
     wr_rdma_read(rkey: u32, addr: u64) RDMA_READ |wqe| wqe.rdma(addr, rkey);
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) ATOMIC_CMP_AND_SWP
         |wqe| wqe.atomic(addr, rkey, compare, swap);
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) ATOMIC_FETCH_AND_ADD
         |wqe| wqe.atomic(addr, rkey, add, 0);
-    wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) ATOMIC_WRITE
-        |wqe| wqe.atomic_write(addr, rkey, value.cast::<[u8; 8]>().read());
-    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) BIND_MW
-        |wqe| wqe.bind_mw(binding(mw, rkey, &*info)?);
-    wr_local_inv(rkey: u32) LOCAL_INV |wqe| wqe.immediate_or_key(rkey);
 }
 
-unsafe extern "C" fn wr_flush(
-    qp: *mut ibv_qp_ex,
-    rkey: u32,
-    addr: u64,
-    length: usize,
-    kind: u8,
-    level: u8,
-) {
-    // SAFETY: the application is between wr_start and wr_complete.
-    unsafe {
-        build(qp, Opcode::FLUSH, |wqe| {
-            let length = u32::try_from(length).map_err(|_| libc::EINVAL)?;
-            wqe.flush(addr, rkey, length, kind, level);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_ud_addr(
+unsafe extern "C" fn wr_set_ud_addr<D: Device>(
     qp: *mut ibv_qp_ex,
     ah: *mut ibv_ah,
     remote_qpn: u32,
@@ -255,11 +213,11 @@ unsafe extern "C" fn wr_set_ud_addr(
     // SAFETY: the application is between wr_start and wr_complete, and passes
     // a live address handle.
     unsafe {
-        amend(qp, |wqe| {
+        amend::<D>(qp, |wqe| {
             if ah.is_null() {
                 return Err(libc::EINVAL);
             }
-            wqe.ud(ah_of(ah).ah_num, remote_qpn, remote_qkey);
+            wqe.ud(ah, remote_qpn, remote_qkey);
             Ok(())
         });
     }
@@ -270,24 +228,31 @@ unsafe extern "C" fn wr_set_ud_addr(
 /// # Safety
 /// As for [`amend`]; the pieces are readable.
 #[inline(always)]
-unsafe fn set_inline(qp: *mut ibv_qp_ex, pieces: impl Iterator<Item = (*const u8, usize)>) {
+unsafe fn set_inline<D: Device>(
+    qp: *mut ibv_qp_ex,
+    pieces: impl Iterator<Item = (*const u8, usize)>,
+) {
     // SAFETY: as the caller says.
     unsafe {
-        amend(qp, |wqe| {
-            wqe.inline_raw(pieces).map_err(|error| error.errno())?;
+        amend::<D>(qp, |wqe| {
+            wqe.inline(pieces)?;
             wqe.set_inline_flag(true);
             Ok(())
         });
     }
 }
 
-unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+unsafe extern "C" fn wr_set_inline_data<D: Device>(
+    qp: *mut ibv_qp_ex,
+    addr: *mut c_void,
+    length: usize,
+) {
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the data is readable.
-    unsafe { set_inline(qp, core::iter::once((addr.cast_const().cast(), length))) }
+    unsafe { set_inline::<D>(qp, core::iter::once((addr.cast_const().cast(), length))) }
 }
 
-unsafe extern "C" fn wr_set_inline_data_list(
+unsafe extern "C" fn wr_set_inline_data_list<D: Device>(
     qp: *mut ibv_qp_ex,
     num_buf: usize,
     list: *const ibv_data_buf,
@@ -299,7 +264,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
             let piece = list.add(i).read();
             (piece.addr.cast_const().cast(), piece.length)
         });
-        set_inline(qp, pieces);
+        set_inline::<D>(qp, pieces);
     }
 }
 
@@ -308,35 +273,37 @@ unsafe extern "C" fn wr_set_inline_data_list(
 /// # Safety
 /// As for [`amend`].
 #[inline(always)]
-unsafe fn set_gather(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Wqe<'_>) -> Result<u32, PostError>) {
+unsafe fn set_gather<D: Device>(
+    qp: *mut ibv_qp_ex,
+    set: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
+) {
     // SAFETY: as the caller says.
     unsafe {
-        amend(qp, |wqe| {
-            set(wqe).map_err(|error| error.errno())?;
+        amend::<D>(qp, |wqe| {
+            set(wqe)?;
             wqe.set_inline_flag(false);
             Ok(())
         });
     }
 }
 
-unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+unsafe extern "C" fn wr_set_sge<D: Device>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
-    unsafe { set_gather(qp, |wqe| wqe.sge(Sge { addr, length, lkey })) }
+    unsafe { set_gather::<D>(qp, |wqe| wqe.gather_one(Sge { addr, length, lkey })) }
 }
 
-unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) {
+unsafe extern "C" fn wr_set_sge_list<D: Device>(
+    qp: *mut ibv_qp_ex,
+    num_sge: usize,
+    list: *const ibv_sge,
+) {
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the list is readable; a longer one than the queue was made for is
     // not read.
     unsafe {
-        set_gather(qp, |wqe| {
-            if num_sge > wqe.max_sge() as usize {
-                return Err(PostError::TooManySges);
-            }
-            wqe.sge_list(match num_sge {
-                0 => &[],
-                _ => core::slice::from_raw_parts(list.cast::<Sge>(), num_sge),
-            })
+        set_gather::<D>(qp, |wqe| {
+            let list = scatter_list(list, num_sge, wqe.max_sge())?;
+            wqe.gather(list)
         });
     }
 }

@@ -14,10 +14,10 @@ pub mod ah;
 pub mod cq;
 pub mod pd;
 pub mod post;
-pub mod qp;
+mod qp;
 pub mod refused;
 mod srq;
-pub mod wr_ex;
+mod writers;
 
 /// ConnectX devices.
 pub enum Mlx5 {}

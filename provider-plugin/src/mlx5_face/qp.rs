@@ -6,8 +6,8 @@ use std::sync::Arc;
 use mlx5::{QueuePair, RecvQueue, Role, SendQueue, Work};
 use uverbs::{QpCap, QpInit};
 
+use super::Mlx5;
 use super::cq::Cq;
-use super::{Mlx5, wr_ex};
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
@@ -111,13 +111,5 @@ impl Device for Mlx5 {
         for cq in unsafe { cqs(qp) } {
             cq.detach(&qp.besides.work);
         }
-    }
-
-    fn operations(qp_type: u32) -> u64 {
-        wr_ex::operations(qp_type)
-    }
-
-    fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
-        wr_ex::set_functions(qp, asked, single);
     }
 }

@@ -5,8 +5,11 @@
 //! lock each is, and the data path.
 
 pub mod cq;
-pub mod qp;
+pub mod post;
+mod qp;
 mod srq;
+mod wr_ex;
+mod writers;
 
 /// Devices of the kernel's rdma_rxe.
 pub enum Rxe {}

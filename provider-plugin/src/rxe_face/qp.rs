@@ -1,18 +1,18 @@
 //! Queue pairs: the kernel's queues and its doorbell.
 
 use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
 use uverbs::{QpCap, QpInit};
 
-use super::Rxe;
+use super::{Rxe, wr_ex};
 use crate::abi::*;
 use crate::context::CtxRef;
 use crate::errno::Errno;
 use crate::qp::{Device, Made};
-use crate::wr_ex;
 
 /// Opcodes that have a remote address and key, or nothing, besides their data
 /// (all but datagrams), as a set of bits.
@@ -91,11 +91,17 @@ impl Device for Rxe {
         None
     }
 
-    fn operations(qp_type: u32) -> u64 {
+    #[inline(always)]
+    fn ring(qp: &Qp) -> c_int {
+        let rung = qp.besides.doorbell.ring();
+        rung.map_or_else(|refused| refused.errno().raw(), |()| 0)
+    }
+
+    fn more_operations(qp_type: u32) -> u64 {
         wr_ex::operations(qp_type)
     }
 
-    fn set_functions(qp: &mut verbs_qp, asked: u64, single: bool) {
-        wr_ex::set_functions(qp, asked, single);
+    fn set_more(qp: &mut verbs_qp, asked: u64) {
+        wr_ex::set_functions(qp, asked);
     }
 }

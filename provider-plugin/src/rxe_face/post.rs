@@ -1,0 +1,382 @@
+//! The data path in: lists of work requests, by the quick way where it goes.
+//!
+//! No allocation, and no system call but one doorbell a list; a lock where
+//! the queue is shared.
+//!
+//! Functions apart from the quick path are `extern "C"`, which says that they
+//! do not unwind: so they can be jumped to, and the quick path needs no frame.
+
+use core::ffi::c_int;
+
+use ring::BiasedLock;
+use rxe::{OneElement, Opcode, RecvQueue, Refused, SendFlags, SendWriter, Sge};
+
+use super::qp::Qp;
+use crate::abi::*;
+use crate::entry;
+use crate::errno::Errno;
+use crate::post::{push_list, refuse, report, write_list};
+use crate::qp::qp_of;
+
+/// A work request of the C interface as the queue's quick way reads it.
+struct Posted<'a>(&'a ibv_send_wr);
+
+impl OneElement for Posted<'_> {
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        Opcode(self.0.opcode)
+    }
+    #[inline(always)]
+    fn flags(&self) -> SendFlags {
+        SendFlags::from_bits_retain(self.0.send_flags)
+    }
+    #[inline(always)]
+    fn immediate_or_key(&self) -> u32 {
+        self.0.imm_data
+    }
+    #[inline(always)]
+    fn remote_addr(&self) -> u64 {
+        // SAFETY: any bytes are an address.
+        unsafe { self.0.wr.rdma.remote_addr }
+    }
+    #[inline(always)]
+    fn rkey(&self) -> u32 {
+        // SAFETY: any bytes are a key.
+        unsafe { self.0.wr.rdma.rkey }
+    }
+    #[inline(always)]
+    fn sge(&self) -> &Sge {
+        // SAFETY: the work request says that it has one element, and the
+        // application that it is there; the two types are the same.
+        unsafe { &*self.0.sg_list.cast::<Sge>() }
+    }
+}
+
+/// Adds a work request by the quick way, if it is one of nearly all.
+///
+/// # Safety
+/// The work request is the application's, with what its opcode needs.
+#[inline(always)]
+unsafe fn write_quickly(writer: &mut SendWriter<'_>, plain: u32, wr: &ibv_send_wr) -> bool {
+    if wr.opcode >= 32 || plain & 1 << wr.opcode == 0 || wr.num_sge != 1 {
+        return false;
+    }
+    if wr.send_flags & IBV_SEND_INLINE != 0 {
+        // SAFETY: the application says that the data is readable.
+        unsafe { writer.push_one_inline(&Posted(wr)) }
+    } else {
+        writer.push_one(&Posted(wr))
+    }
+}
+
+/// `ibv_post_send`. On an error `*bad_wr` is the first work request that was
+/// not posted; those before it were.
+///
+/// EINVAL for a bad work request or a state that does not send, ENOMEM for a
+/// full queue, what the doorbell says if the device is gone.
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the application passes a live queue pair of ours and a list of
+    // work requests of its own; the send queue is this call's once the lock is
+    // taken or the application has promised it.
+    unsafe {
+        let own: &Qp = qp_of(qp);
+        if wr.is_null() {
+            return refuse(wr, bad_wr);
+        }
+        // Whatever takes longer goes on in a function of its own, so that this
+        // one saves no registers.
+        if !own.send_lock.try_quick() && !own.single {
+            return post_shared(own, wr, bad_wr);
+        }
+        // Of a queue pair with one owner nobody took it: a plain store, less
+        // than to ask.
+        post(own, wr, bad_wr, BiasedLock::unlock_quick)
+    }
+}
+
+/// [`post_send`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_shared(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !own.send_lock.try_spin() {
+            return post_contended(own, wr, bad_wr);
+        }
+        post(own, wr, bad_wr, BiasedLock::unlock_spin)
+    }
+}
+
+/// # Safety
+/// As for [`post_send`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn post_contended(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    own.send_lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        let _ = (*own.send.get()).begin().keep();
+        post_rest(own, wr, wr, bad_wr)
+    }
+}
+
+/// Posts a list in the critical section that was entered, and leaves it.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+unsafe fn post(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+    leave: fn(&BiasedLock),
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let plain = own.plain();
+        let mut writer = (*own.send.get()).begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            if !write_quickly(&mut writer, plain, request) {
+                let _ = writer.keep();
+                return post_rest(own, wr, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the work requests name is the application's affair.
+        writer.publish();
+        leave(&own.send_lock);
+        match own.besides.doorbell.ring() {
+            Ok(()) => 0,
+            Err(refused) => unheard(refused, wr, bad_wr),
+        }
+    }
+}
+
+/// The kernel would not hear of the work requests that are in the queue: none
+/// of the list may be counted on, so the first is the bad one.
+///
+/// # Safety
+/// `bad_wr` is null or writable.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn unheard(
+    refused: Refused,
+    first: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { report(first, bad_wr) };
+    refused.errno().raw()
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs; `first` is the list's beginning.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_rest(
+    own: &Qp,
+    first: *mut ibv_send_wr,
+    mut next: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.send.get();
+        let result = if own.may_send() {
+            write_list(queue, own.datagram, &mut next)
+        } else {
+            libc::EINVAL
+        };
+        // SAFETY: what the work requests name is the application's affair.
+        let any = queue.publish();
+        if !own.single {
+            own.send_lock.unlock();
+        }
+        if any && let Err(refused) = own.besides.doorbell.ring() {
+            return unheard(refused, first, bad_wr);
+        }
+        if result != 0 {
+            report(next, bad_wr);
+        }
+        result
+    }
+}
+
+/// Posts a list of receives.
+///
+/// # Safety
+/// The list is the application's; the queue is this call's once the lock is
+/// taken or the application has promised it (`single`).
+#[inline(always)]
+pub unsafe fn post_receives(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !lock.try_quick() && !single {
+            return receive_shared(lock, queue, wr, bad_wr);
+        }
+        // As in `post_send`: taken or not.
+        receive(single, lock, queue, wr, bad_wr, BiasedLock::unlock_quick)
+    }
+}
+
+/// [`post_receives`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_shared(
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !lock.try_spin() {
+            return receive_contended(lock, queue, wr, bad_wr);
+        }
+        receive(false, lock, queue, wr, bad_wr, BiasedLock::unlock_spin)
+    }
+}
+
+/// # Safety
+/// As for [`post_receives`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn receive_contended(
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        let _ = (*queue).begin().keep();
+        receive_rest(false, lock, queue, wr, bad_wr)
+    }
+}
+
+/// Posts a list of receives in the critical section that was entered, and
+/// leaves it.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(always)]
+unsafe fn receive(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    leave: fn(&BiasedLock),
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut writer = (*queue).begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            let pushed = request.num_sge == 1
+                && writer.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
+            if !pushed {
+                let _ = writer.keep();
+                return receive_rest(single, lock, queue, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the receives name is the application's affair.
+        writer.publish();
+        leave(lock);
+        0
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs.
+///
+/// # Safety
+/// As for [`post_receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_rest(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    next: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *queue;
+        let result = push_list(queue, next, bad_wr);
+        // SAFETY: what the receives name is the application's affair.
+        queue.publish();
+        if !single {
+            lock.unlock();
+        }
+        result
+    }
+}
+
+/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key.
+pub unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the application passes a live queue pair and window of ours and
+    // its arguments.
+    entry::int(|| unsafe {
+        let info = (*bind).bind_info;
+        if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::INVAL);
+        }
+        // ibv_inc_rkey: only the low 8 bits are the owner's to change.
+        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
+        // SAFETY: zeros are valid for a work request.
+        let mut wr: ibv_send_wr = core::mem::zeroed();
+        wr.wr_id = (*bind).wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = (*bind).send_flags;
+        wr.extra.bind_mw = ibv_send_wr_bind_mw {
+            mw,
+            rkey,
+            bind_info: info,
+        };
+        let mut bad = core::ptr::null_mut();
+        match post_send(qp, &mut wr, &mut bad) {
+            0 => {
+                // If the binding fails, the application takes this back.
+                (*mw).rkey = rkey;
+                Ok(())
+            }
+            errno => Err(Errno(errno)),
+        }
+    })
+}

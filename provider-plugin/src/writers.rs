@@ -1,0 +1,153 @@
+//! What the data path writes work requests through: the queues of a device, as
+//! far as lists (`post`) and function calls (`wr_ex`) use them alike.
+
+use core::ffi::c_int;
+
+use ring::BiasedLock;
+use uverbs::{Opcode, SendFlags, Sge};
+
+use crate::abi::*;
+use crate::post;
+
+/// A send queue's writer. One caller at a time; errors are errnos.
+pub trait Sends: 'static {
+    /// A work request that is being written.
+    type Entry<'q>: Entry
+    where
+        Self: 'q;
+
+    /// Starts a batch. A batch before it that was not published is gone.
+    fn begin(&mut self);
+
+    /// Opens an entry for an operation.
+    fn open(
+        &mut self,
+        wr_id: u64,
+        opcode: Opcode,
+        flags: SendFlags,
+    ) -> Result<Self::Entry<'_>, c_int>;
+
+    /// Makes the opened entry part of the batch.
+    fn accept(&mut self);
+
+    /// The entry accepted last in this batch, if there is one.
+    fn last(&mut self) -> Option<Self::Entry<'_>>;
+
+    /// The last entry's data was set after it was accepted.
+    fn settle(&mut self) {}
+
+    /// Hands the batch to the device. Returns whether there was anything.
+    ///
+    /// # Safety
+    /// The memory that the work requests name is used as their operations
+    /// demand until they have completed.
+    unsafe fn publish(&mut self) -> bool;
+
+    /// Scatter/gather elements that an entry holds at most.
+    fn max_sge(&self) -> u32;
+}
+
+/// A send work request that is being written.
+pub trait Entry {
+    /// Does the device take an atomic of these operands? Some leave it to the
+    /// completion.
+    fn takes_atomic(_remote_addr: u64, _list: &[Sge]) -> bool {
+        true
+    }
+
+    /// Scatter/gather elements that it holds at most.
+    fn max_sge(&mut self) -> u32;
+
+    /// Immediate data (big-endian), or the key to invalidate.
+    fn immediate_or_key(&mut self, value: u32);
+
+    /// Remote memory of a write or a read.
+    fn rdma(&mut self, remote_addr: u64, rkey: u32);
+
+    /// Remote memory and operands of an atomic.
+    fn atomic(&mut self, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64);
+
+    /// Where a datagram goes.
+    ///
+    /// # Safety
+    /// `ah` is a live address handle of the queue pair's context.
+    unsafe fn ud(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
+
+    /// Binds a memory window.
+    ///
+    /// # Safety
+    /// `mw` is null or live, and so is the region of `info`.
+    unsafe fn bind_window(
+        &mut self,
+        mw: *mut ibv_mw,
+        rkey: u32,
+        info: &ibv_mw_bind_info,
+    ) -> Result<(), c_int>;
+
+    /// No data.
+    fn no_data(&mut self);
+
+    /// Data copied now from pieces, each a pointer and a length in bytes.
+    ///
+    /// # Safety
+    /// Each piece is readable.
+    unsafe fn inline(
+        &mut self,
+        pieces: impl Iterator<Item = (*const u8, usize)>,
+    ) -> Result<(), c_int>;
+
+    /// Data gathered from, or scattered to, a list.
+    fn gather(&mut self, list: &[Sge]) -> Result<(), c_int>;
+
+    /// As [`Entry::gather`], of one element.
+    fn gather_one(&mut self, sge: Sge) -> Result<(), c_int> {
+        self.gather(&[sge])
+    }
+
+    /// Says whether the data is inline, against the flags given when it was
+    /// opened; of no matter to a device that sees it by the entry.
+    fn set_inline_flag(&mut self, _inline: bool) {}
+}
+
+/// A receive queue's writer. One caller at a time; errors are errnos.
+pub trait Receives: Sized + 'static {
+    /// Starts a batch.
+    fn begin(&mut self);
+
+    /// Adds a receive.
+    fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    /// The memory of every list is left alone until its receive has completed.
+    unsafe fn publish(&mut self);
+
+    /// Scatter elements that a receive has at most.
+    fn max_sge(&self) -> u32;
+
+    /// Posts a list of receives.
+    ///
+    /// # Safety
+    /// The list is the application's; the queue is this call's once the lock
+    /// is taken or the application has promised it (`single`).
+    unsafe fn post(
+        single: bool,
+        lock: &BiasedLock,
+        queue: *mut Self,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        crate::access::locked(single, lock, || {
+            // SAFETY: as the caller says; in the critical section. What the
+            // receives name is the application's affair.
+            unsafe {
+                let queue = &mut *queue;
+                queue.begin();
+                let result = post::push_list(queue, wr, bad_wr);
+                queue.publish();
+                result
+            }
+        })
+    }
+}
