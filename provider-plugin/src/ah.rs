@@ -1,35 +1,52 @@
 //! Address handles.
 
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 
-use uverbs::{AhAttr, AhHandle, GlobalRoute};
+use uverbs::{AhAttr, AhHandle, GlobalRoute, PdHandle};
 
 use crate::abi::*;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
+use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
+
+/// What a kind of device has for address handles.
+pub trait Device: Sized + 'static {
+    /// What a datagram's work request names or carries.
+    type Address;
+
+    /// Makes an address, and the kernel's object where it has one.
+    fn make_ah(
+        ctx: &CtxRef,
+        pd: PdHandle,
+        attr: &AhAttr,
+        user_handle: u64,
+    ) -> Result<(Self::Address, Option<AhHandle>), Errno>;
+}
 
 /// An address handle.
 #[repr(C)]
-pub struct Ah {
-    /// The part that applications see.
-    pub public: ibv_ah,
-    /// The number by which a datagram's work request names this handle; never
-    /// 0.
-    pub ah_num: u32,
+pub struct Ah<D: Device> {
+    public: ibv_ah,
+    /// What a datagram's work request has of it.
+    pub address: D::Address,
+    /// The kernel has one too.
+    known: bool,
     _pd: PdRef,
 }
-
-const _: () = assert!(core::mem::offset_of!(Ah, public) == 0);
 
 /// The provider's view of an address handle.
 ///
 /// # Safety
-/// `ah` is a live address handle of this provider.
-pub unsafe fn ah_of<'a>(ah: *mut ibv_ah) -> &'a Ah {
-    // SAFETY: every ibv_ah that this provider hands out begins an Ah.
-    unsafe { &*ah.cast::<Ah>() }
+/// `ah` is a live address handle of a context of ours and of this kind of
+/// device.
+#[inline(always)]
+pub unsafe fn ah_of<'a, D: Device>(ah: *mut ibv_ah) -> &'a Ah<D> {
+    const { assert!(core::mem::offset_of!(Ah<D>, public) == 0) };
+    // SAFETY: every ibv_ah of such a context begins an Ah.
+    unsafe { &*ah.cast::<Ah<D>>() }
 }
 
 /// Converts the address vector of the C interface.
@@ -52,40 +69,43 @@ pub fn address(attr: &ibv_ah_attr) -> AhAttr {
 }
 
 /// `ibv_create_ah`.
-pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+pub unsafe extern "C" fn create_ah<D: Device>(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
     entry::pointer(|| unsafe {
         let context = (*pd).context;
-        let public = ibv_ah {
-            context,
-            pd,
-            handle: 0,
-        };
-        let mut ah = try_box(Ah {
-            public,
-            ah_num: 0,
-            _pd: PdRef::new(pd),
-        })
-        .map_err(|(_, e)| e)?;
-        let user_handle = (&raw const *ah) as u64;
+        let mut place = try_box(MaybeUninit::<Ah<D>>::uninit()).map_err(|(_, errno)| errno)?;
+        let user_handle = place.as_ptr().expose_provenance() as u64;
         let ctx = CtxRef::of(context);
-        let made =
-            rxe::AddressHandle::create(&ctx, pd_of(pd).handle(), &address(&*attr), user_handle)?;
-        ah.ah_num = made.ah_num;
-        ah.public.handle = made.object.into_handle().0;
-        Ok(Box::into_raw(ah).cast())
+        let attr = address(&*attr);
+        let (address, object) = D::make_ah(&ctx, pd_of(pd).handle(), &attr, user_handle)?;
+        place.write(Ah {
+            public: ibv_ah {
+                context,
+                pd,
+                handle: object.map_or(0, |handle| handle.0),
+            },
+            address,
+            known: object.is_some(),
+            _pd: PdRef::new(pd),
+        });
+        Ok(Box::into_raw(place).cast())
     })
 }
 
 /// `ibv_destroy_ah`. The handle lives on if the kernel refuses.
-pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+pub unsafe extern "C" fn destroy_ah<D: Device>(ah: *mut ibv_ah) -> c_int {
     // SAFETY: libibverbs passes a live address handle of ours.
     entry::int(|| unsafe {
-        let ctx = CtxRef::of((*ah).context);
-        let result = uverbs::ah::destroy(&ctx, AhHandle((*ah).handle));
-        destroyed(result.map_err(Into::into))?;
-        drop(Box::from_raw(ah.cast::<Ah>()));
+        if ah_of::<D>(ah).known {
+            let ctx = CtxRef::of((*ah).context);
+            let result = uverbs::ah::destroy(&ctx, AhHandle((*ah).handle));
+            destroyed(result.map_err(Into::into))?;
+        }
+        drop(Box::from_raw(ah.cast::<Ah<D>>()));
         Ok(())
     })
 }

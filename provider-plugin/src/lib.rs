@@ -6,8 +6,8 @@
 //!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
-//! All of these are for rdma_rxe; where mlx5 is another thing, `mlx5_face` has
-//! its own, so that neither asks which of the two it is.
+//! All of these are for any device: generic over its kind, which `rxe_face` and
+//! `mlx5_face` are, so that none asks which of the two it has.
 //!
 //! The kernel is asked through `ringverbs_uverbs`, queues are read and written
 //! by `ringverbs_rxe` and `ringverbs_mlx5`; here is what C sees: structures, entry points, errno

@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use uverbs::{PdHandle, Udata};
+use uverbs::PdHandle;
 
 use crate::abi::*;
 use crate::alloc::try_box;
@@ -136,8 +136,14 @@ impl Drop for PdRef {
     }
 }
 
+/// What a kind of device has for protection domains.
+pub trait Device: 'static {
+    /// Makes the kernel object.
+    fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
+}
+
 /// A domain that has no kernel object yet.
-pub fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
+fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
     Pd {
         public: ibv_pd { context, handle: 0 },
         users: Users::default(),
@@ -146,12 +152,12 @@ pub fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
 }
 
 /// `ibv_alloc_pd`.
-pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub unsafe extern "C" fn alloc_pd<D: Device>(context: *mut ibv_context) -> *mut ibv_pd {
     entry::pointer(|| {
         // SAFETY: libibverbs passes an open context of ours.
         let ctx = unsafe { CtxRef::of(context) };
         let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
-        pd.public.handle = uverbs::pd::alloc(&ctx, Udata::none())?.0;
+        pd.public.handle = D::make_pd(&ctx)?.0;
         Ok(Box::into_raw(pd).cast())
     })
 }

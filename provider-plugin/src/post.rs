@@ -6,9 +6,11 @@
 use core::ffi::c_int;
 use core::ptr::NonNull;
 
+use ring::BiasedLock;
 use uverbs::{Opcode, SendFlags, Sge};
 
 use crate::abi::*;
+use crate::access::locked;
 use crate::qp::{self, Qp, qp_of};
 use crate::srq::{self, Srq, srq_of};
 use crate::writers::{Entry, Receives, Sends};
@@ -183,6 +185,31 @@ pub unsafe fn push_list<Q: Receives>(
         }
     }
     0
+}
+
+/// Posts a list of receives in the plain way ([`Receives::post`]).
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn receive<Q: Receives>(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut Q,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    locked(single, lock, || {
+        // SAFETY: as the caller says; in the critical section. What the
+        // receives name is the application's affair.
+        unsafe {
+            let queue = &mut *queue;
+            queue.begin();
+            let result = push_list(queue, wr, bad_wr);
+            queue.publish();
+            result
+        }
+    })
 }
 
 /// `ibv_post_recv`. EINVAL for a bad work request, the RESET state, or a

@@ -19,8 +19,10 @@ use std::panic::catch_unwind;
 use crate::abi::*;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
+use crate::mlx5_face::Mlx5;
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use crate::ops;
+use crate::rxe_face::Rxe;
 use objects::Object;
 
 /// `verbs_register_driver_<N>`.
@@ -192,8 +194,8 @@ fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
                 uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
                 allow_disassociate_destroy: allow
                     .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
-                rxe_ops: ops::table(layout),
-                mlx5_ops: ops::mlx5_table(layout),
+                rxe_ops: ops::table::<Rxe>(layout),
+                mlx5_ops: ops::table::<Mlx5>(layout),
             },
         )
     };

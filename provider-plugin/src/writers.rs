@@ -7,7 +7,6 @@ use ring::BiasedLock;
 use uverbs::{Opcode, SendFlags, Sge};
 
 use crate::abi::*;
-use crate::post;
 
 /// A send queue's writer. One caller at a time; errors are errnos.
 pub trait Sends: 'static {
@@ -137,17 +136,5 @@ pub trait Receives: Sized + 'static {
         queue: *mut Self,
         wr: *mut ibv_recv_wr,
         bad_wr: *mut *mut ibv_recv_wr,
-    ) -> c_int {
-        crate::access::locked(single, lock, || {
-            // SAFETY: as the caller says; in the critical section. What the
-            // receives name is the application's affair.
-            unsafe {
-                let queue = &mut *queue;
-                queue.begin();
-                let result = post::push_list(queue, wr, bad_wr);
-                queue.publish();
-                result
-            }
-        })
-    }
+    ) -> c_int;
 }

@@ -1,18 +1,17 @@
 //! ringverbs on ConnectX: what differs from rdma_rxe.
 //!
-//! Objects of the C interface over `ringverbs_mlx5`, and the operations on
-//! them. A context has rxe's operations or these (`ops.rs`), so neither asks
-//! which device it has. Of an mlx5 context all queues, queue pairs, address
-//! handles and completion queues are of the types here.
+//! What a verb does to the C structures is in the modules above, generic over
+//! the kind of device; here are the queues of `ringverbs_mlx5`, under which
+//! lock each is, and the data path.
 //!
 //! Locks: a completion queue's guards its reader and the directory of the queue
 //! pairs that complete to it; a queue pair's two guard its send and its receive
 //! queue. Who needs both of two completion queues takes one after the other,
 //! never one in the other.
 
-pub mod ah;
+mod ah;
 pub mod cq;
-pub mod pd;
+mod pd;
 pub mod post;
 mod qp;
 pub mod refused;

@@ -3,9 +3,12 @@
 use core::ffi::c_int;
 
 use mlx5::{Opcode, PostError, RecvQueue, SendFlags, SendQueue, Sge, SharedQueue, Wqe};
+use ring::BiasedLock;
 
-use super::ah::ah_of;
+use super::Mlx5;
 use crate::abi::*;
+use crate::ah::ah_of;
+use crate::post::receive;
 use crate::writers::{Entry, Receives, Sends};
 
 impl Sends for SendQueue {
@@ -62,7 +65,7 @@ impl Entry for Wqe<'_> {
     #[inline(always)]
     unsafe fn ud(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
         // SAFETY: as the caller says.
-        let address = unsafe { &ah_of(ah).address };
+        let address = unsafe { &ah_of::<Mlx5>(ah).address };
         Wqe::ud(self, address, remote_qpn, remote_qkey);
     }
     /// Not done: opening such an entry says so already.
@@ -110,6 +113,17 @@ impl Receives for RecvQueue {
     fn max_sge(&self) -> u32 {
         RecvQueue::max_sge(self)
     }
+    #[inline(always)]
+    unsafe fn post(
+        single: bool,
+        lock: &BiasedLock,
+        queue: *mut Self,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: as the caller says.
+        unsafe { receive(single, lock, queue, wr, bad_wr) }
+    }
 }
 
 impl Receives for SharedQueue {
@@ -128,5 +142,16 @@ impl Receives for SharedQueue {
     #[inline(always)]
     fn max_sge(&self) -> u32 {
         SharedQueue::max_sge(self)
+    }
+    #[inline(always)]
+    unsafe fn post(
+        single: bool,
+        lock: &BiasedLock,
+        queue: *mut Self,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: as the caller says.
+        unsafe { receive(single, lock, queue, wr, bad_wr) }
     }
 }

@@ -4,7 +4,9 @@
 //! the kind of device; here are the queues of `ringverbs_rxe`, under which
 //! lock each is, and the data path.
 
+mod ah;
 pub mod cq;
+mod pd;
 pub mod post;
 mod qp;
 mod srq;

@@ -5,6 +5,7 @@ use core::ffi::c_int;
 use ring::BiasedLock;
 use rxe::{BindMwWr, Opcode, PostError, RecvQueue, SendFlags, SendQueue, Sge, Wqe};
 
+use super::Rxe;
 use super::post::post_receives;
 use crate::abi::*;
 use crate::ah::ah_of;
@@ -65,7 +66,12 @@ impl Entry for Wqe<'_> {
     #[inline(always)]
     unsafe fn ud(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
         // SAFETY: as the caller says.
-        Wqe::ud(self, unsafe { ah_of(ah) }.ah_num, remote_qpn, remote_qkey);
+        Wqe::ud(
+            self,
+            unsafe { ah_of::<Rxe>(ah) }.address,
+            remote_qpn,
+            remote_qkey,
+        );
     }
     /// Without a region, binds it to nothing.
     #[inline(always)]

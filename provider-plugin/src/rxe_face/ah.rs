@@ -1,0 +1,24 @@
+//! Address handles: a number that the driver gives.
+
+use uverbs::{AhAttr, AhHandle, PdHandle};
+
+use super::Rxe;
+use crate::ah::Device;
+use crate::context::CtxRef;
+use crate::errno::Errno;
+
+impl Device for Rxe {
+    /// The number by which a datagram's work request names the handle; never
+    /// 0.
+    type Address = u32;
+
+    fn make_ah(
+        ctx: &CtxRef,
+        pd: PdHandle,
+        attr: &AhAttr,
+        user_handle: u64,
+    ) -> Result<(u32, Option<AhHandle>), Errno> {
+        let made = rxe::AddressHandle::create(ctx, pd, attr, user_handle)?;
+        Ok((made.ah_num, Some(made.object.into_handle())))
+    }
+}

@@ -1,0 +1,14 @@
+//! Protection domains: the kernel's alone.
+
+use uverbs::{PdHandle, Udata};
+
+use super::Rxe;
+use crate::context::CtxRef;
+use crate::errno::Errno;
+use crate::pd::Device;
+
+impl Device for Rxe {
+    fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {
+        Ok(uverbs::pd::alloc(ctx, Udata::none())?)
+    }
+}
