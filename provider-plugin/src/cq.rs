@@ -8,7 +8,6 @@ use ring::BiasedLock;
 use uverbs::{CqFlags, CqHandle, CqInit, WorkCompletion};
 
 use crate::abi::*;
-use crate::access::{Access, Shared, Single};
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
@@ -38,36 +37,30 @@ pub trait Device: Sized + 'static {
     /// Any thread, and between ibv_start_poll and ibv_end_poll too.
     fn arm(cq: &Cq<Self>, solicited_only: bool) -> Result<(), Errno>;
 
-    /// `ibv_start_poll`.
-    ///
-    /// # Safety
-    /// The application passes a live queue of ours and its attributes.
-    unsafe extern "C" fn start_poll<A: Access>(
-        cq: *mut ibv_cq_ex,
-        attr: *mut ibv_poll_cq_attr,
-    ) -> c_int;
-
-    /// `ibv_next_poll`.
-    ///
-    /// # Safety
-    /// The application is between start_poll and end_poll.
-    unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int;
-
-    /// `ibv_end_poll`.
-    ///
-    /// # Safety
-    /// The application is between start_poll and end_poll.
-    unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex);
+    /// The functions by which an application steps through the queue: those
+    /// for one caller at a time, or for any threads.
+    fn cursor(single: bool) -> Cursor;
 
     /// The completion under the cursor.
     ///
     /// # Safety
     /// The application is between start_poll and end_poll. The result is good
-    /// until one of the three is called again.
+    /// until it takes the next step.
     unsafe fn current(completions: &Self::Completions) -> *const WorkCompletion;
 
     /// Sets the functions that read fields beyond the standard ones.
     fn set_readers(_cq: &mut ibv_cq_ex, _wc_flags: u64) {}
+}
+
+/// Functions of `ibv_cq_ex`. Each is called with a live queue of ours, the
+/// latter two between `ibv_start_poll` and `ibv_end_poll`.
+pub struct Cursor {
+    /// `ibv_start_poll`.
+    pub start_poll: unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int,
+    /// `ibv_next_poll`.
+    pub next_poll: unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int,
+    /// `ibv_end_poll`.
+    pub end_poll: unsafe extern "C" fn(*mut ibv_cq_ex),
 }
 
 /// A completion queue.
@@ -222,14 +215,10 @@ pub unsafe extern "C" fn create_cq_ex<D: Device>(
 /// Sets the functions by which an application reads the queue: those for its
 /// way of sharing, and only the fields that it asked for.
 fn set_cursor<D: Device>(cq: &mut ibv_cq_ex, single: bool, wc_flags: u64) {
-    if single {
-        cq.start_poll = Some(D::start_poll::<Single>);
-        cq.end_poll = Some(D::end_poll::<Single>);
-    } else {
-        cq.start_poll = Some(D::start_poll::<Shared>);
-        cq.end_poll = Some(D::end_poll::<Shared>);
-    }
-    cq.next_poll = Some(D::next_poll);
+    let cursor = D::cursor(single);
+    cq.start_poll = Some(cursor.start_poll);
+    cq.next_poll = Some(cursor.next_poll);
+    cq.end_poll = Some(cursor.end_poll);
     cq.read_opcode = Some(read_opcode::<D>);
     cq.read_vendor_err = Some(read_vendor_err::<D>);
     cq.read_wc_flags = Some(read_wc_flags::<D>);

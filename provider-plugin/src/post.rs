@@ -114,8 +114,8 @@ unsafe fn try_write<Q: Sends>(
     }
 }
 
-/// Writes what is left of a list, from `next` on, which is moved on; 0, or the
-/// errno of the work request that is `next` then.
+/// Writes what is left of a list, from `next` on, which is moved on; the errno
+/// is that of the work request that is `next` then.
 ///
 /// # Safety
 /// The list is the application's; in the critical section.
@@ -124,17 +124,15 @@ pub unsafe fn write_list<Q: Sends>(
     queue: &mut Q,
     datagram: bool,
     next: &mut *mut ibv_send_wr,
-) -> c_int {
+) -> Result<(), c_int> {
     // SAFETY: as the caller says.
     unsafe {
         while let Some(request) = next.as_ref() {
-            if let Err(errno) = write(queue, datagram, request) {
-                return errno;
-            }
+            write(queue, datagram, request)?;
             *next = request.next;
         }
     }
-    0
+    Ok(())
 }
 
 /// EINVAL, and the first work request is the bad one.

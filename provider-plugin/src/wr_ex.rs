@@ -97,10 +97,12 @@ unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_
         }
         // SAFETY: what the work requests name is the application's affair.
         let any = (*qp.send.get()).publish();
-        A::leave(&qp.send_lock);
+        // Asked before the section is left, so that it is asked once.
         if any {
+            A::leave(&qp.send_lock);
             return D::ring(qp);
         }
+        A::leave(&qp.send_lock);
         0
     }
 }

@@ -138,3 +138,120 @@ pub trait Receives: Sized + 'static {
         bad_wr: *mut *mut ibv_recv_wr,
     ) -> c_int;
 }
+
+/// Implements [`Sends`] by a queue's methods of the same names, and by what is
+/// given.
+macro_rules! sends {
+    ($queue:ident, $entry:ident, { $($given:item)* }) => {
+        impl $crate::writers::Sends for $queue {
+            type Entry<'q> = $entry<'q>;
+
+            #[inline(always)]
+            fn open(
+                &mut self,
+                wr_id: u64,
+                opcode: uverbs::Opcode,
+                flags: uverbs::SendFlags,
+            ) -> Result<$entry<'_>, c_int> {
+                $queue::open(self, wr_id, opcode, flags).map_err(|error| error.errno())
+            }
+            #[inline(always)]
+            fn accept(&mut self) {
+                $queue::accept(self);
+            }
+            #[inline(always)]
+            fn last(&mut self) -> Option<$entry<'_>> {
+                $queue::last(self)
+            }
+            #[inline(always)]
+            unsafe fn publish(&mut self) -> bool {
+                // SAFETY: as the caller says.
+                unsafe { $queue::publish(self) }
+            }
+            #[inline(always)]
+            fn max_sge(&self) -> u32 {
+                $queue::max_sge(self)
+            }
+            $($given)*
+        }
+    };
+}
+pub(crate) use sends;
+
+/// Implements [`Entry`], likewise.
+macro_rules! entry {
+    ($entry:ident, { $($given:item)* }) => {
+        impl $crate::writers::Entry for $entry<'_> {
+            #[inline(always)]
+            fn max_sge(&mut self) -> u32 {
+                $entry::max_sge(self)
+            }
+            #[inline(always)]
+            fn immediate_or_key(&mut self, value: u32) {
+                $entry::immediate_or_key(self, value);
+            }
+            #[inline(always)]
+            fn rdma(&mut self, remote_addr: u64, rkey: u32) {
+                $entry::rdma(self, remote_addr, rkey);
+            }
+            #[inline(always)]
+            fn atomic(&mut self, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
+                $entry::atomic(self, remote_addr, rkey, compare_add, swap);
+            }
+            #[inline(always)]
+            fn no_data(&mut self) {
+                $entry::no_data(self);
+            }
+            #[inline(always)]
+            unsafe fn inline(
+                &mut self,
+                pieces: impl Iterator<Item = (*const u8, usize)>,
+            ) -> Result<(), c_int> {
+                // SAFETY: as the caller says.
+                let copied = unsafe { self.inline_raw(pieces) };
+                copied.map(drop).map_err(|error| error.errno())
+            }
+            #[inline(always)]
+            fn gather(&mut self, list: &[uverbs::Sge]) -> Result<(), c_int> {
+                let gathered = self.sge_list(list);
+                gathered.map(drop).map_err(|error| error.errno())
+            }
+            $($given)*
+        }
+    };
+}
+pub(crate) use entry;
+
+/// Implements [`Receives`], likewise; lists are posted by the function `post`.
+macro_rules! receives {
+    ($queue:ident, $post:path, { $($given:item)* }) => {
+        impl $crate::writers::Receives for $queue {
+            #[inline(always)]
+            fn push(&mut self, wr_id: u64, list: &[uverbs::Sge]) -> Result<(), c_int> {
+                $queue::push(self, wr_id, list).map_err(|error| error.errno())
+            }
+            #[inline(always)]
+            unsafe fn publish(&mut self) {
+                // SAFETY: as the caller says.
+                unsafe { $queue::publish(self) }
+            }
+            #[inline(always)]
+            fn max_sge(&self) -> u32 {
+                $queue::max_sge(self)
+            }
+            #[inline(always)]
+            unsafe fn post(
+                single: bool,
+                lock: &ring::BiasedLock,
+                queue: *mut Self,
+                wr: *mut ibv_recv_wr,
+                bad_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int {
+                // SAFETY: as the caller says.
+                unsafe { $post(single, lock, queue, wr, bad_wr) }
+            }
+            $($given)*
+        }
+    };
+}
+pub(crate) use receives;

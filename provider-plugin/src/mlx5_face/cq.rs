@@ -11,9 +11,9 @@ use uverbs::CqInit;
 
 use super::Mlx5;
 use crate::abi::*;
-use crate::access::{Access, locked};
+use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Device, cq_of, no_entry};
+use crate::cq::{Cursor, Device, cq_of, no_entry};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -51,40 +51,22 @@ impl Device for Mlx5 {
         Ok(())
     }
 
-    unsafe extern "C" fn start_poll<A: Access>(
-        cq: *mut ibv_cq_ex,
-        attr: *mut ibv_poll_cq_attr,
-    ) -> c_int {
-        // SAFETY: the application passes a live queue of ours and its attributes.
-        unsafe {
-            if (*attr).comp_mask != 0 {
-                return libc::EINVAL;
+    // Not inlined, or the compiler takes what these functions call for a part
+    // of the crate's interface, and calls it through a table.
+    #[inline(never)]
+    fn cursor(single: bool) -> Cursor {
+        if single {
+            Cursor {
+                start_poll: start_poll::<Single>,
+                next_poll,
+                end_poll: end_poll::<Single>,
             }
-            let own: &Cq = cq_of(cq);
-            A::enter(&own.lock);
-            let shown = show_next(cq, own);
-            if shown != 0 {
-                // What was passed over is consumed.
-                if shown != libc::ENOENT {
-                    (*own.completions.ring.get()).publish();
-                }
-                A::leave(&own.lock);
+        } else {
+            Cursor {
+                start_poll: start_poll::<Shared>,
+                next_poll,
+                end_poll: end_poll::<Shared>,
             }
-            shown
-        }
-    }
-
-    unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-        // SAFETY: the application is between start_poll and end_poll.
-        unsafe { show_next(cq, cq_of(cq)) }
-    }
-
-    unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
-        // SAFETY: the application is between start_poll and end_poll.
-        unsafe {
-            let own: &Cq = cq_of(cq);
-            (*own.completions.ring.get()).publish();
-            A::leave(&own.lock);
         }
     }
 
@@ -195,6 +177,43 @@ unsafe fn show_next(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
             Some(Err(error)) => -senseless(error),
             None => no_entry(),
         }
+    }
+}
+
+unsafe extern "C" fn start_poll<A: Access>(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
+    // SAFETY: the application passes a live queue of ours and its attributes.
+    unsafe {
+        if (*attr).comp_mask != 0 {
+            return libc::EINVAL;
+        }
+        let own: &Cq = cq_of(cq);
+        A::enter(&own.lock);
+        let shown = show_next(cq, own);
+        if shown != 0 {
+            // What was passed over is consumed.
+            if shown != libc::ENOENT {
+                (*own.completions.ring.get()).publish();
+            }
+            A::leave(&own.lock);
+        }
+        shown
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the application is between start_poll and end_poll.
+    unsafe { show_next(cq, cq_of(cq)) }
+}
+
+unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
+    // SAFETY: the application is between start_poll and end_poll.
+    unsafe {
+        let own: &Cq = cq_of(cq);
+        (*own.completions.ring.get()).publish();
+        A::leave(&own.lock);
     }
 }
 

@@ -33,12 +33,15 @@ pub unsafe extern "C" fn post_send(
             queue.begin();
             let mut next = wr;
             let result = write_list(queue, own.datagram, &mut next);
-            if result != 0 {
-                report(next, bad_wr);
-            }
             // SAFETY: what the work requests name is the application's affair.
             queue.publish();
-            result
+            result.map_or_else(
+                |errno| {
+                    report(next, bad_wr);
+                    errno
+                },
+                |()| 0,
+            )
         })
     }
 }

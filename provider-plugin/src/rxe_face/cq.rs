@@ -13,7 +13,7 @@ use super::Rxe;
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Device, cq_of, no_entry};
+use crate::cq::{Cursor, Device, cq_of, no_entry};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -52,41 +52,22 @@ impl Device for Rxe {
         Ok(cq.object.req_notify(solicited_only)?)
     }
 
-    unsafe extern "C" fn start_poll<A: Access>(
-        cq: *mut ibv_cq_ex,
-        attr: *mut ibv_poll_cq_attr,
-    ) -> c_int {
-        // SAFETY: the application passes a live queue of ours and its attributes.
-        unsafe {
-            if (*attr).comp_mask != 0 {
-                cold_path();
-                return libc::EINVAL;
+    // Not inlined, or the compiler takes what these functions call for a part
+    // of the crate's interface, and calls it through a table.
+    #[inline(never)]
+    fn cursor(single: bool) -> Cursor {
+        if single {
+            Cursor {
+                start_poll: start_poll::<Single>,
+                next_poll,
+                end_poll: end_poll::<Single>,
             }
-            let own: &Cq = cq_of(cq);
-            if !A::try_quick(&own.lock) {
-                return start_shared(cq);
+        } else {
+            Cursor {
+                start_poll: start_poll::<Shared>,
+                next_poll,
+                end_poll: end_poll::<Shared>,
             }
-            start(cq, own, A::leave_quick)
-        }
-    }
-
-    unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-        // SAFETY: the application is between start_poll and end_poll.
-        unsafe {
-            let own: &Cq = cq_of(cq);
-            if !(*own.completions.ring.get()).step_within(&mut *own.completions.span.get()) {
-                return next_beyond(cq);
-            }
-            show(cq, own)
-        }
-    }
-
-    unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
-        // SAFETY: the application is between start_poll and end_poll.
-        unsafe {
-            let own: &Cq = cq_of(cq);
-            (*own.completions.ring.get()).release(&*own.completions.span.get());
-            A::leave(&own.lock);
         }
     }
 
@@ -217,7 +198,25 @@ unsafe fn show(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
     0
 }
 
-/// [`Device::start_poll`] of a thread that is not the only one to poll here.
+unsafe extern "C" fn start_poll<A: Access>(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
+    // SAFETY: the application passes a live queue of ours and its attributes.
+    unsafe {
+        if (*attr).comp_mask != 0 {
+            cold_path();
+            return libc::EINVAL;
+        }
+        let own: &Cq = cq_of(cq);
+        if !A::try_quick(&own.lock) {
+            return start_shared(cq);
+        }
+        start(cq, own, A::leave_quick)
+    }
+}
+
+/// [`start_poll`] of a thread that is not the only one to poll here.
 ///
 /// # Safety
 /// `cq` is a live queue of ours.
@@ -262,7 +261,18 @@ unsafe fn start(cq: *mut ibv_cq_ex, own: &Cq, leave: fn(&BiasedLock)) -> c_int {
     }
 }
 
-/// [`Device::next_poll`] at the end of what was there when it was last looked.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the application is between start_poll and end_poll.
+    unsafe {
+        let own: &Cq = cq_of(cq);
+        if !(*own.completions.ring.get()).step_within(&mut *own.completions.span.get()) {
+            return next_beyond(cq);
+        }
+        show(cq, own)
+    }
+}
+
+/// [`next_poll`] at the end of what was there when it was last looked.
 ///
 /// # Safety
 /// The application is between start_poll and end_poll.
@@ -278,5 +288,14 @@ unsafe extern "C" fn next_beyond(cq: *mut ibv_cq_ex) -> c_int {
             return no_entry();
         }
         show(cq, own)
+    }
+}
+
+unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
+    // SAFETY: the application is between start_poll and end_poll.
+    unsafe {
+        let own: &Cq = cq_of(cq);
+        (*own.completions.ring.get()).release(&*own.completions.span.get());
+        A::leave(&own.lock);
     }
 }

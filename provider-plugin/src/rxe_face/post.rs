@@ -206,7 +206,7 @@ unsafe extern "C" fn post_rest(
         let result = if own.may_send() {
             write_list(queue, own.datagram, &mut next)
         } else {
-            libc::EINVAL
+            Err(libc::EINVAL)
         };
         // SAFETY: what the work requests name is the application's affair.
         let any = queue.publish();
@@ -216,10 +216,13 @@ unsafe extern "C" fn post_rest(
         if any && let Err(refused) = own.besides.doorbell.ring() {
             return unheard(refused, first, bad_wr);
         }
-        if result != 0 {
-            report(next, bad_wr);
-        }
-        result
+        result.map_or_else(
+            |errno| {
+                report(next, bad_wr);
+                errno
+            },
+            |()| 0,
+        )
     }
 }
 

@@ -24,6 +24,11 @@ const PLAIN: u32 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_RDMA_READ;
 
 /// What a queue pair has besides its queues.
+///
+/// In this order: what is read first is where the structure begins. Were it the
+/// doorbell, the compiler would keep its address through all of a post, and
+/// save registers for that.
+#[repr(C)]
 pub struct Besides {
     /// See [`Qp::plain`](crate::qp::Qp::plain).
     plain: AtomicU32,
