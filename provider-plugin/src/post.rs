@@ -53,7 +53,7 @@ unsafe fn write<Q: Sends>(queue: &mut Q, datagram: bool, wr: &ibv_send_wr) -> Re
 }
 
 /// # Safety
-/// As for [`write`].
+/// As for [`write()`].
 #[inline(always)]
 unsafe fn try_write<Q: Sends>(
     queue: &mut Q,
