@@ -18,6 +18,8 @@ pub struct Results {
     pub refused: Option<String>,
     /// The providers mapped in processes of ours, by case.
     pub proofs: Vec<(String, Vec<String>)>,
+    /// Records that could not be read: what they say is lost.
+    pub unreadable: usize,
     /// Whether the driver came to its end.
     pub complete: bool,
 }
@@ -252,6 +254,9 @@ impl Results {
                 case.name,
                 case.earlier.replace('\n', " / ")
             );
+        }
+        if self.unreadable > 0 {
+            let _ = writeln!(out, "  FAILED: {} unreadable records", self.unreadable);
         }
         if !self.complete {
             let _ = writeln!(out, "  FAILED: the driver did not come to its end");

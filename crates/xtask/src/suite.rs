@@ -219,6 +219,7 @@ impl Show {
             Ok(record) => record,
             Err(error) => {
                 eprintln!("{}: unreadable record ({error}): {line}", self.what);
+                results.unreadable += 1;
                 return;
             }
         };

@@ -184,6 +184,7 @@ fn machine(
                 line.failed += 1;
                 line.note.push_str("; rdma-core's own tests are missing");
             }
+            line.failed += results.unreadable;
             if !results.complete {
                 line.failed += 1;
                 line.note.push_str("; did not come to its end");

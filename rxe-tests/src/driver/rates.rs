@@ -74,7 +74,11 @@ fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Resu
         for _ in 0..ROUNDS {
             for (provider, values) in [(Provider::Stock, &mut stock), (Provider::Ours, &mut ours)] {
                 match runner.measure(&case, provider)? {
-                    Ok(figures) => values.extend(figures.get(figure).copied()),
+                    // Where its clock goes astray perftest prints `inf`.
+                    Ok(figures) => match figures.get(figure) {
+                        Some(value) if value.is_finite() => values.push(*value),
+                        other => result.detail = format!("{provider}: {figure} is {other:?}"),
+                    },
                     Err(why) => result.detail = format!("{provider}: {why}"),
                 }
             }
