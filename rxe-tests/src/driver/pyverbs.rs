@@ -132,7 +132,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
     // device with those before them, and wait for datagrams.
     let mut earlier: BTreeMap<String, String> = BTreeMap::new();
     for id in &all {
-        for attempt in 2..=ATTEMPTS {
+        for attempt in 2..=attempts(id) {
             if results
                 .get(id)
                 .is_none_or(|(ended, _)| ended.outcome != Outcome::Fail)
@@ -168,6 +168,24 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
         }))?;
     }
     Ok(())
+}
+
+/// Tests that race with the kernel, whichever provider serves them, how often
+/// they are run, and why.
+const RACES: &[(&str, u32)] = &[
+    // It sends six datagrams and makes the completion queue too small for six
+    // completions: EINVAL if all have been sent by then. If not, the queue is
+    // made small, those that follow overrun it, and the test waits for them.
+    // Stock passes one time in three on a busy machine.
+    ("tests.test_cq.CQTest.test_resize_cq", 12),
+];
+
+/// How often a test that fails is run.
+fn attempts(id: &str) -> u32 {
+    RACES
+        .iter()
+        .find(|(name, _)| *name == id)
+        .map_or(ATTEMPTS, |(_, attempts)| *attempts)
 }
 
 /// Runs the script once for the tests `wanted`, or for all whose names contain
