@@ -12,6 +12,7 @@
 //! provider's own file is moved out of the directory while ours is there.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -184,7 +185,7 @@ fn remove(places: &Places) -> Result<()> {
 fn put_aside(places: &Places) -> Result<()> {
     let parent = places.aside.parent().unwrap_or(&places.aside);
     fs::create_dir_all(parent).with_context(|| cannot("make", parent))?;
-    if places.system && have_dpkg() {
+    if places.system && have_dpkg()? {
         return divert("--add", places);
     }
     let stock = places.stock();
@@ -195,7 +196,7 @@ fn put_aside(places: &Places) -> Result<()> {
 }
 
 fn put_back(places: &Places) -> Result<()> {
-    if places.system && have_dpkg() {
+    if places.system && have_dpkg()? {
         divert("--remove", places)?;
     } else if places.aside.exists() {
         let stock = places.stock();
@@ -207,11 +208,15 @@ fn put_back(places: &Places) -> Result<()> {
     Ok(())
 }
 
-fn have_dpkg() -> bool {
-    Command::new("dpkg-divert")
-        .arg("--version")
-        .output()
-        .is_ok_and(|o| o.status.success())
+/// Whether this is a Debian system. What is there and does not start is an
+/// error: without a diversion the next upgrade would bring the file back.
+fn have_dpkg() -> Result<bool> {
+    match Command::new("dpkg-divert").arg("--version").output() {
+        Ok(output) if output.status.success() => Ok(true),
+        Ok(output) => bail!("dpkg-divert --version: {}", output.status),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).context("cannot run dpkg-divert"),
+    }
 }
 
 fn divert(action: &str, places: &Places) -> Result<()> {
