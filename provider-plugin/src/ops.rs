@@ -49,7 +49,7 @@ impl Device for Mlx5 {
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
                 -> c_int = post::post_send;
-            resize_cq: fn(*mut ibv_cq, c_int) -> c_int = refused::resize_cq;
+            resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
         }
     }
 }

@@ -85,6 +85,16 @@ pub struct CreateCqResp {
     pub reserved: u32,
 }
 
+/// Driver input to RESIZE_CQ (`struct mlx5_ib_resize_cq`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResizeCq {
+    pub buf_addr: u64,
+    pub cqe_size: u16,
+    pub reserved0: u16,
+    pub reserved1: u32,
+}
+
 /// Driver input to CREATE_SRQ (`struct mlx5_ib_create_srq`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -287,6 +297,8 @@ pub mod cqe_opcode {
     pub const RESP_SEND: u8 = 2;
     pub const RESP_SEND_IMM: u8 = 3;
     pub const RESP_SEND_INV: u8 = 4;
+    /// The old entries of a queue that was resized end here.
+    pub const RESIZE_CQ: u8 = 5;
     pub const REQ_ERR: u8 = 13;
     pub const RESP_ERR: u8 = 14;
     pub const INVALID: u8 = 15;
@@ -330,6 +342,8 @@ unsafe impl Plain for AllocPdResp {}
 unsafe impl Plain for CreateCq {}
 // SAFETY: two u32.
 unsafe impl Plain for CreateCqResp {}
+// SAFETY: a u64, two u16, a u32.
+unsafe impl Plain for ResizeCq {}
 // SAFETY: two u64 and four u32.
 unsafe impl Plain for CreateSrq {}
 // SAFETY: two u32.
@@ -354,6 +368,8 @@ const _: () = {
     // 8 + 8 + 4 + 1 + 1 + 2 + 2 + 2 + 4: no padding.
     assert!(size_of::<CreateCq>() == 32);
     assert!(offset_of!(CreateCq, flags) == 22);
+    assert!(size_of::<ResizeCq>() == 16);
+    assert!(offset_of!(ResizeCq, cqe_size) == 8);
     assert!(size_of::<CreateSrq>() == 32);
     assert!(size_of::<CreateQp>() == 48);
     assert!(offset_of!(CreateQp, sq_buf_addr) == 40);

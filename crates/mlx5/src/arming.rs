@@ -26,19 +26,19 @@ pub struct Arming {
     events: Epoch,
     /// The number that the device knows the queue by.
     cqn: u32,
-    /// Where the records are.
-    _memory: Arc<QueueMemory>,
+    /// Where the records are, whatever becomes of the entries.
+    _records: Arc<QueueMemory>,
 }
 
 impl Arming {
     pub(crate) fn new(ring: &CompletionRing, cqn: u32) -> Self {
-        let memory = ring.memory();
+        let records = ring.records();
         Self {
-            consumed: memory.record(0),
-            armed: memory.record(1),
+            consumed: records.record(0),
+            armed: records.record(1),
             events: Epoch::new(),
             cqn,
-            _memory: Arc::clone(memory),
+            _records: Arc::clone(records),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
-use crate::abi::{CreateCq, CreateCqResp, Plain};
+use crate::abi::{CreateCq, CreateCqResp, Plain, ResizeCq};
 use crate::{Arming, CompletionRing, CreateError};
 
 /// A completion queue. The parts are public so that a face can put each under
@@ -30,19 +30,11 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// [`CreateError::TooLarge`] for none or too many; those of memory and of
     /// CREATE_CQ. Nothing is left behind.
     pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
-        // One more, as the C provider has it: the driver takes as many as its
-        // next power of two.
-        let entries = match init.cqe {
-            0 => None,
-            cqe => (cqe.checked_add(1)).and_then(u32::checked_next_power_of_two),
-        };
-        let entries = entries
-            .filter(|entries| *entries <= Self::MOST)
-            .ok_or(CreateError::TooLarge { what: "cqe" })?;
+        let entries = Self::entries(init.cqe)?;
         let ring = CompletionRing::new(entries.ilog2())?;
         let request = CreateCq {
             buf_addr: ring.memory().address(),
-            db_addr: ring.memory().records_address(),
+            db_addr: ring.records().records_address(),
             cqe_size: CompletionRing::ENTRY_SIZE as u32,
             ..CreateCq::default()
         };
@@ -51,9 +43,9 @@ impl<C: ContextRef> CompletionQueue<C> {
             cqe: entries - 1,
             ..*init
         };
-        // SAFETY: the addresses are those of the ring's memory, which has that
-        // many entries and two doorbell records, and outlives the object: it
-        // lives in the same value, behind it.
+        // SAFETY: the addresses are those of the ring's entries, which are that
+        // many, and of its two doorbell records. Both outlive the object: they
+        // live in the same value, behind it.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Cq::create(context, &init, udata)?;
         if object.cqe() != entries - 1 {
@@ -66,5 +58,52 @@ impl<C: ContextRef> CompletionQueue<C> {
             object,
             ring,
         })
+    }
+    /// How many there are if at least `cqe` are asked for: one more, as the C
+    /// provider has it, and the next power of two, since that is what the
+    /// driver takes.
+    fn entries(cqe: u32) -> Result<u32, CreateError> {
+        (cqe != 0)
+            .then(|| cqe.checked_add(1)?.checked_next_power_of_two())
+            .flatten()
+            .filter(|entries| *entries <= Self::MOST)
+            .ok_or(CreateError::TooLarge { what: "cqe" })
+    }
+
+    /// Resizes a queue to at least `cqe` entries; how many it holds now. What
+    /// is unread stays in it, in order.
+    ///
+    /// The caller holds `ring`, which is the object's, for itself until this
+    /// returns. The old entries are there until the kernel has answered; they
+    /// are unmapped before this returns.
+    ///
+    /// # Errors
+    /// [`CreateError::TooLarge`] for none or too many, and those of memory and
+    /// of RESIZE_CQ (EINVAL for less room than there are unread completions):
+    /// nothing has changed. [`CreateError::BadAnswer`]: the queue has the new
+    /// size, but completions may be missing.
+    pub fn resize(object: &Cq<C>, ring: &mut CompletionRing, cqe: u32) -> Result<u32, CreateError> {
+        let entries = Self::entries(cqe)?;
+        // The driver does nothing then, and the device writes where it did.
+        if entries == ring.capacity() {
+            return Ok(entries - 1);
+        }
+        let log2 = entries.ilog2();
+        let memory = CompletionRing::fresh(log2)?;
+        let request = ResizeCq {
+            buf_addr: memory.address(),
+            cqe_size: CompletionRing::ENTRY_SIZE as u16,
+            ..ResizeCq::default()
+        };
+        // SAFETY: the address is that of that many entries. They become the
+        // ring's, which outlives the object, or the device is not told of them.
+        let udata = unsafe { Udata::new(request.bytes(), &mut []) };
+        let answered = object.resize(entries - 1, udata)?;
+        if !ring.move_to(memory, log2) || answered != entries - 1 {
+            return Err(CreateError::BadAnswer {
+                what: "the end of a resized completion queue",
+            });
+        }
+        Ok(answered)
     }
 }

@@ -10,7 +10,7 @@ use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::decode;
 use crate::directory::Directory;
 use crate::work::QueueMemory;
-use crate::{CompletionError, CreateError, Role, Work, WorkCompletion};
+use crate::{CompletionError, CreateError, WorkCompletion};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
@@ -34,8 +34,11 @@ pub struct CompletionRing {
     /// The device's clock when the completion read last was written.
     time: u64,
     consumed: DoorbellRecord,
-    directory: Directory,
-    memory: Arc<QueueMemory>,
+    pub(crate) directory: Directory,
+    /// The entries.
+    memory: QueueMemory,
+    /// The doorbell records, which stay where they are when the entries move.
+    records: Arc<QueueMemory>,
 }
 
 // SAFETY: it owns its memory; the device writes to it, and is read as one that
@@ -50,26 +53,37 @@ impl CompletionRing {
 
     /// A queue of `1 << log2` entries, all of them the device's.
     pub(crate) fn new(log2: u32) -> Result<Self, CreateError> {
-        let memory = QueueMemory::new(Self::ENTRY_SIZE << log2, "completion queue")?;
-        let entries = memory.entries();
-        for slot in 0..1usize << log2 {
-            let at = slot * Self::ENTRY_SIZE + offset_of!(Cqe, op_own);
-            // SAFETY: inside the memory, which has `1 << log2` entries.
-            unsafe { entries.add(at).write(cqe_opcode::INVALID << 4) };
-        }
+        let memory = Self::fresh(log2)?;
+        let records = QueueMemory::new(0, "completion queue")?;
         Ok(Self {
-            entries,
+            entries: memory.entries(),
             log2,
             at: 0,
             time: 0,
-            consumed: memory.record(0),
+            consumed: records.record(0),
             directory: Directory::default(),
-            memory: Arc::new(memory),
+            memory,
+            records: Arc::new(records),
         })
     }
 
-    pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
+    /// Memory for `1 << log2` entries, all of them the device's.
+    pub(crate) fn fresh(log2: u32) -> Result<QueueMemory, CreateError> {
+        let memory = QueueMemory::new(Self::ENTRY_SIZE << log2, "completion queue")?;
+        for slot in 0..1usize << log2 {
+            let at = slot * Self::ENTRY_SIZE + offset_of!(Cqe, op_own);
+            // SAFETY: inside the memory, which has `1 << log2` entries.
+            unsafe { memory.entries().add(at).write(cqe_opcode::INVALID << 4) };
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn memory(&self) -> &QueueMemory {
         &self.memory
+    }
+
+    pub(crate) fn records(&self) -> &Arc<QueueMemory> {
+        &self.records
     }
 
     /// Entries that it holds at most.
@@ -78,7 +92,7 @@ impl CompletionRing {
     }
 
     #[inline(always)]
-    fn slot(&self, at: u32) -> NonNull<Cqe> {
+    pub(crate) fn slot(&self, at: u32) -> NonNull<Cqe> {
         let mask = (1u32 << self.log2) - 1;
         // SAFETY: one of the entries, by the mask.
         unsafe { self.entries.cast::<Cqe>().add((at & mask) as usize) }
@@ -86,7 +100,7 @@ impl CompletionRing {
 
     /// The entry at `at`, if the device has written it.
     #[inline(always)]
-    fn written(&self, at: u32) -> Option<NonNull<Cqe>> {
+    pub(crate) fn written(&self, at: u32) -> Option<NonNull<Cqe>> {
         let slot = self.slot(at);
         // SAFETY: a byte of the entry, which lives as long as this does.
         let owner = unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) };
@@ -173,66 +187,23 @@ impl CompletionRing {
         failed.map_or(Ok(taken), Err)
     }
 
-    /// Completions of `work` will be found here. Before its queue pair can
-    /// have any.
-    ///
-    /// # Errors
-    /// [`CreateError::NoMemory`].
-    pub fn attach(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
-        self.directory.insert(work, role)
+    /// Where reading goes on.
+    pub(crate) fn position(&self) -> u32 {
+        self.at
     }
 
-    /// Takes out what completions of `work` are still here, and forgets it.
-    /// After its queue pair is gone.
-    pub fn detach(&mut self, work: &Work) {
-        self.clean(work);
-        self.directory.remove(work.user_index());
+    /// Goes on reading at `at`, and says so to the device.
+    pub(crate) fn go_on_at(&mut self, at: u32) {
+        self.at = at;
+        self.publish();
     }
 
-    /// Takes out what completions of `work` are still here; the others stay,
-    /// in order. After its queue pair is gone, or reset.
-    pub fn clean(&mut self, work: &Work) {
-        let user_index = work.user_index();
-        let mut end = self.at;
-        while end.wrapping_sub(self.at) < self.capacity() && self.written(end).is_some() {
-            end = end.wrapping_add(1);
-        }
-        // From the last to the first: those that stay move up.
-        let (mut from, mut to) = (end, end);
-        while from != self.at {
-            from = from.wrapping_sub(1);
-            // SAFETY: an entry that the device has written, and that is not
-            // consumed.
-            let cqe = unsafe { self.slot(from).read() };
-            if cqe.user_index() == user_index {
-                if let Some(shared) = &work.shared
-                    && cqe.is_receive()
-                {
-                    let slot = u16::from_be(cqe.wqe_counter);
-                    if shared.find(slot).is_some() {
-                        shared.free(slot);
-                    }
-                }
-                continue;
-            }
-            to = to.wrapping_sub(1);
-            if to != from {
-                // The place keeps its owner bit: it belongs to the round.
-                let slot = self.slot(to);
-                // SAFETY: as above, this side's.
-                unsafe {
-                    let owner = slot.read().op_own & CQE_OWNER;
-                    slot.write(Cqe {
-                        op_own: cqe.op_own & !CQE_OWNER | owner,
-                        ..cqe
-                    });
-                }
-            }
-        }
-        if to != self.at {
-            self.at = to;
-            self.publish();
-        }
+    /// Goes on reading at `at` in other memory, of `1 << log2` entries.
+    pub(crate) fn go_on_in(&mut self, memory: QueueMemory, log2: u32, at: u32) {
+        self.entries = memory.entries();
+        self.log2 = log2;
+        self.memory = memory;
+        self.go_on_at(at);
     }
 
     /// The queue's memory, for tests that play the device.

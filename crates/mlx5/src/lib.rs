@@ -34,6 +34,7 @@ mod send;
 mod srq;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 mod wc;
 mod work;
 

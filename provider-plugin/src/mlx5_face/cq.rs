@@ -106,6 +106,18 @@ impl Cq {
     }
 }
 
+/// `ibv_resize_cq`. Completions that are in the queue stay in it.
+pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: libibverbs passes a live queue of ours.
+    entry::int(|| unsafe {
+        let own: &Cq = cq_of(cq);
+        // A negative number becomes one that is too large.
+        let cqe = own.with(|ring| CompletionQueue::resize(&own.object, ring, cqe as u32))?;
+        (*cq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
+        Ok(())
+    })
+}
+
 /// `verbs_context_ops.cq_event`: libibverbs has read an event of the queue.
 pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
     // SAFETY: libibverbs passes a live queue of ours.

@@ -20,8 +20,3 @@ pub unsafe extern "C" fn bind_mw(
 ) -> c_int {
     entry::int(|| Err(Errno::OPNOTSUPP))
 }
-
-/// `ibv_resize_cq`.
-pub unsafe extern "C" fn resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int {
-    entry::int(|| Err(Errno::OPNOTSUPP))
-}

@@ -61,6 +61,9 @@ fn assertions() -> String {
         uar_page_index, reserved0, reserved1,
     });
     fields!(c, "mlx5_ib_create_cq_resp", size CreateCqResp { cqn, reserved });
+    fields!(c, "mlx5_ib_resize_cq", size ResizeCq {
+        buf_addr, cqe_size, reserved0, reserved1,
+    });
     fields!(c, "mlx5_ib_create_srq", size CreateSrq {
         buf_addr, db_addr, flags, reserved0, uidx, reserved1,
     });
@@ -163,6 +166,7 @@ fn constants() -> Vec<(&'static str, u32)> {
         ("MLX5_CQE_RESP_SEND", cqe_opcode::RESP_SEND),
         ("MLX5_CQE_RESP_SEND_IMM", cqe_opcode::RESP_SEND_IMM),
         ("MLX5_CQE_RESP_SEND_INV", cqe_opcode::RESP_SEND_INV),
+        ("MLX5_CQE_RESIZE_CQ", cqe_opcode::RESIZE_CQ),
         ("MLX5_CQE_REQ_ERR", cqe_opcode::REQ_ERR),
         ("MLX5_CQE_RESP_ERR", cqe_opcode::RESP_ERR),
         ("MLX5_CQE_INVALID", cqe_opcode::INVALID),

@@ -3,6 +3,7 @@
 
 mod completion;
 mod objects;
+mod resize;
 mod send;
 mod shared;
 
@@ -145,14 +146,20 @@ pub struct Raised {
 /// The device's side of a completion queue.
 pub struct Device {
     entries: NonNull<u8>,
+    records: NonNull<u8>,
     capacity: u32,
     raised: u32,
 }
+
+// SAFETY: the memory is the ring's, which the tests keep; nothing of it is the
+// thread's.
+unsafe impl Send for Device {}
 
 impl Device {
     pub fn of(ring: &CompletionRing) -> Self {
         Self {
             entries: ring.entries(),
+            records: ring.records().entries(),
             capacity: ring.capacity(),
             raised: 0,
         }
@@ -178,6 +185,14 @@ impl Device {
         self.write(bytes);
     }
 
+    /// Ends the old entries, and goes on in others.
+    pub fn move_to(&mut self, entries: NonNull<u8>, capacity: u32) {
+        let mut mark = [0; 64];
+        mark[63] = 5 << 4;
+        self.write(mark);
+        (self.entries, self.capacity) = (entries, capacity);
+    }
+
     /// Writes an entry with the owner bit of its round.
     pub fn write(&mut self, mut bytes: [u8; 64]) {
         let round = (self.raised / self.capacity) & 1;
@@ -195,8 +210,7 @@ impl Device {
 
     /// Doorbell record 0 or 1.
     pub fn record(&self, index: usize) -> u32 {
-        let at = self.capacity as usize * 64 + 4 * index;
-        // SAFETY: behind the entries are two words.
-        u32::from_be(unsafe { self.entries.add(at).cast::<u32>().read() })
+        // SAFETY: there are two words.
+        u32::from_be(unsafe { self.records.add(4 * index).cast::<u32>().read() })
     }
 }

@@ -17,10 +17,10 @@ const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
 const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// The kernel, and pages that stand in for the device's registers.
-struct Machine {
-    fake: Arc<FakeKernel>,
+pub struct Machine {
+    pub fake: Arc<FakeKernel>,
     pages: File,
-    context: Arc<Context>,
+    pub context: Arc<Context>,
 }
 
 /// The driver's answer, its fields in their order.
@@ -59,7 +59,7 @@ impl Answer {
 }
 
 impl Machine {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let fake = FakeKernel::new();
         let mut pages = tempfile();
         pages.write_all(&[0; 8 * 4096]).unwrap();
@@ -91,7 +91,7 @@ impl Machine {
         call.unwrap().driver_in().to_vec()
     }
 
-    fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
+    pub fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
         self.fake.on(CREATE_CQ, |reply| {
             let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
             reply.set(ATTR_CREATE_CQ_RESP_CQE, &cqe.to_ne_bytes());
@@ -217,7 +217,7 @@ fn a_completion_queue_is_where_the_driver_is_told() {
     assert_eq!(told.len(), 32);
     let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
     assert_eq!(word(0), cq.ring.entries().as_ptr() as u64);
-    assert_eq!(word(8), word(0) + 8 * 64);
+    assert_eq!(word(8), cq.ring.records().entries().as_ptr() as u64);
     assert_eq!(told[16..24], [64, 0, 0, 0, 0, 0, 0, 0]);
     // And the device knows it by the number that the driver gave.
     let (register, memory) = Register::in_memory(0);

@@ -1,0 +1,127 @@
+//! Completion queues that move to other memory while completions are in them.
+
+use std::mem::MaybeUninit;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use uverbs::abi::write::{ResizeCqResp, cmd::CMD_RESIZE_CQ};
+use uverbs::kernel::fake::Target;
+
+use super::objects::Machine;
+use super::*;
+use crate::{CompletionQueue, Opcode, Role, SendFlags};
+
+/// Posts a send, and completes it.
+fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
+    let slot = pair.record(1) as u16;
+    pair.send.begin();
+    pair.send
+        .open(wr_id, Opcode::SEND, SendFlags::SIGNALED)
+        .unwrap();
+    pair.send.accept();
+    // SAFETY: there is no data.
+    unsafe { pair.send.publish() };
+    device.raise(&Raised {
+        user_index: 70,
+        slot,
+        request: 0x0a,
+        ..Raised::default()
+    });
+}
+
+/// The identifiers of what is there, as many as `most`.
+fn read(ring: &mut CompletionRing, most: usize) -> Vec<u64> {
+    let mut out = vec![MaybeUninit::uninit(); most];
+    // SAFETY: what was posted has no data.
+    let taken = unsafe { ring.take(&mut out) }.unwrap();
+    let wr_id = |wc: &MaybeUninit<crate::WorkCompletion>| {
+        // SAFETY: that many were written to the front.
+        unsafe { wc.assume_init() }.wr_id
+    };
+    out[..taken].iter().map(wr_id).collect()
+}
+
+proptest! {
+    /// However reading, writing and resizing take turns: everything is read
+    /// once, in order, and nothing that was not written.
+    #[test]
+    fn what_is_unread_moves(
+        log2 in 1u32..4,
+        turns in prop::collection::vec((0u32..9, 0usize..9, 1u32..5), 1..60),
+    ) {
+        let mut ring = CompletionRing::new(log2).unwrap();
+        let mut device = Device::of(&ring);
+        let mut pair = Pair::new(70, Service::ReliableConnection, &cap(32, 1, 0));
+        ring.attach(&pair.work, Role::SEND).unwrap();
+        let (mut raised, mut had) = (0, 0);
+        for (produce, consume, log2) in turns {
+            for _ in 0..produce {
+                // The kernel keeps one free, for the mark.
+                if raised - had == u64::from(ring.capacity()) - 1 {
+                    break;
+                }
+                complete_one(&mut pair, &mut device, raised);
+                raised += 1;
+            }
+            let unread = (raised - had) as u32;
+            if unread < 1 << log2 {
+                let memory = CompletionRing::fresh(log2).unwrap();
+                device.move_to(memory.entries(), 1 << log2);
+                prop_assert!(ring.move_to(memory, log2));
+                prop_assert_eq!(ring.capacity(), 1 << log2);
+                // The mark has been consumed with what was read before.
+                prop_assert_eq!(device.consumed(), device.raised - unread);
+            }
+            prop_assert_eq!(ring.is_empty(), raised == had);
+            for wr_id in read(&mut ring, consume) {
+                prop_assert_eq!(wr_id, had);
+                had += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_driver_is_told_of_the_new_entries_while_the_old_are_there() {
+    let machine = Machine::new();
+    let mut cq = machine.cq(7).unwrap();
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
+    cq.ring.attach(&pair.work, Role::SEND).unwrap();
+    let mut device = Device::of(&cq.ring);
+    for wr_id in 0..11 {
+        complete_one(&mut pair, &mut device, wr_id);
+        if wr_id < 6 {
+            assert_eq!(read(&mut cq.ring, 1), [wr_id]);
+        }
+    }
+    let device = Arc::new(Mutex::new(device));
+    let played = Arc::clone(&device);
+    machine.fake.on(Target::Write(CMD_RESIZE_CQ), move |reply| {
+        let told = reply.call().driver_in().to_vec();
+        let new = u64::from_ne_bytes(told[..8].try_into().unwrap());
+        assert_eq!(
+            (told.len(), &told[8..]),
+            (16, &[64, 0, 0, 0, 0, 0, 0, 0][..])
+        );
+        let new = std::ptr::with_exposed_provenance_mut(new as usize);
+        let mut device = played.lock().unwrap();
+        device.move_to(NonNull::new(new).unwrap(), 32);
+        reply.set_core_out(&ResizeCqResp {
+            cqe: 31,
+            reserved: 0,
+        });
+        Ok(())
+    });
+    let cqe = CompletionQueue::resize(&cq.object, &mut cq.ring, 20).unwrap();
+    assert_eq!((cqe, cq.ring.capacity()), (31, 32));
+    let device = &mut *device.lock().unwrap();
+    assert_eq!(device.consumed(), 7);
+    complete_one(&mut pair, device, 11);
+    assert_eq!(read(&mut cq.ring, 16), [6, 7, 8, 9, 10, 11]);
+    // The records are where they were.
+    let (register, memory) = Register::in_memory(0);
+    cq.arming.arm(register.get(), false);
+    assert_eq!(device.record(1), 13);
+    // SAFETY: the page that stands in for the register.
+    assert_eq!(u64::from_be(unsafe { memory.read() }), 13 << 32 | 0x99);
+}
