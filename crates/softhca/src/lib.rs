@@ -12,6 +12,8 @@ pub mod pcap;
 pub mod platform;
 pub mod profile;
 mod table;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 pub mod transport;
 pub mod vfio;
 

@@ -5,6 +5,9 @@ macro_rules! opcodes {
     ($($name:ident = $value:expr;)*) => {
         $(#[allow(missing_docs)] pub const $name: u16 = $value;)*
 
+        /// All of them.
+        pub const ALL: &[u16] = &[$($value),*];
+
         /// The name of an opcode.
         pub fn name(opcode: u16) -> &'static str {
             match opcode {

@@ -1,8 +1,8 @@
 //! Commands in, mailboxes out.
 
-use super::driver::{Driver, Input, word};
 use crate::command::opcode as op;
 use crate::platform::Memory;
+use crate::testing::driver::{Driver, Input, word};
 
 const QUEUE: u64 = 0x8000;
 const BOX: u64 = 0xa000;

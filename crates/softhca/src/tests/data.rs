@@ -1,30 +1,12 @@
 //! Work requests in, completions out.
 
-use super::driver::{Cq, Driver, Input, Qp, remote, segment, word};
 use crate::command::opcode as op;
-
-const SIGNALED: u8 = 8;
-
-/// Two connected queue pairs of one HCA.
-fn pair(driver: &mut Driver) -> (Cq, Qp, Qp) {
-    let cq = driver.create_cq(4);
-    let a = driver.create_qp(0, &cq, None);
-    let b = driver.create_qp(0, &cq, None);
-    driver.connect(a.number, b.number, 1);
-    driver.connect(b.number, a.number, 1);
-    (cq, a, b)
-}
-
-/// The opcode, and of errors the syndrome.
-fn status(entry: &[u8]) -> (u8, u8) {
-    let opcode = entry[63] >> 4;
-    (opcode, if opcode >= 13 { entry[55] } else { 0 })
-}
+use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status, word};
 
 #[test]
 fn a_send_arrives_and_both_sides_complete() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let (from, to) = (driver.pages(1), driver.pages(1));
     driver.write(from, b"what is sent");
     let key = driver.key;
@@ -46,7 +28,7 @@ fn a_send_arrives_and_both_sides_complete() {
 #[test]
 fn rdma_and_atomics_reach_memory() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     let (here, there) = (driver.pages(3), driver.pages(3));
     let key = driver.key;
     let data: Vec<u8> = (0..9000_u32).map(|n| n as u8).collect();
@@ -94,7 +76,7 @@ fn rdma_and_atomics_reach_memory() {
 #[test]
 fn a_peer_without_rights_is_refused() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     let memory = driver.pages(1);
     let key = driver.key;
     let local_only = driver.create_key(memory, 64, 0, 0b11);
@@ -121,7 +103,7 @@ fn bounds_and_variants_of_a_key_are_checked() {
         (small ^ 1, memory, 8, false),
         (small + 0x100, memory, 8, false),
     ] {
-        let (mut cq, mut a, mut b) = pair(&mut driver);
+        let (mut cq, mut a, mut b) = driver.pair();
         let whole = driver.key;
         driver.post_recv(&mut b, &segment(64, whole, memory));
         driver.post(&mut a, 0x0a, SIGNALED, &segment(length, key, va));
@@ -134,7 +116,7 @@ fn bounds_and_variants_of_a_key_are_checked() {
 #[test]
 fn a_key_finds_its_pages() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let (x, y, z) = (driver.pages(1), driver.pages(1), driver.pages(1));
     let start = 0x7fff_0000_0123;
     let paged = driver.create_paged_key(start, 3 * 4096 - 0x123, &[z, x, y]);
@@ -185,7 +167,7 @@ fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
 #[test]
 fn a_window_opens_and_closes() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory, here) = (driver.key, driver.pages(1), driver.pages(1));
     let region = driver.create_key(memory, 4096, 0, 0b11);
     let pd = driver.pd;
@@ -198,15 +180,10 @@ fn a_window_opens_and_closes() {
         .or(0x1c, 0, pd)
         .or(0x44, 0, 4);
     let window = driver.number(create) << 8;
-    let post_umr = |driver: &mut Driver, b: &mut Qp, bound| {
-        let bytes = umr(window, b.number, bound);
-        let mut entry = driver.place(b, 0x25, SIGNALED, &bytes);
-        entry[12..16].copy_from_slice(&window.to_be_bytes());
-        let slot = u64::from(b.posted.wrapping_sub(entry.len().div_ceil(64) as u16)) & 15;
-        driver.write(b.send + slot * 64, &entry[..16]);
-        driver.ring(&entry);
+    let bind = |driver: &mut Driver, b: &mut Qp, bound| {
+        driver.post_umr(b, window, &umr(window, b.number, bound));
     };
-    post_umr(&mut driver, &mut b, Some((region, memory + 64, 128)));
+    bind(&mut driver, &mut b, Some((region, memory + 64, 128)));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "bound");
     driver.write(here, b"through the window");
     let mut segments = remote(memory + 64, window);
@@ -215,7 +192,7 @@ fn a_window_opens_and_closes() {
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(memory + 64, 18), b"through the window");
     // A second binding needs it to be free.
-    post_umr(&mut driver, &mut b, None);
+    bind(&mut driver, &mut b, None);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "unbound");
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
@@ -224,7 +201,7 @@ fn a_window_opens_and_closes() {
 #[test]
 fn an_armed_queue_gives_one_event() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory) = (driver.key, driver.pages(1));
     let uar = u64::from(driver.uar) * 4096;
     driver
@@ -253,7 +230,7 @@ fn an_armed_queue_gives_one_event() {
 #[test]
 fn a_queue_that_is_not_polled_overruns() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     for _ in 0..17 {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
     }
@@ -270,7 +247,7 @@ fn a_queue_that_is_not_polled_overruns() {
 #[test]
 fn owner_bits_turn_with_every_round() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     for n in 0..100_u32 {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
         let entry = driver.poll(&mut cq).unwrap();
@@ -282,7 +259,7 @@ fn owner_bits_turn_with_every_round() {
 #[test]
 fn a_resized_queue_goes_on_in_its_new_buffer() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     let new = driver.pages(1);
     for n in 0..64 {
@@ -318,7 +295,7 @@ fn a_resized_queue_goes_on_in_its_new_buffer() {
 #[test]
 fn blue_flame_is_taken_from_its_buffer() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     // The ring's copy wants no completion, BlueFlame's does.
     let mut entry = driver.place(&mut a, 0x00, 0, &[]);
     entry.resize(64, 0);
@@ -395,27 +372,7 @@ fn small_data_comes_in_the_completion() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(4);
     let mut a = driver.create_qp(0, &cq, None);
-    let (pages, doorbell) = (driver.pages(1), driver.pages(1));
-    let (pd, uar) = (driver.pd, driver.uar);
-    let create = Input::new(op::CREATE_QP, 0x118)
-        .or(0x1c, 0, pd)
-        .or(0x20, 19, 4)
-        .or(0x20, 16, 2)
-        .or(0x20, 11, 4)
-        .or(0x24, 0, uar)
-        .or(0x94, 0, cq.number)
-        .or(0xb4, 0, cq.number)
-        .long(0xb8, doorbell)
-        .or(0xdc, 0, 1)
-        .long(0x110, pages);
-    let mut b = Qp {
-        number: driver.number(create),
-        recv: pages,
-        send: pages + 1024,
-        doorbell,
-        posted: 0,
-        received: 0,
-    };
+    let mut b = driver.create_qp_with(0, &cq, None, |input| input.or(0xdc, 0, 1));
     driver.connect(a.number, b.number, 1);
     driver.connect(b.number, a.number, 1);
     let (key, from, to) = (driver.key, driver.pages(1), driver.pages(1));
@@ -438,7 +395,7 @@ fn small_data_comes_in_the_completion() {
 fn strict_mode_says_what_is_wrong() {
     let fabric = crate::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     // An index that is not the entry's place.
     a.posted = 5;
     driver.write(a.doorbell + 4, &1_u32.to_be_bytes());

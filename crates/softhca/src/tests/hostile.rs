@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::driver::{Driver, segment};
+use crate::testing::driver::{Driver, segment};
 
 fn opcodes() -> impl Strategy<Value = u16> {
     prop_oneof![

@@ -1,29 +1,13 @@
 //! Memory by its keys: of the device, on demand, of XRC's peers, changed in part.
 
-use super::driver::{Cq, Driver, Input, Qp, remote, segment, word};
 use crate::command::opcode as op;
 use crate::engine::device_memory::START;
-
-const SIGNALED: u8 = 8;
-
-fn pair(driver: &mut Driver) -> (Cq, Qp, Qp) {
-    let cq = driver.create_cq(4);
-    let a = driver.create_qp(0, &cq, None);
-    let b = driver.create_qp(0, &cq, None);
-    driver.connect(a.number, b.number, 1);
-    driver.connect(b.number, a.number, 1);
-    (cq, a, b)
-}
-
-fn status(entry: &[u8]) -> (u8, u8) {
-    let opcode = entry[63] >> 4;
-    (opcode, if opcode >= 13 { entry[55] } else { 0 })
-}
+use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status, word};
 
 #[test]
 fn device_memory_is_reached_from_both_sides() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     let pd = driver.pd;
     let from = START + 0x3000;
     let key = |driver: &mut Driver| {
@@ -124,11 +108,7 @@ fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: 
     bytes[4..6].copy_from_slice(&4_u16.to_be_bytes());
     bytes[6..8].copy_from_slice(&offset.to_be_bytes());
     bytes.extend(segment(64, driver.key, list));
-    let mut entry = driver.place(queue, 0x25, SIGNALED, &bytes);
-    entry[12..16].copy_from_slice(&key.to_be_bytes());
-    let slot = u64::from(queue.posted.wrapping_sub(entry.len().div_ceil(64) as u16)) & 15;
-    driver.write(queue.send + slot * 64, &entry[..16]);
-    driver.ring(&entry);
+    driver.post_umr(queue, key, &bytes);
 }
 
 /// The events of absent pages so far: token, first page, pages.
@@ -164,7 +144,7 @@ fn pass(driver: &mut Driver, nanoseconds: u64) {
 #[test]
 fn an_absent_page_is_asked_for_once_and_waited_for() {
     let mut driver = Driver::new("ib-umr");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = driver.create_qp(0, &cq, None);
     driver.connect(kernel.number, 1, 1);
     let (key, page, other, to) = (
@@ -207,7 +187,7 @@ fn an_absent_page_is_asked_for_once_and_waited_for() {
 #[test]
 fn a_peer_waits_for_absent_pages() {
     let mut driver = Driver::new("ib-umr");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = driver.create_qp(0, &cq, None);
     driver.connect(kernel.number, 1, 1);
     let (key, page, from) = (driver.key, driver.pages(2), driver.pages(1));
@@ -262,7 +242,7 @@ fn a_peer_waits_for_absent_pages() {
 #[test]
 fn a_page_that_cannot_be_brought_is_a_protection_error() {
     let mut driver = Driver::new("ib-umr");
-    let (mut cq, mut a, _b) = pair(&mut driver);
+    let (mut cq, mut a, _b) = driver.pair();
     let start = 0x7f00_0000_0000;
     let paged = changeable(&mut driver, start, [0, 0]);
     driver.post(&mut a, 0x0a, SIGNALED, &segment(4, paged, start));
@@ -281,7 +261,7 @@ fn a_page_that_cannot_be_brought_is_a_protection_error() {
 #[test]
 fn a_page_to_be_read_only_is_asked_for_to_be_written() {
     let mut driver = Driver::new("ib-umr");
-    let (_cq, mut a, mut b) = pair(&mut driver);
+    let (_cq, mut a, mut b) = driver.pair();
     let (key, page, start) = (driver.key, driver.pages(1), 0x7f00_0000_0000);
     let paged = changeable(&mut driver, start, [page | 1, 0]);
     driver.post_recv(&mut b, &segment(64, key, page));
@@ -296,7 +276,7 @@ fn a_page_to_be_read_only_is_asked_for_to_be_written() {
 #[test]
 fn the_rest_of_a_list_stays_when_a_part_changes() {
     let mut driver = Driver::new("ib-umr");
-    let (mut cq, mut a, mut b) = pair(&mut driver);
+    let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = driver.create_qp(0, &cq, None);
     driver.connect(kernel.number, 1, 1);
     let (pd, whole, to) = (driver.pd, driver.key, driver.pages(1));
@@ -366,26 +346,8 @@ fn an_xrc_peer_uses_the_domain_of_the_srq() {
             .or(0x24, 0, uar)
             .or(0xc4, 24, 3),
     );
-    let (pages, record) = (driver.pages(1), driver.pages(1));
-    let mut initiator = Qp {
-        number: driver.number(
-            Input::new(op::CREATE_QP, 0x118)
-                .or(0x18, 16, 3)
-                .or(0x1c, 0, pd)
-                .or(0x20, 11, 4)
-                .or(0x24, 0, uar)
-                .or(0x94, 0, cq.number)
-                .or(0xb4, 0, cq.number)
-                .or(0xc4, 24, 3)
-                .long(0xb8, record)
-                .long(0x110, pages),
-        ),
-        recv: 0,
-        send: pages,
-        doorbell: record,
-        posted: 0,
-        received: 0,
-    };
+    // It has no SRQ of its own: the second kind, with the first one's bit.
+    let mut initiator = driver.create_qp_with(3, &cq, Some(0), |input| input.or(0xc4, 24, 2));
     driver.connect(initiator.number, target, 1);
     driver.connect(target, initiator.number, 1);
     driver.write(here, b"over XRC");

@@ -11,18 +11,18 @@ const MEMORY: usize = 64 * 1024;
 const RKEY: u32 = 1;
 
 /// The script, handed out piece by piece; zeros when it is used up.
-struct Script<'a>(&'a [u8]);
+pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         self.bytes(1).first().copied().unwrap_or(0)
     }
 
-    fn short(&mut self) -> u16 {
+    pub(crate) fn short(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
+    pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
         taken

@@ -1,5 +1,5 @@
-//! A driver in a few lines: what the tests drive the HCA with. Offsets are
-//! counted by hand from Linux's `mlx5_ifc.h`, not shared with the engine.
+//! A driver in a few lines. Offsets are counted by hand from Linux's
+//! `mlx5_ifc.h`, not shared with the engine. What fails panics.
 
 use std::cell::{Cell, RefCell};
 
@@ -12,7 +12,9 @@ use crate::profile::Profile;
 /// The guest's memory and the rest, in this process.
 pub struct Bench {
     memory: RefCell<Vec<u8>>,
+    /// Nanoseconds; every look at the clock takes some.
     pub now: Cell<u64>,
+    /// The vectors that were raised.
     pub interrupts: RefCell<Vec<u16>>,
 }
 
@@ -64,6 +66,7 @@ impl Clock for Bench {
 pub struct Input(pub Vec<u8>);
 
 impl Input {
+    /// Zeros, with an opcode.
     pub fn new(opcode: u16, length: usize) -> Input {
         let mut bytes = vec![0; length];
         bytes[..2].copy_from_slice(&opcode.to_be_bytes());
@@ -75,53 +78,98 @@ impl Input {
         self.0[offset..offset + 4].copy_from_slice(&word.to_be_bytes());
         self
     }
+    /// Replaces the double word at a byte offset.
     pub fn long(mut self, offset: usize, value: u64) -> Input {
         self.0[offset..offset + 8].copy_from_slice(&value.to_be_bytes());
         self
     }
 }
 
+/// The big-endian word at a byte offset.
 pub fn word(bytes: &[u8], offset: usize) -> u32 {
     u32::from_be_bytes(bytes[offset..offset + 4].try_into().unwrap())
 }
 
 /// A completion queue as its owner sees it.
 pub struct Cq {
+    /// Its number.
     pub number: u32,
+    /// Where its entries are.
     pub buffer: u64,
+    /// Its doorbell record.
     pub doorbell: u64,
+    /// Of how many entries there are.
     pub log_size: u32,
+    /// How many completions were polled.
     pub index: u32,
+    /// Entries of 128 bytes.
+    pub wide: bool,
+}
+
+impl Cq {
+    /// Where the 64 bytes with the fields of an entry are.
+    pub fn entry(&self, index: u32) -> u64 {
+        let slot = u64::from(index & ((1 << self.log_size) - 1));
+        match self.wide {
+            true => self.buffer + slot * 128 + 64,
+            false => self.buffer + slot * 64,
+        }
+    }
+
+    /// The owner bit of an entry in the hands of software.
+    pub fn owner(&self, index: u32) -> u8 {
+        (index >> self.log_size & 1) as u8
+    }
 }
 
 /// A queue pair as its owner sees it.
 pub struct Qp {
+    /// Its number.
     pub number: u32,
+    /// The ring of receives.
     pub recv: u64,
+    /// The ring of send requests.
     pub send: u64,
+    /// Its doorbell record.
     pub doorbell: u64,
+    /// Blocks of 64 bytes posted to the send queue.
     pub posted: u16,
+    /// Receives posted.
     pub received: u16,
 }
 
+/// In a work request: it completes.
+pub const SIGNALED: u8 = 8;
+
+/// Receives of a queue pair, as a power of two; of 64 bytes each.
 pub const RECV_LOG: u32 = 4;
+/// Blocks of a send queue, as a power of two.
 pub const SEND_LOG: u32 = 4;
 
+/// An HCA and who drives it.
 pub struct Driver {
+    /// The HCA.
     pub hca: Hca<Bench>,
     next: u64,
+    /// The UAR page that all doorbells go to.
     pub uar: u32,
+    /// The event queue.
     pub eqn: u32,
+    /// Where its entries are.
     pub eq: u64,
+    /// The protection domain of all objects.
     pub pd: u32,
+    /// A key to all memory by its address.
     pub key: u32,
 }
 
 impl Driver {
+    /// The only HCA of a network.
     pub fn new(profile: &str) -> Driver {
         Driver::with(profile, 0, &Fabric::new(1), false)
     }
 
+    /// The `number`th HCA on a network.
     pub fn with(profile: &str, number: u16, fabric: &Fabric, strict: bool) -> Driver {
         let platform = Bench {
             memory: RefCell::new(vec![0; MEMORY]),
@@ -223,30 +271,57 @@ impl Driver {
         self.number(create) << 8 | 0x17
     }
 
+    /// A completion queue of entries of 64 bytes.
     pub fn create_cq(&mut self, log_size: u32) -> Cq {
-        let buffer = self.pages(1);
+        self.create_cq_with(log_size, false, |input| input)
+    }
+
+    /// A completion queue whose command is changed before it goes out.
+    pub fn create_cq_with(
+        &mut self,
+        log_size: u32,
+        wide: bool,
+        fill: impl FnOnce(Input) -> Input,
+    ) -> Cq {
+        let buffer = self.pages(2);
         let doorbell = self.pages(1);
         let (uar, eqn) = (self.uar, self.eqn);
-        let create = Input::new(0x400, 0x118)
+        let create = Input::new(0x400, 0x120)
+            .or(0x10, 21, u32::from(wide))
             .or(0x1c, 24, log_size)
             .or(0x1c, 0, uar)
             .or(0x24, 0, eqn)
             .long(0x48, doorbell)
-            .long(0x110, buffer);
-        for n in 0..1_u64 << log_size {
-            self.write(buffer + n * 64 + 63, &[0xf1]);
-        }
-        Cq {
-            number: self.number(create),
+            .long(0x110, buffer)
+            .long(0x118, buffer + 4096);
+        let mut cq = Cq {
+            number: 0,
             buffer,
             doorbell,
             log_size,
             index: 0,
+            wide,
+        };
+        for n in 0..1_u32 << log_size {
+            self.write(cq.entry(n) + 63, &[0xf1]);
         }
+        cq.number = self.number(fill(create));
+        cq
     }
 
     /// A queue pair of a service type, with receives of 64 bytes.
     pub fn create_qp(&mut self, st: u32, cq: &Cq, srqn: Option<u32>) -> Qp {
+        self.create_qp_with(st, cq, srqn, |input| input)
+    }
+
+    /// The same with a command that is changed before it goes out.
+    pub fn create_qp_with(
+        &mut self,
+        st: u32,
+        cq: &Cq,
+        srqn: Option<u32>,
+        fill: impl FnOnce(Input) -> Input,
+    ) -> Qp {
         let buffer = self.pages(1);
         let doorbell = self.pages(1);
         let (uar, pd) = (self.uar, self.pd);
@@ -265,13 +340,29 @@ impl Driver {
             None => create.or(0x20, 19, RECV_LOG).or(0x20, 16, 2),
         };
         Qp {
-            number: self.number(create),
+            number: self.number(fill(create)),
             recv: buffer,
             send: buffer + if srqn.is_some() { 0 } else { 64 << RECV_LOG },
             doorbell,
             posted: 0,
             received: 0,
         }
+    }
+
+    /// Two connected queue pairs of this HCA, and their completion queue.
+    pub fn pair(&mut self) -> (Cq, Qp, Qp) {
+        let cq = self.create_cq(4);
+        let (a, b) = self.pair_on(&cq);
+        (cq, a, b)
+    }
+
+    /// Two connected queue pairs of this HCA.
+    pub fn pair_on(&mut self, cq: &Cq) -> (Qp, Qp) {
+        let a = self.create_qp(0, cq, None);
+        let b = self.create_qp(0, cq, None);
+        self.connect(a.number, b.number, 1);
+        self.connect(b.number, a.number, 1);
+        (a, b)
     }
 
     /// Moves a queue pair.
@@ -302,10 +393,12 @@ impl Driver {
         });
     }
 
+    /// Writes to memory.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         self.hca.platform().write(address, bytes).unwrap();
     }
 
+    /// Reads memory.
     pub fn read(&self, address: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.hca.platform().read(address, &mut bytes).unwrap();
@@ -343,6 +436,16 @@ impl Driver {
         self.ring(&entry);
     }
 
+    /// Posts a work request on a key, which the control segment names.
+    pub fn post_umr(&mut self, qp: &mut Qp, key: u32, segments: &[u8]) {
+        let mut entry = self.place(qp, 0x25, SIGNALED, segments);
+        entry[12..16].copy_from_slice(&key.to_be_bytes());
+        let slot = u64::from(qp.posted.wrapping_sub(entry.len().div_ceil(64) as u16));
+        let slot = slot & ((1 << SEND_LOG) - 1);
+        self.write(qp.send + slot * 64, &entry[..16]);
+        self.ring(&entry);
+    }
+
     /// Posts a receive.
     pub fn post_recv(&mut self, qp: &mut Qp, data: &[u8]) {
         let slot = u64::from(qp.received) & ((1 << RECV_LOG) - 1);
@@ -367,16 +470,20 @@ impl Driver {
 
     /// The next completion, if there is one.
     pub fn poll(&self, cq: &mut Cq) -> Option<Vec<u8>> {
-        let slot = u64::from(cq.index & ((1 << cq.log_size) - 1));
-        let entry = self.read(cq.buffer + slot * 64, 64);
-        let owner = (cq.index >> cq.log_size & 1) as u8;
-        if entry[63] & 1 != owner || entry[63] >> 4 == 15 {
+        let entry = self.read(cq.entry(cq.index), 64);
+        if entry[63] & 1 != cq.owner(cq.index) || entry[63] >> 4 == 15 {
             return None;
         }
         cq.index += 1;
         self.write(cq.doorbell, &(cq.index & 0xff_ffff).to_be_bytes());
         Some(entry)
     }
+}
+
+/// Of a completion: the opcode, and of errors the syndrome.
+pub fn status(entry: &[u8]) -> (u8, u8) {
+    let opcode = entry[63] >> 4;
+    (opcode, if opcode >= 13 { entry[55] } else { 0 })
 }
 
 /// A scatter element.

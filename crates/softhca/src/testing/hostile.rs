@@ -1,0 +1,284 @@
+//! A guest that does what it likes: the scripts of fuzz targets and of a property
+//! test. Whatever is in a script, the HCA answers, comes to rest, and has
+//! forgotten all after a reset.
+
+use super::driver::{Cq, Driver, Qp, remote, segment};
+use crate::command::opcode;
+use crate::transport::hostile::Script;
+
+/// How often the HCA is run before a script goes on: retries can be without end.
+const RUNS: usize = 64;
+/// Where a script writes into memory as it likes: below what [`Driver`] uses.
+const SCRATCH: u64 = 0x8000;
+
+fn run(driver: &mut Driver) {
+    for _ in 0..RUNS {
+        if !driver.hca.run() {
+            return;
+        }
+    }
+}
+
+/// The device forgets everything, whatever came before.
+fn reset(driver: &mut Driver) {
+    driver.hca.reset();
+    for (kind, count) in driver.hca.objects() {
+        assert_eq!(count, 0, "{kind} after a reset");
+    }
+    assert!(
+        (0..RUNS).any(|_| !driver.hca.run()),
+        "something is left to do after a reset"
+    );
+}
+
+/// An HCA with some objects of each kind, so that small numbers are somebody's.
+fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
+    let profiles = crate::profile::PROFILES;
+    let mut driver = Driver::new(profiles[usize::from(profile) % profiles.len()].name);
+    let compress = profile & 0x10 != 0;
+    let cq = driver.create_cq_with(4, profile & 0x20 != 0, |input| {
+        input.or(0x10, 14, u32::from(compress))
+    });
+    let (a, b) = driver.pair_on(&cq);
+    (driver, cq, [a, b])
+}
+
+/// Commands with any contents, some by the queue and its mailboxes, and time.
+pub fn commands(script: &[u8]) {
+    let mut script = Script(script);
+    let (mut driver, _cq, _qps) = furnished(script.byte());
+    driver.hca.write(0x14, &(SCRATCH as u32).to_be_bytes());
+    let opcodes = opcode::ALL;
+    while !script.0.is_empty() {
+        let bits = script.byte();
+        let code = match bits & 7 {
+            0 => script.short(),
+            _ => opcodes[usize::from(script.byte()) % opcodes.len()],
+        };
+        let mut input = vec![0; 16];
+        input[..2].copy_from_slice(&code.to_be_bytes());
+        if bits & 8 != 0 {
+            // The modifier, and a number that may be somebody's.
+            input[7] = script.byte();
+            input[11] = script.byte();
+            if (0x500..0x510).contains(&code) {
+                input[11] |= 0x40;
+            }
+        }
+        let length = usize::from(script.byte()) * 4;
+        input.resize(16 + length, 0);
+        // Few bytes are not zero: each is given with its place.
+        for _ in 0..script.byte() % 24 {
+            let at = usize::from(script.short());
+            let given = script.bytes(1 + usize::from(bits >> 6));
+            for (n, byte) in given.iter().enumerate() {
+                if let Some(place) = input.get_mut(at % (16 + length.max(1)) + n) {
+                    *place = *byte;
+                }
+            }
+        }
+        let output = usize::from(script.short() % 0x1200);
+        if bits & 0x10 != 0 {
+            queued(&mut driver, &mut script, &input, output);
+        } else {
+            let answer = driver.hca.execute(&input, output);
+            assert!(
+                answer.len() <= output.max(16),
+                "more than there is room for"
+            );
+        }
+        if bits & 0x20 != 0 {
+            let now = &driver.hca.platform().now;
+            now.set(now.get() + 1_000_000);
+        }
+        run(&mut driver);
+    }
+    reset(&mut driver);
+}
+
+/// Hands a command over by the queue; its entry and mailboxes are mostly right.
+fn queued(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: usize) {
+    let slot = u64::from(script.byte() & 0x1f);
+    let boxes = SCRATCH + 0x1000;
+    let mut entry = [0; 64];
+    entry[0] = 7;
+    entry[4..8].copy_from_slice(&(input.len() as u32).to_be_bytes());
+    entry[8..16].copy_from_slice(&boxes.to_be_bytes());
+    let inline = input.len().min(16);
+    entry[16..16 + inline].copy_from_slice(&input[..inline]);
+    entry[48..56].copy_from_slice(&(boxes + 0x8000).to_be_bytes());
+    entry[56..60].copy_from_slice(&(output as u32).to_be_bytes());
+    entry[63] = 1;
+    let rest = &input[inline..];
+    for (n, part) in rest.chunks(512).enumerate() {
+        let at = boxes + n as u64 * 1024;
+        let mut block = [0; 576];
+        block[..part.len()].copy_from_slice(part);
+        block[560..568].copy_from_slice(&(at + 1024).to_be_bytes());
+        block[568..572].copy_from_slice(&(n as u32).to_be_bytes());
+        driver.write(at, &block);
+    }
+    for n in 0..9 {
+        let at = boxes + 0x8000 + n * 1024;
+        driver.write(at + 560, &(at + 1024).to_be_bytes());
+        driver.write(at + 568, &(n as u32).to_be_bytes());
+    }
+    for _ in 0..script.byte() % 4 {
+        let at = usize::from(script.byte() & 0x3f);
+        entry[at] = script.byte();
+        let at = u64::from(script.short());
+        driver.write(boxes + at, script.bytes(1));
+    }
+    driver.write(SCRATCH + slot * 64, &entry);
+    driver.hca.write(0x18, &(1_u32 << slot).to_be_bytes());
+}
+
+/// Work requests of any bytes, mostly with the right frame, among queue pairs of
+/// all services; receives, doorbell records and memory of any contents.
+pub fn work_requests(script: &[u8]) {
+    let mut script = Script(script);
+    let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
+    let service = u32::from(script.byte() & 3);
+    let mut c = driver.create_qp(service, &cq, None);
+    let number = c.number;
+    driver.connect(number, number, 1);
+    let (key, memory) = (driver.key, driver.pages(4));
+    let paged = driver.create_paged_key(memory, 3 * 4096, &[memory + 8192, memory, memory + 4096]);
+    while !script.0.is_empty() {
+        let bits = script.byte();
+        let qp = match bits & 3 {
+            0 => &mut b,
+            1 => &mut a,
+            _ => &mut c,
+        };
+        let length = u32::from(script.short());
+        let key = if bits & 4 == 0 { key } else { paged };
+        let va = memory + u64::from(script.byte()) * 32;
+        match bits >> 5 {
+            0 => {
+                let count = usize::from(script.byte());
+                driver.post_recv(qp, script.bytes(count.min(64)));
+            }
+            1 => driver.post_recv(qp, &segment(length, key, va)),
+            2 => {
+                let at = u64::from(script.byte() % 2) * 4;
+                driver.write(qp.doorbell + at, script.bytes(4));
+            }
+            3 => {
+                let count = usize::from(script.byte());
+                driver.write(memory + u64::from(length % 8192), script.bytes(count));
+            }
+            kind => {
+                let opcode = script.byte() & 0x3f;
+                let flags = script.byte();
+                let mut segments = match kind {
+                    4 => Vec::new(),
+                    5 => segment(length, key, va),
+                    6 => {
+                        let mut segments = remote(va, key);
+                        segments.extend(segment(length, key, memory));
+                        segments
+                    }
+                    _ => {
+                        let mut segments = remote(va & !7, key);
+                        segments.extend(script.bytes(16));
+                        segments.resize(32, 0);
+                        segments.extend(segment(8, key, memory));
+                        segments
+                    }
+                };
+                let count = usize::from(script.byte());
+                segments.extend(script.bytes(count));
+                segments.truncate(240);
+                let mut entry = driver.place(qp, opcode, flags, &segments);
+                if bits & 8 != 0 {
+                    // The frame is wrong, too.
+                    let at = usize::from(script.byte()) % entry.len();
+                    entry[at] = script.byte();
+                    let slot = u64::from(qp.posted.wrapping_sub(1) & 15);
+                    driver.write(qp.send + slot * 64, &entry[..16]);
+                }
+                if bits & 16 == 0 {
+                    driver
+                        .hca
+                        .write(u64::from(driver.uar) * 4096 + 0x800, &entry[..8]);
+                    driver.hca.settle();
+                    run(&mut driver);
+                }
+            }
+        }
+        if bits & 0x18 == 0x18 {
+            let now = &driver.hca.platform().now;
+            now.set(now.get() + 50_000_000);
+            run(&mut driver);
+        }
+        while bits & 0x10 != 0 && driver.poll(&mut cq).is_some() {}
+    }
+    run(&mut driver);
+    reset(&mut driver);
+}
+
+/// Registers read and written at any offset, of any length: doorbells, BlueFlame
+/// buffers, arming, the command queue's registers, the device's own memory.
+pub fn registers(script: &[u8]) {
+    let mut script = Script(script);
+    let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
+    let uar = u64::from(driver.uar) * 4096;
+    let (key, memory) = (driver.key, driver.pages(1));
+    let mut last = driver.place(&mut a, 0, 8, &[]);
+    while !script.0.is_empty() {
+        let bits = script.byte();
+        let count = usize::from(script.byte());
+        match bits & 7 {
+            0 => {
+                let offset = u64::from(script.short()) << 9 | u64::from(script.short());
+                let mut out = vec![0; count];
+                driver.hca.read(offset, &mut out);
+            }
+            1 => {
+                let offset = u64::from(script.short()) << 9 | u64::from(script.short());
+                driver.hca.write(offset, script.bytes(count));
+            }
+            // A page of doorbells.
+            2 => {
+                let offset = u64::from(script.short() & 0xfff);
+                driver.hca.write(uar + offset, script.bytes(count.min(64)));
+            }
+            3 => {
+                let mut arm = script.bytes(4).to_vec();
+                arm.resize(4, 0);
+                arm.extend((cq.number + u32::from(script.byte() & 1)).to_be_bytes());
+                driver.hca.write(uar + 0x20, &arm);
+            }
+            4 => {
+                let mut word = script.bytes(3).to_vec();
+                word.resize(3, 0);
+                word.insert(0, driver.eqn as u8);
+                let at = if bits & 8 == 0 { 0x40 } else { 0x48 };
+                driver.hca.write(uar + at, &word);
+            }
+            // A work request, and parts of it by BlueFlame.
+            5 => {
+                driver.post_recv(&mut b, &segment(64, key, memory));
+                last = driver.place(&mut a, script.byte() & 0x3f, 8, &segment(8, key, memory));
+            }
+            6 => {
+                let at = uar + 0x800 + u64::from(bits >> 6) * 256;
+                let from = (usize::from(script.byte()) % last.len()) & !7;
+                let to = (from + count.max(8)).min(last.len());
+                driver.hca.write(at + from as u64, &last[from..to]);
+            }
+            _ => driver.write(SCRATCH + u64::from(script.short()), script.bytes(count)),
+        }
+        if bits & 0x10 != 0 {
+            driver.hca.settle();
+        }
+        if bits & 0x20 != 0 {
+            run(&mut driver);
+            while driver.poll(&mut cq).is_some() {}
+        }
+    }
+    driver.hca.settle();
+    run(&mut driver);
+    reset(&mut driver);
+}
