@@ -79,6 +79,11 @@ impl Guest {
             Some((fd, offset)) => {
                 let length = usize::try_from(size).map_err(|_| NotMapped::Range)?;
                 let file = File::from(fd);
+                // Past the file's end an access would be a bus error.
+                let there = file.metadata().map_err(|_| NotMapped::File)?.len();
+                if offset.checked_add(size).is_none_or(|end| end > there) {
+                    return Err(NotMapped::File);
+                }
                 // SAFETY: the mapping is shared with QEMU and the guest, who
                 // write to it at any time; it is only accessed by copying
                 // through raw pointers and by atomics, never by reference.
@@ -218,6 +223,8 @@ mod tests {
             .map(0x1_0000, 0x2000, Some((memory(0x3000), 0x1000)))
             .unwrap();
         guest.map(0xa_0000, 0x1000, None).unwrap();
+        let short = Some((memory(0x3000), 0x2000));
+        assert_eq!(guest.map(0x5_0000, 0x2000, short), Err(NotMapped::File));
         assert_eq!(guest.map(0x1_1000, 0x2000, None), Err(NotMapped::Range));
         assert_eq!(guest.map(u64::MAX, 2, None), Err(NotMapped::Range));
         guest.write(0x1_1ffc, &[1, 2, 3, 4]).unwrap();

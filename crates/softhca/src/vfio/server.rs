@@ -136,14 +136,15 @@ impl Connection {
             Err(errno) => return Err(Ended::Socket(errno.into())),
         };
         let mut fds = Vec::new();
-        if let Ok(messages) = received.cmsgs() {
-            for message in messages {
-                if let ControlMessageOwned::ScmRights(raw) = message {
-                    for fd in raw {
-                        // SAFETY: the kernel has just made this descriptor
-                        // for us, and nobody else has its number.
-                        fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
-                    }
+        let messages = received
+            .cmsgs()
+            .map_err(|_| Ended::Nonsense("more descriptors than a message may have"))?;
+        for message in messages {
+            if let ControlMessageOwned::ScmRights(raw) = message {
+                for fd in raw {
+                    // SAFETY: the kernel has just made this descriptor
+                    // for us, and nobody else has its number.
+                    fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
             }
         }
