@@ -290,6 +290,7 @@ impl<P: Platform> Hca<P> {
         self.core.pages = fresh_pages;
         clear(&mut self.core.srqs);
         clear(&mut self.core.cqs);
+        self.core.holding.clear();
         clear(&mut self.core.mkeys);
         clear(&mut self.core.pds);
         clear(&mut self.core.xrcds);
@@ -503,6 +504,7 @@ impl<P: Platform> Hca<P> {
             }
         }
         let more = self.transport.run(&mut self.core, now, BUDGET);
+        self.core.release_all();
         while let Some(packet) = self.transport.pop() {
             self.frames.push(packet);
         }

@@ -6,7 +6,7 @@
 //! structures in Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
-use crate::engine::device_memory;
+use crate::engine::{compression, device_memory};
 
 /// What the port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,6 +144,9 @@ pub mod cap {
     pub(super) const DEVICE_FREQUENCY_KHZ: Field = field(0x9c, 31, 0);
 
     pub(super) const CQE_128_ALWAYS: Field = flag(0xb4, 2);
+    pub(super) const CQE_COMPRESSION_128: Field = flag(0xb4, 1);
+    pub(super) const CQE_COMPRESSION: Field = flag(0xb4, 0);
+    pub(super) const CQE_COMPRESSION_MAX_NUM: Field = field(0xb8, 15, 0);
     pub(super) const DUMP_FILL_MKEY: Field = flag(0x1c, 7);
     pub(super) const UMR_EXTENDED_TRANSLATION_OFFSET: Field = flag(0x20, 7);
     pub(super) const NULL_MKEY: Field = flag(0x20, 6);
@@ -268,6 +271,9 @@ const COMMON: &[Cap] = &[
     (General, DEVICE_FREQUENCY_MHZ, 1000),
     (General, DEVICE_FREQUENCY_KHZ, 1_000_000),
     (General, CQE_128_ALWAYS, 1),
+    (General, CQE_COMPRESSION_128, 1),
+    (General, CQE_COMPRESSION, 1),
+    (General, CQE_COMPRESSION_MAX_NUM, compression::MOST),
     (General, NULL_MKEY, 1),
     (General, DUMP_FILL_MKEY, 1),
     (General, DEVICE_MEMORY, 1),

@@ -6,6 +6,7 @@ use super::resource::created;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
 use crate::engine::cq::{self, Armed, Completion, Cq};
 use crate::platform::Platform;
@@ -14,6 +15,9 @@ const CONTEXT: usize = 0x10;
 const STATUS: Field = field(0, 31, 28);
 const CQE_SIZE: Field = field(0, 23, 21);
 const IGNORE_OVERRUN: Field = flag(0, 17);
+const COMPRESS: Field = flag(0, 14);
+const MINI_FORMAT: Field = field(0, 13, 12);
+const COMPRESSION_LAYOUT: Field = field(0, 1, 0);
 const PAGE_OFFSET: Field = field(0x8, 11, 6);
 const LOG_SIZE: Field = field(0xc, 28, 24);
 const UAR: Field = field(0xc, 23, 0);
@@ -26,6 +30,9 @@ const DOORBELL: usize = 0x38;
 const CQE_64: u32 = 0;
 const CQE_128: u32 = 1;
 const CQE_128_PADDED: u32 = 2;
+
+const MINI_HASH: u32 = 0;
+const MINI_CHECKSUM: u32 = 1;
 
 const RESIZE: u32 = 1;
 /// The status of a queue in error.
@@ -50,6 +57,23 @@ fn buffer(
         Status::BadInputLength,
         "pages of the completion queue are missing",
     ))
+}
+
+/// How a queue's completions are compressed, if they are. With the index of a
+/// stride they are not, since there are no striding receive queues.
+fn compression(context: &[u8]) -> Result<Option<Format>, super::Refused> {
+    if !COMPRESS.is_set(context) {
+        return Ok(None);
+    }
+    let unknown = refuse(Status::BadParameter, "how completions are compressed");
+    if COMPRESSION_LAYOUT.is_set(context) {
+        return Err(unknown);
+    }
+    match MINI_FORMAT.get(context) {
+        MINI_HASH => Ok(Some(Format::Hash)),
+        MINI_CHECKSUM => Ok(Some(Format::Checksum)),
+        _ => Err(unknown),
+    }
 }
 
 impl<P: Platform> Core<P> {
@@ -101,6 +125,7 @@ impl<P: Platform> Core<P> {
             armed: Armed::No,
             solicited: 0,
             failed: false,
+            session: compression(context)?.map(|format| Box::new(Session::new(format))),
         };
         created(output, self.cqs.insert(cq))
     }
@@ -137,6 +162,7 @@ impl<P: Platform> Core<P> {
                 "the completion queue is too long",
             ));
         }
+        self.release(number(input));
         let time = self.platform.now();
         let Some(cq) = self.cqs.get_mut(number(input)) else {
             return Err(refuse(Status::BadResource, "no such completion queue"));
@@ -174,6 +200,14 @@ impl<P: Platform> Core<P> {
             STATUS.at(CONTEXT).put(output, FAILED);
         }
         CQE_SIZE.at(CONTEXT).put(output, u32::from(cq.wide));
+        if let Some(session) = &cq.session {
+            COMPRESS.at(CONTEXT).put(output, 1);
+            let format = match session.format {
+                Format::Hash => MINI_HASH,
+                Format::Checksum => MINI_CHECKSUM,
+            };
+            MINI_FORMAT.at(CONTEXT).put(output, format);
+        }
         LOG_SIZE.at(CONTEXT).put(output, cq.log_size);
         EQN.at(CONTEXT).put(output, cq.eqn);
         CONSUMER.at(CONTEXT).put(output, cq.consumer);

@@ -62,6 +62,8 @@ pub struct Core<P> {
     pub(crate) q_counters: Table<QCounters>,
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
+    /// Completion queues for which something waits to be written.
+    pub(crate) holding: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
     pub(crate) queues: Table<Queue>,
     pub(crate) srqs: Table<Srq>,
@@ -110,6 +112,7 @@ impl<P> Core<P> {
             q_counters: Table::new(1, 127),
             eqs: Table::new(1, 63),
             cqs: Table::new(1, 1 << 16),
+            holding: Vec::new(),
             mkeys: Table::new(0x10, 1 << 22),
             queues: Table::new(0x40, 1 << 17),
             srqs: Table::new(1, 1 << 16),

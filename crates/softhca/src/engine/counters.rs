@@ -58,6 +58,7 @@ pub struct Stats {
     pub cqes: u64,
     pub cqes_with_error: u64,
     pub cqes_inline: u64,
+    pub cqes_compressed: u64,
     /// Pages that the driver was asked for.
     pub page_faults: u64,
     pub eqes: u64,
@@ -87,6 +88,7 @@ impl Stats {
             cqes,
             cqes_with_error,
             cqes_inline,
+            cqes_compressed,
             page_faults,
             eqes,
             interrupts,

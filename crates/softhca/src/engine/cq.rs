@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use super::buffer::Buffer;
+use super::compression::Session;
 use super::core::Core;
 use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
@@ -23,6 +24,7 @@ pub mod opcode {
 const ENTRY: usize = 64;
 const SCATTERED_32: u8 = 0x4;
 const SCATTERED_64: u8 = 0x8;
+const COMPRESSED: u8 = 0xc;
 const SOLICITED: u8 = 0x2;
 
 const ML_PATH: usize = 17;
@@ -66,6 +68,8 @@ pub(crate) struct Cq {
     /// One past the last completion that is solicited or an error.
     pub(crate) solicited: u32,
     pub(crate) failed: bool,
+    /// Of a queue that compresses: what is not written yet.
+    pub(crate) session: Option<Box<Session>>,
 }
 
 /// What the driver wants an event for.
@@ -77,9 +81,11 @@ pub(crate) enum Armed {
 }
 
 /// A completion to be written.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Completion<'a> {
     pub(crate) opcode: u8,
+    /// It stands for several ([`super::compression`]).
+    pub(crate) is_title: bool,
     pub(crate) qpn: u32,
     /// The work request's opcode, for the requester.
     pub(crate) request: u8,
@@ -107,12 +113,26 @@ impl Cq {
     }
 
     fn full(&self) -> bool {
-        self.producer.wrapping_sub(self.consumer) & 0xff_ffff >= 1 << self.log_size
+        let held = self.session.as_ref().map_or(0, |session| session.len());
+        self.outstanding() + held >= 1 << self.log_size
     }
 
     /// How many entries the driver has not consumed, as last seen.
     pub(crate) fn outstanding(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer) & 0xff_ffff
+    }
+
+    /// Where an entry is.
+    fn entry(&self, index: u32) -> Result<u64, Unmapped> {
+        let size = self.entry_size();
+        let index = index & ((1 << self.log_size) - 1);
+        self.buffer.entry(u64::from(index) * size, size)
+    }
+
+    /// Where the part of an entry is that has the fields.
+    pub(super) fn fields(&self, index: u32) -> Result<u64, Unmapped> {
+        let padding = self.entry_size() - ENTRY as u64;
+        Ok(self.entry(index)? + padding)
     }
 }
 
@@ -132,29 +152,48 @@ impl<P: Platform> Core<P> {
             cq.consumer = consumer & 0xff_ffff;
         }
         if cq.full() && !cq.ignore_overrun {
+            self.release(cqn);
             self.fail_cq(cqn, SYNDROME_OVERRUN);
             return;
         }
-        let Some(cq) = self.cqs.get_mut(cqn) else {
-            return;
-        };
         if self.faults.lose_completion() {
             return;
         }
-        let time = self.platform.now();
-        if write(&self.platform, cq, completion, time).is_err() {
-            self.fail_cq(cqn, SYNDROME_ACCESS);
-            return;
-        }
-        cq.producer = cq.producer.wrapping_add(1);
-        self.stats.cqes += 1;
-        let notable = completion.solicited || completion.error.is_some();
         if completion.error.is_some() {
             self.stats.cqes_with_error += 1;
         }
         if !completion.data.is_empty() {
             self.stats.cqes_inline += 1;
         }
+        if self.hold(cqn, completion) {
+            return;
+        }
+        let Some(cq) = self.cqs.get(cqn) else {
+            return;
+        };
+        let time = self.platform.now();
+        let written = write(&self.platform, cq, completion, time);
+        let notable = completion.solicited || completion.error.is_some();
+        self.written(cqn, 1, notable, written);
+    }
+
+    /// Entries were written: what the driver waits for has come.
+    pub(super) fn written(
+        &mut self,
+        cqn: u32,
+        count: u32,
+        notable: bool,
+        written: Result<(), Unmapped>,
+    ) {
+        if written.is_err() {
+            self.fail_cq(cqn, SYNDROME_ACCESS);
+            return;
+        }
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            return;
+        };
+        cq.producer = cq.producer.wrapping_add(count);
+        self.stats.cqes += u64::from(count);
         if notable {
             cq.solicited = cq.producer;
         }
@@ -226,13 +265,14 @@ pub(crate) fn write<P: Platform>(
     completion: &Completion<'_>,
     time: u64,
 ) -> Result<(), Unmapped> {
-    let index = cq.producer & ((1 << cq.log_size) - 1);
-    let size = cq.entry_size();
-    let mut address = cq.buffer.entry(u64::from(index) * size, size)?;
+    let address = cq.fields(cq.producer)?;
     let owner = (cq.producer >> cq.log_size & 1) as u8;
     let mut last = completion.opcode << 4 | owner;
     if completion.solicited {
         last |= SOLICITED;
+    }
+    if completion.is_title {
+        last |= COMPRESSED;
     }
 
     let mut bytes = [0; ENTRY];
@@ -268,12 +308,9 @@ pub(crate) fn write<P: Platform>(
         }
         _ => {
             let n = data.len().min(64);
-            platform.write(address, &data[..n])?;
+            platform.write(cq.entry(cq.producer)?, &data[..n])?;
             last |= SCATTERED_64;
         }
-    }
-    if cq.wide {
-        address += ENTRY as u64;
     }
     platform.write(address, &bytes[..OWNER])?;
     platform.publish(address + OWNER as u64, last)

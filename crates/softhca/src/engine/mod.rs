@@ -1,6 +1,7 @@
 //! The engine: the device's objects and what they do to the guest's memory.
 
 pub(crate) mod buffer;
+pub(crate) mod compression;
 pub mod core;
 pub mod counters;
 pub mod cq;

@@ -1,7 +1,7 @@
 //! The whole HCA, driven by commands, queues and registers, without a guest.
 
 mod commands;
+mod compression;
 mod data;
-mod driver;
 mod hostile;
 mod memory;
