@@ -1,4 +1,4 @@
-//! Memory windows. Binding is a work request: see the post operations.
+//! Memory windows. Binding is a work request.
 
 use core::ffi::c_int;
 
@@ -8,6 +8,7 @@ use crate::abi::*;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
+use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
 
 /// A memory window.
@@ -57,5 +58,47 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         destroyed(result.map_err(Into::into))?;
         drop(Box::from_raw(mw.cast::<Mw>()));
         Ok(())
+    })
+}
+
+/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key. Posted
+/// by the device's `post_send`, a parameter that the compiler knows.
+///
+/// # Safety
+/// The queue pair and the window are live, and of that device.
+#[inline(always)]
+pub unsafe fn bind(
+    post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: as the caller says.
+    entry::int(|| unsafe {
+        let info = (*bind).bind_info;
+        if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::INVAL);
+        }
+        // ibv_inc_rkey: only the low 8 bits are the owner's to change.
+        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
+        // SAFETY: zeros are valid for a work request.
+        let mut wr: ibv_send_wr = core::mem::zeroed();
+        wr.wr_id = (*bind).wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = (*bind).send_flags;
+        wr.extra.bind_mw = ibv_send_wr_bind_mw {
+            mw,
+            rkey,
+            bind_info: info,
+        };
+        let mut bad = core::ptr::null_mut();
+        match post_send(qp, &mut wr, &mut bad) {
+            0 => {
+                // If the binding fails, the application takes this back.
+                (*mw).rkey = rkey;
+                Ok(())
+            }
+            errno => Err(Errno(errno)),
+        }
     })
 }

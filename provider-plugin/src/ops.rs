@@ -29,7 +29,6 @@ impl Device for Rxe {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         use crate::rxe_face::{cq, post};
         operations! {
-            alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = mw::alloc_mw;
             bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
@@ -41,10 +40,9 @@ impl Device for Rxe {
 
 impl Device for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::mlx5_face::{cq, post, refused};
+        use crate::mlx5_face::{cq, post};
         operations! {
-            alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = refused::alloc_mw;
-            bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = refused::bind_mw;
+            bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
@@ -58,6 +56,7 @@ impl Device for Mlx5 {
 fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
     operations! {
         advise_mr: fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int = mr::advise_mr;
+        alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = mw::alloc_mw;
         alloc_parent_domain: fn(*mut ibv_context, *mut ibv_parent_domain_init_attr)
             -> *mut ibv_pd = pd::alloc_parent_domain;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd::<D>;

@@ -31,7 +31,8 @@ pub trait Device: cq::Device + srq::Device {
     /// What else a queue pair has; read by any thread.
     type Besides;
 
-    /// Makes the kernel object and its queues.
+    /// Makes the kernel object and its queues. `operations` are those
+    /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said.
     ///
     /// # Safety
     /// The attributes name live objects of the context.
@@ -39,6 +40,7 @@ pub trait Device: cq::Device + srq::Device {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
+        operations: Option<u64>,
     ) -> Result<Made<Self>, Errno>;
 
     /// The queue pair is where it stays; nobody uses it yet.
@@ -162,6 +164,7 @@ unsafe fn create<D: Device>(
     pd: *mut ibv_pd,
     attr: &mut ibv_qp_init_attr,
     comp_mask: u32,
+    operations: Option<u64>,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
     let mut place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
@@ -199,7 +202,7 @@ unsafe fn create<D: Device>(
         ..QpInit::default()
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make_qp(&ctx, attr, &init)? };
+    let made = unsafe { D::make_qp(&ctx, attr, &init, operations)? };
     attr.cap = cap_to_c(&made.cap);
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
@@ -249,7 +252,7 @@ pub unsafe extern "C" fn create_qp<D: Device>(
 ) -> *mut ibv_qp {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { Ok(Box::into_raw(create::<D>(pd, &mut *attr, 0)?).cast()) })
+    entry::pointer(|| unsafe { Ok(Box::into_raw(create::<D>(pd, &mut *attr, 0, None)?).cast()) })
 }
 
 /// `ibv_create_qp_ex`. EOPNOTSUPP for attributes, flags and operations that
@@ -282,7 +285,7 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
         if !has(IBV_QP_INIT_ATTR_PD) || (*attr).pd.is_null() {
             return Err(Errno::INVAL);
         }
-        let mut qp = create::<D>((*attr).pd, &mut *attr.cast(), VERBS_QP_EX)?;
+        let mut qp = create::<D>((*attr).pd, &mut *attr.cast(), VERBS_QP_EX, operations)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
             wr_ex::set_functions::<D>(&mut qp.public, operations, qp.single);

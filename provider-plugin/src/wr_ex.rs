@@ -57,6 +57,8 @@ pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
         IBV_QP_EX_WITH_RDMA_READ => wr_rdma_read;
         IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP => wr_atomic_cmp_swp;
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD => wr_atomic_fetch_add;
+        IBV_QP_EX_WITH_LOCAL_INV => wr_local_inv;
+        IBV_QP_EX_WITH_BIND_MW => wr_bind_mw;
     }
     qp.wr_set_ud_addr = Some(wr_set_ud_addr::<D>);
     qp.wr_set_inline_data = Some(wr_set_inline_data::<D>);
@@ -204,6 +206,20 @@ builders! {
         |wqe| wqe.atomic(addr, rkey, compare, swap);
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) ATOMIC_FETCH_AND_ADD
         |wqe| wqe.atomic(addr, rkey, add, 0);
+    wr_local_inv(rkey: u32) LOCAL_INV |wqe| wqe.immediate_or_key(rkey);
+}
+
+unsafe extern "C" fn wr_bind_mw<D: Device>(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: the application is between wr_start and wr_complete, and passes
+    // live objects.
+    unsafe {
+        build::<D>(qp, Opcode::BIND_MW, |wqe| wqe.bind_window(mw, rkey, &*info));
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr<D: Device>(

@@ -180,6 +180,8 @@ pub const CONTROL_CQ_UPDATE: u8 = 2 << 2;
 pub const CONTROL_SOLICITED: u8 = 1 << 1;
 /// `MLX5_WQE_CTRL_FENCE`: after the reads and atomics before it.
 pub const CONTROL_FENCE: u8 = 4 << 5;
+/// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`: after the changes of keys before it.
+pub const CONTROL_SMALL_FENCE: u8 = 1 << 5;
 
 /// Remote memory (`struct mlx5_wqe_raddr_seg`).
 #[repr(C)]
@@ -211,6 +213,73 @@ pub struct DataSegment {
 pub const INLINE_SEGMENT: u32 = 1 << 31;
 /// `MLX5_INVALID_LKEY`: ends a scatter list that is shorter than its entry.
 pub const INVALID_LKEY: u32 = 0x100;
+
+/// How a memory key is changed (`struct mlx5_wqe_umr_ctrl_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UmrSegment {
+    pub flags: u8,
+    pub rsvd0: [u8; 3],
+    pub klm_octowords: u16,
+    pub translation_offset: u16,
+    /// Which members of the key's context change.
+    pub mkey_mask: u64,
+    pub rsvd1: [u8; 32],
+}
+
+/// Bits of [`UmrSegment::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_...`).
+pub mod umr_flag {
+    /// What the key is made of follows in the work request.
+    pub const INLINE: u8 = 1 << 7;
+    pub const CHECK_FREE: u8 = 1 << 5;
+    pub const TRANSLATION_OFFSET: u8 = 1 << 4;
+    pub const CHECK_QPN: u8 = 1 << 3;
+}
+
+/// Bits of [`UmrSegment::mkey_mask`] (`MLX5_WQE_UMR_CTRL_MKEY_MASK_...`).
+pub mod umr_mask {
+    pub const LEN: u64 = 1 << 0;
+    pub const START_ADDR: u64 = 1 << 6;
+    pub const MKEY: u64 = 1 << 13;
+    pub const QPN: u64 = 1 << 14;
+    pub const LOCAL_WRITE: u64 = 1 << 18;
+    pub const REMOTE_READ: u64 = 1 << 19;
+    pub const REMOTE_WRITE: u64 = 1 << 20;
+    pub const ATOMIC: u64 = 1 << 21;
+    pub const FREE: u64 = 1 << 29;
+}
+
+/// A memory key's context (`struct mlx5_wqe_mkey_context_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeySegment {
+    pub free: u8,
+    pub reserved1: u8,
+    pub access_flags: u8,
+    pub sf: u8,
+    pub qpn_mkey: u32,
+    pub reserved2: u32,
+    pub flags_pd: u32,
+    pub start_addr: u64,
+    pub len: u64,
+    pub bsf_octword_size: u32,
+    pub reserved3: [u32; 4],
+    pub translations_octword_size: u32,
+    pub reserved4: [u8; 3],
+    pub log_page_size: u8,
+    pub reserved: u32,
+}
+
+/// `MLX5_WQE_MKEY_CONTEXT_FREE`: the key names nothing.
+pub const KEY_FREE: u8 = 1 << 6;
+/// Bits of [`KeySegment::access_flags`]
+/// (`MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_...`).
+pub mod key_access {
+    pub const ATOMIC: u8 = 1 << 6;
+    pub const REMOTE_WRITE: u8 = 1 << 5;
+    pub const REMOTE_READ: u8 = 1 << 4;
+    pub const LOCAL_WRITE: u8 = 1 << 3;
+}
 
 /// The address of a datagram (`struct mlx5_wqe_av`).
 #[repr(C)]
@@ -288,6 +357,7 @@ pub mod opcode {
     pub const RDMA_READ: u8 = 0x10;
     pub const ATOMIC_CS: u8 = 0x11;
     pub const ATOMIC_FA: u8 = 0x12;
+    pub const UMR: u8 = 0x25;
 }
 
 /// What a completion is, in the high half of its last byte (`MLX5_CQE_...`).
@@ -381,6 +451,11 @@ const _: () = {
     assert!(size_of::<AtomicSegment>() == SEGMENT);
     assert!(size_of::<DataSegment>() == SEGMENT);
     assert!(size_of::<NextSegment>() == SEGMENT);
+    assert!(size_of::<UmrSegment>() == 48);
+    assert!(offset_of!(UmrSegment, mkey_mask) == 8);
+    assert!(size_of::<KeySegment>() == 64);
+    assert!(offset_of!(KeySegment, start_addr) == 16);
+    assert!(offset_of!(KeySegment, log_page_size) == 59);
     assert!(size_of::<AddressVector>() == 48);
     assert!(offset_of!(AddressVector, rmac) == 20);
     assert!(offset_of!(AddressVector, rgid) == 32);

@@ -182,6 +182,15 @@ unsafe fn request(
             wc.opcode = opcode::FETCH_ADD;
             wc.byte_len = 8;
         }
+        // Which of the two it was is written down where it was posted.
+        abi::opcode::UMR => {
+            let second = u32::from(cqe.slot()).wrapping_add(1);
+            wc.opcode = if entry.work.sends.noted(second) == opcode::LOCAL_INV.into() {
+                opcode::LOCAL_INV
+            } else {
+                opcode::BIND_MW
+            };
+        }
         _ => return Err(unknown(cqe)),
     }
     if let Some(data) = cqe.scattered(wc.byte_len) {

@@ -17,8 +17,8 @@ pub enum PostError {
     /// The queue pair's service lacks the operation, or it goes by itself what
     /// the operation needs: inline data of a read (EINVAL).
     BadOperation,
-    /// The device has it, this crate has not yet: binding a window,
-    /// invalidating a local key (EOPNOTSUPP).
+    /// The device cannot do it: a memory window of more than 2 GiB
+    /// (EOPNOTSUPP).
     Unsupported,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for PostError {
             Self::InlineTooLong => "more inline data than the queue was made for",
             Self::MessageTooLong => "a scatter/gather element must be shorter than 2 GiB",
             Self::BadOperation => "this type of queue pair has no such operation",
-            Self::Unsupported => "this operation is not done on mlx5 yet",
+            Self::Unsupported => "a memory window must not span more than 2 GiB",
         })
     }
 }

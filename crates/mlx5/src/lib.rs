@@ -45,9 +45,9 @@ pub use cq::CompletionQueue;
 pub use cq_ring::CompletionRing;
 pub use error::{CompletionError, CreateError, PostError};
 pub use operation::Service;
-pub use qp::{QueuePair, alloc_pd};
+pub use qp::{QpOptions, QueuePair, alloc_pd};
 pub use recv::RecvQueue;
-pub use send::{MAX_SEGMENT, SendQueue, Wqe};
+pub use send::{Bind, MAX_SEGMENT, SendQueue, WindowKind, Wqe};
 pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
 /// What all devices share.
 pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};

@@ -2,14 +2,15 @@
 
 use uverbs::Opcode;
 
-use crate::abi::opcode;
+use crate::abi::{CONTROL_SMALL_FENCE, opcode};
+use crate::send::keys;
 
 /// What a queue pair's service says about its work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Reliable connection: all operations.
     ReliableConnection,
-    /// Unreliable connection: sends and writes.
+    /// Unreliable connection: sends, writes, and changes of keys.
     UnreliableConnection,
     /// Datagrams: sends, each with an address.
     Datagram,
@@ -28,6 +29,12 @@ pub(crate) struct Form {
     pub atomic: bool,
     /// The data is what is read.
     pub reads: bool,
+    /// Memory keys change; there is no data.
+    pub keys: bool,
+    /// Segments between the address and the data.
+    pub before: u8,
+    /// Fence bits of the work request after it, unless that asks for more.
+    pub fence_after: u8,
 }
 
 impl Form {
@@ -38,6 +45,9 @@ impl Form {
         remote: false,
         atomic: false,
         reads: false,
+        keys: false,
+        before: 0,
+        fence_after: 0,
     };
 }
 
@@ -75,24 +85,36 @@ impl Service {
             Opcode::RDMA_WRITE => Form {
                 opcode: opcode::RDMA_WRITE,
                 remote: true,
+                before: 1,
                 ..plain
             },
             Opcode::RDMA_WRITE_WITH_IMM => Form {
                 opcode: opcode::RDMA_WRITE_IMM,
                 extra: Extra::Immediate,
                 remote: true,
+                before: 1,
+                ..plain
+            },
+            Opcode::BIND_MW | Opcode::LOCAL_INV => Form {
+                opcode: opcode::UMR,
+                extra: Extra::Key,
+                keys: true,
+                before: (keys::BEFORE - 1) as u8,
+                fence_after: CONTROL_SMALL_FENCE,
                 ..plain
             },
             _ if self == Self::UnreliableConnection => return None,
             Opcode::RDMA_READ => Form {
                 opcode: opcode::RDMA_READ,
                 remote: true,
+                before: 1,
                 reads: true,
                 ..plain
             },
             Opcode::ATOMIC_CMP_AND_SWP => Form {
                 opcode: opcode::ATOMIC_CS,
                 remote: true,
+                before: 2,
                 atomic: true,
                 reads: true,
                 ..plain
@@ -100,6 +122,7 @@ impl Service {
             Opcode::ATOMIC_FETCH_AND_ADD => Form {
                 opcode: opcode::ATOMIC_FA,
                 remote: true,
+                before: 2,
                 atomic: true,
                 reads: true,
                 ..plain

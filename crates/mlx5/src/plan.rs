@@ -3,6 +3,7 @@
 use uverbs::QpCap;
 
 use crate::abi::{BLOCK, SEGMENT};
+use crate::send::keys;
 use crate::{CreateError, Limits, Service};
 
 /// A work request has at most this many segments: their count has 6 bits.
@@ -20,6 +21,8 @@ pub(crate) struct SendPlan {
     pub capacity: u32,
     pub max_sge: u32,
     pub max_inline: u32,
+    /// A work request may change keys.
+    pub keys: bool,
 }
 
 /// Sizes of a receive queue.
@@ -48,8 +51,14 @@ fn overhead(service: Service) -> usize {
 }
 
 impl SendPlan {
-    /// For what is asked for.
-    pub(crate) fn new(cap: &QpCap, service: Service, limits: &Limits) -> Result<Self, CreateError> {
+    /// For what is asked for; with `keys`, each work request may be one that
+    /// changes keys, if the service and the device have them.
+    pub(crate) fn new(
+        cap: &QpCap,
+        service: Service,
+        limits: &Limits,
+        keys: bool,
+    ) -> Result<Self, CreateError> {
         if cap.max_send_wr == 0 {
             return Ok(Self::default());
         }
@@ -71,7 +80,10 @@ impl SendPlan {
         if inline > room {
             return Err(too_large("max_inline_data"));
         }
-        let entry = (overhead + elements.max(inline)).next_multiple_of(BLOCK);
+        let keys = keys && service != Service::Datagram && longest >= keys::LONGEST;
+        let entry = (overhead + elements.max(inline))
+            .max(if keys { keys::LONGEST } else { 0 })
+            .next_multiple_of(BLOCK);
         let bytes = (cap.max_send_wr as usize)
             .checked_mul(entry)
             .and_then(usize::checked_next_power_of_two)
@@ -85,6 +97,7 @@ impl SendPlan {
             capacity: (bytes / entry) as u32,
             max_sge: cap.max_send_sge,
             max_inline: (entry.min(longest) - overhead - 4) as u32,
+            keys,
         })
     }
 
@@ -134,6 +147,7 @@ mod tests {
 
     use super::*;
 
+    const RC: Service = Service::ReliableConnection;
     const LIMITS: Limits = Limits {
         max_send_entry: 1024,
         max_recv_entry: 512,
@@ -155,16 +169,22 @@ mod tests {
 
     #[test]
     fn a_write_of_one_element_takes_a_block() {
-        let plan = SendPlan::new(&cap(10, 1, 0), Service::ReliableConnection, &LIMITS).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, false).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 12));
-        let plan = SendPlan::new(&cap(10, 1, 60), Service::ReliableConnection, &LIMITS).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 60), RC, &LIMITS, false).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 16, 76));
+        // One that may change keys takes three.
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, true).unwrap();
+        assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 10, 140));
+        assert!(plan.keys);
+        let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, true).unwrap();
+        assert!(!plan.keys);
     }
 
     #[test]
     fn no_work_requests_are_no_queue() {
         let none = cap(0, 9999, 9999);
-        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS).unwrap();
+        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS, true).unwrap();
         assert_eq!(plan, SendPlan::default());
         assert_eq!(RecvPlan::new(&none, &LIMITS).unwrap(), RecvPlan::default());
     }
@@ -183,6 +203,7 @@ mod tests {
             wr in any::<u32>().prop_map(|n| n >> (n % 32)),
             sge in any::<u32>().prop_map(|n| n >> (n % 32)),
             inline in any::<u32>().prop_map(|n| n >> (n % 32)),
+            keys in any::<bool>(),
             service in prop_oneof![
                 Just(Service::ReliableConnection),
                 Just(Service::UnreliableConnection),
@@ -190,7 +211,7 @@ mod tests {
             ],
         ) {
             let cap = cap(wr, sge, inline);
-            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS) && wr != 0 {
+            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys) && wr != 0 {
                 prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
                 prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
                 // The longest work requests, as many as it holds, fit.
@@ -198,6 +219,7 @@ mod tests {
                     .max((plan.max_inline as usize + 4).next_multiple_of(16));
                 let segments = (overhead(service) + data) / 16;
                 prop_assert!(segments <= 63);
+                let segments = segments.max(if plan.keys { 12 } else { 0 });
                 let blocks = (segments * 16).div_ceil(64);
                 prop_assert!(blocks * plan.capacity as usize <= plan.blocks as usize);
             }

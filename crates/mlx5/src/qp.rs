@@ -22,6 +22,22 @@ pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
     )?)
 }
 
+/// What a queue pair is to be able to do, beyond what its type says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpOptions {
+    /// Its work requests may change memory keys: bind a window, invalidate a
+    /// local key. Each takes three blocks, and so as many are kept for every
+    /// work request; without it, for most, one.
+    pub keys: bool,
+}
+
+impl Default for QpOptions {
+    /// Everything.
+    fn default() -> Self {
+        Self { keys: true }
+    }
+}
+
 /// A queue pair. The parts are public so that a face can put each under the
 /// lock, or the single owner, that it needs.
 ///
@@ -44,6 +60,19 @@ pub struct QueuePair<C: ContextRef> {
 }
 
 impl<C: ContextRef> QueuePair<C> {
+    /// Makes a queue pair that can do everything ([`QpOptions`]).
+    ///
+    /// # Errors
+    /// As [`QueuePair::create_with`].
+    pub fn create(
+        context: &C,
+        device: &DeviceContext,
+        init: &QpInit,
+        shared: Option<Arc<SharedWork>>,
+    ) -> Result<Self, CreateError> {
+        Self::create_with(context, device, init, shared, &QpOptions::default())
+    }
+
     /// Makes a queue pair. The capacities that it got are `cap`: at least
     /// those asked for. `shared` is the queue that `init.srq` names.
     ///
@@ -51,11 +80,12 @@ impl<C: ContextRef> QueuePair<C> {
     /// [`CreateError::Unsupported`] for a type other than RC, UC and UD;
     /// [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
     /// left behind.
-    pub fn create(
+    pub fn create_with(
         context: &C,
         device: &DeviceContext,
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
+        options: &QpOptions,
     ) -> Result<Self, CreateError> {
         let service = match init.qp_type {
             QpType::RC => Service::ReliableConnection,
@@ -67,7 +97,7 @@ impl<C: ContextRef> QueuePair<C> {
                 });
             }
         };
-        let send = SendPlan::new(&init.cap, service, &device.limits)?;
+        let send = SendPlan::new(&init.cap, service, &device.limits, options.keys)?;
         let recv = match shared {
             Some(_) => RecvPlan::default(),
             None => RecvPlan::new(&init.cap, &device.limits)?,

@@ -7,6 +7,8 @@ pub(crate) mod opcode {
     pub const RDMA_READ: u32 = 2;
     pub const COMP_SWAP: u32 = 3;
     pub const FETCH_ADD: u32 = 4;
+    pub const BIND_MW: u32 = 5;
+    pub const LOCAL_INV: u32 = 6;
     pub const RECV: u32 = 128;
     pub const RECV_RDMA_WITH_IMM: u32 = 129;
 }

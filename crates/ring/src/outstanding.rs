@@ -92,6 +92,22 @@ impl Outstanding {
         self.completed.store(found.mark, Ordering::Release);
     }
 
+    /// Writes something down in a slot that a work request takes besides the
+    /// one that its completion names, for as long as it is outstanding. `mark`
+    /// is that of the work request. By whoever posts.
+    #[inline(always)]
+    pub fn note(&self, slot: u32, what: u64, mark: u32) {
+        // As if it had completed a whole round ago: nothing is found here.
+        let mark = mark.wrapping_sub(self.slots.len() as u32);
+        self.post(slot, what, mark);
+    }
+
+    /// What was written down there. By whoever reads completions.
+    #[inline(always)]
+    pub fn noted(&self, slot: u32) -> u64 {
+        self.slot(slot).wr_id.load(Ordering::Relaxed)
+    }
+
     /// How many have completed. By whoever posts.
     #[inline(always)]
     pub fn completed(&self) -> u32 {
@@ -136,6 +152,24 @@ mod tests {
         assert_eq!(all.completed(), 6);
         all.reset();
         assert_eq!((all.completed(), all.find(5)), (0, None));
+    }
+
+    #[test]
+    fn a_note_is_nothing_outstanding() {
+        let all = Outstanding::new(4).unwrap();
+        for round in 0..5u32 {
+            // Two work requests, each of two slots.
+            for n in 0..2 {
+                let mark = round * 2 + n + 1;
+                all.post(n * 2, 100 + u64::from(mark), mark);
+                all.note(n * 2 + 1, 7 + u64::from(n), mark);
+            }
+            for n in 0..2 {
+                assert_eq!((all.find(1), all.find(3)), (None, None));
+                assert_eq!(all.noted(n * 2 + 1), 7 + u64::from(n));
+                complete(&all, n * 2).unwrap();
+            }
+        }
     }
 
     #[test]

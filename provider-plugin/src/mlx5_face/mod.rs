@@ -14,7 +14,6 @@ pub mod cq;
 mod pd;
 pub mod post;
 mod qp;
-pub mod refused;
 mod srq;
 mod writers;
 

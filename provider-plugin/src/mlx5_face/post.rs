@@ -7,6 +7,7 @@ use core::ffi::c_int;
 use super::qp::Qp;
 use crate::abi::*;
 use crate::access::locked;
+use crate::mw;
 use crate::post::{refuse, report, write_list};
 use crate::qp::qp_of;
 
@@ -14,7 +15,7 @@ use crate::qp::qp_of;
 /// not posted; those before it were.
 ///
 /// EINVAL for a bad work request or a state that does not send, ENOMEM for a
-/// full queue, EOPNOTSUPP for binding a window or invalidating a local key.
+/// full queue, EOPNOTSUPP for binding a window of more than 2 GiB.
 pub unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -44,4 +45,15 @@ pub unsafe extern "C" fn post_send(
             )
         })
     }
+}
+
+/// `ibv_bind_mw`.
+pub unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the application passes a live queue pair and window of ours and
+    // its arguments.
+    unsafe { mw::bind(post_send, qp, mw, bind) }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlx5::{QueuePair, RecvQueue, Role, SendQueue, Work};
+use mlx5::{QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
 use uverbs::{QpCap, QpInit};
 
 use super::Mlx5;
@@ -15,6 +15,9 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::qp::{Device, Made};
 use crate::srq::srq_of;
+
+/// Operations that change memory keys.
+const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 
 /// What a queue pair has besides its queues.
 pub struct Besides {
@@ -52,6 +55,7 @@ impl Device for Mlx5 {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
+        operations: Option<u64>,
     ) -> Result<Made<Self>, Errno> {
         // SAFETY: live, and of this context.
         let shared = init.srq.map(|_| unsafe {
@@ -60,7 +64,11 @@ impl Device for Mlx5 {
                 Arc::clone((*own.recv.get()).work())
             })
         });
-        let made = QueuePair::create(ctx, ctx.mlx5()?, init, shared)?;
+        let options = QpOptions {
+            // Who does not say may post any.
+            keys: operations.is_none_or(|asked| asked & KEYS != 0),
+        };
+        let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options)?;
         // SAFETY: live, as the caller says. It can have no completions yet.
         unsafe {
             let send_cq: &Cq = cq_of(attr.send_cq);
@@ -103,6 +111,13 @@ impl Device for Mlx5 {
 
     fn sizes(qp: &Qp) -> Option<QpCap> {
         Some(qp.besides.cap)
+    }
+
+    fn more_operations(qp_type: u32) -> u64 {
+        match qp_type {
+            IBV_QPT_RC | IBV_QPT_UC => KEYS,
+            _ => 0,
+        }
     }
 
     /// Completions that were not read are gone.

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use mlx5::{RecvQueue, SendQueue, SharedQueue, Wqe};
+use mlx5::{Bind, RecvQueue, SendQueue, SharedQueue, WindowKind, Wqe};
 
 use super::Mlx5;
 use crate::abi::*;
@@ -30,14 +30,33 @@ entry!(Wqe, {
         Wqe::ud(self, address, remote_qpn, remote_qkey);
     }
 
-    /// Not done: opening such an entry says so already.
+    /// Without a region, binds it to nothing.
     unsafe fn bind_window(
         &mut self,
-        _mw: *mut ibv_mw,
-        _rkey: u32,
-        _info: &ibv_mw_bind_info,
+        mw: *mut ibv_mw,
+        rkey: u32,
+        info: &ibv_mw_bind_info,
     ) -> Result<(), c_int> {
-        Err(libc::EOPNOTSUPP)
+        // SAFETY: as the caller says.
+        let (mw, mr) = unsafe { (mw.as_ref(), info.mr.as_ref()) };
+        let (Some(mw), true) = (mw, mr.is_some() || info.length == 0) else {
+            return Err(libc::EINVAL);
+        };
+        let kind = match mw.type_ {
+            IBV_MW_TYPE_1 => WindowKind::Type1,
+            IBV_MW_TYPE_2 => WindowKind::Type2,
+            _ => return Err(libc::EINVAL),
+        };
+        self.bind_mw(&Bind {
+            window: mw.rkey,
+            rkey,
+            kind,
+            addr: info.addr,
+            length: info.length,
+            lkey: mr.map_or(0, |mr| mr.lkey),
+            access: info.mw_access_flags,
+        })
+        .map_err(|error| error.errno())
     }
 });
 

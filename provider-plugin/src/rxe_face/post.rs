@@ -13,8 +13,7 @@ use rxe::{OneElement, Opcode, RecvQueue, Refused, SendFlags, SendWriter, Sge};
 
 use super::qp::Qp;
 use crate::abi::*;
-use crate::entry;
-use crate::errno::Errno;
+use crate::mw;
 use crate::post::{push_list, refuse, report, write_list};
 use crate::qp::qp_of;
 
@@ -347,7 +346,7 @@ unsafe extern "C" fn receive_rest(
     }
 }
 
-/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key.
+/// `ibv_bind_mw`.
 pub unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
@@ -355,31 +354,5 @@ pub unsafe extern "C" fn bind_mw(
 ) -> c_int {
     // SAFETY: the application passes a live queue pair and window of ours and
     // its arguments.
-    entry::int(|| unsafe {
-        let info = (*bind).bind_info;
-        if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
-            return Err(Errno::INVAL);
-        }
-        // ibv_inc_rkey: only the low 8 bits are the owner's to change.
-        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
-        // SAFETY: zeros are valid for a work request.
-        let mut wr: ibv_send_wr = core::mem::zeroed();
-        wr.wr_id = (*bind).wr_id;
-        wr.opcode = IBV_WR_BIND_MW;
-        wr.send_flags = (*bind).send_flags;
-        wr.extra.bind_mw = ibv_send_wr_bind_mw {
-            mw,
-            rkey,
-            bind_info: info,
-        };
-        let mut bad = core::ptr::null_mut();
-        match post_send(qp, &mut wr, &mut bad) {
-            0 => {
-                // If the binding fails, the application takes this back.
-                (*mw).rkey = rkey;
-                Ok(())
-            }
-            errno => Err(Errno(errno)),
-        }
-    })
+    unsafe { mw::bind(post_send, qp, mw, bind) }
 }

@@ -60,6 +60,7 @@ impl Device for Rxe {
         ctx: &CtxRef,
         _attr: &ibv_qp_init_attr,
         init: &QpInit,
+        _operations: Option<u64>,
     ) -> Result<Made<Self>, Errno> {
         let made = QueuePair::create(ctx, init)?;
         // SAFETY: the queue pair does not outlive its context (see `CtxRef`).

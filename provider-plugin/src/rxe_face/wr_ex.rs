@@ -8,7 +8,6 @@ use super::Rxe;
 use crate::abi::*;
 use crate::layout;
 use crate::wr_ex::build;
-use crate::writers::Entry;
 
 /// Those that a type of queue pair has, as far as this release of libibverbs
 /// has functions for them.
@@ -30,7 +29,7 @@ pub fn operations(qp_type: u32) -> u64 {
     }
 }
 
-/// Sets their functions.
+/// Sets their functions, but for those that other devices have too.
 pub fn set_functions(qp: &mut verbs_qp, asked: u64) {
     let layout = layout::current();
     let has = |operation| asked & operation != 0;
@@ -39,12 +38,6 @@ pub fn set_functions(qp: &mut verbs_qp, asked: u64) {
     }
     if has(IBV_QP_EX_WITH_FLUSH) {
         layout.set_wr_flush(qp, Some(wr_flush));
-    }
-    if has(IBV_QP_EX_WITH_BIND_MW) {
-        qp.qp_ex.wr_bind_mw = Some(wr_bind_mw);
-    }
-    if has(IBV_QP_EX_WITH_LOCAL_INV) {
-        qp.qp_ex.wr_local_inv = Some(wr_local_inv);
     }
 }
 
@@ -77,29 +70,6 @@ unsafe extern "C" fn wr_flush(
         build::<Rxe>(qp, Opcode::FLUSH, |wqe| {
             let length = u32::try_from(length).map_err(|_| libc::EINVAL)?;
             wqe.flush(addr, rkey, length, kind, level);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_bind_mw(
-    qp: *mut ibv_qp_ex,
-    mw: *mut ibv_mw,
-    rkey: u32,
-    info: *const ibv_mw_bind_info,
-) {
-    // SAFETY: the application is between wr_start and wr_complete, and passes
-    // live objects.
-    unsafe {
-        build::<Rxe>(qp, Opcode::BIND_MW, |wqe| wqe.bind_window(mw, rkey, &*info));
-    }
-}
-
-unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: the application is between wr_start and wr_complete.
-    unsafe {
-        build::<Rxe>(qp, Opcode::LOCAL_INV, |wqe| {
-            wqe.immediate_or_key(rkey);
             Ok(())
         });
     }

@@ -112,6 +112,17 @@ fn assertions() -> String {
         stat_rate_sl, fl_mlid, rlid, reserved0, rmac, tclass, hop_limit,
         grh_gid_fl, rgid,
     });
+    fields!(c, "mlx5_wqe_umr_ctrl_seg", size UmrSegment {
+        flags, rsvd0, klm_octowords, translation_offset, mkey_mask, rsvd1,
+    });
+    fields!(c, "mlx5_wqe_mkey_context_seg", size KeySegment {
+        free, reserved1, access_flags, sf, qpn_mkey, reserved2, flags_pd,
+        start_addr, len, bsf_octword_size, reserved3,
+        translations_octword_size, reserved4, log_page_size, reserved,
+    });
+    fields!(c, "mlx5_wqe_umr_klm_seg", size DataSegment {
+        byte_count, lkey: "mkey", addr: "address",
+    });
     fields!(c, "mlx5_wqe_srq_next_seg", size NextSegment {
         rsvd0, next_wqe_index, signature, rsvd1,
     });
@@ -149,10 +160,63 @@ fn constants() -> Vec<(&'static str, u32)> {
         ("MLX5_INVALID_LKEY", INVALID_LKEY),
         ("MLX5_EXTENDED_UD_AV", EXTENDED_AV),
     ];
+    let masks = [
+        ("MLX5_WQE_UMR_CTRL_MKEY_MASK_LEN", umr_mask::LEN),
+        (
+            "MLX5_WQE_UMR_CTRL_MKEY_MASK_START_ADDR",
+            umr_mask::START_ADDR,
+        ),
+        ("MLX5_WQE_UMR_CTRL_MKEY_MASK_MKEY", umr_mask::MKEY),
+        ("MLX5_WQE_UMR_CTRL_MKEY_MASK_QPN", umr_mask::QPN),
+        (
+            "MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_LOCAL_WRITE",
+            umr_mask::LOCAL_WRITE,
+        ),
+        (
+            "MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_REMOTE_READ",
+            umr_mask::REMOTE_READ,
+        ),
+        (
+            "MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_REMOTE_WRITE",
+            umr_mask::REMOTE_WRITE,
+        ),
+        (
+            "MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_ATOMIC",
+            umr_mask::ATOMIC,
+        ),
+        ("MLX5_WQE_UMR_CTRL_MKEY_MASK_FREE", umr_mask::FREE),
+    ];
+    all.extend(masks.iter().map(|(name, value)| (*name, *value as u32)));
     let bytes: &[(&str, u8)] = &[
         ("MLX5_WQE_CTRL_CQ_UPDATE", CONTROL_CQ_UPDATE),
         ("MLX5_WQE_CTRL_SOLICITED", CONTROL_SOLICITED),
         ("MLX5_WQE_CTRL_FENCE", CONTROL_FENCE),
+        ("MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE", CONTROL_SMALL_FENCE),
+        ("MLX5_WQE_UMR_CTRL_FLAG_INLINE", umr_flag::INLINE),
+        ("MLX5_WQE_UMR_CTRL_FLAG_CHECK_FREE", umr_flag::CHECK_FREE),
+        (
+            "MLX5_WQE_UMR_CTRL_FLAG_TRNSLATION_OFFSET",
+            umr_flag::TRANSLATION_OFFSET,
+        ),
+        ("MLX5_WQE_UMR_CTRL_FLAG_CHECK_QPN", umr_flag::CHECK_QPN),
+        ("MLX5_WQE_MKEY_CONTEXT_FREE", KEY_FREE),
+        (
+            "MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_ATOMIC",
+            key_access::ATOMIC,
+        ),
+        (
+            "MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_WRITE",
+            key_access::REMOTE_WRITE,
+        ),
+        (
+            "MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_READ",
+            key_access::REMOTE_READ,
+        ),
+        (
+            "MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_LOCAL_WRITE",
+            key_access::LOCAL_WRITE,
+        ),
+        ("MLX5_OPCODE_UMR", opcode::UMR),
         ("MLX5_OPCODE_SEND_INVAL", opcode::SEND_INVAL),
         ("MLX5_OPCODE_RDMA_WRITE", opcode::RDMA_WRITE),
         ("MLX5_OPCODE_RDMA_WRITE_IMM", opcode::RDMA_WRITE_IMM),

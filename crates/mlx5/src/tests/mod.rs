@@ -2,6 +2,7 @@
 //! writes what is counted here, not taken from `abi`.
 
 mod completion;
+mod keys;
 mod objects;
 mod resize;
 mod send;
@@ -44,7 +45,18 @@ pub fn work(
     cap: &QpCap,
     shared: Option<Arc<SharedWork>>,
 ) -> Arc<Work> {
-    let send = SendPlan::new(cap, service, &LIMITS).unwrap();
+    // As small as can be, so that queues are gone around often.
+    let send = SendPlan::new(cap, service, &LIMITS, false).unwrap();
+    work_of(index, service, send, cap, shared)
+}
+
+pub fn work_of(
+    index: u32,
+    service: Service,
+    send: SendPlan,
+    cap: &QpCap,
+    shared: Option<Arc<SharedWork>>,
+) -> Arc<Work> {
     let recv = match shared {
         Some(_) => RecvPlan::default(),
         None => RecvPlan::new(cap, &LIMITS).unwrap(),

@@ -241,10 +241,10 @@ fn a_queue_pair_is_where_the_driver_is_told_and_rings_its_register() {
     let told = machine.driver_in(CREATE_QP);
     assert_eq!(told.len(), 48);
     let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
-    // RC with two elements: 48 + 32 bytes are two blocks; receives of 32 bytes.
+    // Three blocks for what changes keys; receives of 32 bytes.
     assert_eq!((word(16), word(20), word(24)), (16, 8, 5));
     assert_eq!((word(28), word(32)), (2, qp.work.user_index()));
-    assert_eq!((qp.cap.max_send_wr, qp.cap.max_recv_wr), (8, 8));
+    assert_eq!((qp.cap.max_send_wr, qp.cap.max_recv_wr), (5, 8));
     qp.send.begin();
     qp.send
         .open(0, crate::Opcode::SEND, crate::SendFlags::empty())

@@ -1,0 +1,261 @@
+//! Work requests that change memory keys, as the device reads them.
+
+use proptest::prelude::*;
+use uverbs::Sge;
+
+use super::*;
+use crate::{Bind, Opcode, PostError, Role, SendFlags, WindowKind};
+
+const RC: Service = Service::ReliableConnection;
+
+/// A queue pair that may change keys.
+fn pair(service: Service, wr: u32) -> Pair {
+    let cap = cap(wr, 1, 0);
+    let send = SendPlan::new(&cap, service, &LIMITS, true).unwrap();
+    Pair::with(work_of(70, service, send, &cap, None), false)
+}
+
+const BIND: Bind = Bind {
+    window: 0x0001_2345,
+    rkey: 0x0001_2346,
+    kind: WindowKind::Type1,
+    addr: 0x1111_2222_3333_4444,
+    length: 0x8000,
+    lkey: 0x77,
+    // Write, read, atomic.
+    access: 2 | 4 | 8,
+};
+
+enum Change {
+    Bind(Bind),
+    Invalidate(u32),
+    Send,
+}
+
+/// Posts work requests as one batch; the slot of the first.
+fn post(pair: &mut Pair, flags: SendFlags, changes: &[Change]) -> u16 {
+    let slot = pair.record(1) as u16;
+    pair.send.begin();
+    for change in changes {
+        let opcode = match change {
+            Change::Bind(_) => Opcode::BIND_MW,
+            Change::Invalidate(_) => Opcode::LOCAL_INV,
+            Change::Send => Opcode::SEND,
+        };
+        let mut wqe = pair.send.open(9, opcode, flags).unwrap();
+        wqe.no_data();
+        match change {
+            Change::Bind(bind) => wqe.bind_mw(bind).unwrap(),
+            Change::Invalidate(key) => {
+                wqe.immediate_or_key(*key);
+            }
+            Change::Send => {}
+        }
+        pair.send.accept();
+    }
+    // SAFETY: there is no device.
+    assert!(unsafe { pair.send.publish() });
+    slot
+}
+
+/// The control segment, but for the number of segments and fences.
+fn control(bytes: &[u8], segments: u32, key: u32) {
+    assert_eq!(bytes[3], 0x25);
+    assert_eq!(be32(bytes, 4), QPN << 8 | segments);
+    assert_eq!(be32(bytes, 12), key);
+}
+
+#[test]
+fn a_window_of_the_domain_is_bound() {
+    let mut pair = pair(RC, 4);
+    post(&mut pair, SendFlags::SIGNALED, &[Change::Bind(BIND)]);
+    let bytes = pair.sent(0, 192);
+    control(&bytes, 12, 0x0001_2345);
+    // What changes: inline, offset; four octowords; length, start, key, four
+    // rights, free.
+    assert_eq!(bytes[16..24], [0x90, 0, 0, 0, 0, 4, 0, 0]);
+    let changes = 1 | 1 << 6 | 1 << 13 | 0xf << 18 | 1 << 29;
+    assert_eq!(be64(&bytes, 24), changes);
+    assert_eq!(bytes[32..64], [0; 32]);
+    // To what: not free; write, read, atomic; any queue pair.
+    assert_eq!(bytes[64..68], [0, 0, 0x70, 0]);
+    assert_eq!(be32(&bytes, 68), 0xffff_ff46);
+    assert_eq!(be64(&bytes, 72), 0);
+    assert_eq!(be64(&bytes, 80), 0x1111_2222_3333_4444);
+    assert_eq!(be64(&bytes, 88), 0x8000);
+    assert_eq!(bytes[96..128], [0; 32]);
+    // Of what.
+    assert_eq!((be32(&bytes, 128), be32(&bytes, 132)), (0x8000, 0x77));
+    assert_eq!(be64(&bytes, 136), 0x1111_2222_3333_4444);
+    assert_eq!(bytes[144..192], [0; 48]);
+    assert_eq!(pair.record(1), 3);
+    // It is short enough for the register.
+    assert_eq!(pair.flamed(17), be64(&bytes, 136));
+}
+
+#[test]
+fn a_window_of_the_queue_pair_is_bound_and_unbound() {
+    let mut pair = pair(RC, 4);
+    let bind = Bind {
+        kind: WindowKind::Type2,
+        // Zero based; local write.
+        access: 32 | 1,
+        length: 1 << 31,
+        ..BIND
+    };
+    let none = Bind { length: 0, ..bind };
+    let changes = [
+        Change::Bind(bind),
+        Change::Bind(none),
+        Change::Bind(Bind {
+            kind: WindowKind::Type1,
+            ..none
+        }),
+    ];
+    post(&mut pair, SendFlags::empty(), &changes);
+    let bytes = pair.sent(0, 192);
+    control(&bytes, 12, 0x0001_2345);
+    assert_eq!(bytes[16..24], [0xb0, 0, 0, 0, 0, 4, 0, 0]);
+    let all = 1 | 1 << 6 | 1 << 13 | 1 << 14 | 0xf << 18 | 1 << 29;
+    assert_eq!(be64(&bytes, 24), all);
+    assert_eq!(bytes[64..68], [0, 0, 0x08, 0]);
+    assert_eq!(be32(&bytes, 68), QPN << 8 | 0x46);
+    assert_eq!((be64(&bytes, 80), be64(&bytes, 88)), (0, 1 << 31));
+    assert_eq!(be32(&bytes, 128), 1 << 31);
+    // Unbound: the queue pair's is checked, and belongs to none.
+    let bytes = pair.sent(192, 128);
+    control(&bytes, 8, 0x0001_2345);
+    assert_eq!(bytes[16..24], [0x98, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(be64(&bytes, 24), 1 << 13 | 1 << 14 | 1 << 29);
+    assert_eq!(bytes[64..68], [0x40, 0, 0, 0]);
+    assert_eq!(be32(&bytes, 68), 0xffff_ff46);
+    assert_eq!(bytes[72..128], [0; 56]);
+    let bytes = pair.sent(192 + 128, 128);
+    assert_eq!(bytes[16..24], [0x90, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(be64(&bytes, 24), 1 << 13 | 1 << 29);
+    assert_eq!(pair.record(1), 7);
+}
+
+#[test]
+fn a_key_is_invalidated() {
+    for service in [RC, Service::UnreliableConnection] {
+        let mut pair = pair(service, 4);
+        post(
+            &mut pair,
+            SendFlags::empty(),
+            &[Change::Invalidate(0x00ab_cd07)],
+        );
+        let bytes = pair.sent(0, 128);
+        control(&bytes, 8, 0x00ab_cd07);
+        assert_eq!(bytes[16..24], [0x98, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(be64(&bytes, 24), 1 << 13 | 1 << 14 | 1 << 29);
+        assert_eq!(bytes[64..68], [0x40, 0, 0, 0]);
+        assert_eq!(be32(&bytes, 68), 0xffff_ff00);
+        assert_eq!(pair.record(1), 2);
+    }
+}
+
+#[test]
+fn what_comes_after_a_change_waits_for_it() {
+    let mut pair = pair(RC, 16);
+    let fences = |pair: &Pair, at: usize| pair.sent(at * 64 + 11, 1)[0];
+    // In one batch, and over its end: the two behind the changes.
+    post(
+        &mut pair,
+        SendFlags::empty(),
+        &[
+            Change::Send,
+            Change::Invalidate(1),
+            Change::Send,
+            Change::Send,
+            Change::Bind(BIND),
+        ],
+    );
+    let first: Vec<_> = [0, 1, 3, 4, 5].map(|at| fences(&pair, at)).into();
+    assert_eq!(first, [0, 0, 0x20, 0, 0]);
+    // A batch that is given up changes nothing; a full fence is enough.
+    pair.send.begin();
+    pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
+    pair.send.accept();
+    post(&mut pair, SendFlags::FENCE, &[Change::Invalidate(2)]);
+    assert_eq!(fences(&pair, 8), 0x80);
+    post(&mut pair, SendFlags::empty(), &[Change::Send, Change::Send]);
+    assert_eq!((fences(&pair, 10), fences(&pair, 11)), (0x20, 0));
+    // The queue starts anew.
+    post(&mut pair, SendFlags::empty(), &[Change::Invalidate(3)]);
+    pair.send.reset();
+    post(&mut pair, SendFlags::empty(), &[Change::Send]);
+    assert_eq!(fences(&pair, 0), 0);
+}
+
+#[test]
+fn changes_have_no_data_and_other_operations_are_none() {
+    let mut pair = pair(RC, 4);
+    let list = [Sge {
+        addr: 0,
+        length: 1,
+        lkey: 0,
+    }];
+    pair.send.begin();
+    for opcode in [Opcode::LOCAL_INV, Opcode::BIND_MW] {
+        let mut wqe = pair.send.open(0, opcode, SendFlags::empty()).unwrap();
+        assert_eq!(wqe.sge_list(&list), Err(PostError::BadOperation));
+        assert_eq!(wqe.sge_list(&[]), Ok(()));
+        // SAFETY: no pieces.
+        let inline = unsafe { wqe.inline_raw([].into_iter()) };
+        assert_eq!(inline, Err(PostError::BadOperation));
+    }
+    let mut wqe = pair.send.opened();
+    let long = Bind {
+        length: (1 << 31) + 1,
+        ..BIND
+    };
+    assert_eq!(wqe.bind_mw(&long), Err(PostError::Unsupported));
+    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
+    assert_eq!(wqe.bind_mw(&BIND), Err(PostError::BadOperation));
+}
+
+proptest! {
+    /// Changes of keys among sends, around the ring, as many as it promises to
+    /// hold: each is where the one before it ended, and its completion says
+    /// which it was.
+    #[test]
+    fn changes_complete_as_what_they_are(
+        batches in prop::collection::vec(prop::collection::vec(0u8..3, 1..=4), 1..40),
+    ) {
+        let mut ring = CompletionRing::new(3).unwrap();
+        let mut device = Device::of(&ring);
+        let mut pair = pair(RC, 4);
+        prop_assert!(pair.send.capacity() >= 4);
+        ring.attach(&pair.work, Role::SEND).unwrap();
+        let mut at = 0u32;
+        for batch in batches {
+            let changes: Vec<_> = batch
+                .iter()
+                .map(|kind| match kind {
+                    0 => Change::Send,
+                    1 => Change::Bind(BIND),
+                    _ => Change::Invalidate(5),
+                })
+                .collect();
+            let mut slot = post(&mut pair, SendFlags::SIGNALED, &changes);
+            prop_assert_eq!(u32::from(slot), at & 0xffff);
+            for kind in batch {
+                let (request, opcode, blocks) = [(0x0a, 0, 1), (0x25, 5, 3), (0x25, 6, 2)][usize::from(kind)];
+                prop_assert_eq!(pair.sent(usize::from(slot) * 64 + 3, 1)[0], request);
+                device.raise(&Raised { user_index: 70, slot, request, ..Raised::default() });
+                // Inside of a work request there is no other.
+                if blocks > 1 {
+                    prop_assert_eq!(pair.work.sends.find(u32::from(slot) + 1), None);
+                }
+                // SAFETY: what was posted has no data.
+                let wc = unsafe { ring.read() }.unwrap().unwrap();
+                prop_assert_eq!((wc.wr_id, wc.opcode, wc.status), (9, opcode, 0));
+                slot = slot.wrapping_add(blocks);
+                at += u32::from(blocks);
+            }
+            ring.publish();
+            prop_assert_eq!(pair.record(1), at & 0xffff);
+        }
+    }
+}
