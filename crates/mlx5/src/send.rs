@@ -59,6 +59,9 @@ pub struct SendQueue {
     fence: u8,
     fence_posted: u8,
     open: Open,
+    /// Where the work request that was accepted last begins, in blocks, and
+    /// its segments: the one opened last may have been refused.
+    accepted: (u32, u32),
     capacity: u32,
     max_sge: u32,
     max_inline: u32,
@@ -106,6 +109,7 @@ impl SendQueue {
                 segments: 1,
                 form: Form::NONE,
             },
+            accepted: (0, 0),
             capacity: work.send.capacity,
             max_sge: work.send.max_sge,
             max_inline: work.send.max_inline,
@@ -233,6 +237,7 @@ impl SendQueue {
     pub fn settle(&mut self) {
         let blocks = self.open.segments.div_ceil(PER_BLOCK);
         self.next = self.open.at.wrapping_add(blocks);
+        self.accepted = (self.open.at, self.open.segments);
         // SAFETY: a word of the control segment that `open` has written.
         unsafe {
             let at = self.segment(0).add(offset_of!(ControlSegment, qpn_ds));
@@ -262,13 +267,13 @@ impl SendQueue {
         self.fence_posted = self.fence;
         self.record.publish(self.posted & 0xffff);
         let register: &BlueFlame = self.register.get();
-        let bytes = (self.open.segments * SEGMENT as u32) as usize;
+        let (at, segments) = self.accepted;
+        let bytes = (segments * SEGMENT as u32) as usize;
         // SAFETY: the control segment of the work request that was accepted
         // last, which is aligned to a block.
-        let first = unsafe { self.segment(0).cast::<u64>().read() };
+        let first = unsafe { self.block(at, 0).read() };
         // A copy that only tells what the doorbell tells is not worth it.
         if batch == 1 && bytes > SEGMENT && bytes <= register.room() {
-            let at = self.open.at;
             let blocks = (0..bytes.div_ceil(BLOCK)).map(|block| self.block(at, block));
             // SAFETY: blocks of the queue.
             unsafe { register.copy(blocks) };

@@ -221,6 +221,25 @@ fn data_may_come_after_a_work_request_was_accepted() {
 }
 
 #[test]
+fn a_refused_work_request_is_not_what_the_register_gets() {
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    pair.send.begin();
+    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
+    wqe.sge_list(&[sge(1, 2, 3)]).unwrap();
+    pair.send.accept();
+    let mut wqe = pair.send.open(1, Opcode::SEND, SendFlags::empty()).unwrap();
+    let two = [sge(1, 2, 3); 2];
+    assert_eq!(wqe.sge_list(&two), Err(PostError::TooManySges));
+    // SAFETY: there is no device.
+    assert!(unsafe { pair.send.publish() });
+    assert_eq!(pair.record(1), 1);
+    let bytes = pair.sent(0, 32);
+    for word in 0..4 {
+        assert_eq!(pair.flamed(word), be64(&bytes, word * 8));
+    }
+}
+
+#[test]
 fn receives_have_their_lists() {
     let mut pair = Pair::new(1, RC, &cap(2, 3, 0));
     assert_eq!((pair.recv.capacity(), pair.recv.max_sge()), (2, 4));
