@@ -2,10 +2,12 @@
 
 mod bare;
 mod bench;
+mod bytes;
 mod demo;
 mod dist;
 mod driver;
 mod guest;
+mod mlx5;
 mod native;
 mod softhca;
 mod suite;
@@ -51,6 +53,8 @@ enum Command {
     Deb,
     /// Measures the data path beside the C provider's
     Bench(bench::Arguments),
+    /// Compares the bytes of ConnectX's queues with the C provider's
+    Bytes(bytes::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         } => dist::install(&prefix, uninstall, dist.as_deref()).map(|()| ExitCode::SUCCESS),
         Command::Deb => dist::deb().map(shown),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Bytes(arguments) => bytes::bytes(&arguments),
     };
     match result {
         Ok(code) => code,

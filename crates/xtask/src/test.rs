@@ -12,7 +12,7 @@ use rxe_tests::driver::case::chosen;
 use rxe_tests::guest::{Suite, host, tree};
 
 use crate::suite::{self, Request};
-use crate::{bare, bench, dist, driver};
+use crate::{bare, bench, bytes, dist, driver, mlx5};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -331,6 +331,7 @@ fn without_a_guest() -> Vec<Line> {
         counted("loom", &mut loom),
         check("data path", &mut data_path),
         plugin_counts(),
+        mlx5_bytes(),
         check("fuzz targets", &mut fuzz_targets()),
     ]
 }
@@ -354,6 +355,36 @@ fn plugin_counts() -> Line {
             }
             line.failed = broken.len();
             line.passed = rows.saturating_sub(broken.len());
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// What the plugin writes for ConnectX, beside what the C provider writes.
+fn mlx5_bytes() -> Line {
+    const WHAT: &str = "mlx5's bytes";
+    if !cfg!(target_arch = "x86_64") {
+        return skipped(WHAT, "the stand-in for the driver is x86-64's");
+    }
+    if let Err(error) = host::require(mlx5::NEEDS, false) {
+        return skipped(WHAT, &error.to_string());
+    }
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = Line::new(WHAT);
+    let outcome = dist::dist().and_then(|ours| bytes::compare(&ours.join("libringverbs")));
+    match outcome {
+        Ok(outcome) => {
+            for difference in &outcome.unexplained {
+                eprintln!("{difference}");
+            }
+            line.failed = outcome.unexplained.len();
+            line.passed = outcome.passed();
         }
         Err(error) => {
             eprintln!("{WHAT}: {error:#}");

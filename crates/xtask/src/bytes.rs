@@ -1,0 +1,263 @@
+//! `cargo xtask bytes`: what the plugin writes for ConnectX, byte by byte beside
+//! what the C provider writes for the same work requests.
+//!
+//! Both run the same program (`provider-plugin/bench/mlx5_bytes.c`) on a
+//! stand-in for the driver. It prints queue entries, doorbell records and
+//! registers; here the two texts are compared. Each difference has to have a
+//! reason that is named in [`explain`]; docs/mlx5.md lists them.
+
+mod explain;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+
+use crate::mlx5::{Program, Provider};
+use crate::{dist, driver};
+use explain::Reason;
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// A provider instead of a fresh build, as RDMAV_DRIVERS names it: the path
+    /// without `-rdmav<ABI>.so`
+    #[arg(long)]
+    provider: Option<PathBuf>,
+    /// Print every line that differs, with its reason
+    #[arg(long)]
+    differences: bool,
+}
+
+/// One case: its header, and its lines by what they are about.
+struct Case {
+    header: String,
+    lines: BTreeMap<String, String>,
+}
+
+/// What came of the comparison.
+#[derive(Default)]
+pub struct Outcome {
+    cases: usize,
+    requests: usize,
+    receives: usize,
+    bytes: usize,
+    /// Lines that differ, by the reason.
+    explained: BTreeMap<Reason, usize>,
+    /// Every line that differs, in words.
+    differences: Vec<String>,
+    /// Those without a reason.
+    pub unexplained: Vec<String>,
+}
+
+impl Outcome {
+    /// Cases without an unexplained difference.
+    pub fn passed(&self) -> usize {
+        self.cases.saturating_sub(self.unexplained.len())
+    }
+
+    /// How much was compared, in words.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "{} send work requests and {} receives in {} cases, {} bytes of queue entries, \
+             doorbell records and registers\n",
+            self.requests, self.receives, self.cases, self.bytes
+        );
+        for reason in Reason::ALL {
+            let lines = self.explained.get(&reason).copied().unwrap_or_default();
+            text.push_str(&format!("{lines:5}  {}: {}\n", reason.name(), reason.why()));
+        }
+        text.push_str(&format!("{:5}  not explained\n", self.unexplained.len()));
+        text
+    }
+}
+
+/// Runs the program with both providers and compares.
+///
+/// # Errors
+/// A program that does not build or run; a corpus that has become too small.
+pub fn compare(ours: &Path) -> Result<Outcome> {
+    let program = Program::build(
+        &driver::target_dir().join("bytes"),
+        "mlx5_bytes",
+        &["mlx5_bytes.c", "mlx5_corpus.c", "mlx5_device.c"],
+    )?;
+    let stock = parse(&program.run(Provider::Stock, &[])?);
+    let ours = parse(&program.run(Provider::Ours(ours), &[])?);
+    ensure!(
+        stock.len() == ours.len(),
+        "{} cases with the C provider, {} with ours",
+        stock.len(),
+        ours.len()
+    );
+    let mut outcome = Outcome::default();
+    for (stock, ours) in stock.iter().zip(&ours) {
+        ensure!(
+            stock.header == ours.header,
+            "the cases are not the same: {} and {}",
+            stock.header,
+            ours.header
+        );
+        compare_case(stock, ours, &mut outcome);
+    }
+    ensure!(
+        outcome.requests >= 500,
+        "only {} work requests were compared",
+        outcome.requests
+    );
+    Ok(outcome)
+}
+
+fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
+    outcome.cases += 1;
+    for key in stock.lines.keys() {
+        match key.split(' ').next() {
+            Some("entry") => outcome.requests += 1,
+            Some("receive" | "shared") => outcome.receives += 1,
+            _ => {}
+        }
+    }
+    let mut keys: Vec<&String> = stock.lines.keys().chain(ours.lines.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let mut unexplained = Vec::new();
+    for key in keys {
+        let (old, new) = (stock.lines.get(key), ours.lines.get(key));
+        if matches!(
+            key.split(' ').next(),
+            Some("entry" | "receive" | "shared" | "register" | "armed" | "posted" | "consumed")
+        ) {
+            let text = old.or(new).map_or("", |line| line.as_str());
+            outcome.bytes += text.rsplit(' ').next().unwrap_or_default().len() / 2;
+        }
+        if old == new {
+            continue;
+        }
+        let absent = String::new();
+        let difference = explain::Difference {
+            header: &stock.header,
+            key,
+            stock: old.unwrap_or(&absent),
+            ours: new.unwrap_or(&absent),
+            entry: ours.lines.get("entry 0").map_or("", |line| line.as_str()),
+        };
+        let reasons = explain::reasons(&difference);
+        let names: Vec<&str> = reasons.iter().flatten().map(|r| r.name()).collect();
+        let words = format!(
+            "{}\n  {key}: {}\n    stock {}\n    ours  {}",
+            stock.header,
+            if reasons.is_some() {
+                names.join(", ")
+            } else {
+                "NOT EXPLAINED".to_owned()
+            },
+            difference.stock,
+            difference.ours
+        );
+        match reasons {
+            Some(reasons) => {
+                for reason in reasons {
+                    *outcome.explained.entry(reason).or_default() += 1;
+                }
+            }
+            None => unexplained.push(words.clone()),
+        }
+        outcome.differences.push(words);
+    }
+    if !unexplained.is_empty() {
+        outcome.unexplained.push(unexplained.join("\n"));
+    }
+}
+
+/// The cases that the program printed. A line is known by its first word, and
+/// its second where there are several of a kind.
+fn parse(text: &str) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("case ") {
+            cases.push(Case {
+                header: line.to_owned(),
+                lines: BTreeMap::new(),
+            });
+        } else if let Some(case) = cases.last_mut() {
+            let words = match line.split(' ').next() {
+                Some("entry" | "receive" | "shared" | "register" | "stray" | "completion") => 2,
+                _ => 1,
+            };
+            let at = line
+                .match_indices(' ')
+                .nth(words - 1)
+                .map_or(line.len(), |(at, _)| at);
+            let (key, rest) = line.split_at(at);
+            case.lines
+                .entry(key.to_owned())
+                .and_modify(|all| {
+                    all.push('|');
+                    all.push_str(rest);
+                })
+                .or_insert_with(|| rest.trim_start().to_owned());
+        }
+    }
+    cases
+}
+
+/// Compares and reports.
+///
+/// # Errors
+/// As [`compare`].
+pub fn bytes(arguments: &Arguments) -> Result<ExitCode> {
+    let ours = match &arguments.provider {
+        Some(path) => path.clone(),
+        None => dist::dist()?.join("libringverbs"),
+    };
+    let outcome = compare(&ours)?;
+    if arguments.differences {
+        for line in &outcome.differences {
+            println!("{line}");
+        }
+    }
+    for line in &outcome.unexplained {
+        eprintln!("{line}");
+    }
+    print!("{}", outcome.text());
+    Ok(if outcome.unexplained.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CASE: &str = "case rc-1 3 post send/1\nposted 0 -1 1 00000004\nentry 0 0000030a\n";
+
+    fn outcome(old: &str, new: &str) -> Outcome {
+        let mut outcome = Outcome::default();
+        compare_case(&parse(old)[0], &parse(new)[0], &mut outcome);
+        outcome
+    }
+
+    #[test]
+    fn equal_texts_have_no_difference() {
+        let same = outcome(CASE, CASE);
+        assert_eq!((same.cases, same.requests, same.passed()), (1, 1, 1));
+        assert!(same.differences.is_empty());
+    }
+
+    #[test]
+    fn what_differs_or_is_missing_without_a_reason_fails() {
+        for (from, to) in [
+            ("0000030a", "0000030b"),
+            ("0000030a", "--------"),
+            ("00000004", "00000005"),
+            ("entry 0 0000030a\n", ""),
+            ("entry 0", "stray 0 x\nentry 0"),
+        ] {
+            let outcome = outcome(CASE, &CASE.replace(from, to));
+            assert_eq!((outcome.unexplained.len(), outcome.passed()), (1, 0));
+        }
+    }
+}

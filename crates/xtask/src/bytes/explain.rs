@@ -1,0 +1,329 @@
+//! The reasons for which the two providers' bytes may differ. Each is as narrow
+//! as it can be said; docs/mlx5.md has the same list.
+
+/// Why a line differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// Queues are not of the same size.
+    Sizes,
+    /// The immediate of an operation that has none.
+    NoImmediate,
+    /// The compare operand of a fetch-and-add.
+    NoCompare,
+    /// The source port of a handle without a flow label.
+    AnyPort,
+    /// Elements of no bytes in a shared receive queue.
+    NoBytes,
+    /// The errno of a refusal.
+    Errno,
+    /// The register after a refused work request.
+    RefusedRing,
+}
+
+impl Reason {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 7] = [
+        Self::Sizes,
+        Self::NoImmediate,
+        Self::NoCompare,
+        Self::AnyPort,
+        Self::NoBytes,
+        Self::Errno,
+        Self::RefusedRing,
+    ];
+
+    /// As the table has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sizes => "sizes",
+            Self::NoImmediate => "no immediate",
+            Self::NoCompare => "no compare operand",
+            Self::AnyPort => "any source port",
+            Self::NoBytes => "elements of no bytes",
+            Self::Errno => "errno of a refusal",
+            Self::RefusedRing => "ring after a refusal",
+        }
+    }
+
+    /// In a sentence.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::Sizes => {
+                "the C provider plans entries for memory windows and TSO, which we do not have; \
+                 both hold what was asked for"
+            }
+            Self::NoImmediate => {
+                "an operation of ibv_wr_* without immediate or key: the C provider leaves what \
+                 was there, ours is 0; the device does not look"
+            }
+            Self::NoCompare => {
+                "a fetch-and-add: the C provider leaves what was there, ours is 0; the device \
+                 does not look"
+            }
+            Self::AnyPort => {
+                "RoCE version 2 without a flow label: both take any port from 0xc000 on, the \
+                 same for all packets of the handle"
+            }
+            Self::NoBytes => {
+                "in a shared receive queue the C provider writes elements of no bytes, which it \
+                 leaves out everywhere else; ours leaves them out here too"
+            }
+            Self::Errno => {
+                "too many elements, or too much inline data: EINVAL as ibv_post_send(3) has it \
+                 for an invalid work request, where the C provider gives ENOMEM"
+            }
+            Self::RefusedRing => {
+                "a list of which a work request's inline data is refused: the C provider rings \
+                 with that one's unfinished control segment, ours with the one before it"
+            }
+        }
+    }
+}
+
+/// A line that differs.
+pub struct Difference<'a> {
+    /// The case's first line.
+    pub header: &'a str,
+    /// What the line is about.
+    pub key: &'a str,
+    /// The line of the C provider.
+    pub stock: &'a str,
+    /// Ours.
+    pub ours: &'a str,
+    /// The first work request of the case, as ours has it.
+    pub entry: &'a str,
+}
+
+/// A word that a post did not write.
+const UNWRITTEN: &str = "--------";
+
+/// The reasons that together explain the difference; none if something in it
+/// has none.
+pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
+    let mut words = difference.header.split(' ').skip(1);
+    let kind = words.next()?;
+    let what: Vec<&str> = words.skip(1).collect();
+    let (subject, number) = difference
+        .key
+        .split_once(' ')
+        .unwrap_or((difference.key, ""));
+    let refusal = what.join(" ").strip_prefix("refused: ").map(str::to_owned);
+    match subject {
+        "sizes" => Some(vec![Reason::Sizes]),
+        "posted" => errno(difference, refusal.as_deref()?),
+        "shared" => same_but_for_empty(difference).then(|| vec![Reason::NoBytes]),
+        "entry" => {
+            let operation = operation(&what, refusal.is_some(), number.parse().ok()?)?;
+            entry(difference, kind, operation, true)
+        }
+        "register" if refusal.as_deref() == Some("too much inline data") => {
+            // The first work request went out alone, so as a whole or by its
+            // first words.
+            let whole = difference.entry.get(..16)? == difference.ours.get(..16)?;
+            (whole && kind_posts_lists(kind)).then(|| vec![Reason::RefusedRing])
+        }
+        "register" => {
+            // More than a doorbell only of a work request that was alone.
+            let operation = operation(&what, refusal.is_some(), 0)?;
+            entry(difference, kind, operation, false)
+        }
+        _ => None,
+    }
+}
+
+/// Whether the queue pair is posted to with `ibv_post_send`.
+fn kind_posts_lists(kind: &str) -> bool {
+    !kind.ends_with("-wr")
+}
+
+/// The operation of a case's work request, by its place.
+fn operation<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str> {
+    if refused {
+        return Some("send");
+    }
+    if what.first() != Some(&"post") {
+        return None;
+    }
+    what.get(place + 1)?.split('/').next()
+}
+
+/// Of the words that differ each has to be one that a reason is about.
+fn entry(
+    difference: &Difference,
+    kind: &str,
+    operation: &str,
+    in_queue: bool,
+) -> Option<Vec<Reason>> {
+    if difference.stock.len() != difference.ours.len() {
+        return None;
+    }
+    let mut reasons = Vec::new();
+    for at in (0..difference.stock.len()).step_by(8) {
+        let old = difference.stock.get(at..at + 8)?;
+        let new = difference.ours.get(at..at + 8)?;
+        if old == new {
+            continue;
+        }
+        // A register gets what was in the queue.
+        let left = new == "00000000" && (old == UNWRITTEN || !in_queue);
+        let reason = match at / 2 {
+            12 if left && !kind_posts_lists(kind) && !has_immediate(operation) => {
+                Reason::NoImmediate
+            }
+            40 | 44 if left && operation == "fetch-add" => Reason::NoCompare,
+            28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
+            _ => return None,
+        };
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    (!reasons.is_empty()).then_some(reasons)
+}
+
+fn has_immediate(operation: &str) -> bool {
+    operation.ends_with("-imm") || operation.ends_with("-inv")
+}
+
+/// Whether two address vectors' words with the source port are of a handle
+/// without a flow label: the same but for the port, which is any.
+fn any_port(difference: &Difference, at: usize, old: &str, new: &str) -> bool {
+    // Four words on are 2 bits, the GID's index, and 20 bits of the label.
+    let label = difference.ours.get(at + 35..at + 40);
+    let port = |word: &str| matches!(word.as_bytes().get(4), Some(b'c'..=b'f'));
+    label == Some("00000") && old.get(..4) == new.get(..4) && port(old) && port(new)
+}
+
+/// Whether the C provider's entry of a shared receive queue is ours without its
+/// elements of no bytes.
+fn same_but_for_empty(difference: &Difference) -> bool {
+    const SEGMENT: usize = 32;
+    const END: &str = "00000000000001000000000000000000";
+    let (Some((old_head, old)), Some((new_head, new))) = (
+        difference.stock.split_at_checked(SEGMENT),
+        difference.ours.split_at_checked(SEGMENT),
+    ) else {
+        return false;
+    };
+    let room = old.len() / SEGMENT;
+    // The elements up to the list's end.
+    fn list(text: &str) -> Vec<&str> {
+        let all = (0..text.len()).step_by(SEGMENT);
+        all.filter_map(|at| text.get(at..at + SEGMENT))
+            .take_while(|segment| *segment != END)
+            .collect()
+    }
+    let kept: Vec<&str> = list(old)
+        .into_iter()
+        .filter(|segment| !segment.starts_with("00000000"))
+        .collect();
+    let ours = list(new);
+    // Ours is shorter, so its end has to be there.
+    old_head == new_head && old.len() == new.len() && ours == kept && ours.len() < room
+}
+
+/// Whether only the errno of a refusal differs, as it is known to.
+fn errno(difference: &Difference, refusal: &str) -> Option<Vec<Reason>> {
+    let (old, old_rest) = difference.stock.split_once(' ')?;
+    let (new, new_rest) = difference.ours.split_once(' ')?;
+    let known = matches!(refusal, "too many elements" | "too much inline data");
+    (known && (old, new) == ("12", "22") && old_rest == new_rest).then(|| vec![Reason::Errno])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(header: &str, key: &str, stock: &str, ours: &str) -> Option<Vec<Reason>> {
+        reasons(&Difference {
+            header,
+            key,
+            stock,
+            ours,
+            entry: "0000030a00004801",
+        })
+    }
+
+    #[test]
+    fn a_field_that_is_not_used_is_a_reason_where_it_is_not_used() {
+        let (stock, ours) = (
+            "0000000a0000490100000080--------",
+            "0000000a000049010000008000000000",
+        );
+        let reasons = |header| of(header, "entry 0", stock, ours);
+        assert_eq!(
+            reasons("case rc-1-wr 1 post send/1"),
+            Some(vec![Reason::NoImmediate])
+        );
+        assert_eq!(reasons("case rc-1-wr 1 post send-imm/1"), None);
+        assert_eq!(reasons("case rc-1 1 post send/1"), None);
+        // Any other word has none.
+        let ours = ours.replace("00000080", "00000082");
+        assert_eq!(
+            of("case rc-1-wr 1 post send/1", "entry 0", stock, &ours),
+            None
+        );
+        // Nor has what is not 0.
+        let ours = "0000000a000049010000008000000001";
+        assert_eq!(
+            of("case rc-1-wr 1 post send/1", "entry 0", stock, ours),
+            None
+        );
+    }
+
+    #[test]
+    fn only_elements_of_no_bytes_may_be_left_out() {
+        let head = "0000....000000000000000000000000";
+        let end = "00000000000001000000000000000000";
+        let empty = "00000000123456780000100000000000";
+        let full = "00000010123456780000100000000000";
+        let header = "case rc-turn 1 shared receives";
+        let ask = |stock: [&str; 2], ours: [&str; 2]| {
+            let text = |parts: [&str; 2]| format!("{head}{}{}", parts[0], parts[1]);
+            of(header, "shared 0", &text(stock), &text(ours))
+        };
+        assert_eq!(ask([empty, full], [full, end]), Some(vec![Reason::NoBytes]));
+        assert_eq!(ask([empty, full], [end, end]), None);
+        assert_eq!(ask([full, full], [full, end]), None);
+        assert_eq!(ask([full, end], [full, full]), None);
+    }
+
+    #[test]
+    fn a_source_port_is_any_without_a_label_only() {
+        let vector =
+            |port: &str, label: &str| format!("{:056}0400{port}{:024}00{label}{:08}", 0, 0, 0);
+        let header = "case ud-roce 1 post send/1";
+        let ask = |label: &str, ports: [&str; 2]| {
+            of(
+                header,
+                "entry 0",
+                &vector(ports[0], label),
+                &vector(ports[1], label),
+            )
+        };
+        assert_eq!(ask("100000", ["c062", "ed39"]), Some(vec![Reason::AnyPort]));
+        assert_eq!(ask("100001", ["c062", "ed39"]), None);
+        assert_eq!(ask("100000", ["c062", "1d39"]), None);
+    }
+
+    #[test]
+    fn only_the_errno_of_a_refusal_may_differ() {
+        let header = "case rc-1 1 refused: too many elements";
+        let ask = |ours| of(header, "posted", "12 1 1 00000067", ours);
+        assert_eq!(ask("22 1 1 00000067"), Some(vec![Reason::Errno]));
+        assert_eq!(ask("22 1 1 00000068"), None);
+        assert_eq!(ask("0 -1 1 00000067"), None);
+    }
+
+    #[test]
+    fn the_documentation_has_every_reason() {
+        let page = include_str!("../../../../docs/mlx5.md");
+        for reason in Reason::ALL {
+            assert!(
+                page.contains(&format!("| {} |", reason.name())),
+                "docs/mlx5.md lacks the reason {:?}",
+                reason.name()
+            );
+        }
+    }
+}

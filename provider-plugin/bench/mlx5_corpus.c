@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT */
+#include "mlx5_corpus.h"
+
+#include <string.h>
+
+#include "mlx5_standin.h"
+
+#define RC IBV_QPT_RC
+#define UC IBV_QPT_UC
+#define UD IBV_QPT_UD
+#define ETH MLX5_PORT_ETHERNET
+#define IB MLX5_PORT_INFINIBAND
+
+/* The send queues are small, so that work requests of several blocks come to
+ * lie over the end in many ways. */
+const struct kind kinds[] = {
+	/* name, type, sges, inline, requests, recv sges, receives,
+	 * signal all, extended, shared, port, first */
+	{ "rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0 },
+	{ "rc-1-wr", RC, 1, 0, 12, 1, 10, false, true, false, ETH, 0 },
+	{ "rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0 },
+	{ "rc-4-wr", RC, 4, 64, 10, 3, 7, true, true, false, IB, 0 },
+	{ "rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0 },
+	{ "rc-30-wr", RC, 30, 440, 7, 16, 5, false, true, false, ETH, 0 },
+	{ "rc-turn", RC, 9, 200, 9, 2, 5, false, false, true, ETH, 65300 },
+	{ "rc-turn-wr", RC, 9, 200, 9, 2, 5, false, true, true, ETH, 65300 },
+	{ "uc-2", UC, 2, 100, 11, 2, 9, false, false, false, IB, 0 },
+	{ "uc-2-wr", UC, 2, 100, 11, 2, 9, false, true, false, IB, 0 },
+	{ "ud-ib", UD, 3, 128, 9, 2, 6, false, false, false, IB, 0 },
+	{ "ud-ib-wr", UD, 3, 128, 9, 2, 6, false, true, false, IB, 0 },
+	{ "ud-roce", UD, 5, 60, 9, 2, 6, true, false, true, ETH, 0 },
+	{ "ud-roce-wr", UD, 5, 60, 9, 2, 6, true, true, true, ETH, 0 },
+};
+const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
+
+/* splitmix64 */
+uint64_t next_number(struct numbers *numbers)
+{
+	uint64_t z = numbers->state += 0x9e3779b97f4a7c15ull;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+	return z ^ z >> 31;
+}
+
+uint32_t number_in(struct numbers *numbers, uint32_t from, uint32_t to)
+{
+	return from + next_number(numbers) % (to - from);
+}
+
+static const enum ibv_wr_opcode operations[] = {
+	IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,	/* UD ends here */
+	IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE,
+	IBV_WR_RDMA_WRITE_WITH_IMM,		/* UC ends here */
+	IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
+	IBV_WR_ATOMIC_FETCH_AND_ADD,
+};
+
+static unsigned int operations_of(enum ibv_qp_type type)
+{
+	return type == UD ? 2 : type == UC ? 5 : 8;
+}
+
+const char *opcode_name(enum ibv_wr_opcode opcode)
+{
+	switch (opcode) {
+	case IBV_WR_SEND: return "send";
+	case IBV_WR_SEND_WITH_IMM: return "send-imm";
+	case IBV_WR_SEND_WITH_INV: return "send-inv";
+	case IBV_WR_RDMA_WRITE: return "write";
+	case IBV_WR_RDMA_WRITE_WITH_IMM: return "write-imm";
+	case IBV_WR_RDMA_READ: return "read";
+	case IBV_WR_ATOMIC_CMP_AND_SWP: return "compare-swap";
+	case IBV_WR_ATOMIC_FETCH_AND_ADD: return "fetch-add";
+	default: return "other";
+	}
+}
+
+uint64_t send_operations(enum ibv_qp_type type)
+{
+	uint64_t flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+
+	if (type == UD)
+		return flags;
+	flags |= IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_RDMA_WRITE |
+		 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+	if (type == UC)
+		return flags;
+	return flags | IBV_QP_EX_WITH_RDMA_READ |
+	       IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+	       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+}
+
+static struct ibv_sge element(struct numbers *numbers, uint32_t length)
+{
+	return (struct ibv_sge){
+		.addr = DATA_AT + number_in(numbers, 0, DATA_BYTES - 8192),
+		.length = length,
+		.lkey = next_number(numbers),
+	};
+}
+
+unsigned int make_list(struct numbers *numbers, struct ibv_sge *sges,
+		       unsigned int most)
+{
+	unsigned int count = number_in(numbers, 0, most + 1);
+
+	for (unsigned int i = 0; i < count; i++) {
+		uint32_t length = number_in(numbers, 1, 1u << 31);
+
+		/* Now and then an element of no bytes. */
+		if (number_in(numbers, 0, 8) == 0)
+			length = 0;
+		sges[i] = element(numbers, length);
+	}
+	return count;
+}
+
+/* Pieces of at most so many bytes in all, also none. */
+static unsigned int make_inline(struct numbers *numbers, struct request *r,
+				unsigned int most, uint32_t bytes)
+{
+	unsigned int count = number_in(numbers, 0, most + 1);
+
+	for (unsigned int i = 0; i < count; i++) {
+		uint32_t length = number_in(numbers, 0, bytes + 1);
+
+		/* All that there is room for, often. */
+		if (i + 1 == count && number_in(numbers, 0, 3) == 0)
+			length = bytes;
+		r->sges[i] = element(numbers, length);
+		bytes -= length;
+	}
+	return count;
+}
+
+struct request make_request(struct numbers *numbers, const struct kind *kind,
+			    struct ibv_ah **ahs, unsigned int nahs)
+{
+	struct request r = {
+		.wr_id = next_number(numbers),
+		.opcode = operations[number_in(numbers, 0,
+					       operations_of(kind->type))],
+		.immediate = next_number(numbers),
+		.key = next_number(numbers),
+		.remote_address = next_number(numbers),
+		.compare_add = next_number(numbers),
+		.swap = next_number(numbers),
+		.ah = nahs ? ahs[number_in(numbers, 0, nahs)] : NULL,
+		.remote_qpn = next_number(numbers) & 0xffffff,
+		.remote_qkey = next_number(numbers),
+	};
+	uint32_t bits = next_number(numbers);
+
+	if (bits & 1)
+		r.flags |= IBV_SEND_SIGNALED;
+	if (bits & 2)
+		r.flags |= IBV_SEND_SOLICITED;
+	if (bits & 4)
+		r.flags |= IBV_SEND_FENCE;
+	switch (r.opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		r.nsges = 1;
+		r.sges[0] = element(numbers, 8);
+		break;
+	case IBV_WR_RDMA_READ:
+		r.nsges = make_list(numbers, r.sges, kind->sges);
+		break;
+	default:
+		if (bits & 8 && kind->inline_bytes) {
+			r.flags |= IBV_SEND_INLINE;
+			r.nsges = make_inline(numbers, &r, kind->sges,
+					      kind->inline_bytes);
+		} else {
+			r.nsges = make_list(numbers, r.sges, kind->sges);
+		}
+	}
+	return r;
+}
+
+/* ---- posting ---- */
+
+static int post_list(struct ibv_qp *qp, struct request *requests,
+		     unsigned int count, int *bad)
+{
+	struct ibv_send_wr list[MOST_REQUESTS], *refused = NULL;
+	int err;
+
+	for (unsigned int i = 0; i < count; i++) {
+		struct request *r = &requests[i];
+		struct ibv_send_wr *wr = &list[i];
+
+		/* Members of a union that an operation does not have are not
+		 * zero, as with an application that does not clear them. */
+		memset(wr, 0xee, sizeof(*wr));
+		wr->wr_id = r->wr_id;
+		wr->next = i + 1 < count ? &list[i + 1] : NULL;
+		wr->sg_list = r->sges;
+		wr->num_sge = r->nsges;
+		wr->opcode = r->opcode;
+		wr->send_flags = r->flags;
+		switch (r->opcode) {
+		case IBV_WR_SEND_WITH_INV:
+			wr->invalidate_rkey = r->key;
+			break;
+		case IBV_WR_ATOMIC_CMP_AND_SWP:
+		case IBV_WR_ATOMIC_FETCH_AND_ADD:
+			wr->wr.atomic.remote_addr = r->remote_address;
+			wr->wr.atomic.compare_add = r->compare_add;
+			wr->wr.atomic.swap = r->swap;
+			wr->wr.atomic.rkey = r->key;
+			break;
+		default:
+			wr->imm_data = r->immediate;
+			wr->wr.rdma.remote_addr = r->remote_address;
+			wr->wr.rdma.rkey = r->key;
+		}
+		if (qp->qp_type == IBV_QPT_UD) {
+			wr->wr.ud.ah = r->ah;
+			wr->wr.ud.remote_qpn = r->remote_qpn;
+			wr->wr.ud.remote_qkey = r->remote_qkey;
+		}
+	}
+	err = ibv_post_send(qp, list, &refused);
+	*bad = err && refused ? (int)(refused - list) : -1;
+	return err;
+}
+
+static void operation(struct ibv_qp_ex *qp, const struct request *r)
+{
+	switch (r->opcode) {
+	case IBV_WR_SEND:
+		ibv_wr_send(qp);
+		break;
+	case IBV_WR_SEND_WITH_IMM:
+		ibv_wr_send_imm(qp, r->immediate);
+		break;
+	case IBV_WR_SEND_WITH_INV:
+		ibv_wr_send_inv(qp, r->key);
+		break;
+	case IBV_WR_RDMA_WRITE:
+		ibv_wr_rdma_write(qp, r->key, r->remote_address);
+		break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		ibv_wr_rdma_write_imm(qp, r->key, r->remote_address,
+				      r->immediate);
+		break;
+	case IBV_WR_RDMA_READ:
+		ibv_wr_rdma_read(qp, r->key, r->remote_address);
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		ibv_wr_atomic_cmp_swp(qp, r->key, r->remote_address,
+				      r->compare_add, r->swap);
+		break;
+	default:
+		ibv_wr_atomic_fetch_add(qp, r->key, r->remote_address,
+					r->compare_add);
+	}
+}
+
+static void data(struct ibv_qp_ex *qp, const struct request *r)
+{
+	struct ibv_data_buf pieces[MOST_SGES];
+
+	if (!(r->flags & IBV_SEND_INLINE)) {
+		/* By either setter, where both can say it. */
+		if (r->nsges == 1 && (r->wr_id & 1))
+			ibv_wr_set_sge(qp, r->sges[0].lkey, r->sges[0].addr,
+				       r->sges[0].length);
+		else
+			ibv_wr_set_sge_list(qp, r->nsges, r->sges);
+		return;
+	}
+	for (unsigned int i = 0; i < r->nsges; i++)
+		pieces[i] = (struct ibv_data_buf){
+			.addr = (void *)(uintptr_t)r->sges[i].addr,
+			.length = r->sges[i].length,
+		};
+	if (r->nsges == 1 && (r->wr_id & 1))
+		ibv_wr_set_inline_data(qp, pieces[0].addr, pieces[0].length);
+	else
+		ibv_wr_set_inline_data_list(qp, r->nsges, pieces);
+}
+
+static int post_extended(struct ibv_qp_ex *qp, struct request *requests,
+			 unsigned int count)
+{
+	ibv_wr_start(qp);
+	for (unsigned int i = 0; i < count; i++) {
+		struct request *r = &requests[i];
+
+		qp->wr_id = r->wr_id;
+		qp->wr_flags = r->flags & ~IBV_SEND_INLINE;
+		operation(qp, r);
+		/* The address and the data in either order. */
+		if (r->ah && (r->wr_id & 2))
+			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
+					   r->remote_qkey);
+		data(qp, r);
+		if (r->ah && !(r->wr_id & 2))
+			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
+					   r->remote_qkey);
+	}
+	return ibv_wr_complete(qp);
+}
+
+int post_requests(struct ibv_qp *qp, const struct kind *kind,
+		  struct request *requests, unsigned int count, int *bad)
+{
+	if (!kind->extended)
+		return post_list(qp, requests, count, bad);
+	*bad = -1;
+	return post_extended(ibv_qp_to_qp_ex(qp), requests, count);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE
+#include "mlx5_device.h"
+
+#include <dlfcn.h>
+#include <endian.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void die(const char *fmt, ...)
+{
+	va_list args;
+
+	fprintf(stderr, "mlx5: ");
+	va_start(args, fmt);
+	vfprintf(stderr, fmt, args);
+	va_end(args);
+	fputc('\n', stderr);
+	exit(1);
+}
+
+static mlx5_object_fn find;
+
+static const struct mlx5_object *object(enum mlx5_kind kind, uint32_t handle)
+{
+	const struct mlx5_object *object = find(kind, handle);
+
+	if (!object)
+		die("the provider made no object of kind %d with handle %u",
+		    kind, handle);
+	return object;
+}
+
+struct ibv_context *device_open(void)
+{
+	struct ibv_device **list;
+	struct ibv_context *context;
+	int n;
+
+	find = (mlx5_object_fn)(uintptr_t)dlsym(RTLD_DEFAULT, "mlx5_object");
+	if (!find)
+		die("preload mlx5_standin.so (LD_PRELOAD)");
+	list = ibv_get_device_list(&n);
+	if (!list || n < 1)
+		die("no device: SYSFS_PATH must name the stand-in's tree");
+	context = ibv_open_device(list[0]);
+	if (!context)
+		die("ibv_open_device: %s", strerror(errno));
+	ibv_free_device_list(list);
+	return context;
+}
+
+const char *device_provider(struct ibv_context *context)
+{
+	Dl_info info;
+
+	if (!dladdr((void *)(uintptr_t)context->ops.poll_cq, &info))
+		die("poll_cq is in no loaded file");
+	return info.dli_fname;
+}
+
+/* ---- completions ---- */
+
+struct device_cq device_cq(struct ibv_cq *cq)
+{
+	return (struct device_cq){ .object = object(MLX5_CQ, cq->handle) };
+}
+
+void device_complete(struct device_cq *cq, struct mlx5_cqe64 cqe)
+{
+	uint32_t log2 = __builtin_ctz(cq->object->entries);
+	uint32_t slot = cq->written & (cq->object->entries - 1);
+	struct mlx5_cqe64 *to = (struct mlx5_cqe64 *)(cq->object->buffer +
+						      (size_t)slot * 64);
+	uint8_t owner = (cqe.op_own & ~1) | ((cq->written >> log2) & 1);
+
+	cqe.op_own = to->op_own;
+	*to = cqe;
+	__atomic_store_n(&to->op_own, owner, __ATOMIC_RELEASE);
+	cq->written++;
+}
+
+struct mlx5_cqe64 device_sent(const struct mlx5_object *qp, uint32_t index)
+{
+	const struct mlx5_wqe_ctrl_seg *control =
+		(const void *)device_send_block(qp, index);
+	uint8_t opcode = be32toh(control->opmod_idx_opcode);
+	struct mlx5_cqe64 cqe = {
+		.srqn_uidx = htobe32(qp->user_index),
+		.byte_cnt = htobe32(8),
+		.sop_drop_qpn = htobe32((uint32_t)opcode << 24 | qp->number),
+		.wqe_counter = htobe16(index),
+		.timestamp = htobe64(0x1000 + index),
+		.op_own = MLX5_CQE_REQ << 4,
+	};
+
+	return cqe;
+}
+
+struct mlx5_cqe64 device_received(const struct mlx5_object *qp, uint16_t slot,
+				  uint32_t bytes)
+{
+	struct mlx5_cqe64 cqe = {
+		.flags_rqpn = htobe32(0x000777),
+		.srqn_uidx = htobe32(qp->user_index),
+		.byte_cnt = htobe32(bytes),
+		.sop_drop_qpn = htobe32(qp->number),
+		.wqe_counter = htobe16(slot),
+		.timestamp = htobe64(0x2000 + slot),
+		.op_own = MLX5_CQE_RESP_SEND << 4,
+	};
+
+	return cqe;
+}
+
+/* ---- queue pairs ---- */
+
+const struct mlx5_object *device_qp(struct ibv_qp *qp)
+{
+	return object(MLX5_QP, qp->handle);
+}
+
+const struct mlx5_object *device_srq(struct ibv_srq *srq)
+{
+	return object(MLX5_SRQ, srq->handle);
+}
+
+uint8_t *device_send_block(const struct mlx5_object *qp, uint32_t index)
+{
+	size_t recv = (size_t)qp->recv_entries << qp->recv_shift;
+
+	return qp->buffer + recv +
+	       (size_t)(index & (qp->send_blocks - 1)) * BLOCK;
+}
+
+uint8_t *device_recv_entry(const struct mlx5_object *qp, uint32_t index)
+{
+	return qp->buffer +
+	       ((size_t)(index & (qp->recv_entries - 1)) << qp->recv_shift);
+}
+
+void device_ready(struct ibv_qp *qp, uint8_t port)
+{
+	static const enum ibv_qp_state path[] = { IBV_QPS_INIT, IBV_QPS_RTR,
+						  IBV_QPS_RTS };
+
+	for (unsigned int i = 0; i < 3; i++) {
+		struct ibv_qp_attr attr = { .qp_state = path[i],
+					    .port_num = port };
+		int mask = IBV_QP_STATE | (i == 0 ? IBV_QP_PORT : 0);
+		int err = ibv_modify_qp(qp, &attr, mask);
+
+		if (err)
+			die("ibv_modify_qp to state %d: %s", path[i],
+			    strerror(err));
+	}
+}
