@@ -468,6 +468,14 @@ impl<P: Platform> Hca<P> {
         }
     }
 
+    /// A queue pair's doorbell record has moved: what a doorbell says, for a
+    /// front end that sees the records themselves. For receives it is of effect
+    /// in the error state only, where they are flushed.
+    pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
+        self.core.stats.doorbells += 1;
+        self.transport.ring(qpn, queue);
+    }
+
     /// The front end has no more accesses for now: a work request of which
     /// only the first 8 bytes have come was a doorbell.
     pub fn settle(&mut self) {

@@ -1,0 +1,175 @@
+//! Event files: completion channels, and files of asynchronous events.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use uverbs::Errno;
+
+/// How many events of an object were read from a file.
+pub(crate) type Reported = Arc<AtomicU32>;
+
+/// An event that waits to be read.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// The record that is read.
+    pub(crate) record: Vec<u8>,
+    /// Whose it is; none: the device's.
+    pub(crate) of: Option<Reported>,
+}
+
+/// A file that events are read from: a queue, and an eventfd that is readable
+/// while there is something in it, so that poll and epoll work.
+///
+/// Objects that use it keep it after its descriptor was closed.
+#[derive(Debug)]
+pub(crate) struct EventFile {
+    inner: Mutex<Inner>,
+    nonblocking: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    signal: Option<EventFd>,
+    events: VecDeque<Event>,
+}
+
+impl EventFile {
+    /// A new file, and its descriptor, which it keeps.
+    pub(crate) fn new() -> Result<(Arc<Self>, RawFd), Errno> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let signal =
+            EventFd::from_value_and_flags(0, flags).map_err(|errno| Errno::new(errno as i32))?;
+        let fd = signal.as_raw_fd();
+        let inner = Inner {
+            signal: Some(signal),
+            events: VecDeque::new(),
+        };
+        let file = Self {
+            inner: Mutex::new(inner),
+            nonblocking: AtomicBool::new(false),
+        };
+        Ok((Arc::new(file), fd))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether reading waits; the descriptor itself never does.
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Adds an event; nobody reads it if the descriptor was closed.
+    pub(crate) fn push(&self, event: Event) {
+        let mut inner = self.lock();
+        let Some(signal) = &inner.signal else { return };
+        if inner.events.is_empty() {
+            // It can only fail when the counter is full.
+            let _ = signal.write(1);
+        }
+        inner.events.push_back(event);
+    }
+
+    /// The first event, and counts it as read. None if there is none.
+    ///
+    /// # Errors
+    /// EINVAL if the buffer is too short for it.
+    pub(crate) fn pop(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+        let mut inner = self.lock();
+        let Some(event) = inner.events.pop_front() else {
+            return Ok(None);
+        };
+        let Some(room) = buffer.get_mut(..event.record.len()) else {
+            inner.events.push_front(event);
+            return Err(Errno::new(libc::EINVAL));
+        };
+        room.copy_from_slice(&event.record);
+        if let Some(of) = &event.of {
+            of.fetch_add(1, Ordering::Relaxed);
+        }
+        inner.settle();
+        Ok(Some(event.record.len()))
+    }
+
+    /// Takes out the events of an object that is gone.
+    pub(crate) fn forget(&self, of: &Reported) {
+        let mut inner = self.lock();
+        let before = inner.events.len();
+        let other = |event: &Event| !event.of.as_ref().is_some_and(|it| Arc::ptr_eq(it, of));
+        inner.events.retain(other);
+        if before != 0 {
+            inner.settle();
+        }
+    }
+
+    /// Closes the descriptor. What waits to be read is gone.
+    pub(crate) fn close(&self) -> Option<OwnedFd> {
+        let mut inner = self.lock();
+        inner.events.clear();
+        inner.signal.take().map(OwnedFd::from)
+    }
+}
+
+impl Inner {
+    /// The descriptor is no longer readable once all events are gone.
+    fn settle(&mut self) {
+        if self.events.is_empty()
+            && let Some(signal) = &self.signal
+        {
+            let _ = signal.read();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+
+    fn readable(fd: RawFd) -> bool {
+        // SAFETY: open for the length of the test.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+    }
+
+    #[test]
+    fn it_is_readable_while_there_is_something_to_read() {
+        let (file, fd) = EventFile::new().unwrap();
+        let (a, b) = (Reported::default(), Reported::default());
+        let event = |of: &Reported, byte| Event {
+            record: vec![byte; 8],
+            of: Some(Arc::clone(of)),
+        };
+        assert!(!readable(fd));
+        file.push(event(&a, 1));
+        file.push(event(&b, 2));
+        file.push(event(&a, 3));
+        let mut buffer = [0; 8];
+        assert!(file.pop(&mut buffer[..4]).is_err());
+        assert_eq!(file.pop(&mut buffer), Ok(Some(8)));
+        assert_eq!((buffer, readable(fd)), ([1; 8], true));
+        file.forget(&a);
+        assert!(readable(fd));
+        assert_eq!(file.pop(&mut buffer), Ok(Some(8)));
+        assert_eq!((buffer, readable(fd)), ([2; 8], false));
+        assert_eq!(file.pop(&mut buffer), Ok(None));
+        assert_eq!(a.load(Ordering::Relaxed), 1);
+        file.push(event(&a, 4));
+        file.forget(&a);
+        assert!(!readable(fd));
+        drop(file.close());
+        file.push(event(&a, 5));
+        assert_eq!(file.pop(&mut buffer), Ok(None));
+    }
+}

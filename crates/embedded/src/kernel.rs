@@ -1,0 +1,151 @@
+//! The system calls of a context.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
+use uverbs::kernel::Kernel;
+
+use crate::event::EventFile;
+use crate::files::File;
+use crate::network::Embedded;
+use crate::request::Request;
+use crate::{Result, refuse};
+
+/// A device as a context's kernel.
+#[derive(Debug)]
+pub(crate) struct EmbeddedKernel {
+    embedded: Embedded,
+}
+
+impl EmbeddedKernel {
+    pub(crate) fn new(embedded: Embedded) -> Self {
+        Self { embedded }
+    }
+
+    fn events(&self, fd: RawFd) -> Result<Arc<EventFile>> {
+        match self.embedded.device.lock().files.get(&fd) {
+            Some(File::Events(events)) => Ok(Arc::clone(events)),
+            Some(File::Context(_)) => refuse(libc::EINVAL),
+            None => refuse(libc::EBADF),
+        }
+    }
+}
+
+/// Waits for a descriptor, in milliseconds.
+fn wait(fd: RawFd, timeout: PollTimeout) -> Result<bool> {
+    // SAFETY: poll(2) answers for a descriptor that is not open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {
+        Ok(ready) => Ok(ready > 0),
+        Err(errno) => refuse(errno as i32),
+    }
+}
+
+impl Kernel for EmbeddedKernel {
+    fn open(&self, _: &CStr, _: c_int) -> Result<RawFd> {
+        refuse(libc::ENOENT)
+    }
+
+    fn close(&self, fd: RawFd) -> Result<()> {
+        let closed = self.embedded.command(|state| {
+            let file = match state.files.get(&fd) {
+                Some(File::Context(_)) => {
+                    state.destroy_all(fd);
+                    state.files.remove(&fd)
+                }
+                _ => state.files.remove(&fd),
+            };
+            // Closed before the number can be another file's here.
+            match file {
+                Some(File::Events(events)) => events.close().is_some(),
+                Some(File::Context(_)) => true,
+                None => false,
+            }
+        });
+        if closed { Ok(()) } else { refuse(libc::EBADF) }
+    }
+
+    unsafe fn ioctl(
+        &self,
+        fd: RawFd,
+        request: libc::Ioctl,
+        argument: *mut c_void,
+    ) -> Result<c_int> {
+        if request != RDMA_VERBS_IOCTL {
+            return refuse(libc::ENOTTY);
+        }
+        // SAFETY: a command with its attributes, as the caller has promised.
+        let mut request = unsafe { Request::read(argument) }?;
+        // SAFETY: addresses in the command are good for what it does with
+        // them, as the caller has promised.
+        let done = (self.embedded).command(|state| unsafe { state.execute(fd, &mut request) });
+        done.map(|()| 0)
+    }
+
+    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {
+        let events = self.events(fd)?;
+        loop {
+            if !self.embedded.runner.has_thread() {
+                self.embedded.drive();
+            }
+            if let Some(length) = events.pop(buffer)? {
+                return Ok(length);
+            }
+            if events.is_nonblocking() {
+                self.embedded.runner.wake();
+                return refuse(libc::EAGAIN);
+            }
+            self.wait_readable(fd, -1)?;
+        }
+    }
+
+    unsafe fn write(&self, _: RawFd, _: &[u8]) -> Result<usize> {
+        // Commands by write(2) are the other interface's.
+        refuse(libc::EINVAL)
+    }
+
+    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
+        let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
+        self.embedded.runner.wake();
+        if self.embedded.runner.has_thread() {
+            return wait(fd, timeout);
+        }
+        let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let began = Instant::now();
+        loop {
+            let busy = self.embedded.drive();
+            let over = limit.is_some_and(|limit| began.elapsed() >= limit);
+            // Others may post meanwhile, so it is never a long sleep.
+            let pause = if busy || over { 0u8 } else { 1 };
+            let ready = wait(fd, PollTimeout::from(pause))?;
+            if ready || over {
+                return Ok(ready);
+            }
+        }
+    }
+
+    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
+        self.events(fd)?.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    fn device_number(&self, _: &CStr) -> Result<libc::dev_t> {
+        refuse(libc::ENOENT)
+    }
+
+    fn list_directory(&self, _: &CStr) -> Result<Vec<String>> {
+        refuse(libc::ENOENT)
+    }
+
+    fn netlink(&self, _: &[u8], _: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        refuse(libc::EPROTONOSUPPORT)
+    }
+
+    fn sysfs_path(&self) -> String {
+        "/sys".to_owned()
+    }
+}

@@ -1,0 +1,225 @@
+//! What the engine stands on: this process's memory, as far as it was given to
+//! the device, and a clock.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Instant;
+
+use softhca::platform::{Clock, Interrupts, Memory, Unmapped};
+
+/// What of the process's memory the device may touch.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    /// First address, one past the last; how often they were given.
+    given: BTreeMap<(u64, u64), usize>,
+    /// The same in order and without overlap.
+    merged: Vec<(u64, u64)>,
+}
+
+impl Ranges {
+    fn add(&mut self, address: u64, length: u64) {
+        // Whoever gives memory has checked that it does not pass the end.
+        let range = (address, address.saturating_add(length));
+        *self.given.entry(range).or_default() += 1;
+        self.merge();
+    }
+
+    fn remove(&mut self, address: u64, length: u64) {
+        let range = (address, address.saturating_add(length));
+        if let Some(times) = self.given.get_mut(&range) {
+            *times -= 1;
+            if *times == 0 {
+                self.given.remove(&range);
+            }
+        }
+        self.merge();
+    }
+
+    fn merge(&mut self) {
+        self.merged.clear();
+        for (from, to) in self.given.keys().copied() {
+            match self.merged.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => self.merged.push((from, to)),
+            }
+        }
+    }
+
+    fn contain(&self, address: u64, length: u64) -> bool {
+        let Some(end) = address.checked_add(length) else {
+            return false;
+        };
+        let at = self.merged.partition_point(|range| range.1 <= address);
+        let range = self.merged.get(at);
+        range.is_some_and(|range| range.0 <= address && end <= range.1)
+    }
+}
+
+/// This process, for the engine: its addresses are the device's.
+#[derive(Debug)]
+pub(crate) struct Process {
+    ranges: Ranges,
+    began: Instant,
+}
+
+impl Process {
+    /// Nothing is given yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            ranges: Ranges::default(),
+            began: Instant::now(),
+        }
+    }
+
+    /// Gives memory to the device. The same range can be given several times.
+    ///
+    /// # Safety
+    /// Until it is taken back as often, the memory stays mapped, and is
+    /// readable, and writable as far as a command lets the device write to it;
+    /// nobody holds references to what is written.
+    pub(crate) unsafe fn give(&mut self, address: u64, length: u64) {
+        self.ranges.add(address, length);
+    }
+
+    /// Takes memory back, by the same two numbers.
+    pub(crate) fn take_back(&mut self, address: u64, length: u64) {
+        self.ranges.remove(address, length);
+    }
+
+    /// The place of an address, if all of `length` bytes were given.
+    #[inline]
+    fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
+        if self.ranges.contain(address, length as u64) {
+            Ok(ptr::with_exposed_provenance_mut(address as usize))
+        } else {
+            Err(Unmapped { address })
+        }
+    }
+}
+
+impl Memory for Process {
+    #[inline]
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
+        let from = self.locate(address, out.len())?;
+        // SAFETY: so many bytes were given to the device (`give`): they are
+        // mapped and readable. `out` is the engine's own buffer. The process
+        // may write to them meanwhile, as it may with a device: what is copied
+        // are then old bytes or new ones, and any are valid.
+        unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
+        let to = self.locate(address, data.len())?;
+        // SAFETY: as in `read`; memory that a key or a queue lets the device
+        // write to is writable, and nobody refers to its bytes.
+        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        Ok(())
+    }
+
+    #[inline]
+    fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
+        let to = self.locate(address, 1)?;
+        // SAFETY: given to the device, as `locate` has checked; a byte is
+        // aligned.
+        let cell = unsafe { AtomicU8::from_ptr(to) };
+        // The entry before its owner bit, which is read with acquire.
+        cell.store(byte, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
+        let from = self.locate(address, 4)?.cast::<u32>();
+        let word = if from.is_aligned() {
+            // SAFETY: given to the device, as `locate` has checked, and aligned.
+            let cell = unsafe { AtomicU32::from_ptr(from) };
+            cell.load(Ordering::Acquire).to_ne_bytes()
+        } else {
+            let mut bytes = [0; 4];
+            self.read(address, &mut bytes)?;
+            fence(Ordering::Acquire);
+            bytes
+        };
+        Ok(u32::from_be_bytes(word))
+    }
+
+    fn update(
+        &self,
+        address: u64,
+        change: &mut dyn FnMut([u8; 8]) -> Option<[u8; 8]>,
+    ) -> Result<[u8; 8], Unmapped> {
+        let at = self.locate(address, 8)?.cast::<u64>();
+        if !at.is_aligned() {
+            return Err(Unmapped { address });
+        }
+        // SAFETY: given to the device, as `locate` has checked, and aligned.
+        let cell = unsafe { AtomicU64::from_ptr(at) };
+        // Atomic for the process and for other devices in it too.
+        let mut before = cell.load(Ordering::Acquire);
+        while let Some(new) = change(before.to_ne_bytes()) {
+            let new = u64::from_ne_bytes(new);
+            match cell.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(now) => before = now,
+            }
+        }
+        Ok(before.to_ne_bytes())
+    }
+}
+
+impl Interrupts for Process {
+    /// The event queue is looked at after every turn.
+    fn interrupt(&mut self, _: u16) {}
+}
+
+impl Clock for Process {
+    fn now(&self) -> u64 {
+        // Not 0, which a driver may take for no time.
+        1 + self.began.elapsed().as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_stays_until_all_of_it_is_taken_back() {
+        let mut ranges = Ranges::default();
+        ranges.add(100, 100);
+        ranges.add(150, 100);
+        ranges.add(150, 100);
+        ranges.add(300, 10);
+        assert!(ranges.contain(100, 150) && ranges.contain(249, 1));
+        assert!(!ranges.contain(99, 2) && !ranges.contain(249, 2) && !ranges.contain(260, 1));
+        ranges.remove(150, 100);
+        assert!(ranges.contain(200, 50));
+        ranges.remove(150, 100);
+        assert!(!ranges.contain(200, 1) && ranges.contain(100, 100));
+        assert!(ranges.contain(300, 10) && !ranges.contain(u64::MAX, 2));
+    }
+
+    #[test]
+    fn only_what_was_given_is_touched() {
+        let mut memory = [0u64; 4];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        let mut process = Process::new();
+        let mut out = [0; 8];
+        assert!(process.read(address, &mut out).is_err());
+        // SAFETY: an array of this test, used by nobody else until below.
+        unsafe { process.give(address, 16) };
+        process.write(address + 8, &7u64.to_ne_bytes()).unwrap();
+        assert!(process.write(address + 9, &[0; 8]).is_err());
+        let before = process.update(address + 8, &mut |now| {
+            Some((u64::from_ne_bytes(now) + 1).to_ne_bytes())
+        });
+        assert_eq!(before, Ok(7u64.to_ne_bytes()));
+        assert!(process.update(address + 4, &mut |_| None).is_err());
+        process.take_back(address, 16);
+        assert!(process.publish(address, 1).is_err());
+        assert_eq!(memory, [0, 8, 0, 0]);
+    }
+}

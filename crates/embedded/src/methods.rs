@@ -1,0 +1,221 @@
+//! Which command is which, and those that are about files.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use uverbs::abi::ids::*;
+use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
+
+use crate::event::{EventFile, Reported};
+use crate::files::{ContextFile, File, REGISTERS};
+use crate::object::{Events, Is, Object};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+impl State {
+    /// Carries a command out.
+    ///
+    /// # Safety
+    /// Addresses that the command, or its driver's data, names are good for
+    /// what it has the device do with them, until its object is destroyed.
+    pub(crate) unsafe fn execute(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let made = match self.files.get(&fd) {
+            Some(File::Context(context)) => context.made,
+            Some(File::Events(_)) => return refuse(libc::ENOTTY),
+            None => return refuse(libc::EBADF),
+        };
+        let method = (request.object, request.method);
+        if method == (OBJECT_DEVICE, METHOD_GET_CONTEXT) {
+            return self.get_context(fd, request);
+        }
+        if !made {
+            return refuse(libc::EINVAL);
+        }
+        match method {
+            // SAFETY: passed on.
+            (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => unsafe { self.write(fd, request) },
+            (OBJECT_DEVICE, METHOD_QUERY_CONTEXT) => {
+                answer_context(request);
+                Ok(())
+            }
+            (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
+            (OBJECT_DEVICE, METHOD_QUERY_GID_TABLE) => self.query_gid_table(request),
+            (OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(request),
+            (OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC) => self.alloc_events(fd, request),
+            // SAFETY: passed on.
+            (OBJECT_CQ, METHOD_CQ_CREATE) => unsafe { self.create_cq(fd, request) },
+            // SAFETY: passed on.
+            (OBJECT_QP, METHOD_QP_CREATE) => unsafe { self.create_qp(fd, request) },
+            // SAFETY: passed on.
+            (OBJECT_SRQ, METHOD_SRQ_CREATE) => unsafe { self.create_srq(fd, request) },
+            (OBJECT_MR, METHOD_QUERY_MR) => self.query_mr(fd, request),
+            (OBJECT_MR, METHOD_MR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MR_HANDLE),
+            (OBJECT_PD, METHOD_PD_DESTROY) => self.remove(fd, request, ATTR_DESTROY_PD_HANDLE),
+            (OBJECT_AH, METHOD_AH_DESTROY) => self.remove(fd, request, ATTR_DESTROY_AH_HANDLE),
+            (OBJECT_CQ, METHOD_CQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_CQ_HANDLE),
+            (OBJECT_QP, METHOD_QP_DESTROY) => self.remove(fd, request, ATTR_DESTROY_QP_HANDLE),
+            (OBJECT_SRQ, METHOD_SRQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_SRQ_HANDLE),
+            _ => refuse(libc::EPROTONOSUPPORT),
+        }
+    }
+
+    /// The open device of a descriptor.
+    pub(crate) fn context(&mut self, fd: RawFd) -> Result<&mut ContextFile> {
+        match self.files.get_mut(&fd) {
+            Some(File::Context(context)) => Ok(context),
+            _ => refuse(libc::EBADF),
+        }
+    }
+
+    fn get_context(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const CQE_VERSION: usize = 16;
+        let asked = request.driver::<32>();
+        // User indices in completions are the only kind that there is.
+        if asked[CQE_VERSION] < 1 {
+            return refuse(libc::EINVAL);
+        }
+        let context = self.context(fd)?;
+        if std::mem::replace(&mut context.made, true) {
+            return refuse(libc::EINVAL);
+        }
+        let mut answer = [0; 72];
+        let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
+        let longest: u32 = 1 << 15;
+        // Numbers of queue pairs, bytes of a register, registers, cache line.
+        set(0, &(1u32 << 17).to_ne_bytes());
+        set(4, &512u32.to_ne_bytes());
+        set(8, &REGISTERS.to_ne_bytes());
+        set(12, &64u32.to_ne_bytes());
+        // Bytes of a send and a receive, entries of queues.
+        set(16, &1024u16.to_ne_bytes());
+        set(18, &512u16.to_ne_bytes());
+        set(20, &longest.to_ne_bytes());
+        set(24, &longest.to_ne_bytes());
+        set(28, &longest.to_ne_bytes());
+        // Ports, length of the answer, completions' version, UARs of a page.
+        set(32, &1u16.to_ne_bytes());
+        set(40, &72u32.to_ne_bytes());
+        set(44, &[1]);
+        set(56, &12u32.to_ne_bytes());
+        set(60, &ContextFile::uars_per_page().to_ne_bytes());
+        request.driver_answer(&answer);
+        answer_context(request);
+        Ok(())
+    }
+
+    fn alloc_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let (events, number) = EventFile::new()?;
+        let context = self.context(fd)?;
+        if context.events.is_none() {
+            context.events = Some(Arc::clone(&events));
+        }
+        self.files.insert(number, File::Events(events));
+        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, number.cast_unsigned());
+        Ok(())
+    }
+
+    /// The event file that an attribute names, if it does.
+    pub(crate) fn event_file(&self, request: &Request, id: u16) -> Result<Option<Arc<EventFile>>> {
+        let Some(fd) = request.fd(id)? else {
+            return Ok(None);
+        };
+        match self.files.get(&fd) {
+            Some(File::Events(events)) => Ok(Some(Arc::clone(events))),
+            Some(File::Context(_)) => refuse(libc::EINVAL),
+            None => refuse(libc::EBADF),
+        }
+    }
+
+    /// Destroys the object that an attribute names, which is of the command's
+    /// kind.
+    fn remove(&mut self, fd: RawFd, request: &mut Request, id: u16) -> Result<()> {
+        let handle = request.handle(id)?;
+        let object = self.destroy(fd, handle, request.object)?;
+        match object.is {
+            Is::Cq(cq) => {
+                let counts = DestroyCqResp {
+                    comp_events_reported: cq.completions.load(Ordering::Relaxed),
+                    async_events_reported: cq.events.reported.load(Ordering::Relaxed),
+                };
+                request.answer(ATTR_DESTROY_CQ_RESP, &counts);
+            }
+            Is::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
+            Is::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
+            Is::Pd { .. } | Is::Mr(_) | Is::Ah => {}
+        }
+        Ok(())
+    }
+
+    /// Destroys an object. After that the device touches nothing of its
+    /// memory: it does so under the lock that this is called under.
+    fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
+        self.objects.unused(fd, handle, kind)?;
+        self.destroy_in_device(fd, handle)?;
+        let Some(object) = self.objects.remove(handle) else {
+            return refuse(libc::ENOENT);
+        };
+        for (address, length) in object.given.iter().copied() {
+            self.hca.platform_mut().take_back(address, length);
+        }
+        match &object.is {
+            Is::Cq(cq) => {
+                if let Some(channel) = &cq.channel {
+                    channel.forget(&cq.completions);
+                }
+                self.forget_events(fd, &cq.events);
+            }
+            Is::Qp(qp) => {
+                self.forget_events(fd, &qp.events);
+                self.context(fd)?.give_back_register(qp.register);
+            }
+            Is::Srq(srq) => self.forget_events(fd, &srq.events),
+            Is::Pd { .. } | Is::Mr(_) | Is::Ah => {}
+        }
+        Ok(object)
+    }
+
+    fn forget_events(&self, fd: RawFd, events: &Events) {
+        let forget = |file: &Arc<EventFile>, of: &Reported| file.forget(of);
+        let default = self.files.get(&fd).and_then(File::default_events);
+        if let Some(file) = events.file.as_ref().or(default) {
+            forget(file, &events.reported);
+        }
+    }
+
+    /// Destroys all objects of a context, whose descriptor is being closed.
+    pub(crate) fn destroy_all(&mut self, fd: RawFd) {
+        loop {
+            let before = self.objects.of(fd);
+            for (handle, kind) in &before {
+                self.leave_groups(fd, *handle);
+                // Those that others need have their turn when these are gone.
+                let _ = self.destroy(fd, *handle, *kind);
+            }
+            let left = self.objects.of(fd).len();
+            if left == 0 {
+                return;
+            }
+            if left == before.len() {
+                tracing::error!(fd, left, "objects of a context that is closed are left");
+                return;
+            }
+        }
+    }
+}
+
+fn answer_context(request: &mut Request) {
+    // The same attributes in both commands.
+    request.answer(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &1u32);
+    let support = CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+    request.answer(ATTR_GET_CONTEXT_CORE_SUPPORT, &support);
+}
+
+fn answer_events(request: &mut Request, id: u16, events: &Events) {
+    let counts = DestroyQpResp {
+        events_reported: events.reported.load(Ordering::Relaxed),
+    };
+    request.answer(id, &counts);
+}

@@ -1,0 +1,248 @@
+//! The objects of the contexts, by handle.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use uverbs::abi::write::ModifyQp;
+
+use crate::event::{EventFile, Reported};
+use crate::{Result, refuse};
+
+/// Memory of an object that the device was given: address and length.
+pub(crate) type Given = (u64, u64);
+
+/// Where an object's events go, and how many of them were read.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    /// What events name it by.
+    pub(crate) user_handle: u64,
+    /// None: the context's first file.
+    pub(crate) file: Option<Arc<EventFile>>,
+    pub(crate) reported: Reported,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) number: u32,
+    pub(crate) channel: Option<Arc<EventFile>>,
+    pub(crate) completions: Reported,
+    pub(crate) events: Events,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) number: u32,
+    pub(crate) kind: u32,
+    pub(crate) cap: [u32; 5],
+    pub(crate) signal_all: bool,
+    /// Which of a context's registers it has.
+    pub(crate) register: u32,
+    /// As they were set; the device knows the state.
+    pub(crate) attributes: ModifyQp,
+    /// The multicast groups that it is in.
+    pub(crate) groups: Vec<[u8; 16]>,
+    pub(crate) events: Events,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) number: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) events: Events,
+}
+
+/// A memory region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    pub(crate) key: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) iova: u64,
+    pub(crate) access: u32,
+}
+
+/// What an object is.
+#[derive(Debug)]
+pub(crate) enum Is {
+    Pd { number: u32 },
+    Mr(Mr),
+    Cq(Cq),
+    Qp(Box<Qp>),
+    Srq(Srq),
+    Ah,
+}
+
+impl Is {
+    /// Its number in the kernel's list of kinds.
+    pub(crate) fn kind(&self) -> u16 {
+        use uverbs::abi::ids;
+        match self {
+            Self::Pd { .. } => ids::OBJECT_PD,
+            Self::Mr(_) => ids::OBJECT_MR,
+            Self::Cq(_) => ids::OBJECT_CQ,
+            Self::Qp(_) => ids::OBJECT_QP,
+            Self::Srq(_) => ids::OBJECT_SRQ,
+            Self::Ah => ids::OBJECT_AH,
+        }
+    }
+}
+
+/// An object.
+#[derive(Debug)]
+pub(crate) struct Object {
+    /// The context that it is in.
+    pub(crate) file: RawFd,
+    /// Objects that it needs.
+    pub(crate) needs: Vec<u32>,
+    /// How often other objects need it.
+    pub(crate) uses: usize,
+    pub(crate) given: Vec<Given>,
+    pub(crate) is: Is,
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    objects: HashMap<u32, Object>,
+    last: u32,
+}
+
+macro_rules! typed {
+    ($($name:ident, $name_mut:ident: $variant:ident($type:ty);)+) => {
+        impl Objects {
+            $(
+                pub(crate) fn $name(&self, file: RawFd, handle: u32) -> Result<&$type> {
+                    match self.get(file, handle)?.is {
+                        Is::$variant(ref it) => Ok(it),
+                        _ => refuse(libc::EINVAL),
+                    }
+                }
+                #[allow(dead_code, reason = "one of each")]
+                pub(crate) fn $name_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut $type> {
+                    match self.get_mut(file, handle)?.is {
+                        Is::$variant(ref mut it) => Ok(it),
+                        _ => refuse(libc::EINVAL),
+                    }
+                }
+            )+
+        }
+    };
+}
+
+typed! {
+    mr, mr_mut: Mr(Mr);
+    cq, cq_mut: Cq(Cq);
+    qp, qp_mut: Qp(Qp);
+    srq, srq_mut: Srq(Srq);
+}
+
+impl Objects {
+    /// Adds an object; its handle. What it needs is there.
+    pub(crate) fn insert(&mut self, object: Object) -> u32 {
+        for needed in &object.needs {
+            if let Some(needed) = self.objects.get_mut(needed) {
+                needed.uses += 1;
+            }
+        }
+        loop {
+            self.last = self.last.wrapping_add(1);
+            if !self.objects.contains_key(&self.last) {
+                self.objects.insert(self.last, object);
+                return self.last;
+            }
+        }
+    }
+
+    /// An object of a context.
+    pub(crate) fn get(&self, file: RawFd, handle: u32) -> Result<&Object> {
+        match self.objects.get(&handle) {
+            Some(object) if object.file == file => Ok(object),
+            _ => refuse(libc::ENOENT),
+        }
+    }
+
+    fn get_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut Object> {
+        match self.objects.get_mut(&handle) {
+            Some(object) if object.file == file => Ok(object),
+            _ => refuse(libc::ENOENT),
+        }
+    }
+
+    /// The device's number of a protection domain.
+    pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
+        match self.get(file, handle)?.is {
+            Is::Pd { number } => Ok(number),
+            _ => refuse(libc::EINVAL),
+        }
+    }
+
+    /// An object of a kind that nothing needs, so that it can go.
+    pub(crate) fn unused(&self, file: RawFd, handle: u32, kind: u16) -> Result<&Object> {
+        let object = self.get(file, handle)?;
+        if object.is.kind() != kind {
+            return refuse(libc::EINVAL);
+        }
+        let grouped = matches!(&object.is, Is::Qp(qp) if !qp.groups.is_empty());
+        if object.uses != 0 || grouped {
+            return refuse(libc::EBUSY);
+        }
+        Ok(object)
+    }
+
+    /// Takes an object away.
+    pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
+        let object = self.objects.remove(&handle)?;
+        for needed in &object.needs {
+            if let Some(needed) = self.objects.get_mut(needed) {
+                needed.uses -= 1;
+            }
+        }
+        Some(object)
+    }
+
+    /// Objects of a context, those first that nothing needs.
+    pub(crate) fn of(&self, file: RawFd) -> Vec<(u32, u16)> {
+        let of = self.objects.iter().filter(|(_, it)| it.file == file);
+        let mut of: Vec<_> = of
+            .map(|(handle, it)| (it.uses, *handle, it.is.kind()))
+            .collect();
+        of.sort_unstable();
+        of.into_iter()
+            .map(|(_, handle, kind)| (handle, kind))
+            .collect()
+    }
+
+    /// The first object that `find` takes.
+    pub(crate) fn find(&self, find: impl Fn(&Is) -> bool) -> Option<&Object> {
+        self.objects.values().find(|object| find(&object.is))
+    }
+
+    /// Changes what an object needs.
+    pub(crate) fn need(&mut self, handle: u32, from: u32, to: u32) {
+        if let Some(object) = self.objects.get_mut(&handle) {
+            for needed in &mut object.needs {
+                if *needed == from {
+                    *needed = to;
+                }
+            }
+        }
+        if let Some(from) = self.objects.get_mut(&from) {
+            from.uses -= 1;
+        }
+        if let Some(to) = self.objects.get_mut(&to) {
+            to.uses += 1;
+        }
+    }
+
+    /// Replaces the memory that the device was given for an object.
+    pub(crate) fn given(&mut self, handle: u32, given: Given) {
+        if let Some(object) = self.objects.get_mut(&handle) {
+            object.given = vec![given];
+        }
+    }
+}

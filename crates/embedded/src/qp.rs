@@ -1,0 +1,440 @@
+//! Changing queue pairs, and asking about them.
+
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field, flag, put_bytes};
+use softhca::command::opcode as op;
+use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
+use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
+
+use crate::command::{Input, NUMBER, run};
+use crate::object::Qp;
+use crate::query::{mac_of, multicast_mac};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+const OPTIONAL: Field = field(0x10, 31, 0);
+const CONTEXT: usize = 0x18;
+const STATE: Field = field(CONTEXT, 31, 28);
+const MTU: Field = field(CONTEXT + 0x8, 31, 29);
+const REMOTE_QPN: Field = field(CONTEXT + 0x14, 23, 0);
+const PATH: usize = CONTEXT + 0x18;
+const PKEY_INDEX: Field = field(PATH, 15, 0);
+const GRH: Field = flag(PATH + 0x4, 23);
+const PATH_BITS: Field = field(PATH + 0x4, 22, 16);
+const LID: Field = field(PATH + 0x4, 15, 0);
+const TIMEOUT: Field = field(PATH + 0x8, 31, 27);
+const SOURCE_INDEX: Field = field(PATH + 0x8, 23, 16);
+const HOP_LIMIT: Field = field(PATH + 0x8, 7, 0);
+const TRAFFIC_CLASS: Field = field(PATH + 0xc, 27, 20);
+const FLOW_LABEL: Field = field(PATH + 0xc, 19, 0);
+const GID: usize = PATH + 0x10;
+const UDP_SOURCE: Field = field(PATH + 0x20, 15, 0);
+const SERVICE_LEVEL: Field = field(PATH + 0x24, 27, 24);
+const PORT: Field = field(PATH + 0x24, 23, 16);
+const MAC: usize = PATH + 0x26;
+const LOG_READS: Field = field(CONTEXT + 0x70, 23, 21);
+const RETRIES: Field = field(CONTEXT + 0x70, 18, 16);
+const RNR_RETRIES: Field = field(CONTEXT + 0x70, 15, 13);
+const SEND_PSN: Field = field(CONTEXT + 0x78, 23, 0);
+const LOG_REMOTE_READS: Field = field(CONTEXT + 0x90, 23, 21);
+/// Remote read, write, atomic.
+const ACCESS: Field = field(CONTEXT + 0x90, 15, 13);
+const RNR_TIMER: Field = field(CONTEXT + 0x94, 28, 24);
+const RECV_PSN: Field = field(CONTEXT + 0x94, 23, 0);
+const QKEY: Field = field(CONTEXT + 0xa8, 31, 0);
+const CONTEXT_SIZE: usize = 232;
+
+/// Bits of [`OPTIONAL`].
+mod optional {
+    pub const ACCESS: u32 = 0b111 << 1;
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    pub const QKEY: u32 = 1 << 5;
+    pub const RNR_TIMER: u32 = 1 << 6;
+    pub const PATH: u32 = 1 << 7;
+}
+
+const MOST_READS: u8 = 16;
+
+/// A transition: the command, and which attributes it must have and may have.
+struct Transition {
+    opcode: u16,
+    must: Mask,
+    may: Mask,
+}
+
+/// The transition between two states; none if there is not.
+fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
+    let connected = kind != QpType::UD;
+    let reliable = kind == QpType::RC;
+    let when = |condition: bool, mask: Mask| if condition { mask } else { Mask::empty() };
+    let rights = if connected {
+        Mask::ACCESS_FLAGS
+    } else {
+        Mask::QKEY
+    };
+    let alternate = when(connected, Mask::ALT_PATH);
+    let migration = when(connected, Mask::PATH_MIG_STATE | Mask::ALT_PATH);
+    let with = |opcode, must, may| Some(Transition { opcode, must, may });
+    let none = Mask::empty();
+    match (from, to) {
+        (_, QpState::RESET) => with(op::TO_RST_QP, none, none),
+        (_, QpState::ERR) => with(op::TO_ERR_QP, none, none),
+        (QpState::RESET, QpState::INIT) => with(
+            op::RST2INIT_QP,
+            Mask::PKEY_INDEX | Mask::PORT | rights,
+            none,
+        ),
+        (QpState::INIT, QpState::INIT) => with(
+            op::INIT2INIT_QP,
+            none,
+            Mask::PKEY_INDEX | Mask::PORT | rights,
+        ),
+        (QpState::INIT, QpState::RTR) => {
+            let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+            let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+            let must = when(connected, path) | when(reliable, reads);
+            with(op::INIT2RTR_QP, must, Mask::PKEY_INDEX | rights | alternate)
+        }
+        (QpState::RTR, QpState::RTS) => {
+            let retries =
+                Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+            let must = Mask::SQ_PSN | when(reliable, retries);
+            let may = Mask::CUR_STATE | rights | migration | when(reliable, Mask::MIN_RNR_TIMER);
+            with(op::RTR2RTS_QP, must, may)
+        }
+        (QpState::RTS | QpState::SQE | QpState::SQD, QpState::RTS) => {
+            let opcode = match from {
+                QpState::RTS => op::RTS2RTS_QP,
+                QpState::SQE if reliable => return None,
+                QpState::SQE => op::SQERR2RTS_QP,
+                _ => op::SQD_RTS_QP,
+            };
+            let may = Mask::CUR_STATE | rights | migration | when(reliable, Mask::MIN_RNR_TIMER);
+            with(opcode, none, may)
+        }
+        // The device has no way to drain a send queue.
+        _ => None,
+    }
+}
+
+/// The verbs' state of the device's.
+fn state(number: u32) -> QpState {
+    match number {
+        0 => QpState::RESET,
+        1 => QpState::INIT,
+        2 => QpState::RTR,
+        3 => QpState::RTS,
+        4 => QpState::SQE,
+        5 => QpState::SQD,
+        _ => QpState::ERR,
+    }
+}
+
+/// The logarithm of how many reads there may be.
+fn log_reads(count: u8) -> u32 {
+    u32::from(count.max(1)).next_power_of_two().ilog2()
+}
+
+fn rights(access: u32) -> u32 {
+    let access = AccessFlags::from_bits_retain(access);
+    let bit = |flag, bit: u32| if access.contains(flag) { bit } else { 0 };
+    bit(AccessFlags::REMOTE_READ, 1 << 2)
+        | bit(AccessFlags::REMOTE_WRITE, 1 << 1)
+        | bit(AccessFlags::REMOTE_ATOMIC, 1 << 0)
+}
+
+/// Takes those attributes over that `mask` names.
+fn merge(to: &mut ModifyQp, from: &ModifyQp, mask: Mask) {
+    macro_rules! take {
+        ($($flag:ident => $($field:ident),+;)+) => {
+            $(if mask.contains(Mask::$flag) { $(to.$field = from.$field;)+ })+
+        };
+    }
+    take! {
+        QKEY => qkey;
+        ACCESS_FLAGS => qp_access_flags;
+        PKEY_INDEX => pkey_index;
+        PORT => port_num;
+        AV => dest;
+        PATH_MTU => path_mtu;
+        TIMEOUT => timeout;
+        RETRY_CNT => retry_cnt;
+        RNR_RETRY => rnr_retry;
+        RQ_PSN => rq_psn;
+        SQ_PSN => sq_psn;
+        MAX_QP_RD_ATOMIC => max_rd_atomic;
+        MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
+        ALT_PATH => alt_dest, alt_pkey_index, alt_port_num, alt_timeout;
+        MIN_RNR_TIMER => min_rnr_timer;
+        PATH_MIG_STATE => path_mig_state;
+        DEST_QPN => dest_qp_num;
+    }
+}
+
+fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
+    let has = |flag| mask.contains(flag);
+    let wrong = has(Mask::PORT) && attributes.port_num != 1
+        || has(Mask::PKEY_INDEX) && attributes.pkey_index != 0
+        || has(Mask::PATH_MTU) && !(1..=5).contains(&attributes.path_mtu)
+        || has(Mask::TIMEOUT) && attributes.timeout > 31
+        || has(Mask::RETRY_CNT) && attributes.retry_cnt > 7
+        || has(Mask::RNR_RETRY) && attributes.rnr_retry > 7
+        || has(Mask::MIN_RNR_TIMER) && attributes.min_rnr_timer > 31
+        || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MOST_READS
+        || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MOST_READS
+        || has(Mask::AV) && attributes.dest.port_num != 1;
+    if wrong { refuse(libc::EINVAL) } else { Ok(()) }
+}
+
+impl State {
+    /// The device's context of a queue pair.
+    fn query(&mut self, number: u32) -> Result<Vec<u8>> {
+        let input = Input::new(op::QUERY_QP, 16).set(NUMBER, number);
+        run(&mut self.hca, &input, CONTEXT + CONTEXT_SIZE)
+    }
+
+    /// The address path to a peer.
+    fn path(&self, mut input: Input, dest: &QpDest, kind: QpType, peer: u32) -> Result<Input> {
+        input = input
+            .set(SERVICE_LEVEL, dest.sl.into())
+            .set(PORT, dest.port_num.into());
+        if dest.is_global != 0 {
+            if usize::from(dest.sgid_index) >= self.gids().len() {
+                return refuse(libc::EINVAL);
+            }
+            input = input
+                .set(GRH, u32::from(!self.is_ethernet()))
+                .set(SOURCE_INDEX, dest.sgid_index.into())
+                .set(HOP_LIMIT, dest.hop_limit.into())
+                .set(TRAFFIC_CLASS, dest.traffic_class.into())
+                .set(FLOW_LABEL, dest.flow_label)
+                .bytes(GID, &dest.dgid);
+        }
+        if self.is_ethernet() {
+            if dest.is_global == 0 || kind == QpType::UD {
+                return refuse(libc::EINVAL);
+            }
+            // The specification's ports for RoCE, by the flow.
+            let flow = dest.flow_label ^ peer;
+            let source = 0xc000 | (flow ^ flow >> 14) & 0x3fff;
+            return Ok(input
+                .set(UDP_SOURCE, source)
+                .bytes(MAC, &mac_of(&dest.dgid)?));
+        }
+        Ok(input
+            .set(PATH_BITS, dest.src_path_bits.into())
+            .set(LID, dest.dlid.into()))
+    }
+
+    pub(crate) fn modify_qp(&mut self, fd: RawFd, given: &ModifyQp) -> Result<()> {
+        let mask = Mask::from_bits_retain(given.attr_mask);
+        let qp = self.objects.qp(fd, given.qp_handle)?;
+        let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
+        let now = state(STATE.get(&self.query(number)?));
+        if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
+            return refuse(libc::EINVAL);
+        }
+        let to = if mask.contains(Mask::STATE) {
+            QpState(given.qp_state)
+        } else {
+            now
+        };
+        let Some(transition) = transition(kind, now, to) else {
+            return refuse(libc::EINVAL);
+        };
+        let rest = mask - Mask::STATE;
+        if !rest.contains(transition.must) || !(rest - transition.must - transition.may).is_empty()
+        {
+            return refuse(libc::EINVAL);
+        }
+        check(given, mask)?;
+        merge(&mut attributes, given, mask);
+        let opcode = transition.opcode;
+        let input = Input::new(opcode, 0x110).set(NUMBER, number);
+        let input = match opcode {
+            op::TO_RST_QP | op::TO_ERR_QP => input,
+            _ => self.describe(input, &attributes, mask, kind)?,
+        };
+        run(&mut self.hca, &input, 16)?;
+        let qp = self.objects.qp_mut(fd, given.qp_handle)?;
+        qp.attributes = match to {
+            QpState::RESET => ModifyQp::default(),
+            _ => attributes,
+        };
+        Ok(())
+    }
+
+    /// The attributes in the device's form: all that are known, and which of
+    /// them are new.
+    fn describe(&self, input: Input, it: &ModifyQp, mask: Mask, kind: QpType) -> Result<Input> {
+        // Without room for a read of the peer's, it may do none.
+        let access = match it.max_dest_rd_atomic {
+            0 => it.qp_access_flags & AccessFlags::REMOTE_WRITE.bits(),
+            _ => it.qp_access_flags,
+        };
+        let mut new = 0;
+        for (flag, bit) in [
+            (Mask::ACCESS_FLAGS, optional::ACCESS),
+            (Mask::MAX_DEST_RD_ATOMIC, optional::ACCESS),
+            (Mask::PKEY_INDEX, optional::PKEY_INDEX),
+            (Mask::QKEY, optional::QKEY),
+            (Mask::MIN_RNR_TIMER, optional::RNR_TIMER),
+            (Mask::AV, optional::PATH),
+        ] {
+            if mask.contains(flag) {
+                new |= bit;
+            }
+        }
+        let mut input = input
+            .set(OPTIONAL, new)
+            .set(ACCESS, rights(access))
+            .set(MTU, it.path_mtu.into())
+            .set(REMOTE_QPN, it.dest_qp_num)
+            .set(PKEY_INDEX, it.pkey_index.into())
+            .set(TIMEOUT, it.timeout.into())
+            .set(PORT, it.port_num.into())
+            .set(LOG_READS, log_reads(it.max_rd_atomic))
+            .set(RETRIES, it.retry_cnt.into())
+            .set(RNR_RETRIES, it.rnr_retry.into())
+            .set(SEND_PSN, it.sq_psn)
+            .set(LOG_REMOTE_READS, log_reads(it.max_dest_rd_atomic))
+            .set(RNR_TIMER, it.min_rnr_timer.into())
+            .set(RECV_PSN, it.rq_psn)
+            .set(QKEY, it.qkey);
+        if mask.contains(Mask::AV) {
+            input = self.path(input, &it.dest, kind, it.dest_qp_num)?;
+        }
+        Ok(input)
+    }
+
+    pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: QueryQp = request.core()?;
+        let number = self.objects.qp(fd, asked.qp_handle)?.number;
+        let context = self.query(number)?;
+        let now = state(STATE.get(&context)).0;
+        let qp: &Qp = self.objects.qp(fd, asked.qp_handle)?;
+        let it = &qp.attributes;
+        let [
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+        ] = qp.cap;
+        request.core_answer(&QueryQpResp {
+            dest: it.dest,
+            alt_dest: it.alt_dest,
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+            qkey: it.qkey,
+            rq_psn: RECV_PSN.get(&context),
+            sq_psn: SEND_PSN.get(&context),
+            dest_qp_num: it.dest_qp_num,
+            qp_access_flags: it.qp_access_flags,
+            pkey_index: it.pkey_index,
+            alt_pkey_index: it.alt_pkey_index,
+            qp_state: now,
+            cur_qp_state: now,
+            path_mtu: it.path_mtu,
+            path_mig_state: it.path_mig_state,
+            max_rd_atomic: it.max_rd_atomic,
+            max_dest_rd_atomic: it.max_dest_rd_atomic,
+            min_rnr_timer: it.min_rnr_timer,
+            port_num: it.port_num,
+            timeout: it.timeout,
+            retry_cnt: it.retry_cnt,
+            rnr_retry: it.rnr_retry,
+            alt_port_num: it.alt_port_num,
+            alt_timeout: it.alt_timeout,
+            sq_sig_all: qp.signal_all.into(),
+            ..QueryQpResp::default()
+        });
+        Ok(())
+    }
+
+    /// A queue pair joins a multicast group, or leaves it.
+    pub(crate) fn group(&mut self, fd: RawFd, asked: &AttachMcast, join: bool) -> Result<()> {
+        let qp = self.objects.qp(fd, asked.qp_handle)?;
+        if multicast_mac(&asked.gid).is_none() || QpType(qp.kind) != QpType::UD {
+            return refuse(libc::EINVAL);
+        }
+        let member = qp.groups.contains(&asked.gid);
+        let number = qp.number;
+        if join == member {
+            // Once is enough; and who is not in it cannot leave.
+            return if join { Ok(()) } else { refuse(libc::EINVAL) };
+        }
+        self.group_in_device(number, &asked.gid, join)?;
+        let groups = &mut self.objects.qp_mut(fd, asked.qp_handle)?.groups;
+        groups.retain(|gid| *gid != asked.gid);
+        if join {
+            groups.push(asked.gid);
+        }
+        Ok(())
+    }
+
+    fn group_in_device(&mut self, number: u32, gid: &[u8; 16], join: bool) -> Result<()> {
+        let opcode = if join {
+            op::ATTACH_TO_MCG
+        } else {
+            op::DETACH_FROM_MCG
+        };
+        let mut bytes = [0; 16];
+        put_bytes(&mut bytes, 0, gid);
+        let input = Input::new(opcode, 0x20)
+            .set(NUMBER, number)
+            .bytes(0x10, &bytes);
+        run(&mut self.hca, &input, 16).map(drop)
+    }
+
+    /// An object leaves all groups, if it is in any.
+    pub(crate) fn leave_groups(&mut self, fd: RawFd, handle: u32) {
+        let Ok(qp) = self.objects.qp_mut(fd, handle) else {
+            return;
+        };
+        let (number, groups) = (qp.number, std::mem::take(&mut qp.groups));
+        for gid in groups {
+            // The queue pair goes next, and what it was in with it.
+            let _ = self.group_in_device(number, &gid, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transitions_are_the_specifications() {
+        let of = |kind, from, to| transition(kind, from, to).map(|it| it.opcode);
+        assert_eq!(
+            of(QpType::RC, QpState::RTR, QpState::RTS),
+            Some(op::RTR2RTS_QP)
+        );
+        assert_eq!(of(QpType::RC, QpState::RESET, QpState::RTR), None);
+        assert_eq!(of(QpType::RC, QpState::SQE, QpState::RTS), None);
+        assert_eq!(
+            of(QpType::UD, QpState::SQE, QpState::RTS),
+            Some(op::SQERR2RTS_QP)
+        );
+        assert_eq!(of(QpType::RC, QpState::ERR, QpState::INIT), None);
+        assert_eq!(
+            of(QpType::UC, QpState::ERR, QpState::RESET),
+            Some(op::TO_RST_QP)
+        );
+        let must = transition(QpType::UD, QpState::INIT, QpState::RTR)
+            .unwrap()
+            .must;
+        assert!(must.is_empty());
+    }
+
+    #[test]
+    fn reads_are_counted_in_powers_of_two() {
+        assert_eq!([0, 1, 2, 3, 16].map(log_reads), [0, 0, 1, 2, 4]);
+    }
+}

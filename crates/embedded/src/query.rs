@@ -1,0 +1,222 @@
+//! What the device, its port and its addresses are.
+
+use softhca::bits::{Field, field};
+use softhca::command::opcode as op;
+use uverbs::abi::ids::*;
+use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
+use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
+use zerocopy::IntoBytes;
+
+use crate::command::{Input, run};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// `enum ib_uverbs_gid_type`.
+const GID_IB: u32 = 0;
+const GID_ROCE_V1: u32 = 1;
+const GID_ROCE_V2: u32 = 2;
+
+/// `enum ib_port_state`, `ib_port_phys_state`.
+const ACTIVE: u8 = 4;
+const DOWN: u8 = 1;
+const LINK_UP: u8 = 5;
+const DISABLED: u8 = 3;
+/// 4096 bytes, as MTUs are coded.
+const MTU_4096: u8 = 5;
+const LINK_INFINIBAND: u8 = 1;
+const LINK_ETHERNET: u8 = 2;
+
+/// The MAC address that a GID made of one has.
+///
+/// # Errors
+/// EHOSTUNREACH of another GID: there is nobody to ask.
+pub(crate) fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
+    if let Some(mac) = multicast_mac(gid) {
+        return Ok(mac);
+    }
+    let [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] = *gid else {
+        return refuse(libc::EHOSTUNREACH);
+    };
+    Ok([a ^ 2, b, c, d, e, f])
+}
+
+/// The MAC address of a multicast GID.
+pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
+    let [0xff, .., c, d, e, f] = *gid else {
+        return None;
+    };
+    Some([0x33, 0x33, c, d, e, f])
+}
+
+impl State {
+    /// The port's GIDs, with their types.
+    pub(crate) fn gids(&self) -> Vec<GidEntry> {
+        let types: &[u32] = if self.is_ethernet() {
+            &[GID_ROCE_V1, GID_ROCE_V2]
+        } else {
+            &[GID_IB]
+        };
+        let entry = |(index, gid_type): (usize, &u32)| GidEntry {
+            gid: self.gid(),
+            gid_index: index as u32,
+            port_num: 1,
+            gid_type: *gid_type,
+            netdev_ifindex: 0,
+        };
+        types.iter().enumerate().map(entry).collect()
+    }
+
+    fn is_up(&mut self) -> Result<bool> {
+        const NIC_STATE: Field = field(0xc, 3, 0);
+        let output = run(&mut self.hca, &Input::new(op::QUERY_VPORT_STATE, 16), 16)?;
+        Ok(NIC_STATE.get(&output) != 0)
+    }
+
+    pub(crate) fn query_port(&mut self, request: &mut Request) -> Result<()> {
+        if request.value::<u64>(ATTR_QUERY_PORT_PORT_NUM)? != 1 {
+            return refuse(libc::EINVAL);
+        }
+        let ethernet = self.is_ethernet();
+        let up = self.is_up()?;
+        let lid = if ethernet { 0 } else { self.hca.settings().lid };
+        let legacy = QueryPortResp {
+            // Global routes, extended speeds, client reregistration; device
+            // management, connection management.
+            port_cap_flags: 0x0481_0000,
+            max_msg_sz: 1 << 30,
+            gid_tbl_len: self.gids().len() as u32,
+            pkey_tbl_len: 1,
+            lid,
+            sm_lid: lid,
+            state: if up { ACTIVE } else { DOWN },
+            max_mtu: MTU_4096,
+            active_mtu: MTU_4096,
+            max_vl_num: 1,
+            subnet_timeout: if ethernet { 0 } else { 18 },
+            // 4X, EDR.
+            active_width: 2,
+            active_speed: 32,
+            phys_state: if up { LINK_UP } else { DISABLED },
+            link_layer: if ethernet {
+                LINK_ETHERNET
+            } else {
+                LINK_INFINIBAND
+            },
+            flags: u8::from(ethernet),
+            ..QueryPortResp::default()
+        };
+        let answer = QueryPortRespEx {
+            legacy,
+            ..QueryPortRespEx::default()
+        };
+        request.answer(ATTR_QUERY_PORT_RESP, &answer);
+        Ok(())
+    }
+
+    pub(crate) fn query_gid_table(&mut self, request: &mut Request) -> Result<()> {
+        let size: u64 = request.value(ATTR_QUERY_GID_TABLE_ENTRY_SIZE)?;
+        if size != size_of::<GidEntry>() as u64 {
+            return refuse(libc::EINVAL);
+        }
+        let gids = self.gids();
+        if request.room(ATTR_QUERY_GID_TABLE_RESP_ENTRIES) < size_of_val(&gids[..]) {
+            return refuse(libc::EINVAL);
+        }
+        request.put(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, gids.as_bytes());
+        let count = gids.len() as u64;
+        request.answer(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &count);
+        Ok(())
+    }
+
+    pub(crate) fn query_gid_entry(&mut self, request: &mut Request) -> Result<()> {
+        if request.value::<u64>(ATTR_QUERY_GID_ENTRY_PORT)? != 1 {
+            return refuse(libc::EINVAL);
+        }
+        let index: u64 = request.value(ATTR_QUERY_GID_ENTRY_GID_INDEX)?;
+        let gids = self.gids();
+        let Some(entry) = usize::try_from(index)
+            .ok()
+            .and_then(|index| gids.get(index))
+        else {
+            return refuse(libc::EINVAL);
+        };
+        request.answer(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry);
+        Ok(())
+    }
+
+    fn device(&self) -> QueryDeviceResp {
+        let guid = self.hca.settings().guid.to_be_bytes();
+        QueryDeviceResp {
+            // 16.35.4030, as the registers say.
+            fw_ver: 16 << 32 | 35 << 16 | 4030,
+            node_guid: guid,
+            sys_image_guid: guid,
+            max_mr_size: u64::MAX,
+            page_size_cap: !0xfff,
+            vendor_id: 0x2c9,
+            vendor_part_id: 4119,
+            max_qp: 1 << 17,
+            max_qp_wr: 1 << 15,
+            // Bad P_Key and Q_Key counters, path migration, shutdown, SRQ
+            // resize, last-WQE events.
+            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 9 | 1 << 12,
+            max_sge: 30,
+            max_sge_rd: 30,
+            max_cq: 1 << 16,
+            max_cqe: (1 << 22) - 1,
+            max_mr: 1 << 22,
+            max_pd: 1 << 16,
+            max_qp_rd_atom: 16,
+            max_res_rd_atom: 16 << 17,
+            max_qp_init_rd_atom: 16,
+            // Atomic to other devices of the process too.
+            atomic_cap: 2,
+            max_mcast_grp: 1 << 12,
+            max_mcast_qp_attach: 240,
+            max_total_mcast_qp_attach: 240 << 12,
+            max_ah: i32::MAX as u32,
+            max_srq: 1 << 16,
+            max_srq_wr: (1 << 15) - 1,
+            max_srq_sge: 31,
+            max_pkeys: 1,
+            local_ca_ack_delay: 16,
+            phys_port_cnt: 1,
+            ..QueryDeviceResp::default()
+        }
+    }
+
+    pub(crate) fn query_device(&mut self, request: &mut Request) {
+        let answer = self.device();
+        request.core_answer(&answer);
+    }
+
+    pub(crate) fn query_device_ex(&mut self, request: &mut Request) {
+        let answer = ExQueryDeviceResp {
+            base: self.device(),
+            response_length: size_of::<ExQueryDeviceResp>() as u32,
+            timestamp_mask: u64::MAX,
+            // The clock counts nanoseconds; this in kHz.
+            hca_core_clock: 1_000_000,
+            ..ExQueryDeviceResp::default()
+        };
+        request.core_answer(&answer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_address_is_found_in_the_gid_that_was_made_of_it() {
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        gid[8..].copy_from_slice(&[0x00, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1]);
+        assert_eq!(mac_of(&gid), Ok([0x02, 0x50, 0x53, 0, 0, 1]));
+        gid[11] = 0;
+        assert_eq!(mac_of(&gid).unwrap_err().raw(), libc::EHOSTUNREACH);
+        gid[0] = 0xff;
+        assert_eq!(mac_of(&gid), Ok([0x33, 0x33, 0xfe, 0, 0, 1]));
+    }
+}

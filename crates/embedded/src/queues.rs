@@ -1,0 +1,393 @@
+//! Making queues: completion queues, queue pairs, shared receive queues. And
+//! unmaking what the device has of an object.
+
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field, flag};
+use softhca::command::opcode as op;
+use uverbs::abi::ids::*;
+use uverbs::abi::verbs::QpCap;
+use uverbs::abi::write::ModifyQp;
+use uverbs::{QpCreateFlags, QpType};
+use zerocopy::IntoBytes;
+
+use crate::command::{self, Input, NUMBER, PAGES_AT, is_page, log_page_size, make, run};
+use crate::event::Reported;
+use crate::object::{Cq, Events, Is, Object, Qp, Srq};
+use crate::request::{Request, long, word};
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// Bytes of the doorbell records of a queue.
+const RECORDS: u64 = 8;
+
+const CQ: usize = 0x10;
+const CQ_ENTRY_SIZE: Field = field(CQ, 23, 21);
+const CQ_IGNORE_OVERRUN: Field = flag(CQ, 17);
+const CQ_LOG_SIZE: Field = field(CQ + 0xc, 28, 24);
+const CQ_UAR: Field = field(CQ + 0xc, 23, 0);
+const CQ_EQN: Field = field(CQ + 0x14, 7, 0);
+const CQ_PAGE_SIZE: Field = field(CQ + 0x18, 28, 24);
+const CQ_RECORDS: usize = CQ + 0x38;
+/// Entries of a completion queue at most, as a logarithm.
+const CQ_LONGEST: u32 = 22;
+
+const QP: usize = 0x18;
+const QP_SERVICE: Field = field(QP, 23, 16);
+const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
+const QP_PD: Field = field(QP + 0x4, 23, 0);
+const QP_LOG_RQ: Field = field(QP + 0x8, 22, 19);
+const QP_RQ_STRIDE: Field = field(QP + 0x8, 18, 16);
+const QP_NO_SQ: Field = flag(QP + 0x8, 15);
+const QP_LOG_SQ: Field = field(QP + 0x8, 14, 11);
+const QP_UAR: Field = field(QP + 0xc, 23, 0);
+const QP_USER_INDEX: Field = field(QP + 0x10, 23, 0);
+const QP_PAGE_SIZE: Field = field(QP + 0x14, 28, 24);
+const QP_SEND_CQ: Field = field(QP + 0x7c, 23, 0);
+const QP_RECV_CQ: Field = field(QP + 0x9c, 23, 0);
+const QP_RECORDS: usize = QP + 0xa0;
+const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
+const QP_SRQ: Field = field(QP + 0xac, 23, 0);
+const QP_SCATTER_READ: Field = field(QP + 0xc4, 15, 8);
+const QP_SCATTER_RECEIVED: Field = field(QP + 0xc4, 7, 0);
+/// Values of the last three.
+const RQ_SHARED: u32 = 1;
+const RQ_NONE: u32 = 3;
+const SCATTER_READ_32: u32 = 0x11;
+const SCATTER_RECEIVED_32: u32 = 0x1;
+/// `MLX5_QP_FLAG_SCATTER_CQE` of the driver's data.
+const FLAG_SCATTER: u32 = 1 << 1;
+/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
+const SIGNAL_ALL: u32 = 1 << 12;
+/// Blocks of a send queue, entries of a receive queue at most; bytes of an
+/// entry, as logarithms.
+const LONGEST: u32 = 1 << 15;
+const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
+const BLOCK: u64 = 64;
+
+const POOL_STATE: Field = field(0x20, 23, 20);
+const WQ: usize = 0x50;
+const WQ_PD: Field = field(WQ + 0x8, 23, 0);
+const WQ_RECORDS: usize = WQ + 0x10;
+const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
+const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
+const WQ_LOG_SIZE: Field = field(WQ + 0x20, 4, 0);
+const READY: u32 = 1;
+/// Bytes of an entry before its list, and of an element of that.
+const SEGMENT: u32 = 16;
+
+fn require(condition: bool) -> Result<()> {
+    if condition {
+        Ok(())
+    } else {
+        refuse(libc::EINVAL)
+    }
+}
+
+/// Where a queue is, as the driver's data begin: entries, then records.
+struct Place {
+    entries: u64,
+    records: u64,
+}
+
+impl Place {
+    fn new(driver: &[u8]) -> Result<Self> {
+        let place = Self {
+            entries: long(driver, 0),
+            records: long(driver, 8),
+        };
+        // Queues are the process's own pages; no other driver makes them here.
+        require(is_page(place.entries) && place.records.is_multiple_of(RECORDS))?;
+        Ok(place)
+    }
+
+    /// What of it the device is given.
+    fn given(&self, bytes: u64) -> Vec<(u64, u64)> {
+        vec![(self.entries, bytes), (self.records, RECORDS)]
+    }
+}
+
+impl State {
+    /// Has the device make a queue in memory that it is given for that.
+    ///
+    /// # Safety
+    /// The memory is good for the queue until it is destroyed.
+    unsafe fn make_in(&mut self, given: &[(u64, u64)], input: &Input) -> Result<u32> {
+        let platform = self.hca.platform_mut();
+        for (address, length) in given.iter().copied() {
+            if address.checked_add(length).is_none() {
+                return refuse(libc::EFAULT);
+            }
+        }
+        for (address, length) in given.iter().copied() {
+            // SAFETY: passed on.
+            unsafe { platform.give(address, length) };
+        }
+        let made = make(&mut self.hca, input);
+        if made.is_err() {
+            for (address, length) in given.iter().copied() {
+                self.hca.platform_mut().take_back(address, length);
+            }
+        }
+        made
+    }
+
+    fn events(&self, request: &Request, user_handle: u64, id: u16) -> Result<Events> {
+        Ok(Events {
+            user_handle,
+            file: self.event_file(request, id)?,
+            reported: Reported::default(),
+        })
+    }
+
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const ENTRY_SIZE: usize = 16;
+        const COMPRESSED: usize = 20;
+        const IGNORE_OVERRUN: u32 = 1 << 1;
+        let driver = request.driver::<32>();
+        let entry = word(&driver, ENTRY_SIZE);
+        require(matches!(entry, 64 | 128))?;
+        if driver[COMPRESSED] != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        require(request.value::<u32>(ATTR_CREATE_CQ_COMP_VECTOR)? == 0)?;
+        // As the driver has it: as many as the next power of two.
+        let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
+        require((1..1 << CQ_LONGEST).contains(&asked))?;
+        let log_size = (asked + 1).next_power_of_two().ilog2();
+        let flags: u32 = request.optional(ATTR_CREATE_CQ_FLAGS)?.unwrap_or(0);
+        let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL)?;
+        let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD)?;
+        let place = Place::new(&driver)?;
+        let bytes = u64::from(entry) << log_size;
+        let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
+            .set(CQ_ENTRY_SIZE, u32::from(entry == 128))
+            .set(CQ_IGNORE_OVERRUN, u32::from(flags & IGNORE_OVERRUN != 0))
+            .set(CQ_LOG_SIZE, log_size)
+            .set(CQ_UAR, self.uar)
+            .set(CQ_EQN, self.event_queue())
+            .set(CQ_PAGE_SIZE, log_page_size(bytes))
+            .long(CQ_RECORDS, place.records)
+            .long(PAGES_AT, place.entries);
+        let given = place.given(bytes);
+        // SAFETY: passed on.
+        let number = unsafe { self.make_in(&given, &input) }?;
+        // SAFETY: the records stay until the queue is destroyed, and are no
+        // longer watched then.
+        unsafe { self.watch.arm(number, place.records) };
+        let cq = Cq {
+            number,
+            channel,
+            completions: Reported::default(),
+            events,
+        };
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: Vec::new(),
+            uses: 0,
+            given,
+            is: Is::Cq(cq),
+        });
+        request.made(ATTR_CREATE_CQ_HANDLE, handle);
+        request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
+        request.driver_answer(&number.to_ne_bytes());
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn create_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let kind = request.value::<u64>(ATTR_CREATE_QP_TYPE)? as u32;
+        let service = match QpType(kind) {
+            QpType::RC => 0,
+            QpType::UC => 1,
+            QpType::UD => 2,
+            _ => return refuse(libc::EOPNOTSUPP),
+        };
+        let driver = request.driver::<48>();
+        let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
+        let (flags, user_index) = (word(&driver, 28), word(&driver, 32));
+        let create: u32 = request.optional(ATTR_CREATE_QP_FLAGS)?.unwrap_or(0);
+        let block = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
+        if create & !(SIGNAL_ALL | block) != 0 || flags & !FLAG_SCATTER != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
+        let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
+        let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
+        let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
+        let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)?;
+        let size = |n: u32| n == 0 || (n.is_power_of_two() && n <= LONGEST);
+        require(size(blocks) && size(receives))?;
+        require(srq.is_none() || receives == 0)?;
+        require(receives == 0 || STRIDES.contains(&shift))?;
+        let place = Place::new(&driver)?;
+        let received = u64::from(receives) << if receives == 0 { 0 } else { shift };
+        require(received.is_multiple_of(BLOCK))?;
+        let bytes = received + u64::from(blocks) * BLOCK;
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD)?;
+        let signal_all = create & SIGNAL_ALL != 0;
+        let connected = service != 2;
+        let scatter = flags & FLAG_SCATTER != 0;
+        let mut input = Input::new(op::CREATE_QP, PAGES_AT + 8)
+            .set(QP_SERVICE, service)
+            .set(QP_BLOCK_LOOPBACK, u32::from(create & block != 0))
+            .set(QP_PD, self.objects.pd(fd, pd)?)
+            .set(QP_UAR, self.uar)
+            .set(QP_USER_INDEX, user_index)
+            .set(QP_PAGE_SIZE, log_page_size(bytes))
+            .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
+            .set(QP_RECV_CQ, self.objects.cq(fd, recv_cq)?.number)
+            .long(QP_RECORDS, place.records)
+            .long(PAGES_AT, place.entries);
+        input = match blocks {
+            0 => input.set(QP_NO_SQ, 1),
+            _ => input.set(QP_LOG_SQ, blocks.ilog2()),
+        };
+        input = match (srq, receives) {
+            (Some(srq), _) => input
+                .set(QP_RQ_TYPE, RQ_SHARED)
+                .set(QP_SRQ, self.objects.srq(fd, srq)?.number),
+            (None, 0) => input.set(QP_RQ_TYPE, RQ_NONE),
+            (None, _) => input
+                .set(QP_LOG_RQ, receives.ilog2())
+                .set(QP_RQ_STRIDE, shift - 4),
+        };
+        if scatter && connected {
+            input = input.set(QP_SCATTER_RECEIVED, SCATTER_RECEIVED_32);
+        }
+        // What a read brings comes in its completion only if every one has
+        // a completion.
+        if scatter && service == 0 && signal_all {
+            input = input.set(QP_SCATTER_READ, SCATTER_READ_32);
+        }
+        let given = place.given(bytes);
+        // SAFETY: passed on.
+        let number = unsafe { self.make_in(&given, &input) }?;
+        // SAFETY: as in `create_cq`.
+        unsafe { self.watch.queue(number, place.records) };
+        let register = self.context(fd)?.take_register();
+        let qp = Qp {
+            number,
+            kind,
+            cap: zerocopy::transmute!(cap),
+            signal_all,
+            register,
+            attributes: ModifyQp::default(),
+            groups: Vec::new(),
+            events,
+        };
+        let mut needs = vec![pd, send_cq, recv_cq];
+        needs.extend(srq);
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs,
+            uses: 0,
+            given,
+            is: Is::Qp(Box::new(qp)),
+        });
+        request.made(ATTR_CREATE_QP_HANDLE, handle);
+        request.put(ATTR_CREATE_QP_RESP_CAP, cap.as_bytes());
+        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        let mut answer = [0; 40];
+        answer[..4].copy_from_slice(&register.to_ne_bytes());
+        request.driver_answer(&answer);
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        if request.value::<u64>(ATTR_CREATE_SRQ_TYPE)? != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let driver = request.driver::<32>();
+        let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
+        let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
+        let limit: u32 = request.value(ATTR_CREATE_SRQ_LIMIT)?;
+        // As the driver has it: one more than asked for, and entries of 16
+        // bytes more than their list.
+        require(max_wr < LONGEST && max_sge < 32)?;
+        let entries = (max_wr + 1).next_power_of_two();
+        let entry = (SEGMENT + max_sge * SEGMENT)
+            .next_power_of_two()
+            .max(2 * SEGMENT);
+        require(STRIDES.contains(&entry.ilog2()))?;
+        let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
+        let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD)?;
+        let place = Place::new(&driver)?;
+        let bytes = u64::from(entries) * u64::from(entry);
+        let input = Input::new(op::CREATE_RMP, PAGES_AT + 8)
+            .set(POOL_STATE, READY)
+            .set(WQ_PD, self.objects.pd(fd, pd)?)
+            .set(WQ_STRIDE, entry.ilog2())
+            .set(WQ_PAGE_SIZE, log_page_size(bytes))
+            .set(WQ_LOG_SIZE, entries.ilog2())
+            .long(WQ_RECORDS, place.records)
+            .long(PAGES_AT, place.entries);
+        let given = place.given(bytes);
+        // SAFETY: passed on.
+        let number = unsafe { self.make_in(&given, &input) }?;
+        let srq = Srq {
+            number,
+            max_wr: entries - 1,
+            max_sge: entry / SEGMENT - 1,
+            events,
+        };
+        let answers = (srq.max_wr, srq.max_sge);
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![pd],
+            uses: 0,
+            given,
+            is: Is::Srq(srq),
+        });
+        if limit != 0 {
+            self.arm_srq(number, limit)?;
+        }
+        request.made(ATTR_CREATE_SRQ_HANDLE, handle);
+        request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
+        request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
+        request.driver_answer(&number.to_ne_bytes());
+        Ok(())
+    }
+
+    /// Asks for an event when fewer receives than a limit are left.
+    pub(crate) fn arm_srq(&mut self, number: u32, limit: u32) -> Result<()> {
+        const LIMIT: Field = field(0xc, 15, 0);
+        let input = Input::about(op::ARM_RQ, number).set(LIMIT, limit);
+        run(&mut self.hca, &input, 16).map(drop)
+    }
+
+    /// The limit that is armed, or 0.
+    pub(crate) fn srq_limit(&mut self, number: u32) -> Result<u32> {
+        const LIMIT: Field = field(WQ + 0x4, 15, 0);
+        let input = Input::about(op::QUERY_RMP, number);
+        run(&mut self.hca, &input, PAGES_AT).map(|output| LIMIT.get(&output))
+    }
+
+    /// Has the device destroy what it has of an object.
+    pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
+        let (opcode, number) = match &self.objects.get(fd, handle)?.is {
+            Is::Pd { number } => (op::DEALLOC_PD, *number),
+            Is::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
+            Is::Cq(cq) => (op::DESTROY_CQ, cq.number),
+            Is::Qp(qp) => (op::DESTROY_QP, qp.number),
+            Is::Srq(srq) => (op::DESTROY_RMP, srq.number),
+            Is::Ah => return Ok(()),
+        };
+        let input = Input::new(opcode, 16).set(NUMBER, number);
+        command::run(&mut self.hca, &input, 16)?;
+        match opcode {
+            op::DESTROY_CQ => self.watch.forget_arm(number),
+            op::DESTROY_QP => self.watch.forget_queue(number),
+            _ => {}
+        }
+        Ok(())
+    }
+}

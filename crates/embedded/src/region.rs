@@ -1,0 +1,278 @@
+//! Memory regions: keys to the process's own memory.
+
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+
+use softhca::bits::{Field, field};
+use softhca::command::opcode as op;
+use uverbs::AccessFlags;
+use uverbs::abi::ids::*;
+use uverbs::abi::write::{RegMr, RegMrResp, ReregMr, ReregMrResp};
+
+use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::object::{Is, Mr, Object};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+const RIGHTS: Field = field(0x10, 14, 10);
+const MODE: Field = field(0x10, 9, 8);
+const QPN: Field = field(0x14, 31, 8);
+const VARIANT: Field = field(0x14, 7, 0);
+const PD: Field = field(0x1c, 23, 0);
+const START: usize = 0x20;
+const LENGTH: usize = 0x28;
+const UNITS: Field = field(0x44, 31, 0);
+const LOG_PAGE: Field = field(0x48, 5, 0);
+const CARRIED: Field = field(0x60, 31, 0);
+const ANY_QUEUE: u32 = 0xff_ffff;
+/// Modes: addresses as they are, pages.
+const PHYSICAL: u32 = 0;
+const PAGED: u32 = 1;
+
+/// Bits of [`RIGHTS`].
+const LOCAL_READ: u32 = 1 << 0;
+const RIGHT_OF: [(AccessFlags, u32); 4] = [
+    (AccessFlags::LOCAL_WRITE, 1 << 1),
+    (AccessFlags::REMOTE_READ, 1 << 2),
+    (AccessFlags::REMOTE_WRITE, 1 << 3),
+    (AccessFlags::REMOTE_ATOMIC, 1 << 4),
+];
+
+/// What a region may be given besides: nothing comes of these here.
+const WITHOUT_EFFECT: AccessFlags = AccessFlags::MW_BIND
+    .union(AccessFlags::HUGETLB)
+    .union(AccessFlags::RELAXED_ORDERING);
+
+/// `IB_MR_REREG_...`.
+const REREG_TRANSLATION: u32 = 1 << 0;
+const REREG_PD: u32 = 1 << 1;
+const REREG_ACCESS: u32 = 1 << 2;
+
+/// A region to be.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    address: u64,
+    length: u64,
+    iova: u64,
+    access: u32,
+    pd: u32,
+}
+
+/// The rights in a key of access flags.
+fn rights(access: AccessFlags) -> Result<u32> {
+    let known = RIGHT_OF
+        .iter()
+        .fold(WITHOUT_EFFECT, |all, (flag, _)| all | *flag);
+    if !(access - known).is_empty() {
+        return refuse(libc::EOPNOTSUPP);
+    }
+    let remote = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    if access.intersects(remote) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        return refuse(libc::EINVAL);
+    }
+    let has = RIGHT_OF.iter().filter(|(flag, _)| access.contains(*flag));
+    Ok(has.fold(LOCAL_READ, |all, (_, right)| all | right))
+}
+
+/// The largest page, as a logarithm, with which the pages of a region begin at
+/// no address below 0, and how many they are.
+fn pages(wanted: &Wanted) -> Option<(u32, Vec<u64>)> {
+    for shift in (12..=30).rev() {
+        let size = 1u64 << shift;
+        let before = wanted.iova & (size - 1);
+        let Some(first) = wanted.address.checked_sub(before) else {
+            continue;
+        };
+        let count = before.checked_add(wanted.length)?.div_ceil(size);
+        let pages = (0..count).map(|page| first.wrapping_add(page << shift));
+        return Some((shift, pages.collect()));
+    }
+    None
+}
+
+/// Faults the pages in, as pinning them would.
+///
+/// # Errors
+/// EFAULT if they are not mapped, or not writable though they are to be.
+fn populate(address: u64, length: u64, write: bool) -> Result<()> {
+    static SUPPORTED: OnceLock<bool> = OnceLock::new();
+    let page = mmap_rs::MmapOptions::page_size() as u64;
+    let advise = |address: u64, length: u64, advice| {
+        let first = address / page * page;
+        let bytes = (address - first + length).next_multiple_of(page);
+        let first = std::ptr::with_exposed_provenance_mut(first as usize);
+        // SAFETY: this advice maps what an access would; it changes nothing
+        // that is there, and says so of addresses that are nobody's.
+        unsafe { libc::madvise(first, bytes as usize, advice) == 0 }
+    };
+    // Kernels before 5.14, and some sandboxes, do not have it.
+    let supported = SUPPORTED.get_or_init(|| {
+        let here = 0u64;
+        let address = (&raw const here).expose_provenance() as u64;
+        advise(address, 8, libc::MADV_POPULATE_READ)
+    });
+    let advice = if write {
+        libc::MADV_POPULATE_WRITE
+    } else {
+        libc::MADV_POPULATE_READ
+    };
+    if *supported && !advise(address, length, advice) {
+        return refuse(libc::EFAULT);
+    }
+    Ok(())
+}
+
+impl State {
+    /// Has the device make a key; gives it the memory.
+    ///
+    /// # Safety
+    /// The memory stays mapped until it is taken back, and is treated as
+    /// memory that others read and, if the access says so, write.
+    unsafe fn make_key(&mut self, fd: RawFd, wanted: &Wanted) -> Result<u32> {
+        let access = AccessFlags::from_bits_retain(wanted.access);
+        let rights = rights(access)?;
+        let end = wanted.address.checked_add(wanted.length);
+        let same_place = (wanted.address ^ wanted.iova).is_multiple_of(4096);
+        if wanted.length == 0 || end.is_none() || !same_place {
+            return refuse(libc::EINVAL);
+        }
+        if wanted.iova.checked_add(wanted.length).is_none() {
+            return refuse(libc::EINVAL);
+        }
+        populate(
+            wanted.address,
+            wanted.length,
+            access.contains(AccessFlags::LOCAL_WRITE),
+        )?;
+        let variant = self.next_variant();
+        let describe = |input: Input, pd| {
+            input
+                .set(RIGHTS, rights)
+                .set(QPN, ANY_QUEUE)
+                .set(VARIANT, variant.into())
+                .set(PD, pd)
+                .long(START, wanted.iova)
+                .long(LENGTH, wanted.length)
+        };
+        let pd = self.objects.pd(fd, wanted.pd)?;
+        let input = if wanted.iova == wanted.address {
+            describe(Input::new(op::CREATE_MKEY, PAGES_AT), pd).set(MODE, PHYSICAL)
+        } else {
+            let Some((shift, pages)) = pages(wanted) else {
+                return refuse(libc::EINVAL);
+            };
+            let units = (pages.len() as u32).div_ceil(2);
+            let input = Input::new(op::CREATE_MKEY, PAGES_AT + units as usize * 16)
+                .set(MODE, PAGED)
+                .set(UNITS, units)
+                .set(LOG_PAGE, shift)
+                .set(CARRIED, units);
+            let mut input = describe(input, pd);
+            for (n, page) in pages.iter().enumerate() {
+                input = input.long(PAGES_AT + n * 8, *page);
+            }
+            input
+        };
+        let number = make(&mut self.hca, &input)?;
+        // SAFETY: passed on.
+        unsafe { (self.hca.platform_mut()).give(wanted.address, wanted.length) };
+        Ok(number << 8 | u32::from(variant))
+    }
+
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn reg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: RegMr = request.core()?;
+        let wanted = Wanted {
+            address: asked.start,
+            length: asked.length,
+            iova: asked.hca_va,
+            access: asked.access_flags,
+            pd: asked.pd_handle,
+        };
+        // SAFETY: passed on.
+        let key = unsafe { self.make_key(fd, &wanted) }?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![wanted.pd],
+            uses: 0,
+            given: vec![(wanted.address, wanted.length)],
+            is: Is::Mr(Mr {
+                key,
+                address: wanted.address,
+                length: wanted.length,
+                iova: wanted.iova,
+                access: wanted.access,
+            }),
+        });
+        request.core_answer(&RegMrResp {
+            mr_handle: handle,
+            lkey: key,
+            rkey: key,
+        });
+        Ok(())
+    }
+
+    /// Another key to the region as it shall be takes the place of the one
+    /// that there is.
+    ///
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn rereg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: ReregMr = request.core()?;
+        let known = REREG_TRANSLATION | REREG_PD | REREG_ACCESS;
+        if asked.flags == 0 || asked.flags & !known != 0 {
+            return refuse(libc::EINVAL);
+        }
+        let object = self.objects.get(fd, asked.mr_handle)?;
+        let (Is::Mr(mr), Some(pd)) = (&object.is, object.needs.first().copied()) else {
+            return refuse(libc::EINVAL);
+        };
+        let (old_key, old) = (mr.key, (mr.address, mr.length));
+        let mut wanted = Wanted {
+            address: mr.address,
+            length: mr.length,
+            iova: mr.iova,
+            access: mr.access,
+            pd,
+        };
+        if asked.flags & REREG_TRANSLATION != 0 {
+            (wanted.address, wanted.length) = (asked.start, asked.length);
+            wanted.iova = asked.hca_va;
+        }
+        if asked.flags & REREG_PD != 0 {
+            wanted.pd = asked.pd_handle;
+        }
+        if asked.flags & REREG_ACCESS != 0 {
+            wanted.access = asked.access_flags;
+        }
+        // SAFETY: passed on.
+        let key = unsafe { self.make_key(fd, &wanted) }?;
+        let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old_key >> 8);
+        run(&mut self.hca, &destroy, 16)?;
+        self.hca.platform_mut().take_back(old.0, old.1);
+        let mr = self.objects.mr_mut(fd, asked.mr_handle)?;
+        mr.key = key;
+        (mr.address, mr.length) = (wanted.address, wanted.length);
+        (mr.iova, mr.access) = (wanted.iova, wanted.access);
+        self.objects
+            .given(asked.mr_handle, (wanted.address, wanted.length));
+        self.objects.need(asked.mr_handle, pd, wanted.pd);
+        request.core_answer(&ReregMrResp {
+            lkey: key,
+            rkey: key,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn query_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let mr = self.objects.mr(fd, request.handle(ATTR_QUERY_MR_HANDLE)?)?;
+        let (key, length, iova) = (mr.key, mr.length, mr.iova);
+        request.answer(ATTR_QUERY_MR_RESP_LKEY, &key);
+        request.answer(ATTR_QUERY_MR_RESP_RKEY, &key);
+        request.answer(ATTR_QUERY_MR_RESP_LENGTH, &length);
+        request.answer(ATTR_QUERY_MR_RESP_IOVA, &iova);
+        Ok(())
+    }
+}

@@ -1,0 +1,340 @@
+//! A device under its lock: engine, objects, files, and a turn of all of it.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use mmap_rs::{MmapMut, MmapOptions};
+use softhca::bits::{Field, field, flag, get32};
+use softhca::command::opcode as op;
+use softhca::engine::eq::event;
+use softhca::fabric::Fabric;
+use softhca::packet::Pool;
+use softhca::profile::PortKind;
+use softhca::transport::Queue;
+use softhca::{Hca, Settings};
+use uverbs::AsyncEventType as Async;
+use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
+use zerocopy::IntoBytes;
+
+use crate::command::{self, Input, PAGES_AT, make};
+use crate::event::{Event, EventFile, Reported};
+use crate::files::File;
+use crate::memory::Process;
+use crate::object::{Events, Is, Objects};
+use crate::watch::{Rung, Watch};
+use crate::{Result, refuse};
+
+const PAGE: u64 = 4096;
+/// Registers of a UAR page.
+const ARM_CQ: u64 = 0x20;
+const UPDATE_EQ: u64 = 0x48;
+
+const EQ_LOG_SIZE: u32 = 12;
+const EQ_ENTRY: usize = 64;
+const EQ_OWNER: usize = 63;
+
+/// The device's event queue, which nobody but this side reads.
+#[derive(Debug)]
+struct EventQueue {
+    memory: MmapMut,
+    number: u32,
+    consumed: u32,
+}
+
+/// A device.
+pub(crate) struct State {
+    pub(crate) hca: Hca<Process>,
+    pub(crate) objects: Objects,
+    pub(crate) files: HashMap<RawFd, File>,
+    pub(crate) watch: Watch,
+    /// The UAR page that its queues are made with.
+    pub(crate) uar: u32,
+    /// The low byte of the next memory key.
+    pub(crate) variant: u8,
+    events: EventQueue,
+}
+
+// The page numbers of UARs, and what an Ethernet port is told.
+const EQ_CONTEXT: usize = 0x10;
+const EQ_SIZE: Field = field(EQ_CONTEXT + 0xc, 28, 24);
+const EQ_UAR: Field = field(EQ_CONTEXT + 0xc, 23, 0);
+const EQ_PAGE_SIZE: Field = field(EQ_CONTEXT + 0x18, 28, 24);
+const EQ_EVENTS: usize = 0x58;
+const REGISTER: Field = field(8, 15, 0);
+const PORT_STATUS: u32 = 0x5006;
+const PORT_ADMIN: Field = field(0x10, 11, 8);
+const UP: u32 = 1;
+const ROCE_INDEX: Field = field(8, 31, 16);
+const ROCE_GID: usize = 0x10;
+const ROCE_MAC: usize = 0x22;
+const ROCE_VERSION: Field = field(0x28, 7, 0);
+const SELECT_ROCE: Field = flag(0xc, 1);
+const NIC_ROCE: Field = flag(0x100, 0);
+
+impl State {
+    /// The device as it is when a driver has brought it up.
+    pub(crate) fn new(settings: Settings, fabric: &Fabric, pool: Pool) -> Result<Self> {
+        let mut hca = Hca::new(Process::new(), settings, fabric, pool);
+        let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
+        let events = EventQueue::new(&mut hca, uar)?;
+        let mut state = Self {
+            hca,
+            objects: Objects::default(),
+            files: HashMap::new(),
+            watch: Watch::default(),
+            uar,
+            variant: 0,
+            events,
+        };
+        if state.is_ethernet() {
+            state.bring_up()?;
+        }
+        // The port has come up: nobody is told of that.
+        state.take_events(|_, _| {});
+        Ok(state)
+    }
+
+    pub(crate) fn is_ethernet(&self) -> bool {
+        self.hca.settings().profile.port == PortKind::Ethernet
+    }
+
+    /// What the network driver does for an Ethernet port.
+    fn bring_up(&mut self) -> Result<()> {
+        let input = Input::new(op::ACCESS_REG, 0x20)
+            .set(REGISTER, PORT_STATUS)
+            .set(PORT_ADMIN, UP);
+        command::run(&mut self.hca, &input, 0x20)?;
+        let input = Input::new(op::MODIFY_NIC_VPORT_CONTEXT, 0x200)
+            .set(SELECT_ROCE, 1)
+            .set(NIC_ROCE, 1);
+        command::run(&mut self.hca, &input, 16)?;
+        let (gid, mac) = (self.gid(), self.hca.settings().mac);
+        // RoCE versions 1 and 2.
+        for index in 0..2 {
+            let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
+                .set(ROCE_INDEX, index)
+                .bytes(ROCE_GID, &gid)
+                .bytes(ROCE_MAC, &mac)
+                .set(ROCE_VERSION, if index == 0 { 0 } else { 2 });
+            command::run(&mut self.hca, &input, 16)?;
+        }
+        Ok(())
+    }
+
+    /// The port's GID: the default prefix and its GUID, or, on Ethernet, what
+    /// is made of its MAC address.
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        let settings = self.hca.settings();
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        if self.is_ethernet() {
+            let [a, b, c, d, e, f] = settings.mac;
+            gid[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        } else {
+            gid[8..].copy_from_slice(&settings.guid.to_be_bytes());
+        }
+        gid
+    }
+
+    /// Does what there is to do, within bounds. True if there is more, or
+    /// something has just happened.
+    pub(crate) fn turn(&mut self) -> bool {
+        let Self { hca, watch, .. } = self;
+        let register = u64::from(self.uar) * PAGE + ARM_CQ;
+        let mut busy = false;
+        watch.look(|rung| {
+            busy = true;
+            match rung {
+                Rung::Send(qpn) => hca.ring(qpn, Queue::Send),
+                Rung::Receive(qpn) => hca.ring(qpn, Queue::Receive),
+                Rung::Arm(cqn, word) => {
+                    let mut data = [0; 8];
+                    data[..4].copy_from_slice(&word.to_be_bytes());
+                    data[4..].copy_from_slice(&cqn.to_be_bytes());
+                    hca.write(register, &data);
+                }
+            }
+        });
+        busy |= hca.run();
+        busy |= self.take_events(Self::tell);
+        busy
+    }
+
+    /// Whether something can come without a command.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.watch.is_empty() || self.hca.deadline().is_some()
+    }
+
+    /// How long until something is due, in nanoseconds.
+    pub(crate) fn due(&self) -> Option<u64> {
+        use softhca::platform::Clock;
+        let now = self.hca.platform().now();
+        self.hca.deadline().map(|at| at.saturating_sub(now))
+    }
+
+    /// Takes the device's events; whether there were any.
+    fn take_events(&mut self, mut each: impl FnMut(&mut Self, &[u8; EQ_ENTRY])) -> bool {
+        let before = self.events.consumed;
+        while let Some(entry) = self.events.next() {
+            each(self, &entry);
+        }
+        let consumed = self.events.consumed;
+        if consumed != before {
+            let word = self.events.number << 24 | consumed & 0xff_ffff;
+            let at = u64::from(self.uar) * PAGE + UPDATE_EQ;
+            self.hca.write(at, &word.to_be_bytes());
+        }
+        consumed != before
+    }
+
+    /// Passes an event of the device on.
+    fn tell(&mut self, entry: &[u8; EQ_ENTRY]) {
+        /// Where the number of a queue is, and of a completion queue in error.
+        const NUMBER: usize = 32 + 24;
+        const FAILED_CQ: usize = 32;
+        const PORT: usize = 32 + 8;
+        let number = |at| get32(entry, at) & 0xff_ffff;
+        let what = match entry[1] {
+            event::COMPLETION => return self.tell_completion(number(NUMBER)),
+            event::PORT_CHANGE => {
+                let up = entry[3] == 4;
+                let what = if up {
+                    Async::PORT_ACTIVE
+                } else {
+                    Async::PORT_ERR
+                };
+                return self.tell_all(u64::from(entry[PORT] >> 4), what);
+            }
+            event::CQ_ERROR => {
+                let of = number(FAILED_CQ);
+                return self.tell_object(Async::CQ_ERR, |is| match is {
+                    Is::Cq(cq) if cq.number == of => Some(&cq.events),
+                    _ => None,
+                });
+            }
+            event::SRQ_LIMIT => Async::SRQ_LIMIT_REACHED,
+            event::SRQ_CATASTROPHIC => Async::SRQ_ERR,
+            event::SRQ_LAST_WQE => Async::QP_LAST_WQE_REACHED,
+            event::COMM_EST => Async::COMM_EST,
+            event::SQ_DRAINED => Async::SQ_DRAINED,
+            event::WQ_CATASTROPHIC => Async::QP_FATAL,
+            event::WQ_INVALID_REQUEST => Async::QP_REQ_ERR,
+            event::WQ_ACCESS => Async::QP_ACCESS_ERR,
+            _ => return,
+        };
+        let of = number(NUMBER);
+        let shared = matches!(what, Async::SRQ_LIMIT_REACHED | Async::SRQ_ERR);
+        self.tell_object(what, |is| match is {
+            Is::Qp(qp) if !shared && qp.number == of => Some(&qp.events),
+            Is::Srq(srq) if shared && srq.number == of => Some(&srq.events),
+            _ => None,
+        });
+    }
+
+    fn tell_completion(&mut self, cqn: u32) {
+        let found = self
+            .objects
+            .find(|is| matches!(is, Is::Cq(cq) if cq.number == cqn));
+        let Some(Is::Cq(cq)) = found.map(|object| &object.is) else {
+            return;
+        };
+        let Some(channel) = &cq.channel else { return };
+        let record = CompEventDesc {
+            cq_handle: cq.events.user_handle,
+        };
+        channel.push(Event {
+            record: record.as_bytes().to_vec(),
+            of: Some(Arc::clone(&cq.completions)),
+        });
+    }
+
+    fn tell_object(&mut self, what: Async, events: impl Fn(&Is) -> Option<&Events>) {
+        let Some(object) = self.objects.find(|is| events(is).is_some()) else {
+            return;
+        };
+        let Some(of) = events(&object.is) else { return };
+        let default = self.files.get(&object.file).and_then(File::default_events);
+        let Some(file) = of.file.as_ref().or(default) else {
+            return;
+        };
+        push(file, what, of.user_handle, Some(&of.reported));
+    }
+
+    fn tell_all(&mut self, element: u64, what: Async) {
+        for file in self.files.values().filter_map(File::default_events) {
+            push(file, what, element, None);
+        }
+    }
+
+    /// A low byte for a memory key, another each time.
+    pub(crate) fn next_variant(&mut self) -> u8 {
+        self.variant = self.variant.wrapping_add(1);
+        self.variant
+    }
+}
+
+fn push(file: &EventFile, what: Async, element: u64, of: Option<&Reported>) {
+    let record = AsyncEventDesc {
+        element,
+        event_type: what.0,
+        reserved: 0,
+    };
+    file.push(Event {
+        record: record.as_bytes().to_vec(),
+        of: of.cloned(),
+    });
+}
+
+impl EventQueue {
+    fn new(hca: &mut Hca<Process>, uar: u32) -> Result<Self> {
+        let length = EQ_ENTRY << EQ_LOG_SIZE;
+        let memory = MmapOptions::new(length).and_then(MmapOptions::map_mut);
+        let Ok(mut memory) = memory else {
+            return refuse(libc::ENOMEM);
+        };
+        // All entries are the device's.
+        for entry in memory.chunks_exact_mut(EQ_ENTRY) {
+            entry[EQ_OWNER] = 1;
+        }
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the mapping lives beside the device, and is reached by
+        // pointers only from now on.
+        unsafe { hca.platform_mut().give(address, length as u64) };
+        let input = Input::new(op::CREATE_EQ, PAGES_AT + 8)
+            .set(EQ_SIZE, EQ_LOG_SIZE)
+            .set(EQ_UAR, uar)
+            .set(EQ_PAGE_SIZE, command::log_page_size(length as u64))
+            // All events but completions, which are none of those chosen.
+            .long(EQ_EVENTS, u64::MAX)
+            .long(PAGES_AT, address);
+        let output = command::run(hca, &input, 16)?;
+        Ok(Self {
+            memory,
+            number: field(8, 7, 0).get(&output),
+            consumed: 0,
+        })
+    }
+
+    /// The device's number for it.
+    fn next(&mut self) -> Option<[u8; EQ_ENTRY]> {
+        let slot = (self.consumed & ((1 << EQ_LOG_SIZE) - 1)) as usize;
+        let owner = (self.consumed >> EQ_LOG_SIZE & 1) as u8;
+        let entry = self.memory.as_ptr().wrapping_add(slot * EQ_ENTRY);
+        // SAFETY: a byte of the mapping, by the mask. The device, which writes
+        // it, is under the same lock as this.
+        if unsafe { entry.add(EQ_OWNER).read_volatile() } & 1 != owner {
+            return None;
+        }
+        self.consumed = self.consumed.wrapping_add(1);
+        // SAFETY: an entry of the mapping, as above.
+        Some(unsafe { entry.cast::<[u8; EQ_ENTRY]>().read_volatile() })
+    }
+}
+
+impl State {
+    /// The event queue that completion queues are made with.
+    pub(crate) fn event_queue(&self) -> u32 {
+        self.events.number
+    }
+}
