@@ -7,6 +7,7 @@
 
 mod limits;
 mod measure;
+mod mlx5;
 mod plot;
 mod report;
 
@@ -17,9 +18,21 @@ use anyhow::{Context, Result};
 
 use crate::{dist, driver};
 
+/// Whose queues are measured.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// rdma_rxe's
+    Rxe,
+    /// ConnectX's; no gate and no JSON
+    Mlx5,
+}
+
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// Whose queues are measured
+    #[arg(long, value_enum, default_value = "rxe")]
+    device: Device,
     /// Pairs of processes, the C provider's and ours in turn
     #[arg(long, default_value_t = 21)]
     pairs: usize,
@@ -71,6 +84,19 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         Some(path) => path.clone(),
         None => dist::dist()?.join("libringverbs"),
     };
+    if arguments.device == Device::Mlx5 {
+        if let Some(row) = &arguments.trace {
+            mlx5::trace(&ours, row)?;
+        } else {
+            let pairs = if arguments.counts_only {
+                0
+            } else {
+                arguments.pairs.max(2)
+            };
+            mlx5::bench(&ours, pairs, arguments.samples, arguments.write)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let program = measure::Program::build(&driver::target_dir().join("bench"))?;
     if let Some(row) = &arguments.trace {
         for provider in [measure::Provider::Stock, measure::Provider::Ours(&ours)] {

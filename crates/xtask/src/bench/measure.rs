@@ -320,21 +320,21 @@ fn parse(text: &str) -> Result<Output> {
 }
 
 /// The name of the file that a provider's path leads to, without its folder.
-fn real_name(path: &str) -> String {
+pub(super) fn real_name(path: &str) -> String {
     let real = fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path));
     real.file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
-fn load() -> String {
+pub(super) fn load() -> String {
     fs::read_to_string("/proc/loadavg")
         .ok()
         .and_then(|text| text.split(' ').next().map(str::to_owned))
         .unwrap_or_else(|| "unknown".to_owned())
 }
 
-fn processor() -> String {
+pub(super) fn processor() -> String {
     fs::read_to_string("/proc/cpuinfo")
         .unwrap_or_default()
         .lines()

@@ -104,7 +104,7 @@ fn floor_columns(row: &Row, timed: bool) -> Vec<String> {
 
 const FLOOR_HEADINGS: [&str; 4] = ["bare C loop", "ns", "instr.", "locked"];
 
-fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..headings.len())
         .map(|i| {
             rows.iter()
@@ -186,7 +186,7 @@ pub fn terminal(results: &Results) -> String {
 pub fn write(path: &Path, results: &Results) -> Result<()> {
     let old = fs::read_to_string(path)
         .with_context(|| format!("cannot read {}: it holds the text around", path.display()))?;
-    let new = replace_between(&old, &tables(results)).with_context(|| {
+    let new = replace_between(&old, BEGIN, END, &tables(results)).with_context(|| {
         format!(
             "{} lacks the line {BEGIN} or the line {END}",
             path.display()
@@ -195,10 +195,10 @@ pub fn write(path: &Path, results: &Results) -> Result<()> {
     fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn replace_between(old: &str, new: &str) -> Option<String> {
-    let (before, rest) = old.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n\n{new}\n{END}{after}"))
+pub(super) fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<String> {
+    let (before, rest) = old.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{begin}\n\n{new}\n{end}{after}"))
 }
 
 /// One JSON object: what served, and a member of `rows` for each row.
@@ -273,9 +273,9 @@ mod tests {
     #[test]
     fn only_what_is_between_the_markers_changes() {
         let old = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
-        let new = replace_between(&old, "new").unwrap();
+        let new = replace_between(&old, BEGIN, END, "new").unwrap();
         assert_eq!(new, format!("above\n{BEGIN}\n\nnew\n{END}\nbelow\n"));
-        assert_eq!(replace_between("no markers", "new"), None);
+        assert_eq!(replace_between("no markers", BEGIN, END, "new"), None);
     }
 
     #[test]

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The measured calls on ConnectX's queues, and what is made ready for them.
+ *
+ * A completion is of a work request that is outstanding: before a round of
+ * polling as many are posted, and between rounds of posting all complete. That
+ * is not measured.
+ */
+#include "mlx5_rows.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#define BARRIER() __asm__ volatile("" ::: "memory")
+/* The last request of the list, and the list of all. */
+#define LAST(list) (&(list)[BATCH - 1])
+
+struct queues *row_queues(struct bench *b, const struct row *row)
+{
+	return &b->sets[row->single];
+}
+
+/* ---- making ready ---- */
+
+static uint32_t posted(const struct pair *p, unsigned int record,
+		       uint32_t before)
+{
+	return (be32toh(p->object->records[record]) - before) & 0xffff;
+}
+
+static void drain(struct bench *b, struct pair *p)
+{
+	while (ibv_poll_cq(p->cq, BATCH, b->wc) > 0)
+		;
+}
+
+/* Everything that was sent completes, by its last block. */
+static void empty_send_queue(struct bench *b, struct pair *p)
+{
+	uint32_t blocks = posted(p, MLX5_SND_DBR, p->sent);
+
+	if (!blocks)
+		return;
+	/* All work requests here have one block. */
+	p->sent += blocks;
+	device_complete(p->completions, device_sent(p->object, p->sent - 1));
+	drain(b, p);
+}
+
+static void complete_receives(struct pair *p)
+{
+	uint32_t count = posted(p, MLX5_RCV_DBR, p->received);
+
+	while (count--) {
+		struct mlx5_cqe64 cqe = device_received(p->object, p->received,
+							64 + p->received % 8);
+
+		cqe.op_own = MLX5_CQE_RESP_SEND_IMM << 4;
+		cqe.imm_inval_pkey = htobe32(0x01020304);
+		device_complete(p->completions, cqe);
+		p->received++;
+	}
+}
+
+static void empty_recv_queue(struct bench *b, struct pair *p)
+{
+	complete_receives(p);
+	drain(b, p);
+}
+
+static void receive(struct bench *b, struct pair *p, unsigned int count)
+{
+	struct ibv_recv_wr *bad;
+
+	for (unsigned int i = 0; i < count; i++) {
+		/* Told by the identifier which it is. */
+		struct ibv_recv_wr wr = *LAST(b->recv);
+
+		wr.wr_id = 1000 + (p->received + i) % RQ_ENTRIES;
+		if (ibv_post_recv(p->qp, &wr, &bad))
+			die("a receive was refused");
+	}
+	complete_receives(p);
+}
+
+static void send(struct bench *b, struct pair *p, unsigned int count)
+{
+	struct ibv_send_wr *bad;
+	uint32_t blocks;
+
+	for (unsigned int i = 0; i < count; i++)
+		if (ibv_post_send(p->qp, LAST(b->send), &bad))
+			die("a send was refused");
+	blocks = posted(p, MLX5_SND_DBR, p->sent);
+	if (blocks != count)
+		die("%u sends of a block have %u blocks", count, blocks);
+	while (count--)
+		device_complete(p->completions,
+				device_sent(p->object, p->sent++));
+}
+
+void make_ready(struct bench *b, const struct row *row, unsigned int calls)
+{
+	struct queues *q = row_queues(b, row);
+
+	switch (row->ready) {
+	case NOTHING:
+		break;
+	case RECEIVED:
+		receive(b, &q->pair, calls * row->batch);
+		break;
+	case SENT:
+		send(b, &q->pair, calls * row->batch);
+		break;
+	case RECEIVED_CURSOR:
+		receive(b, &q->cursor, calls * row->batch);
+		break;
+	case SQ_EMPTY:
+		empty_send_queue(b, &q->pair);
+		break;
+	case SQX_EMPTY:
+		empty_send_queue(b, &q->extended);
+		break;
+	case RQ_EMPTY:
+		empty_recv_queue(b, &q->pair);
+		break;
+	}
+}
+
+void take_all(struct bench *b, struct queues *q)
+{
+	empty_send_queue(b, &q->pair);
+	empty_send_queue(b, &q->extended);
+	empty_recv_queue(b, &q->pair);
+	empty_recv_queue(b, &q->cursor);
+}
+
+void run_nothing(struct bench *b, struct queues *q, unsigned int calls)
+{
+	(void)b;
+	(void)q;
+	for (unsigned int i = 0; i < calls; i++)
+		BARRIER();
+}
+
+/* ---- completion queue ---- */
+
+static void run_poll(struct bench *b, struct queues *q, unsigned int calls)
+{
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_poll_cq(q->cq, 1, b->wc);
+		BARRIER();
+	}
+}
+
+static void run_poll_batch(struct bench *b, struct queues *q,
+			   unsigned int calls)
+{
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_poll_cq(q->cq, BATCH, b->wc);
+		BARRIER();
+	}
+}
+
+static const char *check_poll(struct bench *b, struct queues *q,
+			      const struct row *row)
+{
+	unsigned int want = row->ready == NOTHING ? 0 : row->batch;
+	uint32_t first = q->pair.received - want;
+
+	memset(b->wc, 0, sizeof(b->wc));
+	if (ibv_poll_cq(q->cq, row->batch, b->wc) != (int)want)
+		return "ibv_poll_cq returned another number of completions";
+	for (unsigned int i = 0; i < want; i++) {
+		const struct ibv_wc *wc = &b->wc[i];
+		uint32_t at = first + i;
+
+		if (wc->status || wc->qp_num != q->pair.qp->qp_num)
+			return "ibv_poll_cq gave another status or number";
+		if (row->ready == SENT) {
+			if (wc->opcode != IBV_WC_SEND ||
+			    wc->wr_id != BATCH - 1)
+				return "ibv_poll_cq gave another send";
+			continue;
+		}
+		if (wc->wr_id != 1000 + at % RQ_ENTRIES ||
+		    wc->byte_len != 64 + at % 8 ||
+		    wc->opcode != IBV_WC_RECV ||
+		    wc->imm_data != htobe32(0x01020304) ||
+		    wc->src_qp != 0x777 || wc->wc_flags != IBV_WC_WITH_IMM)
+			return "ibv_poll_cq gave other fields than the device's";
+	}
+	if ((be32toh(q->device.object->records[0]) & 0xffffff) !=
+	    (q->device.written & 0xffffff))
+		return "ibv_poll_cq left another consumer index";
+	return NULL;
+}
+
+static inline uint64_t read_fields(struct ibv_cq_ex *cq)
+{
+	return ibv_wc_read_opcode(cq) + ibv_wc_read_byte_len(cq) +
+	       ibv_wc_read_imm_data(cq) + ibv_wc_read_qp_num(cq) +
+	       ibv_wc_read_wc_flags(cq);
+}
+
+static void run_cursor(struct bench *b, struct queues *q, unsigned int calls)
+{
+	struct ibv_poll_cq_attr attr = {};
+	uint64_t sum = 0;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		if (!ibv_start_poll(q->cqx, &attr)) {
+			sum += read_fields(q->cqx);
+			ibv_end_poll(q->cqx);
+		}
+	}
+	b->sink += sum;
+}
+
+static void run_cursor_batch(struct bench *b, struct queues *q,
+			     unsigned int calls)
+{
+	struct ibv_poll_cq_attr attr = {};
+	uint64_t sum = 0;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		unsigned int n = 0;
+
+		if (ibv_start_poll(q->cqx, &attr))
+			continue;
+		do
+			sum += read_fields(q->cqx);
+		while (++n < BATCH && !ibv_next_poll(q->cqx));
+		ibv_end_poll(q->cqx);
+	}
+	b->sink += sum;
+}
+
+static const char *check_cursor(struct bench *b, struct queues *q,
+				const struct row *row)
+{
+	struct ibv_poll_cq_attr attr = {};
+	uint32_t at = q->cursor.received - row->batch;
+	unsigned int n = 0;
+
+	(void)b;
+	if (ibv_start_poll(q->cqx, &attr))
+		return "ibv_start_poll found nothing";
+	do {
+		if (q->cqx->wr_id != 1000 + at % RQ_ENTRIES || q->cqx->status ||
+		    ibv_wc_read_opcode(q->cqx) != IBV_WC_RECV ||
+		    ibv_wc_read_byte_len(q->cqx) != 64 + at % 8 ||
+		    ibv_wc_read_imm_data(q->cqx) != htobe32(0x01020304) ||
+		    ibv_wc_read_qp_num(q->cqx) != q->cursor.qp->qp_num ||
+		    ibv_wc_read_wc_flags(q->cqx) != IBV_WC_WITH_IMM) {
+			ibv_end_poll(q->cqx);
+			return "the cursor gave other fields than the device's";
+		}
+		at++;
+	} while (++n < row->batch && !ibv_next_poll(q->cqx));
+	ibv_end_poll(q->cqx);
+	if (n != row->batch)
+		return "the cursor found too few completions";
+	return NULL;
+}
+
+/* ---- send and receive queue ---- */
+
+static void post_list(struct ibv_qp *qp, struct ibv_send_wr *list,
+		      unsigned int calls)
+{
+	struct ibv_send_wr *bad;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_post_send(qp, list, &bad);
+		BARRIER();
+	}
+}
+
+static void run_send(struct bench *b, struct queues *q, unsigned int calls)
+{
+	post_list(q->pair.qp, LAST(b->send), calls);
+}
+
+static void run_send_batch(struct bench *b, struct queues *q,
+			   unsigned int calls)
+{
+	post_list(q->pair.qp, b->send, calls);
+}
+
+static void run_inline(struct bench *b, struct queues *q, unsigned int calls)
+{
+	post_list(q->pair.qp, LAST(b->send_inline), calls);
+}
+
+static void run_inline_batch(struct bench *b, struct queues *q,
+			     unsigned int calls)
+{
+	post_list(q->pair.qp, b->send_inline, calls);
+}
+
+static void post_recv(struct ibv_qp *qp, struct ibv_recv_wr *list,
+		      unsigned int calls)
+{
+	struct ibv_recv_wr *bad;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_post_recv(qp, list, &bad);
+		BARRIER();
+	}
+}
+
+static void run_recv(struct bench *b, struct queues *q, unsigned int calls)
+{
+	post_recv(q->pair.qp, LAST(b->recv), calls);
+}
+
+static void run_recv_batch(struct bench *b, struct queues *q,
+			   unsigned int calls)
+{
+	post_recv(q->pair.qp, b->recv, calls);
+}
+
+static inline void wr_list(struct bench *b, struct ibv_qp *base,
+			   unsigned int calls, unsigned int batch,
+			   bool inline_data)
+{
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(base);
+
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_wr_start(qp);
+		for (unsigned int j = BATCH - batch; j < BATCH; j++) {
+			qp->wr_id = j;
+			qp->wr_flags = IBV_SEND_SIGNALED;
+			ibv_wr_send(qp);
+			if (inline_data)
+				ibv_wr_set_inline_data(qp, b->buffer,
+						       INLINE_LENGTH);
+			else
+				ibv_wr_set_sge(qp, b->sge[j].lkey,
+					       b->sge[j].addr,
+					       b->sge[j].length);
+		}
+		if (ibv_wr_complete(qp))
+			b->sink++;
+	}
+}
+
+#define WR(name, batch, inline_data)                                    \
+	static void name(struct bench *b, struct queues *q,             \
+			 unsigned int calls)                            \
+	{                                                               \
+		wr_list(b, q->extended.qp, calls, batch, inline_data);  \
+	}
+WR(run_wr, 1, false)
+WR(run_wr_batch, BATCH, false)
+WR(run_wr_inline, 1, true)
+WR(run_wr_inline_batch, BATCH, true)
+
+/* What the device reads of the entries of a SEND. */
+static const char *check_sent(struct bench *b, const struct pair *p,
+			      const struct row *row)
+{
+	bool inline_data = strstr(row->name, "inline") != NULL;
+
+	if (posted(p, MLX5_SND_DBR, p->sent) != row->batch)
+		return "the post left another doorbell record";
+	for (unsigned int i = 0; i < row->batch; i++) {
+		const uint8_t *block = device_send_block(p->object,
+							 p->sent + i);
+		const struct mlx5_wqe_ctrl_seg *control = (const void *)block;
+		const struct mlx5_wqe_data_seg *data =
+			(const void *)(block + 16);
+		uint32_t segments = inline_data ? 4 : 2;
+
+		if (be32toh(control->opmod_idx_opcode) !=
+			    (((p->sent + i) & 0xffff) << 8 | MLX5_OPCODE_SEND) ||
+		    be32toh(control->qpn_ds) !=
+			    (p->qp->qp_num << 8 | segments) ||
+		    control->fm_ce_se != MLX5_WQE_CTRL_CQ_UPDATE)
+			return "a send entry has another control segment";
+		if (inline_data) {
+			if (be32toh(data->byte_count) !=
+				    (INLINE_LENGTH | MLX5_INLINE_SEG) ||
+			    memcmp(block + 20, b->buffer, INLINE_LENGTH))
+				return "a send entry has other inline data";
+		} else if (be32toh(data->byte_count) != INLINE_LENGTH ||
+			   be32toh(data->lkey) != b->mr->lkey ||
+			   be64toh(data->addr) != (uintptr_t)b->buffer) {
+			return "a send entry has another element";
+		}
+	}
+	return NULL;
+}
+
+static const char *check_send(struct bench *b, struct queues *q,
+			      const struct row *row)
+{
+	row->run(b, q, 1);
+	return check_sent(b, &q->pair, row);
+}
+
+static const char *check_wr(struct bench *b, struct queues *q,
+			    const struct row *row)
+{
+	row->run(b, q, 1);
+	return check_sent(b, &q->extended, row);
+}
+
+static const char *check_recv(struct bench *b, struct queues *q,
+			      const struct row *row)
+{
+	const struct pair *p = &q->pair;
+
+	row->run(b, q, 1);
+	if (posted(p, MLX5_RCV_DBR, p->received) != row->batch)
+		return "ibv_post_recv left another doorbell record";
+	for (unsigned int i = 0; i < row->batch; i++) {
+		const struct mlx5_wqe_data_seg *data =
+			(const void *)device_recv_entry(p->object,
+							p->received + i);
+
+		if (be32toh(data->byte_count) != INLINE_LENGTH ||
+		    be32toh(data->lkey) != b->mr->lkey ||
+		    be64toh(data->addr) != (uintptr_t)b->buffer)
+			return "a receive entry has another element";
+	}
+	return NULL;
+}
+
+/* ---- the table ---- */
+
+#define ROWS(prefix, single)                                                  \
+	{ prefix "poll-recv/1", 1, 112, single, RECEIVED, run_poll,           \
+	  check_poll },                                                       \
+	{ prefix "poll-recv/16", BATCH, 7, single, RECEIVED, run_poll_batch,  \
+	  check_poll },                                                       \
+	{ prefix "poll-send/1", 1, 112, single, SENT, run_poll, check_poll }, \
+	{ prefix "poll-send/16", BATCH, 7, single, SENT, run_poll_batch,      \
+	  check_poll },                                                       \
+	{ prefix "poll-empty/1", 1, 112, single, NOTHING, run_poll,           \
+	  check_poll },                                                       \
+	{ prefix "cursor/1", 1, 112, single, RECEIVED_CURSOR, run_cursor,     \
+	  check_cursor },                                                     \
+	{ prefix "cursor/16", BATCH, 7, single, RECEIVED_CURSOR,              \
+	  run_cursor_batch, check_cursor },                                   \
+	{ prefix "send/1", 1, 112, single, SQ_EMPTY, run_send, check_send },  \
+	{ prefix "send/16", BATCH, 7, single, SQ_EMPTY, run_send_batch,       \
+	  check_send },                                                       \
+	{ prefix "send-inline/1", 1, 112, single, SQ_EMPTY, run_inline,       \
+	  check_send },                                                       \
+	{ prefix "send-inline/16", BATCH, 7, single, SQ_EMPTY,                \
+	  run_inline_batch, check_send },                                     \
+	{ prefix "recv/1", 1, 112, single, RQ_EMPTY, run_recv, check_recv },  \
+	{ prefix "recv/16", BATCH, 7, single, RQ_EMPTY, run_recv_batch,       \
+	  check_recv },                                                       \
+	{ prefix "wr-send/1", 1, 112, single, SQX_EMPTY, run_wr, check_wr },  \
+	{ prefix "wr-send/16", BATCH, 7, single, SQX_EMPTY, run_wr_batch,     \
+	  check_wr },                                                         \
+	{ prefix "wr-inline/1", 1, 112, single, SQX_EMPTY, run_wr_inline,     \
+	  check_wr },                                                         \
+	{ prefix "wr-inline/16", BATCH, 7, single, SQX_EMPTY,                 \
+	  run_wr_inline_batch, check_wr }
+
+const struct row rows[] = { ROWS("", false), ROWS("single-", true) };
+const unsigned int nrows = sizeof(rows) / sizeof(rows[0]);

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The rows of ConnectX's data-path bench, as rows.h for rdma_rxe.
+ */
+#ifndef RINGVERBS_BENCH_MLX5_ROWS_H
+#define RINGVERBS_BENCH_MLX5_ROWS_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "mlx5_device.h"
+
+#define BATCH 16
+#define CQ_ENTRIES 127 /* 128 of 64 bytes, 8 KiB */
+#define SQ_ENTRIES 128
+#define RQ_ENTRIES 128
+#define INLINE_LENGTH 32
+
+/* A queue pair and the device's view of it. */
+struct pair {
+	struct ibv_qp *qp;
+	const struct mlx5_object *object;
+	struct device_cq *completions;
+	struct ibv_cq *cq; /* where both of its queues complete */
+	uint32_t sent;     /* blocks that have completed */
+	uint32_t received;
+};
+
+/* One set of queues: any thread may use them, or it is said that one does. */
+struct queues {
+	struct ibv_cq *cq;     /* for ibv_poll_cq */
+	struct ibv_cq_ex *cqx; /* for the cursor */
+	struct device_cq device, devicex;
+	struct pair pair;      /* for ibv_post_send, ibv_post_recv, ibv_poll_cq */
+	struct pair extended;  /* for ibv_wr_* */
+	struct pair cursor;    /* completes to `cqx` */
+	bool thread_domain;
+};
+
+struct bench {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
+	uint8_t *buffer;
+	struct queues sets[2]; /* any, single */
+	struct ibv_sge sge[BATCH];
+	struct ibv_send_wr send[BATCH], send_inline[BATCH];
+	struct ibv_recv_wr recv[BATCH];
+	struct ibv_wc wc[BATCH];
+	uint64_t sink;
+};
+
+/* What is made ready before each round, and not measured. */
+enum ready { NOTHING, RECEIVED, SENT, RECEIVED_CURSOR, SQ_EMPTY, SQX_EMPTY,
+	     RQ_EMPTY };
+
+struct row {
+	const char *name;
+	unsigned int batch; /* operations in one call */
+	unsigned int calls; /* calls of a round */
+	bool single;
+	enum ready ready;
+	void (*run)(struct bench *b, struct queues *q, unsigned int calls);
+	/* NULL when one call did what it should, else what is wrong. */
+	const char *(*check)(struct bench *b, struct queues *q,
+			     const struct row *row);
+};
+
+extern const struct row rows[];
+extern const unsigned int nrows;
+
+void run_nothing(struct bench *b, struct queues *q, unsigned int calls);
+/* Makes a round of `calls` calls ready. */
+void make_ready(struct bench *b, const struct row *row, unsigned int calls);
+/* Takes out of the completion queues what a check has left. */
+void take_all(struct bench *b, struct queues *q);
+struct queues *row_queues(struct bench *b, const struct row *row);
+
+#endif
