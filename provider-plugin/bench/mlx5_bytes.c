@@ -19,7 +19,8 @@
  *                        reads it: over the end of the queue
  *   stray BLOCK          a block that the post wrote outside of what it handed
  *                        over, counted from there
- *   register HALF HEX    the bytes of half a BlueFlame register
+ *   register WHICH HEX   the bytes of half a BlueFlame register: of "this", whose
+ *                        turn it is, or of the "other"
  *   receives ERRNO BAD RECORD, receive N HEX, shared N HEX
  *   completion ...       what ibv_poll_cq gave for it
  *   consumed RECORD      the completion queue's doorbell record
@@ -46,6 +47,7 @@
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
+static struct ibv_mr *region;
 static uint32_t post_counter;
 
 struct subject {
@@ -59,8 +61,7 @@ struct subject {
 	uint32_t posted;   /* blocks, ever */
 	uint32_t received; /* receives, ever */
 	uint16_t next_slot; /* of the shared queue: what the device takes next */
-	struct ibv_ah *ahs[8];
-	unsigned int nahs;
+	struct material material;
 };
 
 /* ---- patterns and hex ---- */
@@ -135,8 +136,28 @@ static void print_entry(const struct subject *s, uint32_t index,
 	putchar('\n');
 }
 
+/* Whose turn a register's halves are: queue pairs may share it, which ones is
+ * not the same with every provider. */
+static unsigned int *turn_of(const struct mlx5_object *qp)
+{
+	static struct {
+		const uint8_t *register_at;
+		unsigned int turn;
+	} turns[64];
+
+	for (unsigned int i = 0; i < 64; i++) {
+		if (!turns[i].register_at)
+			turns[i].register_at = qp->blue_flame;
+		if (turns[i].register_at == qp->blue_flame)
+			return &turns[i].turn;
+	}
+	die("too many registers");
+}
+
 static void print_registers(const struct subject *s)
 {
+	unsigned int *turn = turn_of(s->object);
+
 	for (unsigned int half = 0; half < 2; half++) {
 		size_t at = half * MLX5_HALF;
 		unsigned int bytes = MLX5_HALF;
@@ -148,7 +169,7 @@ static void print_registers(const struct subject *s)
 		while (untouched(REGISTER, half_at + bytes - 8, at + bytes - 8,
 				 8))
 			bytes -= 8;
-		printf("register %u ", half);
+		printf("register %s ", half == *turn ? "this" : "other");
 		print_hex(REGISTER, half_at, at, bytes);
 		putchar('\n');
 	}
@@ -210,8 +231,10 @@ static void complete_sends(struct subject *s, bool print)
 				printf("stray %u\n", i - (end - s->posted));
 		print_registers(s);
 	}
-	if (n)
+	if (n) {
+		*turn_of(s->object) ^= 1;
 		device_complete(&s->completions, device_sent(s->object, last));
+	}
 	s->posted = end;
 }
 
@@ -246,8 +269,8 @@ static void random_post(struct subject *s)
 
 	print_case(s, "post");
 	for (unsigned int i = 0; i < count; i++) {
-		requests[i] = make_request(&s->numbers, s->kind, s->ahs,
-					   s->nahs);
+		requests[i] = make_request(&s->numbers, s->kind,
+					   &s->material);
 		printf(" %s/%u%s", opcode_name(requests[i].opcode),
 		       requests[i].nsges,
 		       requests[i].flags & IBV_SEND_INLINE ? "/inline" : "");
@@ -273,7 +296,7 @@ static void refused_posts(struct subject *s)
 		puts(what[which]);
 		for (unsigned int i = 0; i < 2; i++) {
 			requests[i] = make_request(&s->numbers, s->kind,
-						   s->ahs, s->nahs);
+						   &s->material);
 			requests[i].opcode = IBV_WR_SEND;
 			requests[i].flags = IBV_SEND_SIGNALED;
 			requests[i].nsges = 1;
@@ -469,11 +492,11 @@ static void make_addresses(struct subject *s)
 		/* The last has no flow: the source port is any. */
 		if (i == 7)
 			attr.grh.flow_label = 0;
-		s->ahs[i] = ibv_create_ah(pd, &attr);
-		if (!s->ahs[i])
+		s->material.ahs[i] = ibv_create_ah(pd, &attr);
+		if (!s->material.ahs[i])
 			die("ibv_create_ah: %s", strerror(errno));
 	}
-	s->nahs = 8;
+	s->material.nahs = 8;
 }
 
 static void make_subject(struct subject *s)
@@ -509,7 +532,7 @@ static void make_subject(struct subject *s)
 	}
 	if (kind->extended) {
 		attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-		attr.send_ops_flags = send_operations(kind->type);
+		attr.send_ops_flags = send_operations(kind);
 	}
 	s->qp = ibv_create_qp_ex(context, &attr);
 	if (!s->qp)
@@ -530,6 +553,12 @@ static void make_subject(struct subject *s)
 	       attr.cap.max_recv_sge);
 	if (kind->type == IBV_QPT_UD)
 		make_addresses(s);
+	s->material.region = region;
+	if (kind->keys) {
+		s->material.window = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+		if (!s->material.window)
+			die("ibv_alloc_mw: %s", strerror(errno));
+	}
 }
 
 /* Posts until so many blocks were: the index that entries have has 16 bits. */
@@ -587,6 +616,13 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	if (!pd)
 		die("ibv_alloc_pd: %s", strerror(errno));
+	region = ibv_reg_mr(pd, data, DATA_BYTES,
+			    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND |
+				    IBV_ACCESS_REMOTE_WRITE |
+				    IBV_ACCESS_REMOTE_READ |
+				    IBV_ACCESS_REMOTE_ATOMIC);
+	if (!region)
+		die("ibv_reg_mr: %s", strerror(errno));
 	for (unsigned int i = 0; i < nkinds; i++)
 		run(&kinds[i], 0x5eed0000 + i / 2);
 	return 0;

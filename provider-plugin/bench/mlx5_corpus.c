@@ -15,21 +15,22 @@
  * lie over the end in many ways. */
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
-	 * signal all, extended, shared, port, first */
-	{ "rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0 },
-	{ "rc-1-wr", RC, 1, 0, 12, 1, 10, false, true, false, ETH, 0 },
-	{ "rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0 },
-	{ "rc-4-wr", RC, 4, 64, 10, 3, 7, true, true, false, IB, 0 },
-	{ "rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0 },
-	{ "rc-30-wr", RC, 30, 440, 7, 16, 5, false, true, false, ETH, 0 },
-	{ "rc-turn", RC, 9, 200, 9, 2, 5, false, false, true, ETH, 65300 },
-	{ "rc-turn-wr", RC, 9, 200, 9, 2, 5, false, true, true, ETH, 65300 },
-	{ "uc-2", UC, 2, 100, 11, 2, 9, false, false, false, IB, 0 },
-	{ "uc-2-wr", UC, 2, 100, 11, 2, 9, false, true, false, IB, 0 },
-	{ "ud-ib", UD, 3, 128, 9, 2, 6, false, false, false, IB, 0 },
-	{ "ud-ib-wr", UD, 3, 128, 9, 2, 6, false, true, false, IB, 0 },
-	{ "ud-roce", UD, 5, 60, 9, 2, 6, true, false, true, ETH, 0 },
-	{ "ud-roce-wr", UD, 5, 60, 9, 2, 6, true, true, true, ETH, 0 },
+	 * signal all, extended, shared, keys, port, first */
+#define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
+	     shared, keys, port, first)                                     \
+	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
+	  false, shared, keys, port, first },                               \
+	{ name "-wr", type, sges, bytes, requests, recv_sges, receives,     \
+	  all, true, shared, keys, port, first }
+	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
+	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
+	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
+	BOTH("rc-turn", RC, 9, 200, 9, 2, 5, false, true, false, ETH, 65300),
+	BOTH("rc-keys", RC, 2, 30, 10, 2, 5, false, false, true, ETH, 0),
+	BOTH("uc-2", UC, 2, 100, 11, 2, 9, false, false, false, IB, 0),
+	BOTH("uc-keys", UC, 2, 100, 11, 2, 9, true, false, true, IB, 0),
+	BOTH("ud-ib", UD, 3, 128, 9, 2, 6, false, false, false, IB, 0),
+	BOTH("ud-roce", UD, 5, 60, 9, 2, 6, true, true, false, ETH, 0),
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 
@@ -56,6 +57,10 @@ static const enum ibv_wr_opcode operations[] = {
 	IBV_WR_ATOMIC_FETCH_AND_ADD,
 };
 
+/* Of queue pairs that may change keys, as often as all others together. */
+static const enum ibv_wr_opcode key_operations[] = { IBV_WR_LOCAL_INV,
+						     IBV_WR_BIND_MW };
+
 static unsigned int operations_of(enum ibv_qp_type type)
 {
 	return type == UD ? 2 : type == UC ? 5 : 8;
@@ -72,23 +77,27 @@ const char *opcode_name(enum ibv_wr_opcode opcode)
 	case IBV_WR_RDMA_READ: return "read";
 	case IBV_WR_ATOMIC_CMP_AND_SWP: return "compare-swap";
 	case IBV_WR_ATOMIC_FETCH_AND_ADD: return "fetch-add";
+	case IBV_WR_LOCAL_INV: return "local-inv";
+	case IBV_WR_BIND_MW: return "bind";
 	default: return "other";
 	}
 }
 
-uint64_t send_operations(enum ibv_qp_type type)
+uint64_t send_operations(const struct kind *kind)
 {
 	uint64_t flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 
-	if (type == UD)
-		return flags;
-	flags |= IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_RDMA_WRITE |
-		 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-	if (type == UC)
-		return flags;
-	return flags | IBV_QP_EX_WITH_RDMA_READ |
-	       IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-	       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+	if (kind->keys)
+		flags |= IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+	if (kind->type != UD)
+		flags |= IBV_QP_EX_WITH_SEND_WITH_INV |
+			 IBV_QP_EX_WITH_RDMA_WRITE |
+			 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+	if (kind->type == RC)
+		flags |= IBV_QP_EX_WITH_RDMA_READ |
+			 IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+			 IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+	return flags;
 }
 
 static struct ibv_sge element(struct numbers *numbers, uint32_t length)
@@ -134,8 +143,28 @@ static unsigned int make_inline(struct numbers *numbers, struct request *r,
 	return count;
 }
 
+/* What a window shows; nothing takes it away from where it was. */
+static struct ibv_mw_bind_info make_bind(struct numbers *numbers,
+					 struct ibv_mr *region)
+{
+	static const unsigned int access[] = {
+		IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+		IBV_ACCESS_REMOTE_ATOMIC,
+	};
+	struct ibv_mw_bind_info bind = { .mr = region };
+
+	if (number_in(numbers, 0, 5) == 0)
+		return bind;
+	bind.addr = DATA_AT + number_in(numbers, 0, DATA_BYTES / 2);
+	bind.length = number_in(numbers, 1, DATA_BYTES / 2);
+	for (unsigned int i = 0; i < 3; i++)
+		if (number_in(numbers, 0, 2))
+			bind.mw_access_flags |= access[i];
+	return bind;
+}
+
 struct request make_request(struct numbers *numbers, const struct kind *kind,
-			    struct ibv_ah **ahs, unsigned int nahs)
+			    const struct material *m)
 {
 	struct request r = {
 		.wr_id = next_number(numbers),
@@ -146,12 +175,17 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 		.remote_address = next_number(numbers),
 		.compare_add = next_number(numbers),
 		.swap = next_number(numbers),
-		.ah = nahs ? ahs[number_in(numbers, 0, nahs)] : NULL,
+		.ah = m->nahs ? m->ahs[number_in(numbers, 0, m->nahs)] : NULL,
 		.remote_qpn = next_number(numbers) & 0xffffff,
 		.remote_qkey = next_number(numbers),
 	};
 	uint32_t bits = next_number(numbers);
 
+	if (kind->keys && number_in(numbers, 0, 2)) {
+		r.opcode = key_operations[number_in(numbers, 0, 2)];
+		r.window = m->window;
+		r.bind = make_bind(numbers, m->region);
+	}
 	if (bits & 1)
 		r.flags |= IBV_SEND_SIGNALED;
 	if (bits & 2)
@@ -162,7 +196,11 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		r.nsges = 1;
-		r.sges[0] = element(numbers, 8);
+		/* Eight bytes are what ibv_post_send makes of any length. */
+		r.sges[0] = element(numbers, kind->extended ? 8 : 8 + bits % 64);
+		break;
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
 		break;
 	case IBV_WR_RDMA_READ:
 		r.nsges = make_list(numbers, r.sges, kind->sges);
@@ -202,7 +240,14 @@ static int post_list(struct ibv_qp *qp, struct request *requests,
 		wr->send_flags = r->flags;
 		switch (r->opcode) {
 		case IBV_WR_SEND_WITH_INV:
+		case IBV_WR_LOCAL_INV:
 			wr->invalidate_rkey = r->key;
+			break;
+		case IBV_WR_BIND_MW:
+			wr->imm_data = 0;
+			wr->bind_mw.mw = r->window;
+			wr->bind_mw.rkey = r->key;
+			wr->bind_mw.bind_info = r->bind;
 			break;
 		case IBV_WR_ATOMIC_CMP_AND_SWP:
 		case IBV_WR_ATOMIC_FETCH_AND_ADD:
@@ -245,6 +290,12 @@ static void operation(struct ibv_qp_ex *qp, const struct request *r)
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 		ibv_wr_rdma_write_imm(qp, r->key, r->remote_address,
 				      r->immediate);
+		break;
+	case IBV_WR_LOCAL_INV:
+		ibv_wr_local_inv(qp, r->key);
+		break;
+	case IBV_WR_BIND_MW:
+		ibv_wr_bind_mw(qp, r->window, r->key, &r->bind);
 		break;
 	case IBV_WR_RDMA_READ:
 		ibv_wr_rdma_read(qp, r->key, r->remote_address);
@@ -297,7 +348,9 @@ static int post_extended(struct ibv_qp_ex *qp, struct request *requests,
 		if (r->ah && (r->wr_id & 2))
 			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
 					   r->remote_qkey);
-		data(qp, r);
+		if (r->opcode != IBV_WR_LOCAL_INV &&
+		    r->opcode != IBV_WR_BIND_MW)
+			data(qp, r);
 		if (r->ah && !(r->wr_id & 2))
 			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
 					   r->remote_qkey);

@@ -25,6 +25,7 @@ struct kind {
 	bool signal_all;
 	bool extended;    /* by ibv_wr_*, not ibv_post_send */
 	bool shared;      /* receives from a shared queue */
+	bool keys;        /* changes of keys too: windows, invalidation */
 	uint8_t port;
 	uint32_t first;   /* blocks that are posted before the corpus begins */
 };
@@ -45,6 +46,16 @@ struct request {
 	uint64_t compare_add, swap;
 	struct ibv_ah *ah;
 	uint32_t remote_qpn, remote_qkey;
+	struct ibv_mw *window;
+	struct ibv_mw_bind_info bind;
+};
+
+/* What requests are made of, besides numbers. */
+struct material {
+	struct ibv_ah *ahs[8];
+	unsigned int nahs;
+	struct ibv_mr *region;
+	struct ibv_mw *window;
 };
 
 struct numbers {
@@ -56,14 +67,14 @@ uint32_t number_in(struct numbers *numbers, uint32_t from, uint32_t to);
 
 /* A work request that a queue pair of the kind takes. */
 struct request make_request(struct numbers *numbers, const struct kind *kind,
-			    struct ibv_ah **ahs, unsigned int nahs);
+			    const struct material *material);
 /* A scatter list of up to `most` elements; its length. */
 unsigned int make_list(struct numbers *numbers, struct ibv_sge *sges,
 		       unsigned int most);
 /* The name of an operation. */
 const char *opcode_name(enum ibv_wr_opcode opcode);
-/* What ibv_create_qp_ex has to be told about the operations of a type. */
-uint64_t send_operations(enum ibv_qp_type type);
+/* What ibv_create_qp_ex has to be told about the operations of a kind. */
+uint64_t send_operations(const struct kind *kind);
 
 /* Posts by one interface or the other. The index of the request that was
  * refused in `bad`, -1 if none was or the interface does not tell. */

@@ -443,6 +443,16 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 		output(hdr, UVERBS_ATTR_CORE_OUT, &resp, sizeof(resp));
 		return 0;
 	}
+	case IB_USER_VERBS_CMD_ALLOC_MW: {
+		uint32_t mr = next_mr++;
+		struct ib_uverbs_alloc_mw_resp resp = {
+			.mw_handle = next_handle++,
+			.rkey = 0xabc00 | mr,
+		};
+
+		output(hdr, UVERBS_ATTR_CORE_OUT, &resp, sizeof(resp));
+		return 0;
+	}
 	case IB_USER_VERBS_CMD_CREATE_AH:
 		return create_ah(hdr);
 	case IB_USER_VERBS_CMD_MODIFY_QP:

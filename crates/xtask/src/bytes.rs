@@ -135,12 +135,17 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
             continue;
         }
         let absent = String::new();
+        let start = match key.strip_prefix("entry ").map(str::parse) {
+            Some(Ok(place)) => before(ours, place),
+            _ => 0,
+        };
         let difference = explain::Difference {
             header: &stock.header,
             key,
             stock: old.unwrap_or(&absent),
             ours: new.unwrap_or(&absent),
             entry: ours.lines.get("entry 0").map_or("", |line| line.as_str()),
+            start,
         };
         let reasons = explain::reasons(&difference);
         let names: Vec<&str> = reasons.iter().flatten().map(|r| r.name()).collect();
@@ -168,6 +173,14 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
     if !unexplained.is_empty() {
         outcome.unexplained.push(unexplained.join("\n"));
     }
+}
+
+/// Bytes of the work requests before one.
+fn before(case: &Case, place: usize) -> usize {
+    (0..place)
+        .filter_map(|i| case.lines.get(&format!("entry {i}")))
+        .map(|line| line.len() / 2)
+        .sum()
 }
 
 /// The cases that the program printed. A line is known by its first word, and

@@ -10,6 +10,8 @@ pub enum Reason {
     NoImmediate,
     /// The compare operand of a fetch-and-add.
     NoCompare,
+    /// What a change of a key does not change.
+    KeptOfKey,
     /// The source port of a handle without a flow label.
     AnyPort,
     /// Elements of no bytes in a shared receive queue.
@@ -22,10 +24,11 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
+        Self::KeptOfKey,
         Self::AnyPort,
         Self::NoBytes,
         Self::Errno,
@@ -38,6 +41,7 @@ impl Reason {
             Self::Sizes => "sizes",
             Self::NoImmediate => "no immediate",
             Self::NoCompare => "no compare operand",
+            Self::KeptOfKey => "kept of a key",
             Self::AnyPort => "any source port",
             Self::NoBytes => "elements of no bytes",
             Self::Errno => "errno of a refusal",
@@ -49,8 +53,7 @@ impl Reason {
     pub fn why(self) -> &'static str {
         match self {
             Self::Sizes => {
-                "the C provider plans entries for memory windows and TSO, which we do not have; \
-                 both hold what was asked for"
+                "each provider plans how large entries are; both hold what was asked for"
             }
             Self::NoImmediate => {
                 "an operation of ibv_wr_* without immediate or key: the C provider leaves what \
@@ -59,6 +62,11 @@ impl Reason {
             Self::NoCompare => {
                 "a fetch-and-add: the C provider leaves what was there, ours is 0; the device \
                  does not look"
+            }
+            Self::KeptOfKey => {
+                "a window is bound or a key invalidated: of the key's fields that the mask does \
+                 not name the C provider leaves what was there, ours are 0; the device does not \
+                 look"
             }
             Self::AnyPort => {
                 "RoCE version 2 without a flow label: both take any port from 0xc000 on, the \
@@ -92,10 +100,28 @@ pub struct Difference<'a> {
     pub ours: &'a str,
     /// The first work request of the case, as ours has it.
     pub entry: &'a str,
+    /// Bytes of the work requests of the case before this one.
+    pub start: usize,
 }
 
 /// A word that a post did not write.
 const UNWRITTEN: &str = "--------";
+
+/// What the program fills queues with.
+fn pattern(at: usize) -> u8 {
+    (at.wrapping_mul(167).wrapping_add(91) ^ at >> 8) as u8
+}
+
+/// Whether each byte of two words is the same, or was left by the C provider
+/// and is 0 from us.
+fn left(old: &str, new: &str, at: usize) -> bool {
+    (0..4).all(|i| {
+        let byte = |word: &str| word.get(i * 2..i * 2 + 2).map(str::to_owned);
+        let filled = Some(format!("{:02x}", pattern(at + i)));
+        byte(old) == byte(new)
+            || byte(new).as_deref() == Some("00") && (old == UNWRITTEN || byte(old) == filled)
+    })
+}
 
 /// The reasons that together explain the difference; none if something in it
 /// has none.
@@ -114,7 +140,7 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
         "shared" => same_but_for_empty(difference).then(|| vec![Reason::NoBytes]),
         "entry" => {
             let operation = operation(&what, refusal.is_some(), number.parse().ok()?)?;
-            entry(difference, kind, operation, true)
+            entry(difference, kind, operation)
         }
         "register" if refusal.as_deref() == Some("too much inline data") => {
             // The first work request went out alone, so as a whole or by its
@@ -125,7 +151,7 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
         "register" => {
             // More than a doorbell only of a work request that was alone.
             let operation = operation(&what, refusal.is_some(), 0)?;
-            entry(difference, kind, operation, false)
+            entry(difference, kind, operation)
         }
         _ => None,
     }
@@ -147,13 +173,9 @@ fn operation<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a st
     what.get(place + 1)?.split('/').next()
 }
 
-/// Of the words that differ each has to be one that a reason is about.
-fn entry(
-    difference: &Difference,
-    kind: &str,
-    operation: &str,
-    in_queue: bool,
-) -> Option<Vec<Reason>> {
+/// Of the words that differ each has to be one that a reason is about. A
+/// register gets what was in the queue, what was left there too.
+fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Reason>> {
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
@@ -164,13 +186,13 @@ fn entry(
         if old == new {
             continue;
         }
-        // A register gets what was in the queue.
-        let left = new == "00000000" && (old == UNWRITTEN || !in_queue);
+        let left = left(old, new, difference.start + at / 2);
         let reason = match at / 2 {
             12 if left && !kind_posts_lists(kind) && !has_immediate(operation) => {
                 Reason::NoImmediate
             }
             40 | 44 if left && operation == "fetch-add" => Reason::NoCompare,
+            64..128 if left && matches!(operation, "bind" | "local-inv") => Reason::KeptOfKey,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
             _ => return None,
         };
@@ -241,6 +263,7 @@ mod tests {
             stock,
             ours,
             entry: "0000030a00004801",
+            start: 0,
         })
     }
 
@@ -269,6 +292,21 @@ mod tests {
             of("case rc-1-wr 1 post send/1", "entry 0", stock, ours),
             None
         );
+    }
+
+    #[test]
+    fn of_a_key_only_what_was_left_may_differ() {
+        let header = "case rc-keys 1 post bind/0";
+        let ask = |stock: &str, ours: &str| {
+            let text = |word: &str| format!("{:0128}{word}", 0);
+            of(header, "register this", &text(stock), &text(ours))
+        };
+        // The pattern's bytes 64 to 67: 0x1b, 0xc2, 0x69, 0x10.
+        assert_eq!(ask("40c26910", "40000000"), Some(vec![Reason::KeptOfKey]));
+        assert_eq!(ask("--------", "00000000"), Some(vec![Reason::KeptOfKey]));
+        assert_eq!(ask("40c26911", "40000000"), None);
+        assert_eq!(ask("40c26910", "41000000"), None);
+        assert_eq!(ask("40c26910", "40000001"), None);
     }
 
     #[test]
