@@ -278,74 +278,30 @@ impl SendHalf {
     }
 }
 
-impl QueuePair {
-    /// As [`SendHalf::write_at_level`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write_at_level<D: Source>(
-        &mut self,
-        data: D,
-        to: RemoteAddr,
-        level: CompletionLevel,
-        token: u64,
-    ) -> Result<(), PostError<D>> {
-        self.send_half().write_at_level(data, to, level, token)
-    }
+/// What a whole queue pair does by its sending half.
+macro_rules! by_the_sending_half {
+    ($(fn $name:ident $(<$data:ident>)? ($($argument:ident: $type:ty),*) -> $returned:ty;)*) => {
+        impl QueuePair {$(
+            #[doc = concat!("As [`SendHalf::", stringify!($name), "`].")]
+            ///
+            /// # Errors
+            /// As there.
+            pub fn $name$(<$data: Source>)?(
+                &mut self,
+                $($argument: $type),*
+            ) -> Result<(), PostError<$returned>> {
+                self.send_half().$name($($argument),*)
+            }
+        )*}
+    };
+}
 
-    /// As [`SendHalf::flush`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn flush(
-        &mut self,
-        at: RemoteAddr,
-        range: FlushRange,
-        kind: FlushTo,
-        token: u64,
-    ) -> Result<(), PostError<()>> {
-        self.send_half().flush(at, range, kind, token)
-    }
-
-    /// As [`SendHalf::send_with_imm`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn send_with_imm<D: Source>(
-        &mut self,
-        data: D,
-        immediate: u32,
-        token: u64,
-    ) -> Result<(), PostError<D>> {
-        self.send_half().send_with_imm(data, immediate, token)
-    }
-
-    /// As [`SendHalf::write_with_imm`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write_with_imm<D: Source>(
-        &mut self,
-        data: D,
-        to: RemoteAddr,
-        immediate: u32,
-        token: u64,
-    ) -> Result<(), PostError<D>> {
-        self.send_half().write_with_imm(data, to, immediate, token)
-    }
-
-    /// As [`SendHalf::atomic_write`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn atomic_write(
-        &mut self,
-        to: RemoteAddr,
-        value: [u8; 8],
-        token: u64,
-    ) -> Result<(), PostError<()>> {
-        self.send_half().atomic_write(to, value, token)
-    }
+by_the_sending_half! {
+    fn write_at_level<D>(data: D, to: RemoteAddr, level: CompletionLevel, token: u64) -> D;
+    fn flush(at: RemoteAddr, range: FlushRange, kind: FlushTo, token: u64) -> ();
+    fn send_with_imm<D>(data: D, immediate: u32, token: u64) -> D;
+    fn write_with_imm<D>(data: D, to: RemoteAddr, immediate: u32, token: u64) -> D;
+    fn atomic_write(to: RemoteAddr, value: [u8; 8], token: u64) -> ();
 }
 
 #[cfg(test)]
