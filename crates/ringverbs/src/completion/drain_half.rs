@@ -28,14 +28,9 @@ impl SendHalf {
         timeout: Duration,
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
-        if !cq.serves(self.completes_in()) {
-            return Err(not_its_queue());
-        }
+        must_be_its_queue(cq.serves(self.completes_in()))?;
         tolerate_loss(self.set_error())?;
-        let qp_num = self.qp_num();
-        let mine = |completion: &Completion| {
-            completion.qp_num == qp_num && completion.operation != Operation::Receive
-        };
+        let mine = completions_of(self.qp_num(), false);
         read(cq, timeout, mine, || self.in_flight() == 0, others)
     }
 }
@@ -52,21 +47,24 @@ impl RecvHalf {
         timeout: Duration,
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
-        if !cq.serves(self.completes_in()) {
-            return Err(not_its_queue());
-        }
+        must_be_its_queue(cq.serves(self.completes_in()))?;
         tolerate_loss(self.set_error())?;
-        let qp_num = self.qp_num();
-        let mine = |completion: &Completion| {
-            completion.qp_num == qp_num && completion.operation == Operation::Receive
-        };
+        let mine = completions_of(self.qp_num(), true);
         read(cq, timeout, mine, || self.in_flight() == 0, others)
     }
 }
 
-fn not_its_queue() -> Error {
-    Error::Invalid {
+fn must_be_its_queue(is_it: bool) -> Result<()> {
+    is_it.then_some(()).ok_or(Error::Invalid {
         what: "this is not the completion queue of the half",
+    })
+}
+
+/// Whether a completion is one of that queue pair's receives, or of all else
+/// that it does.
+fn completions_of(qp_num: u32, receives: bool) -> impl Fn(&Completion) -> bool {
+    move |completion| {
+        completion.qp_num == qp_num && (completion.operation == Operation::Receive) == receives
     }
 }
 
