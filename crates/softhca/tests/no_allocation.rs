@@ -1,34 +1,11 @@
 //! The transport in its steady state allocates nothing: packets come from the pool,
 //! queues keep their capacity.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use alloc_check::{Counting, allocations};
 use ringverbs_softhca::fabric::Faults;
 use ringverbs_softhca::packet::LinkKind;
 use ringverbs_softhca::transport::model::{Range, Region, World};
 use ringverbs_softhca::transport::{Operation, QpConfig, RecvWork, SendWork};
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: hands everything to the system's allocator; the count is a cell without
-// a destructor, which does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -102,14 +79,14 @@ fn steady_state() {
         for _ in 0..20 {
             batch(&mut world, 100);
         }
-        let before = COUNT.with(Cell::get);
-        for _ in 0..5 {
-            batch(&mut world, 100);
-        }
-        let allocations = COUNT.with(Cell::get) - before;
+        let (count, ()) = allocations(|| {
+            for _ in 0..5 {
+                batch(&mut world, 100);
+            }
+        });
         assert_eq!(world.hcas[0].host.sends_ended, 25 * 500);
         // With losses a queue may still find a new maximum; without there is none.
         let limit = if faults == Faults::default() { 0 } else { 20 };
-        assert!(allocations <= limit, "{allocations} allocations");
+        assert!(count <= limit, "{count} allocations");
     }
 }

@@ -2,11 +2,10 @@
 //! pressure is told by the kernel, and by nobody else.
 #![allow(missing_docs, reason = "a test")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 
+use alloc_check::{Counting, allocations};
 use ringverbs_uverbs::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use ringverbs_uverbs::discovery::DriverId;
 use ringverbs_uverbs::kernel::Kernel;
@@ -15,26 +14,6 @@ use ringverbs_uverbs::{
     PostSendDoorbell, Qp, QpAttr, QpAttrMask, QpInit, QpType, Srq, SrqInit, SrqKind, SrqModify,
     Udata, Xrcd, XrcdOpen,
 };
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -101,9 +80,12 @@ impl Kernel for Yes {
 fn commands_allocate_nothing() {
     // SAFETY: this kernel has no descriptors.
     let context = unsafe { Context::from_owned_fd(Box::new(Yes), 3, DriverId::RXE) };
-    let before = ALLOCATIONS.get();
+    assert_eq!(allocations(|| every_command(&context)).0, 0);
+    // The counter does count.
+    assert_eq!(allocations(|| std::hint::black_box(Box::new(1))).0, 1);
+}
 
-    let context = &context;
+fn every_command(context: &Context) {
     context.get_context(Udata::none()).unwrap();
     context.query_device().unwrap();
     context.query_port(1).unwrap();
@@ -168,9 +150,4 @@ fn commands_allocate_nothing() {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
     drop((srq, ah, mw, mr, xrcd, pd));
-
-    assert_eq!(ALLOCATIONS.get(), before);
-    // The counter does count.
-    drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get(), before + 1);
 }
