@@ -19,7 +19,7 @@ use std::panic::catch_unwind;
 use crate::abi::*;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
-use crate::mlx5_face::Mlx5;
+use crate::mlx5_face::{Mlx5, entries};
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use crate::ops;
 use crate::rxe_face::Rxe;
@@ -208,6 +208,9 @@ fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
     library.leak();
     log_registration(layout);
     let served = served::served();
+    if served.mlx5 {
+        entries::read_setting();
+    }
     // SAFETY: the operations live as long as the process; libibverbs keeps a
     // pointer to them.
     unsafe {

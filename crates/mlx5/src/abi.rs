@@ -77,6 +77,12 @@ pub struct CreateCq {
     pub reserved1: u32,
 }
 
+/// `MLX5_IB_CQE_RES_FORMAT_...`: what is told of a compressed completion.
+pub mod mini_format {
+    pub const HASH: u8 = 1 << 0;
+    pub const CHECKSUM: u8 = 1 << 1;
+}
+
 /// Driver response to CREATE_CQ (`struct mlx5_ib_create_cq_resp`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -347,6 +353,26 @@ pub const VENDOR_SYNDROME: usize = 6;
 /// As [`VENDOR_SYNDROME`].
 pub const SYNDROME: usize = 7;
 
+/// Bits of [`Cqe::op_own`] that say how the completion is told.
+pub const CQE_FORMAT: u8 = 0xc;
+/// Of those, that it stands for several.
+pub const CQE_TITLE: u8 = 0xc;
+/// Completions of an array ([`MiniCqe`]).
+pub const MINI_ARRAY: usize = 8;
+
+/// One of several completions that are told together. What the first word is of
+/// a message of the peer's (hash or checksum) is of no use here; of a work
+/// request of this side it is as named. (The kernel's `struct mlx5_mini_cqe8`,
+/// which no header for programs has.)
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MiniCqe {
+    pub wqe_counter: u16,
+    pub opcode: u8,
+    pub reserved: u8,
+    pub byte_cnt: u32,
+}
+
 /// Opcodes of send work requests (`MLX5_OPCODE_...`).
 pub mod opcode {
     pub const SEND_INVAL: u8 = 0x01;
@@ -464,4 +490,6 @@ const _: () = {
     assert!(offset_of!(Cqe, byte_cnt) == 44);
     assert!(offset_of!(Cqe, sop_drop_qpn) == 56);
     assert!(offset_of!(Cqe, op_own) == 63);
+    assert!(size_of::<MiniCqe>() == 8);
+    assert!(size_of::<[MiniCqe; MINI_ARRAY]>() == size_of::<Cqe>());
 };

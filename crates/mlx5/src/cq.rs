@@ -2,8 +2,30 @@
 
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
-use crate::abi::{CreateCq, CreateCqResp, Plain, ResizeCq};
+use crate::abi::{CreateCq, CreateCqResp, Plain, ResizeCq, mini_format};
+use crate::cq_ring::Shape;
 use crate::{Arming, CompletionRing, CreateError};
+
+/// What is told of each of several completions that are told together, besides
+/// what this crate reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MiniFormat {
+    /// A hash of the packet's addresses.
+    Hash,
+    /// The packet's checksum.
+    Checksum,
+}
+
+/// How the device tells completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqOptions {
+    /// Entries of 128 bytes, of which 64 are for short data, instead of entries
+    /// of 64, of which 32 are.
+    pub wide: bool,
+    /// Several may be told together: less for the device to write, and more to
+    /// read for whoever polls.
+    pub compression: Option<MiniFormat>,
+}
 
 /// A completion queue. The parts are public so that a face can put each under
 /// the lock, or the single owner, that it needs.
@@ -23,19 +45,43 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// More entries than this no device has.
     const MOST: u32 = 1 << 24;
 
+    /// Makes a completion queue of at least `init.cqe` entries, as every device
+    /// has them; it holds `object.cqe()`.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::create_with`].
+    pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
+        Self::create_with(context, init, CqOptions::default())
+    }
+
     /// Makes a completion queue of at least `init.cqe` entries; it holds
     /// `object.cqe()`.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many; those of memory and of
-    /// CREATE_CQ. Nothing is left behind.
-    pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
+    /// CREATE_CQ: EOPNOTSUPP if the device has no such entries. Nothing is left
+    /// behind.
+    pub fn create_with(
+        context: &C,
+        init: &CqInit,
+        options: CqOptions,
+    ) -> Result<Self, CreateError> {
+        let shape = Shape {
+            shift: if options.wide { 7 } else { 6 },
+            compresses: options.compression.is_some(),
+        };
         let entries = Self::entries(init.cqe)?;
-        let ring = CompletionRing::new(entries.ilog2())?;
+        let ring = CompletionRing::new(entries.ilog2(), shape)?;
         let request = CreateCq {
             buf_addr: ring.memory().address(),
             db_addr: ring.records().records_address(),
-            cqe_size: CompletionRing::ENTRY_SIZE as u32,
+            cqe_size: shape.bytes() as u32,
+            cqe_comp_en: shape.compresses.into(),
+            cqe_comp_res_format: match options.compression {
+                None => 0,
+                Some(MiniFormat::Hash) => mini_format::HASH,
+                Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
+            },
             ..CreateCq::default()
         };
         let mut answer = CreateCqResp::default();
@@ -89,10 +135,10 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CompletionRing::fresh(log2)?;
+        let memory = CompletionRing::fresh(log2, ring.shape())?;
         let request = ResizeCq {
             buf_addr: memory.address(),
-            cqe_size: CompletionRing::ENTRY_SIZE as u16,
+            cqe_size: ring.shape().bytes() as u16,
             ..ResizeCq::default()
         };
         // SAFETY: the address is that of that many entries. They become the

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use ring::{DoorbellRecord, Owner};
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
-use crate::cqe::decode;
+use crate::cqe::{Before, decode};
 use crate::directory::Directory;
+use crate::session::Session;
 use crate::work::QueueMemory;
 use crate::{CompletionError, CreateError, WorkCompletion};
 
@@ -25,16 +26,19 @@ const INDEX: u32 = 0xff_ffff;
 /// nor call the system.
 #[derive(Debug)]
 pub struct CompletionRing {
-    /// Where the entries are.
-    entries: NonNull<u8>,
-    /// Binary logarithm of their number.
+    /// Where the fields of the first entry are.
+    fields: NonNull<u8>,
+    /// Binary logarithm of the number of entries.
     log2: u32,
+    shape: Shape,
     /// How many were consumed.
     at: u32,
     /// The device's clock when the completion read last was written.
     time: u64,
     consumed: DoorbellRecord,
     pub(crate) directory: Directory,
+    /// Completions that were told together, of which some are not read yet.
+    pub(crate) session: Session,
     /// The entries.
     memory: QueueMemory,
     /// The doorbell records, which stay where they are when the entries move.
@@ -47,35 +51,69 @@ unsafe impl Send for CompletionRing {}
 // SAFETY: as above; nothing is done through a shared reference.
 unsafe impl Sync for CompletionRing {}
 
-impl CompletionRing {
-    /// Bytes of an entry.
-    pub const ENTRY_SIZE: usize = size_of::<Cqe>();
+/// What entries look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Binary logarithm of an entry's bytes, 6 or 7. The fields are the last 64.
+    pub shift: u32,
+    /// The device may tell several together.
+    pub compresses: bool,
+}
 
+impl Shape {
+    /// What every device has.
+    #[cfg(test)]
+    pub(crate) const PLAIN: Self = Self {
+        shift: 6,
+        compresses: false,
+    };
+
+    /// Bytes of an entry.
+    pub(crate) fn bytes(self) -> usize {
+        1 << self.shift
+    }
+
+    /// Where an entry's fields begin.
+    pub(crate) fn before(self) -> usize {
+        self.bytes() - size_of::<Cqe>()
+    }
+}
+
+impl CompletionRing {
     /// A queue of `1 << log2` entries, all of them the device's.
-    pub(crate) fn new(log2: u32) -> Result<Self, CreateError> {
-        let memory = Self::fresh(log2)?;
+    pub(crate) fn new(log2: u32, shape: Shape) -> Result<Self, CreateError> {
+        let memory = Self::fresh(log2, shape)?;
         let records = QueueMemory::new(0, "completion queue")?;
         Ok(Self {
-            entries: memory.entries(),
+            fields: Self::fields(&memory, shape),
             log2,
+            shape,
             at: 0,
             time: 0,
             consumed: records.record(0),
             directory: Directory::default(),
+            session: Session::default(),
             memory,
             records: Arc::new(records),
         })
     }
 
     /// Memory for `1 << log2` entries, all of them the device's.
-    pub(crate) fn fresh(log2: u32) -> Result<QueueMemory, CreateError> {
-        let memory = QueueMemory::new(Self::ENTRY_SIZE << log2, "completion queue")?;
+    pub(crate) fn fresh(log2: u32, shape: Shape) -> Result<QueueMemory, CreateError> {
+        let memory = QueueMemory::new(shape.bytes() << log2, "completion queue")?;
+        let fields = Self::fields(&memory, shape);
         for slot in 0..1usize << log2 {
-            let at = slot * Self::ENTRY_SIZE + offset_of!(Cqe, op_own);
+            let at = slot * shape.bytes() + offset_of!(Cqe, op_own);
             // SAFETY: inside the memory, which has `1 << log2` entries.
-            unsafe { memory.entries().add(at).write(cqe_opcode::INVALID << 4) };
+            unsafe { fields.add(at).write(cqe_opcode::INVALID << 4) };
         }
         Ok(memory)
+    }
+
+    /// Where the fields of the first entry are.
+    pub(crate) fn fields(memory: &QueueMemory, shape: Shape) -> NonNull<u8> {
+        // SAFETY: inside the first entry.
+        unsafe { memory.entries().add(shape.before()) }
     }
 
     pub(crate) fn memory(&self) -> &QueueMemory {
@@ -86,16 +124,32 @@ impl CompletionRing {
         &self.records
     }
 
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(crate) fn compresses(&self) -> bool {
+        self.shape.compresses
+    }
+
     /// Entries that it holds at most.
     pub fn capacity(&self) -> u32 {
         1 << self.log2
     }
 
+    /// The fields of the entry at `at`.
     #[inline(always)]
     pub(crate) fn slot(&self, at: u32) -> NonNull<Cqe> {
         let mask = (1u32 << self.log2) - 1;
+        let offset = ((at & mask) as usize) << self.shape.shift;
         // SAFETY: one of the entries, by the mask.
-        unsafe { self.entries.cast::<Cqe>().add((at & mask) as usize) }
+        unsafe { self.fields.add(offset).cast::<Cqe>() }
+    }
+
+    /// The owner bit that the entry at `at` has when it is written.
+    #[inline(always)]
+    pub(crate) fn round(&self, at: u32) -> u8 {
+        (at >> self.log2) as u8 & CQE_OWNER
     }
 
     /// The entry at `at`, if the device has written it.
@@ -105,14 +159,14 @@ impl CompletionRing {
         // SAFETY: a byte of the entry, which lives as long as this does.
         let owner = unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) };
         let owner = owner.look();
-        let round = (at >> self.log2) as u8 & CQE_OWNER;
-        (owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round).then_some(slot)
+        let written = owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == self.round(at);
+        written.then_some(slot)
     }
 
     /// Whether there is certainly nothing to read.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.written(self.at).is_none()
+        self.session.left == 0 && self.written(self.at).is_none()
     }
 
     /// The next completion; none if there is none. What is read is consumed
@@ -125,14 +179,50 @@ impl CompletionRing {
     /// The queues that complete here were published to as their contracts say.
     #[inline(always)]
     pub unsafe fn read(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
+        if self.session.left != 0 {
+            // SAFETY: as the caller says.
+            return Some(unsafe { self.read_told_together() });
+        }
         let entry = self.written(self.at)?;
         // SAFETY: a valid entry, any bytes of which are one; it is this side's
         // until consumed, and copied once, whatever the device does.
         let cqe = unsafe { entry.read() };
+        if cqe.is_title() && self.shape.compresses {
+            // SAFETY: as the caller says.
+            return Some(unsafe { self.read_title(&cqe) });
+        }
+        self.at = self.at.wrapping_add(1);
+        self.time = u64::from_be_bytes(cqe.timestamp);
+        let before = Before::of(entry, self.shape.before());
+        // SAFETY: as the caller says.
+        Some(unsafe { decode(&cqe, before, &self.directory) })
+    }
+
+    /// As [`CompletionRing::read`], at a title.
+    ///
+    /// # Safety
+    /// As there.
+    #[cold]
+    unsafe fn read_title(&mut self, title: &Cqe) -> Result<WorkCompletion, CompletionError> {
+        if let Err(error) = self.open_session(self.at, title) {
+            self.at = self.at.wrapping_add(1);
+            return Err(error);
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.read_told_together() }
+    }
+
+    /// As [`CompletionRing::read`], in a session.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn read_told_together(&mut self) -> Result<WorkCompletion, CompletionError> {
+        let cqe = self.next_of_session(self.at);
         self.at = self.at.wrapping_add(1);
         self.time = u64::from_be_bytes(cqe.timestamp);
         // SAFETY: as the caller says.
-        Some(unsafe { decode(&cqe, &self.directory) })
+        unsafe { decode(&cqe, Before::NOTHING, &self.directory) }
     }
 
     /// When the device wrote the completion that was read last, in ticks of its
@@ -164,6 +254,7 @@ impl CompletionRing {
         let mut taken = 0;
         let mut failed = None;
         for place in out {
+            let left = self.session.left;
             // SAFETY: as the caller says.
             match unsafe { self.read() } {
                 Some(Ok(wc)) => {
@@ -175,7 +266,7 @@ impl CompletionRing {
                     break;
                 }
                 Some(Err(_)) => {
-                    self.at = self.at.wrapping_sub(1);
+                    self.unread(left);
                     break;
                 }
                 None => break,
@@ -185,6 +276,17 @@ impl CompletionRing {
             self.publish();
         }
         failed.map_or(Ok(taken), Err)
+    }
+
+    /// The completion read last is to be read again. `left` were left of a
+    /// session before.
+    #[cold]
+    fn unread(&mut self, left: u32) {
+        self.at = self.at.wrapping_sub(1);
+        // Within a session, or at its title, or at its last.
+        if left != self.session.left {
+            self.session.undo();
+        }
     }
 
     /// Where reading goes on.
@@ -200,15 +302,21 @@ impl CompletionRing {
 
     /// Goes on reading at `at` in other memory, of `1 << log2` entries.
     pub(crate) fn go_on_in(&mut self, memory: QueueMemory, log2: u32, at: u32) {
-        self.entries = memory.entries();
+        self.fields = Self::fields(&memory, self.shape);
         self.log2 = log2;
         self.memory = memory;
         self.go_on_at(at);
     }
 
+    /// Of entries as every device has them.
+    #[cfg(test)]
+    pub(crate) fn plain(log2: u32) -> Result<Self, CreateError> {
+        Self::new(log2, Shape::PLAIN)
+    }
+
     /// The queue's memory, for tests that play the device.
     #[cfg(test)]
     pub(crate) fn entries(&self) -> NonNull<u8> {
-        self.entries
+        self.memory.entries()
     }
 }

@@ -1,5 +1,7 @@
 //! What a completion means.
 
+use std::ptr::NonNull;
+
 use ring::{Found, Outstanding};
 
 use crate::abi::{
@@ -44,21 +46,62 @@ impl Cqe {
         )
     }
 
-    /// The data that came in it; none if none did. `byte_len` is the message's.
+    /// Whether data came in it.
     #[inline(always)]
-    fn scattered(&self, byte_len: u32) -> Option<Result<&[u8], ()>> {
-        if self.op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) == 0 {
-            return None;
+    fn has_data(&self) -> bool {
+        self.op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) != 0
+    }
+
+    /// Gives the data that came in it, `byte_len` bytes, to where it belongs;
+    /// whether it did, and there was as much room.
+    ///
+    /// # Safety
+    /// `before` is of this completion.
+    unsafe fn scatter(
+        &self,
+        before: Before,
+        byte_len: u32,
+        to: impl FnOnce(&[u8]) -> bool,
+    ) -> bool {
+        let byte_len = byte_len as usize;
+        // 64 bytes come before the fields, if entries are that long.
+        if self.op_own & CQE_SCATTER_64 != 0 {
+            // SAFETY: as the caller says.
+            let data = unsafe { before.read() };
+            return data.is_some_and(|data| data.get(..byte_len).is_some_and(to));
         }
         // What the first fields are depends on this bit: bytes, then.
         // SAFETY: the structure has no padding and is longer than that.
         let first = unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), 32) };
-        let fits = self.op_own & CQE_SCATTER_64 == 0;
-        Some(match first.get(..byte_len as usize) {
-            Some(data) if fits => Ok(data),
-            // 64 bytes come before the entry, if entries have 128: these have not.
-            _ => Err(()),
-        })
+        first.get(..byte_len).is_some_and(to)
+    }
+}
+
+/// The bytes of an entry that come before its fields.
+#[derive(Clone, Copy)]
+pub(crate) struct Before {
+    fields: NonNull<Cqe>,
+    /// How many they are: none, or 64.
+    bytes: usize,
+}
+
+impl Before {
+    /// There are none.
+    pub(crate) const NOTHING: Self = Self {
+        fields: NonNull::dangling(),
+        bytes: 0,
+    };
+
+    #[inline(always)]
+    pub(crate) fn of(fields: NonNull<Cqe>, bytes: usize) -> Self {
+        Self { fields, bytes }
+    }
+
+    /// # Safety
+    /// The entry is this side's.
+    unsafe fn read(self) -> Option<[u8; 64]> {
+        // SAFETY: as the caller says, and there are as many.
+        (self.bytes == 64).then(|| unsafe { self.fields.cast::<[u8; 64]>().sub(1).read() })
     }
 }
 
@@ -67,10 +110,12 @@ impl Cqe {
 ///
 /// # Safety
 /// Every work request that is outstanding names memory that is valid, as those
-/// who posted it have said (`SendQueue::publish`, `RecvQueue::publish`).
+/// who posted it have said (`SendQueue::publish`, `RecvQueue::publish`). `before`
+/// is of this completion.
 #[inline(always)]
 pub(crate) unsafe fn decode(
     cqe: &Cqe,
+    before: Before,
     directory: &Directory,
 ) -> Result<WorkCompletion, CompletionError> {
     let user_index = cqe.user_index();
@@ -96,9 +141,9 @@ pub(crate) unsafe fn decode(
             wc.vendor_err = cqe.timestamp[VENDOR_SYNDROME].into();
         }
         // SAFETY: as the caller says; the work request is outstanding.
-        cqe_opcode::REQ => unsafe { request(cqe, entry, &mut wc)? },
+        cqe_opcode::REQ => unsafe { request(cqe, before, entry, &mut wc)? },
         // SAFETY: as above.
-        _ => unsafe { response(cqe, entry, &mut wc) },
+        _ => unsafe { response(cqe, before, entry, &mut wc) },
     }
     // From here on the entry is the poster's again.
     taken.complete(slot);
@@ -155,6 +200,7 @@ fn unknown(cqe: &Cqe) -> CompletionError {
 #[inline(always)]
 unsafe fn request(
     cqe: &Cqe,
+    before: Before,
     entry: &Entry,
     wc: &mut WorkCompletion,
 ) -> Result<(), CompletionError> {
@@ -193,10 +239,11 @@ unsafe fn request(
         }
         _ => return Err(unknown(cqe)),
     }
-    if let Some(data) = cqe.scattered(wc.byte_len) {
+    if cqe.has_data() {
         // SAFETY: as the caller says.
-        let fits = |data| unsafe { entry.work.scatter_send(cqe.slot(), data) };
-        if !data.is_ok_and(fits) {
+        let to = |data: &[u8]| unsafe { entry.work.scatter_send(cqe.slot(), data) };
+        // SAFETY: as the caller says.
+        if !unsafe { cqe.scatter(before, wc.byte_len, to) } {
             wc.status = status::LOC_LEN_ERR;
         }
     }
@@ -208,7 +255,7 @@ unsafe fn request(
 /// # Safety
 /// As for [`decode`]; the work request is outstanding.
 #[inline(always)]
-unsafe fn response(cqe: &Cqe, entry: &Entry, wc: &mut WorkCompletion) {
+unsafe fn response(cqe: &Cqe, before: Before, entry: &Entry, wc: &mut WorkCompletion) {
     wc.byte_len = u32::from_be(cqe.byte_cnt);
     wc.opcode = opcode::RECV;
     match cqe.opcode() {
@@ -228,19 +275,22 @@ unsafe fn response(cqe: &Cqe, entry: &Entry, wc: &mut WorkCompletion) {
         // The field has one of the three.
         _ => wc.pkey_index = u32::from_be(cqe.imm_inval_pkey) as u16,
     }
-    if let Some(data) = cqe.scattered(wc.byte_len) {
+    if cqe.has_data() {
         // SAFETY: as the caller says.
-        let fits = |data| unsafe {
+        let to = |data: &[u8]| unsafe {
             match &entry.work.shared {
                 None => entry.work.scatter_receive(cqe.slot(), data),
                 Some(shared) => shared.scatter(cqe.slot(), data),
             }
         };
-        if !data.is_ok_and(fits) {
+        // SAFETY: as the caller says.
+        if !unsafe { cqe.scatter(before, wc.byte_len, to) } {
             wc.status = status::LOC_LEN_ERR;
         }
-        // The fields below are data.
-        return;
+        if cqe.op_own & CQE_SCATTER_64 == 0 {
+            // The fields below are data.
+            return;
+        }
     }
     let flags_rqpn = u32::from_be(cqe.flags_rqpn);
     wc.slid = u16::from_be(cqe.slid);

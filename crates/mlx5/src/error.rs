@@ -65,6 +65,12 @@ pub enum CompletionError {
         /// The work request's opcode.
         request: u8,
     },
+    /// It stands for a number of completions that cannot be, or for others than
+    /// of success.
+    BadSession {
+        /// How many.
+        count: u32,
+    },
     /// It names a work request that is not outstanding.
     UnknownRequest {
         /// The slot.
@@ -86,6 +92,9 @@ impl fmt::Display for CompletionError {
                 f,
                 "a completion of opcode {completion:#x} for a request of opcode {request:#x}"
             ),
+            Self::BadSession { count } => {
+                write!(f, "a completion that stands for {count} that cannot be")
+            }
             Self::UnknownRequest { slot } => write!(
                 f,
                 "a completion for the work request in slot {slot}, where none is outstanding"

@@ -31,6 +31,7 @@ mod plan;
 mod qp;
 mod recv;
 mod send;
+mod session;
 mod srq;
 #[cfg(test)]
 mod tests;
@@ -41,7 +42,7 @@ mod work;
 pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
 pub use context::{DeviceContext, Limits};
-pub use cq::CompletionQueue;
+pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::CompletionRing;
 pub use error::{CompletionError, CreateError, PostError};
 pub use operation::Service;

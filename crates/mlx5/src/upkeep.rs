@@ -1,6 +1,8 @@
 //! What is done to a completion queue besides reading it: queue pairs come and
 //! go, and its entries move to other memory.
 
+use std::mem::offset_of;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
@@ -27,6 +29,7 @@ impl CompletionRing {
     /// Takes out what completions of `work` are still here; the others stay,
     /// in order. After its queue pair is gone, or reset.
     pub fn clean(&mut self, work: &Work) {
+        self.write_out();
         let user_index = work.user_index();
         let first = self.position();
         let mut end = first;
@@ -54,15 +57,9 @@ impl CompletionRing {
             to = to.wrapping_sub(1);
             if to != from {
                 // The place keeps its owner bit: it belongs to the round.
-                let slot = self.slot(to);
-                // SAFETY: as above, this side's.
-                unsafe {
-                    let owner = slot.read().op_own & CQE_OWNER;
-                    slot.write(Cqe {
-                        op_own: cqe.op_own & !CQE_OWNER | owner,
-                        ..cqe
-                    });
-                }
+                let round = self.round(to);
+                // SAFETY: both entries are this side's.
+                unsafe { self.copy_entry(self.slot(from), self.slot(to), round) };
             }
         }
         if to != first {
@@ -75,6 +72,9 @@ impl CompletionRing {
     /// have the mark by which the device ends them; without it, what was there
     /// has been moved all the same.
     pub(crate) fn move_to(&mut self, memory: QueueMemory, log2: u32) -> bool {
+        self.write_out();
+        let shape = self.shape();
+        let fields = Self::fields(&memory, shape);
         let first = self.position();
         let mut from = first;
         let mut ended = false;
@@ -84,8 +84,7 @@ impl CompletionRing {
             };
             // SAFETY: an entry that the device has written, and that is not
             // consumed.
-            let cqe = unsafe { entry.read() };
-            if cqe.opcode() == cqe_opcode::RESIZE_CQ {
+            if unsafe { entry.read() }.opcode() == cqe_opcode::RESIZE_CQ {
                 ended = true;
                 break;
             }
@@ -97,13 +96,26 @@ impl CompletionRing {
             // is this side's: the device has been told that there is room for
             // it, and for no more.
             unsafe {
-                memory.entries().cast::<Cqe>().add(slot).write(Cqe {
-                    op_own: cqe.op_own & !CQE_OWNER | round,
-                    ..cqe
-                });
+                let to = fields.add(slot << shape.shift).cast();
+                self.copy_entry(entry, to, round);
             }
         }
         self.go_on_in(memory, log2, first.wrapping_add(1));
         ended
+    }
+
+    /// Copies an entry, by its fields, to a place of the round `round`.
+    ///
+    /// # Safety
+    /// Both are entries of this shape, the latter writable.
+    unsafe fn copy_entry(&self, from: NonNull<Cqe>, to: NonNull<Cqe>, round: u8) {
+        let (bytes, before) = (self.shape().bytes(), self.shape().before());
+        // SAFETY: whole entries, as the caller says.
+        unsafe {
+            let (from, to) = (from.cast::<u8>().sub(before), to.cast::<u8>().sub(before));
+            to.copy_from(from, bytes);
+            let owner = to.add(before + offset_of!(Cqe, op_own));
+            owner.write(owner.read() & !CQE_OWNER | round);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mlx5::{Arming, CompletionError, CompletionQueue, CompletionRing, Role, Work, WorkCompletion};
 use uverbs::CqInit;
 
-use super::Mlx5;
+use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
@@ -35,7 +35,7 @@ impl Device for Mlx5 {
     const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 
     fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
-        let made = CompletionQueue::create(ctx, init)?;
+        let made = CompletionQueue::create_with(ctx, init, entries::asked())?;
         let completions = Completions {
             ring: UnsafeCell::new(made.ring),
             current: UnsafeCell::default(),

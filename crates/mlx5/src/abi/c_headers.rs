@@ -235,6 +235,8 @@ fn constants() -> Vec<(&'static str, u32)> {
         ("MLX5_CQE_RESP_ERR", cqe_opcode::RESP_ERR),
         ("MLX5_CQE_INVALID", cqe_opcode::INVALID),
         ("MLX5_CQE_OWNER_MASK", CQE_OWNER),
+        ("MLX5_IB_CQE_RES_FORMAT_HASH", mini_format::HASH),
+        ("MLX5_IB_CQE_RES_FORMAT_CSUM", mini_format::CHECKSUM),
         ("MLX5_INLINE_SCATTER_32", CQE_SCATTER_32),
         ("MLX5_INLINE_SCATTER_64", CQE_SCATTER_64),
         ("MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR", syndrome::LOCAL_LENGTH),

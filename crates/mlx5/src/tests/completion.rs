@@ -11,7 +11,7 @@ use crate::{Arming, CompletionError, Opcode, Role, SendFlags, WorkCompletion};
 const RC: Service = Service::ReliableConnection;
 
 fn ring(log2: u32) -> (CompletionRing, Device) {
-    let ring = CompletionRing::new(log2).unwrap();
+    let ring = CompletionRing::plain(log2).unwrap();
     let device = Device::of(&ring);
     (ring, device)
 }

@@ -223,7 +223,7 @@ proptest! {
     fn changes_complete_as_what_they_are(
         batches in prop::collection::vec(prop::collection::vec(0u8..3, 1..=4), 1..40),
     ) {
-        let mut ring = CompletionRing::new(3).unwrap();
+        let mut ring = CompletionRing::plain(3).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = pair(RC, 4);
         prop_assert!(pair.send.capacity() >= 4);

@@ -6,6 +6,7 @@ mod keys;
 mod objects;
 mod resize;
 mod send;
+mod session;
 mod shared;
 
 use std::ptr::NonNull;
@@ -155,11 +156,35 @@ pub struct Raised {
     pub scatter: u8,
 }
 
+impl Raised {
+    pub fn bytes(&self) -> [u8; 64] {
+        let mut bytes = [0u8; 64];
+        bytes[17] = self.path;
+        bytes[22..24].copy_from_slice(&self.slid.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.flags_rqpn.to_be_bytes());
+        bytes[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        bytes[36..40].copy_from_slice(&self.immediate.to_be_bytes());
+        bytes[44..48].copy_from_slice(&self.byte_count.to_be_bytes());
+        bytes[48..56].copy_from_slice(&self.time.to_be_bytes());
+        if self.opcode > 12 {
+            bytes[54] = self.vendor;
+            bytes[55] = self.syndrome;
+        }
+        let word = u32::from(self.request) << 24 | QPN;
+        bytes[56..60].copy_from_slice(&word.to_be_bytes());
+        bytes[60..62].copy_from_slice(&self.slot.to_be_bytes());
+        bytes[63] = self.opcode << 4 | self.scatter;
+        bytes
+    }
+}
+
 /// The device's side of a completion queue.
 pub struct Device {
     entries: NonNull<u8>,
     records: NonNull<u8>,
     capacity: u32,
+    /// Bytes of an entry.
+    size: usize,
     raised: u32,
 }
 
@@ -173,28 +198,13 @@ impl Device {
             entries: ring.entries(),
             records: ring.records().entries(),
             capacity: ring.capacity(),
+            size: ring.shape().bytes(),
             raised: 0,
         }
     }
 
     pub fn raise(&mut self, what: &Raised) {
-        let mut bytes = [0u8; 64];
-        bytes[17] = what.path;
-        bytes[22..24].copy_from_slice(&what.slid.to_be_bytes());
-        bytes[24..28].copy_from_slice(&what.flags_rqpn.to_be_bytes());
-        bytes[32..36].copy_from_slice(&what.user_index.to_be_bytes());
-        bytes[36..40].copy_from_slice(&what.immediate.to_be_bytes());
-        bytes[44..48].copy_from_slice(&what.byte_count.to_be_bytes());
-        bytes[48..56].copy_from_slice(&what.time.to_be_bytes());
-        if what.opcode > 12 {
-            bytes[54] = what.vendor;
-            bytes[55] = what.syndrome;
-        }
-        let word = u32::from(what.request) << 24 | QPN;
-        bytes[56..60].copy_from_slice(&word.to_be_bytes());
-        bytes[60..62].copy_from_slice(&what.slot.to_be_bytes());
-        bytes[63] = what.opcode << 4 | what.scatter;
-        self.write(bytes);
+        self.write(what.bytes());
     }
 
     /// Ends the old entries, and goes on in others.
@@ -209,10 +219,23 @@ impl Device {
     pub fn write(&mut self, mut bytes: [u8; 64]) {
         let round = (self.raised / self.capacity) & 1;
         bytes[63] = bytes[63] & !1 | round as u8;
-        let at = (self.raised % self.capacity) as usize * 64;
-        // SAFETY: an entry of the queue.
-        unsafe { self.entries.add(at).cast::<[u8; 64]>().write(bytes) };
+        self.put(self.raised, bytes);
         self.raised += 1;
+    }
+
+    /// Writes to the last 64 bytes of the entry at `at`.
+    pub fn put(&mut self, at: u32, bytes: [u8; 64]) {
+        let at = (at % self.capacity) as usize * self.size + self.size - 64;
+        // SAFETY: in an entry of the queue.
+        unsafe { self.entries.add(at).cast::<[u8; 64]>().write(bytes) };
+    }
+
+    /// Writes to the first 64 bytes of the next entry, which has 128.
+    pub fn put_before(&mut self, bytes: [u8; 64]) {
+        assert_eq!(self.size, 128);
+        let at = (self.raised % self.capacity) as usize * 128;
+        // SAFETY: in an entry of the queue.
+        unsafe { self.entries.add(at).cast::<[u8; 64]>().write(bytes) };
     }
 
     /// What the other side has consumed, as its doorbell record says.

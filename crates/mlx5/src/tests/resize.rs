@@ -9,6 +9,7 @@ use uverbs::kernel::fake::Target;
 
 use super::objects::Machine;
 use super::*;
+use crate::cq_ring::Shape;
 use crate::{CompletionQueue, Opcode, Role, SendFlags};
 
 /// Posts a send, and completes it.
@@ -49,7 +50,7 @@ proptest! {
         log2 in 1u32..4,
         turns in prop::collection::vec((0u32..9, 0usize..9, 1u32..5), 1..60),
     ) {
-        let mut ring = CompletionRing::new(log2).unwrap();
+        let mut ring = CompletionRing::plain(log2).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, Service::ReliableConnection, &cap(32, 1, 0));
         ring.attach(&pair.work, Role::SEND).unwrap();
@@ -65,7 +66,7 @@ proptest! {
             }
             let unread = (raised - had) as u32;
             if unread < 1 << log2 {
-                let memory = CompletionRing::fresh(log2).unwrap();
+                let memory = CompletionRing::fresh(log2, Shape::PLAIN).unwrap();
                 device.move_to(memory.entries(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);

@@ -26,7 +26,7 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
     let (mut ring, work) = (
-        CompletionRing::new(4).unwrap(),
+        CompletionRing::plain(4).unwrap(),
         work(
             5,
             Service::Datagram,

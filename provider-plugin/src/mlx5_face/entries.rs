@@ -1,0 +1,62 @@
+//! What completion queues' entries look like.
+
+use std::sync::OnceLock;
+
+use mlx5::{CqOptions, MiniFormat};
+
+use crate::diag;
+
+static ASKED: OnceLock<CqOptions> = OnceLock::new();
+
+/// Reads `RINGVERBS_MLX5_CQE`: `128` for entries of 128 bytes instead of 64,
+/// `compressed` for several that are told together, or both with a comma
+/// between them. When the provider is loaded.
+///
+/// Unset, neither, as with the C provider: compression saves the bus some
+/// writes, and costs the processor time for every completion and, since the
+/// device waits for more, each a little of its latency.
+pub fn read_setting() {
+    let asked = diag::variable(c"RINGVERBS_MLX5_CQE").map(parse);
+    let _ = ASKED.set(asked.unwrap_or_default());
+}
+
+/// What was asked for.
+pub fn asked() -> CqOptions {
+    ASKED.get().copied().unwrap_or_default()
+}
+
+fn parse(list: &[u8]) -> CqOptions {
+    let mut options = CqOptions::default();
+    for word in list.split(|byte| *byte == b',') {
+        match word.trim_ascii() {
+            b"128" => options.wide = true,
+            // Of the two the one that every device has.
+            b"compressed" => options.compression = Some(MiniFormat::Hash),
+            b"64" | b"" => {}
+            word => {
+                let word = String::from_utf8_lossy(word);
+                tracing::warn!(%word, "RINGVERBS_MLX5_CQE asks for what ringverbs does not know");
+            }
+        }
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_says_what_entries_look_like() {
+        let is = |wide, compressed: bool| CqOptions {
+            wide,
+            compression: compressed.then_some(MiniFormat::Hash),
+        };
+        assert_eq!(parse(b""), is(false, false));
+        assert_eq!(parse(b"64, \xff"), is(false, false));
+        assert_eq!(parse(b"128"), is(true, false));
+        assert_eq!(parse(b"compressed"), is(false, true));
+        assert_eq!(parse(b" compressed, 128"), is(true, true));
+        assert_eq!(asked(), is(false, false));
+    }
+}
