@@ -16,6 +16,19 @@
 //!
 //! Who runs the engine is chosen by [`Drive`]: a thread of its own, which
 //! sleeps longer and longer while nothing happens, or the caller.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! let embedded = ringverbs_embedded::Embedded::new("ib")?;
+//! let context = Arc::new(embedded.context()?);
+//! let (info, device) = mlx5::DeviceContext::open(&context)?;
+//! assert_eq!(info.num_comp_vectors, 1);
+//! assert_eq!(context.query_port(1)?.legacy.lid, 1);
+//! # Ok(())
+//! # }
+//! ```
 
 mod command;
 mod event;

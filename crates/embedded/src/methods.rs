@@ -53,6 +53,7 @@ impl State {
             (OBJECT_SRQ, METHOD_SRQ_CREATE) => unsafe { self.create_srq(fd, request) },
             (OBJECT_MR, METHOD_QUERY_MR) => self.query_mr(fd, request),
             (OBJECT_MR, METHOD_MR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MR_HANDLE),
+            (OBJECT_MW, METHOD_MW_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MW_HANDLE),
             (OBJECT_PD, METHOD_PD_DESTROY) => self.remove(fd, request, ATTR_DESTROY_PD_HANDLE),
             (OBJECT_AH, METHOD_AH_DESTROY) => self.remove(fd, request, ATTR_DESTROY_AH_HANDLE),
             (OBJECT_CQ, METHOD_CQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_CQ_HANDLE),
@@ -144,7 +145,7 @@ impl State {
             }
             Is::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
             Is::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Ah => {}
+            Is::Pd { .. } | Is::Mr(_) | Is::Mw { .. } | Is::Ah => {}
         }
         Ok(())
     }
@@ -172,7 +173,7 @@ impl State {
                 self.context(fd)?.give_back_register(qp.register);
             }
             Is::Srq(srq) => self.forget_events(fd, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Ah => {}
+            Is::Pd { .. } | Is::Mr(_) | Is::Mw { .. } | Is::Ah => {}
         }
         Ok(object)
     }

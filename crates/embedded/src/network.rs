@@ -167,6 +167,11 @@ impl Embedded {
         self.device.lock().hca.complaints().to_vec()
     }
 
+    /// How many objects its contexts have.
+    pub fn objects(&self) -> usize {
+        self.device.lock().objects.len()
+    }
+
     /// Its number in its network.
     pub fn number(&self) -> usize {
         self.device.number

@@ -26,6 +26,10 @@ pub(crate) struct Events {
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) number: u32,
+    /// Entries.
+    pub(crate) cqe: u32,
+    /// Bytes of an entry.
+    pub(crate) entry: u32,
     pub(crate) channel: Option<Arc<EventFile>>,
     pub(crate) completions: Reported,
     pub(crate) events: Events,
@@ -74,6 +78,7 @@ pub(crate) enum Is {
     Cq(Cq),
     Qp(Box<Qp>),
     Srq(Srq),
+    Mw { key: u32 },
     Ah,
 }
 
@@ -87,6 +92,7 @@ impl Is {
             Self::Cq(_) => ids::OBJECT_CQ,
             Self::Qp(_) => ids::OBJECT_QP,
             Self::Srq(_) => ids::OBJECT_SRQ,
+            Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
         }
     }
@@ -142,6 +148,11 @@ typed! {
 }
 
 impl Objects {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
     /// Adds an object; its handle. What it needs is there.
     pub(crate) fn insert(&mut self, object: Object) -> u32 {
         for needed in &object.needs {
@@ -239,10 +250,11 @@ impl Objects {
         }
     }
 
-    /// Replaces the memory that the device was given for an object.
-    pub(crate) fn given(&mut self, handle: u32, given: Given) {
-        if let Some(object) = self.objects.get_mut(&handle) {
-            object.given = vec![given];
-        }
+    /// Replaces the first memory that the device was given for an object; the
+    /// one before.
+    pub(crate) fn given(&mut self, handle: u32, given: Given) -> Option<Given> {
+        let object = self.objects.get_mut(&handle)?;
+        let place = object.given.first_mut()?;
+        Some(std::mem::replace(place, given))
     }
 }

@@ -81,9 +81,9 @@ impl State {
         let up = self.is_up()?;
         let lid = if ethernet { 0 } else { self.hca.settings().lid };
         let legacy = QueryPortResp {
-            // Global routes, extended speeds, client reregistration; device
-            // management, connection management.
-            port_cap_flags: 0x0481_0000,
+            // Connection management, GIDs by IP address; or what the
+            // InfiniBand port says.
+            port_cap_flags: if ethernet { 0x0401_0000 } else { 0x0251_0868 },
             max_msg_sz: 1 << 30,
             gid_tbl_len: self.gids().len() as u32,
             pkey_tbl_len: 1,
@@ -158,9 +158,10 @@ impl State {
             vendor_part_id: 4119,
             max_qp: 1 << 17,
             max_qp_wr: 1 << 15,
-            // Bad P_Key and Q_Key counters, path migration, shutdown, SRQ
-            // resize, last-WQE events.
-            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 9 | 1 << 12,
+            // Events of active ports, a system image GUID, answers that the
+            // receiver is not ready; windows of type 1 and 2B.
+            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 24,
+            max_mw: 1 << 22,
             max_sge: 30,
             max_sge_rd: 30,
             max_cq: 1 << 16,

@@ -7,7 +7,7 @@ use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
-use uverbs::abi::write::ModifyQp;
+use uverbs::abi::write::{ModifyQp, ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
@@ -180,6 +180,8 @@ impl State {
         unsafe { self.watch.arm(number, place.records) };
         let cq = Cq {
             number,
+            cqe: (1 << log_size) - 1,
+            entry,
             channel,
             completions: Reported::default(),
             events,
@@ -194,6 +196,43 @@ impl State {
         request.made(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
         request.driver_answer(&number.to_ne_bytes());
+        Ok(())
+    }
+
+    /// The queue goes on in other entries.
+    ///
+    /// # Safety
+    /// As of [`State::execute`].
+    pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const OPERATION: Field = field(4, 15, 0);
+        const RESIZE: u32 = 1;
+        let asked: ResizeCq = request.core()?;
+        let driver = request.driver::<16>();
+        let entries = long(&driver, 0);
+        let cq = self.objects.cq(fd, asked.cq_handle)?;
+        require((1..1 << CQ_LONGEST).contains(&asked.cqe) && is_page(entries))?;
+        let log_size = (asked.cqe + 1).next_power_of_two().ilog2();
+        let cqe = (1 << log_size) - 1;
+        let same_entry = word(&driver, 8) & 0xffff == cq.entry;
+        if cqe != cq.cqe {
+            require(same_entry)?;
+            let (number, entry) = (cq.number, cq.entry);
+            let bytes = u64::from(entry) << log_size;
+            let input = Input::new(op::MODIFY_CQ, PAGES_AT + 8)
+                .set(OPERATION, RESIZE)
+                .set(NUMBER, number)
+                .set(CQ_ENTRY_SIZE, u32::from(entry == 128))
+                .set(CQ_LOG_SIZE, log_size)
+                .set(CQ_PAGE_SIZE, log_page_size(bytes))
+                .long(PAGES_AT, entries);
+            // SAFETY: passed on.
+            unsafe { self.make_in(&[(entries, bytes)], &input) }?;
+            if let Some(old) = self.objects.given(asked.cq_handle, (entries, bytes)) {
+                self.hca.platform_mut().take_back(old.0, old.1);
+            }
+            self.objects.cq_mut(fd, asked.cq_handle)?.cqe = cqe;
+        }
+        request.core_answer(&ResizeCqResp { cqe, reserved: 0 });
         Ok(())
     }
 
@@ -376,6 +415,7 @@ impl State {
         let (opcode, number) = match &self.objects.get(fd, handle)?.is {
             Is::Pd { number } => (op::DEALLOC_PD, *number),
             Is::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
+            Is::Mw { key } => (op::DESTROY_MKEY, key >> 8),
             Is::Cq(cq) => (op::DESTROY_CQ, cq.number),
             Is::Qp(qp) => (op::DESTROY_QP, qp.number),
             Is::Srq(srq) => (op::DESTROY_RMP, srq.number),

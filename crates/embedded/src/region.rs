@@ -3,11 +3,11 @@
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use softhca::bits::{Field, field};
+use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
-use uverbs::AccessFlags;
 use uverbs::abi::ids::*;
-use uverbs::abi::write::{RegMr, RegMrResp, ReregMr, ReregMrResp};
+use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp};
+use uverbs::{AccessFlags, MwType};
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{Is, Mr, Object};
@@ -26,9 +26,16 @@ const UNITS: Field = field(0x44, 31, 0);
 const LOG_PAGE: Field = field(0x48, 5, 0);
 const CARRIED: Field = field(0x60, 31, 0);
 const ANY_QUEUE: u32 = 0xff_ffff;
-/// Modes: addresses as they are, pages.
+/// Modes: addresses as they are, pages, parts of other keys.
 const PHYSICAL: u32 = 0;
 const PAGED: u32 = 1;
+const OF_KEYS: u32 = 2;
+/// Of a window: it names nothing yet; work requests change it; a peer may
+/// invalidate it; and how long its list may be.
+const FREE: Field = flag(0x10, 30);
+const BY_WORK_REQUEST: Field = flag(0x10, 15);
+const REMOTE_INVALIDATE: Field = flag(0x1c, 24);
+const WINDOW_UNITS: u32 = 4;
 
 /// Bits of [`RIGHTS`].
 const LOCAL_READ: u32 = 1 << 0;
@@ -256,13 +263,49 @@ impl State {
         mr.key = key;
         (mr.address, mr.length) = (wanted.address, wanted.length);
         (mr.iova, mr.access) = (wanted.iova, wanted.access);
-        self.objects
-            .given(asked.mr_handle, (wanted.address, wanted.length));
+        let given = (wanted.address, wanted.length);
+        self.objects.given(asked.mr_handle, given);
         self.objects.need(asked.mr_handle, pd, wanted.pd);
         request.core_answer(&ReregMrResp {
             lkey: key,
             rkey: key,
         });
+        Ok(())
+    }
+
+    /// A memory window: a key that a work request fills in.
+    pub(crate) fn alloc_mw(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: AllocMw = request.core()?;
+        let second = match MwType(asked.mw_type) {
+            MwType::TYPE_1 => false,
+            MwType::TYPE_2 => true,
+            _ => return refuse(libc::EINVAL),
+        };
+        let variant = self.next_variant();
+        let input = Input::new(op::CREATE_MKEY, PAGES_AT)
+            .set(FREE, 1)
+            .set(BY_WORK_REQUEST, 1)
+            .set(RIGHTS, LOCAL_READ)
+            .set(MODE, OF_KEYS)
+            .set(QPN, ANY_QUEUE)
+            .set(VARIANT, variant.into())
+            .set(REMOTE_INVALIDATE, second.into())
+            .set(PD, self.objects.pd(fd, asked.pd_handle)?)
+            .set(UNITS, WINDOW_UNITS);
+        let key = make(&mut self.hca, &input)? << 8 | u32::from(variant);
+        let mw_handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![asked.pd_handle],
+            uses: 0,
+            given: Vec::new(),
+            is: Is::Mw { key },
+        });
+        request.core_answer(&AllocMwResp {
+            mw_handle,
+            rkey: key,
+        });
+        // The length of the answer, and nothing else.
+        request.driver_answer(&[4, 0, 0, 0, 0, 0, 0, 0]);
         Ok(())
     }
 

@@ -35,6 +35,9 @@ impl State {
             CMD_REG_MR => return unsafe { self.reg_mr(fd, request) },
             // SAFETY: passed on.
             CMD_REREG_MR => return unsafe { self.rereg_mr(fd, request) },
+            CMD_ALLOC_MW => return self.alloc_mw(fd, request),
+            // SAFETY: passed on.
+            CMD_RESIZE_CQ => return unsafe { self.resize_cq(fd, request) },
             CMD_CREATE_COMP_CHANNEL => return self.create_channel(request),
             CMD_MODIFY_QP => {
                 let asked: ModifyQp = request.core()?;

@@ -4,6 +4,7 @@
 mod driver;
 
 use driver::*;
+use ringverbs_embedded::Drive;
 use uverbs::QpType;
 
 const RECEIVED: u32 = 128;
@@ -28,4 +29,163 @@ fn a_message_goes_through_a_device() {
         assert_eq!(to.get(0, 64), [0x5a; 64]);
         assert!(host.embedded.complaints().is_empty());
     }
+}
+
+#[test]
+fn two_devices_reach_each_other_however_they_are_driven() {
+    for profile in ["ib", "roce"] {
+        for drive in [Drive::Caller, Drive::Thread] {
+            for kind in [QpType::RC, QpType::UC] {
+                let (a, b) = Host::two(profile, drive);
+                let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+                let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
+                join(kind, (&qa, &a), (&qb, &b));
+                // More than fits into one packet, and not on its boundary.
+                let (from, to) = (a.memory(10_001), b.memory(20_000));
+                let data: Vec<u8> = (0..10_001u32).map(|n| (n * 7) as u8).collect();
+                from.set(0, &data);
+                receive(&mut qb, 3, to.sge(5, 10_001));
+                post(&mut qa, 4, Work::Send, from.sge(0, 10_001));
+                let sent = poll(&a, &mut cqa);
+                let received = poll(&b, &mut cqb);
+                assert_eq!((sent.status, sent.wr_id), (0, 4), "{profile} {drive:?}");
+                assert_eq!((received.wr_id, received.byte_len), (3, 10_001));
+                assert_eq!(to.get(5, 10_001), data);
+                assert_eq!((to.get(0, 5), to.get(10_006, 5)), (vec![0; 5], vec![0; 5]));
+                post(&mut qa, 5, Work::Write(&to, 10_100), from.sge(0, 64));
+                assert_eq!(poll(&a, &mut cqa).status, 0);
+                while to.get(10_163, 1) != data[63..64] {
+                    b.embedded.drive();
+                }
+                assert_eq!(to.get(10_100, 64), data[..64]);
+                drop((qa, qb));
+            }
+        }
+    }
+}
+
+#[test]
+fn reads_and_atomics_bring_what_was_there() {
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (here, there) = (a.memory(4096), b.memory(4096));
+    there.set(100, b"far away");
+    post(&mut qa, 1, Work::Read(&there, 100), here.sge(0, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    assert_eq!(here.get(0, 8), b"far away");
+    // Atomics count in the byte order of the wire, as the device says.
+    there.set(0, &41u64.to_be_bytes());
+    post(&mut qa, 2, Work::Add(&there, 1), here.sge(8, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    post(&mut qa, 3, Work::Swap(&there, 42, 7), here.sge(16, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    post(&mut qa, 4, Work::Swap(&there, 42, 8), here.sge(24, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    let found = [8, 16, 24].map(|at| here.get(at, 8));
+    assert_eq!(found, [41u64, 42, 7].map(|n| n.to_be_bytes().to_vec()));
+    assert_eq!(there.get(0, 8), 7u64.to_be_bytes());
+}
+
+#[test]
+fn a_region_is_found_at_its_own_addresses() {
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let here = a.memory(64);
+    here.set(0, b"at another address");
+    for iova in [0, 0x1_0000, 0x7fff_ffff_0000, 3 << 30] {
+        let there = b.memory_at(100_000, all(), Some(iova));
+        let first = iova + there.address() % 4096;
+        let mut write = |at: u64| {
+            qa.send.begin();
+            let mut wqe = qa
+                .send
+                .open(9, uverbs::Opcode::RDMA_WRITE, uverbs::SendFlags::SIGNALED)
+                .unwrap();
+            wqe.rdma(at, there.keys.rkey);
+            wqe.sge_list(&[here.sge(0, 18)]).unwrap();
+            qa.send.accept();
+            // SAFETY: the memory lives to the end of the test.
+            unsafe { qa.send.publish() };
+            poll(&a, &mut cqa).status
+        };
+        assert_eq!(write(first + 50_000), 0);
+        assert_eq!(there.get(50_000, 18), b"at another address");
+        assert_eq!(write(first + 100_000 - 18), 0);
+        assert_eq!(there.get(100_000 - 18, 18), b"at another address");
+        let asked = uverbs::mr::query(&b.context, there.mr).unwrap();
+        assert_eq!((asked.iova, asked.length), (first, 100_000));
+    }
+}
+
+#[test]
+fn what_is_not_allowed_is_an_error_of_the_right_kind() {
+    use uverbs::AccessFlags;
+    const PROTECTION: u32 = 4;
+    const REMOTE_ACCESS: u32 = 10;
+    const FLUSHED: u32 = 5;
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let read_only = b.memory_at(64, AccessFlags::REMOTE_READ, None);
+    let gone = b.memory(64);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let here = a.memory(64);
+    let mut attempt = |work: Work<'_>, sge| {
+        let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+        join(QpType::RC, (&qa, &a), (&qb, &b));
+        receive(&mut qb, 1, gone.sge(0, 64));
+        post(&mut qa, 2, work, sge);
+        post(&mut qa, 3, Work::Send, here.sge(0, 8));
+        let status = poll(&a, &mut cqa).status;
+        let (attr, _) = qa.object.query(uverbs::QpAttrMask::STATE).unwrap();
+        assert_eq!(attr.qp_state, uverbs::QpState::ERR);
+        assert_eq!(poll(&a, &mut cqa).status, FLUSHED);
+        // What is posted after it has failed is flushed too.
+        receive(&mut qa, 4, here.sge(0, 8));
+        let late = poll(&a, &mut cqa);
+        assert_eq!((late.status, late.wr_id), (FLUSHED, 4));
+        cqa.ring.detach(&qa.work);
+        cqb.ring.detach(&qb.work);
+        status
+    };
+    let whole = here.sge(0, 64);
+    assert_eq!(attempt(Work::Write(&read_only, 0), whole), REMOTE_ACCESS);
+    assert_eq!(attempt(Work::Write(&gone, 1), whole), REMOTE_ACCESS);
+    assert_eq!(
+        attempt(Work::Add(&read_only, 1), here.sge(0, 8)),
+        REMOTE_ACCESS
+    );
+    let mut wrong = whole;
+    wrong.lkey ^= 1;
+    assert_eq!(attempt(Work::Send, wrong), PROTECTION);
+    wrong = whole;
+    wrong.addr += 1;
+    assert_eq!(attempt(Work::Send, wrong), PROTECTION);
+    assert_eq!(here.get(0, 64), [0; 64]);
+}
+
+#[test]
+fn memory_that_is_deregistered_is_touched_no_more() {
+    let (a, b) = Host::two("ib", Drive::Thread);
+    let (mut cqa, mut cqb) = (a.cq(64), b.cq(16));
+    let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let here = a.memory(4096);
+    here.set(0, &[0xff; 4096]);
+    let there = b.memory(4096);
+    for n in 0..20 {
+        post(&mut qa, n, Work::Write(&there, 0), here.sge(0, 4096));
+    }
+    // In the middle of it.
+    uverbs::mr::destroy(&b.context, there.mr).unwrap();
+    there.set(0, &[0; 4096]);
+    for _ in 0..20 {
+        wait(&mut cqa);
+    }
+    assert_eq!(there.get(0, 4096), vec![0; 4096]);
+    // It is destroyed already.
+    std::mem::forget(there);
+    drop(qb);
 }

@@ -1,0 +1,118 @@
+//! What the embedded device does in a second: `cargo bench -p
+//! ringverbs-embedded`. All in one process; what is measured is the whole of
+//! it, from the work request to its completion.
+
+#[path = "../tests/driver/mod.rs"]
+mod driver;
+
+use std::time::{Duration, Instant};
+
+use driver::*;
+use ringverbs_embedded::{Drive, Embedded, Network};
+use uverbs::{Opcode, QpType, SendFlags};
+
+const TIME: Duration = Duration::from_millis(1500);
+const BATCH: u32 = 32;
+
+fn pair(drive: Drive, devices: usize) -> (Host, Host) {
+    let network = Network::new(drive).expect("a network");
+    let first = network.device("ib").expect("a device");
+    let second = match devices {
+        1 => first.clone(),
+        _ => network.device("ib").expect("a device"),
+    };
+    (Host::new(&first), Host::new(&second))
+}
+
+/// The next completion; the caller drives, if nobody else does.
+fn completion(embedded: &Embedded, drive: Drive, cq: &mut Cq) {
+    loop {
+        if let Some(wc) = poll_once(cq) {
+            assert_eq!(wc.status, 0);
+            return;
+        }
+        match drive {
+            Drive::Caller => {
+                embedded.drive();
+            }
+            Drive::Thread => std::hint::spin_loop(),
+        }
+    }
+}
+
+/// RDMA writes of `size` bytes, the last of each batch signaled.
+fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
+    let (a, b) = pair(drive, devices);
+    let (mut cqa, mut cqb) = (a.cq(256), b.cq(256));
+    let mut qa = a.qp(QpType::RC, &mut cqa);
+    let qb = b.qp(QpType::RC, &mut cqb);
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (from, to) = (a.memory(size), b.memory(size));
+    let began = Instant::now();
+    let mut done = 0u64;
+    while began.elapsed() < TIME {
+        qa.send.begin();
+        for n in 1..=BATCH {
+            let flags = if n == BATCH {
+                SendFlags::SIGNALED
+            } else {
+                SendFlags::empty()
+            };
+            let mut wqe = qa.send.open(0, Opcode::RDMA_WRITE, flags).expect("room");
+            wqe.rdma(to.address(), to.keys.rkey);
+            wqe.sge_list(&[from.sge(0, size)]).expect("one element");
+            qa.send.accept();
+        }
+        // SAFETY: the memory lives until the end of this function, after the
+        // batch's completion.
+        unsafe { qa.send.publish() };
+        completion(&a.embedded, drive, &mut cqa);
+        done += u64::from(BATCH);
+    }
+    done as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Sends of 64 bytes forth and back; nanoseconds of one way.
+fn ping_pong(drive: Drive, devices: usize) -> f64 {
+    let (a, b) = pair(drive, devices);
+    let (mut cqa, mut cqb) = (a.cq(256), b.cq(256));
+    let mut qa = a.qp(QpType::RC, &mut cqa);
+    let mut qb = b.qp(QpType::RC, &mut cqb);
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (ma, mb) = (a.memory(64), b.memory(64));
+    let began = Instant::now();
+    let mut rounds = 0u64;
+    while began.elapsed() < TIME {
+        // One receives and sends back, then the other.
+        receive(&mut qb, 0, mb.sge(0, 64));
+        post(&mut qa, 0, Work::Send, ma.sge(0, 64));
+        completion(&b.embedded, drive, &mut cqb);
+        completion(&a.embedded, drive, &mut cqa);
+        receive(&mut qa, 0, ma.sge(0, 64));
+        post(&mut qb, 0, Work::Send, mb.sge(0, 64));
+        completion(&a.embedded, drive, &mut cqa);
+        completion(&b.embedded, drive, &mut cqb);
+        rounds += 1;
+    }
+    began.elapsed().as_nanos() as f64 / (rounds * 2) as f64
+}
+
+fn main() {
+    // `cargo test` builds and runs benches too, with this.
+    if std::env::args().any(|arg| arg == "--test") {
+        return;
+    }
+    println!("{:<44}{:>12}{:>12}", "", "caller", "thread");
+    for (devices, how) in [(1, "one device"), (2, "two devices")] {
+        for size in [64, 4096, 65536] {
+            let [caller, thread] =
+                [Drive::Caller, Drive::Thread].map(|drive| writes(drive, devices, size) / 1e6);
+            let what = format!("RC write, {size} bytes, {how}, M/s");
+            println!("{what:<44}{caller:>12.3}{thread:>12.3}");
+        }
+        let [caller, thread] =
+            [Drive::Caller, Drive::Thread].map(|drive| ping_pong(drive, devices) / 1e3);
+        let what = format!("send, 64 bytes, {how}, µs one way");
+        println!("{what:<44}{caller:>12.2}{thread:>12.2}");
+    }
+}

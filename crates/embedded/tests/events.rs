@@ -1,0 +1,191 @@
+//! Events: completion channels and asynchronous ones, by descriptors that
+//! poll knows.
+
+mod driver;
+
+use std::os::fd::{BorrowedFd, RawFd};
+
+use driver::*;
+use mlx5::CompletionQueue;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll as poll_fd};
+use ringverbs_embedded::Drive;
+use uverbs::{
+    AsyncEventFile, AsyncEventType, CompletionChannel, CqInit, QpAttr, QpAttrMask as Mask, QpState,
+    QpType, SrqModify, Udata,
+};
+
+const QUEUE: u64 = 55;
+
+fn readable(fd: RawFd, milliseconds: u16) -> bool {
+    // SAFETY: the tests keep it open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    poll_fd(
+        &mut [PollFd::new(fd, PollFlags::POLLIN)],
+        PollTimeout::from(milliseconds),
+    )
+    .unwrap()
+        > 0
+}
+
+fn cq_on(host: &Host, channel: RawFd) -> Cq {
+    let init = CqInit {
+        cqe: 16,
+        user_handle: QUEUE,
+        channel: Some(channel),
+        ..CqInit::default()
+    };
+    CompletionQueue::create(&host.context, &init).unwrap()
+}
+
+#[test]
+fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
+    for drive in [Drive::Thread, Drive::Caller] {
+        let (a, b) = Host::two("ib", drive);
+        let channel = CompletionChannel::create(&b.context).unwrap();
+        let mut cqa = a.cq(16);
+        let mut cqb = cq_on(&b, channel.fd());
+        let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+        join(QpType::RC, (&qa, &a), (&qb, &b));
+        let (from, to) = (a.memory(64), b.memory(64));
+        let mut read = 0;
+        for round in 0..5u64 {
+            cqb.arming.arm(b.device.arm_register(), false);
+            receive(&mut qb, round, to.sge(0, 64));
+            receive(&mut qb, round + 100, to.sge(0, 64));
+            post(&mut qa, round, Work::Send, from.sge(0, 64));
+            // Sleeps until the event is there.
+            assert_eq!(channel.read_event().unwrap(), QUEUE);
+            cqb.arming.event();
+            read += 1;
+            assert_eq!(poll(&b, &mut cqb).wr_id, round);
+            // One for all that come until it is armed again.
+            post(&mut qa, round, Work::Send, from.sge(0, 64));
+            assert_eq!(poll(&b, &mut cqb).wr_id, round + 100);
+            poll(&a, &mut cqa);
+            poll(&a, &mut cqa);
+            assert!(!readable(channel.fd(), 0));
+        }
+        // What came before the queue was armed, and was not read, is an
+        // event.
+        receive(&mut qb, 7, to.sge(0, 64));
+        post(&mut qa, 7, Work::Send, from.sge(0, 64));
+        poll(&a, &mut cqa);
+        while cqb.ring.is_empty() {
+            b.embedded.drive();
+        }
+        cqb.arming.arm(b.device.arm_register(), false);
+        while !readable(channel.fd(), 0) {
+            b.embedded.drive();
+        }
+        // That one is not read: it goes with its queue, and is not counted.
+        drop(qb);
+        cqb.ring.publish();
+        let gone = cqb.object.destroy().unwrap();
+        assert_eq!((gone.completion, gone.asynchronous), (read, 0));
+        assert!(!readable(channel.fd(), 0));
+        channel.set_nonblocking(true).unwrap();
+        let nothing = channel.read_event().unwrap_err();
+        assert_eq!(nothing.errno().raw(), libc_eagain());
+    }
+}
+
+fn libc_eagain() -> i32 {
+    nix::errno::Errno::EAGAIN as i32
+}
+
+#[test]
+fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
+    let host = Host::alone("ib");
+    let channel = CompletionChannel::create(&host.context).unwrap();
+    let mut cq = cq_on(&host, channel.fd());
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let mut b = host.qp(QpType::RC, &mut cq);
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let memory = host.memory(64);
+    receive(&mut b, 1, memory.sge(0, 64));
+    cq.arming.arm(host.device.arm_register(), false);
+    // Longer than the device stays awake.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    post(&mut a, 2, Work::Send, memory.sge(0, 64));
+    // poll(2) itself: nothing tells the device that somebody waits.
+    assert!(readable(channel.fd(), 60_000));
+}
+
+#[test]
+fn asynchronous_events_name_their_object() {
+    let host = Host::alone("ib");
+    let events = AsyncEventFile::alloc(&host.context).unwrap();
+    let mut cq = host.cq(16);
+    let srq = host.srq(8);
+    let mut srq = srq;
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let b = host.qp_with(QpType::RC, &mut cq, Some(&srq));
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let memory = host.memory(64);
+    for n in 0..4 {
+        srq.recv.push(n, &[memory.sge(0, 64)]).unwrap();
+    }
+    // SAFETY: the memory lives to the end of the test.
+    unsafe { srq.recv.publish() };
+    let limit = SrqModify {
+        limit: Some(3),
+        ..SrqModify::default()
+    };
+    srq.object.modify(&limit, Udata::none()).unwrap();
+    assert_eq!(srq.object.query().unwrap().limit, 3);
+    for n in 0..2 {
+        post(&mut a, n, Work::Send, memory.sge(0, 8));
+    }
+    let event = events.read_event().unwrap();
+    assert_eq!(
+        (event.event, event.element),
+        (AsyncEventType::SRQ_LIMIT_REACHED, 88)
+    );
+    for _ in 0..4 {
+        assert_eq!(wait(&mut cq).status, 0);
+    }
+    assert_eq!(srq.object.query().unwrap().limit, 0);
+    // The cable.
+    host.embedded.set_cable(false);
+    let event = events.read_event().unwrap();
+    assert_eq!((event.event, event.element), (AsyncEventType::PORT_ERR, 1));
+    assert_eq!(host.context.query_port(1).unwrap().legacy.state, 1);
+    host.embedded.set_cable(true);
+    assert_eq!(
+        events.read_event().unwrap().event,
+        AsyncEventType::PORT_ACTIVE
+    );
+    // A queue pair that fails by itself, and its last receive.
+    assert!(host.embedded.fail_queue_pair(a.object.qp_num()));
+    let event = events.read_event().unwrap();
+    assert_eq!((event.event, event.element), (AsyncEventType::QP_FATAL, 77));
+    let error = QpAttr {
+        qp_state: QpState::ERR,
+        ..QpAttr::default()
+    };
+    modify(&b, &error, Mask::STATE);
+    let event = events.read_event().unwrap();
+    assert_eq!(
+        (event.event, event.element),
+        (AsyncEventType::QP_LAST_WQE_REACHED, 77)
+    );
+    assert_eq!(a.object.destroy().unwrap(), 1);
+    assert_eq!(b.object.destroy().unwrap(), 1);
+    assert_eq!(srq.object.destroy().unwrap(), 1);
+}
+
+#[test]
+fn an_overrun_queue_says_so() {
+    let host = Host::alone("ib");
+    let events = AsyncEventFile::alloc(&host.context).unwrap();
+    let mut cq = host.cq(2);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let mut b = host.qp(QpType::RC, &mut cq);
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let memory = host.memory(64);
+    for n in 0..8 {
+        receive(&mut b, n, memory.sge(0, 64));
+        post(&mut a, n, Work::Send, memory.sge(0, 8));
+    }
+    assert_eq!(events.read_event().unwrap().event, AsyncEventType::CQ_ERR);
+}

@@ -1,0 +1,330 @@
+//! Objects: what depends on what, what is refused, what is left behind.
+
+mod driver;
+
+use driver::*;
+use mlx5::{Address, AddressHandle, Bind, CompletionQueue, Link, WindowKind};
+use ringverbs_embedded::{Drive, Embedded, Network};
+use uverbs::{
+    AccessFlags, Error, MrInit, MwType, Opcode, QpAttr, QpAttrMask as Mask, QpState, QpType, Rereg,
+    SendFlags, Udata,
+};
+
+fn errno<T>(result: Result<T, Error>) -> i32 {
+    match result {
+        Ok(_) => 0,
+        Err(error) => error.errno().raw(),
+    }
+}
+
+const EINVAL: i32 = 22;
+const EBUSY: i32 = 16;
+const EFAULT: i32 = 14;
+const ENOENT: i32 = 2;
+
+#[test]
+fn what_is_in_use_stays() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(4);
+    let srq = host.srq(4);
+    let qp = host.qp_with(QpType::RC, &mut cq, Some(&srq));
+    let memory = host.memory(64);
+    assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), EBUSY);
+    assert_eq!(
+        errno(uverbs::cq::destroy(&host.context, cq.object.handle())),
+        EBUSY
+    );
+    assert_eq!(
+        errno(uverbs::srq::destroy(&host.context, srq.object.handle())),
+        EBUSY
+    );
+    drop(qp);
+    drop((cq, srq));
+    assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), EBUSY);
+    drop(memory);
+    assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), 0);
+    assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), ENOENT);
+}
+
+#[test]
+fn contexts_do_not_see_each_others_objects() {
+    let embedded = Embedded::new("ib").unwrap();
+    let (a, b) = (Host::new(&embedded), Host::new(&embedded));
+    let memory = a.memory(64);
+    assert_eq!(errno(uverbs::mr::destroy(&b.context, memory.mr)), ENOENT);
+    assert_eq!(errno(uverbs::pd::destroy(&b.context, a.pd)), ENOENT);
+    // But they reach each other: one device, two contexts.
+    let (mut cqa, mut cqb) = (a.cq(4), b.cq(4));
+    let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let to = b.memory(64);
+    memory.set(0, b"hello");
+    receive(&mut qb, 1, to.sge(0, 64));
+    post(&mut qa, 1, Work::Send, memory.sge(0, 5));
+    assert_eq!(wait(&mut cqb).byte_len, 5);
+    assert_eq!(to.get(0, 5), b"hello");
+    // Keys of one domain are no good in the other.
+    post(&mut qb, 2, Work::Send, memory.sge(0, 5));
+    assert_eq!(wait(&mut cqb).status, 4);
+}
+
+#[test]
+fn memory_that_is_not_there_is_not_registered() {
+    let host = Host::alone("ib");
+    let register = |addr, length, access| {
+        let init = MrInit {
+            pd: host.pd,
+            addr,
+            length,
+            iova: addr,
+            access,
+        };
+        // SAFETY: refused, or dropped at once; nothing uses the key.
+        errno(unsafe { uverbs::mr::register(&host.context, &init, Udata::none()) })
+    };
+    let local = AccessFlags::LOCAL_WRITE;
+    assert_eq!(register(4096, 4096, local), EFAULT);
+    assert_eq!(register(u64::MAX - 4095, 4096, local), EINVAL);
+    let text: &'static [u8] = b"read only, and part of the program";
+    let address = text.as_ptr().expose_provenance() as u64;
+    assert_eq!(register(address, text.len() as u64, local), EFAULT);
+    assert_eq!(
+        register(address, text.len() as u64, AccessFlags::empty()),
+        0
+    );
+    assert_eq!(register(address, 0, AccessFlags::empty()), EINVAL);
+    assert_eq!(register(address, 8, AccessFlags::REMOTE_WRITE), EINVAL);
+    assert_ne!(register(address, 8, AccessFlags::ON_DEMAND), 0);
+}
+
+#[test]
+fn a_region_can_be_changed() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(4);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let b = host.qp(QpType::RC, &mut cq);
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let (here, mut there) = (host.memory(64), host.memory(64));
+    let change = Rereg {
+        access: Some(AccessFlags::REMOTE_READ),
+        ..Rereg::default()
+    };
+    let old = there.keys;
+    // SAFETY: less is allowed than before.
+    let keys = unsafe { uverbs::mr::rereg(&host.context, there.mr, &change, Udata::none()) };
+    there.keys = keys.unwrap();
+    assert_ne!(old, there.keys);
+    post(&mut a, 1, Work::Read(&there, 0), here.sge(0, 8));
+    assert_eq!(wait(&mut cq).status, 0);
+    post(&mut a, 2, Work::Write(&there, 0), here.sge(0, 8));
+    assert_eq!(wait(&mut cq).status, 10);
+}
+
+#[test]
+fn a_queue_pair_moves_as_the_specification_says() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(4);
+    let qp = host.qp(QpType::RC, &mut cq);
+    let change = |state, mask| {
+        let attr = QpAttr {
+            qp_state: state,
+            port_num: 1,
+            ..QpAttr::default()
+        };
+        errno(qp.object.modify(&attr, mask, Udata::none()))
+    };
+    let needed = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
+    assert_eq!(change(QpState::RTR, Mask::STATE), EINVAL);
+    assert_eq!(change(QpState::INIT, needed - Mask::PORT), EINVAL);
+    assert_eq!(change(QpState::INIT, needed | Mask::QKEY), EINVAL);
+    assert_eq!(change(QpState::INIT, needed), 0);
+    assert_eq!(change(QpState::RTR, Mask::STATE), EINVAL);
+    assert_eq!(change(QpState::ERR, Mask::STATE), 0);
+    assert_eq!(change(QpState::INIT, needed), EINVAL);
+    assert_eq!(change(QpState::RESET, Mask::STATE), 0);
+    connect(&qp, QpType::RC, qp.object.qp_num(), host.path());
+    let (attr, init) = qp.object.query(Mask::STATE).unwrap();
+    assert_eq!(
+        (attr.qp_state, attr.path_mtu, attr.timeout),
+        (QpState::RTS, 5, 14)
+    );
+    assert_eq!((attr.sq_psn, attr.dest_qp_num), (100, qp.object.qp_num()));
+    assert_eq!((init.cap.max_send_wr, init.sq_sig_all), (64, false));
+}
+
+#[test]
+fn a_reset_queue_pair_starts_anew() {
+    let host = Host::alone("ib");
+    let (mut cq, mut other) = (host.cq(16), host.cq(16));
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let mut b = host.qp(QpType::RC, &mut other);
+    let memory = host.memory(64);
+    for round in 0..3 {
+        join(QpType::RC, (&a, &host), (&b, &host));
+        for n in 0..round + 3 {
+            receive(&mut b, n, memory.sge(0, 64));
+            post(&mut a, n, Work::Send, memory.sge(0, 8));
+            assert_eq!((wait(&mut cq).wr_id, wait(&mut other).wr_id), (n, n));
+        }
+        let reset = QpAttr::default();
+        for (qp, cq) in [(&mut a, &mut cq), (&mut b, &mut other)] {
+            modify(qp, &reset, Mask::STATE);
+            cq.ring.clean(&qp.work);
+            qp.send.reset();
+            qp.recv.as_mut().unwrap().reset();
+        }
+    }
+}
+
+#[test]
+fn a_completion_queue_is_resized_with_what_is_in_it() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(7);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let mut b = host.qp(QpType::RC, &mut cq);
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let memory = host.memory(64);
+    let mut exchange = |count: u64, cq: &mut Cq| {
+        for n in 0..count {
+            receive(&mut b, n, memory.sge(0, 64));
+            post(&mut a, n, Work::Send, memory.sge(0, 8));
+        }
+        for _ in 0..2 * count {
+            assert_eq!(wait(cq).status, 0);
+        }
+    };
+    for size in [31, 3, 100, 7] {
+        exchange(1, &mut cq);
+        let (object, ring) = (&cq.object, &mut cq.ring);
+        let now = CompletionQueue::resize(object, ring, size).unwrap();
+        assert!(now >= size);
+        exchange(2, &mut cq);
+    }
+}
+
+#[test]
+fn datagrams_find_their_way() {
+    for profile in ["ib", "roce"] {
+        let (a, b) = Host::two(profile, Drive::Caller);
+        let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+        let (mut qa, mut qb) = (a.qp(QpType::UD, &mut cqa), b.qp(QpType::UD, &mut cqb));
+        join(QpType::UD, (&qa, &a), (&qb, &b));
+        let (from, to) = (a.memory(64), b.memory(4096));
+        from.set(0, b"a datagram");
+        receive(&mut qb, 1, to.sge(0, 4096));
+        let link = match profile {
+            "ib" => Link::InfiniBand,
+            _ => Link::Ethernet { udp: true },
+        };
+        let ah = AddressHandle::create(&a.context, a.pd, &b.path(), 0, link).unwrap();
+        let address: &Address = &ah.address;
+        qa.send.begin();
+        let mut wqe = qa.send.open(2, Opcode::SEND, SendFlags::SIGNALED).unwrap();
+        wqe.ud(address, qb.object.qp_num(), QKEY);
+        wqe.sge_list(&[from.sge(0, 10)]).unwrap();
+        qa.send.accept();
+        // SAFETY: the memory lives to the end of the test.
+        unsafe { qa.send.publish() };
+        assert_eq!(poll(&a, &mut cqa).status, 0);
+        let wc = poll(&b, &mut cqb);
+        assert_eq!((wc.status, wc.byte_len), (0, 50), "{profile}");
+        assert_eq!(wc.src_qp, qa.object.qp_num());
+        assert_eq!(to.get(40, 10), b"a datagram");
+    }
+}
+
+#[test]
+fn shared_receives_go_to_whoever_needs_them() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(64);
+    let mut srq = host.srq(16);
+    let memory = host.memory(1024);
+    let mut pairs: Vec<_> = (0..3)
+        .map(|_| {
+            let a = host.qp(QpType::RC, &mut cq);
+            let b = host.qp_with(QpType::RC, &mut cq, Some(&srq));
+            join(QpType::RC, (&a, &host), (&b, &host));
+            (a, b)
+        })
+        .collect();
+    for round in 0..20u64 {
+        srq.recv
+            .push(round, &[memory.sge(round as usize % 8 * 64, 64)])
+            .unwrap();
+        // SAFETY: the memory lives to the end of the test.
+        unsafe { srq.recv.publish() };
+        let pair = &mut pairs[round as usize % 3];
+        post(&mut pair.0, 1000, Work::Send, memory.sge(512, 33));
+        let mut got = [wait(&mut cq), wait(&mut cq)].map(|wc| (wc.wr_id, wc.status, wc.qp_num));
+        got.sort_unstable();
+        let of = (pair.0.object.qp_num(), pair.1.object.qp_num());
+        assert_eq!(got, [(round, 0, of.1), (1000, 0, of.0)]);
+    }
+}
+
+#[test]
+fn a_window_is_bound_and_opens_its_part_of_a_region() {
+    let host = Host::alone("ib");
+    let mut cq = host.cq(16);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let mut b = host.qp(QpType::RC, &mut cq);
+    join(QpType::RC, (&a, &host), (&b, &host));
+    let local = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
+    let (here, mut there) = (host.memory(64), host.memory_at(4096, local, None));
+    let window = uverbs::Mw::alloc(&host.context, host.pd, MwType::TYPE_2, Udata::none()).unwrap();
+    assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), EBUSY);
+    let rkey = window.rkey() & !0xff | (window.rkey() + 1) & 0xff;
+    b.send.begin();
+    let mut wqe = (b.send)
+        .open(1, Opcode::BIND_MW, SendFlags::SIGNALED)
+        .unwrap();
+    wqe.bind_mw(&Bind {
+        window: window.rkey(),
+        rkey,
+        kind: WindowKind::Type2,
+        addr: there.address() + 100,
+        length: 50,
+        lkey: there.keys.lkey,
+        access: AccessFlags::REMOTE_WRITE.bits(),
+    })
+    .unwrap();
+    b.send.accept();
+    // SAFETY: the memory lives to the end of the test.
+    unsafe { b.send.publish() };
+    assert_eq!(wait(&mut cq).status, 0);
+    here.set(0, b"through a window");
+    there.keys.rkey = rkey;
+    post(&mut a, 2, Work::Write(&there, 134), here.sge(0, 16));
+    assert_eq!(wait(&mut cq).status, 0);
+    assert_eq!(there.get(134, 16), b"through a window");
+    post(&mut a, 3, Work::Write(&there, 135), here.sge(0, 16));
+    assert_eq!(wait(&mut cq).status, 10);
+    drop(window);
+    let refused = uverbs::Mw::alloc(&host.context, host.pd, MwType(3), Udata::none());
+    assert_eq!(errno(refused), EINVAL);
+}
+
+#[test]
+fn a_context_that_is_closed_leaves_nothing() {
+    let embedded = Embedded::new("ib").unwrap();
+    for _ in 0..50 {
+        let host = Host::new(&embedded);
+        let mut cq = host.cq(4);
+        let srq = host.srq(4);
+        let qp = host.qp_with(QpType::UD, &mut cq, Some(&srq));
+        let memory = host.memory(64);
+        // As if the program had ended: nothing is destroyed but the context.
+        let context = std::sync::Arc::clone(&host.context);
+        std::mem::forget((qp, srq, cq, memory, host));
+        context.kernel().close(context.fd()).unwrap();
+        std::mem::forget(context);
+    }
+    assert_eq!(embedded.objects(), 0);
+}
+
+#[test]
+fn there_are_profiles_and_no_others() {
+    let names: Vec<_> = Network::profiles().map(|(name, _)| name).collect();
+    assert!(names.contains(&"ib") && names.contains(&"roce"));
+    assert_eq!(errno(Embedded::new("none")), 19);
+}
