@@ -83,10 +83,20 @@ impl Network {
     /// # Errors
     /// ENODEV if there is no such profile; ENOMEM.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile).map_err(refused(Command::Open))
+        self.add(profile, false).map_err(refused(Command::Open))
     }
 
-    fn add(&self, profile: &str) -> Result<Embedded> {
+    /// The same, as a strict device: reserved fields that are set, and work
+    /// requests that contradict their place, are complaints
+    /// ([`Embedded::complaints`]) and errors.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn strict_device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
+        self.add(profile, true).map_err(refused(Command::Open))
+    }
+
+    fn add(&self, profile: &str, strict: bool) -> Result<Embedded> {
         let Some(profile) = Profile::named(profile) else {
             return refuse(libc::ENODEV);
         };
@@ -94,7 +104,11 @@ impl Network {
             // There are fewer devices than LIDs.
             let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
-            let state = State::new(Settings::numbered(profile, number), fabric, pool)?;
+            let settings = Settings {
+                strict,
+                ..Settings::numbered(profile, number)
+            };
+            let state = State::new(settings, fabric, pool)?;
             Ok(Arc::new(Device {
                 state: Mutex::new(state),
                 waiting: AtomicUsize::new(0),

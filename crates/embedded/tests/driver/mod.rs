@@ -58,13 +58,14 @@ impl Host {
 
     /// One device, driven by its thread.
     pub fn alone(profile: &str) -> Self {
-        Self::new(&Embedded::new(profile).unwrap())
+        let network = Network::new(Drive::Thread).unwrap();
+        Self::new(&network.strict_device(profile).unwrap())
     }
 
     /// Two devices of a network, driven as said.
     pub fn two(profile: &str, drive: Drive) -> (Self, Self) {
         let network = Network::new(drive).unwrap();
-        let host = || Self::new(&network.device(profile).unwrap());
+        let host = || Self::new(&network.strict_device(profile).unwrap());
         (host(), host())
     }
 
@@ -199,6 +200,18 @@ impl Drop for Memory {
         uverbs::mr::destroy(&self.context, self.mr).unwrap();
         // SAFETY: made by `memory_at`, and no longer the device's.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.bytes, self.len)) });
+    }
+}
+
+impl Drop for Host {
+    /// Nothing that the driver did was wrong.
+    fn drop(&mut self) {
+        let complaints = self.embedded.complaints();
+        let about_driver = |it: &&String| !it.contains("is in error: overrun");
+        let complaint = complaints.iter().find(about_driver);
+        if !std::thread::panicking() {
+            assert_eq!(complaint, None);
+        }
     }
 }
 
