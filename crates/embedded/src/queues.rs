@@ -24,6 +24,8 @@ const RECORDS: u64 = 8;
 const CQ: usize = 0x10;
 const CQ_ENTRY_SIZE: Field = field(CQ, 23, 21);
 const CQ_IGNORE_OVERRUN: Field = flag(CQ, 17);
+const CQ_COMPRESS: Field = flag(CQ, 14);
+const CQ_FORMAT: Field = field(CQ, 13, 12);
 const CQ_LOG_SIZE: Field = field(CQ + 0xc, 28, 24);
 const CQ_UAR: Field = field(CQ + 0xc, 23, 0);
 const CQ_EQN: Field = field(CQ + 0x14, 7, 0);
@@ -50,11 +52,13 @@ const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
 const QP_SRQ: Field = field(QP + 0xac, 23, 0);
 const QP_SCATTER_READ: Field = field(QP + 0xc4, 15, 8);
 const QP_SCATTER_RECEIVED: Field = field(QP + 0xc4, 7, 0);
-/// Values of the last three.
+/// Values of the last three and of the type.
 const RQ_SHARED: u32 = 1;
 const RQ_NONE: u32 = 3;
 const SCATTER_READ_32: u32 = 0x11;
+const SCATTER_READ_64: u32 = 0x22;
 const SCATTER_RECEIVED_32: u32 = 0x1;
+const SCATTER_RECEIVED_64: u32 = 0x2;
 /// `MLX5_QP_FLAG_SCATTER_CQE` of the driver's data.
 const FLAG_SCATTER: u32 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
@@ -145,13 +149,20 @@ impl State {
     pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const ENTRY_SIZE: usize = 16;
         const COMPRESSED: usize = 20;
+        const FORMAT: usize = 21;
         const IGNORE_OVERRUN: u32 = 1 << 1;
         let driver = request.driver::<32>();
         let entry = word(&driver, ENTRY_SIZE);
         require(matches!(entry, 64 | 128))?;
-        if driver[COMPRESSED] != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let compressed = driver[COMPRESSED] != 0;
+        // What is told of each of several: a hash, a checksum; not the index
+        // of a stride.
+        let format = match driver[FORMAT] {
+            _ if !compressed => 0,
+            1 => 0,
+            2 => 1,
+            _ => return refuse(libc::EOPNOTSUPP),
+        };
         require(request.value::<u32>(ATTR_CREATE_CQ_COMP_VECTOR)? == 0)?;
         // As the driver has it: as many as the next power of two.
         let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
@@ -166,6 +177,8 @@ impl State {
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
             .set(CQ_ENTRY_SIZE, u32::from(entry == 128))
             .set(CQ_IGNORE_OVERRUN, u32::from(flags & IGNORE_OVERRUN != 0))
+            .set(CQ_COMPRESS, compressed.into())
+            .set(CQ_FORMAT, format)
             .set(CQ_LOG_SIZE, log_size)
             .set(CQ_UAR, self.uar)
             .set(CQ_EQN, self.event_queue())
@@ -296,13 +309,19 @@ impl State {
                 .set(QP_LOG_RQ, receives.ilog2())
                 .set(QP_RQ_STRIDE, shift - 4),
         };
+        let by_entry = |cq, narrow, wide| {
+            let entry = self.objects.cq(fd, cq).map(|cq| cq.entry);
+            entry.map(|entry| if entry == 128 { wide } else { narrow })
+        };
         if scatter && connected {
-            input = input.set(QP_SCATTER_RECEIVED, SCATTER_RECEIVED_32);
+            let value = by_entry(recv_cq, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64)?;
+            input = input.set(QP_SCATTER_RECEIVED, value);
         }
         // What a read brings comes in its completion only if every one has
         // a completion.
         if scatter && service == 0 && signal_all {
-            input = input.set(QP_SCATTER_READ, SCATTER_READ_32);
+            let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
+            input = input.set(QP_SCATTER_READ, value);
         }
         let given = place.given(bytes);
         // SAFETY: passed on.

@@ -3,7 +3,9 @@
 mod driver;
 
 use driver::*;
-use mlx5::{Address, AddressHandle, Bind, CompletionQueue, Link, WindowKind};
+use mlx5::{
+    Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat, WindowKind,
+};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{
     AccessFlags, Error, MrInit, MwType, Opcode, QpAttr, QpAttrMask as Mask, QpState, QpType, Rereg,
@@ -199,6 +201,40 @@ fn a_completion_queue_is_resized_with_what_is_in_it() {
         let now = CompletionQueue::resize(object, ring, size).unwrap();
         assert!(now >= size);
         exchange(2, &mut cq);
+    }
+}
+
+#[test]
+fn completions_come_in_each_form_that_there_is() {
+    for wide in [false, true] {
+        for compression in [None, Some(MiniFormat::Hash), Some(MiniFormat::Checksum)] {
+            let (a, b) = Host::two("ib", Drive::Caller);
+            let mut cqa = a.cq(64);
+            let mut cqb = b.cq_with(64, CqOptions { wide, compression });
+            let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+            join(QpType::RC, (&qa, &a), (&qb, &b));
+            let (from, to) = (a.memory(100), b.memory(64 * 100));
+            let data: Vec<u8> = (1..=100).collect();
+            from.set(0, &data);
+            // Short enough for a completion of 32 bytes, of 64, of none.
+            for round in 0..3 {
+                for (n, length) in [1, 32, 33, 64, 65, 100].into_iter().enumerate() {
+                    for m in 0..5 {
+                        let id = n * 5 + m;
+                        receive(&mut qb, id as u64, to.sge(id * 100, 100));
+                        post(&mut qa, id as u64, Work::Send, from.sge(0, length));
+                    }
+                    for m in 0..5 {
+                        let id = n * 5 + m;
+                        let wc = poll(&b, &mut cqb);
+                        assert_eq!((wc.wr_id, wc.status), (id as u64, 0), "{round}");
+                        assert_eq!(wc.byte_len, length as u32);
+                        assert_eq!(to.get(id * 100, length), data[..length]);
+                        assert_eq!(poll(&a, &mut cqa).wr_id, id as u64);
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mlx5::{CompletionQueue, DeviceContext, QueuePair, Role, SharedReceiveQueue};
+use mlx5::{CompletionQueue, CqOptions, DeviceContext, QueuePair, Role, SharedReceiveQueue};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::mr::MrKeys;
 use uverbs::{
@@ -97,11 +97,15 @@ impl Host {
     }
 
     pub fn cq(&self, cqe: u32) -> Cq {
+        self.cq_with(cqe, CqOptions::default())
+    }
+
+    pub fn cq_with(&self, cqe: u32, options: CqOptions) -> Cq {
         let init = CqInit {
             cqe,
             ..CqInit::default()
         };
-        CompletionQueue::create(&self.context, &init).unwrap()
+        CompletionQueue::create_with(&self.context, &init, options).unwrap()
     }
 
     pub fn qp(&self, kind: QpType, cq: &mut Cq) -> Qp {
