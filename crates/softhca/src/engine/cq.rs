@@ -153,7 +153,7 @@ impl<P: Platform> Core<P> {
         }
         if cq.full() && !cq.ignore_overrun {
             self.release(cqn);
-            self.fail_cq(cqn, SYNDROME_OVERRUN);
+            self.break_cq(cqn, SYNDROME_OVERRUN, "overrun");
             return;
         }
         if self.faults.lose_completion() {
@@ -186,7 +186,7 @@ impl<P: Platform> Core<P> {
         written: Result<(), Unmapped>,
     ) {
         if written.is_err() {
-            self.fail_cq(cqn, SYNDROME_ACCESS);
+            self.break_cq(cqn, SYNDROME_ACCESS, "not in memory");
             return;
         }
         let Some(cq) = self.cqs.get_mut(cqn) else {
@@ -204,19 +204,16 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    /// The queue takes no more completions, and it is the driver's doing.
+    fn break_cq(&mut self, cqn: u32, syndrome: u8, why: &str) {
+        self.complain(|| format!("completion queue {cqn} is in error: {why}"));
+        self.fail_cq(cqn, syndrome);
+    }
+
     /// The queue takes no more completions.
     pub(crate) fn fail_cq(&mut self, cqn: u32, syndrome: u8) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.failed = true;
-            self.complain(|| {
-                format!(
-                    "completion queue {cqn} is in error: {}",
-                    match syndrome {
-                        SYNDROME_OVERRUN => "overrun",
-                        _ => "not in memory",
-                    }
-                )
-            });
             self.post_cq_error(cqn, syndrome);
         }
     }

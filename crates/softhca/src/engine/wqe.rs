@@ -208,6 +208,16 @@ pub fn is_signaled(control: &[u8]) -> bool {
     COMPLETION.get(control) == 2
 }
 
+/// Where the control segment says whether a completion is wanted.
+const COMPLETION_BYTE: usize = 11;
+
+/// Whether a BlueFlame copy that differs from its ring, first at this byte, is
+/// Linux's test of write combining: empty operations that want a completion in
+/// the copy alone, so that one shows that the copy was taken.
+pub(crate) fn is_write_combining_test(copy: &[u8], at: usize) -> bool {
+    at == COMPLETION_BYTE && opcode_of(copy) == opcode::NOP
+}
+
 /// Reads an entry of a send queue. It always gives a work request; a
 /// malformed one will complete in error when its turn comes.
 pub fn send(bytes: &[u8], reading: &Reading) -> Send {

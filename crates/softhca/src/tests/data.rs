@@ -408,3 +408,69 @@ fn strict_mode_says_what_is_wrong() {
     assert_eq!(status(&entry), (13, 0x02));
     assert!(driver.hca.complaints()[0].contains("index"));
 }
+
+/// Writes an entry to a BlueFlame buffer, as 8 words.
+fn blue_flame(driver: &mut Driver, entry: &[u8]) {
+    let at = u64::from(driver.uar) * 4096 + 0x800;
+    for (n, part) in entry.chunks(8).enumerate() {
+        driver.hca.write(at + n as u64 * 8, part);
+    }
+    driver.run();
+}
+
+#[test]
+fn a_ring_that_differs_from_blue_flame_is_reported() {
+    let fabric = crate::fabric::Fabric::new(1);
+    let mut driver = Driver::with("ib", 0, &fabric, true);
+    let (mut cq, mut a, _b) = driver.pair();
+    let memory = driver.pages(1);
+    let data = segment(8, driver.key, memory);
+    // What lies behind the entry in its block is nobody's.
+    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    entry.resize(64, 0x77);
+    blue_flame(&mut driver, &entry);
+    assert!(driver.poll(&mut cq).is_some());
+    // Linux's test of write combining.
+    let mut entry = driver.place(&mut a, 0x00, 0, &[]);
+    entry.resize(64, 0);
+    entry[11] = SIGNALED;
+    blue_flame(&mut driver, &entry);
+    assert!(driver.poll(&mut cq).is_some());
+    assert_eq!(driver.hca.complaints(), [""; 0]);
+    // Another length of the data.
+    let mut entry = driver.place(&mut a, 0x0a, SIGNALED, &data);
+    entry.resize(64, 0);
+    entry[19] = 4;
+    blue_flame(&mut driver, &entry);
+    let complaints = driver.hca.complaints();
+    assert!(complaints[0].contains("index 2: the ring differs"));
+    assert!(complaints[0].contains("byte 19: 0x08, and 0x04"));
+}
+
+#[test]
+fn a_late_blue_flame_copy_is_forgotten() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = driver.pair();
+    // Its first words, and before the rest something else makes the HCA look
+    // at the queue.
+    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    entry.resize(64, 0);
+    let at = u64::from(driver.uar) * 4096 + 0x900;
+    for (n, part) in entry.chunks(8).take(2).enumerate() {
+        driver.hca.write(at + n as u64 * 8, part);
+    }
+    driver.ring(&entry);
+    assert!(driver.poll(&mut cq).is_some());
+    for (n, part) in entry.chunks(8).enumerate().skip(2) {
+        driver.hca.write(at + n as u64 * 8, part);
+    }
+    driver.run();
+    assert_eq!(driver.hca.stats().blue_flames, 1);
+    // 65536 blocks later the index is the same, and the entry another one:
+    // not signaled.
+    for _ in 0..0xffff {
+        driver.post(&mut a, 0x00, 0, &[]);
+    }
+    driver.post(&mut a, 0x00, 0, &[]);
+    assert!(driver.poll(&mut cq).is_none());
+}
