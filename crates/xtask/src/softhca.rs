@@ -1,7 +1,7 @@
 //! `cargo xtask softhca`: a guest with a ConnectX in software, for a command,
 //! a shell, or the tests of it.
 
-mod check;
+pub mod check;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -77,6 +77,27 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// A run of `--test` that takes a few minutes.
+    fn brief(kernel: Option<&str>) -> Arguments {
+        Arguments {
+            suite: Suite::Trixie,
+            kernel: kernel.map(str::to_owned),
+            profile: vec!["roce".to_owned()],
+            test: true,
+            short: true,
+            filter: ["devices", "pingpong"].map(str::to_owned).to_vec(),
+            hcas: 1,
+            run: None,
+            share: None,
+            plugin: None,
+            no_setup: false,
+            limit: 0,
+            program: None,
+            dir: None,
+            serve: vec!["--strict".to_owned()],
+        }
+    }
+
     fn count(&self) -> u32 {
         self.hcas.max(self.profile.len() as u32)
     }

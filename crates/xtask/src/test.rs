@@ -9,10 +9,10 @@ use std::{env, fs};
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::driver::case::chosen;
-use rxe_tests::guest::{Suite, host, tree};
+use rxe_tests::guest::{Qemu, Suite, host, tree};
 
 use crate::suite::{self, Request};
-use crate::{bare, bench, bytes, dist, driver, mlx5};
+use crate::{bare, bench, bytes, dist, driver, mlx5, softhca};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -109,6 +109,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             texts.extend(text);
             if suite == Suite::Trixie && !arguments.stock_only {
                 lines.extend(without_libraries(arguments));
+                lines.extend(on_softhca(arguments));
             }
         }
     }
@@ -243,6 +244,38 @@ fn without_libraries(arguments: &Arguments) -> Option<Line> {
                 "no shared library; boot and suite {:.1} s{slow}",
                 outcome.time.as_secs_f64()
             );
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+            line.note = error.to_string().lines().next().unwrap_or_default().into();
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    Some(line)
+}
+
+/// The ConnectX in software under Linux's own drivers; nothing if the filters
+/// leave it out.
+fn on_softhca(arguments: &Arguments) -> Option<Line> {
+    const WHAT: &str = "softhca guest";
+    if !chosen(&arguments.filter, WHAT) {
+        return None;
+    }
+    // Kept until the end: it is looked for again.
+    let _qemu = match Qemu::get() {
+        Ok(qemu) => qemu,
+        Err(error) => return Some(skipped(WHAT, &format!("no QEMU 11.1: {error:#}"))),
+    };
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = Line::new(WHAT);
+    match softhca::check::brief(arguments.kernel.as_deref()) {
+        Ok(outcome) => {
+            line.passed = outcome.passed;
+            line.failed = outcome.failed;
+            line.skipped = outcome.skipped;
+            line.note = outcome.system;
         }
         Err(error) => {
             eprintln!("{WHAT}: {error:#}");

@@ -10,13 +10,14 @@ use anyhow::Result;
 use rxe_tests::compare::Results;
 use rxe_tests::guest::vm::Line;
 use rxe_tests::guest::{Hardware, Job};
-use rxe_tests::record::{Case, Outcome, Provider, Record, Stock};
+use rxe_tests::record::{Case, Outcome as Ended, Provider, Record, Stock};
 
 use super::{Arguments, Hcas, Machine, SETUP};
 use crate::{driver, suite};
 
-/// How long the cases of one guest may take.
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// How long the cases of one guest may take, and those of the short list.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
+const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Two HCAs over a wire that loses and reorders.
 const PAIR: &str = include_str!("pair.sh");
@@ -68,13 +69,46 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     };
     println!(
         "{} passed, {failed} failed, {} skipped",
-        sum(Outcome::Pass),
-        sum(Outcome::Skip)
+        sum(Ended::Pass),
+        sum(Ended::Skip)
     );
     Ok(if failed == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// How a run in one guest went.
+pub struct Outcome {
+    /// Cases.
+    pub passed: usize,
+    /// Cases, and reports of strict mode and of the kernel.
+    pub failed: usize,
+    /// Cases.
+    pub skipped: usize,
+    /// The kernel and rdma-core.
+    pub system: String,
+}
+
+/// That the drivers load and unload, what they say of the device, and
+/// ping-pongs, all in strict mode; prints what came of it.
+pub fn brief(kernel: Option<&str>) -> Result<Outcome> {
+    let arguments = Arguments::brief(kernel);
+    let machine = Machine::new(&arguments)?;
+    let run = programs(&machine, &arguments, &arguments.profile[0])?;
+    let count = |outcome| {
+        let cases = run.results.cases.iter();
+        cases.filter(|case| case.outcome == outcome).count()
+    };
+    Ok(Outcome {
+        passed: count(Ended::Pass),
+        failed: show(&run),
+        skipped: count(Ended::Skip),
+        system: format!(
+            "kernel {}, rdma-core {}",
+            run.results.kernel, run.results.rdma_core
+        ),
     })
 }
 
@@ -96,7 +130,7 @@ echo 40 > /proc/sys/vm/nr_hugepages
 cm=; [ -n \"$RDMA_ADDR\" ] || cm=--no-cm
 rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \\
     --address ${{RDMA_ADDR:-127.0.0.1}} $cm{options} || exit 1
-{KERNEL}"
+{END}"
     );
     guest(machine, arguments, profile, "programs", 1, script)
 }
@@ -110,20 +144,15 @@ fn script(
     hcas: u32,
     script: &str,
 ) -> Result<Run> {
-    let script = format!("{SETUP}\n{script}\n{KERNEL}");
+    let script = format!("{SETUP}\n{script}\n{END}");
     guest(machine, arguments, profile, group, hcas, script)
 }
 
-/// What the kernel has to say of the device, but for what is known and what the
-/// planted failure of CREATE_QP makes it say; in the end the drivers go.
-const KERNEL: &str = "\
-dmesg -l emerg,alert,crit,err,warn | grep -E 'mlx5|infiniband|WARNING:|BUG:|Call Trace' |
-    grep -v 'vendor specific ID\\|modify_port_caps\\|counters are not supported\\|CREATE_QP(0x500)\\|Create QP type' |
-    head -20 | sed 's/^/@kernel /'
-modprobe -r rdma_ucm mlx5_ib && modprobe -r mlx5_core && echo '@pass the drivers unload' ||
-    echo '@fail the drivers unload: modprobe -r says no'
-";
+/// What the kernel has to say of the device; that its drivers go and come.
+const END: &str = include_str!("end.sh");
 const REMARK: &str = "@kernel ";
+/// Then follow the kernel's and rdma-core's versions.
+const SYSTEM: &str = "@system ";
 
 fn guest(
     machine: &Machine,
@@ -142,7 +171,7 @@ fn guest(
         plugin: None,
         driver: Some(driver::build()?),
         shell: false,
-        limit: LIMIT,
+        limit: if arguments.short { SHORT_LIMIT } else { LIMIT },
         hardware: Hardware::default(),
     };
     let hcas = Hcas {
@@ -157,12 +186,18 @@ fn guest(
         Line::Record(line) => progress.record(&mut results, line),
         Line::Text(text) => {
             if let Some(name) = text.strip_prefix(PASS) {
-                results.take(case(group, name, Outcome::Pass));
+                results.take(case(group, name, Ended::Pass));
             } else if let Some(name) = text.strip_prefix(FAIL) {
                 eprintln!("  {what}: {name}");
-                results.take(case(group, name, Outcome::Fail));
+                results.take(case(group, name, Ended::Fail));
             } else if let Some(remark) = text.strip_prefix(REMARK) {
                 reports.push(remark.to_owned());
+            } else if let Some((kernel, rdma_core)) = text
+                .strip_prefix(SYSTEM)
+                .and_then(|text| text.split_once(' '))
+            {
+                kernel.clone_into(&mut results.kernel);
+                rdma_core.clone_into(&mut results.rdma_core);
             } else {
                 progress.text(text);
             }
@@ -172,12 +207,12 @@ fn guest(
         Ok((ended, log)) => {
             if ended.status != 0 {
                 let why = format!("the guest: exit status {}", ended.status);
-                results.take(case(group, &why, Outcome::Fail));
+                results.take(case(group, &why, Ended::Fail));
             }
             let strict = log.lines().filter_map(|line| line.split_once(STRICT));
             reports.extend(strict.map(|(_, report)| format!("strict: {report}")));
         }
-        Err(error) => results.take(case(group, &format!("the guest: {error:#}"), Outcome::Fail)),
+        Err(error) => results.take(case(group, &format!("the guest: {error:#}"), Ended::Fail)),
     }
     Ok(Run {
         what,
@@ -188,7 +223,7 @@ fn guest(
 }
 
 /// A case of a script; its name may say after a colon why it failed.
-fn case(group: &str, line: &str, outcome: Outcome) -> Record {
+fn case(group: &str, line: &str, outcome: Ended) -> Record {
     let (name, detail) = line.split_once(": ").unwrap_or((line, ""));
     Record::Case(Case {
         group: group.to_owned(),
@@ -225,9 +260,9 @@ fn show(run: &Run) -> usize {
     let mut failed = 0;
     for case in &results.cases {
         match case.outcome {
-            Outcome::Pass => {}
-            Outcome::Skip => *reasons.entry(&case.detail).or_default() += 1,
-            Outcome::Fail => {
+            Ended::Pass => {}
+            Ended::Skip => *reasons.entry(&case.detail).or_default() += 1,
+            Ended::Fail => {
                 failed += 1;
                 println!("  FAILED {} {}: {}", case.group, case.name, case.detail);
             }
