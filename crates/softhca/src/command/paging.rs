@@ -12,7 +12,8 @@ const TOKEN_LOW: Field = field(0xc, 31, 0);
 impl<P: Platform> Core<P> {
     pub(crate) fn page_fault_resume(&mut self, input: &[u8]) -> Outcome {
         let token = u64::from(TOKEN_HIGH.get(input)) << 32 | u64::from(TOKEN_LOW.get(input));
-        if self.paging.resume(token, ERROR.is_set(input)) {
+        let now = self.platform.now();
+        if self.paging.resume(token, ERROR.is_set(input), now) {
             Ok(())
         } else {
             Err(refuse(Status::BadParameter, "no page fault has this token"))

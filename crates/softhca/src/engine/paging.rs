@@ -18,6 +18,12 @@ const MOST_ASKED: usize = 1024;
 /// How often the driver may refuse. It refuses what it is about to put elsewhere,
 /// such as a part of an implicit key that has gone and comes again.
 const MOST_REFUSED: u8 = 8;
+/// In nanoseconds, how long to wait after a refusal, doubled with each one: what
+/// the driver is about to do is done by threads that must find a processor.
+const FIRST_PAUSE: u64 = 1_000_000;
+/// A refusal is forgotten when nobody has asked again for so long after the
+/// pause.
+const FORGOTTEN: u64 = 2_000_000_000;
 /// The event is about memory, not about a work request.
 const SUBTYPE_MEMORY: u8 = 2;
 /// The driver is to say when it is done.
@@ -33,6 +39,8 @@ struct Asked {
     waiting: bool,
     /// How often it has refused.
     refused: u8,
+    /// Not to be asked for again before this time.
+    not_before: u64,
 }
 
 /// All that was asked for.
@@ -44,17 +52,22 @@ pub(crate) struct Paging {
 
 impl Paging {
     /// The driver is done with a token; false if nothing has it.
-    pub(crate) fn resume(&mut self, token: u64, failed: bool) -> bool {
+    pub(crate) fn resume(&mut self, token: u64, failed: bool, now: u64) -> bool {
         let answered = |asked: &Asked| asked.waiting && asked.token == token;
         let Some(at) = self.asked.iter().position(answered) else {
             return false;
         };
         if failed {
             // Kept for whoever tries again.
-            self.asked[at].waiting = false;
-            self.asked[at].refused += 1;
+            let asked = &mut self.asked[at];
+            asked.waiting = false;
+            asked.not_before = now + (FIRST_PAUSE << asked.refused);
+            asked.refused += 1;
         } else {
-            self.asked.swap_remove(at);
+            let va = self.asked.swap_remove(at).va;
+            // What was refused by the key of a part that has gone, and is there
+            // now by another one.
+            self.asked.retain(|asked| asked.waiting || asked.va != va);
         }
         true
     }
@@ -73,14 +86,18 @@ impl<P: Platform> Core<P> {
             return Fault::Protection;
         };
         let va = missing.va & !(PAGE - 1);
+        let now = self.platform.now();
         let asked = &mut self.paging.asked;
         let same = |asked: &Asked| asked.key == missing.key && asked.va == va;
         let mut refused = 0;
         if let Some(at) = asked.iter().position(same) {
-            if asked[at].waiting {
+            if asked[at].waiting || now < asked[at].not_before {
                 return Fault::Absent;
             }
-            refused = asked.swap_remove(at).refused;
+            let before = asked.swap_remove(at);
+            if now - before.not_before < FORGOTTEN {
+                refused = before.refused;
+            }
             if refused >= MOST_REFUSED {
                 return Fault::Protection;
             }
@@ -99,6 +116,7 @@ impl<P: Platform> Core<P> {
             va,
             waiting: true,
             refused,
+            not_before: now,
         });
         self.stats.page_faults += 1;
         let data = page_fault(token, va, &missing);
@@ -132,6 +150,33 @@ fn page_fault(token: u64, va: u64, missing: &Missing) -> [u8; 28] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An implicit region's part can go and come again with every message, and
+    /// each time the driver refuses a page of the part that has gone.
+    #[test]
+    fn a_page_that_came_by_another_key_was_not_refused() {
+        let asked = |token, key, va| Asked {
+            token,
+            key,
+            va,
+            waiting: true,
+            refused: 0,
+            not_before: 0,
+        };
+        let mut paging = Paging {
+            asked: vec![asked(1, 0x100, 0x7000), asked(2, 0x200, 0x8000)],
+            last_token: 2,
+        };
+        assert!(paging.resume(1, true, 50) && paging.resume(2, true, 50));
+        assert!(!paging.resume(1, true, 60), "it was answered");
+        let refused: Vec<_> = paging.asked.iter().map(|a| a.refused).collect();
+        assert_eq!(refused, [1, 1]);
+        assert_eq!(paging.asked[0].not_before, 50 + FIRST_PAUSE);
+        paging.asked.push(asked(3, 0x300, 0x7000));
+        assert!(paging.resume(3, false, 70));
+        let left: Vec<_> = paging.asked.iter().map(|a| a.va).collect();
+        assert_eq!(left, [0x8000]);
+    }
 
     #[test]
     fn the_event_covers_what_is_missing() {

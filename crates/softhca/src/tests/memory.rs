@@ -247,12 +247,17 @@ fn a_page_that_cannot_be_brought_is_a_protection_error() {
     let paged = changeable(&mut driver, start, [0, 0]);
     driver.post(&mut a, 0x0a, SIGNALED, &segment(4, paged, start));
     // It is asked for some times: the driver may have been about to move it.
+    // Each time it has longer to do so.
+    let mut pause = 1_000_000;
     for asked in 1..=8 {
         assert!(driver.poll(&mut cq).is_none());
         let faults = faults(&driver);
         assert_eq!(faults.len(), asked);
         assert_eq!(resume(&mut driver, faults[asked - 1].0, 1), 0);
-        pass(&mut driver, 1_000_000);
+        pass(&mut driver, pause - 50_000);
+        assert!(driver.poll(&mut cq).is_none());
+        pass(&mut driver, 200_000);
+        pause *= 2;
     }
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
     assert_eq!(faults(&driver).len(), 8);
