@@ -204,7 +204,8 @@ impl Figures {
 
 /// The last row of perftest's table: the first numbers after the line that
 /// starts with `#bytes`, named by column; a column without a name is left
-/// out.
+/// out, and so is a figure that is no number: perftest does not know a time when
+/// the processors' clocks disagree.
 fn table(output: &str, columns: &[&str]) -> BTreeMap<String, f64> {
     let rows = output
         .lines()
@@ -223,7 +224,7 @@ fn table(output: &str, columns: &[&str]) -> BTreeMap<String, f64> {
     columns
         .iter()
         .zip(numbers)
-        .filter(|(name, _)| !name.is_empty())
+        .filter(|(name, value)| !name.is_empty() && value.is_finite())
         .map(|(name, value)| ((*name).to_owned(), value))
         .collect()
 }
@@ -248,6 +249,8 @@ mod tests {
 ";
         assert_eq!(Figures::Latency.read(lat)["typical us"], 25.5);
         assert!(Figures::Latency.read("nothing").is_empty());
+        let unknown = lat.replace("20.11", "inf").replace("25.50", "-nan");
+        assert!(Figures::Latency.read(&unknown).is_empty());
     }
 
     #[test]
