@@ -2,7 +2,7 @@
 # drivers go, come again with all that they had, and go.
 
 # But for what is known of this device, and what planted faults make it say.
-known='vendor specific ID|modify_port_caps|counters are not supported'
+known='vendor specific ID|modify_port_caps|counters are not supported|firmware level support'
 known="$known|CREATE_QP\(0x500\)|Create QP type|CQ error on CQN"
 remarks() {
     dmesg -c -l emerg,alert,crit,err,warn |
