@@ -90,51 +90,116 @@ sys.exit(bool(missing or wrong or seen < 60))
     fi
 }
 
+# Each of what can be wrong is made so, and must be found, with the command that
+# mends it; and that command, run as it is printed, must mend it.
 doctor() {
     if "$ringverbs" doctor > "$scratch/doctor"; then
         ok "doctor finds nothing in the way"
     else
         bad "doctor finds nothing in the way" "$scratch/doctor"
     fi
-    # Break things one by one; each must be found, with the command that mends
-    # it, and that command, run as it is printed, must mend it.
+    # Root needs no sudo, and may have none. Others are to read what is there.
+    mkdir "$scratch/bin"
+    printf '#!/bin/sh\nexec "$@"\n' > "$scratch/bin/sudo"
+    chmod -R a+rx "$scratch"
+    PATH="$scratch/bin:$PATH"
     netdev=$(cat "/sys/class/infiniband/$RXE_DEV/parent")
-    broken "node" "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod"
-    broken "link" "ip link set $netdev down" "ip link set $netdev up"
-    # The address that RXE_DEV was made for is the only one of its interface:
-    # no other one is to be chosen for a new device.
+    nobody='setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all'
+
+    doctor_as=
+    broken problem node "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod"
+    broken problem link "ip link set $netdev down" "ip link set $netdev up"
+    broken warning mtu "ip link set $netdev mtu 1500" "ip link set $netdev mtu 4200"
+    broken warning address "ip -4 addr flush dev $netdev" "ip addr add 192.168.77.1/24 dev $netdev"
+    # That address is the only one of its interface: no other one is to be
+    # chosen for a new device.
     others=$(ip -o link show up | cut -d: -f2 | cut -d@ -f1 | grep -v -x -e " $netdev" -e " lo")
     for other in $others; do ip link set "$other" down; done
-    broken "device" "rdma link delete $RXE_DEV" "rdma link add $RXE_DEV type rxe netdev $netdev"
+    broken problem device "rdma link delete $RXE_DEV" "rdma link add $RXE_DEV type rxe netdev $netdev"
+    # From nothing, one after the other.
+    broken problem module "rdma link delete $RXE_DEV && modprobe -r rdma_ucm rdma_rxe ib_uverbs" "modprobe ib_uverbs"
+    broken problem device "true # what is left of that" "modprobe rdma_rxe && rdma link add $RXE_DEV type rxe netdev $netdev"
+    broken warning rdma_cm "true # and of that" "modprobe rdma_ucm"
     for other in $others; do ip link set "$other" up; done
+
+    doctor_as=$nobody
+    broken problem node "chmod 600 /dev/infiniband/uverbs0" "chmod 666 /dev/infiniband/uverbs0"
+    broken warning node "chmod 600 /dev/infiniband/rdma_cm" "chmod 666 /dev/infiniband/rdma_cm"
+
+    # What a process has from the one before it is mended in a shell.
+    surrounded problem memlock "prlimit --memlock=32768:unlimited $nobody" "ulimit -l unlimited"
+    : > "$scratch/libother-rdmav1.so"
+    surrounded warning provider "env RDMAV_DRIVERS=$scratch/libother" "unset RDMAV_DRIVERS"
+
+    # Later cases find the device as it was.
+    ! command -v rxe-driver > /dev/null || rxe-driver setup > /dev/null
 }
 
-# broken CHECK COMMAND MEND-PATTERN: what the doctor prints is run.
-broken() {
-    sh -c "$2"
-    if "$ringverbs" doctor --json > "$scratch/doctor"; then
-        bad "doctor: exit status after: $2" "$scratch/doctor"
-    elif python3 -c '
+# finding LEVEL CHECK: whether the report in $scratch/doctor has such a finding;
+# prints the command that mends it.
+finding() {
+    python3 -c '
 import json, sys
 report = json.load(open(sys.argv[1]))
-found = [f for f in report["findings"] if f["level"] == "problem" and f["check"] == sys.argv[2]]
-print(found[0]["mend"])
-sys.exit(sys.argv[3] not in found[0]["mend"])
-' "$scratch/doctor" "$1" "$3" > "$scratch/mend"; then
-        ok "doctor finds out about: $2"
-    else
-        bad "doctor finds out about: $2" "$scratch/doctor"
-    fi
-    sh "$scratch/mend" > "$scratch/mended" 2>&1
+levels = [f["level"] for f in report["findings"]]
+assert report["works"] == ("problem" not in levels), report
+found = [f for f in report["findings"] if (f["level"], f["check"]) == (sys.argv[2], sys.argv[3])]
+sys.exit(not (found and [print(found[0]["mend"])]))
+' "$scratch/doctor" "$@"
+}
+
+# finds WANTED LEVEL CHECK: until the doctor finds that (0), or does not (1);
+# what is changed in the kernel shows a moment later.
+finds() {
+    wanted=$1
+    shift
     waited=0
-    until "$ringverbs" doctor > "$scratch/doctor" || [ $waited -ge 50 ]; do
-        sleep 0.2
+    while :; do
+        $doctor_as "$ringverbs" doctor --json > "$scratch/doctor"
+        works=$?
+        finding "$@" > "$scratch/mend"
+        [ $? -ne "$wanted" ] || break
         waited=$((waited + 1))
+        [ $waited -lt 30 ] || return 1
+        sleep 0.2
     done
-    if [ $waited -lt 50 ]; then
-        ok "and is content after: $(cat "$scratch/mend")"
+    # The exit status says what the report says.
+    case $wanted$1$works in 0problem0) return 1 ;; esac
+}
+
+# broken LEVEL CHECK COMMAND MEND-PATTERN
+broken() {
+    if sh -c "$3" > "$scratch/broke" 2>&1 && finds 0 "$1" "$2" && grep -q -F "$4" "$scratch/mend"; then
+        ok "doctor finds out about: $3"
     else
-        bad "and is content after: $(cat "$scratch/mend")" "$scratch/mended" "$scratch/doctor"
+        bad "doctor finds out about: $3" "$scratch/broke" "$scratch/doctor"
+        return
+    fi
+    cp "$scratch/mend" "$scratch/command"
+    if sh "$scratch/command" > "$scratch/mended" 2>&1 && finds 1 "$1" "$2"; then
+        ok "and is content after: $(cat "$scratch/command")"
+    else
+        bad "and is content after: $(cat "$scratch/command")" "$scratch/mended" "$scratch/doctor"
+    fi
+}
+
+# surrounded LEVEL CHECK COMMAND MEND-PATTERN: the doctor run by that command.
+surrounded() {
+    doctor_as=$3
+    if finds 0 "$1" "$2" && grep -q -F "$4" "$scratch/mend"; then
+        ok "doctor finds out about: $3"
+    else
+        bad "doctor finds out about: $3" "$scratch/doctor"
+        return
+    fi
+    cp "$scratch/mend" "$scratch/command"
+    printf '%s\nexec "$@"\n' "$(cat "$scratch/command")" > "$scratch/shell"
+    chmod a+r "$scratch/shell"
+    doctor_as="$3 sh $scratch/shell"
+    if finds 1 "$1" "$2"; then
+        ok "and is content after: $(cat "$scratch/command")"
+    else
+        bad "and is content after: $(cat "$scratch/command")" "$scratch/doctor"
     fi
 }
 

@@ -17,8 +17,10 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     modules(&mut findings, facts);
     devices(&mut findings, facts);
     for node in &facts.nodes {
-        character_device(&mut findings, node, facts.container.as_deref());
+        let level = Level::Problem;
+        character_device(&mut findings, level, node, facts.container.as_deref());
     }
+    connection_manager(&mut findings, facts);
     for device in &facts.devices {
         opened(&mut findings, device);
     }
@@ -72,7 +74,7 @@ fn kernel(findings: &mut Findings, facts: &Facts) {
 
 fn modules(findings: &mut Findings, facts: &Facts) {
     let container = facts.container.is_some();
-    let on_host = if container { " (on the host)" } else { "" };
+    let on_host = if container { " # on the host" } else { "" };
     match facts.ib_uverbs {
         Module::Loaded => findings.ok("module", "ib_uverbs is there"),
         Module::Available => findings.problem(
@@ -83,14 +85,14 @@ fn modules(findings: &mut Findings, facts: &Facts) {
         Module::Missing if container => findings.problem(
             "module",
             "ib_uverbs is not loaded in the host's kernel",
-            "modprobe ib_uverbs (on the host)".into(),
+            "modprobe ib_uverbs # on the host".into(),
         ),
         Module::Missing => findings.problem(
             "module",
             format!("kernel {} has no ib_uverbs module", facts.release),
             format!(
-                "apt install linux-modules-extra-{0} || dnf install kernel-modules-extra-{0}; \
-                 else build a kernel with CONFIG_INFINIBAND_USER_ACCESS and CONFIG_RDMA_RXE",
+                "apt install linux-modules-extra-{0} || dnf install kernel-modules-extra-{0} \
+                 # else build a kernel with CONFIG_INFINIBAND_USER_ACCESS and CONFIG_RDMA_RXE",
                 facts.release
             ),
         ),
@@ -129,7 +131,7 @@ fn devices(findings: &mut Findings, facts: &Facts) {
             .into(),
     };
     let on_host = match facts.container {
-        Some(_) => " (on the host, then give the container its /dev/infiniband)",
+        Some(_) => " # on the host; then give the container its /dev/infiniband",
         None => "",
     };
     findings.problem(
@@ -139,57 +141,73 @@ fn devices(findings: &mut Findings, facts: &Facts) {
     );
 }
 
-fn character_device(findings: &mut Findings, node: &Node, container: Option<&str>) {
+/// What is wrong with it is no more than a warning: endpoints can be exchanged
+/// in other ways.
+fn connection_manager(findings: &mut Findings, facts: &Facts) {
+    match (&facts.manager, facts.rdma_ucm) {
+        (Some(node), _) => {
+            character_device(findings, Level::Warning, node, facts.container.as_deref());
+        }
+        (None, Module::Missing) => {}
+        (None, _) => findings.warning(
+            "rdma_cm",
+            "rdma_ucm is not loaded: no connections by IP address, no streams",
+            match facts.container {
+                Some(_) => "modprobe rdma_ucm # on the host".into(),
+                None => "modprobe rdma_ucm".into(),
+            },
+        ),
+    }
+}
+
+fn character_device(findings: &mut Findings, level: Level, node: &Node, container: Option<&str>) {
     let path = format!("/dev/infiniband/{}", node.name);
     let of = format!("{path} of {}", node.device);
     let (major, minor) = node.number;
-    match &node.state {
-        NodeState::Usable => findings.ok("node", format!("{of} can be opened")),
+    let (found, mend) = match &node.state {
+        NodeState::Usable => return findings.ok("node", format!("{of} can be opened")),
         NodeState::Missing => match container {
-            Some("docker" | "podman") => findings.problem(
-                "node",
+            Some("docker" | "podman") => (
                 format!("{of} is not in the container"),
                 format!(
                     "{} run --device {path} --device /dev/infiniband/rdma_cm --ulimit memlock=-1 ...",
                     container.unwrap_or_default()
                 ),
             ),
-            Some(_) => findings.problem(
-                "node",
+            Some(_) => (
                 format!("{of} is not in the container"),
-                format!("give the container {path} (character device {major}:{minor})"),
+                format!("give the container {path}, character device {major}:{minor}"),
             ),
-            None => findings.problem(
-                "node",
+            None => (
                 format!("{of} is not there"),
                 // udev would not: it leaves making nodes to the kernel, which
                 // makes each once.
                 format!("mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor}"),
             ),
         },
-        NodeState::Other => findings.problem(
-            "node",
+        NodeState::Other => (
             format!("{of} is not character device {major}:{minor}"),
             format!("rm {path} && mknod -m 666 {path} c {major} {minor}"),
         ),
-        NodeState::Denied { mode, uid, gid } => findings.problem(
-            "node",
+        NodeState::Denied { mode, uid, gid } => (
             format!("{of} may not be opened: mode {mode:03o}, owner {uid}, group {gid}"),
             match (gid, mode & 0o060) {
                 // A group that may, and is not root's: join it.
-                (1.., 0o060) => format!("sudo usermod -aG {gid} $USER, and log in again"),
-                _ => format!("sudo chmod 666 {path} (rdma-core's udev rules do so at boot)"),
+                (1.., 0o060) => format!("sudo usermod -aG {gid} $USER # and log in again"),
+                _ => format!("sudo chmod 666 {path} # as rdma-core's udev rules do at boot"),
             },
         ),
-        NodeState::Failed(why) => findings.problem(
-            "node",
+        NodeState::Failed(why) => (
             format!("{of} cannot be opened: {why}"),
             match container {
-                Some(_) => format!("allow character device {major}:{minor} in the container's device cgroup"),
-                None => "look at the kernel's log: dmesg | grep -i -e infiniband -e rxe".into(),
+                Some(_) => format!(
+                    "allow character device {major}:{minor} in the device cgroup of the container"
+                ),
+                None => "dmesg | grep -i -e infiniband -e rxe # the kernel says why".into(),
             },
         ),
-    }
+    };
+    findings.add(level, "node", found, Some(mend));
 }
 
 fn opened(findings: &mut Findings, device: &Opened) {
@@ -200,7 +218,7 @@ fn opened(findings: &mut Findings, device: &Opened) {
             findings.problem(
                 "context",
                 why.as_str(),
-                "mend what was found above; else dmesg | tail".into(),
+                "dmesg | tail # if it is not what was found above".into(),
             );
             return;
         }
@@ -228,7 +246,7 @@ fn port(findings: &mut Findings, device: &Opened, port: &Port) {
             ),
             None => (
                 String::new(),
-                "start a subnet manager (opensm), or check the cable".into(),
+                "opensm --daemon # a subnet manager; or check the cable".into(),
             ),
         };
         findings.problem("link", format!("{name} is {}{why}", port.state), mend);
@@ -245,7 +263,7 @@ fn port(findings: &mut Findings, device: &Opened, port: &Port) {
                 "ip addr add 192.168.77.1/24 dev {interface_name} && ip link set {interface_name} up"
             )
         } else {
-            "start a subnet manager (opensm)".into()
+            "opensm --daemon # a subnet manager".into()
         };
         findings.problem("address", format!("{name} has no GID, so no address"), mend);
     } else if port.ethernet && !port.routable {
@@ -266,7 +284,7 @@ fn port(findings: &mut Findings, device: &Opened, port: &Port) {
         findings.warning(
             "mtu",
             format!("{interface_name} has MTU {mtu}: packets of {name} are small"),
-            format!("ip link set {interface_name} mtu 4200 (if the network carries it)"),
+            format!("ip link set {interface_name} mtu 4200 # if the network carries it"),
         );
     }
 }
@@ -289,8 +307,8 @@ fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
     let mend = match limit.hard {
         None => "ulimit -l unlimited".into(),
         Some(_) if container => "docker run --ulimit memlock=-1 ...".into(),
-        Some(_) => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, \
-                    and log in again (a service: LimitMEMLOCK=infinity)"
+        Some(_) => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf \
+                    # and log in again; for a service: LimitMEMLOCK=infinity"
             .into(),
     };
     let found = format!("only {size} of memory may be locked, and so registered");
@@ -309,7 +327,7 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
         findings.warning(
             "libibverbs",
             format!("{path} does not say which providers it takes"),
-            "reinstall libibverbs1".into(),
+            "apt install --reinstall libibverbs1 || dnf reinstall libibverbs".into(),
         );
         return;
     };
@@ -321,14 +339,18 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
             Found::OtherAbi(file) => findings.warning(
                 "provider",
                 format!("{from} names {name}, but {} is for another libibverbs: {path} takes -rdmav{abi}.so", file.display()),
-                format!("install the provider for ABI {abi}, or name it in RDMAV_DRIVERS"),
+                if provider.by_environment {
+                    format!("unset {from} # or name a provider for ABI {abi} there")
+                } else {
+                    "apt install --reinstall ibverbs-providers || dnf reinstall libibverbs".into()
+                },
             ),
             // Configuration commonly names providers of other packages; a
             // variable is somebody's intention.
             Found::Missing(file) if provider.by_environment => findings.warning(
                 "provider",
                 format!("{from} names {name}, but there is no {}", file.display()),
-                format!("unset {from}, or set it to the file's path without -rdmav{abi}.so"),
+                format!("unset {from} # or set it to the file's path without -rdmav{abi}.so"),
             ),
             Found::Missing(_) => {}
         }

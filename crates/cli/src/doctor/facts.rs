@@ -21,6 +21,10 @@ pub struct Facts {
     pub ib_uverbs: Module,
     /// The software device's module.
     pub rdma_rxe: Module,
+    /// The connection manager's module.
+    pub rdma_ucm: Module,
+    /// The connection manager's character device, where its module is loaded.
+    pub manager: Option<Node>,
     /// Devices that the kernel has, by sysfs.
     pub kernel_devices: Vec<String>,
     /// Their character devices.
@@ -56,7 +60,7 @@ pub enum Module {
 pub struct Node {
     /// Such as `uverbs0`.
     pub name: String,
-    /// Whose it is, such as `rxe0`.
+    /// Whose it is, such as `rxe0`, or "the connection manager".
     pub device: String,
     /// Major and minor number that the kernel gave it.
     pub number: (u32, u32),
@@ -158,6 +162,8 @@ impl Facts {
         Self {
             ib_uverbs: module(root, &release, "ib_uverbs"),
             rdma_rxe: module(root, &release, "rdma_rxe"),
+            rdma_ucm: module(root, &release, "rdma_ucm"),
+            manager: manager(root),
             release,
             kernel_devices: names(&root.join("sys/class/infiniband")),
             nodes: nodes(root),
@@ -214,18 +220,28 @@ fn nodes(root: &Path) -> Vec<Node> {
     let class = root.join("sys/class/infiniband_verbs");
     let of = |name: String| {
         let device = text(&class.join(&name).join("ibdev"))?;
-        let number = text(&class.join(&name).join("dev"))?;
-        let (major, minor) = number.split_once(':')?;
-        let number = (major.parse().ok()?, minor.parse().ok()?);
-        let state = node_state(&root.join("dev/infiniband").join(&name), number);
-        Some(Node {
-            name,
-            device,
-            number,
-            state,
-        })
+        node(root, &class, name, device)
     };
     names(&class).into_iter().filter_map(of).collect()
+}
+
+fn manager(root: &Path) -> Option<Node> {
+    let of = "the connection manager".to_owned();
+    node(root, &root.join("sys/class/misc"), "rdma_cm".into(), of)
+}
+
+/// The node of the character device that sysfs has under that name in `class`.
+fn node(root: &Path, class: &Path, name: String, device: String) -> Option<Node> {
+    let number = text(&class.join(&name).join("dev"))?;
+    let (major, minor) = number.split_once(':')?;
+    let number = (major.parse().ok()?, minor.parse().ok()?);
+    let state = node_state(&root.join("dev/infiniband").join(&name), number);
+    Some(Node {
+        name,
+        device,
+        number,
+        state,
+    })
 }
 
 fn node_state(path: &Path, (major, minor): (u32, u32)) -> NodeState {
@@ -356,6 +372,7 @@ mod tests {
         write("sys/class/infiniband_verbs/uverbs1/ibdev", "rxe1\n");
         write("sys/class/infiniband_verbs/uverbs1/dev", "231:193\n");
         write("sys/class/infiniband_verbs/abi_version", "6\n");
+        write("sys/class/misc/rdma_cm/dev", "10:122\n");
         write("dev/infiniband/uverbs1", "not a device");
         write("sys/class/net/eth0/type", "1\n");
         write("sys/class/net/eth0/flags", "0x1003\n");
@@ -373,6 +390,12 @@ mod tests {
         let states: Vec<_> = facts.nodes.iter().map(|node| &node.state).collect();
         assert_eq!(states, [&NodeState::Missing, &NodeState::Other]);
         assert_eq!(facts.nodes[0].number, (231, 192));
+        assert_eq!(facts.rdma_ucm, Module::Missing);
+        let manager = facts.manager.unwrap();
+        assert_eq!(
+            (manager.number, manager.state),
+            ((10, 122), NodeState::Missing)
+        );
         assert_eq!(facts.container.as_deref(), Some("docker"));
         let eth0 = Interface {
             name: "eth0".into(),

@@ -1,3 +1,5 @@
+use std::process::Command;
+
 use super::*;
 
 /// A machine where everything works.
@@ -6,6 +8,13 @@ fn healthy() -> Facts {
         release: "6.12.1-amd64".into(),
         ib_uverbs: Module::Loaded,
         rdma_rxe: Module::Loaded,
+        rdma_ucm: Module::Loaded,
+        manager: Some(Node {
+            name: "rdma_cm".into(),
+            device: "the connection manager".into(),
+            number: (10, 122),
+            state: NodeState::Usable,
+        }),
         kernel_devices: vec!["rxe0".into()],
         nodes: vec![Node {
             name: "uverbs0".into(),
@@ -66,6 +75,9 @@ fn expect(facts: &Facts, level: Level, check: &str, found: &str, mend: &str) {
     assert!(finding.found.contains(found), "{finding:?}");
     let by = finding.mend.as_deref().unwrap();
     assert!(by.contains(mend), "{finding:?}");
+    // It can be pasted into a shell as it is.
+    let shell = Command::new("sh").args(["-n", "-c", by]).output().unwrap();
+    assert!(shell.status.success(), "{finding:?}: {shell:?}");
 }
 
 #[test]
@@ -206,6 +218,37 @@ fn nodes_that_cannot_be_used() {
     );
     node(&mut facts, NodeState::Failed("No such device".into()));
     expect(&facts, Level::Problem, "node", "No such device", "dmesg");
+    facts.container = Some("lxc".into());
+    expect(&facts, Level::Problem, "node", "No such device", "cgroup");
+}
+
+#[test]
+fn a_connection_manager_that_is_not_there() {
+    let mut facts = healthy();
+    let manager = facts.manager.take();
+    facts.rdma_ucm = Module::Available;
+    expect(
+        &facts,
+        Level::Warning,
+        "rdma_cm",
+        "rdma_ucm is not loaded",
+        "modprobe rdma_ucm",
+    );
+    facts.manager = manager.map(|node| Node {
+        state: NodeState::Denied {
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+        },
+        ..node
+    });
+    expect(
+        &facts,
+        Level::Warning,
+        "node",
+        "rdma_cm of the connection manager",
+        "chmod 666 /dev/infiniband/rdma_cm",
+    );
 }
 
 #[test]
@@ -339,7 +382,26 @@ fn providers_that_do_not_fit() {
 
     let old = Found::OtherAbi("/opt/libours-rdmav34.so".into());
     facts.libibverbs = Some(library(vec![provider("/opt/libours", true, old), fits()]));
-    expect(&facts, Level::Warning, "provider", "-rdmav57.so", "ABI 57");
+    expect(
+        &facts,
+        Level::Warning,
+        "provider",
+        "-rdmav57.so",
+        "unset RDMAV_DRIVERS # or name a provider for ABI 57",
+    );
+    let old = Found::OtherAbi("/usr/lib/librxe-rdmav34.so".into());
+    let other = Found::Fitting("/opt/librxe-rdmav57.so".into());
+    facts.libibverbs = Some(library(vec![
+        provider("rxe", false, old),
+        provider("/opt/librxe", true, other),
+    ]));
+    expect(
+        &facts,
+        Level::Warning,
+        "provider",
+        "librxe-rdmav34.so",
+        "apt install --reinstall ibverbs-providers",
+    );
 
     let gone = Found::Missing("/opt/libours-rdmav57.so".into());
     facts.libibverbs = Some(library(vec![provider("/opt/libours", true, gone), fits()]));
