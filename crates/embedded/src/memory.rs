@@ -87,6 +87,11 @@ impl Process {
         self.ranges.remove(address, length);
     }
 
+    /// How many ranges are given.
+    pub(crate) fn ranges(&self) -> usize {
+        self.ranges.given.values().sum()
+    }
+
     /// The place of an address, if all of `length` bytes were given.
     #[inline]
     fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
@@ -200,6 +205,28 @@ mod tests {
         ranges.remove(150, 100);
         assert!(!ranges.contain(200, 1) && ranges.contain(100, 100));
         assert!(ranges.contain(300, 10) && !ranges.contain(u64::MAX, 2));
+    }
+
+    #[test]
+    fn an_atomic_operation_is_one() {
+        const EACH: u64 = 100_000;
+        let word = AtomicU64::new(0);
+        let address = word.as_ptr().expose_provenance() as u64;
+        // As two devices of a process.
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut process = Process::new();
+                    // SAFETY: an atomic word, which outlives the scope.
+                    unsafe { process.give(address, 8) };
+                    for _ in 0..EACH {
+                        let add = |now| Some((u64::from_ne_bytes(now) + 1).to_ne_bytes());
+                        process.update(address, &mut { add }).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(word.into_inner(), 2 * EACH);
     }
 
     #[test]

@@ -186,6 +186,16 @@ impl Embedded {
         self.device.lock().objects.len()
     }
 
+    /// How many ranges of memory it has been given.
+    pub fn ranges(&self) -> usize {
+        self.device.lock().hca.platform().ranges()
+    }
+
+    /// The GUID of its node, in the host's byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.device.lock().hca.settings().guid
+    }
+
     /// Its number in its network.
     pub fn number(&self) -> usize {
         self.device.number
@@ -217,6 +227,15 @@ impl Device {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl PartialEq for Embedded {
+    /// Whether it is the same device.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.device, &other.device)
+    }
+}
+
+impl Eq for Embedded {}
 
 impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

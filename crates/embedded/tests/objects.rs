@@ -100,6 +100,34 @@ fn memory_that_is_not_there_is_not_registered() {
 }
 
 #[test]
+fn a_key_that_was_destroyed_leads_nowhere() {
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (here, mut there) = (a.memory(64), b.memory(64));
+    // Another key to the same memory stays.
+    let init = MrInit {
+        pd: b.pd,
+        addr: there.address(),
+        length: 64,
+        iova: there.address(),
+        access: all(),
+    };
+    // SAFETY: the memory outlives the region.
+    let other = unsafe { uverbs::mr::register(&b.context, &init, Udata::none()) }.unwrap();
+    uverbs::mr::destroy(&b.context, there.mr).unwrap();
+    let gone = std::mem::replace(&mut there.keys, other.1);
+    there.mr = other.0;
+    post(&mut qa, 1, Work::Write(&there, 0), here.sge(0, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    let stays = std::mem::replace(&mut there.keys, gone);
+    post(&mut qa, 2, Work::Write(&there, 0), here.sge(0, 8));
+    assert_eq!(poll(&a, &mut cqa).status, 10);
+    there.keys = stays;
+}
+
+#[test]
 fn a_region_can_be_changed() {
     let host = Host::alone("ib");
     let mut cq = host.cq(4);
@@ -223,6 +251,16 @@ fn completions_come_in_each_form_that_there_is() {
                         let id = n * 5 + m;
                         receive(&mut qb, id as u64, to.sge(id * 100, 100));
                         post(&mut qa, id as u64, Work::Send, from.sge(0, length));
+                    }
+                    // Short data is in the completion, and memory is left to
+                    // whoever reads that.
+                    while cqb.ring.is_empty() {
+                        b.embedded.drive();
+                    }
+                    if round == 0 && compression.is_none() {
+                        let short = if wide { 64 } else { 32 };
+                        let untouched = to.get(n * 500, 1) == [0];
+                        assert_eq!(untouched, length <= short, "{wide} {length}");
                     }
                     for m in 0..5 {
                         let id = n * 5 + m;
@@ -356,6 +394,8 @@ fn a_context_that_is_closed_leaves_nothing() {
         std::mem::forget(context);
     }
     assert_eq!(embedded.objects(), 0);
+    // Its event queue is what the device has left.
+    assert_eq!(embedded.ranges(), 1);
 }
 
 #[test]

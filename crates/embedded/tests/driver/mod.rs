@@ -303,6 +303,11 @@ pub fn modify(qp: &Qp, attr: &QpAttr, mask: Mask) {
 
 /// Takes a queue pair to RTS.
 pub fn connect(qp: &Qp, kind: QpType, peer: u32, path: AhAttr) {
+    connect_for(qp, kind, peer, path, all());
+}
+
+/// Takes a queue pair to RTS, whose peer may do that much.
+pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: AccessFlags) {
     let rc = if kind == QpType::RC {
         Mask::all()
     } else {
@@ -313,7 +318,7 @@ pub fn connect(qp: &Qp, kind: QpType, peer: u32, path: AhAttr) {
         qp_state: QpState::INIT,
         port_num: 1,
         qkey: QKEY,
-        qp_access_flags: all(),
+        qp_access_flags: access,
         ..QpAttr::default()
     };
     let rights = if ud { Mask::QKEY } else { Mask::ACCESS_FLAGS };
