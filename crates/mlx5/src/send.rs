@@ -4,7 +4,8 @@
 //! the operation's own fields and its data through [`Wqe`], and
 //! [`SendQueue::accept`]; at the end [`SendQueue::publish`] once, which rings
 //! too. What was not accepted and published never happened, so a batch is
-//! aborted by forgetting it.
+//! aborted by forgetting it. [`SendQueue::push_one`] is the quick way for a
+//! work request of one element.
 //!
 //! A work request is a row of segments of 16 bytes, in the order control,
 //! address (datagrams), remote memory, atomic operands, data; the queue is a
@@ -12,9 +13,11 @@
 //! the ring's beginning; a segment does not straddle the end, inline data may.
 
 pub(crate) mod keys;
+mod one;
 mod wqe;
 
 pub use keys::{Bind, WindowKind};
+pub use one::One;
 pub use wqe::Wqe;
 
 use std::mem::offset_of;

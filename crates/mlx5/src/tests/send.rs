@@ -5,7 +5,7 @@ use uverbs::{AhAttr, Sge};
 
 use super::*;
 use crate::ah::{Address, Link};
-use crate::{Opcode, PostError, SendFlags};
+use crate::{One, Opcode, PostError, SendFlags};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -352,4 +352,129 @@ proptest! {
             pair.work.sends.complete(found.unwrap());
         }
     }
+}
+
+proptest! {
+    /// The quick way writes the same bytes as the other, or does nothing.
+    #[test]
+    fn the_quick_way_is_the_long_one(
+        requests in prop::collection::vec(
+            (0u32..12, 0u32..16, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..70),
+            1..60,
+        ),
+        unreliable in any::<bool>(),
+        signal_all in any::<bool>(),
+    ) {
+        let service = if unreliable { Service::UnreliableConnection } else { RC };
+        let make = || Pair::with(work(1, service, &cap(4, 1, 60), None), signal_all);
+        let (mut quick, mut long) = (make(), make());
+        let data = [0x5au8; 80];
+        let mut posted = 0;
+        for (opcode, flags, [wr_id, remote, addr], [imm, rkey, lkey], length) in requests {
+            let inline = flags & SendFlags::INLINE.bits() != 0;
+            let element = if inline {
+                sge(data.as_ptr().expose_provenance() as u64, length, lkey)
+            } else {
+                sge(addr, length, lkey)
+            };
+            let opcode = Opcode(opcode);
+            let flags = SendFlags::from_bits_retain(flags);
+            let one = One {
+                wr_id, opcode, flags, immediate: imm, remote_addr: remote, rkey, sge: &element,
+            };
+            quick.send.begin();
+            // SAFETY: an inline element is of `data`, which is longer.
+            let taken = if inline {
+                unsafe { quick.send.push_one_inline(&one) }
+            } else {
+                quick.send.push_one(&one)
+            };
+            // SAFETY: there is no device.
+            prop_assert_eq!(unsafe { quick.send.publish() }, taken);
+            if !taken {
+                continue;
+            }
+            let begin = posted;
+            posted = quick.record(1);
+            long.send.begin();
+            let mut wqe = long.send.open(wr_id, opcode, flags).unwrap();
+            wqe.immediate_or_key(imm).rdma(remote, rkey);
+            if inline {
+                let pieces = [(data.as_ptr(), length as usize)];
+                // SAFETY: as above.
+                unsafe { wqe.inline_raw(pieces.into_iter()).unwrap() };
+            } else {
+                wqe.sge_list(&[element]).unwrap();
+            }
+            long.send.accept();
+            // SAFETY: there is no device.
+            unsafe { long.send.publish() };
+            let size = quick.work.send.bytes();
+            prop_assert_eq!(quick.sent(0, size), long.sent(0, size));
+            prop_assert_eq!(quick.record(1), long.record(1));
+            for word in 0..64 {
+                prop_assert_eq!(quick.flamed(word), long.flamed(word));
+            }
+            // It completes, so that there is room.
+            for pair in [&quick, &long] {
+                let found = pair.work.sends.find(begin);
+                prop_assert_eq!(found.map(|found| found.wr_id), Some(wr_id));
+                pair.work.sends.complete(found.unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn nearly_all_work_requests_go_the_quick_way() {
+    fn one(opcode: Opcode, sge: &Sge) -> One<'_> {
+        One {
+            wr_id: 1,
+            opcode,
+            flags: SendFlags::SIGNALED,
+            immediate: 0,
+            remote_addr: 0,
+            rkey: 0,
+            sge,
+        }
+    }
+    let element = sge(0x1000, 64, 3);
+    let usual = [
+        Opcode::SEND,
+        Opcode::SEND_WITH_IMM,
+        Opcode::RDMA_WRITE,
+        Opcode::RDMA_WRITE_WITH_IMM,
+        Opcode::RDMA_READ,
+    ];
+    for (service, quick) in [
+        (RC, 5),
+        (Service::UnreliableConnection, 4),
+        (Service::Datagram, 0),
+    ] {
+        let mut pair = Pair::new(1, service, &cap(10, 1, 60));
+        pair.send.begin();
+        let taken = (0..64).filter(|n| pair.send.push_one(&one(Opcode(*n), &element)));
+        let taken: Vec<_> = taken.map(Opcode).collect();
+        assert_eq!(taken.len(), quick);
+        assert!(taken.iter().all(|opcode| usual.contains(opcode)));
+        assert!(!pair.send.push_one(&one(Opcode::SEND, &sge(1, 0, 3))));
+        assert!(!pair.send.push_one(&one(Opcode::SEND, &sge(1, 1 << 31, 3))));
+    }
+    // As many as there is room for, and no reads of inline data.
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 60));
+    let data = [7u8; 64];
+    let here = sge(data.as_ptr().expose_provenance() as u64, 60, 0);
+    pair.send.begin();
+    // SAFETY: the element is of `data`.
+    unsafe {
+        assert!(!pair.send.push_one_inline(&one(Opcode::RDMA_READ, &here)));
+        assert!(
+            !pair
+                .send
+                .push_one_inline(&one(Opcode::SEND, &sge(here.addr, 4096, 0)))
+        );
+        assert!(pair.send.push_one_inline(&one(Opcode::RDMA_WRITE, &here)));
+    }
+    let taken = (0..9).filter(|_| pair.send.push_one(&one(Opcode::SEND, &element)));
+    assert_eq!(taken.count(), 3);
 }

@@ -95,7 +95,8 @@ impl Row {
         let (ratio, instructions) = limits(&self.name);
         let time = timed && ratio.is_some_and(|limit| self.ratio.median > limit);
         let count = instructions.is_some_and(|limit| self.ours.instructions > limit);
-        match (ratio.is_none() && instructions.is_none(), count, time) {
+        let nothing = ratio.filter(|_| timed).is_none() && instructions.is_none();
+        match (nothing, count, time) {
             (true, ..) => "-",
             (_, false, false) => "met",
             (_, true, false) => "MISSED: count",
