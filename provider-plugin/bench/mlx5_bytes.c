@@ -279,6 +279,24 @@ static void random_post(struct subject *s)
 	post(s, requests, count);
 }
 
+/* One work request of every length of list: some just fit the register. */
+static void every_length(struct subject *s)
+{
+	for (unsigned int n = 0; n <= s->kind->sges; n++) {
+		struct request r = make_request(&s->numbers, s->kind,
+						&s->material);
+
+		print_case(s, "post send/");
+		printf("%u\n", n);
+		r.opcode = IBV_WR_SEND;
+		r.flags = IBV_SEND_SIGNALED;
+		r.nsges = n;
+		for (unsigned int i = 0; i < n; i++)
+			r.sges[i] = (struct ibv_sge){ DATA_AT + i, i + 1, n };
+		post(s, &r, 1);
+	}
+}
+
 /* Work requests that are refused; those before them are posted. */
 static void refused_posts(struct subject *s)
 {
@@ -593,6 +611,7 @@ static void run(const struct kind *kind, uint64_t seed)
 		if (i % 16 == 5)
 			arm(&s, i & 16);
 	}
+	every_length(&s);
 	refused_posts(&s);
 	receives(&s, true);
 	receives(&s, false);

@@ -25,7 +25,7 @@ const struct kind kinds[] = {
 	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
 	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
 	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
-	BOTH("rc-turn", RC, 9, 200, 9, 2, 5, false, true, false, ETH, 65300),
+	BOTH("rc-turn", RC, 9, 200, 9, 2, 5, false, true, false, ETH, 65450),
 	BOTH("rc-keys", RC, 2, 30, 10, 2, 5, false, false, true, ETH, 0),
 	BOTH("uc-2", UC, 2, 100, 11, 2, 9, false, false, false, IB, 0),
 	BOTH("uc-keys", UC, 2, 100, 11, 2, 9, true, false, true, IB, 0),

@@ -11,7 +11,7 @@ use crate::cqe::{Before, decode};
 use crate::directory::Directory;
 use crate::session::Session;
 use crate::work::QueueMemory;
-use crate::{CompletionError, CreateError, WorkCompletion};
+use crate::{CompletionError, CreateError, Usual, WorkCompletion};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
@@ -198,6 +198,16 @@ impl CompletionRing {
         Some(unsafe { decode(&cqe, before, &self.directory) })
     }
 
+    /// As [`CompletionRing::read`], apart from the quick way.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn read_other(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
+        // SAFETY: as the caller says.
+        unsafe { self.read() }
+    }
+
     /// As [`CompletionRing::read`], at a title.
     ///
     /// # Safety
@@ -254,9 +264,18 @@ impl CompletionRing {
         let mut taken = 0;
         let mut failed = None;
         for place in out {
+            // SAFETY: as the caller says.
+            match unsafe { self.read_usual(place) } {
+                Usual::Taken => {
+                    taken += 1;
+                    continue;
+                }
+                Usual::Nothing => break,
+                Usual::Other => {}
+            }
             let left = self.session.left;
             // SAFETY: as the caller says.
-            match unsafe { self.read() } {
+            match unsafe { self.read_other() } {
                 Some(Ok(wc)) => {
                     place.write(wc);
                     taken += 1;
@@ -290,8 +309,16 @@ impl CompletionRing {
     }
 
     /// Where reading goes on.
+    #[inline(always)]
     pub(crate) fn position(&self) -> u32 {
         self.at
+    }
+
+    /// One completion was read, which was written at `time`.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self, time: u64) {
+        self.at = self.at.wrapping_add(1);
+        self.time = time;
     }
 
     /// Goes on reading at `at`, and says so to the device.

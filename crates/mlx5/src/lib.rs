@@ -36,6 +36,7 @@ mod srq;
 #[cfg(test)]
 mod tests;
 mod upkeep;
+mod usual;
 mod wc;
 mod work;
 
@@ -51,5 +52,6 @@ pub use recv::RecvQueue;
 pub use send::{Bind, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
 pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
 /// What all devices share.
+pub use usual::Usual;
 pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};
 pub use work::{Role, Work};

@@ -162,7 +162,12 @@ impl SendQueue {
         } else {
             0
         };
-        let bits = CONTROL[(flags & 7) as usize] | u8::from(self.signal_all) * CONTROL_CQ_UPDATE;
+        let all = if self.signal_all {
+            CONTROL_CQ_UPDATE
+        } else {
+            0
+        };
+        let bits = CONTROL[(flags & 7) as usize] | all;
         let control = [
             ((at & 0xffff) << 8 | u32::from(short.opcode)).to_be(),
             (self.qp_num << 8 | segments).to_be(),

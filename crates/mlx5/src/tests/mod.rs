@@ -8,6 +8,7 @@ mod resize;
 mod send;
 mod session;
 mod shared;
+mod usual;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
