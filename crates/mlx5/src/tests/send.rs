@@ -383,8 +383,8 @@ proptest! {
                 wr_id, opcode, flags, immediate: imm, remote_addr: remote, rkey, sge: &element,
             };
             quick.send.begin();
-            // SAFETY: an inline element is of `data`, which is longer.
             let taken = if inline {
+                // SAFETY: an inline element is of `data`, which is longer.
                 unsafe { quick.send.push_one_inline(&one) }
             } else {
                 quick.send.push_one(&one)
