@@ -432,6 +432,34 @@ impl CompletionRing {
         Entry::Rxe(ring.entry(span))
     }
 
+    /// The same of a span that is known to be of this ring.
+    ///
+    /// # Safety
+    /// As of the device crate's: the span is from [`available`](Self::available),
+    /// or a step from there, and the queue has not been resized since.
+    #[inline(always)]
+    pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
+        let Self::Rxe(ring) = self;
+        // SAFETY: passed on.
+        Entry::Rxe(unsafe { ring.entry_inside(span) })
+    }
+
+    /// Ends a span that is not empty behind its first completions, `max` or as
+    /// many as it has. Returns how many that are.
+    #[inline(always)]
+    pub fn limit(&self, span: &mut Span, max: usize) -> usize {
+        let Self::Rxe(ring) = self;
+        let indices = ring.consumer().indices();
+        if max == 1 {
+            // No shifts, which cost more than the completion.
+            span.end = indices.next(span.at);
+            return 1;
+        }
+        let count = indices.distance(span.at, span.end).min(max);
+        span.end = indices.advance(span.at, count);
+        count
+    }
+
     /// Steps to the next one.
     #[inline(always)]
     pub fn advance(&self, span: &mut Span) {

@@ -443,7 +443,9 @@ impl CompletionQueue {
         let mut count = 0;
         let mut failed = None;
         while span.at != span.end && count < max {
-            let place = self.ring.entry(&span);
+            // SAFETY: the span is fresh, and the queue is not resized while this
+            // borrows it.
+            let place = unsafe { self.ring.entry_inside(&span) };
             let Entry::Rxe(entry) = place;
             let id = WorkId(entry.wr_id());
             match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {

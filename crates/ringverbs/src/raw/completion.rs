@@ -63,15 +63,21 @@ impl CompletionQueue {
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available();
         let ring = self.ring();
-        let mut count = 0;
-        while span.at != span.end && count < max {
-            each(Entry(ring.entry(&span)));
+        if span.at == span.end || max == 0 {
+            return 0;
+        }
+        // A loop to a position: one condition for each entry.
+        let count = ring.limit(&mut span, max);
+        loop {
+            // SAFETY: the span is fresh and not at its end, and the queue is not
+            // resized while this borrows it.
+            each(Entry(unsafe { ring.entry_inside(&span) }));
             ring.advance(&mut span);
-            count += 1;
+            if span.at == span.end {
+                break;
+            }
         }
-        if count > 0 {
-            ring.release(&span);
-        }
+        ring.release(&span);
         count
     }
 }
