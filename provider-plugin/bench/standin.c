@@ -51,7 +51,7 @@
 #define DEVICE "/dev/infiniband/uverbs0"
 #define NETLINK_RDMA_PROTO 20
 #define MEMORY_BYTES (16u << 20)
-#define MAX_QUEUES 64
+#define MAX_QUEUES 128
 #define INLINE_BYTES 64
 
 /* The doorbell is the only thing here that the data path reaches. */
@@ -143,8 +143,9 @@ static int make_queue(enum standin_queue_kind kind, uint32_t handle,
 EXPORT struct rxe_queue_buf *standin_queue(enum standin_queue_kind kind,
 					   uint32_t handle)
 {
-	for (unsigned int i = 0; i < nqueues; i++)
-		if (queues[i].kind == kind && queues[i].handle == handle)
+	for (unsigned int i = nqueues; i-- > 0;)
+		if (queues[i].kind == kind &&
+		    (!handle || queues[i].handle == handle))
 			return queues[i].buf;
 	return NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the bench asks of the stand-in for the kernel (standin.c).
+ * What the benches ask of the stand-in for the kernel (standin.c).
  *
- * The bench finds these through dlsym, so that it can say clearly when the
+ * They find these through dlsym, so that they can say clearly when the
  * stand-in was not preloaded.
  */
 #ifndef RINGVERBS_BENCH_STANDIN_H
@@ -16,8 +16,8 @@ enum standin_queue_kind { STANDIN_CQ, STANDIN_SQ, STANDIN_RQ };
 
 /*
  * The device's view of a queue: the same pages that the provider has mapped,
- * at another address. `handle` is the public handle of the CQ or QP. NULL when
- * there is no such queue.
+ * at another address. `handle` is the public handle of the CQ or QP; 0, which
+ * none has, is the newest of the kind. NULL when there is no such queue.
  */
 typedef struct rxe_queue_buf *(*standin_queue_fn)(enum standin_queue_kind kind,
 						  uint32_t handle);

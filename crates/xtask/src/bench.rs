@@ -1,14 +1,18 @@
-//! `cargo xtask bench`: the data path of the provider beside the C provider's.
+//! `cargo xtask bench`: the data path of the provider beside the C provider's,
+//! and of the Rust crate beside both.
 //!
-//! Both run the same program (`provider-plugin/bench`), on queues that a
-//! stand-in for the kernel made, in processes that alternate. Counts of
-//! instructions are exact and make the gate; times are ratios of medians, and
-//! the C provider against itself says how far those stray.
+//! The providers run the same program (`provider-plugin/bench`), the crate one
+//! of its own (`crates/ringverbs/benches`), all on queues that a stand-in for
+//! the kernel made, in processes that alternate. Counts of instructions are
+//! exact; times are ratios of medians, and the C provider against itself says
+//! how far those stray.
 
+mod layers;
 mod limits;
 mod measure;
 mod mlx5;
 mod plot;
+mod programs;
 mod report;
 
 use std::path::PathBuf;
@@ -17,6 +21,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::{dist, driver};
+use programs::{Native, Provider, StandIn, Verbs};
 
 /// Whose queues are measured.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -33,19 +38,20 @@ pub struct Arguments {
     /// Whose queues are measured
     #[arg(long, value_enum, default_value = "rxe")]
     device: Device,
-    /// Pairs of processes, the C provider's and ours in turn
+    /// Rounds of processes: the C provider's, ours, the Rust crate's
     #[arg(long, default_value_t = 21)]
-    pairs: usize,
+    rounds: usize,
     /// Timed samples of each row in a process
     #[arg(long, default_value_t = 51)]
     samples: usize,
     /// Count instructions only: seconds instead of a minute
     #[arg(long)]
     counts_only: bool,
-    /// Write the table and the plot into docs/
+    /// Write the tables and the plot into docs/
     #[arg(long, conflicts_with = "counts_only")]
     write: bool,
-    /// Exit with an error when a count is above its limit
+    /// Exit with an error when a count, or a time of the Rust crate's, is above
+    /// its limit
     #[arg(long)]
     gate: bool,
     /// Print JSON in place of the table
@@ -56,7 +62,7 @@ pub struct Arguments {
     #[arg(long)]
     provider: Option<PathBuf>,
     /// Print where each instruction of a row's operations is, for both
-    /// providers, and measure nothing
+    /// providers or (raw-, safe-, bare-) the Rust crate, and measure nothing
     #[arg(long, value_name = "ROW")]
     trace: Option<String>,
 }
@@ -69,48 +75,71 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
 ];
 
+/// What the Rust crate's bench is run with.
+pub const NATIVE_NEEDS: &[(&str, &str)] = &[
+    ("cc", "build-essential"),
+    ("/usr/include/rdma/rdma_user_rxe.h", "linux-libc-dev"),
+];
+
+fn stand_in() -> Result<StandIn> {
+    StandIn::build(&driver::target_dir().join("bench"))
+}
+
 /// Counts the instructions of ours: how many rows there are, and which counts
 /// are above their limits.
 pub fn gate() -> Result<(usize, Vec<String>)> {
     let ours = dist::dist()?.join("libringverbs");
-    let program = measure::Program::build(&driver::target_dir().join("bench"))?;
-    let rows = program.measure(&ours, 0, 1)?.rows;
+    let stand_in = stand_in()?;
+    let verbs = Verbs::build(&stand_in)?;
+    let rows = measure::measure(&verbs, None, &ours, 0, 1)?.rows;
     Ok((rows.len(), limits::broken_counts(&rows)))
+}
+
+/// The same of the Rust crate's layers.
+pub fn native_gate() -> Result<(usize, Vec<String>)> {
+    let stand_in = stand_in()?;
+    let native = Native::build(&stand_in)?;
+    layers::broken_counts(&native.figures(&["count"])?)
 }
 
 /// Builds, measures, reports.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
-    let ours = match &arguments.provider {
-        Some(path) => path.clone(),
-        None => dist::dist()?.join("libringverbs"),
+    let rounds = if arguments.counts_only {
+        0
+    } else {
+        arguments.rounds.max(2)
+    };
+    let ours = || match &arguments.provider {
+        Some(path) => Ok(path.clone()),
+        None => anyhow::Ok(dist::dist()?.join("libringverbs")),
     };
     if arguments.device == Device::Mlx5 {
         if let Some(row) = &arguments.trace {
-            mlx5::trace(&ours, row)?;
+            mlx5::trace(&ours()?, row)?;
         } else {
-            let pairs = if arguments.counts_only {
-                0
-            } else {
-                arguments.pairs.max(2)
-            };
-            mlx5::bench(&ours, pairs, arguments.samples, arguments.write)?;
+            mlx5::bench(&ours()?, rounds, arguments.samples, arguments.write)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let program = measure::Program::build(&driver::target_dir().join("bench"))?;
+    let stand_in = stand_in()?;
+    let native = Native::build(&stand_in)?;
     if let Some(row) = &arguments.trace {
-        for provider in [measure::Provider::Stock, measure::Provider::Ours(&ours)] {
-            print!("{}", program.trace(provider, row)?);
+        if ["raw-", "safe-", "bare-"]
+            .iter()
+            .any(|of| row.starts_with(of))
+        {
+            print!("{}", native.trace(row)?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        let (verbs, ours) = (Verbs::build(&stand_in)?, ours()?);
+        for provider in [Provider::Stock, Provider::Ours(&ours)] {
+            print!("{}", verbs.trace(provider, row)?);
         }
         return Ok(ExitCode::SUCCESS);
     }
 
-    let pairs = if arguments.counts_only {
-        0
-    } else {
-        arguments.pairs.max(2)
-    };
-    let results = program.measure(&ours, pairs, arguments.samples)?;
+    let (verbs, ours) = (Verbs::build(&stand_in)?, ours()?);
+    let results = measure::measure(&verbs, Some(&native), &ours, rounds, arguments.samples)?;
     if arguments.json {
         print!("{}", report::json(&results));
     } else {
@@ -124,9 +153,15 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
             .with_context(|| format!("cannot write {}", plot.display()))?;
     }
 
-    let broken = limits::broken_counts(&results.rows);
+    let mut broken = limits::broken_counts(&results.rows);
+    for operation in &results.layers {
+        broken.extend(operation.broken_counts());
+        if rounds > 0 {
+            broken.extend(operation.broken_times());
+        }
+    }
     for line in &broken {
-        eprintln!("count above its limit: {line}");
+        eprintln!("above its limit: {line}");
     }
     Ok(if arguments.gate && !broken.is_empty() {
         ExitCode::FAILURE

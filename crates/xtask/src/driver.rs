@@ -1,4 +1,4 @@
-//! Building the programs that run in a guest.
+//! Building the programs that run in a guest, and the bench's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,33 @@ pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
         "a program for the guest does not build: cargo {}",
         arguments.join(" ")
     );
+    Ok(programs(&out.stdout))
+}
+
+/// Builds a bench of a package and says where it is.
+pub fn build_bench(package: &str, name: &str) -> Result<PathBuf> {
+    let out = Command::new(cargo())
+        .current_dir(root())
+        .args(["bench", "--no-run", "-p", package, "--bench", name])
+        .args(["--quiet", "--message-format", "json-render-diagnostics"])
+        .arg("--target-dir")
+        .arg(target_dir())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    ensure!(
+        out.status.success(),
+        "bench {name} of {package} does not build"
+    );
+    programs(&out.stdout)
+        .remove(name)
+        .with_context(|| format!("cargo left no bench {name} of {package}"))
+}
+
+/// The programs that cargo says it has built, by name.
+fn programs(messages: &[u8]) -> BTreeMap<String, PathBuf> {
     let mut programs = BTreeMap::new();
-    for line in String::from_utf8_lossy(&out.stdout).lines() {
+    for line in String::from_utf8_lossy(messages).lines() {
         let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
         if let (Some(path), Some(name)) = (
             message["executable"].as_str(),
@@ -43,7 +68,7 @@ pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
             programs.insert(name.to_owned(), path.into());
         }
     }
-    Ok(programs)
+    programs
 }
 
 /// The repository's top.

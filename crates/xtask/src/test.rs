@@ -329,9 +329,6 @@ fn without_a_guest() -> Vec<Line> {
         // costs time here.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-    // Instructions of the Rust crate's data path, against their limits.
-    let mut data_path = cargo(&["bench", "--quiet", "-p", "ringverbs", "--bench", "datapath"]);
-    data_path.args(["--", "gate"]);
     let mut doc = cargo(&[
         "doc",
         "--quiet",
@@ -362,26 +359,29 @@ fn without_a_guest() -> Vec<Line> {
         check("documentation", &mut doc),
         counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
-        check("data path", &mut data_path),
-        plugin_counts(),
+        counts("data path", bench::NATIVE_NEEDS, bench::native_gate),
+        counts("plugin's data path", bench::NEEDS, bench::gate),
         mlx5_bytes(),
         check("fuzz targets", &mut fuzz_targets()),
     ]
 }
 
-/// The instructions of the plugin's data path, against their limits.
-fn plugin_counts() -> Line {
-    const WHAT: &str = "plugin's data path";
+/// The instructions of a data path, against their limits.
+fn counts(
+    what: &str,
+    needs: &'static [(&'static str, &'static str)],
+    gate: fn() -> Result<(usize, Vec<String>)>,
+) -> Line {
     if !cfg!(target_arch = "x86_64") {
-        return skipped(WHAT, "the counts are x86-64's");
+        return skipped(what, "the counts are x86-64's");
     }
-    if let Err(error) = host::require(bench::NEEDS, false) {
-        return skipped(WHAT, &error.to_string());
+    if let Err(error) = host::require(needs, false) {
+        return skipped(what, &error.to_string());
     }
     let began = Instant::now();
-    eprintln!("== {WHAT}");
-    let mut line = Line::new(WHAT);
-    match bench::gate() {
+    eprintln!("== {what}");
+    let mut line = Line::new(what);
+    match gate() {
         Ok((rows, broken)) => {
             for count in &broken {
                 eprintln!("count above its limit: {count}");
@@ -390,7 +390,7 @@ fn plugin_counts() -> Line {
             line.passed = rows.saturating_sub(broken.len());
         }
         Err(error) => {
-            eprintln!("{WHAT}: {error:#}");
+            eprintln!("{what}: {error:#}");
             line.failed = 1;
         }
     }

@@ -1,579 +1,206 @@
-//! What the data path costs: raw layer and safe layer beside bare loops, on
-//! queues that a stand-in for the driver fills, the doorbell's system call
-//! excluded. `cargo bench -p ringverbs --bench datapath`
+//! The data path of the raw and the safe layer, as `cargo xtask bench` measures
+//! it: on the stand-in for the kernel that the C program is measured on
+//! (`provider-plugin/bench`), on queues of the same geometry, and in the same
+//! way. It is preloaded; this program finds the device by sysfs, opens it, and
+//! makes its queues through the crate's own system calls.
 //!
-//! Instructions, and of them locked ones, are exact. A time is the median of
-//! many rounds, in nanoseconds for an operation, without that of looking at the
-//! clock; the machine should have nothing else to do. With `gate` as its
-//! argument it only counts, and fails above the limits; with `trace ROW` it
-//! prints where in this program each instruction of a row is.
+//!     datapath time [SAMPLES]   nanoseconds of an operation, median of samples
+//!     datapath count            exact instructions, locked ones and fences
+//!     datapath trace ROW        where each counted instruction of a round is
+//!
+//! It prints a line for each row, as the C program does:
+//!
+//!     time ROW NS
+//!     count ROW INSTRUCTIONS LOCKED FENCES
+//!
+//! A figure is of one operation. Time: 64 rounds are timed together; in a round
+//! the device acts once and the row's calls follow. Where the safe layer has to
+//! be given back what it owns after each round, each round is timed by itself
+//! and the times are added up. The same around nothing, and the doorbell's
+//! write, are measured alone and subtracted. Each row is checked first.
 
-extern crate rxe as ringverbs_rxe;
-#[path = "../../../rxe/tests/common/mod.rs"]
-mod common;
+mod rows;
+mod standin;
 mod stepper;
 
-use std::ffi::{CStr, c_int, c_void};
 use std::hint::black_box;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use common::Driver;
-use common::kernel::{CREATE_CQ, CREATE_QP, Machine};
-use ring::Mapping;
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
-use ringverbs::raw::{Flags, Write};
-use ringverbs::{
-    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Inline, PostError,
-    QueuePair, RemoteAddr, Transport, WorkRequest,
-};
-use uverbs::Errno;
-use uverbs::abi::ids::*;
-use uverbs::kernel::Kernel;
-use uverbs::kernel::fake::{DRIVER, FakeKernel};
+use ringverbs::{AccessFlags, AhAttr, Context, Transport};
+use uverbs::discovery::{self, DriverId};
+use uverbs::kernel::RealKernel;
 
-const ROUNDS: usize = 20_000;
-const SLOTS: u32 = 1024;
-const PRODUCER: usize = 128;
-const CONSUMER: usize = 256;
-const DATA: usize = 384;
+use rows::{LENGTH, ROWS, Row, World};
+use standin::{Kind, StandIn};
 
-/// The fake kernel, with a doorbell that costs next to nothing.
-#[derive(Debug)]
-struct Quiet(Arc<FakeKernel>);
+const ROUNDS: u32 = 64;
+const DEFAULT_SAMPLES: usize = 101;
+/// The C program's: rings of 128, 64 and 128 entries.
+const CQ_ENTRIES: u32 = 127;
+const SQ_ENTRIES: u32 = 63;
+const RQ_ENTRIES: u32 = 127;
+const INLINE: u32 = 64;
 
-impl Kernel for Quiet {
-    fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
-        self.0.open(path, flags)
-    }
-    fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        self.0.close(fd)
-    }
-    unsafe fn ioctl(
-        &self,
-        fd: RawFd,
-        request: libc::Ioctl,
-        argument: *mut c_void,
-    ) -> Result<c_int, Errno> {
-        // SAFETY: passed on.
-        unsafe { self.0.ioctl(fd, request, argument) }
-    }
-    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.0.read(fd, buffer)
-    }
-    unsafe fn write(&self, _fd: RawFd, buffer: &[u8]) -> Result<usize, Errno> {
-        Ok(buffer.len())
-    }
-    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
-        self.0.wait_readable(fd, timeout_ms)
-    }
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        self.0.set_nonblocking(fd, nonblocking)
-    }
-    fn device_number(&self, path: &CStr) -> Result<libc::dev_t, Errno> {
-        self.0.device_number(path)
-    }
-    fn list_directory(&self, path: &CStr) -> Result<Vec<String>, Errno> {
-        self.0.list_directory(path)
-    }
-    fn netlink(&self, request: &[u8], receive: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Errno> {
-        self.0.netlink(request, receive)
-    }
-    fn sysfs_path(&self) -> String {
-        self.0.sysfs_path()
-    }
+/// Opens the stand-in's device.
+fn open() -> Context {
+    let devices = discovery::devices(&RealKernel).expect("a list of devices");
+    let mut device = devices.into_iter().next().expect("the stand-in's device");
+    // Sysfs, which is all that the stand-in has, does not tell.
+    device.driver_id = DriverId::RXE;
+    let context = uverbs::Context::open(Box::new(RealKernel), &device).expect("the device opens");
+    Context::over(context).expect("a context")
 }
 
-/// A queue's memory, seen from the driver's side without system calls.
-struct Seen {
-    map: Mapping,
-    stride: usize,
-}
-
-impl Seen {
-    fn new(driver: &Driver) -> Self {
-        let map = Mapping::new(driver.file.as_fd(), driver.offset, driver.size() as usize);
-        Self {
-            map: map.unwrap(),
-            stride: driver.stride,
-        }
-    }
-
-    fn word(&self, at: usize) -> *mut u32 {
-        // SAFETY: inside of the mapping, by its layout.
-        unsafe { self.map.as_ptr().add(at).cast().as_ptr() }
-    }
-
-    fn get(&self, at: usize) -> u32 {
-        // SAFETY: as above.
-        unsafe { self.word(at).read_volatile() }
-    }
-
-    fn set(&self, at: usize, value: u32) {
-        // SAFETY: as above.
-        unsafe { self.word(at).write_volatile(value) };
-    }
-
-    fn entry(&self, slot: u32) -> *mut u64 {
-        let at = DATA + (slot % SLOTS) as usize * self.stride;
-        // SAFETY: as above.
-        unsafe { self.map.as_ptr().add(at).cast().as_ptr() }
-    }
-
-    /// Takes all that was produced; identifiers.
-    fn consume(&self) -> Vec<u64> {
-        let (mut at, end) = (self.get(CONSUMER), self.get(PRODUCER));
-        let mut ids = Vec::new();
-        while at != end {
-            // SAFETY: an entry begins with its identifier.
-            ids.push(unsafe { self.entry(at).read() });
-            at = (at + 1) % SLOTS;
-        }
-        self.set(CONSUMER, at);
-        ids
-    }
-
-    /// Completes work requests.
-    fn complete(&self, ids: &[u64]) {
-        let mut at = self.get(PRODUCER);
-        for id in ids {
-            // SAFETY: a completion has 48 bytes and begins with the identifier.
-            unsafe {
-                self.entry(at).write_bytes(0, 6);
-                self.entry(at).write(*id);
-            }
-            at = (at + 1) % SLOTS;
-        }
-        self.set(PRODUCER, at);
-    }
-}
-
-struct World {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    sends: Seen,
-    receives: Seen,
-    completions: Seen,
-    buffers: Vec<Buffer>,
-    _machine: Machine,
-}
-
-fn world() -> World {
-    let machine = Machine::new();
-    // SAFETY: the file is kept beside the context's objects.
-    let context = unsafe {
-        let kernel = Box::new(Quiet(Arc::clone(&machine.fake)));
-        uverbs::Context::from_borrowed_fd(kernel, machine.memory.as_raw_fd(), DRIVER)
-    };
-    let context = Context::over(context).unwrap();
-    // Distances as the kernel's: 64 for completions would do, 128 is what it
-    // takes; 512 for sends with 64 bytes inline; 64 for receives.
-    let completions = machine.queue(7, SLOTS);
-    let (recv, send) = (machine.queue(6, SLOTS), machine.queue(9, SLOTS));
-    let mminfo = completions.mminfo();
-    machine.fake.on(CREATE_CQ, move |reply| {
-        reply.set_driver_out(&mminfo);
-        Ok(())
-    });
-    let place = [recv.mminfo(), send.mminfo()].concat();
-    machine.fake.on(CREATE_QP, move |reply| {
-        reply.set(ATTR_CREATE_QP_RESP_CAP, &common::kernel::cap(1, 1, 64));
-        reply.set_driver_out(&place);
-        Ok(())
-    });
-    let cq = context.completion_queue().build().unwrap();
-    let domain = context.alloc_pd().unwrap();
+/// Queues for a row.
+fn world(context: &Context, standin: StandIn, row: &Row) -> World {
+    let cq = context.completion_queue().entries(CQ_ENTRIES).build();
+    let cq = cq.expect("a completion queue");
+    let domain = context.alloc_pd().expect("a protection domain");
     let builder = domain.queue_pair(Transport::Reliable, &cq);
-    let mut qp = builder.build().unwrap();
-    qp.transition(Init::reliable(1, AccessFlags::empty()))
-        .unwrap();
-    qp.transition(ReadyToReceive::reliable(
-        AhAttr::default(),
-        1,
-        0,
-        Mtu::Bytes1024,
-    ))
-    .unwrap();
-    qp.transition(ReadyToSend::reliable(0)).unwrap();
-    let region = domain.alloc(64 * 64).unwrap();
-    World {
-        qp,
-        cq,
-        sends: Seen::new(&send),
-        receives: Seen::new(&recv),
-        completions: Seen::new(&completions),
-        buffers: region.into_buffers(64).collect(),
-        _machine: machine,
+    let builder = builder.send_depth(SQ_ENTRIES).recv_depth(RQ_ENTRIES);
+    let mut qp = builder.inline(INLINE).build().expect("a queue pair");
+    let path = AhAttr::default();
+    for step in [
+        Init::reliable(1, AccessFlags::empty()).into(),
+        ReadyToReceive::reliable(path, 1, 0, Mtu::Bytes1024).into(),
+        ringverbs::qp::Transition::from(ReadyToSend::reliable(0)),
+    ] {
+        qp.transition(step).expect("a transition");
     }
+    let total = (row.batch * row.calls) as usize;
+    let region = domain.alloc(total * LENGTH).expect("memory");
+    let buffers = region.into_buffers(LENGTH).take(total).collect();
+    let rings = [Kind::Sends, Kind::Receives, Kind::Completions];
+    let rings = rings.map(|kind| standin.newest(kind));
+    World::new(row, qp, cq, rings, buffers, context.as_uverbs().fd())
 }
 
-/// A way to measure what one round of a row takes.
-trait Meter {
-    fn measure<R>(&self, f: impl FnOnce() -> R) -> (f64, R);
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
-/// Nanoseconds.
-struct Clock;
+/// The time of the rounds of one sample, in nanoseconds.
+fn sample(row: &Row, world: &mut World) -> f64 {
+    let taken = match row.after {
+        None => {
+            let begin = Instant::now();
+            for _ in 0..ROUNDS {
+                (row.before)(world);
+                (row.run)(world);
+            }
+            begin.elapsed()
+        }
+        Some(after) => {
+            let mut taken = Duration::ZERO;
+            for _ in 0..ROUNDS {
+                (row.before)(world);
+                let begin = Instant::now();
+                (row.run)(world);
+                taken += begin.elapsed();
+                after(world);
+            }
+            taken
+        }
+    };
+    taken.as_nanos() as f64
+}
 
-impl Meter for Clock {
-    #[inline(always)]
-    fn measure<R>(&self, f: impl FnOnce() -> R) -> (f64, R) {
-        let begin = Instant::now();
-        let result = black_box(f());
-        (begin.elapsed().as_nanos() as f64, result)
+/// Nanoseconds of one operation.
+fn time(row: &Row, world: &mut World, samples: usize) -> f64 {
+    let mut of = |before, run, after| {
+        let row = Row {
+            before,
+            run,
+            after,
+            ..*row
+        };
+        median((0..samples).map(|_| sample(&row, world)).collect())
+    };
+    // In the same way, which includes looking at the clock.
+    let after = row.after.map(|_| rows::idle as fn(&mut World));
+    let nothing = of(rows::idle, rows::nothing, after);
+    let mut bell = 0.0;
+    if row.doorbell {
+        bell = of(rows::idle, rows::doorbell, after) - nothing;
     }
+    let calls = of(row.before, row.run, row.after);
+    (calls - nothing - bell) / f64::from(ROUNDS * row.calls * row.batch)
 }
 
-/// Instructions, and the locked ones among them as thousandths.
-struct Steps {
-    trace: bool,
-}
-
-const LOCKED: f64 = 1e-3;
-
-impl Meter for Steps {
-    fn measure<R>(&self, f: impl FnOnce() -> R) -> (f64, R) {
-        let (count, result) = stepper::count(self.trace, || black_box(f()));
-        let count = count.instructions as f64 + count.locked as f64 * LOCKED;
-        (count, result)
-    }
-}
-
-/// What is measured.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Row {
-    PollFloor,
-    PollRaw,
-    PollSafe,
-    SendFloor,
-    SendRaw,
-    SendSafe,
-    InlineRaw,
-    InlineSafe,
-    RecvRaw,
-    RecvSafe,
-}
-
-/// The rows, and how many instructions for an operation they may have, alone
-/// and in a batch of 16.
-const ROWS: [(Row, &str, [f64; 2]); 10] = [
-    (Row::PollFloor, "poll floor", [f64::INFINITY; 2]),
-    (Row::PollRaw, "poll raw", [47.0, 17.0]),
-    (Row::PollSafe, "poll safe", [175.0, 102.0]),
-    (Row::SendFloor, "send floor", [f64::INFINITY; 2]),
-    (Row::SendRaw, "send raw", [82.0, 36.0]),
-    (Row::SendSafe, "send safe", [191.0, 92.0]),
-    (Row::InlineRaw, "inline raw", [70.0, 28.0]),
-    (Row::InlineSafe, "inline safe", [118.0, 66.0]),
-    (Row::RecvRaw, "recv raw", [52.0, 30.0]),
-    (Row::RecvSafe, "recv safe", [146.0, 82.0]),
-];
-
-const AT: RemoteAddr = RemoteAddr::new(0x1000, 7);
-
-/// A world for one row, which none but it uses: the floors move indices behind
-/// the backs of those that own them.
-struct Bench {
-    world: World,
-    row: Row,
-    batch: usize,
-    out: Vec<Completion>,
-}
-
-impl Bench {
-    fn new(row: Row, batch: usize) -> Self {
-        Self {
-            world: world(),
-            row,
-            batch,
-            out: (0..batch).map(|_| Completion::default()).collect(),
+/// Exact counts of one round, after one that reached what is reached for the
+/// first time.
+fn count(row: &Row, world: &mut World, print: bool) -> [f64; 3] {
+    let mut count = stepper::Count::default();
+    for round in 0..2 {
+        (row.before)(world);
+        if round == 1 {
+            let empty = stepper::count(false, rows::nothing, world);
+            count = stepper::count(print, row.run, world);
+            count.instructions -= empty.instructions;
+        } else {
+            (row.run)(world);
+        }
+        if let Some(after) = row.after {
+            after(world);
         }
     }
+    let operations = f64::from(row.calls * row.batch);
+    [count.instructions, count.locked, count.fences].map(|count| count as f64 / operations)
+}
 
-    /// One round: what was measured of it.
-    fn round<M: Meter>(&mut self, meter: &M) -> f64 {
-        match self.row {
-            Row::PollFloor => self.poll_floor(meter),
-            Row::PollRaw => self.poll_raw(meter),
-            Row::PollSafe => self.send_safe(&Nothing, meter),
-            Row::SendFloor => self.send_floor(meter),
-            Row::SendRaw => self.send_raw(meter),
-            Row::SendSafe => self.send_safe(meter, &Nothing),
-            Row::InlineRaw => self.inline_raw(meter),
-            Row::InlineSafe => self.inline_safe(meter),
-            Row::RecvRaw => self.recv_raw(meter),
-            Row::RecvSafe => self.recv_safe(meter),
+/// One processor for the whole run; which one does not matter.
+fn stay_here() {
+    // SAFETY: all-zero bytes are an empty set, and the calls take its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if let Ok(cpu) = usize::try_from(libc::sched_getcpu()) {
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &set);
         }
     }
-
-    fn complete_all(&self) {
-        let ids: Vec<u64> = (0..self.batch as u64).collect();
-        self.world.completions.complete(&ids);
-    }
-
-    fn poll_floor(&mut self, meter: &impl Meter) -> f64 {
-        self.complete_all();
-        let seen = &self.world.completions;
-        let (taken, sum) = meter.measure(|| {
-            let (mut at, end) = (seen.get(CONSUMER), seen.get(PRODUCER));
-            let mut sum = 0;
-            while at != end {
-                // SAFETY: an entry of 48 bytes.
-                let entry = unsafe { seen.entry(at).cast::<[u64; 6]>().read() };
-                sum += entry[0] + entry[1] + entry[2];
-                at = (at + 1) % SLOTS;
-            }
-            seen.set(CONSUMER, at);
-            sum
-        });
-        black_box(sum);
-        taken
-    }
-
-    fn poll_raw(&mut self, meter: &impl Meter) -> f64 {
-        self.complete_all();
-        let (cq, batch) = (&mut self.world.cq, self.batch);
-        let (taken, (count, sum)) = meter.measure(|| {
-            let mut sum = 0;
-            let count = cq.poll_raw(batch, |entry| {
-                sum += entry.wr_id() + u64::from(entry.status().0);
-                sum += u64::from(entry.byte_len());
-            });
-            (count, sum)
-        });
-        assert_eq!(count, batch);
-        black_box(sum);
-        taken
-    }
-
-    fn send_floor(&mut self, meter: &impl Meter) -> f64 {
-        let sge = self.world.buffers[0].raw_sge();
-        let (seen, batch) = (&self.world.sends, self.batch);
-        let (taken, ()) = meter.measure(|| {
-            let mut to = seen.get(PRODUCER);
-            for id in 0..batch as u64 {
-                // SAFETY: the fields of a write of one element, in place.
-                unsafe {
-                    let entry = seen.entry(to);
-                    entry.write(id);
-                    entry.add(1).write(0);
-                    entry.add(2).write(2);
-                    entry.add(3).write(AT.addr);
-                    entry.add(4).write(u64::from(AT.rkey));
-                    entry.add(18).write(0);
-                    entry.add(19).write(AT.addr);
-                    entry.add(23).write(64 | 64 << 32);
-                    entry.add(24).write(1 << 32);
-                    entry.add(25).write(0);
-                    entry.add(26).write(sge.addr);
-                    entry
-                        .add(27)
-                        .write(u64::from(sge.length) | u64::from(sge.lkey) << 32);
-                }
-                to = (to + 1) % SLOTS;
-            }
-            seen.set(PRODUCER, to);
-        });
-        seen.set(CONSUMER, seen.get(PRODUCER));
-        taken
-    }
-
-    fn send_raw(&mut self, meter: &impl Meter) -> f64 {
-        let World {
-            qp, buffers, sends, ..
-        } = &mut self.world;
-        let (sge, batch) = (buffers[0].raw_sge(), self.batch as u64);
-        let half = qp.send_half();
-        let (taken, ()) = meter.measure(|| {
-            let mut queue = half.raw();
-            for id in 0..batch {
-                let entry = queue.open::<Write>(id, Flags::SIGNALED);
-                let entry = entry.unwrap().remote(AT).sge(sge);
-                entry.unwrap().finish();
-            }
-            // SAFETY: nobody touches the memory: there is no device.
-            unsafe { queue.publish().unwrap() };
-        });
-        sends.set(CONSUMER, sends.get(PRODUCER));
-        taken
-    }
-
-    /// Posts and polls; either may be what is measured.
-    fn send_safe(&mut self, post: &impl Meter, poll: &impl Meter) -> f64 {
-        let World { qp, buffers, .. } = &mut self.world;
-        let mut batch_of: Vec<_> = buffers.drain(..self.batch).collect();
-        let (posting, ()) = post.measure(|| {
-            qp.batch(|to| {
-                for buffer in batch_of.drain(..) {
-                    to.post(WorkRequest::write(buffer, AT))?;
-                }
-                Ok::<_, PostError<_>>(())
-            })
-            .unwrap();
-        });
-        let ids = self.world.sends.consume();
-        self.world.completions.complete(&ids);
-        posting + self.poll_safe(poll)
-    }
-
-    fn inline_raw(&mut self, meter: &impl Meter) -> f64 {
-        let World { qp, sends, .. } = &mut self.world;
-        let (half, batch) = (qp.send_half(), self.batch as u64);
-        let (taken, ()) = meter.measure(|| {
-            let mut queue = half.raw();
-            for id in 0..batch {
-                let entry = queue.open::<Write>(id, Flags::SIGNALED).unwrap();
-                let entry = entry.remote(AT).inline(&id.to_ne_bytes());
-                entry.unwrap().finish();
-            }
-            // SAFETY: no memory is named.
-            unsafe { queue.publish().unwrap() };
-        });
-        sends.set(CONSUMER, sends.get(PRODUCER));
-        taken
-    }
-
-    fn inline_safe(&mut self, meter: &impl Meter) -> f64 {
-        let (qp, batch) = (&mut self.world.qp, self.batch as u64);
-        let (taken, ()) = meter.measure(|| {
-            qp.batch(|to| {
-                for id in 0..batch {
-                    let bytes = id.to_ne_bytes();
-                    let request = WorkRequest::write(Inline(&bytes), AT);
-                    to.post(request).map_err(|refused| refused.error)?;
-                }
-                Ok::<_, ringverbs::Error>(())
-            })
-            .unwrap();
-        });
-        let ids = self.world.sends.consume();
-        self.world.completions.complete(&ids);
-        taken + self.poll_safe(&Nothing)
-    }
-
-    fn recv_raw(&mut self, meter: &impl Meter) -> f64 {
-        let World {
-            qp,
-            buffers,
-            receives,
-            ..
-        } = &mut self.world;
-        let (sge, batch) = (buffers[0].raw_sge(), self.batch as u64);
-        let half = qp.recv_half();
-        let (taken, ()) = meter.measure(|| {
-            let mut queue = half.raw().unwrap();
-            for id in 0..batch {
-                queue.push(id, &[sge]).unwrap();
-            }
-            // SAFETY: nobody touches the memory: there is no device.
-            unsafe { queue.publish() };
-        });
-        receives.consume();
-        taken
-    }
-
-    fn recv_safe(&mut self, meter: &impl Meter) -> f64 {
-        let World { qp, buffers, .. } = &mut self.world;
-        let mut batch_of: Vec<_> = buffers.drain(..self.batch).collect();
-        let (taken, ()) = meter.measure(|| {
-            qp.receive_batch(|to| {
-                for buffer in batch_of.drain(..) {
-                    to.receive(buffer, 1)?;
-                }
-                Ok::<_, PostError<_>>(())
-            })
-            .unwrap();
-        });
-        let ids = self.world.receives.consume();
-        self.world.completions.complete(&ids);
-        self.poll_safe(&Nothing);
-        taken
-    }
-
-    fn poll_safe(&mut self, meter: &impl Meter) -> f64 {
-        let Self {
-            world, out, batch, ..
-        } = self;
-        let (taken, count) = meter.measure(|| world.cq.poll(out).unwrap());
-        assert_eq!(count, *batch);
-        let back = out.iter_mut().filter_map(Completion::take_buffer);
-        world.buffers.extend(back);
-        taken
-    }
-}
-
-/// Does what is not measured.
-struct Nothing;
-
-impl Meter for Nothing {
-    fn measure<R>(&self, f: impl FnOnce() -> R) -> (f64, R) {
-        (0.0, f())
-    }
-}
-
-/// The median of many rounds.
-fn time(bench: &mut Bench, clock: f64) -> f64 {
-    let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| bench.round(&Clock)).collect();
-    rounds.sort_by(f64::total_cmp);
-    (rounds[ROUNDS / 2] - clock) / bench.batch as f64
-}
-
-/// Exact counts: of a round in the middle of the queue, when all that is
-/// reached for the first time has been.
-fn count(bench: &mut Bench) -> (f64, f64) {
-    let steps = Steps { trace: false };
-    let mut counted = 0.0;
-    for _ in 0..8 {
-        counted = bench.round(&steps);
-    }
-    let instructions = counted.floor();
-    let locked = (counted - instructions) / LOCKED;
-    (
-        instructions / bench.batch as f64,
-        locked.round() / bench.batch as f64,
-    )
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let ["trace", name, batch] = arguments[..] {
-        let found = ROWS.iter().find(|row| row.1 == name);
-        let (row, ..) = found.expect("a row's name");
-        let mut bench = Bench::new(*row, batch.parse().expect("a number"));
-        for round in 0..8 {
-            bench.round(&Steps { trace: round == 7 });
+    let (mode, more) = match arguments[..] {
+        [mode @ ("time" | "count" | "trace"), ref more @ ..] => (mode, more.first()),
+        _ => {
+            println!("this needs the stand-in for the kernel: cargo xtask bench runs it");
+            return ExitCode::SUCCESS;
         }
-        return ExitCode::SUCCESS;
+    };
+    let Some(standin) = StandIn::find() else {
+        eprintln!("datapath: preload standin.so (LD_PRELOAD)");
+        return ExitCode::FAILURE;
+    };
+    let samples = more.map_or(DEFAULT_SAMPLES, |word| word.parse().unwrap_or(0));
+    if mode == "time" && samples == 0 {
+        eprintln!("datapath: not a number of samples");
+        return ExitCode::FAILURE;
     }
-    let gate = arguments.first() == Some(&"gate");
-    let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| Clock.measure(|| ()).0).collect();
-    rounds.sort_by(f64::total_cmp);
-    let clock = rounds[ROUNDS / 2];
-    let mut good = true;
-    println!(
-        "{:<12} {:>5} {:>14} {:>8} {:>8}",
-        "", "batch", "instructions", "locked", "ns"
-    );
-    for (row, name, limits) in ROWS {
-        for (batch, limit) in [1, 16].into_iter().zip(limits) {
-            let (instructions, locked) = count(&mut Bench::new(row, batch));
-            print!("{name:<12} {batch:>5} {instructions:>14.1} {locked:>8.2}");
-            if !gate {
-                print!(" {:>8.2}", time(&mut Bench::new(row, batch), clock));
-            }
-            if gate && (instructions > limit || locked > 0.0) {
-                good = false;
-                print!("  over the limit: {limit} instructions, none locked");
-            }
-            println!();
+    stay_here();
+    let context = open();
+    for row in ROWS {
+        if mode == "trace" && more != Some(&row.name) {
+            continue;
         }
+        let mut world = world(&context, standin, row);
+        if let Err(what) = rows::check(row, &mut world, || standin.doorbells()) {
+            eprintln!("datapath: row {}: {what}", row.name);
+            return ExitCode::FAILURE;
+        }
+        if mode == "time" {
+            println!("time {} {:.4}", row.name, time(row, &mut world, samples));
+        } else {
+            let [instructions, locked, fences] = count(row, &mut world, mode == "trace");
+            let name = row.name;
+            println!("count {name} {instructions:.3} {locked:.3} {fences:.3}");
+        }
+        black_box(world.sum);
     }
-    if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    ExitCode::SUCCESS
 }

@@ -53,7 +53,7 @@ pub fn batch(row: &str) -> f64 {
 }
 
 /// Counts are compared to a thousandth, as the bench program prints them.
-const ROUNDING: f64 = 0.001;
+pub const ROUNDING: f64 = 0.001;
 
 /// Every count that is above its limit, in words. The floors are no provider's.
 pub fn broken_counts(rows: &[Row]) -> Vec<String> {

@@ -1,22 +1,12 @@
-//! Compiling the bench program, running it with either provider, and what the
-//! runs have in common.
+//! Running the programs in turn, and what their runs have in common.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::driver;
-
-/// Which provider libibverbs is to take.
-#[derive(Clone, Copy)]
-pub enum Provider<'a> {
-    /// The C provider that the system has.
-    Stock,
-    /// Ours, as `RDMAV_DRIVERS` names it.
-    Ours(&'a Path),
-}
+use super::layers;
+use super::programs::{Native, Output, Provider, Verbs};
 
 /// Exact counts of one operation.
 #[derive(Clone, Copy, Default)]
@@ -86,8 +76,10 @@ impl Row {
 pub struct Results {
     /// The rows in the bench program's order.
     pub rows: Vec<Row>,
-    /// How many pairs of processes were timed; 0: none.
-    pub pairs: usize,
+    /// The Rust crate's layers beside them; empty if not asked for.
+    pub layers: Vec<layers::Operation>,
+    /// How many rounds of processes were timed; 0: none.
+    pub rounds: usize,
     /// The file names of the providers that served.
     pub stock_file: String,
     /// Ours.
@@ -101,142 +93,78 @@ pub struct Results {
     pub load: String,
 }
 
-/// The compiled bench program and what it is run with.
-pub struct Program {
-    dir: PathBuf,
+/// Counts once with each program, then times `rounds` rounds of processes: the
+/// C program with either provider, and the Rust crate's if there is one.
+pub fn measure(
+    verbs: &Verbs,
+    native: Option<&Native>,
+    ours: &Path,
+    rounds: usize,
+    samples: usize,
+) -> Result<Results> {
+    let load = load();
+    eprintln!("counting instructions");
+    let stock_counts = verbs.figures(Provider::Stock, &["count"])?;
+    let ours_counts = verbs.figures(Provider::Ours(ours), &["count"])?;
+    let native_counts = native.map(|native| native.figures(&["count"]));
+    let native_counts = native_counts.transpose()?.unwrap_or_default();
+
+    let samples = samples.to_string();
+    let arguments = ["time", &samples];
+    let (mut stock_runs, mut ours_runs, mut native_runs) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        eprint!("\rtiming round {} of {rounds} ", round + 1);
+        stock_runs.push(verbs.figures(Provider::Stock, &arguments)?);
+        ours_runs.push(verbs.figures(Provider::Ours(ours), &arguments)?);
+        if let Some(native) = native {
+            native_runs.push(native.figures(&arguments)?);
+        }
+    }
+    if rounds > 0 {
+        eprintln!();
+    }
+
+    let mut rows = Vec::new();
+    for (i, (name, stock_count)) in stock_counts.counts.iter().enumerate() {
+        let Some((_, ours_count)) = ours_counts.counts.get(i).filter(|(n, _)| n == name) else {
+            bail!("row {name} was counted with one provider only");
+        };
+        let stock = times_of(&stock_runs, name)?;
+        let ours = times_of(&ours_runs, name)?;
+        let noise = stock.windows(2).map(|two| two[1] / two[0]).collect();
+        rows.push(Row {
+            name: name.clone(),
+            stock_count: *stock_count,
+            ours_count: *ours_count,
+            ratio: Spread::of(pairwise(&ours, &stock, |ours, stock| ours / stock)),
+            noise: Spread::of(noise),
+            stock_ns: Spread::of(stock).median,
+            ours_ns: Spread::of(ours).median,
+        });
+    }
+    let layers = match native {
+        Some(_) => layers::compare(&rows, &native_counts, &native_runs, &stock_runs)?,
+        None => Vec::new(),
+    };
+    Ok(Results {
+        rows,
+        layers,
+        rounds,
+        stock_file: real_name(&stock_counts.provider),
+        ours_file: real_name(&ours_counts.provider),
+        thread_domain: ours_counts.thread_domain,
+        processor: processor(),
+        load,
+    })
 }
 
-/// What one process printed.
-#[derive(Default)]
-struct Output {
-    provider: String,
-    thread_domain: bool,
-    counts: Vec<(String, Count)>,
-    times: Vec<(String, f64)>,
+/// Figures of processes that ran next to each other, put together.
+pub fn pairwise(left: &[f64], right: &[f64], with: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    left.iter().zip(right).map(|(l, r)| with(*l, *r)).collect()
 }
 
-impl Program {
-    /// Compiles the program and the stand-in, and makes the sysfs tree.
-    pub fn build(dir: &Path) -> Result<Self> {
-        let source = driver::root().join("provider-plugin/bench");
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        compile(
-            &source,
-            &["standin.c"],
-            &dir.join("standin.so"),
-            &["-fPIC", "-shared", "-fvisibility=hidden"],
-        )?;
-        compile(
-            &source,
-            &["datapath.c", "rows.c", "stepper.c"],
-            &dir.join("datapath"),
-            &["-libverbs", "-ldl", "-lpthread"],
-        )?;
-        sysfs_tree(&dir.join("sys"))?;
-        Ok(Self {
-            dir: dir.to_owned(),
-        })
-    }
-
-    fn run(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(self.dir.join("datapath"));
-        command
-            .args(arguments)
-            .env("LD_PRELOAD", self.dir.join("standin.so"))
-            .env("SYSFS_PATH", self.dir.join("sys"))
-            .env("LD_BIND_NOW", "1")
-            .env_remove("IBV_DRIVERS")
-            .env_remove("RDMAV_DRIVERS")
-            .env_remove("GLIBC_TUNABLES")
-            .stderr(Stdio::inherit());
-        if let Provider::Ours(path) = provider {
-            command.env("RDMAV_DRIVERS", path);
-        }
-        let output = command.output().context("cannot run the bench program")?;
-        ensure!(
-            output.status.success(),
-            "the bench program ({}) failed with {}: its reason is above",
-            arguments.join(" "),
-            output.status
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-
-    /// Each instruction of a row, as `step OFFSET FILE` lines.
-    pub fn trace(&self, provider: Provider, row: &str) -> Result<String> {
-        self.run(provider, &["trace", row])
-    }
-
-    fn figures(&self, provider: Provider, arguments: &[&str]) -> Result<Output> {
-        let output = parse(&self.run(provider, arguments)?)?;
-        let is_ours = output.provider.contains("ringverbs");
-        match provider {
-            Provider::Stock => ensure!(
-                output.provider.contains("librxe"),
-                "the C provider was asked for and {} served: install ibverbs-providers",
-                output.provider
-            ),
-            Provider::Ours(path) => ensure!(
-                is_ours,
-                "{} was asked for and {} served: its refusal is on stderr",
-                path.display(),
-                output.provider
-            ),
-        }
-        Ok(output)
-    }
-
-    /// Counts once with each provider, then times `pairs` pairs of processes.
-    pub fn measure(&self, ours: &Path, pairs: usize, samples: usize) -> Result<Results> {
-        let load = load();
-        eprintln!("counting instructions of both providers");
-        let stock_counts = self.figures(Provider::Stock, &["count"])?;
-        let ours_counts = self.figures(Provider::Ours(ours), &["count"])?;
-
-        let samples = samples.to_string();
-        let mut stock_runs = Vec::new();
-        let mut ours_runs = Vec::new();
-        for pair in 0..pairs {
-            eprint!("\rtiming pair {} of {pairs} ", pair + 1);
-            stock_runs.push(self.figures(Provider::Stock, &["time", &samples])?);
-            ours_runs.push(self.figures(Provider::Ours(ours), &["time", &samples])?);
-        }
-        if pairs > 0 {
-            eprintln!();
-        }
-
-        let mut rows = Vec::new();
-        for (i, (name, stock_count)) in stock_counts.counts.iter().enumerate() {
-            let Some((_, ours_count)) = ours_counts.counts.get(i).filter(|(n, _)| n == name) else {
-                bail!("row {name} was counted with one provider only");
-            };
-            let stock = times_of(&stock_runs, name)?;
-            let ours = times_of(&ours_runs, name)?;
-            let ratio = stock.iter().zip(&ours).map(|(s, o)| o / s).collect();
-            let noise = stock.windows(2).map(|two| two[1] / two[0]).collect();
-            rows.push(Row {
-                name: name.clone(),
-                stock_count: *stock_count,
-                ours_count: *ours_count,
-                ratio: Spread::of(ratio),
-                noise: Spread::of(noise),
-                stock_ns: Spread::of(stock).median,
-                ours_ns: Spread::of(ours).median,
-            });
-        }
-        Ok(Results {
-            rows,
-            pairs,
-            stock_file: real_name(&stock_counts.provider),
-            ours_file: real_name(&ours_counts.provider),
-            thread_domain: ours_counts.thread_domain,
-            processor: processor(),
-            load,
-        })
-    }
-}
-
-fn times_of(runs: &[Output], name: &str) -> Result<Vec<f64>> {
+/// The times of a row, one of each process.
+pub fn times_of(runs: &[Output], name: &str) -> Result<Vec<f64>> {
     runs.iter()
         .map(|run| {
             run.times
@@ -246,77 +174,6 @@ fn times_of(runs: &[Output], name: &str) -> Result<Vec<f64>> {
                 .with_context(|| format!("row {name} was not timed in every process"))
         })
         .collect()
-}
-
-fn compile(source: &Path, files: &[&str], output: &Path, options: &[&str]) -> Result<()> {
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let status = Command::new(&compiler)
-        .current_dir(source)
-        .args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra"])
-        .args(files)
-        .arg("-o")
-        .arg(output)
-        .args(options)
-        .status()
-        .with_context(|| format!("cannot run {compiler}: install a C compiler (gcc)"))?;
-    ensure!(
-        status.success(),
-        "{compiler} could not compile {}: the bench needs the headers of \
-         libibverbs-dev and linux-libc-dev (apt-get install libibverbs-dev \
-         ibverbs-providers)",
-        files.join(", ")
-    );
-    Ok(())
-}
-
-/// What libibverbs reads of sysfs when it has no netlink: one rxe device, whose
-/// character device is /dev/null's (1:3).
-fn sysfs_tree(root: &Path) -> Result<()> {
-    let class = root.join("class");
-    for (file, content) in [
-        ("infiniband_verbs/abi_version", "6\n"),
-        ("infiniband_verbs/uverbs0/dev", "1:3\n"),
-        ("infiniband_verbs/uverbs0/ibdev", "rxe0\n"),
-        ("infiniband_verbs/uverbs0/abi_version", "2\n"),
-        ("infiniband/rxe0/node_type", "1: CA\n"),
-        ("infiniband/rxe0/node_guid", "0200:00ff:fe00:0001\n"),
-    ] {
-        let path = class.join(file);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
-}
-
-fn parse(text: &str) -> Result<Output> {
-    let mut output = Output::default();
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |i: usize| -> Result<f64> {
-            words
-                .get(i)
-                .and_then(|word| word.parse().ok())
-                .with_context(|| format!("the bench program printed: {line}"))
-        };
-        match words.as_slice() {
-            ["provider", ..] => output.provider = line["provider ".len()..].to_owned(),
-            ["thread-domain", answer] => output.thread_domain = *answer == "yes",
-            ["time", row, ..] => output.times.push(((*row).to_owned(), number(2)?)),
-            ["count", row, ..] => output.counts.push((
-                (*row).to_owned(),
-                Count {
-                    instructions: number(2)?,
-                    locked: number(3)?,
-                    fences: number(4)?,
-                },
-            )),
-            ["doorbell", ..] | [] => {}
-            _ => bail!("the bench program printed: {line}"),
-        }
-    }
-    Ok(output)
 }
 
 /// The name of the file that a provider's path leads to, without its folder.
@@ -352,22 +209,5 @@ mod tests {
         let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!((spread.low, spread.median, spread.high), (2.0, 3.0, 4.0));
         assert_eq!(Spread::of(Vec::new()).median, 0.0);
-    }
-
-    #[test]
-    fn what_the_program_prints_is_read() {
-        let text = "provider /a b/librxe.so\nthread-domain yes\ntime poll/1 7.5\n\
-                    doorbell 2\ncount poll/1 64.125 1.000 0.000\n";
-        let output = parse(text).unwrap();
-        assert_eq!(output.provider, "/a b/librxe.so");
-        assert!(output.thread_domain);
-        assert_eq!(output.times, [("poll/1".to_owned(), 7.5)]);
-        assert_eq!(output.counts[0].1.instructions, 64.125);
-    }
-
-    #[test]
-    fn a_line_that_is_not_known_is_an_error() {
-        assert!(parse("count poll/1 64\n").is_err());
-        assert!(parse("surprise\n").is_err());
     }
 }

@@ -6,11 +6,24 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::limits;
 use super::measure::{Results, Row};
+use super::{layers, limits};
 
-const BEGIN: &str = "<!-- bench:begin, written by cargo xtask bench --write -->";
-const END: &str = "<!-- bench:end -->";
+/// The lines around what is written.
+struct Markers {
+    begin: &'static str,
+    end: &'static str,
+}
+
+const PROVIDERS: Markers = Markers {
+    begin: "<!-- bench:begin, written by cargo xtask bench --write -->",
+    end: "<!-- bench:end -->",
+};
+
+const LAYERS: Markers = Markers {
+    begin: "<!-- layers:begin, written by cargo xtask bench --write -->",
+    end: "<!-- layers:end -->",
+};
 
 /// A row's figures as words, one for each column.
 fn columns(row: &Row, timed: bool) -> Vec<String> {
@@ -104,6 +117,7 @@ fn floor_columns(row: &Row, timed: bool) -> Vec<String> {
 
 const FLOOR_HEADINGS: [&str; 4] = ["bare C loop", "ns", "instr.", "locked"];
 
+/// A table, with its columns' widths in the text as well.
 pub(super) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..headings.len())
         .map(|i| {
@@ -135,7 +149,7 @@ pub(super) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 fn tables(results: &Results) -> String {
-    let timed = results.pairs > 0;
+    let timed = results.rounds > 0;
     let table = |rows: Vec<&Row>| {
         let cells: Vec<_> = rows.into_iter().map(|row| columns(row, timed)).collect();
         markdown(&HEADINGS, &cells)
@@ -160,14 +174,12 @@ fn tables(results: &Results) -> String {
         " (ours gave no thread domain: its queue pairs here are shared ones)"
     };
     format!(
-        "{} pairs of processes on {}, load average before {}; stock is {}, ours {}.\n\n\
+        "{}; stock is {}, ours {}.\n\n\
          Thread-safe queues, used by one thread as nearly all are:\n\n{}\n\
          Queues owned by one thread by promise{domain}:\n\n{}\n\
          Thread-safe queues that several threads have used:\n\n{}\n\
          Floors:\n\n{}",
-        results.pairs,
-        results.processor,
-        results.load,
+        circumstances(results),
         results.stock_file,
         results.ours_file,
         table(shared),
@@ -177,22 +189,48 @@ fn tables(results: &Results) -> String {
     )
 }
 
+/// How often, where, and beside what else.
+fn circumstances(results: &Results) -> String {
+    format!(
+        "{} rounds of processes on {}, load average before {}",
+        results.rounds, results.processor, results.load
+    )
+}
+
+fn layer_tables(results: &Results) -> String {
+    format!(
+        "{}.\n\n{}",
+        circumstances(results),
+        layers::tables(&results.layers, results.rounds > 0)
+    )
+}
+
 /// The tables for a reader at the terminal.
 pub fn terminal(results: &Results) -> String {
-    tables(results)
+    format!(
+        "{}\nThe Rust crate:\n\n{}",
+        tables(results),
+        layer_tables(results)
+    )
 }
 
 /// Replaces what is between the markers of `path`.
 pub fn write(path: &Path, results: &Results) -> Result<()> {
-    let old = fs::read_to_string(path)
+    let mut text = fs::read_to_string(path)
         .with_context(|| format!("cannot read {}: it holds the text around", path.display()))?;
-    let new = replace_between(&old, BEGIN, END, &tables(results)).with_context(|| {
-        format!(
-            "{} lacks the line {BEGIN} or the line {END}",
-            path.display()
-        )
-    })?;
-    fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
+    for (markers, new) in [
+        (PROVIDERS, tables(results)),
+        (LAYERS, layer_tables(results)),
+    ] {
+        text = replace_between(&text, markers.begin, markers.end, &new).with_context(|| {
+            let Markers { begin, end } = markers;
+            format!(
+                "{} lacks the line {begin} or the line {end}",
+                path.display()
+            )
+        })?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 pub(super) fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<String> {
@@ -205,19 +243,19 @@ pub(super) fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> O
 pub fn json(results: &Results) -> String {
     let mut text = format!(
         "{{\n  \"processor\": {},\n  \"load\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
-         \"thread_domain\": {},\n  \"pairs\": {},\n  \"rows\": [\n",
+         \"thread_domain\": {},\n  \"rounds\": {},\n  \"rows\": [\n",
         quoted(&results.processor),
         quoted(&results.load),
         quoted(&results.stock_file),
         quoted(&results.ours_file),
         results.thread_domain,
-        results.pairs
+        results.rounds
     );
     for (i, row) in results.rows.iter().enumerate() {
         let comma = if i + 1 < results.rows.len() { "," } else { "" };
         let limit = limits::of(&row.name);
         let number = |value: Option<f64>| value.map_or("null".to_owned(), |v| v.to_string());
-        let timed = |value: f64| number((results.pairs > 0).then_some(value));
+        let timed = |value: f64| number((results.rounds > 0).then_some(value));
         let _ = writeln!(
             text,
             "    {{\"row\": {}, \"stock_ns\": {}, \"ours_ns\": {}, \"ratio\": {}, \
@@ -241,6 +279,38 @@ pub fn json(results: &Results) -> String {
             row.ours_count.locked,
             row.stock_count.fences,
             row.ours_count.fences,
+        );
+    }
+    text.push_str("  ],\n  \"layers\": [\n");
+    for (i, operation) in results.layers.iter().enumerate() {
+        let comma = if i + 1 < results.layers.len() {
+            ","
+        } else {
+            ""
+        };
+        let layer = |layer: &layers::Layer| {
+            let timed = |value: f64| match results.rounds {
+                0 => "null".to_owned(),
+                _ => value.to_string(),
+            };
+            format!(
+                "{{\"ns\": {}, \"ratio\": {}, \"ratio_quartiles\": [{}, {}], \
+                 \"instructions\": {}, \"locked\": {}, \"fences\": {}}}",
+                timed(layer.ns),
+                timed(layer.ratio.median),
+                timed(layer.ratio.low),
+                timed(layer.ratio.high),
+                layer.count.instructions,
+                layer.count.locked,
+                layer.count.fences,
+            )
+        };
+        let _ = writeln!(
+            text,
+            "    {{\"row\": {}, \"raw\": {}, \"safe\": {}}}{comma}",
+            quoted(operation.name),
+            layer(&operation.raw),
+            layer(&operation.safe),
         );
     }
     text.push_str("  ]\n}\n");
@@ -272,10 +342,13 @@ mod tests {
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
-        let old = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
-        let new = replace_between(&old, BEGIN, END, "new").unwrap();
-        assert_eq!(new, format!("above\n{BEGIN}\n\nnew\n{END}\nbelow\n"));
-        assert_eq!(replace_between("no markers", BEGIN, END, "new"), None);
+        let Markers { begin, end } = LAYERS;
+        let old = format!("above\n{begin}\nold\n{end}\nbelow\n");
+        let new = replace_between(&old, begin, end, "new").unwrap();
+        assert_eq!(new, format!("above\n{begin}\n\nnew\n{end}\nbelow\n"));
+        assert_eq!(replace_between("no markers", begin, end, "new"), None);
+        let Markers { begin, end } = PROVIDERS;
+        assert_eq!(replace_between(&old, begin, end, "new"), None);
     }
 
     #[test]

@@ -1,0 +1,361 @@
+//! The Rust crate's layers beside the providers: what is required of them, and
+//! the tables.
+
+use anyhow::{Context, Result};
+
+use super::limits::ROUNDING;
+use super::measure::{Count, Row, Spread, pairwise, times_of};
+use super::programs::Output;
+use super::report::markdown;
+
+/// What the layers are required to keep to in one operation.
+struct Limits {
+    operation: &'static str,
+    /// Instructions of the raw and of the safe layer.
+    instructions: [f64; 2],
+    /// The raw layer's time over the bare loop's.
+    ratio: Option<f64>,
+}
+
+const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f64>) -> Limits {
+    Limits {
+        operation,
+        instructions,
+        ratio,
+    }
+}
+
+/// The rows of the tables.
+const OPERATIONS: [Limits; 9] = [
+    limits("poll/1", [36.0, 141.0], None),
+    limits("poll/16", [12.0, 102.0], Some(1.2)),
+    limits("poll-empty/1", [17.0, 26.0], None),
+    limits("send/1", [61.0, 126.0], None),
+    limits("send/16", [26.0, 92.0], Some(1.5)),
+    limits("send-inline/1", [55.0, 109.0], None),
+    limits("send-inline/16", [28.0, 66.0], None),
+    limits("recv/1", [51.0, 113.0], None),
+    limits("recv/16", [28.0, 82.0], None),
+];
+
+/// Nanoseconds of an operation that the safe layer may take beyond the raw one.
+const SURCHARGE: f64 = 10.0;
+
+/// One layer's figures of an operation.
+pub struct Layer {
+    /// Exact counts.
+    pub count: Count,
+    /// Median over processes, in nanoseconds.
+    pub ns: f64,
+    /// Over the C provider, of neighbouring processes.
+    pub ratio: Spread,
+}
+
+/// One operation of all.
+pub struct Operation {
+    /// The C program's name for it.
+    pub name: &'static str,
+    /// What the C provider takes: counts, and nanoseconds.
+    stock: (Count, f64),
+    /// The same of the plugin.
+    plugin: (Count, f64),
+    plugin_ratio: Spread,
+    /// The bare loop, where there is one: counts, and nanoseconds.
+    bare: Option<(Count, f64)>,
+    /// The raw layer.
+    pub raw: Layer,
+    /// The safe layer.
+    pub safe: Layer,
+    /// Raw over bare, and safe less raw, of the same process.
+    over_bare: Spread,
+    surcharge: Spread,
+    limits: &'static Limits,
+}
+
+/// Puts the crate's figures beside those of the providers.
+pub fn compare(
+    rows: &[Row],
+    counts: &Output,
+    runs: &[Output],
+    stock: &[Output],
+) -> Result<Vec<Operation>> {
+    let of = |limits: &'static Limits| {
+        let name = limits.operation;
+        let row = rows.iter().find(|row| row.name == name);
+        let row = row.with_context(|| format!("no provider was measured in {name}"))?;
+        let stock = times_of(stock, name)?;
+        let times = |layer: &str| times_of(runs, &format!("{layer}-{name}"));
+        let layer = |layer: &str| {
+            let times = times(layer)?;
+            anyhow::Ok(Layer {
+                count: count_of(counts, &format!("{layer}-{name}"))?,
+                ratio: Spread::of(pairwise(&times, &stock, |ours, stock| ours / stock)),
+                ns: Spread::of(times).median,
+            })
+        };
+        let (mut bare, mut over_bare) = (None, Spread::default());
+        if let Ok(count) = count_of(counts, &format!("bare-{name}")) {
+            let times = times("bare")?;
+            let ratio = pairwise(&times_of(runs, &format!("raw-{name}"))?, &times, |r, b| {
+                r / b
+            });
+            (bare, over_bare) = (Some((count, Spread::of(times).median)), Spread::of(ratio));
+        }
+        let surcharge = pairwise(&times("safe")?, &times("raw")?, |safe, raw| safe - raw);
+        Ok(Operation {
+            name,
+            stock: (row.stock_count, row.stock_ns),
+            plugin: (row.ours_count, row.ours_ns),
+            plugin_ratio: row.ratio,
+            bare,
+            raw: layer("raw")?,
+            safe: layer("safe")?,
+            over_bare,
+            surcharge: Spread::of(surcharge),
+            limits,
+        })
+    };
+    OPERATIONS.iter().map(of).collect()
+}
+
+fn count_of(counts: &Output, row: &str) -> Result<Count> {
+    let found = counts.counts.iter().find(|(name, _)| name == row);
+    let (_, count) = found.with_context(|| format!("row {row} was not counted"))?;
+    Ok(*count)
+}
+
+/// Every count that is above its limit, in words, and how many rows have one.
+pub fn broken_counts(counts: &Output) -> Result<(usize, Vec<String>)> {
+    let mut broken = Vec::new();
+    for limits in &OPERATIONS {
+        for (layer, limit) in ["raw", "safe"].into_iter().zip(limits.instructions) {
+            let row = format!("{layer}-{}", limits.operation);
+            broken.extend(broken_count(&row, count_of(counts, &row)?, limit));
+        }
+    }
+    Ok((2 * OPERATIONS.len(), broken))
+}
+
+/// What is wrong with a count. Nothing in either layer is locked, since each
+/// queue has one owner.
+fn broken_count(row: &str, count: Count, limit: f64) -> Option<String> {
+    let Count {
+        instructions,
+        locked,
+        fences,
+    } = count;
+    if instructions > limit + ROUNDING {
+        return Some(format!(
+            "{row}: {instructions:.1} instructions, at most {limit}"
+        ));
+    }
+    if locked + fences > ROUNDING {
+        return Some(format!(
+            "{row}: {locked:.2} locked operations and {fences:.2} fences, at most 0"
+        ));
+    }
+    None
+}
+
+impl Operation {
+    /// Its counts that are above their limits.
+    pub fn broken_counts(&self) -> Vec<String> {
+        let layers = [("raw", &self.raw), ("safe", &self.safe)];
+        let broken = layers.into_iter().zip(self.limits.instructions);
+        let broken = broken.filter_map(|((layer, figures), limit)| {
+            broken_count(&format!("{layer}-{}", self.name), figures.count, limit)
+        });
+        broken.collect()
+    }
+
+    /// Its times that are above their limits.
+    pub fn broken_times(&self) -> Vec<String> {
+        let name = self.name;
+        let mut broken = Vec::new();
+        if let Some(limit) = self.limits.ratio
+            && self.over_bare.median > limit
+        {
+            let ratio = self.over_bare.median;
+            broken.push(format!(
+                "raw-{name}: {ratio:.2} times the bare loop's, at most {limit}"
+            ));
+        }
+        if self.surcharge.median > SURCHARGE {
+            let ns = self.surcharge.median;
+            broken.push(format!(
+                "safe-{name}: {ns:.1} ns more than the raw layer, at most {SURCHARGE}"
+            ));
+        }
+        broken
+    }
+}
+
+const HEADINGS: [&str; 8] = [
+    "operation / batch",
+    "stock ns (instr.)",
+    "plugin",
+    "raw",
+    "safe",
+    "plugin / stock",
+    "raw / stock",
+    "safe / stock",
+];
+
+const LIMIT_HEADINGS: [&str; 9] = [
+    "operation / batch",
+    "bare loop ns (instr.)",
+    "raw / bare loop",
+    "at most",
+    "safe less raw, ns",
+    "at most",
+    "raw instr., at most",
+    "safe instr., at most",
+    "",
+];
+
+/// The layers beside the providers, and what is required of them.
+pub fn tables(operations: &[Operation], timed: bool) -> String {
+    let ns = |count: Count, ns: f64| {
+        let ns = if timed {
+            format!("{ns:.2}")
+        } else {
+            "-".to_owned()
+        };
+        format!("{ns} ({:.1})", count.instructions)
+    };
+    let spread = |spread: Spread| match timed {
+        true => format!(
+            "{:.2} ({:.2} to {:.2})",
+            spread.median, spread.low, spread.high
+        ),
+        false => "-".to_owned(),
+    };
+    let beside = operations.iter().map(|operation| {
+        vec![
+            operation.name.to_owned(),
+            ns(operation.stock.0, operation.stock.1),
+            ns(operation.plugin.0, operation.plugin.1),
+            ns(operation.raw.count, operation.raw.ns),
+            ns(operation.safe.count, operation.safe.ns),
+            spread(operation.plugin_ratio),
+            spread(operation.raw.ratio),
+            spread(operation.safe.ratio),
+        ]
+    });
+    let required = operations.iter().map(|operation| {
+        let bare = operation.bare;
+        let (counts, times) = (operation.broken_counts(), operation.broken_times());
+        let verdict = match (counts.is_empty(), !timed || times.is_empty()) {
+            (true, true) => "pass",
+            (false, true) => "FAIL: count",
+            (true, false) => "FAIL: time",
+            (false, false) => "FAIL: count, time",
+        };
+        let limit = operation.limits.ratio;
+        vec![
+            operation.name.to_owned(),
+            bare.map_or("-".to_owned(), |bare| ns(bare.0, bare.1)),
+            bare.map_or("-".to_owned(), |_| spread(operation.over_bare)),
+            limit.map_or("-".to_owned(), |limit| limit.to_string()),
+            spread(operation.surcharge),
+            SURCHARGE.to_string(),
+            operation.limits.instructions[0].to_string(),
+            operation.limits.instructions[1].to_string(),
+            verdict.to_owned(),
+        ]
+    });
+    let (beside, required): (Vec<_>, Vec<_>) = (beside.collect(), required.collect());
+    format!(
+        "{}\n{}",
+        markdown(&HEADINGS, &beside),
+        markdown(&LIMIT_HEADINGS, &required)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(of: impl Fn(&str, f64) -> Count) -> Output {
+        let rows = OPERATIONS.iter().flat_map(|limits| {
+            let layers = ["raw", "safe"].into_iter().zip(limits.instructions);
+            layers.map(|(layer, limit)| (format!("{layer}-{}", limits.operation), limit))
+        });
+        Output {
+            counts: rows
+                .map(|(row, limit)| (row.clone(), of(&row, limit)))
+                .collect(),
+            ..Output::default()
+        }
+    }
+
+    fn count(instructions: f64, locked: f64, fences: f64) -> Count {
+        Count {
+            instructions,
+            locked,
+            fences,
+        }
+    }
+
+    #[test]
+    fn a_count_at_its_limit_passes_and_above_it_fails() {
+        let (rows, broken) = broken_counts(&counted(|_, limit| count(limit, 0.0, 0.0))).unwrap();
+        assert_eq!((rows, broken.len()), (18, 0));
+        let more = counted(|row, limit| match row {
+            "raw-poll/16" => count(limit + 0.1, 0.0, 0.0),
+            "safe-send/1" => count(limit, 1.0, 0.0),
+            "raw-recv/16" => count(limit, 0.0, 0.0625),
+            _ => count(limit, 0.0, 0.0),
+        });
+        assert_eq!(broken_counts(&more).unwrap().1.len(), 3);
+    }
+
+    #[test]
+    fn a_row_that_was_not_counted_is_an_error() {
+        assert!(broken_counts(&Output::default()).is_err());
+    }
+
+    #[test]
+    fn times_are_of_processes_next_to_each_other() {
+        let run = |bare: f64, raw: f64, safe: f64| {
+            let times = OPERATIONS.iter().flat_map(|limits| {
+                let layers = [("bare", bare), ("raw", raw), ("safe", safe)];
+                layers.map(|(layer, ns)| (format!("{layer}-{}", limits.operation), ns))
+            });
+            Output {
+                times: times.collect(),
+                ..Output::default()
+            }
+        };
+        let stock = |ns: f64| Output {
+            times: OPERATIONS
+                .iter()
+                .map(|l| (l.operation.to_owned(), ns))
+                .collect(),
+            ..Output::default()
+        };
+        let row = |limits: &Limits| Row {
+            name: limits.operation.to_owned(),
+            ..Row::default()
+        };
+        let rows: Vec<Row> = OPERATIONS.iter().map(row).collect();
+        let mut counts = counted(|_, limit| count(limit, 0.0, 0.0));
+        counts
+            .counts
+            .push(("bare-poll/16".to_owned(), Count::default()));
+        // The second process was disturbed, and stock next to it.
+        let runs = [
+            run(1.0, 1.3, 12.0),
+            run(2.0, 2.2, 22.0),
+            run(1.0, 1.3, 11.0),
+        ];
+        let stocks = [stock(2.6), stock(4.4), stock(2.6)];
+        let operations = compare(&rows, &counts, &runs, &stocks).unwrap();
+        let poll = operations.iter().find(|o| o.name == "poll/16").unwrap();
+        assert_eq!(poll.raw.ratio.median, 0.5);
+        assert!((poll.over_bare.median - 1.3).abs() < 1e-9);
+        assert!((poll.surcharge.median - 10.7).abs() < 1e-9);
+        assert_eq!(poll.broken_times().len(), 2);
+        assert!(poll.broken_counts().is_empty());
+    }
+}
