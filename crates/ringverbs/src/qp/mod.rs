@@ -51,6 +51,9 @@ pub use uverbs::QpState as State;
 pub use uverbs::{QpAttr, QpAttrMask};
 
 /// Transport service of a queue pair.
+///
+/// Extended reliable connections (XRC) and raw packets are not among them:
+/// rdma_rxe has neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
