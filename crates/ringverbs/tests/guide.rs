@@ -182,3 +182,60 @@ fn examples_are_short_and_run_in_the_guest() {
         assert!(words.any(|word| word == stem), "{name} is run by no case");
     }
 }
+
+/// The page on completions has all 32 rows; each names what is there, and tests
+/// that are.
+#[test]
+fn each_row_of_completions_has_a_name_and_a_test() {
+    let page = read("docs/completions.md");
+    let source = sources("crates/ringverbs/src") + &sources("crates/uverbs/src");
+    let on_device = sources("crates/ringverbs/tests/completions");
+    let fake = sources("crates/ringverbs/tests/fake");
+    // The words between backticks: names, with paths, arguments and lists.
+    let quoted = |cell: &str| -> Vec<String> {
+        let inside = cell.split('`').skip(1).step_by(2);
+        let names = inside.flat_map(|code| {
+            let code = code.split('(').next().unwrap_or_default();
+            code.split(|c: char| !(c.is_alphanumeric() || c == '_'))
+        });
+        names
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.as_bytes()[2].is_ascii_digit())
+        .map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
+        .collect();
+    let numbers: Vec<usize> = rows.iter().map(|row| row[0].parse().unwrap()).collect();
+    assert_eq!(numbers, (1..=32).collect::<Vec<_>>());
+    for (number, row) in numbers.iter().zip(&rows) {
+        let [.., here, tests] = &row[..] else {
+            panic!("{row:?}");
+        };
+        let names = quoted(here);
+        assert!(!names.is_empty(), "row {number}: {here}");
+        for name in names {
+            // Of the language, or names of features.
+            let elsewhere = ["AsFd", "Display", "mut", "stream", "tokio"];
+            let declared = |kind: &str| source.contains(&format!("{kind}{name}"));
+            let kinds = ["fn ", "struct ", "enum ", "trait ", "type "];
+            let is_variant = name.starts_with(char::is_uppercase) && declared("\n    ");
+            let there = kinds.iter().any(|kind| declared(kind)) || is_variant;
+            assert!(
+                there || elsewhere.contains(&name.as_str()),
+                "row {number}: {name} is nowhere"
+            );
+        }
+        let names = quoted(tests);
+        for name in &names {
+            let there = match name.starts_with("row_") {
+                true => on_device.contains(&format!("fn {name}")),
+                false => fake.contains(&format!("fn {name}()")),
+            };
+            assert!(there, "row {number}: there is no test {name}");
+        }
+        assert!(!names.is_empty(), "row {number} has no test: {tests}");
+    }
+}
