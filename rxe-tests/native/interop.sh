@@ -2,8 +2,16 @@
 # The Rust crate's examples against C programs: interop.sh pings|killed|cm|perf ...
 # With which provider the C programs are served is the caller's choice. TESTS,
 # of perf: operations and sizes, with commas between them.
+#
+# Under wire.sh pings and perf have their server at the other end of the wire.
 
 modprobe rdma_ucm
+# The server's device and addresses; each end's network namespace, if it has one.
+dev1=${RXE_DEV1:-$RXE_DEV} gid1=${RXE_GID1:-$RXE_GID} addr1=${RXE_ADDR1:-$RXE_ADDR}
+host1=${RXE_NETNS1:+$RXE_ADDR1}
+host1=${host1:-127.0.0.1}
+at0=${RXE_NETNS:+ip netns exec $RXE_NETNS} at1=${RXE_NETNS1:+ip netns exec $RXE_NETNS1}
+
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 passed=0
@@ -25,8 +33,8 @@ until_true() {
         waited=$((waited + 1))
     done
 }
-cm_listens() { rdma resource show cm_id | sed 's/$/ /' | grep -q ":$1 "; }
-tcp_listens() { grep -q ":$(printf %04X "$1") [0-9A-F:]* 0A " /proc/net/tcp /proc/net/tcp6; }
+cm_listens() { $at1 rdma resource show cm_id | sed 's/$/ /' | grep -q ":$1 "; }
+tcp_listens() { $at1 cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X "$1") [0-9A-F:]* 0A "; }
 contains() { grep -q "$1" "$2"; }
 
 # start READY PORT COMMAND...: a server, when it can be connected to.
@@ -34,7 +42,7 @@ start() {
     ready=$1 port=$2
     shift 2
     # What C has buffered comes at its end: errors are not to be in the middle.
-    timeout 60 "$@" > "$scratch/server" 2> "$scratch/server.err" &
+    $at1 timeout 60 "$@" > "$scratch/server" 2> "$scratch/server.err" &
     server=$!
     until_true "$ready" "$port"
 }
@@ -42,7 +50,7 @@ start() {
 # ask COMMAND...: its client; leaves the statuses of both. A server that has
 # lost its client is not waited for.
 ask() {
-    timeout 60 "$@" > "$scratch/client" 2> "$scratch/client.err"
+    $at0 timeout 60 "$@" > "$scratch/client" 2> "$scratch/client.err"
     client_status=$?
     [ $client_status -eq 0 ] || kill $server 2> /dev/null
     wait $server
@@ -72,12 +80,12 @@ pings() {
     for options in '-C 10' '-C 3 -S 65000' '-C 5 -q'; do
         count=${options#-C }
         start cm_listens 7174 rping_server
-        ask rping -c -a "$RXE_ADDR" -v -V $options
+        ask rping -c -a "$addr1" -v -V $options
         judge "rping_server serves rping $options" same_pings "${count%% *}"
     done
     for options in '' '-q'; do
-        start cm_listens 7174 rping -s -a "$RXE_ADDR" -v -V $options
-        ask rping_client "$RXE_ADDR" 10
+        start cm_listens 7174 rping -s -a "$addr1" -v -V $options
+        ask rping_client "$addr1" 10
         judge "rping -s $options serves rping_client" same_pings 10
     done
 }
@@ -176,14 +184,13 @@ perf() {
     tests=${TESTS:-send:4096,send:20000,write:100,write:20000,read:20000}
     for test in $(echo "$tests" | tr , ' '); do
         operation=${test%:*} size=${test#*:}
-        theirs="ib_${operation}_bw -d $RXE_DEV -x $RXE_GID -n 100 -s $size -F"
-        ours="perftest_peer $RXE_DEV $operation 100 $size"
-        start tcp_listens 18515 $theirs
-        ask $ours 127.0.0.1
+        theirs="ib_${operation}_bw -n 100 -s $size -F"
+        start tcp_listens 18515 $theirs -d $dev1 -x $gid1
+        ask perftest_peer "$RXE_DEV" $operation 100 $size $host1
         judge "ib_${operation}_bw serves perftest_peer, $size bytes" \
             has_bandwidth "$scratch/server" "$size" 100
-        start tcp_listens 18515 $ours
-        ask $theirs 127.0.0.1
+        start tcp_listens 18515 perftest_peer "$dev1" $operation 100 $size
+        ask $theirs -d "$RXE_DEV" -x "$RXE_GID" $host1
         judge "perftest_peer serves ib_${operation}_bw, $size bytes" \
             has_bandwidth "$scratch/client" "$size" 100
     done
