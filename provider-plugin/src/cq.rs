@@ -281,6 +281,23 @@ pub unsafe extern "C" fn req_notify_cq<D: Device>(cq: *mut ibv_cq, solicited_onl
     entry::int(|| D::arm(unsafe { cq_of(cq) }, solicited_only != 0))
 }
 
+/// The application's room for completions; none for a number that is no
+/// number of them.
+///
+/// # Safety
+/// `wc` has room for `num_entries`.
+#[inline(always)]
+pub unsafe fn room<'a>(
+    wc: *mut ibv_wc,
+    num_entries: c_int,
+) -> &'a mut [MaybeUninit<WorkCompletion>] {
+    if num_entries <= 0 {
+        return &mut [];
+    }
+    // SAFETY: as the caller says; the two types are the same.
+    unsafe { core::slice::from_raw_parts_mut(wc.cast(), num_entries as usize) }
+}
+
 /// ENOENT, as ibv_start_poll(3) has it, also in `errno`.
 #[cold]
 pub extern "C" fn no_entry() -> c_int {

@@ -120,8 +120,8 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// is unread stays in it, in order.
     ///
     /// The caller holds `ring`, which is the object's, for itself until this
-    /// returns. The old entries are there until the kernel has answered; they
-    /// are unmapped before this returns.
+    /// returns, but for [`crate::Look`]. The old entries are there until the
+    /// kernel has answered; then their addresses stay, and read as zeros.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many, and those of memory and
@@ -144,7 +144,14 @@ impl<C: ContextRef> CompletionQueue<C> {
         // SAFETY: the address is that of that many entries. They become the
         // ring's, which outlives the object, or the device is not told of them.
         let udata = unsafe { Udata::new(request.bytes(), &mut []) };
-        let answered = object.resize(entries - 1, udata)?;
+        ring.suspend()?;
+        let answered = match object.resize(entries - 1, udata) {
+            Ok(answered) => answered,
+            Err(error) => {
+                ring.publish();
+                return Err(error.into());
+            }
+        };
         if !ring.move_to(memory, log2) || answered != entries - 1 {
             return Err(CreateError::BadAnswer {
                 what: "the end of a resized completion queue",

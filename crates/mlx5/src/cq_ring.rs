@@ -4,7 +4,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, Owner};
+use ring::{DoorbellRecord, Glance, Owner, Retired};
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::{Before, decode};
@@ -41,6 +41,11 @@ pub struct CompletionRing {
     pub(crate) session: Session,
     /// The entries.
     memory: QueueMemory,
+    /// Where others look whether there is something to read.
+    glance: Arc<Glance>,
+    /// What is left of entries that were replaced, for those who may still be
+    /// looking at them.
+    retired: Vec<Retired>,
     /// The doorbell records, which stay where they are when the entries move.
     records: Arc<QueueMemory>,
 }
@@ -50,6 +55,28 @@ pub struct CompletionRing {
 unsafe impl Send for CompletionRing {}
 // SAFETY: as above; nothing is done through a shared reference.
 unsafe impl Sync for CompletionRing {}
+
+/// Says of an entry's last byte whether the device has written the entry, of
+/// which the owner bit is `round` then.
+#[inline(always)]
+fn is_written(owner: u8, round: u8) -> bool {
+    owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round
+}
+
+/// Whether a completion queue has something to read, without its lock.
+#[derive(Debug)]
+pub struct Look {
+    glance: Arc<Glance>,
+}
+
+impl Look {
+    /// Whether there is certainly nothing to read. Any thread, no lock.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        const OWNER: usize = offset_of!(Cqe, op_own);
+        self.glance.is_empty::<OWNER>(is_written)
+    }
+}
 
 /// What entries look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +111,7 @@ impl CompletionRing {
     pub(crate) fn new(log2: u32, shape: Shape) -> Result<Self, CreateError> {
         let memory = Self::fresh(log2, shape)?;
         let records = QueueMemory::new(0, "completion queue")?;
-        Ok(Self {
+        let mut ring = Self {
             fields: Self::fields(&memory, shape),
             log2,
             shape,
@@ -94,8 +121,12 @@ impl CompletionRing {
             directory: Directory::default(),
             session: Session::default(),
             memory,
+            glance: Arc::default(),
+            retired: Vec::new(),
             records: Arc::new(records),
-        })
+        };
+        ring.publish();
+        Ok(ring)
     }
 
     /// Memory for `1 << log2` entries, all of them the device's.
@@ -159,8 +190,7 @@ impl CompletionRing {
         // SAFETY: a byte of the entry, which lives as long as this does.
         let owner = unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) };
         let owner = owner.look();
-        let written = owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == self.round(at);
-        written.then_some(slot)
+        is_written(owner, self.round(at)).then_some(slot)
     }
 
     /// Whether there is certainly nothing to read.
@@ -245,7 +275,37 @@ impl CompletionRing {
     /// Gives what was read back to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
+        // First where to look, then what is the device's again: nobody is to
+        // look at an entry that it may write anew.
+        if self.session.left != 0 {
+            self.glance.suspend();
+        } else {
+            let round = self.round(self.at);
+            // SAFETY: entries that are replaced stay readable (`retired`), and
+            // who looks does not outlive the ring (`look`).
+            unsafe { self.glance.publish(self.slot(self.at).cast(), round) };
+        }
         self.consumed.publish(self.at & INDEX);
+    }
+
+    /// Whether there is something to read, for those who are not the one caller.
+    ///
+    /// # Safety
+    /// It is not used any more when the ring goes.
+    pub unsafe fn look(&self) -> Look {
+        Look {
+            glance: Arc::clone(&self.glance),
+        }
+    }
+
+    /// The device is about to be told other entries: nothing is called empty,
+    /// until [`CompletionRing::publish`].
+    pub(crate) fn suspend(&mut self) -> Result<(), CreateError> {
+        self.retired
+            .try_reserve(1)
+            .map_err(|_| CreateError::NoMemory)?;
+        self.glance.suspend();
+        Ok(())
     }
 
     /// Takes completions, in order, each once; how many.
@@ -331,7 +391,8 @@ impl CompletionRing {
     pub(crate) fn go_on_in(&mut self, memory: QueueMemory, log2: u32, at: u32) {
         self.fields = Self::fields(&memory, self.shape);
         self.log2 = log2;
-        self.memory = memory;
+        let old = std::mem::replace(&mut self.memory, memory);
+        self.retired.push(old.retire());
         self.go_on_at(at);
     }
 

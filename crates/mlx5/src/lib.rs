@@ -44,7 +44,7 @@ pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
 pub use context::{DeviceContext, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
-pub use cq_ring::CompletionRing;
+pub use cq_ring::{CompletionRing, Look};
 pub use error::{CompletionError, CreateError, PostError};
 pub use operation::Service;
 pub use qp::{QpOptions, QueuePair, alloc_pd};

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
-use ring::{DoorbellRecord, Mapping, Outstanding};
+use ring::{DoorbellRecord, Mapping, Outstanding, Retired};
 
 use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT};
 use crate::context::UserIndex;
@@ -47,6 +47,11 @@ impl QueueMemory {
         let mapping =
             Mapping::anonymous(whole).map_err(|error| CreateError::Memory { queue, error })?;
         Ok(Self { mapping, records })
+    }
+
+    /// Gives the memory back; its addresses stay readable.
+    pub(crate) fn retire(self) -> Retired {
+        self.mapping.retire_whole()
     }
 
     /// Where the entries are; page aligned.

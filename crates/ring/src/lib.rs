@@ -13,6 +13,7 @@
 //! - [`Ring`]: header and entries in a [`Mapping`];
 //! - [`Producer`], [`Consumer`]: the two roles that a process plays;
 //! - [`Peek`]: "is it empty?" without the consumer's lock;
+//! - [`Glance`]: the same of a queue whose entries say whose they are;
 //! - [`BlueFlame`]: a device's register that takes doorbells and whole entries;
 //! - [`DoorbellRecord`], [`Owner`]: the words of a queue in the process's own
 //!   memory by which it and a device keep in step;
@@ -28,6 +29,7 @@ mod biased;
 #[cfg(not(loom))]
 mod blue_flame;
 mod consumer;
+mod glance;
 mod header;
 mod lock;
 #[cfg(not(loom))]
@@ -47,6 +49,7 @@ pub use biased::BiasedLock;
 #[cfg(not(loom))]
 pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
+pub use glance::Glance;
 pub use header::{Header, Indices};
 pub use lock::SpinLock;
 #[cfg(not(loom))]

@@ -93,14 +93,23 @@ impl Mapping {
             // What lies behind the header's page is unmapped here.
             drop(self.map.split_off(page));
         }
-        let overlaid = MmapOptions::new(page).map_err(to_io).and_then(|options| {
-            // SAFETY: exactly the page that `self.map` still owns is replaced;
-            // on success its ownership passes to the new mapping.
-            unsafe { options.with_unsafe_flags(UnsafeMmapFlags::MAP_FIXED) }
-                .with_address(self.map.start())
-                .map()
-                .map_err(to_io)
-        });
+        self.retire_whole()
+    }
+
+    /// Gives the memory back but keeps all of its addresses readable, as zeros,
+    /// for threads that may still be looking there through a
+    /// [`crate::Glance`]. Costs address space, no memory.
+    pub fn retire_whole(self) -> Retired {
+        let overlaid = MmapOptions::new(self.map.size())
+            .map_err(to_io)
+            .and_then(|options| {
+                // SAFETY: exactly what `self.map` owns is replaced; on success
+                // its ownership passes to the new mapping.
+                unsafe { options.with_unsafe_flags(UnsafeMmapFlags::MAP_FIXED) }
+                    .with_address(self.map.start())
+                    .map()
+                    .map_err(to_io)
+            });
         match overlaid {
             Ok(zeros) => {
                 std::mem::forget(self.map);
@@ -111,11 +120,11 @@ impl Mapping {
     }
 }
 
-/// A page that keeps the address of a replaced queue's header readable.
+/// What keeps addresses of a replaced queue readable.
 #[derive(Debug)]
 pub enum Retired {
     /// Private zeros in its place.
     Zeros(#[allow(dead_code, reason = "held for its address")] Mmap),
-    /// The page itself, where it could not be replaced.
+    /// The memory itself, where it could not be replaced.
     Kept(#[allow(dead_code, reason = "held for its address")] MmapMut),
 }

@@ -7,7 +7,8 @@ use core::mem::MaybeUninit;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, Role, Usual, Work, WorkCompletion,
+    Arming, CompletionError, CompletionQueue, CompletionRing, Look, Role, Usual, Work,
+    WorkCompletion,
 };
 use uverbs::CqInit;
 
@@ -15,12 +16,15 @@ use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, cq_of, no_entry};
+use crate::cq::{Cursor, Device, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
 /// The device's entries and the cursor over them.
+#[repr(C)]
 pub struct Completions {
+    /// Whether there is something, without the lock.
+    look: Look,
     ring: UnsafeCell<CompletionRing>,
     /// The completion between start_poll and end_poll.
     current: UnsafeCell<WorkCompletion>,
@@ -39,6 +43,8 @@ impl Device for Mlx5 {
     fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create_with(ctx, init, entries::asked())?;
         let completions = Completions {
+            // SAFETY: it goes with the ring.
+            look: unsafe { made.ring.look() },
             ring: UnsafeCell::new(made.ring),
             current: UnsafeCell::default(),
             arming: made.arming,
@@ -129,34 +135,60 @@ pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
 /// `ibv_poll_cq`: takes up to `num_entries` completions, in order, each once.
 /// Negative for a completion that makes no sense, which is passed over.
 ///
-/// No allocation, no system call; a lock if several threads poll the queue.
+/// No allocation, no system call; a lock if several threads poll the queue and
+/// it is not empty.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the application passes a live queue of ours, and room for
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if own.single {
-            return take(own, num_entries, wc);
+        if own.completions.look.is_empty() {
+            return 0;
         }
-        own.lock.lock();
-        let taken = take(own, num_entries, wc);
-        own.lock.unlock();
-        taken
+        if own.single {
+            return poll::<Single>(own, num_entries, wc);
+        }
+        if !own.lock.try_quick() {
+            return poll_shared(own, num_entries, wc);
+        }
+        poll::<Shared>(own, num_entries, wc)
     }
+}
+
+/// The poll of a queue that may have something; apart, so that the poll of an
+/// empty one saves no registers.
+///
+/// # Safety
+/// As for [`poll_cq`]; the queue's critical section has been entered.
+#[inline(never)]
+unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: as the caller says.
+    let taken = unsafe { take(own, num_entries, wc) };
+    A::leave_quick(&own.lock);
+    taken
+}
+
+/// [`poll_cq`] of a thread that is not the only one to poll here.
+///
+/// # Safety
+/// As for [`poll_cq`].
+#[inline(never)]
+unsafe extern "C" fn poll_shared(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    own.lock.lock_shared();
+    // SAFETY: as the caller says; in the critical section.
+    let taken = unsafe { take(own, num_entries, wc) };
+    own.lock.unlock();
+    taken
 }
 
 /// # Safety
 /// As for [`poll_cq`]; the queue's critical section has been entered.
 #[inline(always)]
 unsafe fn take(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    if num_entries <= 0 {
-        return 0;
-    }
-    // SAFETY: as the caller says; the two types are the same. What the work
-    // requests name, the application has answered for when it posted them.
+    // SAFETY: as the caller says. What the work requests name, the application
+    // has answered for when it posted them.
     unsafe {
-        let out = wc.cast::<MaybeUninit<WorkCompletion>>();
-        let out = core::slice::from_raw_parts_mut(out, num_entries as usize);
+        let out = room(wc, num_entries);
         match (*own.completions.ring.get()).take(out) {
             Ok(taken) => taken as c_int,
             Err(error) => senseless(error),

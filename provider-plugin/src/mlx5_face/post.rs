@@ -9,7 +9,6 @@ use uverbs::{Opcode, SendFlags, Sge};
 
 use super::qp::Qp;
 use crate::abi::*;
-use crate::access::locked;
 use crate::mw;
 use crate::post::{refuse, report, write_list};
 use crate::qp::qp_of;
@@ -44,40 +43,6 @@ unsafe fn write_quickly(queue: &mut SendQueue, wr: &ibv_send_wr) -> bool {
     }
 }
 
-/// Writes a list, as [`write_list`]; what is left of it goes the long way.
-///
-/// # Safety
-/// As for [`write_list`].
-#[inline(always)]
-unsafe fn write_all(
-    queue: &mut SendQueue,
-    datagram: bool,
-    next: &mut *mut ibv_send_wr,
-) -> Result<(), c_int> {
-    // SAFETY: as the caller says.
-    unsafe {
-        while let Some(request) = next.as_ref() {
-            if !write_quickly(queue, request) {
-                return write_rest(queue, datagram, next);
-            }
-            *next = request.next;
-        }
-    }
-    Ok(())
-}
-
-/// # Safety
-/// As for [`write_list`].
-#[inline(never)]
-unsafe fn write_rest(
-    queue: &mut SendQueue,
-    datagram: bool,
-    next: &mut *mut ibv_send_wr,
-) -> Result<(), c_int> {
-    // SAFETY: as the caller says.
-    unsafe { write_list(queue, datagram, next) }
-}
-
 /// `ibv_post_send`. On an error `*bad_wr` is the first work request that was
 /// not posted; those before it were.
 ///
@@ -96,21 +61,86 @@ pub unsafe extern "C" fn post_send(
         if wr.is_null() || !own.may_send() {
             return refuse(wr, bad_wr);
         }
-        locked(own.single, &own.send_lock, || {
-            let queue = &mut *own.send.get();
-            queue.begin();
-            let mut next = wr;
-            let result = write_all(queue, own.datagram, &mut next);
-            // SAFETY: what the work requests name is the application's affair.
-            queue.publish();
-            result.map_or_else(
-                |errno| {
-                    report(next, bad_wr);
-                    errno
-                },
-                |()| 0,
-            )
-        })
+        // Whatever takes longer goes on in a function of its own, so that this
+        // one saves no registers.
+        if !own.send_lock.try_quick() && !own.single {
+            return post_shared(own, wr, bad_wr);
+        }
+        post(own, wr, bad_wr)
+    }
+}
+
+/// [`post_send`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_shared(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    own.send_lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        (*own.send.get()).begin();
+        post_rest(own, wr, bad_wr)
+    }
+}
+
+/// Posts a list in the critical section that was entered, and leaves it.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+unsafe fn post(own: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.send.get();
+        queue.begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            if !write_quickly(queue, request) {
+                return post_rest(own, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the work requests name is the application's affair.
+        queue.publish();
+        // Of a queue pair with one owner nobody took it: a plain store, less
+        // than to ask.
+        own.send_lock.unlock_quick();
+        0
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_rest(
+    own: &Qp,
+    mut next: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.send.get();
+        let result = write_list(queue, own.datagram, &mut next);
+        // SAFETY: what the work requests name is the application's affair.
+        queue.publish();
+        if !own.single {
+            own.send_lock.unlock();
+        }
+        result.map_or_else(
+            |errno| {
+                report(next, bad_wr);
+                errno
+            },
+            |()| 0,
+        )
     }
 }
 

@@ -3,7 +3,6 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::hint::cold_path;
-use core::mem::MaybeUninit;
 
 use ring::{BiasedLock, Peek, Retired, Span};
 use rxe::{CompletionQueue, CompletionRing, WorkCompletion};
@@ -13,7 +12,7 @@ use super::Rxe;
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, cq_of, no_entry};
+use crate::cq::{Cursor, Device, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -165,18 +164,13 @@ unsafe extern "C" fn poll_contended(own: &Cq, num_entries: c_int, wc: *mut ibv_w
 /// As for [`poll_cq`]; the queue's critical section has been entered.
 #[inline(always)]
 unsafe fn take(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    if num_entries <= 0 {
-        return 0;
-    }
-    // SAFETY: as the caller says; any bytes are a completion, and the two
-    // types are the same.
+    // SAFETY: as the caller says; any bytes are a completion.
     unsafe {
         let ring = &*own.completions.ring.get();
-        let out = wc.cast::<MaybeUninit<WorkCompletion>>();
-        if num_entries == 1 {
-            return ring.take_one(&mut *out).into();
+        match room(wc, num_entries) {
+            [one] => ring.take_one(one).into(),
+            out => ring.take(out) as c_int,
         }
-        ring.take(core::slice::from_raw_parts_mut(out, num_entries as usize)) as c_int
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod completion;
 mod keys;
+mod look;
 mod objects;
 mod resize;
 mod send;

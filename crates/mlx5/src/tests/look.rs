@@ -1,0 +1,50 @@
+//! Looking at a completion queue without its lock.
+
+use super::*;
+use crate::{Opcode, Role, SendFlags};
+
+#[test]
+fn others_see_what_is_there() {
+    let mut ring = CompletionRing::plain(1).unwrap();
+    // SAFETY: it is not used after the ring.
+    let look = unsafe { ring.look() };
+    let mut device = Device::of(&ring);
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    let mut complete = |device: &mut Device| {
+        let slot = pair.record(1) as u16;
+        pair.send.begin();
+        pair.send
+            .open(1, Opcode::SEND, SendFlags::SIGNALED)
+            .unwrap();
+        pair.send.accept();
+        // SAFETY: there is no data.
+        unsafe { pair.send.publish() };
+        device.raise(&Raised {
+            user_index: 70,
+            slot,
+            request: 0x0a,
+            ..Raised::default()
+        });
+    };
+    for round in 0..7 {
+        assert!(look.is_empty(), "{round}");
+        complete(&mut device);
+        assert!(!look.is_empty());
+        // SAFETY: there is no data.
+        unsafe { ring.read() }.unwrap().unwrap();
+        // It is not given back yet.
+        assert!(!look.is_empty());
+        ring.publish();
+    }
+    assert!(look.is_empty());
+    // While it moves nothing is called empty.
+    ring.suspend().unwrap();
+    assert!(!look.is_empty());
+    let memory = CompletionRing::fresh(3, ring.shape()).unwrap();
+    device.move_to(memory.entries(), 8);
+    assert!(ring.move_to(memory, 3));
+    assert!(look.is_empty());
+    complete(&mut device);
+    assert!(!look.is_empty());
+}
