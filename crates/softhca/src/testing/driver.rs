@@ -18,7 +18,7 @@ pub struct Bench {
     pub interrupts: RefCell<Vec<u16>>,
 }
 
-const MEMORY: usize = 8 << 20;
+const MEMORY: usize = 1 << 20;
 
 impl Bench {
     fn range(&self, address: u64, length: usize) -> Result<std::ops::Range<usize>, Unmapped> {
@@ -183,7 +183,7 @@ impl Driver {
         let hca = Hca::new(platform, settings, fabric, Pool::new());
         let mut driver = Driver {
             hca,
-            next: 0x10_0000,
+            next: 0x4_0000,
             uar: 0,
             eqn: 0,
             eq: 0,

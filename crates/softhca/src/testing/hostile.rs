@@ -2,7 +2,7 @@
 //! test. Whatever is in a script, the HCA answers, comes to rest, and has
 //! forgotten all after a reset.
 
-use super::driver::{Cq, Driver, Qp, remote, segment};
+use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
 use crate::transport::hostile::Script;
 
@@ -133,15 +133,44 @@ fn queued(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: us
     driver.hca.write(0x18, &(1_u32 << slot).to_be_bytes());
 }
 
+/// A send queue of the network interface.
+fn network_queue(driver: &mut Driver, cq: &Cq) -> Qp {
+    let (send, doorbell, pd) = (driver.pages(1), driver.pages(1), driver.pd);
+    let create = Input::new(opcode::CREATE_SQ, 0x118)
+        .or(0x28, 0, cq.number)
+        .or(0x58, 0, pd)
+        .long(0x60, doorbell)
+        .or(0x70, 16, 6)
+        .or(0x70, 0, SEND_LOG)
+        .long(0x110, send);
+    let number = driver.number(create);
+    let ready = Input::new(opcode::MODIFY_SQ, 0x110)
+        .or(8, 0, number)
+        .or(0x20, 20, 1);
+    driver.ok(&ready, 16);
+    Qp {
+        number,
+        recv: send,
+        send,
+        doorbell,
+        posted: 0,
+        received: 0,
+    }
+}
+
 /// Work requests of any bytes, mostly with the right frame, among queue pairs of
 /// all services; receives, doorbell records and memory of any contents.
 pub fn work_requests(script: &[u8]) {
     let mut script = Script(script);
     let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
-    let service = u32::from(script.byte() & 3);
-    let mut c = driver.create_qp(service, &cq, None);
-    let number = c.number;
-    driver.connect(number, number, 1);
+    let mut c = match script.byte() & 7 {
+        service @ 0..4 => {
+            let c = driver.create_qp(service.into(), &cq, None);
+            driver.connect(c.number, c.number, 1);
+            c
+        }
+        _ => network_queue(&mut driver, &cq),
+    };
     let (key, memory) = (driver.key, driver.pages(4));
     let paged = driver.create_paged_key(memory, 3 * 4096, &[memory + 8192, memory, memory + 4096]);
     while !script.0.is_empty() {

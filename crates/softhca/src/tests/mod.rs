@@ -5,3 +5,4 @@ mod compression;
 mod data;
 mod hostile;
 mod memory;
+mod scripts;
