@@ -103,6 +103,10 @@ pub(crate) struct Registers {
     pub(crate) commands: CommandQueue,
 }
 
+/// BlueFlame buffers that are being written at once, at most. A processor writes
+/// one after the other.
+const LIMIT_PENDING: usize = 64;
+
 /// A BlueFlame buffer that is being written.
 #[derive(Debug)]
 struct Pending {
@@ -123,6 +127,8 @@ pub struct Hca<P: Platform> {
     /// Send queues of the network interface with something to do.
     pub(crate) rung: Vec<u32>,
     pending: Vec<Pending>,
+    /// The buffer of the last doorbell, for the next.
+    spare: Vec<u8>,
     arrived: VecDeque<Packet>,
     frames: Vec<Packet>,
 }
@@ -149,6 +155,7 @@ impl<P: Platform> Hca<P> {
             pool,
             rung: Vec::new(),
             pending: Vec::new(),
+            spare: Vec::with_capacity(BLUE_FLAME_SIZE as usize),
             arrived: VecDeque::new(),
             frames: Vec::new(),
         }
@@ -432,18 +439,26 @@ impl<P: Platform> Hca<P> {
     }
 
     fn begin(&mut self, offset: u64, data: &[u8]) {
-        let mut bytes = Vec::with_capacity(BLUE_FLAME_SIZE as usize);
+        if self.pending.len() >= LIMIT_PENDING {
+            self.pending.remove(0);
+        }
+        let mut bytes = std::mem::take(&mut self.spare);
+        bytes.clear();
         bytes.extend_from_slice(data);
         self.pending.push(Pending { offset, bytes });
     }
 
     fn finish(&mut self, pending: Pending) {
         let queue = wqe::queue(&pending.bytes);
-        let whole = pending.bytes.len() >= wqe::BLOCK;
-        let copy = whole.then(|| BlueFlame {
-            index: wqe::index(&pending.bytes),
-            bytes: pending.bytes,
-        });
+        let copy = if pending.bytes.len() >= wqe::BLOCK {
+            Some(BlueFlame {
+                index: wqe::index(&pending.bytes),
+                bytes: pending.bytes,
+            })
+        } else {
+            self.spare = pending.bytes;
+            None
+        };
         if copy.is_some() {
             self.core.stats.blue_flames += 1;
         } else {
@@ -490,9 +505,7 @@ impl<P: Platform> Hca<P> {
     pub fn run(&mut self) -> bool {
         let now = self.core.platform.now();
         let mut rung = std::mem::take(&mut self.rung);
-        for sqn in rung.drain(..) {
-            self.core.run_sq(sqn, &self.pool, &mut self.frames);
-        }
+        rung.retain(|sqn| self.core.run_sq(*sqn, &self.pool, &mut self.frames));
         self.rung = rung;
         for packet in &self.frames {
             if self.core.loops_back(packet.frame()) {

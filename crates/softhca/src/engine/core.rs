@@ -13,6 +13,7 @@ use super::paging::Paging;
 use super::qp::Queue;
 use super::srq::Srq;
 use super::steering::Steering;
+use super::wqe::LONGEST_SEND;
 use crate::command::load::Capabilities;
 use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
 use crate::table::Table;
@@ -66,6 +67,8 @@ pub struct Core<P> {
     pub(crate) holding: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
     pub(crate) queues: Table<Queue>,
+    /// Where the next entry of a send queue is read into.
+    pub(crate) entry: Option<Box<[u8; LONGEST_SEND]>>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) steering: Steering,
     pub(crate) device_memory: DeviceMemory,
@@ -115,6 +118,7 @@ impl<P> Core<P> {
             holding: Vec::new(),
             mkeys: Table::new(0x10, 1 << 22),
             queues: Table::new(0x40, 1 << 17),
+            entry: None,
             srqs: Table::new(1, 1 << 16),
             steering: Steering::default(),
             device_memory: DeviceMemory::new(),

@@ -31,23 +31,31 @@ const READY: u32 = 1;
 
 /// The largest frame before segmentation.
 const LARGEST: usize = 256 << 10;
+/// Frames that one is cut into at most: what is sent has to be kept somewhere.
+const MOST_PARTS: usize = 4096;
+/// Frames that a send queue makes before it waits for its next turn.
+const TURN: usize = 256;
 
 impl<P: Platform> Core<P> {
-    /// Works off a send queue; the frames are added to `out`.
-    pub(crate) fn run_sq(&mut self, sqn: u32, pool: &Pool, out: &mut Vec<Packet>) {
+    /// Works off a send queue; the frames are added to `out`. True if there may
+    /// be more to do.
+    pub(crate) fn run_sq(&mut self, sqn: u32, pool: &Pool, out: &mut Vec<Packet>) -> bool {
         let mut bytes = [0; wqe::LONGEST_SEND];
-        loop {
+        for _ in 0..TURN {
+            if out.len() >= TURN {
+                return true;
+            }
             let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
-                return;
+                return false;
             };
             let (pd, cqn, uidx) = (sq.pd, sq.cqn, sq.uidx);
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
-                Fetched::Nothing => return,
+                Fetched::Nothing => return false,
                 Fetched::Wrong(why) => {
                     self.complain(|| format!("send queue {sqn}: {why}"));
                     self.fail_sq(sqn, index);
-                    return;
+                    return false;
                 }
                 Fetched::Entry(length) => length,
             };
@@ -76,7 +84,7 @@ impl<P: Platform> Core<P> {
             if let Err(why) = result {
                 self.complain(|| format!("send queue {sqn}, index {index}: {why}"));
                 self.fail_sq(sqn, index);
-                return;
+                return false;
             }
             if wqe::is_signaled(entry) {
                 self.complete(
@@ -92,6 +100,7 @@ impl<P: Platform> Core<P> {
                 );
             }
         }
+        true
     }
 
     fn fail_sq(&mut self, sqn: u32, index: u16) {
@@ -381,6 +390,9 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         return Vec::new();
     }
     let (headers, data) = frame.split_at(header);
+    if data.len() / mss >= MOST_PARTS {
+        return Vec::new();
+    }
     let first = get32_at(headers, at.l4 + 4);
     let id = u16_at(headers, at.l3 + 4).unwrap_or(0);
     let parts = data.chunks(mss);
@@ -465,5 +477,6 @@ mod tests {
         assert_eq!(parts[2][47], 0b1_1001);
         assert!(segmented(&tcp(10), 54, 0).is_empty());
         assert!(segmented(&tcp(10), 99, 100).is_empty());
+        assert!(segmented(&tcp(5000), 54, 1).is_empty(), "too many");
     }
 }

@@ -6,7 +6,7 @@ use super::cq::{self, Completion};
 use super::eq::event;
 use super::mkey::{Asker, Place, Rights};
 use super::qp::{Qp, SendId};
-use super::wqe::{Local, opcode};
+use super::wqe::{Kept, Local, opcode};
 use crate::packet::{L3, Link};
 use crate::platform::Platform;
 use crate::profile::{Group, cap};
@@ -111,9 +111,11 @@ impl<P: Platform> Core<P> {
         data: &[u8],
     ) -> Result<(), Fault> {
         self.stats.bytes_scattered += data.len() as u64;
-        let kept = &local.kept;
         let end = offset as usize + data.len();
-        if end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length) {
+        let fits = local.kept.as_ref().is_some_and(|kept| {
+            end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length)
+        });
+        if fits {
             // It must be possible to store it, though that is then left to
             // whoever polls.
             let asker = Self::local_asker(qpn, local);
@@ -128,16 +130,16 @@ impl<P: Platform> Core<P> {
                     &mut |_, _, _| Ok(()),
                 )
             })?;
-            local.kept.bytes[offset as usize..end].copy_from_slice(data);
-            local.kept.length = end as u8;
+            if let Some(kept) = &mut local.kept {
+                kept.bytes[offset as usize..end].copy_from_slice(data);
+                kept.length = end as u8;
+            }
             return Ok(());
         }
-        if kept.limit != 0 {
+        if local.kept.is_some() {
             // Too long for the completion after all.
-            let length = usize::from(kept.length);
-            self.store(qpn, local, 0, &local.kept.bytes[..length])?;
-            local.kept.limit = 0;
-            local.kept.length = 0;
+            self.store(qpn, local, 0, local.kept())?;
+            local.kept = None;
         }
         self.store(qpn, local, offset, data)
     }
@@ -270,7 +272,6 @@ impl<P: Platform> Host for Core<P> {
             if !id.signaled {
                 return;
             }
-            let kept = &work.local.kept;
             self.complete(
                 cqn,
                 &Completion {
@@ -284,7 +285,7 @@ impl<P: Platform> Host for Core<P> {
                     } else {
                         0
                     },
-                    data: &kept.bytes[..usize::from(kept.length)],
+                    data: work.local.kept(),
                     ..Completion::default()
                 },
             );
@@ -328,7 +329,7 @@ impl<P: Platform> Host for Core<P> {
         match work {
             Some(mut work) => {
                 if xrc_srqn.is_none() {
-                    work.local.kept.limit = limit;
+                    work.local.kept = Kept::up_to(limit);
                 }
                 Some(work)
             }
@@ -354,7 +355,6 @@ impl<P: Platform> Host for Core<P> {
             },
             None => (qp.recv_cq, qp.uidx),
         };
-        let kept = &work.local.kept;
         let mut completion = Completion {
             qpn,
             uidx,
@@ -377,7 +377,7 @@ impl<P: Platform> Host for Core<P> {
             if let Some(source) = &done.source {
                 self.describe(&mut completion, source, special);
             }
-            completion.data = &kept.bytes[..usize::from(kept.length)];
+            completion.data = work.local.kept();
         } else {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
             completion.byte_count = 0;

@@ -5,7 +5,7 @@
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::wqe::{self, Local, Reading};
+use super::wqe::{self, Kept, Local, Reading};
 use crate::bits::{field, get_array};
 use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
@@ -280,8 +280,20 @@ impl<P: Platform> Core<P> {
 
     /// The next work request of a queue pair.
     pub(crate) fn next_send_work(&mut self, qpn: u32) -> Option<SendWork<Local>> {
-        let mut bytes = [0; wqe::LONGEST_SEND];
-        let fetched = self.fetch(qpn, &mut bytes);
+        // Not made anew each time: it is long, and most entries are short.
+        let fresh = || Box::new([0; wqe::LONGEST_SEND]);
+        let mut bytes = self.entry.take().unwrap_or_else(fresh);
+        let work = self.parse_send_work(qpn, &mut bytes);
+        self.entry = Some(bytes);
+        work
+    }
+
+    fn parse_send_work(
+        &mut self,
+        qpn: u32,
+        bytes: &mut [u8; wqe::LONGEST_SEND],
+    ) -> Option<SendWork<Local>> {
+        let fetched = self.fetch(qpn, bytes);
         let strict = self.settings.strict;
         let qp = self.qp(qpn)?;
         let reading = Reading {
@@ -292,7 +304,7 @@ impl<P: Platform> Core<P> {
         };
         let limit = qp.scatter_read;
         let (index, head) = match &qp.send {
-            Some(ring) => (wqe::index(&bytes), ring.head),
+            Some(ring) => (wqe::index(bytes), ring.head),
             None => return None,
         };
         let work = match fetched {
@@ -330,7 +342,7 @@ impl<P: Platform> Core<P> {
         self.stats.send_requests += 1;
         let mut local = work.local;
         if work.signaled && work.operation.is_read_or_atomic() {
-            local.kept.limit = limit;
+            local.kept = Kept::up_to(limit);
         }
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
         let mut send = SendWork::new(id.pack(), work.operation, work.length, local);

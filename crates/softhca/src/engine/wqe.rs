@@ -95,10 +95,23 @@ impl Segments {
 /// What goes into the completion instead of memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept {
-    /// The most it may be; 0 for never.
+    /// The most it may be.
     pub(crate) limit: u8,
     pub(crate) length: u8,
     pub(crate) bytes: [u8; 64],
+}
+
+impl Kept {
+    /// Room for so much; none for nothing.
+    pub(crate) fn up_to(limit: u8) -> Option<Box<Kept>> {
+        (limit != 0).then(|| {
+            Box::new(Kept {
+                limit,
+                length: 0,
+                bytes: [0; 64],
+            })
+        })
+    }
 }
 
 /// The local side of a work request.
@@ -110,7 +123,7 @@ pub struct Local {
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
-    pub(crate) kept: Kept,
+    pub(crate) kept: Option<Box<Kept>>,
 }
 
 impl Local {
@@ -120,11 +133,15 @@ impl Local {
             inline: Vec::new(),
             pd,
             privileged,
-            kept: Kept {
-                limit: 0,
-                length: 0,
-                bytes: [0; 64],
-            },
+            kept: None,
+        }
+    }
+
+    /// What is in the completion instead of memory.
+    pub(crate) fn kept(&self) -> &[u8] {
+        match &self.kept {
+            Some(kept) => &kept.bytes[..usize::from(kept.length)],
+            None => &[],
         }
     }
 }
