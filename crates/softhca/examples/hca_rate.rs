@@ -201,12 +201,12 @@ fn main() {
     commands();
     latency("doorbell to completion, no operation", NOP);
     latency("doorbell to completion, write of 64 bytes", WRITE);
-    rate("write of 64 bytes, each completes", 64, true, 8_000_000);
+    rate("write of 64 bytes, each completes", 64, true, 2_000_000);
     rate(
         "write of 64 bytes, one in 16 completes",
         64,
         false,
-        8_000_000,
+        2_000_000,
     );
-    rate("write of 4096 bytes, each completes", 4096, true, 2_000_000);
+    rate("write of 4096 bytes, each completes", 4096, true, 500_000);
 }

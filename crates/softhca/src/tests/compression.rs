@@ -189,15 +189,18 @@ fn a_session_does_not_pass_what_was_consumed() {
     let mut driver = Driver::new("ib");
     let mut reader = Reader::new(&mut driver, 3, false, HASH);
     let (mut a, _b) = driver.pair_on(&reader.cq);
-    let entries: Vec<_> = (0..9)
-        .map(|_| driver.place(&mut a, 0x00, SIGNALED, &[]))
-        .collect();
-    ring(&mut driver, &entries);
+    for count in [3, 6] {
+        let entries: Vec<_> = (0..count)
+            .map(|_| driver.place(&mut a, 0x00, SIGNALED, &[]))
+            .collect();
+        ring(&mut driver, &entries);
+    }
     let query = Input::new(op::QUERY_CQ, 16).or(8, 0, reader.cq.number);
     let output = driver.ok(&query, 0x110);
     assert_eq!(word(&output, 0x10) >> 28, 0xa, "the ninth does not fit");
     assert_eq!(word(&output, 0x10) >> 12 & 7, 0b100, "how it compresses");
     assert_eq!((0..9).map_while(|_| reader.poll(&driver)).count(), 8);
+    assert_eq!(reader.sessions, [3, 5]);
 }
 
 #[test]
