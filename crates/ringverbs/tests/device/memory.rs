@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use ringverbs::{AccessFlags, Error, ForeignRegion, Region, RemoteRegion, Status, Transport};
+use ringverbs::{
+    AccessFlags, Advice, AdviseFlags, Error, ForeignRegion, Region, RemoteRegion, Status, Transport,
+};
 
 use crate::{Pair, huge};
 
@@ -13,15 +15,13 @@ use crate::{Pair, huge};
 #[ignore = "needs rdma_rxe"]
 fn huge_pages_are_registered_and_come_back() {
     let mut pair = Pair::new(Transport::Reliable);
-    if huge::free() < 2 {
-        // Only root may set some aside; whether it has shows below.
-        let _ = std::fs::write("/proc/sys/vm/nr_hugepages", "4");
-    }
-    let free = huge::free();
-    if free < 2 {
-        println!("skipped: no huge pages can be had here");
+    let aside = "/proc/sys/vm/nr_hugepages";
+    if huge::free() < 2 && std::fs::write(aside, "4").is_err() {
+        println!("skipped: no huge pages are set aside here, and only root may do so");
         return;
     }
+    let free = huge::free();
+    assert!(free >= 2, "of 4 huge pages the kernel has set {free} aside");
     let access = AccessFlags::REMOTE_WRITE;
     let there = RemoteRegion::alloc_huge(&pair.domain, 5000, access).unwrap();
     assert_eq!(there.len(), huge::size());
@@ -38,6 +38,58 @@ fn huge_pages_are_registered_and_come_back() {
     assert!(bytes[1..9001].iter().all(|&byte| byte == 7));
     there.close().unwrap();
     assert_eq!(huge::free(), free);
+}
+
+/// Pages that come when the device does, from here and from the peer's side,
+/// where the driver has them (not in 6.12). Elsewhere they are refused as that.
+#[test]
+#[ignore = "needs rdma_rxe"]
+fn memory_on_demand_is_used_or_refused() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let odp = pair.context.query_device_ex().unwrap().odp_caps;
+    let (source, access) = (Region::alloc_on_demand(&pair.domain, 20_000), {
+        AccessFlags::REMOTE_WRITE | AccessFlags::ON_DEMAND
+    });
+    let there = RemoteRegion::alloc(&pair.domain, 20_000, access);
+    const SEND_RECEIVE_WRITE: u32 = 0b111;
+    if odp.general_caps & 1 == 0 {
+        for error in [source.unwrap_err(), there.unwrap_err()] {
+            // Linux 6.1 says the one or the other, as it comes to it.
+            let old = kernel() < (6, 12) && error.errno() == libc::EINVAL;
+            assert!(old || error.errno() == libc::EOPNOTSUPP, "{error}");
+        }
+        println!("this device has no on-demand paging: only the refusal was tested");
+        return;
+    }
+    assert_eq!(odp.rc_odp_caps & SEND_RECEIVE_WRITE, SEND_RECEIVE_WRITE);
+    let (source, there) = (source.unwrap(), there.unwrap());
+    let ahead = pair
+        .domain
+        .advise(Advice::PREFETCH_WRITE, AdviseFlags::FLUSH, &[&source]);
+    if let Err(error) = ahead {
+        assert_eq!(error.errno(), libc::EOPNOTSUPP, "{error}");
+        println!("this device takes no advice");
+    }
+    let mut outgoing = source.into_buffer();
+    let text: Vec<u8> = (0..15_000_u32).map(|n| (n % 251) as u8).collect();
+    outgoing.copy_from(&text).unwrap();
+    pair.a
+        .write(outgoing, there.slice(3000..).unwrap().key(), 1)
+        .unwrap();
+    let mut done = pair.wait_for(1);
+    done.result.unwrap();
+    let outgoing = done.take_buffer().unwrap();
+    let mut bytes = vec![1; 20_000];
+    there.read_at(0, &mut bytes).unwrap();
+    assert!(bytes[..3000].iter().all(|&byte| byte == 0));
+    assert_eq!(bytes[3000..18_000], text);
+    // Received into pages that nobody has touched.
+    let fresh = Region::alloc_on_demand(&pair.domain, 20_000).unwrap();
+    pair.b.receive(fresh.into_buffer(), 2).unwrap();
+    pair.a.send(outgoing, 3).unwrap();
+    let mut done = pair.wait(2);
+    assert_eq!(done[0].take_buffer().unwrap()[..], text);
+    there.close().unwrap();
 }
 
 /// Pages that this crate did not make.
