@@ -345,6 +345,38 @@ perf() {
     else
         bad "perf: the server ends with its client, and the picture is there" "$scratch/server"
     fi
+    bar
+}
+
+# On a terminal a bar tells how far it is; what is measured goes elsewhere.
+bar() {
+    if TERM=xterm python3 -c '
+import fcntl, json, os, pty, struct, subprocess, sys, termios
+ours, theirs = pty.openpty()
+fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=theirs)
+os.close(theirs)
+seen = b""
+try:
+    while True:
+        seen += os.read(ours, 4096)
+except OSError:
+    pass # nobody has the terminal any more
+report = child.stdout.read()
+assert child.wait() == 0, (child.returncode, seen[-500:])
+assert len(json.loads(report)["rows"]) == 2, report
+assert b"write 64 bytes" in seen and b"%" in seen, seen
+print(len(seen), "bytes on the terminal")
+' "$ringverbs" perf -o write -s 64,128 -n 500 --json > "$scratch/bar" 2>&1; then
+        ok "perf: a bar on a terminal: $(cat "$scratch/bar")"
+    else
+        bad "perf: a bar on a terminal" "$scratch/bar"
+    fi
+    if "$ringverbs" perf -s 64 -n 500 2> "$scratch/bar" > /dev/null && [ ! -s "$scratch/bar" ]; then
+        ok "perf: and none elsewhere"
+    else
+        bad "perf: and none elsewhere" "$scratch/bar"
+    fi
 }
 
 for part in ${*:-info doctor trace pingpong perf}; do $part; done
