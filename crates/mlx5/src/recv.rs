@@ -117,32 +117,37 @@ pub(crate) unsafe fn write_list(
     list: &[Sge],
     room: u32,
 ) -> Result<(), PostError> {
+    // SAFETY: `at` is less than `room`, at every call.
+    let write = |at: usize, byte_count: u32, lkey: u32, addr: u64| unsafe {
+        to.add(at).write(DataSegment {
+            byte_count: byte_count.to_be(),
+            lkey: lkey.to_be(),
+            addr: addr.to_be(),
+        });
+    };
     let mut at = 0;
-    for sge in list {
-        if sge.length >= MAX_SEGMENT {
-            return Err(PostError::MessageTooLong);
+    match list {
+        // Nearly all.
+        [sge] if sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 => {
+            write(0, sge.length, sge.lkey, sge.addr);
+            at = 1;
         }
-        // No bytes would mean 2 GiB.
-        if sge.length == 0 {
-            continue;
+        _ => {
+            for sge in list {
+                if sge.length >= MAX_SEGMENT {
+                    return Err(PostError::MessageTooLong);
+                }
+                // No bytes would mean 2 GiB.
+                if sge.length == 0 {
+                    continue;
+                }
+                write(at, sge.length, sge.lkey, sge.addr);
+                at += 1;
+            }
         }
-        let segment = DataSegment {
-            byte_count: sge.length.to_be(),
-            lkey: sge.lkey.to_be(),
-            addr: sge.addr.to_be(),
-        };
-        // SAFETY: at most as many as the list has.
-        unsafe { to.add(at).write(segment) };
-        at += 1;
     }
     if at < room as usize {
-        let end = DataSegment {
-            byte_count: 0,
-            lkey: INVALID_LKEY.to_be(),
-            addr: 0,
-        };
-        // SAFETY: room for `room` of them.
-        unsafe { to.add(at).write(end) };
+        write(at, 0, INVALID_LKEY, 0);
     }
     Ok(())
 }
