@@ -21,8 +21,8 @@ use crate::{Result, refuse};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
     /// A thread of its own. It spins for some ten microseconds after
-    /// something happened, then yields, then sleeps, longer and longer, a
-    /// millisecond at most; a command, or a wait for an event through the
+    /// something happened, then sleeps, longer and longer, a millisecond at
+    /// most; a command, or a wait for an event through the
     /// context, wakes it. While there are no queues it sleeps for good.
     #[default]
     Thread,

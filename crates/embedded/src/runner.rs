@@ -13,9 +13,10 @@ use uverbs::Errno;
 use crate::network::{Device, Drive};
 use crate::{Result, refuse};
 
-/// How long after the last event the thread spins, and then yields.
+/// How long after the last event the thread spins. Then it sleeps: on a busy
+/// machine, who yields waits for everybody, and who sleeps is let in when the
+/// time is up.
 const SPIN: Duration = Duration::from_micros(30);
-const YIELD: Duration = Duration::from_micros(300);
 /// How long it sleeps at first, and at most.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
@@ -156,8 +157,6 @@ fn run(shared: &Shared) {
         let idle = last.elapsed();
         if idle < SPIN && !alone {
             std::hint::spin_loop();
-        } else if idle < YIELD {
-            thread::yield_now();
         } else {
             let until = found.due.map_or(sleep, |due| sleep.min(due));
             thread::park_timeout(until);
