@@ -7,6 +7,7 @@ mod demo;
 mod dist;
 mod driver;
 mod guest;
+mod install;
 mod mlx5;
 mod native;
 mod softhca;
@@ -35,21 +36,25 @@ enum Command {
     Guest(guest::Arguments),
     /// Boots a Debian guest with a ConnectX in software and runs a command in it
     Softhca(softhca::Arguments),
-    /// Builds the plugin into target/dist, under the names libibverbs wants
+    /// Builds the plugin, under the names libibverbs wants, and the command
+    /// ringverbs into target/dist
     Dist,
-    /// Installs the plugin, so that rxe devices use it
+    /// Installs the plugin, so that rxe devices use it, and the command
     Install {
         /// Where libibverbs is installed
         #[arg(long, default_value = "/usr")]
         prefix: PathBuf,
-        /// Take the plugin away again; stock serves as before
+        /// Take both away again; stock serves as before
         #[arg(long)]
         uninstall: bool,
+        /// Only this of the two
+        #[arg(long, value_enum)]
+        only: Option<install::Part>,
         /// What `dist` has made, instead of making it now
         #[arg(long, conflicts_with = "uninstall")]
         dist: Option<PathBuf>,
     },
-    /// Makes a Debian package of the plugin
+    /// Makes two Debian packages: the plugin, and the command
     Deb,
     /// Measures the data path beside the C provider's
     Bench(bench::Arguments),
@@ -63,13 +68,18 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
         Command::Softhca(arguments) => softhca::softhca(&arguments),
-        Command::Dist => dist::dist().map(shown),
+        Command::Dist => dist::whole().map(|path| shown(&[path])),
         Command::Install {
             prefix,
             uninstall,
+            only,
             dist,
-        } => dist::install(&prefix, uninstall, dist.as_deref()).map(|()| ExitCode::SUCCESS),
-        Command::Deb => dist::deb().map(shown),
+        } => {
+            install::install(&prefix, uninstall, only, dist.as_deref()).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Deb => dist::whole()
+            .and_then(|dist| dist::deb(&dist))
+            .map(|packages| shown(&packages)),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
     };
@@ -82,7 +92,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn shown(path: PathBuf) -> ExitCode {
-    println!("{}", path.display());
+fn shown(paths: &[PathBuf]) -> ExitCode {
+    for path in paths {
+        println!("{}", path.display());
+    }
     ExitCode::SUCCESS
 }

@@ -103,16 +103,21 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     Ok(results)
 }
 
-/// Puts what installs the plugin into the share, and says so to the driver. A
-/// package there is only where its maker is installed.
+/// Puts what installs the plugin and the command into the share, and says so to
+/// the driver. What is installed is in the folder of the request's plugin.
+/// Packages there are only where their maker is installed.
 fn installers(share: &Path) -> Result<String> {
     let program = driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?;
     let program = program.get("xtask").context("cargo left no xtask")?;
     fs::copy(program, share.join("xtask"))?;
     let mut arguments = String::from(" --installer /share/xtask");
+    let dist = dist::whole()?;
     if dist::can_make_deb() {
-        fs::copy(dist::deb()?, share.join("ringverbs.deb"))?;
-        arguments.push_str(" --deb /share/ringverbs.deb");
+        for (number, package) in dist::deb(&dist)?.iter().enumerate() {
+            let name = format!("{number}.deb");
+            fs::copy(package, share.join(&name))?;
+            arguments.push_str(&format!(" --deb /share/{name}"));
+        }
     }
     Ok(arguments)
 }

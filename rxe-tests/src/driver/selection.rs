@@ -4,6 +4,9 @@
 //!
 //! Both libraries are mapped in such a process, so its map does not tell.
 //! The test programs do: they look up whose function serves the data path.
+//!
+//! What is installed has the command `ringverbs` as well, which must be there
+//! and list the device, and be gone afterwards.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,13 +26,19 @@ pub const GROUP: &str = "selection";
 /// libibverbs's configuration.
 const CONFIG: &str = "/etc/libibverbs.d";
 
+/// The command, where all that installs it puts it.
+const COMMAND: &str = "/usr/bin/ringverbs";
+
+/// What the Debian packages are called.
+const DEB_NAMES: [&str; 2] = ["ringverbs", "ringverbs-utils"];
+
 /// What installs ours in this system, as users do.
 #[derive(Debug, Clone, Default)]
 pub struct Installers {
     /// `cargo xtask` as a program: its `install` and `install --uninstall`.
     pub xtask: Option<PathBuf>,
-    /// The Debian package.
-    pub deb: Option<PathBuf>,
+    /// The Debian packages: all are installed, and removed, together.
+    pub debs: Vec<PathBuf>,
 }
 
 /// Runs `probe`, a test program's command line, in each arrangement. Those of
@@ -54,13 +63,10 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
         let take = install(&[Path::new("--uninstall")]);
         there_and_gone(runner, "cargo xtask install", probe, &stem, put, take)?;
     }
-    if let Some(deb) = &installers.deb {
-        let dpkg = |option: &str, what: &Path| {
-            let mut command = Command::new("dpkg");
-            command.arg(option).arg(what);
-            command
-        };
-        let (put, take) = (dpkg("-i", deb), dpkg("-r", Path::new("ringverbs")));
+    if !installers.debs.is_empty() {
+        let (mut put, mut take) = (Command::new("dpkg"), Command::new("dpkg"));
+        put.arg("-i").args(&installers.debs);
+        take.arg("-r").args(DEB_NAMES);
         there_and_gone(runner, "dpkg", probe, &stem, put, take)?;
     } else if installers.xtask.is_some() {
         let why = "there is no package: cargo install cargo-deb";
@@ -94,6 +100,9 @@ fn there_and_gone(
             .with_context(|| format!("cannot run {command:?}"))?;
         if out.status.success() {
             try_one(runner, &name, probe, expect, |_| {})?;
+            if state == "installed" {
+                list(runner, &format!("the command, {name}"))?;
+            }
         } else {
             let text = [out.stdout, out.stderr].concat();
             let detail = format!(
@@ -114,9 +123,29 @@ fn there_and_gone(
     report(runner, &name, outcome, detail, Instant::now())
 }
 
-/// The names in libibverbs's folders, and what dpkg has been told to divert.
+/// The command lists the device.
+fn list(runner: &Runner, name: &str) -> Result<()> {
+    let began = Instant::now();
+    let device = &runner.device.name;
+    let (outcome, detail) = match Command::new(COMMAND).arg("devices").output() {
+        Err(error) => (Outcome::Fail, format!("{COMMAND}: {error}")),
+        Ok(out) => {
+            let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+            let listed = text.lines().any(|line| line.starts_with(device.as_str()));
+            match out.status.success() && listed {
+                true => (Outcome::Pass, String::new()),
+                false => (Outcome::Fail, last_lines(&text, 4)),
+            }
+        }
+    };
+    report(runner, name, outcome, detail, began)
+}
+
+/// The names in libibverbs's folders, what dpkg has been told to divert, and
+/// whether the command is there.
 fn configuration() -> Result<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
+    let command = Path::new(COMMAND).exists().then(|| COMMAND.to_owned());
+    let mut names = BTreeSet::from_iter(command);
     for folder in [PathBuf::from(CONFIG), providers_folder()?] {
         for entry in fs::read_dir(&folder)? {
             names.insert(entry?.path().to_string_lossy().into_owned());

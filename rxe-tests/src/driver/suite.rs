@@ -44,13 +44,13 @@ pub struct Plan {
     /// Run only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
-    /// Also install the plugin in this system for a while, with this program,
-    /// which is `cargo xtask`, and remove it
+    /// Also install the plugin and the command in this system for a while, with
+    /// this program, which is `cargo xtask`, and remove them
     #[arg(long)]
     installer: Option<PathBuf>,
-    /// The same with this Debian package
+    /// The same with these Debian packages
     #[arg(long)]
-    deb: Option<PathBuf>,
+    deb: Vec<PathBuf>,
     /// Use this device, which is there already and is served by rdma-core's
     /// libmlx5, instead of making one with rdma_rxe
     #[arg(long, requires = "address")]
@@ -111,7 +111,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     {
         let installers = selection::Installers {
             xtask: plan.installer.clone(),
-            deb: plan.deb.clone(),
+            debs: plan.deb.clone(),
         };
         selection::run(&runner, &probe, &installers)?;
     }

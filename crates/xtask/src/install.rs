@@ -1,0 +1,339 @@
+//! The plugin and the command put where a system looks for them, and taken
+//! away again. Each can be had without the other.
+//!
+//! Which provider gets a device is decided by the order in which they register:
+//! libibverbs loads what `RDMAV_DRIVERS` names first, then the `driver` lines
+//! of the files in its configuration directory. It reads those files in
+//! directory order, which nobody controls, and loads the lines in the opposite
+//! order of reading. Within one file the order is therefore certain, between
+//! files it is not. So our file names the stock provider and then ringverbs,
+//! which makes ringverbs the first to register and the stock one its substitute
+//! where ringverbs refuses; and the stock provider's own file is moved out of
+//! the directory while ours is there.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS};
+
+/// The stock provider's configuration.
+const STOCK: &str = "rxe.driver";
+
+/// Where an installation goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Places {
+    /// libibverbs's folder of providers.
+    providers: PathBuf,
+    /// libibverbs's folder of configuration files.
+    config: PathBuf,
+    /// Where the stock provider's configuration waits meanwhile.
+    aside: PathBuf,
+    /// The command's file.
+    command: PathBuf,
+    /// Whether these are the folders of the running system.
+    system: bool,
+}
+
+impl Places {
+    /// The folders under a prefix; `/usr` is the system's, `TREE/usr` that of
+    /// another tree, whose configuration is in `TREE/etc`.
+    fn under(prefix: &Path) -> Result<Places> {
+        let prefix = std::path::absolute(prefix)
+            .with_context(|| format!("no such prefix: {}", prefix.display()))?;
+        let etc = match prefix.file_name() {
+            Some(name) if name == "usr" => prefix.with_file_name("etc"),
+            _ => prefix.join("etc"),
+        };
+        let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+        let candidates = [
+            prefix.join("lib").join(&triplet).join("libibverbs"),
+            prefix.join("lib64/libibverbs"),
+            prefix.join("lib/libibverbs"),
+        ];
+        let providers = candidates.iter().find(|dir| dir.is_dir());
+        Ok(Places {
+            providers: providers.unwrap_or(&candidates[0]).clone(),
+            config: etc.join("libibverbs.d"),
+            aside: etc.join("ringverbs").join(STOCK),
+            command: prefix.join("bin").join(COMMAND),
+            system: prefix == Path::new("/usr"),
+        })
+    }
+
+    fn stock(&self) -> PathBuf {
+        self.config.join(STOCK)
+    }
+}
+
+/// What of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The provider for libibverbs.
+    Plugin,
+    /// The command `ringverbs`.
+    Command,
+}
+
+/// Puts the plugin where the libibverbs under `prefix` (`/usr` for the
+/// system's) looks, so that rxe devices use it, and the command where a shell
+/// looks; with `uninstall`, takes both away and puts the stock provider back
+/// in its place. `only` leaves the other as it is.
+///
+/// The files are those of `built`, a folder that [`dist::whole`] has made;
+/// without it they are made now.
+pub fn install(
+    prefix: &Path,
+    uninstall: bool,
+    only: Option<Part>,
+    built: Option<&Path>,
+) -> Result<()> {
+    let places = Places::under(prefix)?;
+    let wanted = |part| only.is_none_or(|only| only == part);
+    if uninstall {
+        if wanted(Part::Plugin) {
+            remove(&places)?;
+            println!("the plugin is removed; rxe devices use the stock provider");
+        }
+        if wanted(Part::Command) {
+            remove_file(&places.command)?;
+            println!("{} is removed", places.command.display());
+        }
+        return Ok(());
+    }
+    let dist = match (built, only) {
+        (Some(folder), _) => folder.to_owned(),
+        (None, Some(Part::Plugin)) => dist::dist()?,
+        (None, _) => dist::whole()?,
+    };
+    if wanted(Part::Plugin) {
+        plugin(&dist, &places)?;
+    }
+    if wanted(Part::Command) {
+        replace(&dist.join(COMMAND), &places.command)?;
+        println!("installed {}", places.command.display());
+    }
+    Ok(())
+}
+
+fn plugin(dist: &Path, places: &Places) -> Result<()> {
+    fs::create_dir_all(&places.config).with_context(|| cannot("make", &places.config))?;
+    let library = places.providers.join(LIBRARY);
+    replace(&dist.join(LIBRARY), &library)?;
+    for link in LINKS {
+        let link = places.providers.join(link);
+        remove_file(&link)?;
+        symlink(LIBRARY, &link).with_context(|| cannot("make", &link))?;
+    }
+    put_aside(places)?;
+    let config = places.config.join(CONFIG);
+    fs::write(&config, CONFIG_TEXT).with_context(|| cannot("write", &config))?;
+    println!(
+        "installed {} and {}; rxe devices use ringverbs",
+        library.display(),
+        config.display()
+    );
+    Ok(())
+}
+
+/// A new file under a new name, which then takes the place of the old one: that
+/// may be mapped by programs.
+fn replace(from: &Path, to: &Path) -> Result<()> {
+    let (Some(folder), Some(name)) = (to.parent(), to.file_name()) else {
+        bail!("{} names no file", to.display());
+    };
+    fs::create_dir_all(folder).with_context(|| cannot("make", folder))?;
+    let fresh = folder.join(format!(".{}.new", name.to_string_lossy()));
+    fs::copy(from, &fresh)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), fresh.display()))?;
+    fs::rename(&fresh, to).with_context(|| cannot("write", to))
+}
+
+fn cannot(what: &str, path: &Path) -> String {
+    format!("cannot {what} {} (are you root?)", path.display())
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.with_context(|| cannot("remove", path)),
+    }
+}
+
+fn remove(places: &Places) -> Result<()> {
+    remove_file(&places.config.join(CONFIG))?;
+    for name in LINKS.iter().chain([&LIBRARY]) {
+        remove_file(&places.providers.join(name))?;
+    }
+    put_back(places)
+}
+
+/// Moves the stock provider's configuration aside. On a Debian system dpkg is
+/// told, so that an upgrade of the stock package does not bring it back.
+fn put_aside(places: &Places) -> Result<()> {
+    let parent = places.aside.parent().unwrap_or(&places.aside);
+    fs::create_dir_all(parent).with_context(|| cannot("make", parent))?;
+    if places.system && have_dpkg()? {
+        return divert("--add", places);
+    }
+    let stock = places.stock();
+    if stock.exists() {
+        fs::rename(&stock, &places.aside).with_context(|| cannot("move", &stock))?;
+    }
+    Ok(())
+}
+
+fn put_back(places: &Places) -> Result<()> {
+    if places.system && have_dpkg()? {
+        divert("--remove", places)?;
+    } else if places.aside.exists() {
+        let stock = places.stock();
+        fs::rename(&places.aside, &stock).with_context(|| cannot("put back", &stock))?;
+    }
+    if let Some(parent) = places.aside.parent() {
+        let _ = fs::remove_dir(parent); // if it is empty
+    }
+    Ok(())
+}
+
+/// Whether this is a Debian system. What is there and does not start is an
+/// error: without a diversion the next upgrade would bring the file back.
+fn have_dpkg() -> Result<bool> {
+    match Command::new("dpkg-divert").arg("--version").output() {
+        Ok(output) if output.status.success() => Ok(true),
+        Ok(output) => bail!("dpkg-divert --version: {}", output.status),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).context("cannot run dpkg-divert"),
+    }
+}
+
+fn divert(action: &str, places: &Places) -> Result<()> {
+    let output = Command::new("dpkg-divert")
+        .args(["--local", "--rename", action, "--divert"])
+        .arg(&places.aside)
+        .arg(places.stock())
+        .output()
+        .context("cannot run dpkg-divert")?;
+    if !output.status.success() {
+        bail!(
+            "dpkg-divert: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Tree {
+            let path =
+                std::env::temp_dir().join(format!("ringverbs-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(path.join("usr/lib64/libibverbs")).unwrap();
+            fs::create_dir_all(path.join("etc/libibverbs.d")).unwrap();
+            fs::write(path.join("etc/libibverbs.d").join(STOCK), "driver rxe\n").unwrap();
+            Tree(path)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn folders_are_those_that_libibverbs_looks_in() {
+        let tree = Tree::new("places");
+        let places = Places::under(&tree.0.join("usr")).unwrap();
+        assert_eq!(places.providers, tree.0.join("usr/lib64/libibverbs"));
+        assert_eq!(places.config, tree.0.join("etc/libibverbs.d"));
+        assert!(!places.system);
+        let local = Places::under(Path::new("/opt/verbs")).unwrap();
+        assert_eq!(local.config, Path::new("/opt/verbs/etc/libibverbs.d"));
+        assert!(Places::under(Path::new("/usr")).unwrap().system);
+    }
+
+    #[test]
+    fn the_stock_configuration_is_put_aside_and_back() {
+        let tree = Tree::new("aside");
+        let places = Places::under(&tree.0.join("usr")).unwrap();
+        for _ in 0..2 {
+            put_aside(&places).unwrap();
+            assert!(!places.stock().exists() && places.aside.exists());
+        }
+        remove(&places).unwrap();
+        assert_eq!(fs::read_to_string(places.stock()).unwrap(), "driver rxe\n");
+        assert!(!places.aside.parent().unwrap().exists());
+        remove(&places).unwrap();
+        assert!(places.stock().exists());
+    }
+
+    /// What is below a folder, links too, without folders.
+    fn files(folder: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let is_folder = path.is_dir() && !path.is_symlink();
+            match is_folder {
+                true => found.extend(files(&path)),
+                false => found.push(path.file_name().unwrap().to_str().unwrap().to_owned()),
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn either_can_be_had_without_the_other() {
+        let built = Tree::new("built");
+        fs::write(built.0.join(LIBRARY), "the plugin").unwrap();
+        fs::write(built.0.join(COMMAND), "the command").unwrap();
+        let mut plugin: Vec<&str> = LINKS
+            .iter()
+            .copied()
+            .chain([LIBRARY, CONFIG, STOCK])
+            .collect();
+        plugin.sort_unstable();
+        for (only, expect) in [
+            (Some(Part::Command), vec![COMMAND, STOCK]),
+            (Some(Part::Plugin), plugin.clone()),
+            (None, [&[COMMAND][..], &plugin].concat()),
+        ] {
+            let tree = Tree::new("either");
+            let prefix = tree.0.join("usr");
+            let before = files(&tree.0);
+            for _ in 0..2 {
+                install(&prefix, false, only, Some(&built.0)).unwrap();
+                let mut expect = expect.clone();
+                expect.sort_unstable();
+                assert_eq!(files(&tree.0), expect, "{only:?}");
+            }
+            let stock_serves = Places::under(&prefix).unwrap().stock().exists();
+            assert_eq!(stock_serves, only == Some(Part::Command));
+            install(&prefix, true, only, None).unwrap();
+            assert_eq!(files(&tree.0), before, "{only:?}");
+            assert!(Places::under(&prefix).unwrap().stock().exists());
+        }
+        // Of both, one can be taken away.
+        let tree = Tree::new("one");
+        let prefix = tree.0.join("usr");
+        install(&prefix, false, None, Some(&built.0)).unwrap();
+        install(&prefix, true, Some(Part::Command), None).unwrap();
+        assert_eq!(files(&tree.0), plugin);
+        // A folder without the command serves for the plugin only.
+        fs::remove_file(built.0.join(COMMAND)).unwrap();
+        install(&prefix, false, Some(Part::Plugin), Some(&built.0)).unwrap();
+        let error = install(&prefix, false, None, Some(&built.0)).unwrap_err();
+        assert!(format!("{error:#}").contains(COMMAND), "{error:#}");
+    }
+}
