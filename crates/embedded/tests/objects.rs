@@ -278,7 +278,7 @@ fn completions_come_in_each_form_that_there_is() {
 
 #[test]
 fn datagrams_find_their_way() {
-    for profile in ["ib", "roce"] {
+    for (profile, global) in [("ib", false), ("ib", true), ("roce", true)] {
         let (a, b) = Host::two(profile, Drive::Caller);
         let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
         let (mut qa, mut qb) = (a.qp(QpType::UD, &mut cqa), b.qp(QpType::UD, &mut cqb));
@@ -290,7 +290,9 @@ fn datagrams_find_their_way() {
             "ib" => Link::InfiniBand,
             _ => Link::Ethernet { udp: true },
         };
-        let ah = AddressHandle::create(&a.context, a.pd, &b.path(), 0, link).unwrap();
+        let mut path = b.path();
+        path.is_global = global;
+        let ah = AddressHandle::create(&a.context, a.pd, &path, 0, link).unwrap();
         let address: &Address = &ah.address;
         qa.send.begin();
         let mut wqe = qa.send.open(2, Opcode::SEND, SendFlags::SIGNALED).unwrap();
