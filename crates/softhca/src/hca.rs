@@ -301,6 +301,8 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.mkeys);
         clear(&mut self.core.pds);
         clear(&mut self.core.xrcds);
+        clear(&mut self.core.user_contexts);
+        clear(&mut self.core.reserved_qpns);
         clear(&mut self.core.q_counters);
         self.core.steering.clear();
         self.core.device_memory.clear();

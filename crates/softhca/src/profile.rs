@@ -6,6 +6,7 @@
 //! structures in Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
+use crate::command::general::{LOG_RESERVED_QPNS, RESERVED_QPN};
 use crate::engine::{compression, device_memory};
 
 /// What the port is.
@@ -26,13 +27,14 @@ pub enum Group {
     OnDemandPaging = 2,
     Atomic = 3,
     Roce = 4,
+    General2 = 32,
     FlowTable = 7,
     DeviceMemory = 15,
 }
 
 impl Group {
     /// All groups that are kept.
-    pub const ALL: [Group; 7] = [
+    pub const ALL: [Group; 8] = [
         Group::General,
         Group::EthernetOffloads,
         Group::OnDemandPaging,
@@ -40,6 +42,7 @@ impl Group {
         Group::Roce,
         Group::FlowTable,
         Group::DeviceMemory,
+        Group::General2,
     ];
 
     /// Its size in bytes.
@@ -140,6 +143,11 @@ pub mod cap {
     pub(super) const LOG_MAX_CURRENT_UC_LIST: Field = field(0x7c, 4, 0);
     pub(super) const LOG_MAX_L2_TABLE: Field = field(0x90, 28, 24);
     pub(super) const LOG_UAR_PAGE_SZ: Field = field(0x90, 15, 0);
+    pub(super) const HCA_CAP_2: Field = flag(0x4, 31);
+    pub(super) const RTS2RTS_QP_UDP_SPORT: Field = flag(0x28, 14);
+    pub(super) const GENERAL_OBJECTS_HIGH: Field = field(0x80, 31, 0);
+    pub(super) const LOG_MAX_UCTX: Field = field(0x8c, 28, 24);
+    pub(super) const LOG_RESERVED_QPN_GRANULARITY: Field = field(0x10, 12, 8);
     pub(super) const DEVICE_FREQUENCY_MHZ: Field = field(0x98, 31, 0);
     pub(super) const DEVICE_FREQUENCY_KHZ: Field = field(0x9c, 31, 0);
 
@@ -202,7 +210,9 @@ pub mod cap {
     pub(super) const FT_FIELDS: Field = field(0x60, 31, 0);
 }
 
-use Group::{Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, OnDemandPaging, Roce};
+use Group::{
+    Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Roce,
+};
 use cap::*;
 
 type Cap = (Group, Field, u32);
@@ -348,6 +358,16 @@ const ON_DEMAND: &[Cap] = &[
     (OnDemandPaging, MEM_ODP_XRC, 0b11_1111),
 ];
 
+/// Programs give commands of their own (DevX): for memory keys that they fill in
+/// by work requests, and numbers of queue pairs that are used elsewhere.
+const USER_CONTEXTS: &[Cap] = &[
+    (General, LOG_MAX_UCTX, 15),
+    (General, RTS2RTS_QP_UDP_SPORT, 1),
+    (General, HCA_CAP_2, 1),
+    (General, GENERAL_OBJECTS_HIGH, 1 << (RESERVED_QPN - 32)),
+    (General2, LOG_RESERVED_QPN_GRANULARITY, LOG_RESERVED_QPNS),
+];
+
 /// Memory registration by command, not by work request.
 const WITHOUT_UMR: &[Cap] = &[(General, UMR_MODIFY_ENTITY_SIZE_DISABLED, 1)];
 
@@ -381,13 +401,13 @@ pub const PROFILES: &[Profile] = &[
         name: "roce-umr",
         about: "as roce, and memory is registered by work requests (UMR), or on demand",
         port: PortKind::Ethernet,
-        caps: &[COMMON, ETHERNET, ON_DEMAND],
+        caps: &[COMMON, ETHERNET, ON_DEMAND, USER_CONTEXTS],
     },
     Profile {
         name: "ib-umr",
         about: "as ib, and memory is registered by work requests (UMR), or on demand",
         port: PortKind::InfiniBand,
-        caps: &[COMMON, INFINIBAND, ON_DEMAND],
+        caps: &[COMMON, INFINIBAND, ON_DEMAND, USER_CONTEXTS],
     },
 ];
 

@@ -5,6 +5,7 @@ pub(crate) mod cq;
 pub(crate) mod device_memory;
 pub(crate) mod eq;
 pub(crate) mod ethernet;
+pub(crate) mod general;
 pub(crate) mod load;
 pub(crate) mod mkey;
 pub mod opcode;
@@ -85,7 +86,7 @@ impl<P: Platform> Hca<P> {
             op::QUERY_SPECIAL_CONTEXTS => core.query_special_contexts(output),
 
             op::QUERY_HCA_VPORT_CONTEXT => core.query_hca_vport_context(output),
-            op::MODIFY_HCA_VPORT_CONTEXT => Ok(()),
+            op::MODIFY_HCA_VPORT_CONTEXT => core.modify_hca_vport_context(input),
             op::QUERY_HCA_VPORT_GID => core.query_hca_vport_gid(input, output),
             op::QUERY_HCA_VPORT_PKEY => core.query_hca_vport_pkey(input, output),
             op::QUERY_VPORT_STATE => core.query_vport_state(output),
@@ -98,6 +99,10 @@ impl<P: Platform> Hca<P> {
             op::QUERY_VNIC_ENV => Ok(()),
             op::SET_L2_TABLE_ENTRY | op::DELETE_L2_TABLE_ENTRY | op::SET_MAD_DEMUX => Ok(()),
 
+            op::CREATE_UCTX => core.create_uctx(output),
+            op::DESTROY_UCTX => core.destroy_uctx(input),
+            op::CREATE_GENERAL_OBJECT => core.create_general_object(input, output),
+            op::DESTROY_GENERAL_OBJECT => core.destroy_general_object(input),
             op::ALLOC_UAR => core.alloc_uar(output),
             op::DEALLOC_UAR => core.dealloc_uar(input),
             op::ALLOC_PD => core.alloc_pd(output),

@@ -14,6 +14,9 @@ use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
 const CONTEXT: usize = 0x18;
+/// More bits of the mask, after the context.
+const OPT_PARAM_MASK_HIGH: usize = 0x108;
+const OPTIONAL_UDP_SPORT: u64 = 1 << 2;
 /// Bytes of a queue pair's context.
 pub(crate) const CONTEXT_SIZE: usize = 232;
 
@@ -418,6 +421,10 @@ impl<P: Platform> Hca<P> {
             }
             put_bytes(context, PATH + RGID, &given[PATH + RGID..PATH + RGID + 16]);
             put_bytes(context, PATH + RMAC, &given[PATH + RMAC..PATH + RMAC + 6]);
+        }
+        if opcode == op::RTS2RTS_QP && get64(input, OPT_PARAM_MASK_HIGH) & OPTIONAL_UDP_SPORT != 0 {
+            let port = UDP_SPORT.at(PATH);
+            port.put(context, port.get(&given));
         }
         if opcode == op::INIT2RTR_QP
             && qp.service != Service::Ud

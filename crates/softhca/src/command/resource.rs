@@ -24,7 +24,7 @@ pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome
     }
 }
 
-fn gone<T>(removed: Option<T>) -> Outcome {
+pub(crate) fn gone<T>(removed: Option<T>) -> Outcome {
     match removed {
         Some(_) => Ok(()),
         None => Err(refuse(

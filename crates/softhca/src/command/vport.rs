@@ -18,6 +18,13 @@ const SYSTEM_IMAGE_GUID: usize = 0x28;
 const PORT_GUID: usize = 0x30;
 const NODE_GUID: usize = 0x38;
 const CAP_MASK1: usize = 0x40;
+/// Which bits of it can be changed, or are.
+const CAP_MASK1_SELECT: usize = 0x44;
+/// That there is a communication manager: the driver says so when one comes.
+const CHANGEABLE: u32 = 1 << 16;
+/// What the port says of itself at first: extended speeds, multicast, a
+/// communication manager, and little more.
+pub(crate) const PORT_CAPABILITIES: u32 = 0x0251_0868;
 const LID: Field = field(0x60, 31, 16);
 const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
 const SM_LID: Field = field(0x64, 31, 16);
@@ -77,11 +84,18 @@ impl<P: Platform> Core<P> {
         put64(context, SYSTEM_IMAGE_GUID, guid);
         put64(context, PORT_GUID, guid);
         put64(context, NODE_GUID, guid);
-        // Extended speeds, multicast, and no more.
-        put32(context, CAP_MASK1, 0x0251_0868);
+        put32(context, CAP_MASK1, self.port_capabilities);
+        put32(context, CAP_MASK1_SELECT, CHANGEABLE);
         LID.put(context, u32::from(self.settings.lid));
         SM_LID.put(context, u32::from(self.settings.lid));
         SUBNET_TIMEOUT.put(context, 18);
+        Ok(())
+    }
+
+    pub(crate) fn modify_hca_vport_context(&mut self, input: &[u8]) -> Outcome {
+        let changed = get32(input, CONTEXT + CAP_MASK1_SELECT) & CHANGEABLE;
+        let given = get32(input, CONTEXT + CAP_MASK1);
+        self.port_capabilities = self.port_capabilities & !changed | given & changed;
         Ok(())
     }
 

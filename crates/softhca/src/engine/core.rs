@@ -14,7 +14,9 @@ use super::qp::Queue;
 use super::srq::Srq;
 use super::steering::Steering;
 use super::wqe::LONGEST_SEND;
+use crate::command::general::RANGES;
 use crate::command::load::Capabilities;
+use crate::command::vport::PORT_CAPABILITIES;
 use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
 use crate::table::Table;
 
@@ -59,7 +61,12 @@ pub struct Core<P> {
     pub(crate) uars: Table<()>,
     pub(crate) pds: Table<()>,
     pub(crate) xrcds: Table<()>,
+    /// What the InfiniBand port says of itself.
+    pub(crate) port_capabilities: u32,
     pub(crate) transport_domains: Table<()>,
+    /// Contexts of programs that give commands, and their queue pair numbers.
+    pub(crate) user_contexts: Table<()>,
+    pub(crate) reserved_qpns: Table<()>,
     pub(crate) q_counters: Table<QCounters>,
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
@@ -111,7 +118,10 @@ impl<P> Core<P> {
             uars: Table::new(FIRST_UAR, UARS),
             pds: Table::new(1, 1 << 16),
             xrcds: Table::new(1, 1 << 16),
+            port_capabilities: PORT_CAPABILITIES,
             transport_domains: Table::new(1, 1 << 16),
+            user_contexts: Table::new(1, (1 << 16) - 1),
+            reserved_qpns: Table::new(0, RANGES),
             q_counters: Table::new(1, 127),
             eqs: Table::new(1, 63),
             cqs: Table::new(1, 1 << 16),

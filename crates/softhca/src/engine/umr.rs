@@ -216,9 +216,16 @@ fn retranslate(
             }
         }
         Translation::Keys(keys) | Translation::EqualKeys { keys, .. } => {
-            let new = list.chunks_exact(16).map(Klm::parse);
+            let new = if is_strided(list) {
+                if !whole {
+                    return Err("a UMR of a pattern for a part of a memory key");
+                }
+                strided(list)?
+            } else {
+                list.chunks_exact(16).map(Klm::parse).collect()
+            };
             if whole {
-                *keys = new.collect();
+                *keys = new;
                 return Ok(());
             }
             if keys.len() < end {
@@ -230,4 +237,78 @@ fn retranslate(
         }
     }
     Ok(())
+}
+
+/// A list can be a pattern: one entry that says so, where others have a key.
+const REPEAT: u32 = 0x400;
+/// And how often it repeats the entries after it, and how many those are.
+const REPEAT_COUNT: usize = 8;
+const REPEAT_ENTRIES: Field = field(0xc, 15, 0);
+/// Of one of those: from one round to the next, and how much of it counts.
+const STRIDE: Field = field(0, 31, 16);
+const STRIDE_BYTES: Field = field(0, 15, 0);
+/// No pattern makes a longer list.
+const MOST_REPEATED: u64 = 1 << 16;
+
+fn is_strided(list: &[u8]) -> bool {
+    get32(list, 4) == REPEAT
+}
+
+/// The list that a pattern stands for.
+fn strided(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
+    let rounds = get32(list, REPEAT_COUNT);
+    let count = REPEAT_ENTRIES.get(list) as usize;
+    let entries = list
+        .get(16..16 + count * 16)
+        .ok_or("a UMR of a pattern without its entries")?;
+    if u64::from(rounds) * count as u64 > MOST_REPEATED {
+        return Err("a UMR of a pattern that repeats too often");
+    }
+    let round = |n: u64| {
+        entries.chunks_exact(16).map(move |entry| Klm {
+            length: STRIDE_BYTES.get(entry),
+            key: get32(entry, 4),
+            va: get64(entry, 8).wrapping_add(n * u64::from(STRIDE.get(entry))),
+        })
+    };
+    Ok((0..u64::from(rounds)).flat_map(round).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bits::{put32, put64};
+
+    #[test]
+    fn a_pattern_is_the_list_that_it_stands_for() {
+        let mut list = [0; 48];
+        put32(&mut list, 4, REPEAT);
+        put32(&mut list, 8, 2);
+        put32(&mut list, 12, 2);
+        for (n, (stride, bytes, key, va)) in [(10, 8, 0x100, 0x1000), (6, 4, 0x200, 0x2000)]
+            .into_iter()
+            .enumerate()
+        {
+            let at = 16 + n * 16;
+            put32(&mut list, at, stride << 16 | bytes);
+            put32(&mut list, at + 4, key);
+            put64(&mut list, at + 8, va);
+        }
+        assert!(is_strided(&list));
+        let klm = |length, key, va| Klm { length, key, va };
+        assert_eq!(
+            strided(&list).unwrap(),
+            [
+                klm(8, 0x100, 0x1000),
+                klm(4, 0x200, 0x2000),
+                klm(8, 0x100, 0x100a),
+                klm(4, 0x200, 0x2006)
+            ]
+        );
+        put32(&mut list, 8, u32::MAX);
+        assert!(strided(&list).is_err(), "too often");
+        put32(&mut list, 8, 1);
+        put32(&mut list, 12, 3);
+        assert!(strided(&list).is_err(), "entries that are not there");
+    }
 }

@@ -204,3 +204,67 @@ fn registers_read_as_the_driver_expects() {
     assert_eq!(u64::from_be_bytes(timer) >> 40, 1);
     assert!(driver.hca.platform().read(u64::MAX, &mut [0; 4]).is_err());
 }
+
+#[test]
+fn a_port_can_be_told_of_its_communication_manager() {
+    let mut driver = Driver::new("ib");
+    let query = Input::new(op::QUERY_HCA_VPORT_CONTEXT, 16);
+    let capabilities = |driver: &mut Driver| {
+        let output = driver.ok(&query, 0x10 + 512);
+        (word(&output, 0x50), word(&output, 0x54))
+    };
+    let (before, may) = capabilities(&mut driver);
+    assert_eq!((before & 1 << 16, may), (1 << 16, 1 << 16));
+    // That bit, and others that it cannot change.
+    let modify = Input::new(op::MODIFY_HCA_VPORT_CONTEXT, 0x10 + 512).or(0x54, 0, u32::MAX);
+    driver.ok(&modify, 16);
+    assert_eq!(capabilities(&mut driver).0, before & !(1 << 16));
+}
+
+#[test]
+fn programs_have_contexts_and_queue_pair_numbers_of_their_own() {
+    let mut driver = Driver::new("roce-umr");
+    let create = Input::new(op::CREATE_UCTX, 64);
+    let (one, two) = (driver.number(create.clone()), driver.number(create));
+    assert!(one != 0 && one != two);
+    let destroy = Input::new(op::DESTROY_UCTX, 16).or(8, 0, one);
+    driver.ok(&destroy, 16);
+    assert_ne!(driver.command(&destroy, 16).0, 0);
+    // Ranges of 64 queue pair numbers, which no queue gets.
+    let create = |kind: u32, log: u32| {
+        Input::new(op::CREATE_GENERAL_OBJECT, 32)
+            .or(4, 0, kind)
+            .or(0xc, 24, log)
+    };
+    let (a, b) = (
+        driver.number(create(0x2c, 6)),
+        driver.number(create(0x2c, 6)),
+    );
+    assert!(a > 1 << 17 && a.abs_diff(b) == 64);
+    assert_ne!(driver.command(&create(0x2c, 7), 16).0, 0, "a longer range");
+    assert_ne!(driver.command(&create(0x26, 0), 16).0, 0, "another type");
+    for (object, known) in [(a + 1, false), (a, true), (a, false), (0, false)] {
+        let destroy = Input::new(op::DESTROY_GENERAL_OBJECT, 32)
+            .or(4, 0, 0x2c)
+            .or(8, 0, object);
+        assert_eq!(driver.command(&destroy, 16).0 == 0, known, "{object:#x}");
+    }
+}
+
+#[test]
+fn a_connected_queue_pair_changes_its_udp_port() {
+    let mut driver = Driver::new("roce-umr");
+    let (_cq, a, _b) = driver.pair();
+    let port = |driver: &mut Driver| {
+        let query = Input::new(op::QUERY_QP, 16).or(8, 0, a.number);
+        word(&driver.ok(&query, 0x110), 0x50) & 0xffff
+    };
+    let before = port(&mut driver);
+    let change = Input::new(op::RTS2RTS_QP, 0x110)
+        .or(8, 0, a.number)
+        .or(0x50, 0, 0xc123);
+    driver.ok(&change, 16);
+    assert_eq!(port(&mut driver), before, "the mask does not name it");
+    driver.ok(&change.or(0x10c, 0, 1 << 2), 16);
+    assert_eq!(port(&mut driver), 0xc123);
+}
