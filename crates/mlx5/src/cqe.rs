@@ -243,7 +243,7 @@ unsafe fn request(
         // SAFETY: as the caller says.
         let to = |data: &[u8]| unsafe { entry.work.scatter_send(cqe.slot(), data) };
         // SAFETY: as the caller says.
-        if !unsafe { cqe.scatter(before, wc.byte_len, to) } {
+        if !entry.work.short_data || !unsafe { cqe.scatter(before, wc.byte_len, to) } {
             wc.status = status::LOC_LEN_ERR;
         }
     }
@@ -284,7 +284,7 @@ unsafe fn response(cqe: &Cqe, before: Before, entry: &Entry, wc: &mut WorkComple
             }
         };
         // SAFETY: as the caller says.
-        if !unsafe { cqe.scatter(before, wc.byte_len, to) } {
+        if !entry.work.short_data || !unsafe { cqe.scatter(before, wc.byte_len, to) } {
             wc.status = status::LOC_LEN_ERR;
         }
         if cqe.op_own & CQE_SCATTER_64 == 0 {

@@ -29,12 +29,20 @@ pub struct QpOptions {
     /// local key. Each takes three blocks, and so as many are kept for every
     /// work request; without it, for most, one.
     pub keys: bool,
+    /// Short data of receives, reads and atomics may come in their completions,
+    /// from where whoever reads those writes it to its place: for a face whose
+    /// callers answer for that memory until then. Without it, the device puts
+    /// all data where the work request says.
+    pub short_data: bool,
 }
 
 impl Default for QpOptions {
     /// Everything.
     fn default() -> Self {
-        Self { keys: true }
+        Self {
+            keys: true,
+            short_data: true,
+        }
     }
 }
 
@@ -104,14 +112,20 @@ impl<C: ContextRef> QueuePair<C> {
         };
         let index = device.user_index()?;
         let has_own = shared.is_none();
-        let work = Arc::new(Work::new(index, service, send, recv, shared)?);
+        let mut work = Work::new(index, service, send, recv, shared)?;
+        work.short_data = options.short_data;
+        let work = Arc::new(work);
         let request = CreateQp {
             buf_addr: work.memory.address(),
             db_addr: work.memory.records_address(),
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            flags: QP_FLAG_SCATTER_CQE,
+            flags: if options.short_data {
+                QP_FLAG_SCATTER_CQE
+            } else {
+                0
+            },
             uidx: work.user_index(),
             ..CreateQp::default()
         };

@@ -93,6 +93,8 @@ pub struct Work {
     pub(crate) receives: Outstanding,
     /// Where receives come from, if not from a queue of its own.
     pub(crate) shared: Option<Arc<SharedWork>>,
+    /// Whether the device may put data into completions.
+    pub(crate) short_data: bool,
 }
 
 impl Work {
@@ -113,6 +115,7 @@ impl Work {
             send,
             recv,
             shared,
+            short_data: true,
         })
     }
 

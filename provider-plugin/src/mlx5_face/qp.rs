@@ -67,6 +67,7 @@ impl Device for Mlx5 {
         let options = QpOptions {
             // Who does not say may post any.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
+            ..QpOptions::default()
         };
         let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options)?;
         // SAFETY: live, as the caller says. It can have no completions yet.
