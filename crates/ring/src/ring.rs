@@ -1,6 +1,7 @@
 //! Header and entries of a mapped queue.
 
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 
 use crate::{Header, Indices, Mapping};
@@ -47,6 +48,12 @@ impl Slots {
         unsafe { self.entries.add(at) }
     }
 }
+
+// SAFETY: an address; whoever writes or reads there says that it may
+// (`Slots::slot`, which gives raw memory).
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
 
 // SAFETY: the ring owns its mapping; all that is shared through it are atomics
 // and raw memory whose users say who may touch it when.
@@ -129,6 +136,26 @@ impl Ring {
             },
             mapping,
         })
+    }
+
+    /// An empty ring in memory of the process's own, for at least `entries`
+    /// entries that are `1 << log2_stride` bytes apart: the process is both of
+    /// its sides.
+    ///
+    /// # Errors
+    /// What mmap(2) says; EINVAL for a ring of more than 2^31 bytes.
+    pub fn anonymous(entries: u32, log2_stride: u32) -> io::Result<Self> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let slots = (entries.checked_add(1)).and_then(u32::checked_next_power_of_two);
+        let bytes = slots
+            .and_then(|slots| slots.checked_mul(1u32.checked_shl(log2_stride)?))
+            .ok_or_else(invalid)?;
+        let mapping = Mapping::anonymous(size_of::<Header>() + bytes as usize)?;
+        let mask = (bytes >> log2_stride) - 1;
+        let header = mapping.as_ptr().cast::<Header>();
+        // SAFETY: the mapping is new, larger than a header and page aligned.
+        unsafe { header.write(Header::new(log2_stride, mask)) };
+        Self::new(mapping, 1 << log2_stride).map_err(|_| invalid())
     }
 
     /// The indices. Copies must not outlive the ring.

@@ -46,6 +46,12 @@ impl RecvQueue {
     /// Bytes that an entry must have at least: the fixed part and one element.
     pub const ENTRY_SIZE: usize = size_of::<RecvWqe>() + size_of::<Sge>();
 
+    /// Bytes of an entry with so many elements at most.
+    pub const fn entry_size(max_sge: u32) -> usize {
+        let count = if max_sge == 0 { 1 } else { max_sge };
+        size_of::<RecvWqe>() + count as usize * size_of::<Sge>()
+    }
+
     /// Work requests that the queue holds at most.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()

@@ -61,6 +61,15 @@ impl SendQueue {
     /// two, so that every entry has them.)
     pub const ENTRY_SIZE: usize = size_of::<SendWqe>() + size_of::<Sge>();
 
+    /// Bytes of an entry with so much data in it at most.
+    pub const fn entry_size(max_sge: u32, max_inline: u32) -> usize {
+        let list = max_sge as usize * size_of::<Sge>();
+        let inline = max_inline as usize;
+        let data = if list > inline { list } else { inline };
+        let least = size_of::<Sge>();
+        size_of::<SendWqe>() + if data > least { data } else { least }
+    }
+
     /// Work requests that the queue holds at most.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
