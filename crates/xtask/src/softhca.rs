@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
-use crate::{driver, guest};
+use crate::suite::Work;
+use crate::{driver, guest, native};
 
 /// Where the program listens, in its folder.
 const SOCKET: &str = "hca.sock";
@@ -36,7 +37,7 @@ pub struct Arguments {
     profile: Vec<String>,
     /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
     /// two HCAs over a wire that loses packets, and planted faults
-    #[arg(long, conflicts_with_all = ["run", "share", "plugin", "no_setup", "hcas"])]
+    #[arg(long, conflicts_with_all = ["run", "share", "native", "plugin", "no_setup", "hcas"])]
     test: bool,
     /// With `--test`, the short list, without pyverbs
     #[arg(long, requires = "test")]
@@ -55,6 +56,10 @@ pub struct Arguments {
     /// A folder that the guest sees as /share, readable and writable
     #[arg(long)]
     share: Option<PathBuf>,
+    /// The share is a folder with the Rust crate's programs and scripts, built
+    /// now and found by their names; RXE_DEV and its like are set for them
+    #[arg(long, conflicts_with = "share")]
+    native: bool,
     /// A folder whose contents the guest finds in /opt/ringverbs
     #[arg(long)]
     plugin: Option<PathBuf>,
@@ -88,6 +93,7 @@ impl Arguments {
             filter: ["devices", "pingpong"].map(str::to_owned).to_vec(),
             hcas: 1,
             run: None,
+            native: false,
             share: None,
             plugin: None,
             no_setup: false,
@@ -107,6 +113,12 @@ impl Arguments {
 /// their device, whose name and GID the command finds in the environment.
 const SETUP: &str = include_str!("softhca-setup.sh");
 
+/// And before one that runs the Rust crate's programs, which are the same on
+/// rdma_rxe.
+const NATIVE: &str = "\
+export PATH=/share:$PATH
+export RXE_DEV=$RDMA_DEV RXE_GID=$RDMA_GID RXE_ADDR=$RDMA_ADDR";
+
 /// Makes what is missing, starts the HCA and the guest, runs the command.
 pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.test {
@@ -116,9 +128,18 @@ pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     let setup = if arguments.no_setup { "" } else { SETUP };
     let command = arguments.run.as_deref().unwrap_or_default();
     let shell = arguments.run.is_none();
+    let mut share = arguments.share.clone();
+    let mut before = "";
+    // Removed when the guest has ended.
+    let native = arguments.native.then(|| Work::new("native")).transpose()?;
+    if let Some(folder) = &native {
+        native::build(&folder.0)?;
+        share = Some(folder.0.clone());
+        before = NATIVE;
+    }
     let job = Job {
-        script: format!("{setup}\n{command}"),
-        share: arguments.share.clone(),
+        script: format!("{setup}\n{before}\n{command}"),
+        share,
         plugin: arguments.plugin.clone(),
         driver: None,
         shell,

@@ -3,7 +3,7 @@
 
 # But for what is known of this device, and what planted faults make it say.
 known='vendor specific ID|modify_port_caps|counters are not supported|firmware level support'
-known="$known|CREATE_QP\(0x500\)|Create QP type|CQ error on CQN|MODIFY_CQ\(0x403\)"
+known="$known|CREATE_QP\(0x500\)|Create QP type|CQ error on CQN"
 remarks() {
     dmesg -c -l emerg,alert,crit,err,warn |
         grep -E 'mlx5|infiniband|WARNING:|BUG:|Call Trace' |
