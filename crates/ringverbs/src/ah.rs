@@ -32,7 +32,8 @@ impl ProtectionDomain {
     /// # Errors
     /// EINVAL for a port or source GID index that is not there.
     pub fn address_handle(&self, path: &AhAttr) -> Result<AddressHandle> {
-        let made = device::AddressHandle::create(self.context().uverbs(), self.handle(), path)?;
+        let context = self.context();
+        let made = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
         Ok(AddressHandle {
             inner: Arc::new(Inner {
                 made,
@@ -81,9 +82,7 @@ impl AddressHandle {
             };
             CloseError::new(Self { inner }, error)
         })?;
-        let number = made.number;
-        made.object.destroy().map_err(|(object, error)| {
-            let made = device::AddressHandle { object, number };
+        made.destroy().map_err(|(made, error)| {
             let inner = Arc::new(Inner { made, domain, path });
             CloseError::new(Self { inner }, error)
         })

@@ -72,7 +72,10 @@ impl CompletionChannel {
     /// EIO if the device is gone.
     pub fn try_event(&self) -> Result<Option<ChannelEvent>> {
         match self.inner.channel.read_event() {
-            Ok(queue) => Ok(Some(ChannelEvent { queue })),
+            Ok(queue) => {
+                self.inner.context.provider().seen_event(queue);
+                Ok(Some(ChannelEvent { queue }))
+            }
             Err(error) if is_again(&error) => Ok(None),
             Err(error) => Err(error.into()),
         }

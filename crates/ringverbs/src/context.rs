@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use uverbs::discovery::{self, DriverId};
+use uverbs::discovery;
 use uverbs::kernel::{Kernel, RealKernel};
 use uverbs::{AsyncEventFile, ContextInfo, Udata};
 
+use crate::device::Provider;
 use crate::inflight::{Registry, Slab};
 use crate::qp::FlushTo;
 use crate::{CloseError, Error, Result};
@@ -109,6 +110,7 @@ pub struct Context {
 
 pub(crate) struct Inner {
     pub(crate) uverbs: Ctx,
+    pub(crate) provider: Provider,
     info: ContextInfo,
     device: Option<Device>,
     /// The first event file of a context takes the events of all its objects.
@@ -125,18 +127,22 @@ pub(crate) struct Inner {
 
 impl Context {
     fn open_with(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self> {
-        if device.found.driver_id != DriverId::RXE {
+        if !Provider::serves(device.found.driver_id) {
             return Err(Error::UnsupportedDriver {
                 device: device.found.name.clone(),
                 driver: device.found.driver_id.0,
             });
         }
         let context = uverbs::Context::open(kernel, &device.found)?;
-        Self::begin(context, Some(device.clone()))
+        Self::begin(context, device.found.driver_id, Some(device.clone()))
     }
 
-    fn begin(context: uverbs::Context, device: Option<Device>) -> Result<Self> {
-        let info = context.get_context(Udata::none())?;
+    fn begin(
+        context: uverbs::Context,
+        driver: discovery::DriverId,
+        device: Option<Device>,
+    ) -> Result<Self> {
+        let (info, provider) = Provider::open(&context, driver)?;
         let uverbs = Arc::new(context);
         let events = AsyncEventFile::alloc(&uverbs)?;
         events.set_nonblocking(true)?;
@@ -154,6 +160,7 @@ impl Context {
         Ok(Self {
             inner: Arc::new(Inner {
                 uverbs,
+                provider,
                 info,
                 device,
                 events,
@@ -173,11 +180,27 @@ impl Context {
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
     pub fn over(context: uverbs::Context) -> Result<Self> {
-        Self::begin(context, None)
+        let driver = context.driver_id();
+        Self::begin(context, driver, None)
+    }
+
+    /// The same, with the data path of another driver than the kernel that is
+    /// played says it has.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(any(test, feature = "fake"))]
+    #[doc(hidden)]
+    pub fn over_as(context: uverbs::Context, driver: discovery::DriverId) -> Result<Self> {
+        Self::begin(context, driver, None)
     }
 
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
+    }
+
+    pub(crate) fn provider(&self) -> &Provider {
+        &self.inner.provider
     }
 
     pub(crate) fn uverbs(&self) -> &Ctx {

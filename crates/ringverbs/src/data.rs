@@ -1,6 +1,6 @@
 //! What operations move: from, or to, which memory of this process.
 
-use crate::device::{Sge, Wqe};
+use crate::device::{self, Sge, Wqe};
 use crate::memory::{Buffer, MemorySlice, Registered};
 use crate::pd::Identity;
 use crate::{Error, Result};
@@ -162,7 +162,7 @@ impl Piece for MemorySlice {
 const MAX_ELEMENTS: usize = 64;
 
 /// The longest message that there is.
-const MAX_MESSAGE: u64 = rxe::MAX_MESSAGE as u64;
+const MAX_MESSAGE: u64 = device::MAX_MESSAGE as u64;
 
 #[cold]
 fn too_many(asked: usize, allowed: u32) -> Error {

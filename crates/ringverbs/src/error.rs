@@ -171,7 +171,7 @@ impl fmt::Display for Error {
             ),
             Self::UnsupportedDriver { device, driver } => write!(
                 f,
-                "{device} has kernel driver number {driver}, which this crate does not know; rdma_rxe is supported"
+                "{device} has kernel driver number {driver}, which this crate does not know; rdma_rxe and mlx5 are supported"
             ),
             Self::NoGid { port } => write!(
                 f,
@@ -234,27 +234,6 @@ impl std::error::Error for Error {
 impl From<uverbs::Error> for Error {
     fn from(error: uverbs::Error) -> Self {
         Self::Kernel(error)
-    }
-}
-
-impl From<rxe::CreateError> for Error {
-    fn from(error: rxe::CreateError) -> Self {
-        match error {
-            rxe::CreateError::Command(error) => Self::Kernel(error),
-            rxe::CreateError::Map { queue, error } => Self::Map { what: queue, error },
-            rxe::CreateError::Geometry { queue, error } => Self::Driver {
-                what: queue,
-                message: error.to_string(),
-            },
-            rxe::CreateError::NoMemory => Self::NoMemory,
-            rxe::CreateError::NoAddressHandleNumber => Self::Unsupported {
-                what: "address handles by number; rdma_rxe of Linux 6.1 or later has them",
-            },
-            other => Self::Driver {
-                what: "driver",
-                message: other.to_string(),
-            },
-        }
     }
 }
 

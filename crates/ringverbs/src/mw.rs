@@ -9,6 +9,7 @@ use uverbs::{Mw, MwType, Udata};
 use crate::context::Ctx;
 use crate::device::WindowBinding;
 use crate::memory::{MemorySlice, Registered};
+use crate::operation::Operation;
 use crate::pd::Identity;
 use crate::{AccessFlags, CloseError, Error, ProtectionDomain, Result};
 
@@ -67,6 +68,11 @@ impl ProtectionDomain {
             WindowType::One => MwType::TYPE_1,
             WindowType::Two => MwType::TYPE_2,
         };
+        if !self.context().provider().has(Operation::BindWindow) {
+            return Err(Error::Unsupported {
+                what: "memory windows",
+            });
+        }
         let object = Mw::alloc(
             self.context().uverbs(),
             self.handle(),

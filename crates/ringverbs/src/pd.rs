@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use uverbs::{Pd, PdHandle, Udata};
+use uverbs::{Pd, PdHandle};
 
 use crate::context::Ctx;
 use crate::memory::Region;
@@ -31,7 +31,8 @@ impl Context {
     /// # Errors
     /// ENOMEM, or the device's limit.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        let object = Pd::alloc(self.uverbs(), Udata::none())?;
+        let handle = self.provider().alloc_pd(self.uverbs())?;
+        let object = Pd::from_handle(self.uverbs(), handle);
         Ok(ProtectionDomain {
             inner: Arc::new(Inner {
                 object,

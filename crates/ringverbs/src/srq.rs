@@ -70,7 +70,10 @@ impl SharedReceiveQueueBuilder {
             kind: SrqKind::Basic,
             async_fd: None,
         };
-        let made = match device::SharedReceiveQueue::create(context.uverbs(), &init) {
+        let made = match context
+            .provider()
+            .shared_receive_queue(context.uverbs(), &init)
+        {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 let device = context.uverbs().query_device()?;
                 let limits = [
@@ -98,6 +101,7 @@ impl SharedReceiveQueueBuilder {
                 object: ManuallyDrop::new(made.object),
                 parked: OnceLock::new(),
                 destroyed: Hint::new(0),
+                work: made.work,
                 slab,
                 domain,
                 id,
@@ -123,6 +127,8 @@ pub(crate) struct Inner {
     parked: OnceLock<RecvQueue>,
     /// 1 once the object is destroyed.
     destroyed: Hint,
+    /// What its queue pairs are made with.
+    work: device::SharedWork,
     slab: Arc<Slab>,
     domain: ProtectionDomain,
     id: u64,
@@ -131,6 +137,10 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn object(&self) -> &Srq<Ctx> {
         &self.object
+    }
+
+    pub(crate) fn work(&self) -> &device::SharedWork {
+        &self.work
     }
 
     pub(crate) fn domain(&self) -> &ProtectionDomain {

@@ -72,7 +72,7 @@ impl Cursor<'_> {
     #[inline]
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
         self.step()?;
-        let Entry::Rxe(entry) = self.queue.ring.entry(&self.span);
+        let entry = self.queue.ring.entry(&self.span);
         Ok(self
             .current
             .as_mut()
@@ -88,7 +88,7 @@ impl Cursor<'_> {
                 return Ok(());
             }
             let queue = &mut *self.queue;
-            let Entry::Rxe(entry) = queue.ring.entry(&self.span);
+            let entry = queue.ring.entry(&self.span);
             let (wr_id, status) = (entry.wr_id(), entry.status());
             let reaped = queue.reaper.reap(
                 WorkId(wr_id),
@@ -132,7 +132,7 @@ impl Cursor<'_> {
 }
 
 #[cold]
-fn corruption(entry: rxe::Entry<'_>) -> Error {
+fn corruption(entry: Entry<'_>) -> Error {
     Error::Corruption {
         wr_id: entry.wr_id(),
         qp_num: entry.qp_num(),
@@ -153,7 +153,7 @@ impl fmt::Debug for Cursor<'_> {
 
 /// A completion that a [`Cursor`] looks at.
 pub struct CursorEntry<'c> {
-    entry: rxe::Entry<'c>,
+    entry: Entry<'c>,
     posted: &'c mut Posted,
 }
 
@@ -219,7 +219,7 @@ impl fmt::Debug for CursorEntry<'_> {
 /// The fields that a successful completion has, each read when asked for.
 #[derive(Clone, Copy)]
 pub struct SuccessFields<'c> {
-    entry: rxe::Entry<'c>,
+    entry: Entry<'c>,
 }
 
 impl SuccessFields<'_> {

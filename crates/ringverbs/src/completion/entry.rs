@@ -286,7 +286,7 @@ impl Completion {
         unsafe {
             retired.in_place(|posted: *const Posted| {
                 // Read as late as this, the fields need no place in between.
-                let wc = entry.read();
+                let wc = device::read(&entry);
                 let operation = (*posted).operation;
                 let completion = Self {
                     token: (*posted).token,

@@ -146,7 +146,7 @@ impl CompletionQueueBuilder {
             async_fd,
             ..CqInit::default()
         };
-        let made = match device::CompletionQueue::create(context.uverbs(), &init) {
+        let made = match context.provider().completion_queue(context.uverbs(), &init) {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 let allowed = context.uverbs().query_device()?.max_cqe;
                 return Err(if entries > allowed {
@@ -173,6 +173,7 @@ impl CompletionQueueBuilder {
                 parked: OnceLock::new(),
                 destroyed: Hint::new(0),
                 queues: Registry::new(),
+                completers: made.completers,
                 departures: Epoch::new(),
                 channel,
                 context,
@@ -192,6 +193,8 @@ pub(crate) struct Shared {
     destroyed: Hint,
     /// The queues that complete here.
     pub(super) queues: Registry<Fifo>,
+    /// The queue pairs that do, where the device needs to be read with them.
+    completers: device::Completers,
     /// Counts the queues that have gone.
     departures: Epoch,
     channel: Option<CompletionChannel>,
@@ -206,6 +209,10 @@ impl Shared {
 
     pub fn object(&self) -> &Cq<Ctx> {
         &self.object
+    }
+
+    pub fn completers(&self) -> &device::Completers {
+        &self.completers
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -446,10 +453,9 @@ impl CompletionQueue {
             // SAFETY: the span is fresh, and the queue is not resized while this
             // borrows it.
             let place = unsafe { self.ring.entry_inside(&span) };
-            let Entry::Rxe(entry) = place;
-            let id = WorkId(entry.wr_id());
+            let id = WorkId(place.wr_id());
             match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
-                Ok(retired) if retired.is_quiet() && entry.status() == 0 => {
+                Ok(retired) if retired.is_quiet() && place.status() == 0 => {
                     retired.with(|posted| {
                         posted.companion.settle(true);
                         earlier(posted);
@@ -468,7 +474,7 @@ impl CompletionQueue {
                         self.ring.advance(&mut span);
                         failed = Some(Error::Corruption {
                             wr_id: id.0,
-                            qp_num: entry.qp_num(),
+                            qp_num: place.qp_num(),
                         });
                     }
                     break;
@@ -487,6 +493,15 @@ impl CompletionQueue {
             self.give_back();
         }
         self.ring.available()
+    }
+
+    /// The same, for the raw layer.
+    #[inline(always)]
+    pub(crate) fn available_raw(&mut self) -> device::Span {
+        if self.held {
+            self.give_back();
+        }
+        self.ring.available_raw()
     }
 
     #[cold]
@@ -540,9 +555,7 @@ impl CompletionQueue {
                 what: "a completion queue without a channel cannot be armed",
             });
         }
-        let object = &self.shared.object;
-        self.ring
-            .arm_and_look(|| Ok(object.req_notify(solicited_only)?))
+        self.ring.arm_and_look(&self.shared.object, solicited_only)
     }
 
     /// An event only after `count` completions or `period` microseconds.

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::channel::is_again;
 use crate::data::Payload;
+use crate::device;
 use crate::inflight::Posted;
 use crate::operation::Operation;
 use crate::{AsyncEvent, CloseError, Context, Error, Result};
@@ -339,7 +340,7 @@ impl<F: Format> CompletionReader<F> {
         let count = self.queue.reap_while(
             max,
             |entry, retired| {
-                let wc = &entry.read();
+                let wc = &device::read(&entry);
                 let taken = retired.with(|mut posted| {
                     if wc.status != Status::SUCCESS.0 {
                         return Err(ErrorEntry::new(wc, posted));

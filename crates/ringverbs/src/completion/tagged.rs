@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait};
 use crate::data::Payload;
+use crate::device;
 use crate::operation::Operation;
 use crate::qp::{PostError, Transport};
 use crate::{Buffer, CompletionChannel, Error, QueuePair, Result};
@@ -198,11 +199,11 @@ impl TaggedEndpoint {
         }
         let size = max_message
             .checked_add(HEADER)
-            .filter(|size| *size <= rxe::MAX_MESSAGE as usize)
+            .filter(|size| *size <= device::MAX_MESSAGE as usize)
             .ok_or(Error::Limit {
                 what: "bytes in a tagged message",
                 asked: max_message as u64,
-                allowed: rxe::MAX_MESSAGE as u64 - HEADER as u64,
+                allowed: device::MAX_MESSAGE as u64 - HEADER as u64,
             })?;
         let domain = qp.domain().clone();
         let all = size

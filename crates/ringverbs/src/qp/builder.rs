@@ -143,7 +143,15 @@ impl QueuePairBuilder {
             user_handle: id,
             ..QpInit::default()
         };
-        let made = match device::QueuePair::create(context.uverbs(), &init) {
+        let beside = device::Beside {
+            send: send_cq.completers(),
+            recv: recv_cq.completers(),
+            srq: self.srq.as_ref().map(|srq| srq.work()),
+        };
+        let made = context
+            .provider()
+            .queue_pair(context.uverbs(), &init, &beside);
+        let made = match made {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 return Err(self.explain(error));
             }
@@ -165,8 +173,11 @@ impl QueuePairBuilder {
             }
             None => None,
         };
+        let operations = self.transport.operations() & context.provider().operations();
         let inner = Arc::new(Inner {
             object: ManuallyDrop::new(made.object),
+            attachment: made.attachment,
+            cap: made.cap,
             parked_send: OnceLock::new(),
             parked_recv: OnceLock::new(),
             send_cq,
@@ -190,7 +201,7 @@ impl QueuePairBuilder {
             unsignaled_published: 0,
             unsignaled_limit: send_depth / 2,
             signal_all: self.signal_all,
-            operations: self.transport.operations(),
+            operations,
             datagram: self.transport == Transport::Datagram,
             scratch: None,
             inner: Arc::clone(&inner),

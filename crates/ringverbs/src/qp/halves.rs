@@ -39,7 +39,7 @@ macro_rules! of_the_queue_pair {
 
             /// The sizes that the queue pair was made with.
             pub fn capacity(&self) -> QpCap {
-                self.inner.object.cap()
+                self.inner.cap
             }
 
             /// The state that either half was brought to last
@@ -75,7 +75,11 @@ of_the_queue_pair!(RecvHalf);
 impl super::Inner {
     pub(super) fn query(&self) -> Result<QpAttr> {
         let all = QpAttrMask::from_bits_retain(0x001f_ffff);
-        Ok(self.object.query(all)?.0)
+        let (mut attr, _) = self.object.query(all)?;
+        if let Some(cap) = self.domain.context().provider().sizes(self.cap) {
+            attr.cap = cap;
+        }
+        Ok(attr)
     }
 
     pub(super) fn set_error(&self) -> Result<()> {

@@ -28,7 +28,7 @@ use uverbs::{Qp, QpCap, QpType, Udata};
 use crate::completion::{CompletionQueue, Shared as CqShared};
 use crate::context::Ctx;
 use crate::data::Payload;
-use crate::device::{Doorbell, RecvQueue, SendQueue};
+use crate::device::{Attachment, Doorbell, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
 use crate::memory::MemorySlice;
 use crate::operation::Operation;
@@ -188,6 +188,9 @@ pub struct RecvHalf {
 /// What both halves need.
 pub(crate) struct Inner {
     object: ManuallyDrop<Qp<Ctx>>,
+    attachment: Attachment,
+    /// The sizes that it was made with.
+    cap: QpCap,
     /// The rings, once their halves are gone: the device may still write there
     /// until the object is.
     parked_send: OnceLock<SendQueue>,
@@ -254,6 +257,7 @@ impl Inner {
     /// The kernel's side is gone.
     fn departed(&self) {
         self.destroyed.set(1);
+        self.attachment.leave();
         self.send_cq.leave(&self.send_fifo);
         if let Some(fifo) = &self.recv_fifo {
             self.recv_cq.leave(fifo);
@@ -279,6 +283,7 @@ impl Drop for Inner {
                 // The device may go on using all that is in flight: it stays.
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
                 object.into_handle();
+                self.attachment.stay();
                 std::mem::forget(Arc::clone(&self.send_fifo));
                 std::mem::forget(self.recv_fifo.clone());
                 std::mem::forget(Arc::clone(&self.send_cq));
@@ -355,7 +360,7 @@ impl QueuePair {
 
     /// The sizes that it was made with, at least those asked for.
     pub fn capacity(&self) -> QpCap {
-        self.inner().object.cap()
+        self.inner().cap
     }
 
     /// The state that it was brought to last. The device may have moved it to
@@ -379,7 +384,14 @@ impl QueuePair {
     /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a
     /// transition that is not allowed with these attributes.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.inner().modify(attr, mask)
+        self.inner().modify(attr, mask)?;
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == State::RESET {
+            self.send.doorbell.reset();
+            if let Some((queue, _)) = &mut self.recv.queue {
+                queue.reset();
+            }
+        }
+        Ok(())
     }
 
     /// Moves it to the error state: everything in flight is completed with

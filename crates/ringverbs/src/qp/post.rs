@@ -111,9 +111,9 @@ impl<E: Into<Error>> From<BatchError<E>> for Error {
 impl SendHalf {
     /// What the raw layer writes to. Nothing is in the making.
     #[inline(always)]
-    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &Doorbell) {
+    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &mut Doorbell) {
         self.in_flight.abandon();
-        (&mut self.queue, &self.doorbell)
+        (&mut self.queue, &mut self.doorbell)
     }
 
     /// Adds an operation to the batch that is being made.
@@ -182,6 +182,11 @@ impl SendHalf {
 
     #[cold]
     fn cannot(&self, operation: Operation) -> Error {
+        if !self.inner.domain.context().provider().has(operation) {
+            return Error::Unsupported {
+                what: "an operation that this device lacks, or this crate does not have for it",
+            };
+        }
         if self.operations & 1 << operation as u32 == 0 {
             return Error::State {
                 verb: "post of a send work request",

@@ -55,9 +55,9 @@ pub use send::{
 use crate::memory::{Buffer, MemorySlice};
 
 /// Flags of a send work request. `INLINE` is set by [`Wqe::inline`].
-pub use rxe::SendFlags as Flags;
+pub use uverbs::SendFlags as Flags;
 /// A scatter/gather element: address, bytes, local key.
-pub use rxe::Sge;
+pub use uverbs::Sge;
 
 impl Buffer {
     /// The element for the bytes in use, for a work request of the raw layer.

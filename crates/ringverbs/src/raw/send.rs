@@ -7,7 +7,7 @@ use crate::memory::MemorySlice;
 use crate::operation::RemoteAddr;
 use crate::qp::{FlushRange, FlushTo, SendHalf};
 use crate::raw::{Flags, Sge};
-use crate::{AccessFlags, AddressHandle, MemoryWindow, Result};
+use crate::{AccessFlags, AddressHandle, Error, MemoryWindow, Result};
 
 /// A send queue, lent by its half.
 ///
@@ -15,7 +15,7 @@ use crate::{AccessFlags, AddressHandle, MemoryWindow, Result};
 /// What is not finished and published never happened.
 pub struct SendQueue<'h> {
     writer: SendWriter<'h>,
-    doorbell: &'h Doorbell,
+    doorbell: &'h mut Doorbell,
 }
 
 impl SendHalf {
@@ -134,9 +134,15 @@ impl SendQueue<'_> {
     /// Opens the next entry for an operation.
     ///
     /// # Errors
-    /// [`Error::QueueFull`](crate::Error::QueueFull).
+    /// [`Error::QueueFull`]. [`Error::Unsupported`] for an operation that the
+    /// device lacks.
     #[inline(always)]
     pub fn open<O: Operation>(&mut self, wr_id: u64, flags: Flags) -> Result<Wqe<'_, O::Segments>> {
+        if self.doorbell.lacks(O::OPCODE) {
+            return Err(Error::Unsupported {
+                what: "an operation that this device lacks, or this crate does not have for it",
+            });
+        }
         let flags = flags.difference(SendFlags::INLINE);
         Ok(Wqe {
             opened: self.writer.open(wr_id, O::OPCODE, flags)?,
@@ -148,7 +154,8 @@ impl SendQueue<'_> {
     ///
     /// # Errors
     /// [`Error::Doorbell`](crate::Error::Doorbell): they are posted all the
-    /// same.
+    /// same. (On a ConnectX ENOMEM says that more are outstanding than the
+    /// queue holds: those behind go out with the next call.)
     ///
     /// # Safety
     /// The memory that the entries name stays registered until each has

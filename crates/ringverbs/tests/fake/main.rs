@@ -10,6 +10,7 @@ mod allocation;
 mod bad_input;
 mod completion;
 mod connect;
+mod connectx;
 mod fields;
 #[path = "../common/huge.rs"]
 mod huge;

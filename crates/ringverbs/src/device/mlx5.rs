@@ -1,0 +1,300 @@
+//! ConnectX's objects: the queues are in the process's memory.
+
+use std::sync::Arc;
+
+use ::mlx5::{DeviceContext, Link, QpOptions, Role};
+use ::rxe::{RecvQueue as Receives, SendQueue as Sends};
+use ring::{Peek, Ring};
+use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, QpType, SrqInit};
+
+use super::decoded::{Armings, Source};
+use super::staged::{self, Paths, Receiver, Sender};
+use super::{
+    AddressHandle, Attachment, Beside, CompletionQueue, CompletionRing, Doorbell, QueuePair,
+    RecvQueue, SendQueue, SharedReceiveQueue, decoded,
+};
+use crate::context::Ctx;
+use crate::error::{Error, Result};
+
+/// A ConnectX that was opened.
+pub(crate) struct Provider {
+    device: Arc<DeviceContext>,
+    armings: Arc<Armings>,
+    paths: Arc<Paths>,
+}
+
+impl Provider {
+    pub fn open(context: &uverbs::Context) -> Result<(ContextInfo, Self)> {
+        let (info, device) = DeviceContext::open(context)?;
+        let provider = Self {
+            device: Arc::new(device),
+            armings: Arc::default(),
+            paths: Arc::default(),
+        };
+        Ok((info, provider))
+    }
+
+    /// An event of the completion queue of that number was read.
+    pub fn seen_event(&self, queue: u64) {
+        if let Some(arming) = self.armings.lock().get(&queue) {
+            arming.event();
+        }
+    }
+
+    pub fn queue_pair(
+        &self,
+        context: &Ctx,
+        init: &QpInit,
+        beside: &Beside<'_>,
+    ) -> Result<QueuePair> {
+        let (Some(sends), Some(receives_at)) = (beside.send, beside.recv) else {
+            return Err(Error::WrongDomain {
+                what: "completion queue",
+            });
+        };
+        let shared = match beside.srq {
+            None => None,
+            Some(Some(work)) => Some(Arc::clone(work)),
+            Some(None) => {
+                return Err(Error::WrongDomain {
+                    what: "shared receive queue",
+                });
+            }
+        };
+        // One place of a ring stays free; the device's queue has as many as the
+        // ring without it.
+        let rounded = |wr: u32| match wr {
+            0 => Some(0),
+            wr => Some(wr.checked_add(1)?.checked_next_power_of_two()? - 1),
+        };
+        let cap = &init.cap;
+        let asked = init;
+        let init = QpInit {
+            cap: QpCap {
+                max_send_wr: rounded(cap.max_send_wr).unwrap_or(cap.max_send_wr),
+                max_recv_wr: rounded(cap.max_recv_wr).unwrap_or(cap.max_recv_wr),
+                ..*cap
+            },
+            ..*init
+        };
+        // Not in completions: they may be read when the memory is no longer
+        // the device's.
+        let options = QpOptions {
+            keys: false,
+            short_data: false,
+        };
+        let device = &self.device;
+        let made = ::mlx5::QueuePair::create_with(context, device, &init, shared, &options)
+            .map_err(|error| self.too_large(error, asked))?;
+        let mut cap = QpCap {
+            max_send_wr: init.cap.max_send_wr,
+            ..made.cap
+        };
+        let ring = staged::ring(
+            cap.max_send_wr,
+            Sends::entry_size(cap.max_send_sge, cap.max_inline_data),
+        )?;
+        let datagram = init.qp_type == QpType::UD;
+        let sender = Sender::new(made.send, &ring, &self.paths, datagram);
+        let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data);
+        let recv = match made.recv {
+            None => None,
+            Some(queue) => {
+                cap.max_recv_wr = init.cap.max_recv_wr;
+                let queue = staged::Receives::Own(queue);
+                Some(receives(queue, cap.max_recv_wr, cap.max_recv_sge)?)
+            }
+        };
+        let mut members = vec![(Arc::clone(sends), Role::SEND)];
+        if Arc::ptr_eq(sends, receives_at) {
+            members[0].1 |= Role::RECEIVE;
+        } else {
+            members.push((Arc::clone(receives_at), Role::RECEIVE));
+        }
+        Ok(QueuePair {
+            object: made.object,
+            send: SendQueue(send),
+            recv,
+            doorbell: Doorbell::Staged(Box::new(sender)),
+            attachment: Attachment(Some(decoded::Attachment::new(members, made.work))),
+            cap,
+        })
+    }
+
+    /// Says which size of a queue pair was too large.
+    fn too_large(&self, error: ::mlx5::CreateError, init: &QpInit) -> Error {
+        let ::mlx5::CreateError::TooLarge { what } = error else {
+            return error.into();
+        };
+        let (cap, limits) = (&init.cap, &self.device.limits);
+        // Those of a ring, of which one stays free.
+        let places = |most: u32| most.checked_ilog2().map_or(0, |log2| (1 << log2) - 1);
+        // Of an entry, after the longest of what stands before the data.
+        let room = limits.max_send_entry.saturating_sub(64) as u32;
+        let elements = cap.max_send_sge.saturating_mul(16).max(cap.max_inline_data);
+        let blocks = elements.saturating_add(48).div_ceil(64).max(1);
+        let (what, asked, allowed) = match what {
+            "max_send_wr" => (
+                "depth of a send queue",
+                cap.max_send_wr,
+                places(limits.max_send_blocks / blocks),
+            ),
+            "max_recv_wr" => (
+                "depth of a receive queue",
+                cap.max_recv_wr,
+                places(limits.max_recv_wr),
+            ),
+            "max_send_sge" => ("pieces of a send", cap.max_send_sge, room / 16),
+            "max_recv_sge" => (
+                "pieces of a receive",
+                cap.max_recv_sge,
+                limits.max_recv_entry as u32 / 16,
+            ),
+            "max_inline_data" => ("bytes of inline data", cap.max_inline_data, room - 4),
+            what => (what, u32::MAX, 0),
+        };
+        Error::Limit {
+            what,
+            asked: asked.into(),
+            allowed: allowed.into(),
+        }
+    }
+
+    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
+        let made = ::mlx5::CompletionQueue::create(context, init);
+        let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
+        let ring = Ring::anonymous(decoded::AHEAD, decoded::LOG2_STRIDE);
+        let ring = ring.map_err(|error| Error::Map {
+            what: "completions that are decoded",
+            error,
+        })?;
+        // SAFETY: the ring's memory lives in the value that this makes, and is
+        // never replaced.
+        let peek = unsafe { Peek::new(&ring.indices()) };
+        let (device, number) = (Arc::clone(&self.device), init.user_handle);
+        let entries = made.object.cqe();
+        let queue = (made.ring, made.arming);
+        let source = Source::new(queue, entries, &ring, number, device, &self.armings);
+        let members = Arc::clone(source.members());
+        let ring = ::rxe::CompletionRing::new(ring);
+        Ok(CompletionQueue {
+            object: made.object,
+            ring: CompletionRing::new(ring, Some(Box::new(source))),
+            peek,
+            completers: Some(members),
+        })
+    }
+
+    pub fn shared_receive_queue(
+        &self,
+        context: &Ctx,
+        init: &SrqInit,
+    ) -> Result<SharedReceiveQueue> {
+        let made = ::mlx5::SharedReceiveQueue::create(context, &self.device, init);
+        let made = made.map_err(|error| match error {
+            ::mlx5::CreateError::TooLarge { what: "max_sge" } => Error::Limit {
+                what: "pieces of a shared receive",
+                asked: init.max_sge.into(),
+                allowed: (self.device.limits.max_recv_entry as u64 / 16).saturating_sub(1),
+            },
+            ::mlx5::CreateError::TooLarge { .. } => Error::Limit {
+                what: "depth of a shared receive queue",
+                asked: init.max_wr.into(),
+                // One is never posted.
+                allowed: u64::from(self.device.limits.max_srq_wr.min(1 << 15)).saturating_sub(1),
+            },
+            error => error.into(),
+        })?;
+        let work = Arc::clone(made.recv.work());
+        let (capacity, max_sge) = (made.recv.capacity(), made.recv.max_sge());
+        Ok(SharedReceiveQueue {
+            recv: receives(staged::Receives::Shared(made.recv), capacity, max_sge)?,
+            object: made.object,
+            work: Some(work),
+        })
+    }
+
+    pub fn address_handle(
+        &self,
+        context: &Ctx,
+        pd: PdHandle,
+        attr: &uverbs::AhAttr,
+    ) -> Result<AddressHandle> {
+        let made = ::mlx5::AddressHandle::create(context, pd, attr, 0, link(context, attr)?)?;
+        let place = self.paths.insert(made.address);
+        Ok(AddressHandle {
+            object: made.object,
+            number: place.number,
+            place: Some(place),
+        })
+    }
+}
+
+/// The writer of receives that are carried over to a queue.
+fn receives(queue: staged::Receives, capacity: u32, max_sge: u32) -> Result<RecvQueue> {
+    let ring = staged::ring(capacity, Receives::entry_size(max_sge))?;
+    let receiver = Receiver::new(queue, &ring);
+    Ok(RecvQueue {
+        queue: Receives::new(ring, max_sge),
+        receiver: Some(Box::new(receiver)),
+    })
+}
+
+pub(super) fn too_many_entries(error: ::mlx5::CreateError, asked: u32) -> Error {
+    match error {
+        ::mlx5::CreateError::TooLarge { .. } => Error::Limit {
+            what: "entries of a completion queue",
+            asked: asked.into(),
+            // The entries have 24 bits; the device's own limit, if it is less,
+            // the kernel knows.
+            allowed: (1 << 24) - 1,
+        },
+        error => error.into(),
+    }
+}
+
+/// `IBV_LINK_LAYER_ETHERNET`.
+const ETHERNET: u8 = 2;
+/// `IBV_GID_TYPE_ROCE_V2` of the kernel's GID entries.
+const ROCE_V2: u32 = 2;
+
+/// What the path leads over.
+fn link(context: &Ctx, attr: &uverbs::AhAttr) -> Result<Link> {
+    if context.query_port(attr.port_num)?.legacy.link_layer != ETHERNET {
+        return Ok(Link::InfiniBand);
+    }
+    if !attr.is_global {
+        return Err(Error::Invalid {
+            what: "a path on Ethernet needs a global route",
+        });
+    }
+    let index = attr.grh.sgid_index.into();
+    let gid = context.query_gid_entry(attr.port_num.into(), index)?;
+    Ok(Link::Ethernet {
+        udp: gid.gid_type == ROCE_V2,
+    })
+}
+
+impl From<::mlx5::CreateError> for Error {
+    fn from(error: ::mlx5::CreateError) -> Self {
+        use ::mlx5::CreateError;
+        match error {
+            CreateError::Command(error) => Self::Kernel(error),
+            CreateError::Map { error, .. } => Self::Map {
+                what: "device's registers",
+                error,
+            },
+            CreateError::Memory { queue, error } => Self::Map { what: queue, error },
+            CreateError::BadAnswer { what } => Self::Driver {
+                what: "driver's answer",
+                message: format!("{what} makes no sense"),
+            },
+            CreateError::Unsupported { what } => Self::Unsupported { what },
+            CreateError::NoMemory => Self::NoMemory,
+            other => Self::Driver {
+                what: "driver",
+                message: other.to_string(),
+            },
+        }
+    }
+}

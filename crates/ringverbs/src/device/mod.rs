@@ -1,0 +1,279 @@
+//! The devices behind one face. Which one it is, the kernel's driver says when
+//! a context is opened ([`Provider`]); objects are made accordingly.
+//!
+//! - `send`, `recv`, `completion`: writers of work requests and reader of
+//!   completions, over rings of rdma_rxe's form, which all devices have;
+//! - `rxe`, `mlx5`: how each makes its objects;
+//! - `staged`, `decoded`: between those rings and the queues of a device that
+//!   has others.
+//!
+//! No type of a device crate goes further than this module, but for the place
+//! of a completion.
+
+mod completion;
+mod decoded;
+mod mlx5;
+mod recv;
+mod rxe;
+mod send;
+mod staged;
+
+use uverbs::discovery::DriverId;
+use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, SrqInit, SrqModify, Udata};
+
+use crate::context::Ctx;
+use crate::error::{Error, Result};
+use crate::operation::Operation;
+
+pub(crate) use ::rxe::{BindMwWr as WindowBinding, Entry};
+pub(crate) use completion::{CompletionRing, SENSELESS, read};
+pub(crate) use decoded::Members;
+pub(crate) use recv::RecvQueue;
+pub(crate) use ring::Span;
+pub(crate) use send::{Doorbell, Opened, SendQueue, SendWriter, Wqe};
+pub(crate) use uverbs::{Sge, WorkCompletion};
+
+/// Operation codes and flags of send work requests, as the kernel numbers
+/// them.
+pub(crate) use uverbs::{Opcode, SendFlags};
+
+/// The longest message that there is: 2 GiB (IBA 9.7.7).
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// The flag of a completion that a key was invalidated. rdma_rxe passes on the
+/// kernel's own bit (`IB_WC_WITH_INVALIDATE`), which is another than that of the
+/// C interface (`IBV_WC_WITH_INV`); it sets neither for anything else.
+pub(crate) const FLAG_INVALIDATED: u32 = 1 << 2 | 1 << 3;
+
+/// What drives the devices of a context.
+pub(crate) enum Provider {
+    /// Software, whose queues the kernel makes.
+    Rxe,
+    /// ConnectX.
+    Mlx5(mlx5::Provider),
+}
+
+/// A queue pair's queues, and its doorbell.
+pub(crate) struct QueuePair {
+    /// Before the queues: destroyed first.
+    pub object: uverbs::Qp<Ctx>,
+    pub send: SendQueue,
+    pub recv: Option<RecvQueue>,
+    pub doorbell: Doorbell,
+    pub attachment: Attachment,
+    /// The sizes that it has.
+    pub cap: QpCap,
+}
+
+/// What tells the completion queues of a queue pair that it is gone, where
+/// they have to know. Told at the latest when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Attachment(Option<decoded::Attachment>);
+
+/// What a queue pair is made with.
+pub(crate) struct Beside<'a> {
+    /// Where its sends complete.
+    pub send: &'a Completers,
+    /// Where its receives complete.
+    pub recv: &'a Completers,
+    /// Where its receives come from, if not from a queue of its own.
+    pub srq: Option<&'a SharedWork>,
+}
+
+/// What a completion queue knows of the queue pairs that complete there; of a
+/// device whose completions have all in them, nothing.
+pub(crate) type Completers = Option<std::sync::Arc<Members>>;
+
+/// What queue pairs need of a shared receive queue; of a device whose kernel
+/// driver does it, nothing.
+pub(crate) type SharedWork = Option<std::sync::Arc<::mlx5::SharedWork>>;
+
+/// A completion queue as the device crate makes it.
+pub(crate) struct CompletionQueue {
+    /// Before the ring: destroyed first.
+    pub object: uverbs::Cq<Ctx>,
+    pub ring: CompletionRing,
+    pub peek: ring::Peek,
+    pub completers: Completers,
+}
+
+/// A shared receive queue as the device crate makes it.
+pub(crate) struct SharedReceiveQueue {
+    /// Before the queue: destroyed first.
+    pub object: uverbs::Srq<Ctx>,
+    pub recv: RecvQueue,
+    pub work: SharedWork,
+}
+
+/// An address handle as the device crate makes it.
+#[derive(Debug)]
+pub(crate) struct AddressHandle {
+    /// None where the kernel has nothing to know.
+    pub object: Option<uverbs::Ah<Ctx>>,
+    /// What datagrams name it by.
+    pub number: u32,
+    /// Keeps the number, where the kernel does not.
+    place: Option<staged::Place>,
+}
+
+impl Provider {
+    /// Whether there is code for a driver's devices.
+    pub fn serves(driver: DriverId) -> bool {
+        matches!(driver, DriverId::RXE | DriverId::MLX5)
+    }
+
+    /// Makes the kernel's context for an open device of a driver.
+    pub fn open(context: &uverbs::Context, driver: DriverId) -> Result<(ContextInfo, Self)> {
+        if driver == DriverId::MLX5 {
+            let (info, provider) = mlx5::Provider::open(context)?;
+            return Ok((info, Self::Mlx5(provider)));
+        }
+        Ok((context.get_context(Udata::none())?, Self::Rxe))
+    }
+
+    pub fn alloc_pd(&self, context: &Ctx) -> Result<PdHandle> {
+        match self {
+            Self::Rxe => Ok(uverbs::pd::alloc(context, Udata::none())?),
+            Self::Mlx5(_) => Ok(::mlx5::alloc_pd(context)?),
+        }
+    }
+
+    pub fn queue_pair(
+        &self,
+        context: &Ctx,
+        init: &QpInit,
+        beside: &Beside<'_>,
+    ) -> Result<QueuePair> {
+        match self {
+            Self::Rxe => rxe::queue_pair(context, init),
+            Self::Mlx5(provider) => provider.queue_pair(context, init, beside),
+        }
+    }
+
+    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
+        match self {
+            Self::Rxe => rxe::completion_queue(context, init),
+            Self::Mlx5(provider) => provider.completion_queue(context, init),
+        }
+    }
+
+    pub fn shared_receive_queue(
+        &self,
+        context: &Ctx,
+        init: &SrqInit,
+    ) -> Result<SharedReceiveQueue> {
+        match self {
+            Self::Rxe => rxe::shared_receive_queue(context, init),
+            Self::Mlx5(provider) => provider.shared_receive_queue(context, init),
+        }
+    }
+
+    pub fn address_handle(
+        &self,
+        context: &Ctx,
+        pd: PdHandle,
+        attr: &uverbs::AhAttr,
+    ) -> Result<AddressHandle> {
+        match self {
+            Self::Rxe => rxe::address_handle(context, pd, attr),
+            Self::Mlx5(provider) => provider.address_handle(context, pd, attr),
+        }
+    }
+
+    /// The operations that the device has, and that there is code for, as a set
+    /// of bits.
+    pub fn operations(&self) -> u32 {
+        const fn bit(operation: Operation) -> u32 {
+            1 << operation as u32
+        }
+        match self {
+            Self::Rxe => u32::MAX,
+            Self::Mlx5(_) => {
+                !(bit(Operation::AtomicWrite)
+                    | bit(Operation::Flush)
+                    | bit(Operation::LocalInvalidate)
+                    | bit(Operation::BindWindow))
+            }
+        }
+    }
+
+    /// Whether that one is among them.
+    pub fn has(&self, operation: Operation) -> bool {
+        self.operations() & 1 << operation as u32 != 0
+    }
+
+    /// The driver's word on the sizes of a queue pair is kept; where it has
+    /// none, these are they.
+    pub fn sizes(&self, made: QpCap) -> Option<QpCap> {
+        match self {
+            Self::Rxe => None,
+            Self::Mlx5(_) => Some(made),
+        }
+    }
+
+    /// An event of the completion queue of that number was read.
+    #[inline]
+    pub fn seen_event(&self, queue: u64) {
+        match self {
+            Self::Rxe => {}
+            Self::Mlx5(provider) => provider.seen_event(queue),
+        }
+    }
+}
+
+impl AddressHandle {
+    /// Destroys it.
+    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
+        let Self {
+            object,
+            number,
+            place,
+        } = self;
+        match object.map(uverbs::Ah::destroy) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err((object, error))) => {
+                let this = Self {
+                    object: Some(object),
+                    number,
+                    place,
+                };
+                Err((this, error))
+            }
+        }
+    }
+}
+
+impl SharedReceiveQueue {
+    pub fn modify(
+        object: &uverbs::Srq<Ctx>,
+        recv: &mut RecvQueue,
+        change: &SrqModify,
+    ) -> Result<()> {
+        match recv.receiver {
+            None => {
+                let queue = &mut recv.queue;
+                Ok(::rxe::SharedReceiveQueue::modify(object, queue, change)?)
+            }
+            Some(_) if change.max_wr.is_some() => Err(Error::Unsupported {
+                what: "another size of a shared receive queue",
+            }),
+            Some(_) => Ok(object.modify(change, Udata::none())?),
+        }
+    }
+}
+
+impl Attachment {
+    /// The queue pair is gone.
+    pub fn leave(&self) {
+        if let Self(Some(attachment)) = self {
+            attachment.leave();
+        }
+    }
+
+    /// The queue pair is there for ever.
+    pub fn stay(&self) {
+        if let Self(Some(attachment)) = self {
+            attachment.stay();
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! The same crate on a ConnectX that is played: its queues are in this process's
+//! memory, and where the device reads and writes is counted here.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Arc, Mutex};
+
+use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend, State};
+use ringverbs::raw::{Flags, LocalInvalidate, Send};
+use ringverbs::{
+    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, ProtectionDomain,
+    QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
+};
+use uverbs::abi::ids::*;
+use uverbs::discovery::DriverId;
+use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
+
+use crate::common::kernel::{CREATE_CQ, CREATE_QP};
+
+const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
+const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
+
+/// Opcodes of completions.
+const SENT: u8 = 0;
+const RECEIVED: u8 = 2;
+const SEND_FAILED: u8 = 13;
+/// The opcode of a send's work request.
+const SEND: u8 = 0x0a;
+/// The bit of a completion that has the data in it.
+const WITH_DATA: u8 = 4;
+/// Where completion queues are armed, in the first page of registers.
+const ARM: usize = 0x20;
+
+/// What the driver was told of a queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Queues {
+    entries: usize,
+    records: usize,
+    /// Entries of a completion queue.
+    count: u32,
+    recv_bytes: usize,
+    flags: u32,
+    user_index: u32,
+}
+
+impl Queues {
+    fn of(told: &[u8]) -> Self {
+        let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap()) as usize;
+        Self {
+            entries: word(0),
+            records: word(8),
+            ..Self::default()
+        }
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.entries + offset)
+    }
+
+    /// Doorbell record 0 or 1.
+    fn record(&self, index: usize) -> u32 {
+        let at = std::ptr::with_exposed_provenance::<u32>(self.records + index * 4);
+        // SAFETY: the queue is alive, and has two of them there.
+        u32::from_be(unsafe { at.read_volatile() })
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    cqs: Vec<Queues>,
+    qps: Vec<Queues>,
+}
+
+struct World {
+    cq: CompletionQueue,
+    domain: ProtectionDomain,
+    context: Context,
+    raised: u32,
+    told: Arc<Mutex<Told>>,
+    fake: Arc<FakeKernel>,
+    registers: File,
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+impl World {
+    fn new(entries: u32) -> Self {
+        let fake = FakeKernel::new();
+        // SAFETY: a name, and no flags.
+        let fd = unsafe { libc::memfd_create(c"registers".as_ptr(), 0) };
+        // SAFETY: new, and nobody else's.
+        let mut registers = unsafe { File::from_raw_fd(fd) };
+        registers.write_all(&[0; 8 * 4096]).unwrap();
+        // SAFETY: the file is in this value, which drops it last.
+        let context = unsafe {
+            let kernel = Box::new(Arc::clone(&fake));
+            uverbs::Context::from_borrowed_fd(kernel, registers.as_raw_fd(), DRIVER)
+        };
+        let mut answer = [0u8; 72];
+        let mut set = |at: usize, value: &[u8]| answer[at..at + value.len()].copy_from_slice(value);
+        set(4, &512u32.to_ne_bytes());
+        set(8, &16u32.to_ne_bytes());
+        set(16, &1024u16.to_ne_bytes());
+        set(18, &512u16.to_ne_bytes());
+        for at in [20, 24, 28] {
+            set(at, &(1u32 << 15).to_ne_bytes());
+        }
+        set(44, &[1]);
+        set(60, &1u32.to_ne_bytes());
+        fake.on(GET_CONTEXT, move |reply| {
+            reply.set_driver_out(&answer);
+            Ok(())
+        });
+        let told: Arc<Mutex<Told>> = Arc::default();
+        let cqs = Arc::clone(&told);
+        fake.on(CREATE_CQ, move |reply| {
+            let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
+            let mut queue = Queues::of(reply.call().driver_in());
+            queue.count = cqe + 1;
+            cqs.lock().unwrap().cqs.push(queue);
+            reply.set(ATTR_CREATE_CQ_RESP_CQE, &cqe.to_ne_bytes());
+            reply.set_driver_out(&[0x99, 0, 0, 0, 0, 0, 0, 0]);
+            Ok(())
+        });
+        let qps = Arc::clone(&told);
+        fake.on(CREATE_QP, move |reply| {
+            let asked = reply.call().driver_in();
+            let mut queue = Queues::of(asked);
+            queue.recv_bytes = (word(asked, 20) as usize) << word(asked, 24);
+            queue.flags = word(asked, 28);
+            queue.user_index = word(asked, 32);
+            let number = {
+                let mut told = qps.lock().unwrap();
+                told.qps.push(queue);
+                told.qps.len() as u32
+            };
+            reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+            reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &number.to_ne_bytes());
+            // A register of its own to each.
+            reply.set_driver_out(&[&5u32.to_ne_bytes()[..], &[0; 36]].concat());
+            Ok(())
+        });
+        fake.on(CREATE_SRQ, |reply| {
+            for (asked, got) in [
+                (ATTR_CREATE_SRQ_MAX_WR, ATTR_CREATE_SRQ_RESP_MAX_WR),
+                (ATTR_CREATE_SRQ_MAX_SGE, ATTR_CREATE_SRQ_RESP_MAX_SGE),
+            ] {
+                let value = reply.call().u32(asked).unwrap();
+                reply.set(got, &value.to_ne_bytes());
+            }
+            reply.set_driver_out(&[0x44, 0, 0, 0, 0, 0, 0, 0]);
+            Ok(())
+        });
+        let context = Context::over_as(context, DriverId::MLX5).unwrap();
+        let cq = context.completion_queue().entries(entries).build().unwrap();
+        let domain = context.alloc_pd().unwrap();
+        Self {
+            cq,
+            domain,
+            context,
+            raised: 0,
+            told,
+            fake,
+            registers,
+        }
+    }
+
+    fn queue_pair(&self, srq: Option<&SharedReceiveQueue>) -> (QueuePair, Queues) {
+        let mut builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        if let Some(srq) = srq {
+            builder = builder.srq(srq);
+        }
+        let mut qp = builder.send_depth(8).recv_depth(8).build().unwrap();
+        connect(&mut qp);
+        let queues = *self.told.lock().unwrap().qps.last().unwrap();
+        (qp, queues)
+    }
+
+    fn buffer(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.domain.alloc(64).unwrap().into_buffer();
+        buffer.copy_from(bytes).unwrap();
+        buffer
+    }
+
+    /// The device writes a completion.
+    fn raise(&mut self, qp: &Queues, opcode: u8, slot: u16, length: u32) {
+        self.raise_with(qp, opcode, slot, length, 0, &[]);
+    }
+
+    fn raise_with(
+        &mut self,
+        qp: &Queues,
+        opcode: u8,
+        slot: u16,
+        length: u32,
+        bits: u8,
+        data: &[u8],
+    ) {
+        let cq = self.told.lock().unwrap().cqs[0];
+        let mut bytes = [0u8; 64];
+        bytes[..data.len()].copy_from_slice(data);
+        bytes[32..36].copy_from_slice(&qp.user_index.to_be_bytes());
+        bytes[44..48].copy_from_slice(&length.to_be_bytes());
+        if opcode == SEND_FAILED {
+            // A remote access error.
+            bytes[55] = 0x13;
+        }
+        bytes[56] = SEND;
+        bytes[59] = 7;
+        bytes[60..62].copy_from_slice(&slot.to_be_bytes());
+        let round = (self.raised / cq.count) as u8 & 1;
+        bytes[63] = opcode << 4 | bits | round;
+        let at = cq.at((self.raised % cq.count) as usize * 64);
+        // SAFETY: an entry of the queue, which is alive.
+        unsafe { at.cast::<[u8; 64]>().write_volatile(bytes) };
+        self.raised += 1;
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        self.cq.poll_one().unwrap()
+    }
+
+    /// What the reader has given back.
+    fn consumed(&self) -> u32 {
+        self.told.lock().unwrap().cqs[0].record(0)
+    }
+
+    /// The last that asked for an event.
+    fn armed(&self) -> u64 {
+        let mut bytes = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&self.registers, &mut bytes, ARM as u64).unwrap();
+        u64::from_be_bytes(bytes)
+    }
+}
+
+fn connect(qp: &mut QueuePair) {
+    qp.transition(Init::reliable(1, AccessFlags::empty()))
+        .unwrap();
+    let path = AhAttr::default();
+    qp.transition(ReadyToReceive::reliable(path, 1, 0, Mtu::Bytes1024))
+        .unwrap();
+    qp.transition(ReadyToSend::reliable(0)).unwrap();
+}
+
+#[test]
+fn operations_complete_with_what_they_own() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    qp.receive(world.buffer(b""), 1).unwrap();
+    qp.send(world.buffer(b"five!"), 2).unwrap();
+    // Both queues' doorbell records, and the entry that was sent.
+    assert_eq!((queues.record(0), queues.record(1)), (1, 1));
+    // SAFETY: the send queue begins behind the receive queue, and is alive.
+    let entry = unsafe { queues.at(queues.recv_bytes).cast::<[u8; 64]>().read() };
+    assert_eq!((entry[3], entry[7] & 0x3f), (SEND, 2));
+    assert_eq!(entry[16..20], 5u32.to_be_bytes());
+    assert!(world.poll().is_none());
+    world.raise(&queues, SENT, 0, 0);
+    world.raise(&queues, RECEIVED, 0, 5);
+    let sent = world.poll().unwrap();
+    assert_eq!((sent.token, sent.status()), (2, Status::SUCCESS));
+    let mut received = world.poll().unwrap();
+    assert_eq!((received.token, received.qp_num), (1, 7));
+    assert_eq!(received.take_buffer().unwrap().len(), 5);
+    assert!(world.poll().is_none());
+    assert_eq!((qp.in_flight(), world.consumed()), ((0, 0), 2));
+    // One that failed.
+    qp.send(world.buffer(b"more"), 3).unwrap();
+    world.raise(&queues, SEND_FAILED, 1, 0);
+    let failed = world.poll().unwrap();
+    assert_eq!((failed.token, failed.status()), (3, Status::REM_ACCESS_ERR));
+    assert_eq!(failed.payload.into_buffer().unwrap()[..], *b"more");
+}
+
+/// More at once than are decoded ahead, and around the device's queue.
+#[test]
+fn completions_are_in_order_however_many_there_are() {
+    let mut world = World::new(400);
+    let (mut qp, queues) = world.queue_pair(None);
+    let mut slot = 0u16;
+    let mut out: Vec<_> = (0..64).map(|_| Completion::default()).collect();
+    for _ in 0..400 {
+        for token in 0..8 {
+            qp.send(world.buffer(b"x"), token).unwrap();
+            world.raise(&queues, SENT, slot, 0);
+            slot = slot.wrapping_add(1);
+        }
+        assert_eq!(world.cq.poll(&mut out).unwrap(), 8);
+        let tokens: Vec<_> = out[..8].iter().map(|done| done.token).collect();
+        assert_eq!(tokens, [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+    assert_eq!(world.consumed(), 3200);
+    // 300 that nobody has read, of a shared queue's receives.
+    let builder = world.domain.shared_receive_queue().depth(300);
+    let mut srq = builder.build().unwrap();
+    let (_qp, queues) = world.queue_pair(Some(&srq));
+    for token in 0..300 {
+        srq.receive(world.buffer(b""), token).unwrap();
+        world.raise(&queues, RECEIVED, token as u16, 0);
+    }
+    let mut tokens = Vec::new();
+    loop {
+        let count = world.cq.poll(&mut out).unwrap();
+        if count == 0 {
+            break;
+        }
+        tokens.extend(out[..count].iter().map(|done| done.token));
+    }
+    assert_eq!(tokens, (0..300).collect::<Vec<_>>());
+    assert_eq!((srq.in_flight(), world.consumed()), (0, 3500));
+}
+
+#[test]
+fn a_completion_that_makes_no_sense_is_corruption_and_passed_over() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    let nobody = Queues {
+        user_index: 0x1234,
+        ..queues
+    };
+    let senseless = [
+        (nobody, SENT, 0),
+        // A slot where nothing is, and one that is too large.
+        (queues, SENT, 3),
+        (queues, SENT, u16::MAX),
+        // Nothing was received, and of that kind there is none.
+        (queues, RECEIVED, 0),
+        (queues, 9, 0),
+    ];
+    qp.send(world.buffer(b"kept"), 5).unwrap();
+    for (of, opcode, slot) in senseless {
+        world.raise(&of, opcode, slot, 0);
+        assert!(matches!(
+            world.cq.poll_one(),
+            Err(Error::Corruption { wr_id: 0, .. })
+        ));
+        world.raise(&of, opcode, slot, 0);
+        let mut cursor = world.cq.cursor();
+        assert!(matches!(
+            cursor.next_entry(),
+            Err(Error::Corruption { wr_id: 0, .. })
+        ));
+        assert!(cursor.next_entry().unwrap().is_none());
+        drop(cursor);
+        // Nobody's, for those that number their operations themselves.
+        world.raise(&of, opcode, slot, 0);
+        assert_eq!(world.cq.poll_raw(8, |_| panic!("nothing has completed")), 0);
+    }
+    assert_eq!(qp.in_flight(), (1, 0));
+    world.raise(&queues, SENT, 0, 0);
+    assert_eq!(world.poll().unwrap().token, 5);
+    // Once only.
+    world.raise(&queues, SENT, 0, 0);
+    assert!(world.cq.poll_one().is_err());
+}
+
+/// Data goes where the operation says, or nowhere: its memory may be somebody
+/// else's when the completion is read.
+#[test]
+fn data_never_comes_in_completions() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    assert_eq!(queues.flags & 2, 0);
+    let there = world.domain.alloc(64).unwrap().into_buffer();
+    let addr = there.as_ptr();
+    qp.receive(there, 1).unwrap();
+    world.raise_with(&queues, RECEIVED, 0, 8, WITH_DATA, b"smuggled");
+    let done = world.poll().unwrap();
+    assert_eq!(done.status(), Status::LOC_LEN_ERR);
+    // SAFETY: the completion has the buffer.
+    assert_eq!(unsafe { addr.cast::<[u8; 8]>().read_volatile() }, [0; 8]);
+}
+
+/// Its number is nobody else's as long as completions that name it may be
+/// there, and they are nobody's.
+#[test]
+fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
+    let mut world = World::new(16);
+    let (mut old, gone) = world.queue_pair(None);
+    for token in 0..3 {
+        old.send(world.buffer(b"old"), token).unwrap();
+    }
+    world.raise(&gone, SENT, 0, 0);
+    assert_eq!(world.poll().unwrap().token, 0);
+    world.raise(&gone, SENT, 1, 0);
+    drop(old);
+    world.raise(&gone, SENT, 2, 0);
+    let (mut new, queues) = world.queue_pair(None);
+    assert_ne!(queues.user_index, gone.user_index);
+    new.send(world.buffer(b"new"), 9).unwrap();
+    world.raise(&queues, SENT, 0, 0);
+    let done = world.poll().unwrap();
+    assert_eq!(done.token, 9);
+    assert_eq!(done.payload.into_buffer().unwrap()[..], *b"new");
+    assert!(world.poll().is_none());
+    // All were read: the number is free.
+    let (_next, queues) = world.queue_pair(None);
+    assert_eq!(queues.user_index, gone.user_index);
+    // ... and what names it now, of the old one, is nothing.
+    world.raise(&gone, SENT, 2, 0);
+    assert!(world.cq.poll_one().is_err());
+}
+
+/// A queue pair that goes while the queue is never empty is forgotten all the
+/// same, when as many have been read as could be its.
+#[test]
+fn a_queue_that_is_never_empty_lets_go() {
+    let mut world = World::new(300);
+    let (old, gone) = world.queue_pair(None);
+    let (mut qp, queues) = world.queue_pair(None);
+    drop(old);
+    let mut out = Completion::default();
+    let mut raised = 0u16;
+    let mut ahead = 0;
+    let mut free_at = None;
+    for step in 0..1200 {
+        // More than are decoded ahead stay there.
+        while ahead < 200 {
+            let slot = raised;
+            raised += 1;
+            ahead += 1;
+            // Only the newest 8 can be outstanding: the others are senseless.
+            let _ = qp.send(world.buffer(b"x"), 1);
+            world.raise(&queues, SENT, slot, 0);
+        }
+        let _ = world.cq.poll(std::slice::from_mut(&mut out));
+        ahead -= 1;
+        let (probe, now) = world.queue_pair(None);
+        if now.user_index == gone.user_index {
+            free_at = Some(step);
+            break;
+        }
+        std::mem::forget(probe);
+    }
+    let at = free_at.expect("the number is never free again");
+    assert!(at > 300, "free after {at} while completions may be there");
+}
+
+/// Receives of a shared queue are its own, whoever used them.
+#[test]
+fn shared_receives_come_back_from_a_queue_pair_that_is_gone() {
+    let mut world = World::new(16);
+    let mut srq = world.domain.shared_receive_queue().build().unwrap();
+    let (qp, queues) = world.queue_pair(Some(&srq));
+    srq.receive(world.buffer(b""), 4).unwrap();
+    world.raise(&queues, RECEIVED, 0, 3);
+    drop(qp);
+    let mut done = world.poll().unwrap();
+    assert_eq!((done.token, done.take_buffer().unwrap().len()), (4, 3));
+    assert_eq!(srq.in_flight(), 0);
+    drop(done);
+    srq.close().unwrap();
+}
+
+#[test]
+fn a_queue_is_armed_anew_after_each_event() {
+    let world = World::new(16);
+    let channel = world.context.completion_channel().unwrap();
+    let mut cq = (world.context.completion_queue().entries(8))
+        .channel(&channel)
+        .build()
+        .unwrap();
+    assert!(!cq.arm(false).unwrap());
+    assert_eq!(world.armed() >> 32, 0);
+    assert_eq!(world.armed() as u32, 0x99);
+    // The kernel tells of an event by the queue's number.
+    let fd = channel.as_raw_fd();
+    world.fake.push_read(fd, Ok(cq.id().to_ne_bytes().to_vec()));
+    assert!(channel.try_event().unwrap().unwrap().is_of(&cq));
+    assert!(!cq.arm(true).unwrap());
+    assert_eq!(world.armed() >> 32, 1 << 28 | 1 << 24);
+    // An event of a queue that is gone is nobody's.
+    let id = cq.id();
+    drop(cq);
+    world.fake.push_read(fd, Ok(id.to_ne_bytes().to_vec()));
+    assert_eq!(channel.try_event().unwrap().unwrap().queue, id);
+}
+
+#[test]
+fn a_queue_pair_that_was_reset_begins_anew() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    for token in 0..3 {
+        qp.send(world.buffer(b"x"), token).unwrap();
+        world.raise(&queues, SENT, token as u16, 0);
+        assert_eq!(world.poll().unwrap().token, token);
+    }
+    assert_eq!(queues.record(1), 3);
+    let attr = ringverbs::qp::QpAttr {
+        qp_state: State::RESET,
+        ..Default::default()
+    };
+    qp.modify(&attr, ringverbs::qp::QpAttrMask::STATE).unwrap();
+    assert_eq!(queues.record(1), 0);
+    connect(&mut qp);
+    qp.send(world.buffer(b"x"), 7).unwrap();
+    assert_eq!(queues.record(1), 1);
+    world.raise(&queues, SENT, 0, 0);
+    assert_eq!(world.poll().unwrap().token, 7);
+}
+
+#[test]
+fn what_a_connectx_lacks_is_refused_by_type() {
+    let world = World::new(16);
+    let (mut qp, _) = world.queue_pair(None);
+    let there = RemoteAddr::new(0x1000, 7);
+    let refused = [
+        qp.post(WorkRequest::atomic_write(there, [0; 8])),
+        qp.post(WorkRequest::local_invalidate(9)),
+    ];
+    for refused in refused {
+        let error = refused.unwrap_err().error;
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    }
+    let raw = qp
+        .send_half()
+        .raw()
+        .open::<LocalInvalidate>(1, Flags::SIGNALED)
+        .err();
+    assert!(matches!(raw, Some(Error::Unsupported { .. })));
+    let window = world.domain.memory_window(WindowType::One);
+    assert!(matches!(window, Err(Error::Unsupported { .. })));
+    let timed = world.context.completion_queue().timestamps().build();
+    assert!(matches!(timed, Err(Error::Unsupported { .. })));
+    let large = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let large = large.send_depth(1 << 20).build();
+    assert!(
+        matches!(
+            large,
+            Err(Error::Limit {
+                asked: 0x10_0000,
+                allowed: 0x7fff,
+                ..
+            })
+        ),
+        "{large:?}"
+    );
+    assert_eq!(qp.in_flight(), (0, 0));
+    // The queue goes on where it was.
+    qp.send(world.buffer(b"x"), 1).unwrap();
+}
+
+/// Identifiers of the raw layer are the caller's.
+#[test]
+fn the_raw_layer_reads_and_writes() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    let buffer = world.buffer(b"raw");
+    let mut queue = qp.send_half().raw();
+    for id in [77, 78] {
+        let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
+        entry.sge(buffer.raw_sge()).unwrap().finish();
+    }
+    // Not finished: it never happened.
+    let _ = queue.open::<Send>(79, Flags::SIGNALED).unwrap();
+    // SAFETY: there is no device.
+    unsafe { queue.publish().unwrap() };
+    assert_eq!(queues.record(1), 2);
+    world.raise(&queues, SENT, 0, 0);
+    world.raise(&queues, SENT, 1, 0);
+    let mut ids = Vec::new();
+    assert_eq!(world.cq.poll_raw(1, |entry| ids.push(entry.wr_id())), 1);
+    assert_eq!(world.cq.poll_raw(8, |entry| ids.push(entry.wr_id())), 1);
+    assert_eq!(ids, [77, 78]);
+}
