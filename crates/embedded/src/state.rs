@@ -69,6 +69,10 @@ const ROCE_INDEX: Field = field(8, 31, 16);
 const ROCE_GID: usize = 0x10;
 const ROCE_MAC: usize = 0x22;
 const ROCE_VERSION: Field = field(0x28, 7, 0);
+const CAPABILITY_GROUP: Field = field(4, 15, 1);
+const ATOMICS: u32 = 3;
+/// How an atomic's operands lie in memory.
+const HOST_ORDER: Field = field(0x18, 31, 30);
 const SELECT_ROCE: Field = flag(0xc, 1);
 const NIC_ROCE: Field = flag(0x100, 0);
 
@@ -76,6 +80,11 @@ impl State {
     /// The device as it is when a driver has brought it up.
     pub(crate) fn new(settings: Settings, fabric: &Fabric, pool: Pool) -> Result<Self> {
         let mut hca = Hca::new(Process::new(), settings, fabric, pool);
+        // As the driver has it. Network order is what it begins with.
+        let input = Input::new(op::SET_HCA_CAP, 0x110)
+            .set(CAPABILITY_GROUP, ATOMICS)
+            .set(HOST_ORDER, 1);
+        command::run(&mut hca, &input, 16)?;
         let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
         let events = EventQueue::new(&mut hca, uar)?;
         let mut state = Self {

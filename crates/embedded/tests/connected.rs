@@ -75,8 +75,8 @@ fn reads_and_atomics_bring_what_was_there() {
     post(&mut qa, 1, Work::Read(&there, 100), here.sge(0, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     assert_eq!(here.get(0, 8), b"far away");
-    // Atomics count in the byte order of the wire, as the device says.
-    there.set(0, &41u64.to_be_bytes());
+    // Atomics count in the processor's byte order, as the driver has it.
+    there.set(0, &41u64.to_ne_bytes());
     post(&mut qa, 2, Work::Add(&there, 1), here.sge(8, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     post(&mut qa, 3, Work::Swap(&there, 42, 7), here.sge(16, 8));
@@ -84,8 +84,8 @@ fn reads_and_atomics_bring_what_was_there() {
     post(&mut qa, 4, Work::Swap(&there, 42, 8), here.sge(24, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     let found = [8, 16, 24].map(|at| here.get(at, 8));
-    assert_eq!(found, [41u64, 42, 7].map(|n| n.to_be_bytes().to_vec()));
-    assert_eq!(there.get(0, 8), 7u64.to_be_bytes());
+    assert_eq!(found, [41u64, 42, 7].map(|n| n.to_ne_bytes().to_vec()));
+    assert_eq!(there.get(0, 8), 7u64.to_ne_bytes());
 }
 
 #[test]
