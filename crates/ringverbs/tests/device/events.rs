@@ -10,7 +10,6 @@ const SOON: Option<Duration> = Some(Duration::from_secs(10));
 const SHORT: Option<Duration> = Some(Duration::from_millis(50));
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_channel_tells_its_queues_apart() {
     let context = context();
     let domain = context.alloc_pd().unwrap();
@@ -75,7 +74,6 @@ fn a_channel_tells_its_queues_apart() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn asynchronous_events_name_their_source() {
     let context = context();
     let domain = context.alloc_pd().unwrap();
@@ -112,7 +110,6 @@ fn asynchronous_events_name_their_source() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_queue_that_is_overrun_says_so() {
     let mut pair = Pair::new(Transport::Reliable);
     let context = pair.context.clone();

@@ -5,7 +5,6 @@ use ringverbs::{Error, Inline, RemoteAddr, Transport, WorkRequest};
 use crate::{Pair, context, wait};
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn every_handle_but_the_queue_pair_may_go_first() {
     let Pair {
         mut a,
@@ -28,7 +27,6 @@ fn every_handle_but_the_queue_pair_may_go_first() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_completion_queue_may_go_before_its_queue_pairs() {
     let Pair {
         mut a,
@@ -48,7 +46,6 @@ fn a_completion_queue_may_go_before_its_queue_pairs() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn what_is_in_use_is_handed_back() {
     let pair = Pair::new(Transport::Reliable);
     let Pair {
@@ -78,9 +75,17 @@ fn what_is_in_use_is_handed_back() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_queue_pair_in_a_group_is_handed_back() {
-    let Pair { a: _a, mut b, .. } = Pair::new(Transport::Datagram);
+    let Pair {
+        a: _a,
+        mut b,
+        local,
+        ..
+    } = Pair::new(Transport::Datagram);
+    if !local.gid.is_ipv4() {
+        println!("SKIPPED: the device has no IPv4 address");
+        return;
+    }
     let membership = b.join("::ffff:239.1.2.3".parse().unwrap(), 0).unwrap();
     let (b, busy) = b.close().unwrap_err().into_parts();
     assert_eq!(busy.errno(), libc::EBUSY);
@@ -89,7 +94,6 @@ fn a_queue_pair_in_a_group_is_handed_back() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
     let mut pair = Pair::new(Transport::Reliable);
     for token in 0..5 {
@@ -106,7 +110,6 @@ fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn forgotten_handles_only_leak() {
     let mut pair = Pair::new(Transport::Reliable);
     let (incoming, outgoing) = (pair.buffer(64), pair.buffer(64));
@@ -140,7 +143,6 @@ fn forgotten_handles_only_leak() {
 /// get a copy, by writing next to a buffer in flight, and the message would come
 /// to where it was before.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_fork_takes_no_memory_from_the_device() {
     let mut pair = Pair::new(Transport::Reliable);
     let mut incoming = pair.buffer(4096);
@@ -171,7 +173,6 @@ fn a_fork_takes_no_memory_from_the_device() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn limits_are_named() {
     let context = context();
     let device = context.query_device().unwrap();
@@ -194,7 +195,9 @@ fn limits_are_named() {
     let error = builder.depth(device.max_srq_wr + 1).build();
     assert!(matches!(error.unwrap_err(), Error::Limit { .. }));
     println!("{:?}", context.query_port(1).unwrap());
-    assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
+    if context.device().is_some() {
+        assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
+    }
     let local = context.local_address(1).unwrap();
     assert_eq!(context.gid(1, local.gid_index).unwrap(), local.gid);
 }

@@ -1,5 +1,6 @@
-//! On a real rdma_rxe, in a guest: `device --ignored --test-threads=1`, with
-//! the device's name in `RXE_DEV`.
+//! On a real device, in a guest: `device --test-threads=1`, with the
+//! device's name in `RXE_DEV`: rdma_rxe, or a ConnectX that softhca plays. As
+//! `embedded`, and without that variable, it is a ConnectX in this process.
 
 mod events;
 #[path = "../common/huge.rs"]
@@ -9,17 +10,38 @@ mod memory;
 mod operations;
 mod queues;
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use embedded::Embedded;
 use ringverbs::{
-    Buffer, Completion, CompletionQueue, Context, Device, LocalAddress, ProtectionDomain,
+    Buffer, Completion, CompletionQueue, Context, Device, Error, LocalAddress, ProtectionDomain,
     QueuePair, Transport,
 };
 
 /// The device under test.
 pub(crate) fn context() -> Context {
-    let name = std::env::var("RXE_DEV").expect("RXE_DEV names the device");
-    Device::named(&name).unwrap().open().unwrap()
+    match std::env::var("RXE_DEV") {
+        Ok(name) if name != "embedded" => Device::named(&name).unwrap().open().unwrap(),
+        _ => Context::over(embedded().context().unwrap()).unwrap(),
+    }
+}
+
+/// The ConnectX in this process.
+fn embedded() -> &'static Embedded {
+    static DEVICE: OnceLock<Embedded> = OnceLock::new();
+    DEVICE.get_or_init(|| Embedded::new("roce").unwrap())
+}
+
+/// What a device has; `None`, said aloud, if the crate says that it has not.
+pub(crate) fn has<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Err(Error::Unsupported { what }) => {
+            println!("SKIPPED: the device lacks {what}");
+            None
+        }
+        result => Some(result.unwrap()),
+    }
 }
 
 /// Two queue pairs that are connected, on one completion queue.

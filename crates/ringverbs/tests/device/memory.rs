@@ -12,7 +12,6 @@ use crate::{Pair, huge};
 /// Of a size that is no multiple of a huge page, they are registered, used, and
 /// all there again afterwards.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn huge_pages_are_registered_and_come_back() {
     let mut pair = Pair::new(Transport::Reliable);
     let aside = "/proc/sys/vm/nr_hugepages";
@@ -144,7 +143,6 @@ impl Drop for Pages {
 /// It is written by peers and by operations, and nobody's to reach once it is
 /// deregistered; its owner has it then as before.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn foreign_memory_is_reached_while_it_is_registered() {
     let mut pair = Pair::new(Transport::Reliable);
     let pages = Pages::new(8192);
@@ -185,7 +183,6 @@ fn foreign_memory_is_reached_while_it_is_registered() {
 
 /// What it may be registered for is what it may be used for by its owner.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn foreign_memory_that_cannot_be_written_is_sent_from_only() {
     let mut pair = Pair::new(Transport::Reliable);
     let pages = Pages::new(4096);
@@ -233,7 +230,6 @@ fn kernel() -> (u32, u32) {
 /// Where the driver can change a region, peers may do what was said last. An
 /// older one (6.1) says that it cannot, and the region is what it was.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn access_is_changed_or_stays() {
     let mut pair = Pair::new(Transport::Reliable);
     let read = AccessFlags::REMOTE_READ;

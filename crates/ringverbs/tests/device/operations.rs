@@ -8,7 +8,7 @@ use ringverbs::{
     WindowType, WorkRequest,
 };
 
-use crate::{Pair, QKEY};
+use crate::{Pair, QKEY, has};
 
 fn everything() -> AccessFlags {
     AccessFlags::REMOTE_WRITE
@@ -28,7 +28,6 @@ fn bytes(region: &RemoteRegion, offset: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn send_and_receive() {
     for transport in [Transport::Reliable, Transport::Unreliable] {
         let mut pair = Pair::new(transport);
@@ -48,7 +47,6 @@ fn send_and_receive() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn lists_are_gathered_and_scattered_in_order() {
     let mut pair = Pair::new(Transport::Reliable);
     let parts: Vec<_> = [&b"one"[..], b"", b"two", b"three"]
@@ -71,7 +69,6 @@ fn lists_are_gathered_and_scattered_in_order() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn inline_data_is_copied_at_once() {
     let mut pair = Pair::new(Transport::Reliable);
     let incoming = pair.buffer(100);
@@ -89,7 +86,6 @@ fn inline_data_is_copied_at_once() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn immediate_data_arrives_in_host_order() {
     let mut pair = Pair::new(Transport::Reliable);
     let (incoming, outgoing) = (pair.buffer(100), pair.filled(b"x"));
@@ -102,7 +98,6 @@ fn immediate_data_arrives_in_host_order() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn write_read_and_write_with_immediate() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, everything());
@@ -128,7 +123,6 @@ fn write_read_and_write_with_immediate() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_remote_region_is_sent_from_and_received_into() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, AccessFlags::empty());
@@ -141,7 +135,6 @@ fn a_remote_region_is_sent_from_and_received_into() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn atomics() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, everything());
@@ -181,7 +174,6 @@ fn atomics() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn flush() {
     let mut pair = Pair::new(Transport::Reliable);
     if !pair.context.can_flush() {
@@ -203,13 +195,14 @@ fn flush() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn windows_give_access_and_take_it_back() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, AccessFlags::MW_BIND);
     let access = AccessFlags::REMOTE_WRITE;
     for kind in [WindowType::One, WindowType::Two] {
-        let window = pair.domain.memory_window(kind).unwrap();
+        let Some(window) = has(pair.domain.memory_window(kind)) else {
+            return;
+        };
         let part = region.slice(64..128).unwrap();
         let at = part.key().addr;
         // The peer's side binds: the window belongs to the one that is written.
@@ -237,11 +230,12 @@ fn windows_give_access_and_take_it_back() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_send_invalidates_a_key_of_the_peer() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, AccessFlags::MW_BIND);
-    let window = pair.domain.memory_window(WindowType::Two).unwrap();
+    let Some(window) = has(pair.domain.memory_window(WindowType::Two)) else {
+        return;
+    };
     let part = region.slice(..).unwrap();
     let request = WorkRequest::bind(&window, part, AccessFlags::REMOTE_WRITE);
     pair.b.post(request.token(1)).unwrap();
@@ -255,7 +249,6 @@ fn a_send_invalidates_a_key_of_the_peer() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn datagrams() {
     let mut pair = Pair::new(Transport::Datagram);
     let path = pair
@@ -282,13 +275,15 @@ fn datagrams() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn multicast() {
     let mut pair = Pair::new(Transport::Datagram);
     let group = "::ffff:239.1.2.3".parse().unwrap();
     // The host's own packets come back only to a group that the host is in.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let interface = Ipv6Addr::from(pair.local.gid.0).to_ipv4_mapped().unwrap();
+    let Some(interface) = Ipv6Addr::from(pair.local.gid.0).to_ipv4_mapped() else {
+        println!("SKIPPED: the device has no IPv4 address");
+        return;
+    };
     let address = Ipv4Addr::new(239, 1, 2, 3);
     socket.join_multicast_v4(&address, &interface).unwrap();
     let membership = pair.b.join(group, 0).unwrap();
@@ -319,7 +314,6 @@ fn multicast() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn what_a_peer_does_not_allow_fails_and_says_so() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, AccessFlags::REMOTE_READ);
@@ -333,7 +327,6 @@ fn what_a_peer_does_not_allow_fails_and_says_so() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn a_message_too_long_for_its_receive_fails_on_both_sides() {
     let mut pair = Pair::new(Transport::Reliable);
     let mut small = pair.buffer(100);
