@@ -1,4 +1,4 @@
-//! On a real device, in a guest: `device --test-threads=1`, with the
+//! On a real device, in a guest: `device --include-ignored --test-threads=1`, with the
 //! device's name in `RXE_DEV`: rdma_rxe, or a ConnectX that softhca plays. As
 //! `embedded`, and without that variable, it is a ConnectX in this process.
 

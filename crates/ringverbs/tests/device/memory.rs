@@ -12,6 +12,7 @@ use crate::{Pair, huge};
 /// Of a size that is no multiple of a huge page, they are registered, used, and
 /// all there again afterwards.
 #[test]
+#[ignore = "sets huge pages aside for the whole machine"]
 fn huge_pages_are_registered_and_come_back() {
     let mut pair = Pair::new(Transport::Reliable);
     let aside = "/proc/sys/vm/nr_hugepages";
@@ -42,7 +43,7 @@ fn huge_pages_are_registered_and_come_back() {
 /// Pages that come when the device does, from here and from the peer's side,
 /// where the driver has them (not in 6.12). Elsewhere they are refused as that.
 #[test]
-#[ignore = "needs rdma_rxe"]
+#[ignore = "needs a kernel's driver"]
 fn memory_on_demand_is_used_or_refused() {
     let mut pair = Pair::new(Transport::Reliable);
     let odp = pair.context.query_device_ex().unwrap().odp_caps;
