@@ -27,10 +27,8 @@ const ALIGNMENT: usize = 64;
 
 impl Glance {
     /// Nothing is called empty.
-    pub const fn new() -> Self {
-        Self {
-            next: AtomicUsize::new(0),
-        }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// The reader goes on at `entry`, aligned to 64 bytes, which will have the
