@@ -162,6 +162,7 @@ impl CompletionQueueBuilder {
             made => made?,
         };
         Ok(CompletionQueue {
+            decoded: made.ring.is_decoded(),
             ring: ManuallyDrop::new(made.ring),
             peek: made.peek,
             retired: Vec::new(),
@@ -286,6 +287,8 @@ pub struct CompletionQueue {
     /// A cursor has brought the first entry to an end and not given it back:
     /// it was forgotten.
     pub(super) held: bool,
+    /// What the device writes is decoded before it is in the ring.
+    decoded: bool,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -489,25 +492,36 @@ impl CompletionQueue {
     /// The completions that are there now, and have not been looked at.
     #[inline(always)]
     pub(crate) fn available(&mut self) -> device::Span {
-        if self.held {
-            self.give_back();
+        if self.held | self.decoded {
+            return self.prepared(true);
         }
-        self.ring.available()
+        self.ring.ready()
     }
 
-    /// The same, for the raw layer.
+    /// The same, for the raw layer: without what makes no sense, of which
+    /// nobody could be told.
     #[inline(always)]
     pub(crate) fn available_raw(&mut self) -> device::Span {
+        if self.held | self.decoded {
+            return self.prepared(false);
+        }
+        self.ring.ready()
+    }
+
+    /// The completions of a queue of which something is to be done first. Apart,
+    /// so that others pay one condition for it.
+    #[inline(never)]
+    fn prepared(&mut self, tell: bool) -> device::Span {
         if self.held {
             self.give_back();
         }
-        self.ring.available_raw()
+        self.ring.available(tell)
     }
 
     #[cold]
     fn give_back(&mut self) {
         self.held = false;
-        let mut span = self.ring.available();
+        let mut span = self.ring.ready();
         // Not there any more if the ring could not be mapped when it was
         // resized, or the device has taken it back.
         if span.at != span.end {

@@ -36,33 +36,30 @@ impl CompletionRing {
         Self { ring, source }
     }
 
-    /// The completions that are there now.
-    #[inline(always)]
-    pub fn available(&mut self) -> Span {
-        self.look(true)
+    /// Whether what the device writes has to be decoded: see
+    /// [`CompletionRing::available`].
+    pub fn is_decoded(&self) -> bool {
+        self.source.is_some()
     }
 
-    /// The same, without what makes no sense: nobody could be told.
+    /// The completions that are in the ring now: all that are there, unless the
+    /// queue is decoded.
     #[inline(always)]
-    pub fn available_raw(&mut self) -> Span {
-        self.look(false)
-    }
-
-    #[inline(always)]
-    fn look(&mut self, tell: bool) -> Span {
-        let span = self.ring.available();
-        if span.at == span.end && self.source.is_some() {
-            return self.refill(tell);
-        }
-        span
-    }
-
-    #[inline(never)]
-    fn refill(&mut self, tell: bool) -> Span {
-        if let Some(source) = &mut self.source {
-            source.fill(tell);
-        }
+    pub fn ready(&mut self) -> Span {
         self.ring.available()
+    }
+
+    /// The completions that are there now. Those that make no sense are left
+    /// out, unless there is somebody to `tell`.
+    pub fn available(&mut self, tell: bool) -> Span {
+        let span = self.ring.available();
+        match &mut self.source {
+            Some(source) if span.at == span.end => {
+                source.fill(tell);
+                self.ring.available()
+            }
+            _ => span,
+        }
     }
 
     /// The completion at `span.at`, in place.
@@ -115,7 +112,7 @@ impl CompletionRing {
             None => (self.ring.consumer()).arm_and_look(|| Ok(object.req_notify(solicited_only)?)),
             Some(source) => {
                 source.arm(solicited_only);
-                let span = self.available();
+                let span = self.available(true);
                 Ok(span.at != span.end)
             }
         }

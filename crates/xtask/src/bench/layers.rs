@@ -25,17 +25,17 @@ const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f
     }
 }
 
-/// The rows of the tables. Those of one operation have up to four instructions
-/// for asking, once a call, which device it is.
+/// The rows of the tables. Those of one operation have a few instructions for
+/// asking, once a call, which device it is.
 const OPERATIONS: [Limits; 9] = [
-    limits("poll/1", [39.0, 144.0], None),
+    limits("poll/1", [41.0, 141.0], None),
     limits("poll/16", [12.0, 102.0], Some(1.2)),
-    limits("poll-empty/1", [20.0, 29.0], None),
-    limits("send/1", [65.0, 130.0], None),
+    limits("poll-empty/1", [17.0, 29.0], None),
+    limits("send/1", [61.0, 126.0], None),
     limits("send/16", [26.0, 92.0], Some(1.5)),
-    limits("send-inline/1", [59.0, 113.0], None),
+    limits("send-inline/1", [55.0, 109.0], None),
     limits("send-inline/16", [28.0, 66.0], None),
-    limits("recv/1", [53.0, 115.0], None),
+    limits("recv/1", [54.0, 113.0], None),
     limits("recv/16", [28.0, 82.0], None),
 ];
 
