@@ -32,7 +32,7 @@ pub struct Request {
 }
 
 /// How long all cases of a guest may take.
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+const LIMIT: Duration = Duration::from_secs(50 * 60);
 
 /// Boots the guest of `suite` and runs the cases in it.
 pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {

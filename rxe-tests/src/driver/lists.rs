@@ -6,10 +6,15 @@ use super::case::{ATTEMPTS, Case, Figures, Ready, Shape};
 
 /// Every case of the tools that rdma-core and perftest ship.
 pub fn all() -> Vec<Case> {
-    let mut cases = vec![
-        Case::single("devices", "ibv_devinfo -v", "ibv_devinfo -v -d {dev}").short(),
-        Case::single("devices", "ibv_devices", "ibv_devices").short(),
+    // They end at once, perhaps before anybody has seen what they had mapped.
+    let devices = [
+        ("ibv_devinfo -v", "ibv_devinfo -v -d {dev}"),
+        ("ibv_devices", "ibv_devices"),
     ];
+    let mut cases: Vec<_> = devices
+        .map(|(name, line)| Case::single("devices", name, line).short())
+        .map(|case| case.attempts(ATTEMPTS))
+        .into();
     // Two programs that meet by a port, which others may take meanwhile, and
     // some of which wait for ever for a datagram that was lost.
     let pairs = [ping_pong(), perftest(), rdma_cm()].into_iter().flatten();
