@@ -42,6 +42,10 @@ fn huge_pages_are_registered_and_come_back() {
 
 /// Pages that come when the device does, from here and from the peer's side,
 /// where the driver has them (not in 6.12). Elsewhere they are refused as that.
+///
+/// All begins with a page, and each packet does: rdma_rxe of Linux 7.2 forgets
+/// where in an on-demand page an access begins, and writes what is for byte 3000
+/// of one to its byte 0.
 #[test]
 #[ignore = "needs a kernel's driver"]
 fn memory_on_demand_is_used_or_refused() {
@@ -52,6 +56,7 @@ fn memory_on_demand_is_used_or_refused() {
     });
     let there = RemoteRegion::alloc(&pair.domain, 20_000, access);
     const SEND_RECEIVE_WRITE: u32 = 0b111;
+    const PAGE: usize = 4096;
     if odp.general_caps & 1 == 0 {
         for error in [source.unwrap_err(), there.unwrap_err()] {
             // Linux 6.1 says the one or the other, as it comes to it.
@@ -74,15 +79,16 @@ fn memory_on_demand_is_used_or_refused() {
     let text: Vec<u8> = (0..15_000_u32).map(|n| (n % 251) as u8).collect();
     outgoing.copy_from(&text).unwrap();
     pair.a
-        .write(outgoing, there.slice(3000..).unwrap().key(), 1)
+        .write(outgoing, there.slice(PAGE..).unwrap().key(), 1)
         .unwrap();
     let mut done = pair.wait_for(1);
     done.result.unwrap();
     let outgoing = done.take_buffer().unwrap();
     let mut bytes = vec![1; 20_000];
     there.read_at(0, &mut bytes).unwrap();
-    assert!(bytes[..3000].iter().all(|&byte| byte == 0));
-    assert_eq!(bytes[3000..18_000], text);
+    assert!(bytes[..PAGE].iter().all(|&byte| byte == 0));
+    assert_eq!(bytes[PAGE..PAGE + 15_000], text);
+    assert!(bytes[PAGE + 15_000..].iter().all(|&byte| byte == 0));
     // Received into pages that nobody has touched.
     let fresh = Region::alloc_on_demand(&pair.domain, 20_000).unwrap();
     pair.b.receive(fresh.into_buffer(), 2).unwrap();
