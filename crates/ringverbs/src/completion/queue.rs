@@ -510,6 +510,7 @@ impl CompletionQueue {
 
     /// The completions of a queue of which something is to be done first. Apart,
     /// so that others pay one condition for it.
+    #[cold]
     #[inline(never)]
     fn prepared(&mut self, tell: bool) -> device::Span {
         if self.held {
