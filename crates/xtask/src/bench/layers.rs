@@ -40,14 +40,7 @@ const OPERATIONS: [Limits; 9] = [
 ];
 
 /// Nanoseconds of an operation that the safe layer may take beyond the raw one.
-/// A poll of one, whose call is shared with no other completion, is known to be
-/// above the 10 of all others.
-fn surcharge_limit(operation: &str) -> f64 {
-    match operation {
-        "poll/1" => 12.0,
-        _ => 10.0,
-    }
-}
+const SURCHARGE: f64 = 10.0;
 
 /// One layer's figures of an operation.
 pub struct Layer {
@@ -188,11 +181,10 @@ impl Operation {
                 "raw-{name}: {ratio:.2} times the bare loop's, at most {limit}"
             ));
         }
-        let limit = surcharge_limit(name);
-        if self.surcharge.median > limit {
+        if self.surcharge.median > SURCHARGE {
             let ns = self.surcharge.median;
             broken.push(format!(
-                "safe-{name}: {ns:.1} ns more than the raw layer, at most {limit}"
+                "safe-{name}: {ns:.1} ns more than the raw layer, at most {SURCHARGE}"
             ));
         }
         broken
@@ -267,7 +259,7 @@ pub fn tables(operations: &[Operation], timed: bool) -> String {
             bare.map_or("-".to_owned(), |_| spread(operation.over_bare)),
             limit.map_or("-".to_owned(), |limit| limit.to_string()),
             spread(operation.surcharge),
-            surcharge_limit(operation.name).to_string(),
+            SURCHARGE.to_string(),
             operation.limits.instructions[0].to_string(),
             operation.limits.instructions[1].to_string(),
             verdict.to_owned(),
