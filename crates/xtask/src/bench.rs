@@ -20,8 +20,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use crate::standin::{Provider, StandIn};
 use crate::{dist, driver};
-use programs::{Native, Provider, StandIn, Verbs};
+use programs::{Native, Verbs};
 
 /// Whose queues are measured.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -82,7 +83,7 @@ pub const NATIVE_NEEDS: &[(&str, &str)] = &[
 ];
 
 fn stand_in() -> Result<StandIn> {
-    StandIn::build(&driver::target_dir().join("bench"))
+    programs::stand_in(&driver::target_dir().join("bench"))
 }
 
 /// Counts the instructions of ours: how many rows there are, and which counts

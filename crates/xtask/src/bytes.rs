@@ -14,7 +14,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 
-use crate::mlx5::{Program, Provider};
+use crate::mlx5::Program;
+use crate::standin::Provider;
 use crate::{dist, driver};
 use explain::Reason;
 

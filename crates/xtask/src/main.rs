@@ -11,6 +11,7 @@ mod install;
 mod mlx5;
 mod native;
 mod softhca;
+mod standin;
 mod suite;
 mod test;
 

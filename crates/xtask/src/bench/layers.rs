@@ -89,13 +89,13 @@ pub fn compare(
         let layer = |layer: &str| {
             let times = times(layer)?;
             anyhow::Ok(Layer {
-                count: count_of(counts, &format!("{layer}-{name}"))?,
+                count: counts.count(&format!("{layer}-{name}"))?,
                 ratio: Spread::of(pairwise(&times, &stock, |ours, stock| ours / stock)),
                 ns: Spread::of(times).median,
             })
         };
         let (mut bare, mut over_bare) = (None, Spread::default());
-        if let Ok(count) = count_of(counts, &format!("bare-{name}")) {
+        if let Ok(count) = counts.count(&format!("bare-{name}")) {
             let times = times("bare")?;
             let ratio = pairwise(&times_of(runs, &format!("raw-{name}"))?, &times, |r, b| {
                 r / b
@@ -119,19 +119,13 @@ pub fn compare(
     OPERATIONS.iter().map(of).collect()
 }
 
-fn count_of(counts: &Output, row: &str) -> Result<Count> {
-    let found = counts.counts.iter().find(|(name, _)| name == row);
-    let (_, count) = found.with_context(|| format!("row {row} was not counted"))?;
-    Ok(*count)
-}
-
 /// Every count that is above its limit, in words, and how many rows have one.
 pub fn broken_counts(counts: &Output) -> Result<(usize, Vec<String>)> {
     let mut broken = Vec::new();
     for limits in &OPERATIONS {
         for (layer, limit) in ["raw", "safe"].into_iter().zip(limits.instructions) {
             let row = format!("{layer}-{}", limits.operation);
-            broken.extend(broken_count(&row, count_of(counts, &row)?, limit));
+            broken.extend(broken_count(&row, counts.count(&row)?, limit));
         }
     }
     Ok((2 * OPERATIONS.len(), broken))
@@ -224,13 +218,7 @@ pub fn tables(operations: &[Operation], timed: bool) -> String {
         };
         format!("{ns} ({:.1})", count.instructions)
     };
-    let spread = |spread: Spread| match timed {
-        true => format!(
-            "{:.2} ({:.2} to {:.2})",
-            spread.median, spread.low, spread.high
-        ),
-        false => "-".to_owned(),
-    };
+    let spread = |spread: Spread| super::report::around(spread, timed);
     let beside = operations.iter().map(|operation| {
         vec![
             operation.name.to_owned(),

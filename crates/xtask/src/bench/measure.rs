@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::layers;
-use super::programs::{Native, Output, Provider, Verbs};
+use super::programs::{Native, Output, Verbs};
+use crate::standin::Provider;
 
 /// Exact counts of one operation.
 #[derive(Clone, Copy, Default)]

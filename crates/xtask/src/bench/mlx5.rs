@@ -3,17 +3,18 @@
 //! are counted exactly, and the figure is the median of the ratios of
 //! neighbours.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::measure::{self, Count, Spread};
+use super::measure::{self, Count, Row, Spread, pairwise, times_of};
+use super::programs::parse;
 use super::report;
 use crate::driver;
-use crate::mlx5::{Program, Provider};
+use crate::mlx5::Program;
+use crate::standin::Provider;
 
 const BEGIN: &str = "<!-- mlx5:begin, written by cargo xtask bench --device mlx5 --write -->";
 const END: &str = "<!-- mlx5:end -->";
@@ -41,110 +42,42 @@ fn limits(row: &str) -> (Option<f64>, Option<f64>) {
     }
 }
 
-/// What one process printed.
-#[derive(Default)]
-struct Output {
-    provider: String,
-    rows: Vec<String>,
-    counts: BTreeMap<String, Count>,
-    times: BTreeMap<String, f64>,
+/// What of a row is above its limit, in a word or two.
+fn verdict(row: &Row, timed: bool) -> &'static str {
+    let (ratio, instructions) = limits(&row.name);
+    let time = timed && ratio.is_some_and(|limit| row.ratio.median > limit);
+    let count = instructions.is_some_and(|limit| row.ours_count.instructions > limit);
+    let nothing = ratio.filter(|_| timed).is_none() && instructions.is_none();
+    match (nothing, count, time) {
+        (true, ..) => "-",
+        (_, false, false) => "met",
+        (_, true, false) => "MISSED: count",
+        (_, false, true) => "MISSED: time",
+        (_, true, true) => "MISSED: count, time",
+    }
 }
 
-fn parse(text: &str) -> Result<Output> {
-    let mut output = Output::default();
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |i: usize| -> Result<f64> {
-            let word = words.get(i).and_then(|word| word.parse().ok());
-            word.with_context(|| format!("the bench program printed: {line}"))
-        };
-        match words.as_slice() {
-            ["provider", ..] => output.provider = line["provider ".len()..].to_owned(),
-            ["thread-domain", _] => {}
-            ["time", row, ..] => drop(output.times.insert((*row).to_owned(), number(2)?)),
-            ["count", row, ..] => {
-                output.rows.push((*row).to_owned());
-                let count = Count {
-                    instructions: number(2)?,
-                    locked: number(3)?,
-                    fences: number(4)?,
-                };
-                output.counts.insert((*row).to_owned(), count);
-            }
-            _ => anyhow::bail!("the bench program printed: {line}"),
-        }
-    }
-    Ok(output)
-}
-
-/// One row's figures.
-struct Row {
-    name: String,
-    stock: Count,
-    ours: Count,
-    stock_ns: f64,
-    ours_ns: f64,
-    /// Ours over stock; of a single-owner row, over stock's thread-safe one.
-    ratio: Spread,
-    noise: Spread,
-}
-
-impl Row {
-    /// What is above its limit, in a word or two.
-    fn verdict(&self, timed: bool) -> String {
-        let (ratio, instructions) = limits(&self.name);
-        let time = timed && ratio.is_some_and(|limit| self.ratio.median > limit);
-        let count = instructions.is_some_and(|limit| self.ours.instructions > limit);
-        let nothing = ratio.filter(|_| timed).is_none() && instructions.is_none();
-        match (nothing, count, time) {
-            (true, ..) => "-",
-            (_, false, false) => "met",
-            (_, true, false) => "MISSED: count",
-            (_, false, true) => "MISSED: time",
-            (_, true, true) => "MISSED: count, time",
-        }
-        .to_owned()
-    }
-
-    fn cells(&self, timed: bool) -> Vec<String> {
-        let (ratio, instructions) = limits(&self.name);
-        let text = |value: f64| {
-            if timed {
-                format!("{value:.2}")
-            } else {
-                "-".to_owned()
-            }
-        };
-        let limit = |limit: Option<f64>, digits: usize| {
-            limit.map_or("-".to_owned(), |limit| format!("{limit:.digits$}"))
-        };
-        let spread = |s: &Spread| {
-            if timed {
-                format!("{:.2} ({:.2} to {:.2})", s.median, s.low, s.high)
-            } else {
-                "-".to_owned()
-            }
-        };
-        let noise = if timed {
-            format!("{:.2} to {:.2}", self.noise.low, self.noise.high)
-        } else {
-            "-".to_owned()
-        };
-        vec![
-            self.name.clone(),
-            text(self.stock_ns),
-            text(self.ours_ns),
-            spread(&self.ratio),
-            noise,
-            limit(ratio, 2),
-            format!("{:.1}", self.stock.instructions),
-            format!("{:.1}", self.ours.instructions),
-            limit(instructions, 0),
-            format!("{:.2} / {:.2}", self.stock.locked, self.ours.locked),
-            format!("{:.2} / {:.2}", self.stock.fences, self.ours.fences),
-            self.verdict(timed),
-        ]
-    }
+/// A row's figures as words, one for each column.
+fn cells(row: &Row, timed: bool) -> Vec<String> {
+    let (ratio, instructions) = limits(&row.name);
+    let limit = |limit: Option<f64>, digits: usize| {
+        limit.map_or("-".to_owned(), |limit| format!("{limit:.digits$}"))
+    };
+    let (stock, ours) = (row.stock_count, row.ours_count);
+    vec![
+        row.name.clone(),
+        report::ns(row.stock_ns, timed),
+        report::ns(row.ours_ns, timed),
+        report::around(row.ratio, timed),
+        report::between(row.noise, timed),
+        limit(ratio, 2),
+        format!("{:.1}", stock.instructions),
+        format!("{:.1}", ours.instructions),
+        limit(instructions, 0),
+        format!("{:.2} / {:.2}", stock.locked, ours.locked),
+        format!("{:.2} / {:.2}", stock.fences, ours.fences),
+        verdict(row, timed).to_owned(),
+    ]
 }
 
 const HEADINGS: [&str; 12] = [
@@ -174,39 +107,32 @@ fn measure(program: &Program, ours: &Path, pairs: usize, samples: usize) -> Resu
     let (mut stock, mut our) = (Vec::new(), Vec::new());
     for pair in 0..pairs {
         eprint!("\rtiming pair {} of {pairs} ", pair + 1);
-        stock.push(run(Provider::Stock, &["time", &samples])?.times);
-        our.push(run(Provider::Ours(ours), &["time", &samples])?.times);
+        stock.push(run(Provider::Stock, &["time", &samples])?);
+        our.push(run(Provider::Ours(ours), &["time", &samples])?);
     }
     if pairs > 0 {
         eprintln!();
     }
-    let count = |counts: &Output, name: &str| counts.counts.get(name).copied().unwrap_or_default();
-    let times = |runs: &[BTreeMap<String, f64>], name: &str| -> Vec<f64> {
-        runs.iter()
-            .filter_map(|run| run.get(name).copied())
-            .collect()
-    };
-    let rows: Vec<Row> = stock_counts
-        .rows
-        .iter()
-        .map(|name| {
-            let against = name.strip_prefix(SINGLE).unwrap_or(name);
-            let (old, new) = (times(&stock, against), times(&our, name));
-            Row {
-                name: name.clone(),
-                stock: count(&stock_counts, name),
-                ours: count(&our_counts, name),
-                stock_ns: Spread::of(times(&stock, name)).median,
-                ours_ns: Spread::of(new.clone()).median,
-                ratio: Spread::of(old.iter().zip(&new).map(|(old, new)| new / old).collect()),
-                noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
-            }
+    let row = |(name, counted): &(String, Count)| {
+        // Ours of one owner against stock's of any.
+        let against = name.strip_prefix(SINGLE).unwrap_or(name);
+        let (old, new) = (times_of(&stock, against)?, times_of(&our, name)?);
+        Ok(Row {
+            name: name.clone(),
+            stock_count: *counted,
+            ours_count: our_counts.count(name)?,
+            ratio: Spread::of(pairwise(&old, &new, |old, new| new / old)),
+            noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
+            stock_ns: Spread::of(times_of(&stock, name)?).median,
+            ours_ns: Spread::of(new).median,
         })
-        .collect();
+    };
+    let rows = stock_counts.counts.iter().map(row);
+    let rows: Vec<Row> = rows.collect::<Result<_>>()?;
     let (single, shared): (Vec<_>, Vec<_>) =
         rows.iter().partition(|row| row.name.starts_with(SINGLE));
     let table = |rows: &[&Row]| {
-        let cells: Vec<_> = rows.iter().map(|row| row.cells(pairs > 0)).collect();
+        let cells: Vec<_> = rows.iter().map(|row| cells(row, pairs > 0)).collect();
         report::markdown(&HEADINGS, &cells)
     };
     let mut text = String::new();
@@ -286,22 +212,13 @@ mod tests {
     fn what_is_above_its_limit_is_missed() {
         let mut row = Row {
             name: "poll-recv/16".to_owned(),
-            stock: Count::default(),
-            ours: Count {
-                instructions: 71.0,
-                ..Count::default()
-            },
-            stock_ns: 1.0,
-            ours_ns: 1.0,
-            ratio: Spread {
-                median: 0.51,
-                ..Spread::default()
-            },
-            noise: Spread::default(),
+            ..Row::default()
         };
-        assert_eq!(row.verdict(true), "MISSED: count, time");
-        assert_eq!(row.verdict(false), "MISSED: count");
-        row.ours.instructions = 70.0;
-        assert_eq!(row.verdict(false), "met");
+        row.ours_count.instructions = 71.0;
+        row.ratio.median = 0.51;
+        assert_eq!(verdict(&row, true), "MISSED: count, time");
+        assert_eq!(verdict(&row, false), "MISSED: count");
+        row.ours_count.instructions = 70.0;
+        assert_eq!(verdict(&row, false), "met");
     }
 }

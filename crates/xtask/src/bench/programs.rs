@@ -1,66 +1,28 @@
 //! The programs that are measured, the stand-in for the kernel that both are run
 //! with, and what they print.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use super::measure::Count;
 use crate::driver;
+use crate::standin::{Provider, StandIn, printed};
 
-/// Which provider libibverbs is to take.
-#[derive(Clone, Copy)]
-pub enum Provider<'a> {
-    /// The C provider that the system has.
-    Stock,
-    /// Ours, as `RDMAV_DRIVERS` names it.
-    Ours(&'a Path),
-}
+/// What libibverbs reads of sysfs when it has no netlink: one rxe device, whose
+/// character device is /dev/null's (1:3).
+const DEVICE: &[(&str, &str)] = &[
+    ("infiniband_verbs/abi_version", "6\n"),
+    ("infiniband_verbs/uverbs0/dev", "1:3\n"),
+    ("infiniband_verbs/uverbs0/ibdev", "rxe0\n"),
+    ("infiniband_verbs/uverbs0/abi_version", "2\n"),
+    ("infiniband/rxe0/node_type", "1: CA\n"),
+    ("infiniband/rxe0/node_guid", "0200:00ff:fe00:0001\n"),
+];
 
-/// The compiled stand-in and the sysfs tree that goes with it, in a folder.
-pub struct StandIn {
-    dir: PathBuf,
-}
-
-impl StandIn {
-    /// Compiles it.
-    pub fn build(dir: &Path) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let options = ["-fPIC", "-shared", "-fvisibility=hidden"];
-        compile(&["standin.c"], &dir.join("standin.so"), &options)?;
-        sysfs_tree(&dir.join("sys"))?;
-        Ok(Self {
-            dir: dir.to_owned(),
-        })
-    }
-
-    fn run(&self, program: &Path, provider: Option<&Path>, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env("LD_PRELOAD", self.dir.join("standin.so"))
-            .env("SYSFS_PATH", self.dir.join("sys"))
-            .env("LD_BIND_NOW", "1")
-            .env_remove("IBV_DRIVERS")
-            .env_remove("RDMAV_DRIVERS")
-            .env_remove("GLIBC_TUNABLES")
-            .stderr(Stdio::inherit());
-        if let Some(path) = provider {
-            command.env("RDMAV_DRIVERS", path);
-        }
-        let output = command.output();
-        let output = output.with_context(|| format!("cannot run {}", program.display()))?;
-        ensure!(
-            output.status.success(),
-            "{} {} failed with {}: its reason is above",
-            program.display(),
-            arguments.join(" "),
-            output.status
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
+/// Compiles the stand-in for rdma_rxe.
+pub fn stand_in(dir: &Path) -> Result<StandIn> {
+    StandIn::build(dir, "standin.c", DEVICE)
 }
 
 /// What one process printed.
@@ -76,6 +38,15 @@ pub struct Output {
     pub times: Vec<(String, f64)>,
 }
 
+impl Output {
+    /// What a row was counted to.
+    pub fn count(&self, row: &str) -> Result<Count> {
+        let found = self.counts.iter().find(|(name, _)| name == row);
+        let (_, count) = found.with_context(|| format!("row {row} was not counted"))?;
+        Ok(*count)
+    }
+}
+
 /// The C program, which uses libibverbs.
 pub struct Verbs<'s> {
     stand_in: &'s StandIn,
@@ -85,18 +56,12 @@ pub struct Verbs<'s> {
 impl<'s> Verbs<'s> {
     /// Compiles it.
     pub fn build(stand_in: &'s StandIn) -> Result<Self> {
-        let path = stand_in.dir.join("datapath");
-        let options = ["-libverbs", "-ldl", "-lpthread"];
-        compile(&["datapath.c", "rows.c", "stepper.c"], &path, &options)?;
+        let path = stand_in.program("datapath", &["datapath.c", "rows.c", "stepper.c"])?;
         Ok(Self { stand_in, path })
     }
 
     fn run(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
-        let ours = match provider {
-            Provider::Stock => None,
-            Provider::Ours(path) => Some(path),
-        };
-        self.stand_in.run(&self.path, ours, arguments)
+        printed(&mut self.stand_in.command(&self.path, provider, arguments))
     }
 
     /// Each instruction of a row, as `step OFFSET FILE` lines.
@@ -138,61 +103,28 @@ impl<'s> Native<'s> {
         Ok(Self { stand_in, path })
     }
 
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        // It loads no provider.
+        printed(
+            &mut self
+                .stand_in
+                .command(&self.path, Provider::Stock, arguments),
+        )
+    }
+
     /// Each instruction of a row, as `step OFFSET FILE` lines.
     pub fn trace(&self, row: &str) -> Result<String> {
-        self.stand_in.run(&self.path, None, &["trace", row])
+        self.run(&["trace", row])
     }
 
     /// What a run comes to.
     pub fn figures(&self, arguments: &[&str]) -> Result<Output> {
-        parse(&self.stand_in.run(&self.path, None, arguments)?)
+        parse(&self.run(arguments)?)
     }
 }
 
-fn compile(files: &[&str], output: &Path, options: &[&str]) -> Result<()> {
-    let source = driver::root().join("provider-plugin/bench");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let status = Command::new(&compiler)
-        .current_dir(source)
-        .args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra"])
-        .args(files)
-        .arg("-o")
-        .arg(output)
-        .args(options)
-        .status()
-        .with_context(|| format!("cannot run {compiler}: install a C compiler (gcc)"))?;
-    ensure!(
-        status.success(),
-        "{compiler} could not compile {}: the bench needs the headers of \
-         libibverbs-dev and linux-libc-dev (apt-get install libibverbs-dev \
-         ibverbs-providers)",
-        files.join(", ")
-    );
-    Ok(())
-}
-
-/// What libibverbs reads of sysfs when it has no netlink: one rxe device, whose
-/// character device is /dev/null's (1:3).
-fn sysfs_tree(root: &Path) -> Result<()> {
-    let class = root.join("class");
-    for (file, content) in [
-        ("infiniband_verbs/abi_version", "6\n"),
-        ("infiniband_verbs/uverbs0/dev", "1:3\n"),
-        ("infiniband_verbs/uverbs0/ibdev", "rxe0\n"),
-        ("infiniband_verbs/uverbs0/abi_version", "2\n"),
-        ("infiniband/rxe0/node_type", "1: CA\n"),
-        ("infiniband/rxe0/node_guid", "0200:00ff:fe00:0001\n"),
-    ] {
-        let path = class.join(file);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
-}
-
-fn parse(text: &str) -> Result<Output> {
+/// Reads what a program of the bench prints.
+pub fn parse(text: &str) -> Result<Output> {
     let mut output = Output::default();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::measure::{Results, Row};
+use super::measure::{Results, Row, Spread};
 use super::{layers, limits};
 
 /// The lines around what is written.
@@ -25,35 +25,42 @@ const LAYERS: Markers = Markers {
     end: "<!-- layers:end -->",
 };
 
+/// A time, if there was a clock.
+pub(super) fn ns(value: f64, timed: bool) -> String {
+    if !timed {
+        return "-".to_owned();
+    }
+    format!("{value:.2}")
+}
+
+/// A median and its quartiles.
+pub(super) fn around(spread: Spread, timed: bool) -> String {
+    if !timed {
+        return "-".to_owned();
+    }
+    format!(
+        "{:.2} ({:.2} to {:.2})",
+        spread.median, spread.low, spread.high
+    )
+}
+
+/// The quartiles alone.
+pub(super) fn between(spread: Spread, timed: bool) -> String {
+    if !timed {
+        return "-".to_owned();
+    }
+    format!("{:.2} to {:.2}", spread.low, spread.high)
+}
+
 /// A row's figures as words, one for each column.
 fn columns(row: &Row, timed: bool) -> Vec<String> {
     let limit = limits::of(&row.name);
-    let ns = |value: f64| {
-        if timed {
-            format!("{value:.2}")
-        } else {
-            "-".to_owned()
-        }
-    };
-    let ratio = if timed {
-        format!(
-            "{:.2} ({:.2} to {:.2})",
-            row.ratio.median, row.ratio.low, row.ratio.high
-        )
-    } else {
-        "-".to_owned()
-    };
-    let noise = if timed {
-        format!("{:.2} to {:.2}", row.noise.low, row.noise.high)
-    } else {
-        "-".to_owned()
-    };
     vec![
         row.name.clone(),
-        ns(row.stock_ns),
-        ns(row.ours_ns),
-        ratio,
-        noise,
+        ns(row.stock_ns, timed),
+        ns(row.ours_ns, timed),
+        around(row.ratio, timed),
+        between(row.noise, timed),
         limit
             .ratio
             .map_or("-".to_owned(), |limit| format!("{limit:.2}")),

@@ -1,0 +1,121 @@
+//! What runs on a stand-in for the kernel (`provider-plugin/bench`): a preloaded
+//! library and a sysfs tree in a folder of their own, compiled here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::driver;
+
+/// Which provider libibverbs is to take.
+#[derive(Clone, Copy)]
+pub enum Provider<'a> {
+    /// The C provider that the system has.
+    Stock,
+    /// Ours, as `RDMAV_DRIVERS` names it.
+    Ours(&'a Path),
+}
+
+/// A compiled stand-in and the sysfs tree that goes with it.
+pub struct StandIn {
+    dir: PathBuf,
+    library: PathBuf,
+}
+
+impl StandIn {
+    /// Compiles `source` and makes the tree of `device`: files below
+    /// `/sys/class`, with what is in them.
+    ///
+    /// # Errors
+    /// No compiler, missing headers, a folder that cannot be written.
+    pub fn build(dir: &Path, source: &str, device: &[(&str, &str)]) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let library = dir.join(source).with_extension("so");
+        let options = ["-fPIC", "-shared", "-fvisibility=hidden"];
+        compile(&[source], &library, &options)?;
+        for (file, content) in device {
+            let path = dir.join("sys/class").join(file);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::write(&path, content)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            library,
+        })
+    }
+
+    /// Compiles a program of libibverbs beside it; its path.
+    ///
+    /// # Errors
+    /// As of [`StandIn::build`].
+    pub fn program(&self, name: &str, files: &[&str]) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        compile(files, &path, &["-libverbs", "-ldl", "-lpthread"])?;
+        Ok(path)
+    }
+
+    /// A program on the stand-in; every symbol is resolved before it begins.
+    pub fn command(&self, program: &Path, provider: Provider, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("LD_PRELOAD", &self.library)
+            .env("SYSFS_PATH", self.dir.join("sys"))
+            .env("LD_BIND_NOW", "1")
+            .env_remove("IBV_DRIVERS")
+            .env_remove("RDMAV_DRIVERS")
+            .env_remove("GLIBC_TUNABLES")
+            .stderr(Stdio::inherit());
+        if let Provider::Ours(path) = provider {
+            command.env("RDMAV_DRIVERS", path);
+        }
+        command
+    }
+}
+
+/// What a program prints.
+///
+/// # Errors
+/// It cannot be run, or failed.
+pub fn printed(command: &mut Command) -> Result<String> {
+    let program = Path::new(command.get_program()).display().to_string();
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} {} failed with {}: its reason is above",
+        command
+            .get_args()
+            .map(|argument| argument.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" "),
+        output.status
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn compile(files: &[&str], output: &Path, options: &[&str]) -> Result<()> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let status = Command::new(&compiler)
+        .current_dir(driver::root().join("provider-plugin/bench"))
+        .args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra"])
+        .args(files)
+        .arg("-o")
+        .arg(output)
+        .args(options)
+        .status()
+        .with_context(|| format!("cannot run {compiler}: install a C compiler (gcc)"))?;
+    ensure!(
+        status.success(),
+        "{compiler} could not compile {}: the headers of libibverbs-dev and linux-libc-dev \
+         are needed (apt-get install libibverbs-dev ibverbs-providers)",
+        files.join(", ")
+    );
+    Ok(())
+}
