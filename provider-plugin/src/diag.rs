@@ -22,14 +22,20 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+/// Whether the program has more rights than its caller.
+pub fn is_secure() -> bool {
+    // SAFETY: reads what the kernel has given to the process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// A variable of the environment; none in a program with raised rights.
 pub fn variable(name: &CStr) -> Option<&'static [u8]> {
+    if is_secure() {
+        return None;
+    }
     // SAFETY: a NUL-terminated name. The value is read at once, during the
     // load of a provider, when libibverbs reads its own variables too.
     unsafe {
-        if libc::getauxval(libc::AT_SECURE) != 0 {
-            return None;
-        }
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
     }

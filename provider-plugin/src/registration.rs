@@ -8,22 +8,28 @@
 //! out which releases of rdma-core it can be. When that is not certain nothing
 //! is registered: one line on stderr says what was found, and the next
 //! provider that matches, which is rdma-core's own, takes the device.
+//!
+//! [`preloaded`] is for programs that have a provider before libibverbs looks
+//! for any.
 
 mod evidence;
 mod objects;
+mod preloaded;
 mod served;
 
 use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
+use std::sync::Once;
 
 use crate::abi::*;
+use crate::diag;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
 use crate::mlx5_face::{Mlx5, entries};
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use crate::ops;
 use crate::rxe_face::Rxe;
-use objects::Object;
+use objects::{Library, Object};
 
 /// `verbs_register_driver_<N>`.
 type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
@@ -149,22 +155,45 @@ extern "C" fn on_load() {
     // the panic hook has not told.
     let _ = catch_unwind(|| {
         let objects = objects::loaded();
-        let here = on_load as *const () as usize;
-        let Some(own) = objects.iter().find(|o| o.contains(here)) else {
+        let Some(own) = own(&objects) else {
             return;
         };
-        if !own.name.to_string_lossy().contains(".so") {
-            return; // linked into a program as a crate
+        if !preloaded::is_first(own) {
+            match objects::find_libibverbs(&objects, own) {
+                Ok(library) => attempt(library, evidence::own_suffix(&own.name.to_string_lossy())),
+                Err(refusal) => refusal.print(),
+            }
+        } else if !diag::is_secure()
+            // Nothing to say if there is none: a program may load it later, or
+            // never.
+            && let Ok(library) = objects::find_libibverbs(&objects, own)
+        {
+            attempt(library, None);
         }
-        if let Err(refusal) = register(&objects, own) {
+    });
+}
+
+/// What this code is in, if it is a shared object and not a program that has it
+/// as a crate.
+fn own(objects: &[Object]) -> Option<&Object> {
+    let here = on_load as *const () as usize;
+    let own = objects.iter().find(|o| o.contains(here))?;
+    own.name.to_string_lossy().contains(".so").then_some(own)
+}
+
+/// Registers with a libibverbs, or says why not; the first time only.
+/// `own_suffix` is the private ABI that it has asked for, if it has loaded us.
+fn attempt(library: Library<'_>, own_suffix: Option<u32>) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Err(refusal) = register(library, own_suffix) {
             refusal.print();
         }
     });
 }
 
-fn register(objects: &[Object], own: &Object) -> Result<(), evidence::Refusal> {
-    let library = objects::find_libibverbs(objects, own)?;
-    let layout = evidence::decide(&evidence::Evidence::gather(&library, own))
+fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidence::Refusal> {
+    let layout = evidence::decide(&evidence::Evidence::gather(&library, own_suffix))
         .map_err(|reason| evidence::Refusal::new(&library, reason))?;
     let version = std::ffi::CString::new(format!("IBVERBS_PRIVATE_{}", layout.pabi))
         .map_err(|_| evidence::Refusal::internal())?;

@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 
-use super::objects::{Library, Object};
+use super::objects::Library;
 use crate::layout::{LAYOUTS, Layout};
 
 /// A function whose presence tells the release.
@@ -95,13 +95,15 @@ pub struct Evidence {
     pub markers: Vec<bool>,
     /// What the name of the library's file says.
     pub file: FileVersion,
-    /// The `N` of `-rdmavN.so` at the end of our own name.
+    /// The `N` of `-rdmavN.so` at the end of our own name, where libibverbs
+    /// has asked for that.
     pub own_suffix: Option<u32>,
 }
 
 impl Evidence {
-    /// Looks at a libibverbs, and at the name under which it loaded us.
-    pub fn gather(library: &Library<'_>, own: &Object) -> Evidence {
+    /// Looks at a libibverbs; `own_suffix` is what it has loaded us under, if it
+    /// has.
+    pub fn gather(library: &Library<'_>, own_suffix: Option<u32>) -> Evidence {
         let seen = |marker: &Marker| {
             let name = CString::new(marker.name).ok()?;
             let version = match marker.version {
@@ -116,7 +118,7 @@ impl Evidence {
             file: library
                 .file()
                 .map_or(FileVersion::Absent, |f| file_version(&f)),
-            own_suffix: own_suffix(&own.name.to_string_lossy()),
+            own_suffix,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The shared objects of the process, and which of them is libibverbs.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
 use std::ffi::CString;
 
@@ -87,64 +87,87 @@ fn call_stack() -> Vec<usize> {
     out
 }
 
-/// A libibverbs of this process.
-pub struct Library<'a> {
-    pub object: &'a Object,
-    handle: *mut c_void,
-    /// The private ABIs whose register function it exports.
-    pub pabis: Vec<u32>,
-}
+/// A hold on a loaded object.
+pub struct Handle(*mut c_void);
 
-impl Drop for Library<'_> {
+impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.handle.is_null() {
-            // SAFETY: a handle of our own, closed once.
-            unsafe { libc::dlclose(self.handle) };
-        }
+        // SAFETY: a handle of our own, closed once.
+        unsafe { libc::dlclose(self.0) };
     }
 }
 
-impl<'a> Library<'a> {
-    /// The object as a libibverbs, if it is one.
-    fn open(object: &'a Object) -> Option<Library<'a>> {
-        let name: *const c_char = if object.name.is_empty() {
+impl Handle {
+    /// On the object of that name, as the loader has it; the program's is
+    /// empty, and stands for all that it sees.
+    pub fn open(name: &CStr) -> Option<Handle> {
+        let name = if name.is_empty() {
             core::ptr::null()
         } else {
-            object.name.as_ptr()
+            name.as_ptr()
         };
         // SAFETY: a NUL-terminated name, or null for the program itself.
         // NOLOAD: nothing is loaded, so no constructor runs.
         let handle = unsafe { libc::dlopen(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if handle.is_null() {
-            return None;
-        }
-        let mut library = Library {
-            object,
-            handle,
-            pabis: Vec::new(),
-        };
-        // A quick look first: most objects are not a libibverbs.
-        // SAFETY: a live handle and a NUL-terminated name.
-        let init = unsafe { libc::dlsym(handle, c"_verbs_init_and_alloc_context".as_ptr()) };
-        if init.is_null() || !object.contains(init as usize) {
-            return None;
-        }
-        library.pabis = PABIS.filter(|n| library.registers(*n)).collect();
-        (!library.pabis.is_empty()).then_some(library)
+        (!handle.is_null()).then_some(Handle(handle))
     }
 
-    fn registers(&self, pabi: u32) -> bool {
-        let name = CString::new(format!("verbs_register_driver_{pabi}"));
-        let version = CString::new(format!("IBVERBS_PRIVATE_{pabi}"));
-        matches!((name, version), (Ok(name), Ok(version)) if self.symbol(&name, &version).is_some())
+    /// Address of a symbol that the object or what it is linked to defines.
+    pub fn find(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a live handle and a NUL-terminated name.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+
+    /// The same, of that version: a symbol without a version is not found.
+    pub fn find_version(&self, name: &CStr, version: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a live handle and NUL-terminated strings.
+        let address = unsafe { libc::dlvsym(self.0, name.as_ptr(), version.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+
+    /// `verbs_register_driver_<N>` of the libibverbs of that private ABI.
+    pub fn register_driver(&self, pabi: u32) -> Option<*mut c_void> {
+        let name = CString::new(format!("verbs_register_driver_{pabi}")).ok()?;
+        let version = CString::new(format!("IBVERBS_PRIVATE_{pabi}")).ok()?;
+        self.find_version(&name, &version)
+    }
+}
+
+/// A libibverbs of this process.
+pub struct Library<'a> {
+    pub object: &'a Object,
+    handle: Handle,
+    /// The private ABIs whose register function it exports.
+    pub pabis: Vec<u32>,
+}
+
+impl<'a> Library<'a> {
+    /// The object as a libibverbs, if it is one.
+    pub fn open(object: &'a Object) -> Option<Library<'a>> {
+        let handle = Handle::open(&object.name)?;
+        // A quick look first: most objects are not a libibverbs.
+        let init = handle.find(c"_verbs_init_and_alloc_context")?;
+        if !object.contains(init as usize) {
+            return None;
+        }
+        let its_own = |pabi: &u32| {
+            let found = handle.register_driver(*pabi);
+            found.is_some_and(|address| object.contains(address as usize))
+        };
+        let pabis: Vec<u32> = PABIS.filter(its_own).collect();
+        (!pabis.is_empty()).then_some(Library {
+            object,
+            handle,
+            pabis,
+        })
     }
 
     /// Address of a symbol that this library itself defines, at the version.
     pub fn symbol(&self, name: &CStr, version: &CStr) -> Option<*mut c_void> {
-        // SAFETY: a live handle and NUL-terminated strings.
-        let address = unsafe { libc::dlvsym(self.handle, name.as_ptr(), version.as_ptr()) };
+        let address = self.handle.find_version(name, version)?;
         // The search goes on in the library's dependencies; those do not count.
-        (!address.is_null() && self.object.contains(address as usize)).then_some(address)
+        self.object.contains(address as usize).then_some(address)
     }
 
     /// The library's file: what the kernel has mapped, whatever link it was
@@ -165,8 +188,8 @@ impl<'a> Library<'a> {
     }
 
     /// Keeps the library loaded for the life of the process.
-    pub fn leak(mut self) {
-        self.handle = core::ptr::null_mut();
+    pub fn leak(self) {
+        core::mem::forget(self.handle);
     }
 }
 

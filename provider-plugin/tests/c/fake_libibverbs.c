@@ -33,6 +33,7 @@ _Static_assert(sizeof(struct context) == 328, "ibv_context");
 
 static const void *registered;
 static int registrations;
+static const char *names[8];
 static void *ops[N_OPS];
 static int set_ops_calls;
 static int live_contexts;
@@ -42,6 +43,8 @@ bool verbs_allow_disassociate_destroy;
 void CAT(verbs_register_driver_, PABI)(const void *driver)
 {
 	registered = driver;
+	if (registrations < 8)
+		names[registrations] = *(const char *const *)driver;
 	registrations++;
 }
 
@@ -148,6 +151,11 @@ const void *fake_registered(void)
 int fake_registrations(void)
 {
 	return registrations;
+}
+
+const char *fake_name(int i)
+{
+	return i < registrations && i < 8 ? names[i] : NULL;
 }
 
 void *fake_op(const char *name)

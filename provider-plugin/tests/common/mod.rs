@@ -1,6 +1,8 @@
 //! What the tests of the built plugin share.
 #![allow(dead_code)] // each test uses a part
 
+pub mod fake;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};

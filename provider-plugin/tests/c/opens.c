@@ -1,0 +1,34 @@
+/*
+ * Opens the first device, and says which file serves it. Compiled with
+ * -DLINKED it is linked to libmlx5 as well, as perftest is.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <infiniband/mlx5dv.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+	Dl_info info;
+
+	if (!list || !list[0]) {
+		puts("no device");
+		return 1;
+	}
+	context = ibv_open_device(list[0]);
+	if (!context) {
+		perror("ibv_open_device");
+		return 1;
+	}
+	if (!dladdr((void *)context->ops.poll_cq, &info))
+		return 1;
+	puts(info.dli_fname);
+#ifdef LINKED
+	/* What is not libmlx5's own it must say no to. */
+	printf("mlx5dv: %d\n", mlx5dv_is_supported(list[0]));
+#endif
+	return 0;
+}
