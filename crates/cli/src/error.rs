@@ -7,6 +7,7 @@ use ringverbs::kernel::Command;
 
 use crate::perf::PerfError;
 use crate::pingpong::{ExchangeError, PingPongError};
+use crate::run::RunError;
 use crate::trace::TraceError;
 
 /// Why a command failed.
@@ -50,6 +51,8 @@ pub enum Error {
     Perf(PerfError),
     /// A process could not be looked into.
     Trace(TraceError),
+    /// A program could not be run with the plugin.
+    Run(RunError),
     /// Output could not be written.
     Output(io::Error),
 }
@@ -111,6 +114,7 @@ impl fmt::Display for Error {
             Self::PingPong(error) => error.fmt(f),
             Self::Perf(error) => error.fmt(f),
             Self::Trace(error) => error.fmt(f),
+            Self::Run(error) => error.fmt(f),
             Self::Output(error) => write!(f, "writing output: {error}"),
         }
     }
@@ -127,6 +131,12 @@ impl From<io::Error> for Error {
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Self {
         Self::Trace(error)
+    }
+}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        Self::Run(error)
     }
 }
 

@@ -14,6 +14,7 @@ mod out;
 mod perf;
 mod pingpong;
 mod poller;
+mod run;
 mod trace;
 
 use std::process::ExitCode;
@@ -44,6 +45,9 @@ enum Command {
     Perf(perf::Args),
     /// Decode the queues of a running program on rxe, without touching it
     Trace(trace::Args),
+    /// Run a program of libibverbs with ringverbs as the provider of its
+    /// devices
+    Run(run::Args),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Run(args) => run::run(&args),
     };
     match result {
         Ok(code) => code,

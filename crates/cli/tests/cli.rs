@@ -48,6 +48,7 @@ fn wrong_arguments_are_status_2_and_named() {
         (&["trace"], "<PID>"),
         (&["trace", "0"], "0"),
         (&["trace", "1", "--follow", "--json"], "--json"),
+        (&["run"], "<COMMAND>"),
         (&["nonsense"], "nonsense"),
         (&[], "Usage"),
     ] {
@@ -147,4 +148,40 @@ fn what_is_no_terminal_gets_no_colours() {
     assert!(!output.stdout.contains(&0x1b));
     let forced = ringverbs(&["doctor"]).env("CLICOLOR_FORCE", "1").output();
     assert!(forced.unwrap().stdout.contains(&0x1b));
+}
+
+#[test]
+fn a_program_is_run_with_the_plugin_in_its_environment() {
+    let dir = std::env::temp_dir().join(format!("ringverbs-run-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.to_str().unwrap();
+    let run = |program: &[&str]| {
+        let before = ["run", "--plugin", path, "--"];
+        let mut command = ringverbs(&[&before, program].concat());
+        command
+            .env("RDMAV_DRIVERS", "rxe")
+            .env_remove("LD_PRELOAD")
+            .env_remove("RINGVERBS_DEVICES");
+        command.output().unwrap()
+    };
+    let output = run(&["env"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("--plugin"), "{}", stderr(&output));
+
+    // The loader says that this is no library, and goes on.
+    std::fs::write(dir.join("libringverbs-rdmav34.so"), b"").unwrap();
+    let output = run(&["env"]);
+    let said = String::from_utf8(output.stdout.clone()).unwrap();
+    for line in [
+        format!("LD_PRELOAD={path}/libringverbs-rdmav34.so"),
+        format!("RDMAV_DRIVERS={path}/libringverbs:rxe"),
+        "RINGVERBS_DEVICES=rxe,mlx5".to_owned(),
+    ] {
+        assert!(said.lines().any(|have| have == line), "{line}: {said}");
+    }
+    assert_eq!(run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
+    let output = run(&["/nowhere/program"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("/nowhere/program"));
+    std::fs::remove_dir_all(&dir).unwrap();
 }
