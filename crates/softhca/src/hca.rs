@@ -303,6 +303,8 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.xrcds);
         clear(&mut self.core.user_contexts);
         clear(&mut self.core.reserved_qpns);
+        clear(&mut self.core.scheduling);
+        clear(&mut self.core.address_mappings);
         clear(&mut self.core.q_counters);
         self.core.steering.clear();
         self.core.device_memory.clear();

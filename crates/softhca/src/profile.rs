@@ -6,8 +6,9 @@
 //! structures in Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
-use crate::command::general::{LOG_RESERVED_QPNS, RESERVED_QPN};
-use crate::engine::{compression, device_memory};
+use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
+use crate::command::scheduling;
+use crate::engine::{compression, copy, device_memory};
 
 /// What the port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,20 +28,22 @@ pub enum Group {
     OnDemandPaging = 2,
     Atomic = 3,
     Roce = 4,
-    General2 = 32,
     FlowTable = 7,
+    Qos = 12,
     DeviceMemory = 15,
+    General2 = 32,
 }
 
 impl Group {
     /// All groups that are kept.
-    pub const ALL: [Group; 8] = [
+    pub const ALL: [Group; 9] = [
         Group::General,
         Group::EthernetOffloads,
         Group::OnDemandPaging,
         Group::Atomic,
         Group::Roce,
         Group::FlowTable,
+        Group::Qos,
         Group::DeviceMemory,
         Group::General2,
     ];
@@ -168,6 +171,18 @@ pub mod cap {
 
     pub(super) const DEVICE_MEMORY: Field = flag(0x34, 23);
 
+    pub(super) const LOG_DMA_MMO_MAX_SIZE: Field = field(0xc, 20, 16);
+    pub(super) const DMA_MMO_SQ: Field = flag(0x28, 12);
+    pub(super) const QPC_EXTENSION: Field = flag(0x24, 29);
+    pub(super) const QOS: Field = flag(0x40, 4);
+
+    pub(super) const NIC_SQ_SCHEDULING: Field = flag(0x0, 23);
+    pub(super) const NIC_BW_SHARE: Field = flag(0x0, 22);
+    pub(super) const NIC_RATE_LIMIT: Field = flag(0x0, 21);
+    pub(super) const NIC_QP_SCHEDULING: Field = flag(0x4, 30);
+    pub(super) const NIC_ELEMENT_TYPE: Field = field(0x20, 31, 16);
+    pub(super) const NIC_TSAR_TYPE: Field = field(0x20, 15, 0);
+
     pub(super) const CSUM_CAP: Field = flag(0x0, 31);
     pub(super) const VLAN_CAP: Field = flag(0x0, 30);
     pub(super) const SELF_LB_EN_MODIFIABLE: Field = flag(0x0, 23);
@@ -211,7 +226,7 @@ pub mod cap {
 }
 
 use Group::{
-    Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Roce,
+    Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
 };
 use cap::*;
 
@@ -359,12 +374,27 @@ const ON_DEMAND: &[Cap] = &[
 ];
 
 /// Programs give commands of their own (DevX): for memory keys that they fill in
-/// by work requests, and numbers of queue pairs that are used elsewhere.
+/// by work requests, numbers of queue pairs that are used elsewhere, rates; and
+/// they have memory copied.
 const USER_CONTEXTS: &[Cap] = &[
     (General, LOG_MAX_UCTX, 15),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
     (General, HCA_CAP_2, 1),
-    (General, GENERAL_OBJECTS_HIGH, 1 << (RESERVED_QPN - 32)),
+    (
+        General,
+        GENERAL_OBJECTS_HIGH,
+        1 << (RESERVED_QPN - 32) | 1 << (SCHEDULING_ELEMENT - 32) | 1 << (ADDRESS_TO_QP - 32),
+    ),
+    (General, QPC_EXTENSION, 1),
+    (General, DMA_MMO_SQ, 1),
+    (General, LOG_DMA_MMO_MAX_SIZE, copy::LOG_MOST),
+    (General, QOS, 1),
+    (Qos, NIC_SQ_SCHEDULING, 1),
+    (Qos, NIC_BW_SHARE, 1),
+    (Qos, NIC_RATE_LIMIT, 1),
+    (Qos, NIC_QP_SCHEDULING, 1),
+    (Qos, NIC_ELEMENT_TYPE, scheduling::TYPES),
+    (Qos, NIC_TSAR_TYPE, 1),
     (General2, LOG_RESERVED_QPN_GRANULARITY, LOG_RESERVED_QPNS),
 ];
 

@@ -3,17 +3,21 @@
 
 use super::load::number;
 use super::resource::{created, gone};
-use super::status::{Outcome, Status, refuse};
+use super::status::{Outcome, Refused, Status, refuse};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
 use crate::platform::Platform;
 
 const TYPE: Field = field(4, 15, 0);
-const OBJECT: Field = field(8, 31, 0);
+pub(crate) const OBJECT: Field = field(8, 31, 0);
 const LOG_RANGE: Field = field(0xc, 28, 24);
 
-/// The type of object that is a range of queue pair numbers.
+/// The type of object that is an element of the tree of rates.
+pub(crate) const SCHEDULING_ELEMENT: u32 = 0x26;
+/// That is a range of queue pair numbers.
 pub(crate) const RESERVED_QPN: u32 = 0x2c;
+/// That says which queue pair an address is best reached by.
+pub(crate) const ADDRESS_TO_QP: u32 = 0x3a;
 /// The logarithm of how many there are in one.
 pub(crate) const LOG_RESERVED_QPNS: u32 = 6;
 /// The first number: past all that queues get.
@@ -31,12 +35,39 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        if TYPE.get(input) != RESERVED_QPN {
-            return Err(refuse(
-                Status::BadOpcode,
-                "this type of object is not modelled",
-            ));
+        match TYPE.get(input) {
+            RESERVED_QPN => self.create_reserved_qpns(input, output),
+            SCHEDULING_ELEMENT => self.create_scheduling_element(input, output),
+            ADDRESS_TO_QP => self.create_address_mapping(input, output),
+            _ => Err(UNKNOWN_TYPE),
         }
+    }
+
+    pub(crate) fn modify_general_object(&mut self, input: &[u8]) -> Outcome {
+        match TYPE.get(input) {
+            SCHEDULING_ELEMENT => self.modify_scheduling_element(input),
+            _ => Err(UNKNOWN_TYPE),
+        }
+    }
+
+    pub(crate) fn query_general_object(&self, input: &[u8], output: &mut [u8]) -> Outcome {
+        match TYPE.get(input) {
+            SCHEDULING_ELEMENT => self.query_scheduling_element(input, output),
+            _ => Err(UNKNOWN_TYPE),
+        }
+    }
+
+    pub(crate) fn destroy_general_object(&mut self, input: &[u8]) -> Outcome {
+        let object = OBJECT.get(input);
+        match TYPE.get(input) {
+            RESERVED_QPN => self.destroy_reserved_qpns(object),
+            SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
+            ADDRESS_TO_QP => gone(self.address_mappings.remove(object)),
+            _ => Err(refuse(Status::BadResource, "no such object")),
+        }
+    }
+
+    fn create_reserved_qpns(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if LOG_RANGE.get(input) > LOG_RESERVED_QPNS {
             return Err(refuse(
                 Status::BadParameter,
@@ -50,15 +81,27 @@ impl<P: Platform> Core<P> {
         )
     }
 
-    pub(crate) fn destroy_general_object(&mut self, input: &[u8]) -> Outcome {
-        let object = OBJECT.get(input);
-        let range = object.checked_sub(FIRST_RESERVED);
+    fn destroy_reserved_qpns(&mut self, object: u32) -> Outcome {
         let aligned = object & ((1 << LOG_RESERVED_QPNS) - 1) == 0;
-        match range {
-            Some(range) if aligned && TYPE.get(input) == RESERVED_QPN => {
-                gone(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS))
-            }
+        match object.checked_sub(FIRST_RESERVED) {
+            Some(range) if aligned => gone(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS)),
             _ => Err(refuse(Status::BadResource, "no such object")),
         }
     }
+
+    /// A hint by which a card finds the queue pair for what comes from an
+    /// address; here queue pairs are found without.
+    fn create_address_mapping(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        if self.queues.get(MAPPED_QPN.get(input)).is_none() {
+            return Err(refuse(
+                Status::BadResource,
+                "an address is mapped to a queue pair that there is not",
+            ));
+        }
+        created(output, self.address_mappings.insert(()))
+    }
 }
+
+const MAPPED_QPN: Field = field(0x1c, 23, 0);
+
+const UNKNOWN_TYPE: Refused = refuse(Status::BadOpcode, "this type of object is not modelled");

@@ -13,6 +13,7 @@ pub(crate) mod paging;
 pub(crate) mod qp;
 pub(crate) mod queue;
 pub(crate) mod resource;
+pub(crate) mod scheduling;
 pub(crate) mod srq;
 pub mod status;
 pub(crate) mod steering;
@@ -102,6 +103,8 @@ impl<P: Platform> Hca<P> {
             op::CREATE_UCTX => core.create_uctx(output),
             op::DESTROY_UCTX => core.destroy_uctx(input),
             op::CREATE_GENERAL_OBJECT => core.create_general_object(input, output),
+            op::MODIFY_GENERAL_OBJECT => core.modify_general_object(input),
+            op::QUERY_GENERAL_OBJECT => core.query_general_object(input, output),
             op::DESTROY_GENERAL_OBJECT => core.destroy_general_object(input),
             op::ALLOC_UAR => core.alloc_uar(output),
             op::DEALLOC_UAR => core.dealloc_uar(input),

@@ -16,7 +16,12 @@ const OPT_PARAM_MASK: usize = 0x10;
 const CONTEXT: usize = 0x18;
 /// More bits of the mask, after the context.
 const OPT_PARAM_MASK_HIGH: usize = 0x108;
+const OPTIONAL_QUEUE_GROUP: u64 = 1 << 1;
 const OPTIONAL_UDP_SPORT: u64 = 1 << 2;
+/// There is an extension of the context after it.
+const EXTENDED: Field = flag(0x8, 31);
+const GROUP_REQUESTER: Field = field(0x114, 31, 0);
+const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 /// Bytes of a queue pair's context.
 pub(crate) const CONTEXT_SIZE: usize = 232;
 
@@ -404,6 +409,7 @@ impl<P: Platform> Hca<P> {
             ));
         }
         let mask = get32(input, OPT_PARAM_MASK);
+        self.modify_extension(opcode, input)?;
         let given: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
         let Some(qp) = self.core.qp_mut(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
@@ -449,6 +455,24 @@ impl<P: Platform> Hca<P> {
         self.transport
             .modify(&mut self.core, now, qpn, to, config)
             .map_err(|_| refuse(Status::BadResource, "the transport has no such queue pair"))
+    }
+
+    /// What a transition carries in the extension of the context.
+    fn modify_extension(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+        if !EXTENDED.is_set(input) || !matches!(opcode, op::INIT2INIT_QP | op::RTS2RTS_QP) {
+            return Ok(());
+        }
+        let mask = get64(input, OPT_PARAM_MASK_HIGH);
+        // Nothing is sent slower for it: that the groups exist is all.
+        let groups = [GROUP_REQUESTER, GROUP_RESPONDER].map(|group| group.get(input));
+        if mask & OPTIONAL_QUEUE_GROUP != 0 && !groups.iter().all(|g| self.core.is_queue_group(*g))
+        {
+            return Err(refuse(
+                Status::BadResource,
+                "the queue pair's scheduling element",
+            ));
+        }
+        Ok(())
     }
 
     /// The transport's attributes of a queue pair, by its context.

@@ -16,6 +16,7 @@ use super::steering::Steering;
 use super::wqe::LONGEST_SEND;
 use crate::command::general::RANGES;
 use crate::command::load::Capabilities;
+use crate::command::scheduling::{self, Element};
 use crate::command::vport::PORT_CAPABILITIES;
 use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
 use crate::table::Table;
@@ -67,6 +68,8 @@ pub struct Core<P> {
     /// Contexts of programs that give commands, and their queue pair numbers.
     pub(crate) user_contexts: Table<()>,
     pub(crate) reserved_qpns: Table<()>,
+    pub(crate) scheduling: Table<Element>,
+    pub(crate) address_mappings: Table<()>,
     pub(crate) q_counters: Table<QCounters>,
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
@@ -122,6 +125,8 @@ impl<P> Core<P> {
             transport_domains: Table::new(1, 1 << 16),
             user_contexts: Table::new(1, (1 << 16) - 1),
             reserved_qpns: Table::new(0, RANGES),
+            scheduling: Table::new(1, scheduling::MOST),
+            address_mappings: Table::new(1, 1 << 16),
             q_counters: Table::new(1, 127),
             eqs: Table::new(1, 63),
             cqs: Table::new(1, 1 << 16),

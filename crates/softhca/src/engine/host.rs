@@ -260,6 +260,11 @@ impl<P: Platform> Host for Core<P> {
                     Status::MemoryBind
                 })
             }
+            opcode::MMO => {
+                let entry = std::mem::take(&mut work.local.inline);
+                let asker = Self::local_asker(qpn, &work.local);
+                self.copy_memory(asker, &entry)
+            }
             _ => Err(Status::LocalQpOperation),
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod compression;
+pub(crate) mod copy;
 pub mod core;
 pub mod counters;
 pub mod cq;

@@ -17,7 +17,7 @@ pub(crate) const BLOCK: usize = 64;
 /// Entries are counted in segments of this many bytes.
 const SEGMENT: usize = 16;
 
-const OP_MOD: Field = field(0, 31, 24);
+pub(crate) const OP_MOD: Field = field(0, 31, 24);
 const INDEX: Field = field(0, 23, 8);
 const OPCODE: Field = field(0, 7, 0);
 const QPN: Field = field(4, 31, 8);
@@ -45,6 +45,8 @@ pub mod opcode {
     pub const FETCH_ADD: u8 = 0x12;
     pub const LOCAL_INVALIDATE: u8 = 0x1b;
     pub const UMR: u8 = 0x25;
+    /// An operation on local memory, by the modifier.
+    pub const MMO: u8 = 0x2f;
 }
 
 /// A part of local memory.
@@ -59,7 +61,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    fn parse(bytes: &[u8]) -> Segment {
+    pub(crate) fn parse(bytes: &[u8]) -> Segment {
         Segment {
             length: get32(bytes, 0) & !INLINE,
             key: get32(bytes, 4),
@@ -270,7 +272,7 @@ pub fn send(bytes: &[u8], reading: &Reading) -> Send {
 
 fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static str> {
     if reading.strict {
-        if OP_MOD.get(bytes) != 0 && work.opcode != opcode::UMR {
+        if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
             return Err("an operation modifier where there is none");
         }
         if CONTROL_RESERVED.is_set(bytes) || get32(bytes, 8) & 0x00ff_ff11 != 0 {
@@ -281,9 +283,12 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
     if work.opcode == opcode::NOP {
         return Ok(());
     }
-    if matches!(work.opcode, opcode::UMR | opcode::LOCAL_INVALIDATE) {
+    if matches!(
+        work.opcode,
+        opcode::UMR | opcode::LOCAL_INVALIDATE | opcode::MMO
+    ) {
         if reading.service == Service::Ud {
-            return Err("an operation on keys in a datagram queue pair");
+            return Err("an operation on keys or local memory in a datagram queue pair");
         }
         work.local.inline = bytes.to_vec();
         return Ok(());

@@ -438,8 +438,22 @@ impl Driver {
 
     /// Posts a work request on a key, which the control segment names.
     pub fn post_umr(&mut self, qp: &mut Qp, key: u32, segments: &[u8]) {
-        let mut entry = self.place(qp, 0x25, SIGNALED, segments);
-        entry[12..16].copy_from_slice(&key.to_be_bytes());
+        self.post_changed(qp, 0x25, segments, |control| {
+            control[12..16].copy_from_slice(&key.to_be_bytes());
+        });
+    }
+
+    /// Posts a work request that completes, and whose control segment is changed
+    /// before it goes out.
+    pub fn post_changed(
+        &mut self,
+        qp: &mut Qp,
+        opcode: u8,
+        segments: &[u8],
+        change: impl FnOnce(&mut [u8]),
+    ) {
+        let mut entry = self.place(qp, opcode, SIGNALED, segments);
+        change(&mut entry[..16]);
         let slot = u64::from(qp.posted.wrapping_sub(entry.len().div_ceil(64) as u16));
         let slot = slot & ((1 << SEND_LOG) - 1);
         self.write(qp.send + slot * 64, &entry[..16]);

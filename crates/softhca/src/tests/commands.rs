@@ -242,7 +242,7 @@ fn programs_have_contexts_and_queue_pair_numbers_of_their_own() {
     );
     assert!(a > 1 << 17 && a.abs_diff(b) == 64);
     assert_ne!(driver.command(&create(0x2c, 7), 16).0, 0, "a longer range");
-    assert_ne!(driver.command(&create(0x26, 0), 16).0, 0, "another type");
+    assert_ne!(driver.command(&create(0x20, 0), 16).0, 0, "another type");
     for (object, known) in [(a + 1, false), (a, true), (a, false), (0, false)] {
         let destroy = Input::new(op::DESTROY_GENERAL_OBJECT, 32)
             .or(4, 0, 0x2c)
@@ -267,4 +267,70 @@ fn a_connected_queue_pair_changes_its_udp_port() {
     assert_eq!(port(&mut driver), before, "the mask does not name it");
     driver.ok(&change.or(0x10c, 0, 1 << 2), 16);
     assert_eq!(port(&mut driver), 0xc123);
+}
+
+#[test]
+fn scheduling_elements_are_a_tree() {
+    let mut driver = Driver::new("roce-umr");
+    let (_cq, a, _b) = driver.pair();
+    // Element types: 0 is one that others hang from, 4 a group of queues.
+    let create = |kind: u32, parent: u32| {
+        Input::new(op::CREATE_GENERAL_OBJECT, 80)
+            .or(4, 0, 0x26)
+            .or(0x18, 24, 3)
+            .or(0x30, 24, kind)
+            .or(0x38, 0, parent)
+            .or(0x44, 0, 2)
+            .or(0x48, 0, 10)
+    };
+    let object =
+        |opcode, length, number: u32| Input::new(opcode, length).or(4, 0, 0x26).or(8, 0, number);
+    let root = driver.number(create(0, 0));
+    let group = driver.number(create(4, root));
+    for (kind, parent) in [(4, 0), (4, group), (0, 99), (1, root)] {
+        let (status, _) = driver.command(&create(kind, parent), 16);
+        assert_ne!(status, 0, "type {kind} below {parent}");
+    }
+    // A change of the share alone.
+    let modify = object(op::MODIFY_GENERAL_OBJECT, 80, group)
+        .or(0x14, 0, 1)
+        .or(0x44, 0, 7)
+        .or(0x48, 0, 8);
+    driver.ok(&modify, 16);
+    let output = driver.ok(&object(op::QUERY_GENERAL_OBJECT, 16, group), 80);
+    assert_eq!(word(&output, 0x30) >> 24, 4);
+    assert_eq!(word(&output, 0x38), root);
+    assert_eq!((word(&output, 0x44), word(&output, 0x48)), (7, 10));
+    // A queue pair hangs from a group, and from nothing else.
+    for (number, good) in [(group, true), (0, true), (root, false), (77, false)] {
+        let attach = Input::new(op::RTS2RTS_QP, 0x1d0)
+            .or(8, 0, 1 << 31 | a.number)
+            .or(0x10c, 0, 1 << 1)
+            .or(0x114, 0, number);
+        assert_eq!(driver.command(&attach, 16).0 == 0, good, "{number}");
+    }
+    let destroy = |number| object(op::DESTROY_GENERAL_OBJECT, 16, number);
+    assert_ne!(driver.command(&destroy(root), 16).0, 0, "it has a group");
+    for number in [group, root] {
+        driver.ok(&destroy(number), 16);
+        assert_ne!(driver.command(&destroy(number), 16).0, 0, "it has gone");
+    }
+}
+
+#[test]
+fn an_address_is_mapped_to_a_queue_pair_that_exists() {
+    let mut driver = Driver::new("roce-umr");
+    let (_cq, a, _b) = driver.pair();
+    let create = |qpn: u32| {
+        Input::new(op::CREATE_GENERAL_OBJECT, 80)
+            .or(4, 0, 0x3a)
+            .or(0x1c, 0, qpn)
+    };
+    assert_ne!(driver.command(&create(0xff_fff0), 16).0, 0);
+    let mapping = driver.number(create(a.number));
+    let destroy = Input::new(op::DESTROY_GENERAL_OBJECT, 16)
+        .or(4, 0, 0x3a)
+        .or(8, 0, mapping);
+    driver.ok(&destroy, 16);
+    assert_ne!(driver.command(&destroy, 16).0, 0);
 }

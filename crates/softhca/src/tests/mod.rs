@@ -2,6 +2,7 @@
 
 mod commands;
 mod compression;
+mod copy;
 mod data;
 mod hostile;
 mod memory;

@@ -1,0 +1,136 @@
+//! Scheduling elements: the tree by which a card shares its rate among queues.
+//! The tree is kept as it is told; nothing is sent slower for it.
+
+use super::general::OBJECT;
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, put32};
+use crate::engine::core::Core;
+use crate::platform::Platform;
+
+const HIERARCHY: Field = field(0x18, 31, 24);
+const ELEMENT_TYPE: Field = field(0x30, 31, 24);
+const PARENT: Field = field(0x38, 31, 0);
+const BW_SHARE: Field = field(0x44, 31, 0);
+const MAX_AVERAGE_BW: Field = field(0x48, 31, 0);
+/// Which attributes a change carries.
+const SELECT: Field = field(0x14, 31, 0);
+const SELECT_BW_SHARE: u32 = 1;
+const SELECT_MAX_AVERAGE_BW: u32 = 1 << 1;
+
+/// The only hierarchy there is: of the network interface.
+const HIERARCHY_NIC: u32 = 3;
+/// An element that others hang from.
+const ARBITER: u32 = 0;
+/// An element that queues hang from.
+const QUEUE_GROUP: u32 = 4;
+
+/// The types of element that the capabilities name.
+pub(crate) const TYPES: u32 = 1 << ARBITER | 1 << QUEUE_GROUP;
+/// How many there are.
+pub(crate) const MOST: usize = 1 << 16;
+
+/// One element of the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Element {
+    group: bool,
+    parent: Option<u32>,
+    bw_share: u32,
+    max_average_bw: u32,
+}
+
+impl<P: Platform> Core<P> {
+    pub(crate) fn create_scheduling_element(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        if HIERARCHY.get(input) != HIERARCHY_NIC {
+            return Err(refuse(
+                Status::BadParameter,
+                "a scheduling hierarchy that there is not",
+            ));
+        }
+        let group = match ELEMENT_TYPE.get(input) {
+            ARBITER => false,
+            QUEUE_GROUP => true,
+            _ => {
+                return Err(refuse(
+                    Status::BadParameter,
+                    "a type of scheduling element that there is not",
+                ));
+            }
+        };
+        let parent = match PARENT.get(input) {
+            0 => None,
+            number => Some(number),
+        };
+        let of = parent.map(|number| self.scheduling.get(number));
+        match of {
+            None if !group => {}
+            Some(Some(Element { group: false, .. })) => {}
+            _ => {
+                return Err(refuse(
+                    Status::BadResource,
+                    "the scheduling element's parent",
+                ));
+            }
+        }
+        let element = Element {
+            group,
+            parent,
+            bw_share: BW_SHARE.get(input),
+            max_average_bw: MAX_AVERAGE_BW.get(input),
+        };
+        let number = self.scheduling.insert(element).map_err(|_| {
+            refuse(
+                Status::ExceedsLimit,
+                "there are too many scheduling elements",
+            )
+        })?;
+        OBJECT.put(output, number);
+        Ok(())
+    }
+
+    pub(crate) fn modify_scheduling_element(&mut self, input: &[u8]) -> Outcome {
+        let Some(element) = self.scheduling.get_mut(OBJECT.get(input)) else {
+            return Err(UNKNOWN);
+        };
+        let select = SELECT.get(input);
+        if select & SELECT_BW_SHARE != 0 {
+            element.bw_share = BW_SHARE.get(input);
+        }
+        if select & SELECT_MAX_AVERAGE_BW != 0 {
+            element.max_average_bw = MAX_AVERAGE_BW.get(input);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query_scheduling_element(&self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(element) = self.scheduling.get(OBJECT.get(input)) else {
+            return Err(UNKNOWN);
+        };
+        HIERARCHY.put(output, HIERARCHY_NIC);
+        ELEMENT_TYPE.put(output, if element.group { QUEUE_GROUP } else { ARBITER });
+        PARENT.put(output, element.parent.unwrap_or(0));
+        put32(output, 0x44, element.bw_share);
+        put32(output, 0x48, element.max_average_bw);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_scheduling_element(&mut self, number: u32) -> Outcome {
+        let parent = Some(number);
+        if self.scheduling.iter().any(|(_, e)| e.parent == parent) {
+            return Err(refuse(
+                Status::ResourceBusy,
+                "other scheduling elements hang from it",
+            ));
+        }
+        super::resource::gone(self.scheduling.remove(number))
+    }
+
+    /// Whether queues can hang from this element; 0 stands for none.
+    pub(crate) fn is_queue_group(&self, number: u32) -> bool {
+        number == 0 || self.scheduling.get(number).is_some_and(|e| e.group)
+    }
+}
+
+const UNKNOWN: super::status::Refused = refuse(
+    Status::BadResource,
+    "there is no scheduling element of this number",
+);

@@ -1,0 +1,57 @@
+//! Work requests that copy local memory.
+
+use super::core::Core;
+use super::mkey::{Asker, Rights};
+use super::wqe::{OP_MOD, Segment};
+use crate::platform::Platform;
+use crate::transport::Status;
+
+/// The most that one request copies, as a power of two.
+pub(crate) const LOG_MOST: u32 = 20;
+
+/// Of the operations on local memory, the one that copies.
+const COPY: u32 = 1;
+/// Where the entry says from where and to where. Before them is a place for
+/// what other operations have to say.
+const SOURCE: usize = 32;
+const DESTINATION: usize = 48;
+const END: usize = 64;
+
+/// How much is copied at once.
+const PART: usize = 4096;
+
+impl<P: Platform> Core<P> {
+    /// Copies what an entry names. A part may have been copied when it fails.
+    /// Memory that is not there is not waited for.
+    pub(crate) fn copy_memory(&mut self, asker: Asker, entry: &[u8]) -> Result<(), Status> {
+        let (Some(source), Some(destination)) =
+            (entry.get(SOURCE..DESTINATION), entry.get(DESTINATION..END))
+        else {
+            return Err(Status::LocalQpOperation);
+        };
+        if OP_MOD.get(entry) != COPY {
+            return Err(Status::LocalQpOperation);
+        }
+        let (from, to) = (Segment::parse(source), Segment::parse(destination));
+        if from.length != to.length || from.length == 0 || from.length > 1 << LOG_MOST {
+            return Err(Status::LocalLength);
+        }
+        let mut part = [0; PART];
+        let mut at = 0;
+        while at < from.length {
+            let n = (from.length - at).min(PART as u32);
+            let bytes = &mut part[..n as usize];
+            let (source, target) = (
+                from.va.wrapping_add(u64::from(at)),
+                to.va.wrapping_add(u64::from(at)),
+            );
+            self.read_key(asker, from.key, source, bytes, Rights::LOCAL_READ)
+                .and_then(|()| self.write_key(asker, to.key, target, bytes, Rights::LOCAL_WRITE))
+                .map_err(|_| Status::LocalProtection)?;
+            at += n;
+        }
+        self.stats.bytes_gathered += u64::from(from.length);
+        self.stats.bytes_scattered += u64::from(from.length);
+        Ok(())
+    }
+}
