@@ -7,7 +7,7 @@
 
 use crate::bits::{Field, field, flag};
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
-use crate::command::scheduling;
+use crate::command::{dct, scheduling};
 use crate::engine::{compression, copy, device_memory};
 
 /// What the port is.
@@ -169,12 +169,22 @@ pub mod cap {
     pub(super) const MEM_ODP_UD: Field = field(0x58, 31, 26);
     pub(super) const MEM_ODP_XRC: Field = field(0x5c, 31, 26);
 
+    /// Dynamic connections; programs look for it where it was before.
+    pub(super) const MEM_ODP_DC: Field = field(0x60, 31, 26);
+    pub(super) const ODP_DC: Field = field(0x20, 31, 26);
+
     pub(super) const DEVICE_MEMORY: Field = flag(0x34, 23);
 
     pub(super) const LOG_DMA_MMO_MAX_SIZE: Field = field(0xc, 20, 16);
     pub(super) const DMA_MMO_SQ: Field = flag(0x28, 12);
     pub(super) const QPC_EXTENSION: Field = flag(0x24, 29);
     pub(super) const QOS: Field = flag(0x40, 4);
+    pub(super) const DCT: Field = flag(0x40, 5);
+    pub(super) const LOG_MAX_RA_REQ_DC: Field = field(0x24, 21, 16);
+    pub(super) const LOG_MAX_RA_RES_DC: Field = field(0x24, 5, 0);
+    pub(super) const MAX_WQE_SZ_SQ_DC: Field = field(0x58, 15, 0);
+    pub(super) const LOG_MAX_DCI_STREAM_CHANNELS: Field = field(0xb0, 20, 16);
+    pub(super) const LOG_MAX_DCI_ERRORED_STREAMS: Field = field(0xb0, 12, 8);
 
     pub(super) const NIC_SQ_SCHEDULING: Field = flag(0x0, 23);
     pub(super) const NIC_BW_SHARE: Field = flag(0x0, 22);
@@ -195,6 +205,7 @@ pub mod cap {
     pub(super) const ATOMIC_ENDIANNESS_MODE_1: Field = flag(0x8, 25);
     pub(super) const ATOMIC_OPERATIONS: Field = field(0x10, 15, 0);
     pub(super) const ATOMIC_SIZE_QP: Field = field(0x14, 15, 0);
+    pub(super) const ATOMIC_SIZE_DC: Field = field(0x18, 15, 0);
 
     pub(super) const SW_R_ROCE_SRC_UDP_PORT: Field = flag(0x0, 27);
     pub(super) const L3_TYPE: Field = field(0x10, 19, 16);
@@ -268,6 +279,12 @@ const COMMON: &[Cap] = &[
     (General, UD, 1),
     (General, UC, 1),
     (General, RC, 1),
+    (General, DCT, 1),
+    (General, LOG_MAX_RA_REQ_DC, dct::LOG_MOST_READS),
+    (General, LOG_MAX_RA_RES_DC, dct::LOG_MOST_READS),
+    (General, MAX_WQE_SZ_SQ_DC, 1024),
+    (General, LOG_MAX_DCI_STREAM_CHANNELS, 6),
+    (General, LOG_MAX_DCI_ERRORED_STREAMS, 6),
     (General, LOG_PG_SZ, 12),
     (General, BF, 1),
     (General, LOG_BF_REG_SIZE, 9),
@@ -316,6 +333,7 @@ const COMMON: &[Cap] = &[
     // Compare and swap, fetch and add; of 8 bytes.
     (Atomic, ATOMIC_OPERATIONS, 0b11),
     (Atomic, ATOMIC_SIZE_QP, 1 << 3),
+    (Atomic, ATOMIC_SIZE_DC, 1 << 3),
 ];
 
 const INFINIBAND: &[Cap] = &[
@@ -371,6 +389,8 @@ const ON_DEMAND: &[Cap] = &[
     (OnDemandPaging, MEM_ODP_RC, 0b11_1111),
     (OnDemandPaging, MEM_ODP_UD, 0b10_0000),
     (OnDemandPaging, MEM_ODP_XRC, 0b11_1111),
+    (OnDemandPaging, MEM_ODP_DC, 0b11_1111),
+    (OnDemandPaging, ODP_DC, 0b11_1111),
 ];
 
 /// Programs give commands of their own (DevX): for memory keys that they fill in

@@ -2,6 +2,7 @@
 
 pub(crate) mod access_register;
 pub(crate) mod cq;
+pub(crate) mod dct;
 pub(crate) mod device_memory;
 pub(crate) mod eq;
 pub(crate) mod ethernet;
@@ -150,6 +151,11 @@ impl<P: Platform> Hca<P> {
             | op::TO_RST_QP => self.modify_qp(opcode, input),
             op::ATTACH_TO_MCG => self.attach_to_mcg(input),
             op::DETACH_FROM_MCG => self.detach_from_mcg(input),
+
+            op::CREATE_DCT => self.create_dct(input, output),
+            op::DRAIN_DCT => self.drain_dct(input),
+            op::DESTROY_DCT => self.destroy_dct(input),
+            op::QUERY_DCT => self.query_dct(input, output),
 
             op::CREATE_XRC_SRQ => core.create_xrc_srq(input, output),
             op::QUERY_XRC_SRQ => core.query_xrc_srq(input, output),

@@ -6,6 +6,7 @@ use super::opcode as op;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
 use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::core::Core;
 use crate::engine::qp::{Address, Qp, Queue, Ring};
 use crate::hca::Hca;
 use crate::packet::Mtu;
@@ -16,10 +17,12 @@ const OPT_PARAM_MASK: usize = 0x10;
 const CONTEXT: usize = 0x18;
 /// More bits of the mask, after the context.
 const OPT_PARAM_MASK_HIGH: usize = 0x108;
+const OPTIONAL_STREAM: u64 = 1 << 0;
 const OPTIONAL_QUEUE_GROUP: u64 = 1 << 1;
 const OPTIONAL_UDP_SPORT: u64 = 1 << 2;
 /// There is an extension of the context after it.
 const EXTENDED: Field = flag(0x8, 31);
+const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 /// Bytes of a queue pair's context.
@@ -45,6 +48,7 @@ const RETRY_COUNT: Field = field(0x70, 18, 16);
 const RNR_RETRY: Field = field(0x70, 15, 13);
 const NEXT_SEND_PSN: Field = field(0x78, 23, 0);
 const CQN_SND: Field = field(0x7c, 23, 0);
+const LOG_ERRORED_STREAMS: Field = field(0x80, 28, 24);
 const LOG_RRA_MAX: Field = field(0x90, 23, 21);
 const RRE: Field = flag(0x90, 15);
 const RWE: Field = flag(0x90, 14);
@@ -87,6 +91,9 @@ const ST_REG_UMR: u32 = 0xc;
 
 const RQ_OWN: u32 = 0;
 const RQ_SRQ: u32 = 1;
+
+/// The sending side of dynamic connections.
+const ST_DCI: u32 = 5;
 
 const SCATTER_32: u32 = 1;
 const SCATTER_64: u32 = 2;
@@ -230,6 +237,7 @@ impl<P: Platform> Hca<P> {
             ST_UD | ST_QP0 | ST_GSI => Service::Ud,
             ST_XRC if no_sq => Service::XrcTarget,
             ST_XRC => Service::XrcInitiator,
+            ST_DCI => Service::DcInitiator,
             _ => {
                 return Err(refuse(
                     Status::BadParameter,
@@ -246,7 +254,8 @@ impl<P: Platform> Hca<P> {
         }
         let (send_cq, recv_cq) = (CQN_SND.get(context), CQN_RCV.get(context));
         let rq_type = RQ_TYPE.get(context);
-        let srqn = (rq_type == RQ_SRQ && service != Service::XrcInitiator)
+        let sends_only = matches!(service, Service::XrcInitiator | Service::DcInitiator);
+        let srqn = (rq_type == RQ_SRQ && !sends_only)
             .then(|| SRQN.get(context))
             .filter(|_| service != Service::XrcTarget);
         if let Some(srqn) = srqn
@@ -254,10 +263,12 @@ impl<P: Platform> Hca<P> {
         {
             return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
         }
-        let has_recv =
+        // The buffer of an initiator may have a ring of receives that nothing uses.
+        let has_ring =
             rq_type == RQ_OWN && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let has_recv = has_ring && !sends_only;
         let recv_stride = LOG_RQ_STRIDE.get(context) + 4;
-        let recv_bytes = if has_recv {
+        let recv_bytes = if has_ring {
             1u64 << (LOG_RQ_SIZE.get(context) + recv_stride)
         } else {
             0
@@ -306,12 +317,6 @@ impl<P: Platform> Hca<P> {
             tail: 0,
         });
         let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
-        let scatter = |asked: u32, cqn| match asked & 0xf {
-            SCATTER_32 => 32,
-            SCATTER_64 if wide(cqn) => 64,
-            SCATTER_64 => 32,
-            _ => 0,
-        };
         let special = matches!(st, ST_QP0 | ST_GSI);
         let config = QpConfig {
             service,
@@ -319,6 +324,7 @@ impl<P: Platform> Hca<P> {
             srq: srqn.is_some() || service == Service::XrcTarget,
             wire_qpn: special.then_some(u32::from(st == ST_GSI)),
             block_multicast_loopback: BLOCK_LB_MC.is_set(context),
+            log_errored_streams: LOG_ERRORED_STREAMS.get(context) as u8,
             ..QpConfig::default()
         };
         let qp = Qp {
@@ -333,8 +339,8 @@ impl<P: Platform> Hca<P> {
             send,
             recv,
             blue_flame: None,
-            scatter_received: scatter(CS_RES.get(context), recv_cq),
-            scatter_read: scatter(CS_REQ.get(context), send_cq),
+            scatter_received: scatter(CS_RES.get(context), wide(recv_cq)),
+            scatter_read: scatter(CS_REQ.get(context), wide(send_cq)),
             context: Box::new(padded(input, CONTEXT)),
             config: config.clone(),
             in_error: false,
@@ -363,7 +369,7 @@ impl<P: Platform> Hca<P> {
 
     pub(crate) fn destroy_qp(&mut self, input: &[u8]) -> Outcome {
         let qpn = number(input);
-        if self.core.qp(qpn).is_none() {
+        if self.core.queue_pair(qpn).is_none() {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         }
         self.core.queues.remove(qpn);
@@ -373,7 +379,7 @@ impl<P: Platform> Hca<P> {
 
     pub(crate) fn query_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let qpn = number(input);
-        let Some(qp) = self.core.qp(qpn) else {
+        let Some(qp) = self.core.queue_pair(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
         let mut context = qp.context.clone();
@@ -388,7 +394,8 @@ impl<P: Platform> Hca<P> {
 
     pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8]) -> Outcome {
         let qpn = number(input);
-        let Some(view) = self.transport.query(qpn) else {
+        let view = self.core.queue_pair(qpn).and(self.transport.query(qpn));
+        let Some(view) = view else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
         let (from, to, carried): (&[QpState], QpState, Carried) = match opcode {
@@ -409,7 +416,7 @@ impl<P: Platform> Hca<P> {
             ));
         }
         let mask = get32(input, OPT_PARAM_MASK);
-        self.modify_extension(opcode, input)?;
+        self.modify_extension(opcode, qpn, input)?;
         let given: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
         let Some(qp) = self.core.qp_mut(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
@@ -458,7 +465,7 @@ impl<P: Platform> Hca<P> {
     }
 
     /// What a transition carries in the extension of the context.
-    fn modify_extension(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+    fn modify_extension(&mut self, opcode: u16, qpn: u32, input: &[u8]) -> Outcome {
         if !EXTENDED.is_set(input) || !matches!(opcode, op::INIT2INIT_QP | op::RTS2RTS_QP) {
             return Ok(());
         }
@@ -470,6 +477,13 @@ impl<P: Platform> Hca<P> {
             return Err(refuse(
                 Status::BadResource,
                 "the queue pair's scheduling element",
+            ));
+        }
+        let stream = STREAM.get(input) as u16;
+        if mask & OPTIONAL_STREAM != 0 && !self.transport.restore_stream(qpn, stream) {
+            return Err(refuse(
+                Status::BadParameter,
+                "a stream that is not in error",
             ));
         }
         Ok(())
@@ -516,6 +530,24 @@ impl<P: Platform> Hca<P> {
             allow_atomic: RAE.is_set(context),
             ..qp.config.clone()
         }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// The queue pair of a number, if it is not a target of dynamic connections,
+    /// which has commands of its own.
+    fn queue_pair(&self, qpn: u32) -> Option<&Qp> {
+        self.qp(qpn).filter(|qp| qp.service != Service::DcTarget)
+    }
+}
+
+/// How much data a completion may have, as it is asked for.
+pub(crate) fn scatter(asked: u32, wide: bool) -> u8 {
+    match asked & 0xf {
+        SCATTER_32 => 32,
+        SCATTER_64 if wide => 64,
+        SCATTER_64 => 32,
+        _ => 0,
     }
 }
 

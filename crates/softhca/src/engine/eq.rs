@@ -22,6 +22,7 @@ pub mod event {
     pub const SRQ_CATASTROPHIC: u8 = 0x12;
     pub const SRQ_LAST_WQE: u8 = 0x13;
     pub const SRQ_LIMIT: u8 = 0x14;
+    pub const DCT_DRAINED: u8 = 0x1c;
 }
 
 /// Bytes of an entry.
@@ -36,6 +37,9 @@ const COMPLETION_CQN: usize = 24;
 /// In the data of events about queue pairs and SRQs.
 const QP_SRQ_TYPE: usize = 20;
 const QP_SRQ_NUMBER: usize = 24;
+
+/// In the data of events about targets of dynamic connections.
+const DCT_NUMBER: usize = 24;
 
 /// An event queue.
 #[derive(Debug)]
@@ -151,6 +155,15 @@ impl<P: Platform> Core<P> {
             data[QP_SRQ_TYPE] = resource;
             put32(&mut data, QP_SRQ_NUMBER, number);
             self.post_event(eqn, kind, 0, &data);
+        }
+    }
+
+    /// Tells the driver that a target of dynamic connections takes nothing more.
+    pub(crate) fn post_dct_drained(&mut self, dctn: u32) {
+        if let Some(eqn) = self.event_queue_for(event::DCT_DRAINED) {
+            let mut data = [0; 28];
+            put32(&mut data, DCT_NUMBER, dctn);
+            self.post_event(eqn, event::DCT_DRAINED, 0, &data);
         }
     }
 

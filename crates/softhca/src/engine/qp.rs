@@ -6,7 +6,7 @@ use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
 use super::wqe::{self, Kept, Local, Reading};
-use crate::bits::{field, get_array};
+use crate::bits::{field, get_array, get64};
 use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
 use crate::profile::PortKind;
@@ -353,12 +353,14 @@ impl<P: Platform> Core<P> {
         send.rkey = work.rkey;
         send.xrc_srqn = work.xrc_srqn;
         send.datagram = datagram;
+        send.stream = work.stream;
         Some(send)
     }
 
     /// Where a datagram goes, by its address vector.
     fn datagram(&self, qpn: u32, av: &[u8; 48]) -> Datagram {
         const QKEY: crate::bits::Field = field(0, 31, 0);
+        const DC_KEY: usize = 0;
         const DQPN: crate::bits::Field = field(8, 23, 0);
         const SL: crate::bits::Field = field(12, 27, 24);
         const PATH_BITS: crate::bits::Field = field(12, 22, 16);
@@ -391,6 +393,7 @@ impl<P: Platform> Core<P> {
             path: self.path(&address),
             qpn: DQPN.get(av),
             qkey: if qkey & 1 << 31 != 0 { own } else { qkey },
+            dc_key: get64(av, DC_KEY),
         }
     }
 

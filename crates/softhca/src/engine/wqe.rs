@@ -27,6 +27,11 @@ const FENCE: Field = field(8, 7, 5);
 const COMPLETION: Field = field(8, 3, 2);
 const SOLICITED: Field = flag(8, 1);
 const IMMEDIATE: usize = 12;
+/// Of an initiator of dynamic connections.
+const STREAM: Field = field(8, 23, 8);
+/// The address vector of a request over a dynamic connection has all its fields.
+const LONG_AV: Field = flag(8, 31);
+const AV: usize = 48;
 
 const INLINE: u32 = 1 << 31;
 
@@ -179,8 +184,10 @@ pub struct Send {
     pub rkey: u32,
     /// The peer's SRQ.
     pub xrc_srqn: u32,
-    /// The address vector, of datagrams.
+    /// The address vector, of datagrams and over dynamic connections.
     pub av: Option<[u8; 48]>,
+    /// The stream that it is of.
+    pub stream: u16,
     /// What is wrong with it, if it is malformed.
     pub fault: Option<&'static str>,
 }
@@ -261,6 +268,7 @@ pub fn send(bytes: &[u8], reading: &Reading) -> Send {
         rkey: 0,
         xrc_srqn: 0,
         av: None,
+        stream: STREAM.get(bytes) as u16,
         fault: None,
     };
     if let Err(fault) = fill(&mut work, bytes, reading) {
@@ -275,7 +283,11 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
         if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
             return Err("an operation modifier where there is none");
         }
-        if CONTROL_RESERVED.is_set(bytes) || get32(bytes, 8) & 0x00ff_ff11 != 0 {
+        let streams = reading.service == Service::DcInitiator;
+        if CONTROL_RESERVED.is_set(bytes)
+            || get32(bytes, 8) & 0x11 != 0
+            || (STREAM.is_set(bytes) && !streams)
+        {
             return Err("reserved bits of the control segment");
         }
     }
@@ -298,9 +310,16 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
             let segment = rest.take(SEGMENT)?;
             work.xrc_srqn = get32(segment, 0) & 0xff_ffff;
         }
-        Service::XrcTarget => return Err("a work request of an XRC target"),
+        Service::XrcTarget | Service::DcTarget => return Err("a work request of a target"),
         Service::Ud => {
-            let av = rest.take(48)?;
+            let av = rest.take(AV)?;
+            work.av = Some(get_array(av, 0));
+        }
+        Service::DcInitiator => {
+            let av = rest.take(AV)?;
+            if !LONG_AV.is_set(av) {
+                return Err("a short address vector");
+            }
             work.av = Some(get_array(av, 0));
         }
         Service::Rc | Service::Uc => {}

@@ -270,6 +270,51 @@ impl Deth {
     }
 }
 
+/// Bytes of a [`DcEth`].
+pub const DCETH: usize = 24;
+
+/// What precedes the other extended headers of a request over a dynamic
+/// connection. The format that cards use is not public: this one is our own, and
+/// says in every packet what theirs say in packets that connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DcEth {
+    /// What the target has to be asked with.
+    pub key: u64,
+    /// Which of the initiator's connections: later ones have higher numbers.
+    pub connection: u64,
+    /// The initiator's number, 24 bits.
+    pub source_qpn: u32,
+    /// The oldest PSN that was not answered: a target that does not know the
+    /// connection begins with it.
+    pub oldest: Psn,
+}
+
+impl DcEth {
+    /// Reads the header.
+    #[inline]
+    #[must_use]
+    pub fn read(bytes: &[u8; DCETH]) -> Self {
+        Self {
+            key: u64_at(bytes, 0),
+            connection: u64_at(bytes, 8),
+            source_qpn: u32_at(bytes, 16) & 0xff_ffff,
+            oldest: Psn::new(u32_at(bytes, 20)),
+        }
+    }
+
+    /// The header as bytes.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> [u8; DCETH] {
+        let mut out = [0; DCETH];
+        out[..8].copy_from_slice(&self.key.to_be_bytes());
+        out[8..16].copy_from_slice(&self.connection.to_be_bytes());
+        out[17..20].copy_from_slice(&be24(self.source_qpn));
+        out[21..].copy_from_slice(&be24(self.oldest.value()));
+        out
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,6 +350,8 @@ mod tests {
             prop_assert_eq!(AtomicEth::read(&atomic.bytes()), atomic);
             let deth = Deth { qkey, source_qpn: qpn };
             prop_assert_eq!(Deth::read(&deth.bytes()), deth);
+            let dc = DcEth { key: va, connection: compare, source_qpn: qpn, oldest: Psn::new(qkey) };
+            prop_assert_eq!(DcEth::read(&dc.bytes()), dc);
         }
     }
 }

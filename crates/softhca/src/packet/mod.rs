@@ -18,8 +18,8 @@ mod tests;
 
 pub use draft::Draft;
 pub use header::{
-    Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DEFAULT_PKEY, Deth, ICRC, MULTICAST_QPN, NakCode,
-    Reth, Syndrome,
+    Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DCETH, DEFAULT_PKEY, DcEth, Deth, ICRC,
+    MULTICAST_QPN, NakCode, Reth, Syndrome,
 };
 pub use opcode::{Class, Opcode, Traits, op};
 pub use path::{

@@ -1,6 +1,8 @@
 //! BTH opcodes: a service in the upper three bits, an operation in the lower
 //! five (InfiniBand Architecture Specification, volume 1, "Operation code").
 
+use super::header::DCETH;
+
 /// The service class in an opcode's upper three bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -13,6 +15,8 @@ pub enum Class {
     Ud = 3 << 5,
     /// Extended reliable connection.
     Xrc = 5 << 5,
+    /// Dynamic connections; in the specification, for manufacturers to use.
+    Dc = 6 << 5,
 }
 
 /// The operation in an opcode's lower five bits.
@@ -151,6 +155,7 @@ impl Opcode {
             1 if unreliable => Class::Uc,
             3 if operation == op::SEND_ONLY || operation == op::SEND_ONLY_IMM => Class::Ud,
             5 => Class::Xrc,
+            6 => Class::Dc,
             _ => return None,
         };
         Some(Self { class, operation })
@@ -179,6 +184,7 @@ impl Opcode {
         match self.class {
             Class::Ud => length += 8,
             Class::Xrc if !traits.has(Traits::RESPONSE) => length += 4,
+            Class::Dc if !traits.has(Traits::RESPONSE) => length += DCETH,
             _ => {}
         }
         if traits.has(Traits::RETH) {
@@ -210,8 +216,8 @@ mod tests {
                 valid += 1;
             }
         }
-        // RC and XRC have 23 operations, UC 12, UD 2.
-        assert_eq!(valid, 23 + 23 + 12 + 2);
+        // RC, XRC and DC have 23 operations, UC 12, UD 2.
+        assert_eq!(valid, 23 + 23 + 23 + 12 + 2);
     }
 
     #[test]
@@ -233,5 +239,7 @@ mod tests {
         assert_eq!(length(0xa7), 4); // XRC WRITE middle: XRCETH
         assert_eq!(length(0xaa), 20);
         assert_eq!(length(0xb1), 4);
+        assert_eq!(length(0xca), 40); // DC WRITE only: DCETH, RETH
+        assert_eq!(length(0xd1), 4);
     }
 }

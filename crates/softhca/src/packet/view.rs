@@ -1,6 +1,6 @@
 //! Taking a received frame apart.
 
-use super::header::{Aeth, AtomicEth, BTH, Bth, Deth, ICRC, Reth, u32_at};
+use super::header::{Aeth, AtomicEth, BTH, Bth, DCETH, DcEth, Deth, ICRC, Reth, u32_at};
 use super::icrc::icrc;
 use super::opcode::{Class, Opcode, Traits};
 use super::path::{LinkKind, Network, NotPacket};
@@ -86,6 +86,7 @@ impl<'a> View<'a> {
         match self.opcode.map(|o| o.class) {
             Some(Class::Ud) => 8,
             Some(Class::Xrc) if !self.has(Traits::RESPONSE) => 4,
+            Some(Class::Dc) if !self.has(Traits::RESPONSE) => DCETH,
             _ => 0,
         }
     }
@@ -150,6 +151,16 @@ impl<'a> View<'a> {
             return None;
         }
         self.at::<4>(0).map(|b| u32_at(b, 0) & 0xff_ffff)
+    }
+
+    /// The header of a request over a dynamic connection.
+    #[inline]
+    #[must_use]
+    pub fn dceth(&self) -> Option<DcEth> {
+        if self.opcode?.class != Class::Dc || self.has(Traits::RESPONSE) {
+            return None;
+        }
+        self.at(0).map(DcEth::read)
     }
 
     /// Immediate data, or the key to invalidate; 0 if there is neither.

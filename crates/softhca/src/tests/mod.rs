@@ -4,6 +4,7 @@ mod commands;
 mod compression;
 mod copy;
 mod data;
+mod dynamic;
 mod hostile;
 mod memory;
 mod scripts;

@@ -16,6 +16,10 @@ pub enum Service {
     XrcInitiator,
     /// The receiving end of one.
     XrcTarget,
+    /// Sends over dynamic connections.
+    DcInitiator,
+    /// Is sent to over dynamic connections.
+    DcTarget,
 }
 
 impl Service {
@@ -23,7 +27,7 @@ impl Service {
     #[inline]
     #[must_use]
     pub const fn is_reliable(self) -> bool {
-        matches!(self, Self::Rc | Self::XrcInitiator | Self::XrcTarget)
+        !matches!(self, Self::Uc | Self::Ud)
     }
 }
 
@@ -107,6 +111,11 @@ pub struct QpConfig {
     pub allow_atomic: bool,
     /// Receives come from an SRQ: they are not flushed.
     pub srq: bool,
+    /// What a target of dynamic connections is asked with.
+    pub dc_key: u64,
+    /// How many streams of an initiator of dynamic connections are in error when
+    /// the whole of it is, as a power of two.
+    pub log_errored_streams: u8,
     /// The number in datagrams sent, if not the QP's own (1 for GSI).
     pub wire_qpn: Option<u32>,
     /// What this queue pair sends to a multicast group does not come back to this HCA.
@@ -135,6 +144,8 @@ impl Default for QpConfig {
             allow_write: true,
             allow_atomic: true,
             srq: false,
+            dc_key: 0,
+            log_errored_streams: 0,
             wire_qpn: None,
             block_multicast_loopback: false,
         }

@@ -59,7 +59,7 @@ pub enum Fence {
     All,
 }
 
-/// Where a datagram goes.
+/// Where a datagram goes, or a request over a dynamic connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {
     /// The way.
@@ -68,6 +68,8 @@ pub struct Datagram {
     pub qpn: u32,
     /// The queue key. With its highest bit set the QP's own is used instead.
     pub qkey: u32,
+    /// What a target of dynamic connections is asked with.
+    pub dc_key: u64,
 }
 
 /// A work request of a send queue.
@@ -93,8 +95,10 @@ pub struct SendWork<L> {
     pub rkey: u32,
     /// The peer's SRQ (XRC).
     pub xrc_srqn: u32,
-    /// Where to (UD only).
+    /// Where to (UD, DC).
     pub datagram: Option<Box<Datagram>>,
+    /// The stream that it is of (DC).
+    pub stream: u16,
 }
 
 impl<L> SendWork<L> {
@@ -112,6 +116,7 @@ impl<L> SendWork<L> {
             rkey: 0,
             xrc_srqn: 0,
             datagram: None,
+            stream: 0,
         }
     }
 }
@@ -187,7 +192,7 @@ pub enum RecvKind {
 /// Where a message came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// The sending QP (UD only).
+    /// The sending QP (UD, DC).
     pub qpn: u32,
     /// The packet's link header.
     pub link: Link,

@@ -11,6 +11,7 @@
 //! | `completer` | acknowledgements, refusals, read responses, retries, timers |
 //! | `responder` | requests in order, duplicates, answers |
 //! | `datagram` | UD |
+//! | `dynamic` | DC: requester and responder with peers that change |
 //!
 //! An HCA's loop: [`Transport::ring`] for doorbells, [`Transport::receive`] for
 //! frames, [`Transport::run`], [`Transport::pop`] until empty, and sleep until
@@ -20,6 +21,7 @@
 mod completer;
 mod config;
 mod datagram;
+mod dynamic;
 mod host;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
@@ -114,6 +116,8 @@ pub struct Counters {
     pub pkey_violations: u64,
     /// Datagrams dropped for a wrong queue key.
     pub qkey_violations: u64,
+    /// Requests over dynamic connections dropped for a wrong key.
+    pub dc_key_violations: u64,
     /// Packets dropped for other reasons: no such queue pair, wrong state, service
     /// or source, refused by an unreliable service.
     pub dropped: u64,
@@ -182,6 +186,14 @@ impl<L> Transport<L> {
         qp.timers(host, &mut self.io, now);
         schedule(qp, &mut self.ready, &mut self.timers);
         Ok(())
+    }
+
+    /// A stream of an initiator of dynamic connections goes on after an error;
+    /// whether it had one.
+    pub fn restore_stream(&mut self, qpn: u32, stream: u16) -> bool {
+        self.qps
+            .get_mut(&(qpn & 0xff_ffff))
+            .is_some_and(|qp| qp.initiator.restore(stream))
     }
 
     /// Forgets a queue pair, without completions.
@@ -313,11 +325,15 @@ impl<L> Transport<L> {
             io.counters.dropped += 1;
             return;
         } else if view.has(Traits::RESPONSE) {
-            if qp.config.service != Service::XrcTarget {
+            if !matches!(qp.config.service, Service::XrcTarget | Service::DcTarget) {
                 qp.response(host, io, now, view);
             }
-        } else if qp.config.service != Service::XrcInitiator {
-            qp.request(host, io, view);
+        } else {
+            match qp.config.service {
+                Service::XrcInitiator | Service::DcInitiator => {}
+                Service::DcTarget => qp.request_of_peer(host, io, view),
+                _ => qp.request(host, io, view),
+            }
         }
         schedule(qp, &mut self.ready, &mut self.timers);
     }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use super::config::{QpConfig, QpState, QpView, Service};
+use super::dynamic::{Initiator, Peers};
 use super::host::{Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, SendDone, Status};
 use super::requester::Requester;
 use super::responder::Responder;
@@ -44,6 +45,8 @@ pub(super) struct Qp<L> {
     pub multicast_source: Option<Link>,
     pub req: Requester<L>,
     pub resp: Responder<L>,
+    pub initiator: Initiator,
+    pub peers: Peers<L>,
 }
 
 impl<L> Qp<L> {
@@ -61,6 +64,8 @@ impl<L> Qp<L> {
             multicast_source: None,
             req: Requester::new(),
             resp: Responder::new(),
+            initiator: Initiator::default(),
+            peers: Peers::new(),
             config,
         }
     }
@@ -80,6 +85,7 @@ impl<L> Qp<L> {
         config.service = self.config.service;
         self.template = config.path.as_ref().map(Template::new);
         self.config = config;
+        self.adopt_connection();
         let from = self.state;
         self.state = to;
         match to {
@@ -87,6 +93,7 @@ impl<L> Qp<L> {
                 // Work requests are forgotten, not completed.
                 self.req = Requester::new();
                 self.resp = Responder::new();
+                self.initiator.reset();
                 self.send_rung = false;
                 self.recv_rung = false;
                 self.drain_due = false;
@@ -116,6 +123,12 @@ impl<L> Qp<L> {
     /// The state machine itself finds an error.
     pub fn fail<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState) {
         if self.state == QpState::Error {
+            return;
+        }
+        if self.config.service == Service::DcTarget {
+            // It is the connection that has failed.
+            let recv = self.resp.clear();
+            self.peers.keep(recv);
             return;
         }
         self.state = to;
@@ -205,6 +218,7 @@ impl<L> Qp<L> {
         match self.state {
             QpState::Reset | QpState::Init => false,
             QpState::Error => self.send_rung || self.recv_rung || self.last_wqe_due,
+            _ if self.config.service == Service::DcTarget => self.peers.have_replies(),
             QpState::SendQueueError => self.send_rung || self.resp.has_replies(),
             QpState::ReadyToReceive => self.resp.has_replies(),
             QpState::ReadyToSend | QpState::SendQueueDrain => {
@@ -245,6 +259,7 @@ impl<L> Qp<L> {
             Service::Uc => Class::Uc,
             Service::Ud => Class::Ud,
             Service::XrcInitiator | Service::XrcTarget => Class::Xrc,
+            Service::DcInitiator | Service::DcTarget => Class::Dc,
         }
     }
 

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use super::config::{QpConfig, QpState, Service, ack_wait};
+use super::dynamic::Failed;
 use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
 use super::qp::{Io, Qp};
 use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
@@ -106,6 +107,27 @@ impl<L> Requester<L> {
         self.high = psn;
     }
 
+    /// Nothing is under way, and the next packet has this PSN.
+    pub fn begin_at(&mut self, psn: Psn) {
+        self.una = psn;
+        self.send_psn = psn;
+        self.high = psn;
+        self.reads = 0;
+        self.read_psns = 0;
+        self.deadline = None;
+        self.rnr_until = None;
+        self.implied_nak = false;
+    }
+
+    /// The rest of a read's answer, up to `end`, is not waited for.
+    pub fn pass_over(&mut self, end: Psn, missing: u32) {
+        self.reads = self.reads.saturating_sub(1);
+        self.read_psns = self.read_psns.saturating_sub(missing);
+        if self.una.before(end) {
+            self.una = end;
+        }
+    }
+
     /// All retries are available again.
     pub fn refill(&mut self, config: &QpConfig) {
         self.retries_left = config.retry_count;
@@ -196,6 +218,9 @@ impl<L> Qp<L> {
             }
             None => {}
         }
+        if self.config.service == Service::DcInitiator && !self.connect(now) {
+            return Step::Idle;
+        }
         if !self.may_start() {
             self.req.blocked = true;
             return Step::Idle;
@@ -240,6 +265,9 @@ impl<L> Qp<L> {
                 Some(count) => packets = count,
                 None => done = Some(Status::LocalLength),
             },
+        }
+        if done.is_none() && self.config.service == Service::DcInitiator {
+            done = self.refuse_on_stream(&work);
         }
         if done.is_none() && !allowed(self.config.service, work.operation) {
             done = Some(Status::LocalQpOperation);
@@ -336,6 +364,8 @@ impl<L> Qp<L> {
         let mut draft = Draft::new(&io.pool, template, bth, payload as usize);
         if self.config.service == Service::XrcInitiator {
             draft.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
+        } else if self.config.service == Service::DcInitiator {
+            draft.put(&self.initiator.header(self.number, self.req.una).bytes());
         }
         let work = &pending.work;
         match work.operation {
@@ -457,8 +487,19 @@ impl<L> Qp<L> {
             } else {
                 0
             };
+            let failed = Failed {
+                status,
+                stream: head.work.stream,
+                end: head.end(),
+                answered: status == Status::LocalProtection
+                    && head.work.operation.is_read_or_atomic(),
+                missing: head.packets.saturating_sub(head.received),
+            };
             host.send_done(self.number, head.work, SendDone { status, length });
             if status != Status::Success {
+                if self.config.service == Service::DcInitiator && self.stream_failed(&failed) {
+                    continue;
+                }
                 let to = if self.config.service.is_reliable() {
                     QpState::Error
                 } else {
@@ -475,16 +516,20 @@ impl<L> Qp<L> {
 fn allowed(service: Service, operation: Operation) -> bool {
     match operation {
         Operation::Send | Operation::SendImm | Operation::Local | Operation::Invalid(_) => {
-            service != Service::XrcTarget
+            !matches!(service, Service::XrcTarget | Service::DcTarget)
         }
-        Operation::Write | Operation::WriteImm => {
-            !matches!(service, Service::Ud | Service::XrcTarget)
-        }
+        Operation::Write | Operation::WriteImm => !matches!(
+            service,
+            Service::Ud | Service::XrcTarget | Service::DcTarget
+        ),
         Operation::SendInvalidate
         | Operation::Read
         | Operation::FetchAdd { .. }
         | Operation::CompareSwap { .. } => {
-            matches!(service, Service::Rc | Service::XrcInitiator)
+            matches!(
+                service,
+                Service::Rc | Service::XrcInitiator | Service::DcInitiator
+            )
         }
     }
 }

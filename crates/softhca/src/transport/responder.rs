@@ -132,6 +132,11 @@ impl<L> Responder<L> {
         }
     }
 
+    /// The owner is not to be told of the first request.
+    pub fn establish(&mut self) {
+        self.established = true;
+    }
+
     /// Gives up everything; the receive that was under way.
     pub fn clear(&mut self) -> Option<RecvWork<L>> {
         self.replies.clear();
@@ -341,7 +346,7 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<RecvWork<L>, Refusal> {
-        if let Some(spare) = self.resp.spare.take() {
+        if let Some(spare) = self.resp.spare.take().or_else(|| self.peers.kept()) {
             return Ok(spare);
         }
         host.next_recv(self.number, self.xrc_srqn(view))
@@ -356,7 +361,7 @@ impl<L> Qp<L> {
         (status, kind, length): (Status, RecvKind, u32),
     ) {
         let source = Source {
-            qpn: 0,
+            qpn: view.dceth().map_or(0, |header| header.source_qpn),
             link: view.network.link,
             l3: view.network.l3,
             pkey: view.bth.pkey,
@@ -649,6 +654,14 @@ impl<L> Qp<L> {
 
     /// Sends one answer, or one packet of it; whether there was one.
     pub fn reply_step<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+        match self.config.service {
+            Service::DcTarget => self.reply_to_peers(host, io),
+            _ => self.reply(host, io),
+        }
+    }
+
+    /// The same, of the responder that is in place.
+    pub fn reply<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         let unlimited = Syndrome::Ack(CREDITS_UNLIMITED);
         let Some(front) = self.resp.replies.front_mut() else {
             return false;
@@ -763,7 +776,9 @@ impl<L> Qp<L> {
                     },
                 );
                 self.resp.replies.pop_front();
-                if let Some(event) = event {
+                if let Some(event) = event
+                    && self.config.service != Service::DcTarget
+                {
                     host.event(self.number, event);
                 }
                 self.fail(host, QpState::Error);

@@ -30,7 +30,12 @@ fn datagram(world: &World, to: usize, length: u32, qpn: u32, qkey: u32) -> SendW
     let mut request = work(1, Operation::SendImm, 0, length, 0);
     request.imm = 0x0102_0304;
     let path = world.hcas[0].path_to(to);
-    request.datagram = Some(Box::new(Datagram { path, qpn, qkey }));
+    request.datagram = Some(Box::new(Datagram {
+        path,
+        qpn,
+        qkey,
+        dc_key: 0,
+    }));
     request
 }
 

@@ -84,6 +84,7 @@ fn what_the_service_or_the_queue_pair_does_not_have() {
                 path,
                 qpn: 200,
                 qkey: 0,
+                dc_key: 0,
             }));
             world.hcas[0].post_send(100, request);
             world.settle(SECOND);

@@ -2,6 +2,7 @@
 
 mod capture;
 mod datagram;
+mod dynamic;
 mod errors;
 mod hostile;
 mod lossy;

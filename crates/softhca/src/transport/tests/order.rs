@@ -354,7 +354,12 @@ fn out_of_send_queue_error() {
         let mut request = work(id, Operation::Send, 0, length, 0);
         let path = world.hcas[index].path_to(1 - index);
         let qpn = if index == 0 { 200 } else { 100 };
-        request.datagram = Some(Box::new(Datagram { path, qpn, qkey: 0 }));
+        request.datagram = Some(Box::new(Datagram {
+            path,
+            qpn,
+            qkey: 0,
+            dc_key: 0,
+        }));
         request
     };
     for (id, length) in [(1, 8), (2, 5000), (3, 8)] {

@@ -1,0 +1,165 @@
+//! Commands about targets of dynamic connections.
+
+use super::NUMBER;
+use super::load::number;
+use super::qp::{CONTEXT_SIZE, scatter};
+use super::status::{Outcome, Status, refuse};
+use crate::bits::{Field, field, flag, get64, put_bytes};
+use crate::engine::core::Core;
+use crate::engine::qp::{Qp, Queue};
+use crate::hca::Hca;
+use crate::packet::Mtu;
+use crate::platform::Platform;
+use crate::transport::{QpConfig, QpState, Service};
+
+const CONTEXT: usize = 0x10;
+/// Bytes of a target's context.
+const SIZE: usize = 64;
+
+const STATE: Field = field(0x0, 27, 24);
+const USER_INDEX: Field = field(0x4, 23, 0);
+const CQN: Field = field(0x8, 23, 0);
+const COUNTER_SET: Field = field(0xc, 31, 24);
+const RRE: Field = flag(0xc, 19);
+const RWE: Field = flag(0xc, 18);
+const RAE: Field = flag(0xc, 17);
+const RLKY: Field = flag(0xc, 14);
+const CS_RES: Field = field(0x10, 23, 16);
+const MIN_RNR_NAK: Field = field(0x10, 12, 8);
+const SRQN: Field = field(0x14, 23, 0);
+const PD: Field = field(0x18, 23, 0);
+const ACCESS_KEY: usize = 0x20;
+const MTU: Field = field(0x28, 26, 24);
+
+/// The states of a target.
+const ACTIVE: u32 = 0;
+const DRAINED: u32 = 2;
+
+/// Reads and atomics of one initiator under way at once, as a power of two.
+pub(crate) const LOG_MOST_READS: u32 = 4;
+
+impl<P: Platform> Core<P> {
+    /// The target of a number.
+    fn dct_mut(&mut self, number: u32) -> Option<&mut Qp> {
+        self.qp_mut(number)
+            .filter(|qp| qp.service == Service::DcTarget)
+    }
+}
+
+impl<P: Platform> Hca<P> {
+    pub(crate) fn create_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let mut context = [0; CONTEXT_SIZE];
+        let given = input.get(CONTEXT..).unwrap_or(&[]);
+        put_bytes(&mut context, 0, &given[..given.len().min(SIZE)]);
+        let core = &mut self.core;
+        let (pd, cqn, srqn) = (PD.get(&context), CQN.get(&context), SRQN.get(&context));
+        if !core.has_pd(pd) {
+            return Err(refuse(
+                Status::BadResource,
+                "the DC target's protection domain",
+            ));
+        }
+        if core.srqs.get(srqn).is_none() {
+            return Err(refuse(Status::BadResource, "the DC target's SRQ"));
+        }
+        let Some(cq) = core.cqs.get(cqn) else {
+            return Err(refuse(
+                Status::BadResource,
+                "the DC target's completion queue",
+            ));
+        };
+        let Some(mtu) = Mtu::from_code(MTU.get(&context) as u8) else {
+            return Err(refuse(Status::BadParameter, "the DC target's path MTU"));
+        };
+        let config = QpConfig {
+            service: Service::DcTarget,
+            mtu,
+            srq: true,
+            dc_key: get64(&context, ACCESS_KEY),
+            min_rnr_timer: MIN_RNR_NAK.get(&context) as u8,
+            max_dest_rd_atomic: 1 << LOG_MOST_READS,
+            allow_read: RRE.is_set(&context),
+            allow_write: RWE.is_set(&context),
+            allow_atomic: RAE.is_set(&context),
+            ..QpConfig::default()
+        };
+        STATE.put(&mut context, ACTIVE);
+        let qp = Qp {
+            service: Service::DcTarget,
+            pd,
+            privileged: RLKY.is_set(&context),
+            uidx: USER_INDEX.get(&context),
+            send_cq: 0,
+            recv_cq: cqn,
+            srqn: Some(srqn),
+            counter_set: COUNTER_SET.get(&context),
+            send: None,
+            recv: None,
+            blue_flame: None,
+            scatter_received: scatter(CS_RES.get(&context), cq.wide),
+            scatter_read: 0,
+            context: Box::new(context),
+            config: config.clone(),
+            in_error: false,
+        };
+        let Ok(dctn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "there are too many queue pairs",
+            ));
+        };
+        let now = core.platform.now();
+        let ready = QpState::ReadyToReceive;
+        let made = self
+            .transport
+            .create(dctn, config.clone())
+            .and_then(|()| self.transport.modify(core, now, dctn, ready, config));
+        if made.is_err() {
+            core.queues.remove(dctn);
+            return Err(refuse(
+                Status::Internal,
+                "the transport has this queue pair already",
+            ));
+        }
+        NUMBER.put(output, dctn);
+        Ok(())
+    }
+
+    /// Nothing more comes in; an event says when that is so, which is at once.
+    pub(crate) fn drain_dct(&mut self, input: &[u8]) -> Outcome {
+        let dctn = number(input);
+        let Some(qp) = self.core.dct_mut(dctn) else {
+            return Err(UNKNOWN);
+        };
+        STATE.put(&mut *qp.context, DRAINED);
+        self.transport.destroy(dctn);
+        self.core.post_dct_drained(dctn);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_dct(&mut self, input: &[u8]) -> Outcome {
+        let dctn = number(input);
+        let Some(qp) = self.core.dct_mut(dctn) else {
+            return Err(UNKNOWN);
+        };
+        if STATE.get(&*qp.context) != DRAINED {
+            return Err(refuse(
+                Status::BadResourceState,
+                "the DC target is not drained",
+            ));
+        }
+        self.core.queues.remove(dctn);
+        Ok(())
+    }
+
+    pub(crate) fn query_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(qp) = self.core.dct_mut(number(input)) else {
+            return Err(UNKNOWN);
+        };
+        put_bytes(output, CONTEXT, &qp.context[..SIZE]);
+        Ok(())
+    }
+}
+
+const UNKNOWN: super::status::Refused =
+    refuse(Status::BadResource, "there is no DC target of this number");

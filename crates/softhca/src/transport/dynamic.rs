@@ -1,0 +1,353 @@
+//! Dynamic connections (DC): an initiator connects to a target for as long as
+//! its work requests go there, and a target serves any number of initiators.
+//!
+//! An initiator is a requester whose peer changes between work requests: to
+//! another one it goes when all earlier requests have ended, by a connection of
+//! a new number. A target has a responder for each initiator, which begins anew
+//! when a connection of a higher number comes.
+
+use super::config::QpConfig;
+use super::host::{Datagram, Host, Operation, RecvWork, SendWork, Status};
+use super::qp::{Io, Qp};
+use super::responder::Responder;
+use crate::packet::{DcEth, Gid, Grh, L3, Link, Path, Psn, Roce, Template, View};
+
+/// Initiators that a target remembers. Of more, the one is forgotten that was
+/// silent longest: it is an unknown one when it comes again.
+const LIMIT_PEERS: usize = 1024;
+
+/// An initiator's side.
+#[derive(Default)]
+pub(super) struct Initiator {
+    connection: Option<Connection>,
+    /// The number of the last connection.
+    last: u64,
+    /// Streams in error, at most as many as the queue pair may have.
+    errored: Vec<u16>,
+}
+
+struct Connection {
+    to: Datagram,
+    number: u64,
+}
+
+impl Initiator {
+    /// The queue pair is reset.
+    pub fn reset(&mut self) {
+        self.connection = None;
+        self.errored.clear();
+    }
+
+    /// Where requests go now.
+    pub fn connected_to(&self) -> Option<&Datagram> {
+        self.connection.as_ref().map(|connection| &connection.to)
+    }
+
+    /// Whether what is of a stream is flushed.
+    pub fn is_errored(&self, stream: u16) -> bool {
+        self.errored.contains(&stream)
+    }
+
+    /// A stream goes on after an error; whether it had one.
+    pub fn restore(&mut self, stream: u16) -> bool {
+        let before = self.errored.len();
+        self.errored.retain(|errored| *errored != stream);
+        self.errored.len() != before
+    }
+
+    /// The header of a request.
+    pub fn header(&self, source_qpn: u32, oldest: Psn) -> DcEth {
+        self.connection
+            .as_ref()
+            .map_or(DcEth::default(), |connection| DcEth {
+                key: connection.to.dc_key,
+                connection: connection.number,
+                source_qpn,
+                oldest,
+            })
+    }
+}
+
+/// A target's responder for one initiator.
+pub(super) struct Peer<L> {
+    from: From,
+    connection: u64,
+    template: Option<Template>,
+    resp: Responder<L>,
+}
+
+/// Who an initiator is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct From {
+    gid: Option<Gid>,
+    lid: u16,
+    qpn: u32,
+}
+
+/// A target's side.
+pub(super) struct Peers<L> {
+    /// The one that was heard last is the last.
+    list: Vec<Peer<L>>,
+    /// Receives taken for messages that never ended: they serve the next.
+    spare: Vec<RecvWork<L>>,
+}
+
+impl<L> Peers<L> {
+    pub fn new() -> Self {
+        Self {
+            list: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    pub fn have_replies(&self) -> bool {
+        self.list.iter().rev().any(|peer| peer.resp.has_replies())
+    }
+
+    pub fn keep(&mut self, recv: Option<RecvWork<L>>) {
+        self.spare.extend(recv);
+    }
+
+    pub fn kept(&mut self) -> Option<RecvWork<L>> {
+        self.spare.pop()
+    }
+
+    /// The place of the responder for a packet, which has begun anew if the
+    /// connection is a new one. None if it is an old one.
+    fn of(&mut self, view: &View<'_>, header: &DcEth, config: &QpConfig) -> Option<usize> {
+        let lid = match view.network.link {
+            Link::Ib { slid, .. } => slid,
+            Link::Ether { .. } => 0,
+        };
+        let from = From {
+            gid: view.network.sgid(view.frame),
+            lid,
+            qpn: header.source_qpn,
+        };
+        let begin = || {
+            let mut resp = Responder::new();
+            resp.start(header.oldest, config);
+            resp.establish();
+            Peer {
+                from,
+                connection: header.connection,
+                template: Some(Template::new(&back(view))),
+                resp,
+            }
+        };
+        let last = self.list.len().saturating_sub(1);
+        match self.list.iter().rposition(|peer| peer.from == from) {
+            Some(index) if header.connection < self.list[index].connection => return None,
+            Some(index) => {
+                if header.connection > self.list[index].connection {
+                    let mut old = std::mem::replace(&mut self.list[index], begin());
+                    self.keep(old.resp.clear());
+                }
+                self.list[index..].rotate_left(1);
+                Some(last)
+            }
+            None => {
+                if self.list.len() >= LIMIT_PEERS {
+                    let mut silent = self.list.remove(0);
+                    self.keep(silent.resp.clear());
+                }
+                self.list.push(begin());
+                Some(self.list.len() - 1)
+            }
+        }
+    }
+}
+
+/// The way back to where a packet came from.
+fn back(view: &View<'_>) -> Path {
+    let network = &view.network;
+    let link = match network.link {
+        Link::Ib { slid, dlid, sl } => Link::Ib {
+            slid: dlid,
+            dlid: slid,
+            sl,
+        },
+        Link::Ether { smac, dmac, vlan } => Link::Ether {
+            smac: dmac,
+            dmac: smac,
+            vlan,
+        },
+    };
+    let gids = network.sgid(view.frame).zip(network.dgid(view.frame));
+    Path {
+        link,
+        grh: gids.map(|(sgid, dgid)| Grh {
+            sgid: dgid,
+            dgid: sgid,
+            flow_label: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+        }),
+        roce: match network.l3 {
+            L3::Grh => Roce::V1,
+            _ => Roce::V2,
+        },
+        udp_source: 0,
+    }
+}
+
+impl<L> Qp<L> {
+    /// Connects to where the work request at the cursor goes. False if it has to
+    /// wait for earlier ones, which go elsewhere.
+    pub fn connect(&mut self, now: u64) -> bool {
+        let cursor = self.req.cursor;
+        let Some(pending) = self.req.works.get(cursor) else {
+            return false;
+        };
+        let Some(to) = pending.work.datagram.as_deref() else {
+            return true;
+        };
+        if self.initiator.connected_to() == Some(to) {
+            return true;
+        }
+        if cursor != 0 {
+            self.req.blocked = true;
+            return false;
+        }
+        let (to, first) = (*to, pending.first);
+        // By the clock, so that one queue pair's connections follow those of
+        // another that had its number before.
+        let number = now.max(self.initiator.last + 1);
+        self.initiator.last = number;
+        self.initiator.connection = Some(Connection { to, number });
+        self.adopt_connection();
+        self.req.begin_at(first);
+        true
+    }
+
+    /// The connection takes the place of a peer in the attributes.
+    pub fn adopt_connection(&mut self) {
+        if let Some(to) = self.initiator.connected_to() {
+            self.template = Some(Template::new(&to.path));
+            self.config.remote_qpn = to.qpn;
+            self.config.path = Some(to.path);
+        }
+    }
+
+    /// What to do with a work request of a stream before it is sent: nothing, or
+    /// let it end like this.
+    pub fn refuse_on_stream(&self, work: &SendWork<L>) -> Option<Status> {
+        match work.datagram {
+            None if work.operation == Operation::Local => None,
+            None => Some(Status::LocalQpOperation),
+            Some(_) => self
+                .initiator
+                .is_errored(work.stream)
+                .then_some(Status::Flushed),
+        }
+    }
+
+    /// A work request has failed: whether that is an error of its stream alone,
+    /// and the rest of the queue goes on.
+    pub fn stream_failed(&mut self, failed: &Failed) -> bool {
+        match failed.status {
+            // Of a stream that has had its error.
+            Status::Flushed => return true,
+            // What the target has done is not known.
+            Status::RetryExceeded => return false,
+            _ => {}
+        }
+        if !self.initiator.is_errored(failed.stream) {
+            self.initiator.errored.push(failed.stream);
+        }
+        if self.initiator.errored.len() >= 1 << self.config.log_errored_streams.min(16) {
+            return false;
+        }
+        if failed.answered {
+            // The target has done its part: it is only passed over.
+            self.req.pass_over(failed.end, failed.missing);
+        } else {
+            self.begin_anew(failed.stream);
+        }
+        true
+    }
+
+    /// The target does not go on with this connection: what is left of the queue
+    /// goes by a new one, but for what is of a stream.
+    fn begin_anew(&mut self, without: u16) {
+        let start = self.req.next_psn;
+        let mut psn = start;
+        for pending in &mut self.req.works {
+            let sent = pending.work.datagram.is_some();
+            if pending.done.is_none() && sent && pending.work.stream == without {
+                pending.done = Some(Status::Flushed);
+            }
+            if pending.done.is_some() {
+                pending.packets = 0;
+            }
+            pending.first = psn;
+            pending.received = 0;
+            psn = psn.plus(pending.packets);
+        }
+        self.req.next_psn = psn;
+        self.req.begin_at(start);
+        self.req.seek(start);
+        self.req.refill(&self.config);
+        self.initiator.connection = None;
+    }
+
+    /// A request came to a target.
+    pub fn request_of_peer<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        view: &View<'_>,
+    ) {
+        let Some(header) = view.dceth() else {
+            io.counters.dropped += 1;
+            return;
+        };
+        if header.key != self.config.dc_key {
+            io.counters.dc_key_violations += 1;
+            return;
+        }
+        match self.peers.of(view, &header, &self.config) {
+            Some(index) => self.as_peer(index, |qp| qp.request(host, io, view)),
+            None => io.counters.dropped += 1,
+        }
+    }
+
+    /// Sends one answer, or one packet of it, to some initiator; whether there was
+    /// one.
+    pub fn reply_to_peers<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+        let list = &self.peers.list;
+        match list.iter().rposition(|peer| peer.resp.has_replies()) {
+            Some(index) => self.as_peer(index, |qp| qp.reply(host, io)),
+            None => false,
+        }
+    }
+
+    /// Does something with the responder for an initiator in place of the queue
+    /// pair's own.
+    fn as_peer<R>(&mut self, index: usize, act: impl FnOnce(&mut Self) -> R) -> R {
+        self.exchange(index);
+        let result = act(self);
+        self.exchange(index);
+        result
+    }
+
+    fn exchange(&mut self, index: usize) {
+        if let Some(peer) = self.peers.list.get_mut(index) {
+            std::mem::swap(&mut self.resp, &mut peer.resp);
+            std::mem::swap(&mut self.template, &mut peer.template);
+            self.config.remote_qpn = peer.from.qpn;
+        }
+    }
+}
+
+/// A work request that has failed.
+pub(super) struct Failed {
+    pub status: Status,
+    pub stream: u16,
+    /// One past its last PSN.
+    pub end: Psn,
+    /// It was answered, and the answer could not be stored.
+    pub answered: bool,
+    /// How many packets of the answer were still to come.
+    pub missing: u32,
+}
