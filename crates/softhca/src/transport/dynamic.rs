@@ -137,7 +137,7 @@ impl<L> Peers<L> {
         };
         let last = self.list.len().saturating_sub(1);
         match self.list.iter().rposition(|peer| peer.from == from) {
-            Some(index) if header.connection < self.list[index].connection => return None,
+            Some(index) if header.connection < self.list[index].connection => None,
             Some(index) => {
                 if header.connection > self.list[index].connection {
                     let mut old = std::mem::replace(&mut self.list[index], begin());

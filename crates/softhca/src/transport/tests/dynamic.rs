@@ -1,6 +1,7 @@
 //! Dynamic connections: initiators that change their target, targets of many.
 
 use super::*;
+use crate::packet::{AtomicEth, BTH, Bth, Class, DcEth, Draft, Pool, Psn, Template, op};
 use proptest::prelude::*;
 
 const KEY: u64 = 0x0bad_c0de_0000_0001;
@@ -238,6 +239,54 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
     assert_eq!(recv_statuses(&mut world.hcas[1], 200), good(0..1));
 }
 
+/// A packet of an initiator comes that adds 1, wherever it has been so long.
+fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
+    let template = Template::new(&world.hcas[0].path_to(1));
+    let mut bth = Bth::read(&[0; BTH]);
+    bth.opcode = Class::Dc as u8 | op::FETCH_ADD;
+    (bth.pkey, bth.dest_qpn, bth.psn) = (0xffff, 200, Psn::new(psn));
+    let mut draft = Draft::new(&Pool::new(), &template, bth, 0);
+    let header = DcEth {
+        key: KEY,
+        connection,
+        source_qpn,
+        oldest: Psn::new(psn),
+    };
+    let atomic = AtomicEth {
+        va: VA + 64_000,
+        rkey: RKEY,
+        swap_add: 1,
+        compare: 0,
+    };
+    draft.put(&header.bytes());
+    draft.put(&atomic.bytes());
+    let now = world.now;
+    world.hcas[0].port.send(now, draft.finish());
+    world.settle(SECOND);
+}
+
+#[test]
+fn a_late_packet_of_an_old_connection_does_nothing() {
+    for (connection, then) in [(1, 3), (u64::MAX, 4)] {
+        let mut world = world(2, LinkKind::Ethernet, 1);
+        let add = |id| work(id, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
+        initiator(&mut world.hcas[0], 100, 0);
+        for id in 0..2 {
+            post(&mut world.hcas[0], 100, (1, 200), add(id));
+        }
+        world.settle(SECOND);
+        // It connects again, and its sequence numbers begin anew, too.
+        let now = world.now;
+        reset(&mut world.hcas[0], now, 100);
+        initiator(&mut world.hcas[0], 100, 0);
+        post(&mut world.hcas[0], 100, (1, 200), add(2));
+        world.settle(SECOND);
+        // What would be the next request, if it were of this connection.
+        late_add(&mut world, 100, connection, 1);
+        assert_eq!(world.hcas[1].host.memory[64_000], then, "{connection}");
+    }
+}
+
 #[test]
 fn an_error_of_a_stream_leaves_the_others() {
     for kind in KINDS {
@@ -356,18 +405,28 @@ fn what_follows_an_answer_without_a_place_is_done_once() {
 fn a_target_forgets_who_was_silent_longest() {
     let mut world = world(2, LinkKind::Ib, 1);
     // More than it remembers; the first comes again in between.
+    let mut connections = Vec::new();
     for n in 0..1100_u32 {
         let qpn = 1000 + n;
         initiator(&mut world.hcas[0], qpn, 0);
         let add = || work(0, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
+        connections.push(world.now.max(1));
         post(&mut world.hcas[0], qpn, (1, 200), add());
         if n == 1000 {
             post(&mut world.hcas[0], 1000, (1, 200), add());
         }
         world.settle(SECOND);
     }
-    let value = &world.hcas[1].host.memory[64_000..64_002];
-    assert_eq!(u16::from_le_bytes([value[0], value[1]]), 1101);
+    let count = |world: &World| {
+        let value = &world.hcas[1].host.memory[64_000..64_002];
+        u16::from_le_bytes([value[0], value[1]])
+    };
+    assert_eq!(count(&world), 1101);
+    // Of those that are known, what comes again is not done again.
+    for n in [0, 1098, 1099] {
+        late_add(&mut world, 1000 + n, connections[n as usize], 0);
+        assert_eq!(count(&world), 1101, "{n}");
+    }
     // Who was forgotten is known anew.
     let add = work(1, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
     post(&mut world.hcas[0], 1001, (1, 200), add);
