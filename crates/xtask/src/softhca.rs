@@ -13,7 +13,7 @@ use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
 use crate::suite::Work;
-use crate::{driver, guest, native};
+use crate::{dist, driver, guest, native};
 
 /// Where the program listens, in its folder.
 const SOCKET: &str = "hca.sock";
@@ -37,8 +37,13 @@ pub struct Arguments {
     profile: Vec<String>,
     /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
     /// two HCAs over a wire that loses packets, and planted faults
-    #[arg(long, conflicts_with_all = ["run", "share", "native", "plugin", "no_setup", "hcas"])]
+    #[arg(long, conflicts_with_all = ["run", "share", "native", "no_setup", "hcas"])]
     test: bool,
+    /// With `--test`, also with ringverbs as the provider, on both sides and on
+    /// one, in the same boot: what passes with rdma-core's must pass with ours.
+    /// It is the plugin of `--plugin`, or one that is built now
+    #[arg(long, requires = "test")]
+    ours: bool,
     /// With `--test`, the short list, without pyverbs
     #[arg(long, requires = "test")]
     short: bool,
@@ -89,6 +94,7 @@ impl Arguments {
             kernel: kernel.map(str::to_owned),
             profile: vec!["roce".to_owned()],
             test: true,
+            ours: true,
             short: true,
             filter: ["devices", "pingpong"].map(str::to_owned).to_vec(),
             hcas: 1,
@@ -140,7 +146,7 @@ pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     let job = Job {
         script: format!("{setup}\n{before}\n{command}"),
         share,
-        plugin: arguments.plugin.clone(),
+        plugin: machine.plugin.clone(),
         driver: None,
         shell,
         limit: guest::limit(shell, arguments.limit),
@@ -167,6 +173,8 @@ struct Hcas {
 struct Machine {
     image: tree::Image,
     program: PathBuf,
+    /// What the guest finds in /opt/ringverbs.
+    plugin: Option<PathBuf>,
     dir: PathBuf,
     /// The folder is somebody's, and stays.
     keep: bool,
@@ -186,9 +194,14 @@ impl Machine {
             None => std::env::temp_dir().join(format!("softhca-{}", std::process::id())),
         };
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let plugin = match &arguments.plugin {
+            None if arguments.ours => Some(dist::dist()?),
+            plugin => plugin.clone(),
+        };
         Ok(Machine {
             image,
             program,
+            plugin,
             dir,
             keep: arguments.dir.is_some(),
         })

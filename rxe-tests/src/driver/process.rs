@@ -42,14 +42,20 @@ impl Library {
     }
 }
 
-/// Where the plugin is: the path that libibverbs appends `-rdmav<ABI>.so` to.
+/// Where the plugin is, and how programs come by it.
 #[derive(Debug, Clone)]
-pub struct Plugin(pub PathBuf);
+pub struct Plugin {
+    /// The path that libibverbs appends `-rdmav<ABI>.so` to.
+    pub path: PathBuf,
+    /// It is preloaded as well, for mlx5: some programs are linked to the C
+    /// provider, which is then mapped in them whoever serves.
+    pub preload: bool,
+}
 
 impl Plugin {
     /// What the plugin's file name starts with in a memory map.
     pub fn stem(&self) -> String {
-        self.0
+        self.path
             .file_name()
             .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
     }
@@ -75,8 +81,17 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
             command
                 .args(["alone", "--"])
                 .arg(program)
-                .env("RDMAV_DRIVERS", &plugin.0)
+                .env("RDMAV_DRIVERS", &plugin.path)
                 .env("RXE_EXPECT", plugin.stem());
+            if plugin.preload {
+                // Any of its names will do.
+                let mut file = plugin.path.clone().into_os_string();
+                file.push("-rdmav34.so");
+                command
+                    .env("LD_PRELOAD", file)
+                    .env("RINGVERBS_DEVICES", "mlx5")
+                    .env("RINGVERBS_LOG", "info");
+            }
             command
         }
     };
@@ -119,7 +134,9 @@ impl Running {
     /// Starts `command` with its standard output in `output`, and its standard
     /// error beside that.
     pub fn start(mut command: Command, output: &Path) -> Result<Running> {
+        let _ = fs::remove_file(said(output));
         let child = command
+            .env("RINGVERBS_LOG_FILE", said(output))
             .stdin(Stdio::null())
             .stdout(File::create(output)?)
             .stderr(File::create(errors(output))?)
@@ -163,6 +180,14 @@ impl Running {
     /// The provider libraries that were mapped, by path.
     pub fn seen(&self) -> &BTreeSet<String> {
         &self.seen
+    }
+
+    /// Whether the plugin has said that it serves the device, in this process or
+    /// in a child of it. It is asked where it is preloaded.
+    pub fn says_it_serves(&self, device: &str) -> bool {
+        let text = fs::read_to_string(said(&self.output)).unwrap_or_default();
+        let line = format!("serves device={device}");
+        text.lines().any(|said| said.ends_with(&line))
     }
 
     /// What it has printed on its standard output.
@@ -218,27 +243,38 @@ fn errors(output: &Path) -> PathBuf {
     output.with_extension("errors")
 }
 
+/// Where the plugin's own log goes.
+fn said(output: &Path) -> PathBuf {
+    output.with_extension("ringverbs")
+}
+
 /// Whether what was mapped proves that `library` served the device; else why
-/// not. The file of rdma-core's provider begins with `stock`.
+/// not. The file of rdma-core's provider begins with `stock`. Where the plugin
+/// is preloaded that may be mapped as well, and the plugin has to have said that
+/// it serves: libibverbs gives a device to one provider only.
 pub fn verdict(
     library: Library,
     plugin: Option<&Plugin>,
     stock: &str,
     seen: &BTreeSet<String>,
+    serves: bool,
 ) -> Result<(), String> {
+    let preload = plugin.is_some_and(|plugin| plugin.preload);
     let stem = plugin.map(Plugin::stem).unwrap_or_default();
     let is_ours = |path: &&String| !stem.is_empty() && file_name(path).starts_with(&stem);
     let is_stock = |path: &&String| file_name(path).starts_with(stock);
     let ours = seen.iter().any(|path| is_ours(&path));
     let stock = seen.iter().any(|path| is_stock(&path));
     match (library, ours, stock) {
-        (Library::Ours | Library::PeersOfOurs, true, false) | (Library::Stock, false, true) => {
-            Ok(())
-        }
+        (Library::Stock, false, true) => Ok(()),
         (Library::Ours | Library::PeersOfOurs, false, _) => Err("ringverbs was not mapped".into()),
-        (Library::Ours | Library::PeersOfOurs, true, true) => {
-            Err("stock's librxe was mapped beside ringverbs".into())
+        (Library::Ours | Library::PeersOfOurs, true, _) if preload && !serves => {
+            Err("ringverbs was mapped, and has not said that it serves the device".into())
         }
+        (Library::Ours | Library::PeersOfOurs, true, true) if !preload => {
+            Err("stock's provider was mapped beside ringverbs".into())
+        }
+        (Library::Ours | Library::PeersOfOurs, true, _) => Ok(()),
         (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
         (Library::Stock, false, false) => Err("rdma-core's provider was not mapped".into()),
         (Library::None, false, false) | (Library::Peers, false, _) => Ok(()),
@@ -294,6 +330,13 @@ fn family(pid: u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
+    fn plugin(preload: bool) -> Plugin {
+        Plugin {
+            path: "/opt/ringverbs/libringverbs".into(),
+            preload,
+        }
+    }
+
     const MAPS: &str = "\
 7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.1
 7f02-7f03 r-xp 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so
@@ -306,9 +349,9 @@ mod tests {
     fn the_map_names_the_providers() {
         let seen = providers(MAPS);
         assert_eq!(seen.len(), 2);
-        let plugin = Plugin("/opt/ringverbs/libringverbs".into());
-        assert!(verdict(Library::Stock, Some(&plugin), "librxe-", &seen).is_ok());
-        assert!(verdict(Library::Ours, Some(&plugin), "librxe-", &seen).is_err());
+        let plugin = plugin(false);
+        assert!(verdict(Library::Stock, Some(&plugin), "librxe-", &seen, false).is_ok());
+        assert!(verdict(Library::Ours, Some(&plugin), "librxe-", &seen, false).is_err());
     }
 
     #[test]
@@ -316,18 +359,18 @@ mod tests {
         let maps =
             "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.56.1\n";
         let seen = providers(maps);
-        assert!(verdict(Library::Stock, None, "libmlx5.so", &seen).is_ok());
-        assert!(verdict(Library::Stock, None, "librxe-", &seen).is_err());
+        assert!(verdict(Library::Stock, None, "libmlx5.so", &seen, false).is_ok());
+        assert!(verdict(Library::Stock, None, "librxe-", &seen, false).is_err());
     }
 
     #[test]
     fn a_fallback_is_not_taken_for_ours() {
-        let plugin = Plugin("/opt/ringverbs/libringverbs".into());
+        let plugin = plugin(false);
         let ours = "/opt/ringverbs/libringverbs-rdmav34.so".to_owned();
         let stock = "/usr/lib/libibverbs/librxe-rdmav34.so".to_owned();
         let judge = |library, seen: &[&String]| {
             let seen = seen.iter().map(|s| (*s).clone()).collect();
-            verdict(library, Some(&plugin), "librxe-", &seen).is_ok()
+            verdict(library, Some(&plugin), "librxe-", &seen, false).is_ok()
         };
         assert!(judge(Library::Ours, &[&ours]));
         assert!(!judge(Library::Ours, &[]));
@@ -340,6 +383,43 @@ mod tests {
         assert!(!judge(Library::PeersOfOurs, &[&ours, &stock]));
         assert!(judge(Library::Peers, &[&stock]));
         assert!(!judge(Library::Peers, &[&ours]));
+    }
+
+    #[test]
+    fn preloaded_the_plugin_has_to_say_that_it_serves() {
+        let ours = "/opt/ringverbs/libringverbs-rdmav34.so".to_owned();
+        let stock = "/usr/lib/libmlx5.so.1.25.56.1".to_owned();
+        let judge = |preload, seen: &[&String], serves| {
+            let seen = seen.iter().map(|s| (*s).clone()).collect();
+            verdict(
+                Library::Ours,
+                Some(&plugin(preload)),
+                "libmlx5.so",
+                &seen,
+                serves,
+            )
+            .is_ok()
+        };
+        assert!(judge(true, &[&ours, &stock], true));
+        assert!(judge(true, &[&ours], true));
+        assert!(!judge(true, &[&ours, &stock], false));
+        assert!(!judge(true, &[&ours], false));
+        assert!(!judge(true, &[&stock], true));
+        assert!(!judge(false, &[&ours, &stock], true));
+
+        let out = std::env::temp_dir().join(format!("rv-says-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "echo 'ringverbs INFO: serves device=mlx5_1' > $RINGVERBS_LOG_FILE",
+        ]);
+        let mut running = Running::start(command, &out).unwrap();
+        while running.poll().unwrap().is_none() {}
+        assert!(running.says_it_serves("mlx5_1"));
+        assert!(!running.says_it_serves("mlx5_"));
+        for file in [said(&out), errors(&out), out] {
+            fs::remove_file(file).unwrap();
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! rdma-core's own tests of its Python bindings, test by test.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -272,13 +272,13 @@ fn once(
         let detail = format!("{why}: {}", last_lines(&running.output(), 6));
         pass.ended.insert("load".into(), fail(detail));
     }
-    trust(&mut pass, library, runner, running.seen());
+    trust(&mut pass, library, runner, &running);
     Ok(pass)
 }
 
 /// A pass counts only if the right provider was seen.
-fn trust(pass: &mut Pass, library: Library, runner: &Runner, seen: &BTreeSet<String>) {
-    if let Err(why) = runner.verdict(library, seen) {
+fn trust(pass: &mut Pass, library: Library, runner: &Runner, running: &Running) {
+    if let Err(why) = runner.verdict(library, running) {
         for ended in pass.ended.values_mut() {
             if ended.outcome == Outcome::Pass {
                 *ended = fail(why.clone());

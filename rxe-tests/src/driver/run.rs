@@ -272,7 +272,7 @@ impl Runner {
         for (process, library, name) in processes {
             attempt.seen.extend(process.seen().iter().cloned());
             let how = match process.ended() {
-                Some(status) if status.success() => match self.verdict(*library, process.seen()) {
+                Some(status) if status.success() => match self.verdict(*library, process) {
                     Ok(()) => continue,
                     Err(why) => why,
                 },
@@ -293,8 +293,14 @@ impl Runner {
     }
 
     /// Whether what was mapped proves that `library` served the device.
-    pub fn verdict(&self, library: Library, seen: &BTreeSet<String>) -> Result<(), String> {
-        process::verdict(library, self.plugin.as_ref(), self.device.stock, seen)
+    pub fn verdict(&self, library: Library, process: &Running) -> Result<(), String> {
+        process::verdict(
+            library,
+            self.plugin.as_ref(),
+            self.device.stock,
+            process.seen(),
+            process.says_it_serves(&self.device.name),
+        )
     }
 
     /// Makes the device anew where a case has left it gone or down.
@@ -482,7 +488,7 @@ pub fn refusal(runner: &Runner) -> Result<Option<String>> {
         let mut command = process::command(library, runner.plugin.as_ref(), &argv)?;
         if let (Library::Stock, Some(plugin)) = (library, &runner.plugin) {
             // Both are there: as on a system where ours is installed.
-            command.env("RDMAV_DRIVERS", &plugin.0);
+            command.env("RDMAV_DRIVERS", &plugin.path);
         }
         runner.surround(&mut command);
         let mut running = Running::start(command, &runner.scratch.join("refusal.txt"))?;
@@ -509,7 +515,7 @@ pub fn refusal(runner: &Runner) -> Result<Option<String>> {
             lines.len()
         );
     }
-    let stock = seen.iter().any(|path| path.contains("librxe-"));
+    let stock = seen.iter().any(|path| path.contains(runner.device.stock));
     if !status.is_some_and(|status| status.success()) || !stock {
         bail!("the plugin refuses, but stock does not take over: {output}");
     }

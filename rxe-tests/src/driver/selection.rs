@@ -50,10 +50,10 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
     let stem = plugin.stem();
     let name = "named in the environment, stock configured";
     try_one(runner, name, probe, &stem, |c| {
-        c.env("RDMAV_DRIVERS", &plugin.0);
+        c.env("RDMAV_DRIVERS", &plugin.path);
     })?;
     if let Some(xtask) = &installers.xtask {
-        let dist = plugin.0.parent().context("the plugin has no folder")?;
+        let dist = plugin.path.parent().context("the plugin has no folder")?;
         let install = |last: &[&Path]| {
             let mut command = Command::new(xtask);
             command.arg("install").args(last);

@@ -74,7 +74,10 @@ pub fn run(plan: &Plan) -> Result<()> {
     fs::create_dir_all(&plan.scratch)
         .with_context(|| format!("cannot make {}", plan.scratch.display()))?;
     let device = device(plan)?;
-    let plugin = plan.plugin.clone().map(Plugin);
+    let plugin = plan.plugin.clone().map(|path| Plugin {
+        path,
+        preload: device.given,
+    });
     let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
     runner.report.file = plan.out.clone();
     runner.programs = plan.programs.clone();
@@ -115,7 +118,8 @@ pub fn run(plan: &Plan) -> Result<()> {
         };
         selection::run(&runner, &probe, &installers)?;
     }
-    if ours && !plan.short {
+    // What they say is about rdma_rxe.
+    if ours && !plan.short && plan.device.is_none() {
         rates::run(&mut runner, |name| chosen(&plan.filter, name))?;
     }
     if let Some(folder) = &plan.pyverbs

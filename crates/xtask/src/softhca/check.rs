@@ -1,19 +1,20 @@
 //! `cargo xtask softhca --test`: the programs of rdma-core and perftest and
-//! pyverbs on the HCA, by rdma-core's own provider; two HCAs over a bad wire;
-//! planted faults.
+//! pyverbs on the HCA, by rdma-core's own provider, and with `--ours` by the
+//! plugin too; two HCAs over a bad wire; planted faults.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rxe_tests::compare::Results;
+use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::vm::Line;
 use rxe_tests::guest::{Hardware, Job};
 use rxe_tests::record::{Case, Outcome as Ended, Provider, Record, Stock};
 
 use super::{Arguments, Hcas, Machine, SETUP};
 use crate::{driver, suite};
+use suite::PLUGIN;
 
 /// How long the cases of one guest may take, and those of the short list.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
@@ -23,6 +24,9 @@ const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const PAIR: &str = include_str!("pair.sh");
 /// Faults that are planted while programs run.
 const FAULTS: &str = include_str!("faults.sh");
+
+/// The guest that runs the lists.
+const PROGRAMS: &str = "programs";
 
 /// What a script's line begins with that says how a case ended.
 pub const PASS: &str = "@pass ";
@@ -35,6 +39,8 @@ const STRICT: &str = "strict: ";
 struct Run {
     what: String,
     results: Results,
+    /// Ours beside rdma-core's.
+    compared: bool,
     /// Reports of strict mode, and what the kernel warned of.
     reports: Vec<String>,
     seconds: u64,
@@ -59,20 +65,18 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             runs.push(script(&machine, arguments, profile, "faults", 1, FAULTS)?);
         }
     }
-    let mut failed = 0;
+    let mut sum = Outcome::default();
     for run in &runs {
-        failed += show(run);
+        let outcome = show(run);
+        sum.passed += outcome.passed;
+        sum.failed += outcome.failed;
+        sum.skipped += outcome.skipped;
     }
-    let sum = |outcome| {
-        let cases = runs.iter().flat_map(|run| &run.results.cases);
-        cases.filter(|case| case.outcome == outcome).count()
-    };
     println!(
-        "{} passed, {failed} failed, {} skipped",
-        sum(Ended::Pass),
-        sum(Ended::Skip)
+        "{} passed, {} failed, {} skipped",
+        sum.passed, sum.failed, sum.skipped
     );
-    Ok(if failed == 0 {
+    Ok(if sum.failed == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -80,6 +84,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// How a run in one guest went.
+#[derive(Default)]
 pub struct Outcome {
     /// Cases.
     pub passed: usize,
@@ -92,24 +97,12 @@ pub struct Outcome {
 }
 
 /// That the drivers load and unload, what they say of the device, and
-/// ping-pongs, all in strict mode; prints what came of it.
+/// ping-pongs with either provider, all in strict mode; prints what came of it.
 pub fn brief(kernel: Option<&str>) -> Result<Outcome> {
     let arguments = Arguments::brief(kernel);
     let machine = Machine::new(&arguments)?;
     let run = programs(&machine, &arguments, &arguments.profile[0])?;
-    let count = |outcome| {
-        let cases = run.results.cases.iter();
-        cases.filter(|case| case.outcome == outcome).count()
-    };
-    Ok(Outcome {
-        passed: count(Ended::Pass),
-        failed: show(&run),
-        skipped: count(Ended::Skip),
-        system: format!(
-            "kernel {}, rdma-core {}",
-            run.results.kernel, run.results.rdma_core
-        ),
-    })
+    Ok(show(&run))
 }
 
 /// The list of programs, and pyverbs.
@@ -119,6 +112,9 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
         options.push_str(" --short");
     } else {
         options.push_str(" --pyverbs /opt/rdma-core/tests");
+    }
+    if arguments.ours {
+        options.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
     }
     for filter in &arguments.filter {
         options.push_str(&format!(" --filter '{}'", filter.replace('\'', "")));
@@ -132,8 +128,19 @@ rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \\
     --address ${{RDMA_ADDR:-127.0.0.1}} $cm{options} || exit 1
 {END}"
     );
-    guest(machine, arguments, profile, "programs", 1, script)
+    guest(machine, arguments, profile, PROGRAMS, 1, script)
 }
+
+/// Has the plugin serve what follows, and shows that it does. The programs of
+/// the scripts are linked to libibverbs alone.
+const OURS: &str = "\
+export RDMAV_DRIVERS=/opt/ringverbs/libringverbs RINGVERBS_DEVICES=mlx5
+if RINGVERBS_LOG=info ibv_devinfo 2>&1 | grep -q \"ringverbs INFO: serves device=$RDMA_DEV\"; then
+    echo '@pass ringverbs serves the device'
+else
+    echo '@fail ringverbs serves the device'
+fi
+";
 
 /// One of the scripts.
 fn script(
@@ -144,7 +151,8 @@ fn script(
     hcas: u32,
     script: &str,
 ) -> Result<Run> {
-    let script = format!("{SETUP}\n{script}\n{END}");
+    let ours = if arguments.ours { OURS } else { "" };
+    let script = format!("{SETUP}\n{ours}\n{script}\n{END}");
     guest(machine, arguments, profile, group, hcas, script)
 }
 
@@ -168,7 +176,7 @@ fn guest(
     let job = Job {
         script,
         share: None,
-        plugin: None,
+        plugin: machine.plugin.clone(),
         driver: Some(driver::build()?),
         shell: false,
         limit: if arguments.short { SHORT_LIMIT } else { LIMIT },
@@ -182,14 +190,15 @@ fn guest(
     let mut results = Results::default();
     let mut reports = Vec::new();
     let mut progress = suite::Show::new(&what);
+    let case = |line: &str, outcome| case(group, line, outcome, arguments.ours);
     let ended = machine.run(&hcas, job, |line| match line {
         Line::Record(line) => progress.record(&mut results, line),
         Line::Text(text) => {
             if let Some(name) = text.strip_prefix(PASS) {
-                results.take(case(group, name, Ended::Pass));
+                results.take(case(name, Ended::Pass));
             } else if let Some(name) = text.strip_prefix(FAIL) {
                 eprintln!("  {what}: {name}");
-                results.take(case(group, name, Ended::Fail));
+                results.take(case(name, Ended::Fail));
             } else if let Some(remark) = text.strip_prefix(REMARK) {
                 reports.push(remark.to_owned());
             } else if let Some((kernel, rdma_core)) = text
@@ -207,30 +216,40 @@ fn guest(
         Ok((ended, log)) => {
             if ended.status != 0 {
                 let why = format!("the guest: exit status {}", ended.status);
-                results.take(case(group, &why, Ended::Fail));
+                results.take(case(&why, Ended::Fail));
             }
             let strict = log.lines().filter_map(|line| line.split_once(STRICT));
             reports.extend(strict.map(|(_, report)| format!("strict: {report}")));
         }
-        Err(error) => results.take(case(group, &format!("the guest: {error:#}"), Ended::Fail)),
+        Err(error) => results.take(case(&format!("the guest: {error:#}"), Ended::Fail)),
     }
     Ok(Run {
         what,
         results,
+        compared: arguments.ours && group == PROGRAMS,
         reports,
         seconds: began.elapsed().as_secs(),
     })
 }
 
 /// A case of a script; its name may say after a colon why it failed.
-fn case(group: &str, line: &str, outcome: Ended) -> Record {
+/// With ours it must pass, whatever stock does.
+fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Record {
     let (name, detail) = line.split_once(": ").unwrap_or((line, ""));
     Record::Case(Case {
         group: group.to_owned(),
         name: name.to_owned(),
-        provider: Provider::Stock,
+        provider: if ours {
+            Provider::Ours
+        } else {
+            Provider::Stock
+        },
         outcome,
-        stock: Stock::Reference,
+        stock: if ours {
+            Stock::NotRun
+        } else {
+            Stock::Reference
+        },
         attempts: 1,
         earlier: String::new(),
         seconds: 0.0,
@@ -239,13 +258,37 @@ fn case(group: &str, line: &str, outcome: Ended) -> Record {
     })
 }
 
-/// Prints what came of a guest; how much of it failed.
-fn show(run: &Run) -> usize {
+/// Prints what came of a guest, and counts it.
+fn show(run: &Run) -> Outcome {
     let results = &run.results;
-    println!(
-        "\n{}: kernel {}, rdma-core {}, {} s",
-        run.what, results.kernel, results.rdma_core, run.seconds
-    );
+    let mut outcome = Outcome {
+        system: format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core),
+        ..Outcome::default()
+    };
+    println!("\n{}: {}, {} s", run.what, outcome.system, run.seconds);
+    if run.compared {
+        println!("{}", results.text(&run.what));
+        for (_, verdict, _) in results.verdicts() {
+            match verdict {
+                Verdict::Pass => outcome.passed += 1,
+                Verdict::Fail => outcome.failed += 1,
+                Verdict::Skip => outcome.skipped += 1,
+            }
+        }
+        outcome.failed += results.unreadable + usize::from(!results.complete);
+        outcome.failed += usize::from(results.refused.is_some());
+    } else {
+        list(results, &mut outcome);
+    }
+    for report in &run.reports {
+        println!("  REPORT {report}");
+    }
+    outcome.failed += run.reports.len();
+    outcome
+}
+
+/// Every case is to pass.
+fn list(results: &Results, outcome: &mut Outcome) {
     println!(
         "  {:<10} {:>6} {:>6} {:>7}",
         "group", "passed", "failed", "skipped"
@@ -257,13 +300,15 @@ fn show(run: &Run) -> usize {
         );
     }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut failed = 0;
     for case in &results.cases {
         match case.outcome {
-            Ended::Pass => {}
-            Ended::Skip => *reasons.entry(&case.detail).or_default() += 1,
+            Ended::Pass => outcome.passed += 1,
+            Ended::Skip => {
+                outcome.skipped += 1;
+                *reasons.entry(&case.detail).or_default() += 1;
+            }
             Ended::Fail => {
-                failed += 1;
+                outcome.failed += 1;
                 println!("  FAILED {} {}: {}", case.group, case.name, case.detail);
             }
         }
@@ -271,8 +316,4 @@ fn show(run: &Run) -> usize {
     for (reason, count) in reasons {
         println!("  skipped {count}: {}", reason.replace('\n', " / "));
     }
-    for report in &run.reports {
-        println!("  REPORT {report}");
-    }
-    failed + run.reports.len()
 }
