@@ -52,10 +52,8 @@ pub unsafe extern "C" fn mlx5dv_query_device(
 #[cfg_attr(test, allow(dead_code))]
 unsafe fn query_device(context: *mut ibv_context, offers: *mut Offers) -> c_int {
     // SAFETY: a live context, whose operations libibverbs has written.
-    let is_ours = libibverbs().is_some_and(|lib| {
-        lib.mlx5_ops
-            .is_installed(layout::current(), unsafe { &(*context).ops })
-    });
+    let ops = unsafe { &(*context).ops };
+    let is_ours = libibverbs().is_some_and(|lib| lib.mlx5_ops.is_installed(layout::current(), ops));
     if is_ours {
         let nothing = Offers {
             version: 0,
