@@ -1,5 +1,6 @@
 //! The reader of work completions.
 
+use std::hint::cold_path;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,13 +27,21 @@ const INDEX: u32 = 0xff_ffff;
 /// nor call the system.
 #[derive(Debug)]
 pub struct CompletionRing {
-    /// Where the fields of the first entry are.
-    fields: NonNull<u8>,
+    /// The entry to be read next, by its fields; and its owner bit when it is
+    /// written, or [`NO_ROUND`].
+    pub(crate) next: NonNull<Cqe>,
+    pub(crate) round: u32,
+    /// How many were consumed.
+    at: u32,
+    /// One less than the number of entries.
+    mask: u32,
+    /// Bytes from an entry to the next.
+    pub(crate) step: usize,
     /// Binary logarithm of the number of entries.
     log2: u32,
     shape: Shape,
-    /// How many were consumed.
-    at: u32,
+    /// Where the fields of the first entry are.
+    fields: NonNull<u8>,
     /// The device's clock when the completion read last was written.
     time: u64,
     consumed: DoorbellRecord,
@@ -59,7 +68,7 @@ unsafe impl Sync for CompletionRing {}
 /// Says of an entry's last byte whether the device has written the entry, of
 /// which the owner bit is `round` then.
 #[inline(always)]
-fn is_written(owner: u8, round: u8) -> bool {
+pub(crate) fn is_written(owner: u8, round: u8) -> bool {
     owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round
 }
 
@@ -77,6 +86,10 @@ impl Look {
         self.glance.is_empty::<OWNER>(is_written)
     }
 }
+
+/// The round while the next completion is not told by the next entry: no byte
+/// of an entry is that.
+const NO_ROUND: u32 = 1 << 8;
 
 /// What entries look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +124,16 @@ impl CompletionRing {
     pub(crate) fn new(log2: u32, shape: Shape) -> Result<Self, CreateError> {
         let memory = Self::fresh(log2, shape)?;
         let records = QueueMemory::new(0, "completion queue")?;
+        let fields = Self::fields(&memory, shape);
         let mut ring = Self {
-            fields: Self::fields(&memory, shape),
+            next: fields.cast(),
+            round: 0,
+            at: 0,
+            mask: (1 << log2) - 1,
+            step: shape.bytes(),
             log2,
             shape,
-            at: 0,
+            fields,
             time: 0,
             consumed: records.record(0),
             directory: Directory::default(),
@@ -171,8 +189,7 @@ impl CompletionRing {
     /// The fields of the entry at `at`.
     #[inline(always)]
     pub(crate) fn slot(&self, at: u32) -> NonNull<Cqe> {
-        let mask = (1u32 << self.log2) - 1;
-        let offset = ((at & mask) as usize) << self.shape.shift;
+        let offset = (at & self.mask) as usize * self.step;
         // SAFETY: one of the entries, by the mask.
         unsafe { self.fields.add(offset).cast::<Cqe>() }
     }
@@ -196,7 +213,9 @@ impl CompletionRing {
     /// Whether there is certainly nothing to read.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.session.left == 0 && self.written(self.at).is_none()
+        // SAFETY: a byte of the entry, which lives as long as this does.
+        let owner = unsafe { Owner::new(self.next.cast::<u8>().add(offset_of!(Cqe, op_own))) };
+        !self.is_in_session() && !is_written(owner.look(), self.round as u8)
     }
 
     /// The next completion; none if there is none. What is read is consumed
@@ -221,21 +240,11 @@ impl CompletionRing {
             // SAFETY: as the caller says.
             return Some(unsafe { self.read_title(&cqe) });
         }
-        self.at = self.at.wrapping_add(1);
+        self.stand_at(self.at.wrapping_add(1));
         self.time = u64::from_be_bytes(cqe.timestamp);
         let before = Before::of(entry, self.shape.before());
         // SAFETY: as the caller says.
         Some(unsafe { decode(&cqe, before, &self.directory) })
-    }
-
-    /// As [`CompletionRing::read`], apart from the quick way.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(never)]
-    unsafe fn read_other(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
-        // SAFETY: as the caller says.
-        unsafe { self.read() }
     }
 
     /// As [`CompletionRing::read`], at a title.
@@ -245,7 +254,7 @@ impl CompletionRing {
     #[cold]
     unsafe fn read_title(&mut self, title: &Cqe) -> Result<WorkCompletion, CompletionError> {
         if let Err(error) = self.open_session(self.at, title) {
-            self.at = self.at.wrapping_add(1);
+            self.stand_at(self.at.wrapping_add(1));
             return Err(error);
         }
         // SAFETY: as the caller says.
@@ -259,7 +268,7 @@ impl CompletionRing {
     #[inline(never)]
     unsafe fn read_told_together(&mut self) -> Result<WorkCompletion, CompletionError> {
         let cqe = self.next_of_session(self.at);
-        self.at = self.at.wrapping_add(1);
+        self.stand_at(self.at.wrapping_add(1));
         self.time = u64::from_be_bytes(cqe.timestamp);
         // SAFETY: as the caller says.
         unsafe { decode(&cqe, Before::NOTHING, &self.directory) }
@@ -277,13 +286,12 @@ impl CompletionRing {
     pub fn publish(&mut self) {
         // First where to look, then what is the device's again: nobody is to
         // look at an entry that it may write anew.
-        if self.session.left != 0 {
+        if self.round == NO_ROUND {
             self.glance.suspend();
         } else {
-            let round = self.round(self.at);
             // SAFETY: entries that are replaced stay readable (`retired`), and
             // who looks does not outlive the ring (`look`).
-            unsafe { self.glance.publish(self.slot(self.at).cast(), round) };
+            unsafe { self.glance.publish(self.next.cast(), self.round as u8) };
         }
         self.consumed.publish(self.at & INDEX);
     }
@@ -321,23 +329,44 @@ impl CompletionRing {
         &mut self,
         out: &mut [MaybeUninit<WorkCompletion>],
     ) -> Result<usize, CompletionError> {
-        let mut taken = 0;
-        let mut failed = None;
-        for place in out {
+        // SAFETY: as the caller says.
+        let (taken, why) = match out {
             // SAFETY: as the caller says.
-            match unsafe { self.read_usual(place) } {
-                Usual::Taken => {
-                    taken += 1;
-                    continue;
-                }
-                Usual::Nothing => break,
-                Usual::Other => {}
-            }
+            [one] => match unsafe { self.read_usual(one) } {
+                Usual::Taken => (1, Usual::Taken),
+                why => (0, why),
+            },
+            // SAFETY: as the caller says.
+            _ => unsafe { self.take_usual(out) },
+        };
+        if why == Usual::Other {
+            // SAFETY: as the caller says.
+            return unsafe { self.take_rest(out, taken) };
+        }
+        if taken != 0 {
+            self.publish();
+        }
+        Ok(taken)
+    }
+
+    /// As [`CompletionRing::take`], when `taken` were taken and the next is not
+    /// one of the usual.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn take_rest(
+        &mut self,
+        out: &mut [MaybeUninit<WorkCompletion>],
+        mut taken: usize,
+    ) -> Result<usize, CompletionError> {
+        let mut failed = None;
+        while taken < out.len() {
             let left = self.session.left;
             // SAFETY: as the caller says.
-            match unsafe { self.read_other() } {
+            match unsafe { self.read() } {
                 Some(Ok(wc)) => {
-                    place.write(wc);
+                    out[taken].write(wc);
                     taken += 1;
                 }
                 Some(Err(error)) if taken == 0 => {
@@ -350,6 +379,12 @@ impl CompletionRing {
                 }
                 None => break,
             }
+            // SAFETY: as the caller says.
+            let (usual, why) = unsafe { self.take_usual(&mut out[taken..]) };
+            taken += usual;
+            if why != Usual::Other {
+                break;
+            }
         }
         if taken != 0 || failed.is_some() {
             self.publish();
@@ -361,11 +396,11 @@ impl CompletionRing {
     /// session before.
     #[cold]
     fn unread(&mut self, left: u32) {
-        self.at = self.at.wrapping_sub(1);
         // Within a session, or at its title, or at its last.
         if left != self.session.left {
             self.session.undo();
         }
+        self.stand_at(self.at.wrapping_sub(1));
     }
 
     /// Where reading goes on.
@@ -374,16 +409,46 @@ impl CompletionRing {
         self.at
     }
 
-    /// One completion was read, which was written at `time`.
+    /// Whether the next completion is not told by the next entry alone.
     #[inline(always)]
-    pub(crate) fn pass(&mut self, time: u64) {
-        self.at = self.at.wrapping_add(1);
+    pub(crate) fn is_in_session(&self) -> bool {
+        self.round == NO_ROUND
+    }
+
+    /// Entries from the position to the memory's end.
+    #[inline(always)]
+    pub(crate) fn to_end(&self) -> usize {
+        (!self.at & self.mask) as usize + 1
+    }
+
+    /// Goes on behind `count` entries that were read by themselves, which are
+    /// no more than there are to the memory's end; `time` is of the last,
+    /// `next` is behind it.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self, count: usize, time: u64, next: NonNull<Cqe>) {
         self.time = time;
+        self.at = self.at.wrapping_add(count as u32);
+        self.next = next;
+        if self.at & self.mask == 0 {
+            cold_path();
+            self.stand_at(self.at);
+        }
+    }
+
+    /// Goes on reading at `at`. After every change of the session as well.
+    pub(crate) fn stand_at(&mut self, at: u32) {
+        self.at = at;
+        self.next = self.slot(at);
+        self.round = if self.session.left == 0 {
+            self.round(at).into()
+        } else {
+            NO_ROUND
+        };
     }
 
     /// Goes on reading at `at`, and says so to the device.
     pub(crate) fn go_on_at(&mut self, at: u32) {
-        self.at = at;
+        self.stand_at(at);
         self.publish();
     }
 
@@ -391,6 +456,7 @@ impl CompletionRing {
     pub(crate) fn go_on_in(&mut self, memory: QueueMemory, log2: u32, at: u32) {
         self.fields = Self::fields(&memory, self.shape);
         self.log2 = log2;
+        self.mask = (1 << log2) - 1;
         let old = std::mem::replace(&mut self.memory, memory);
         self.retired.push(old.retire());
         self.go_on_at(at);

@@ -7,13 +7,10 @@ use ring::{Found, Outstanding};
 use crate::abi::{
     self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode,
 };
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, Entry, NUMBER, user_index};
 use crate::srq::SharedWork;
 use crate::wc::{flags, opcode, status, status_of};
 use crate::{CompletionError, Role, WorkCompletion};
-
-/// Numbers of queue pairs and user indices have 24 bits.
-const NUMBER: u32 = 0xff_ffff;
 
 impl Cqe {
     /// What it is about, 4 bits.
@@ -25,7 +22,7 @@ impl Cqe {
     /// The user index of the queue pair that it is about.
     #[inline(always)]
     pub(crate) fn user_index(&self) -> u32 {
-        u32::from_be(self.srqn_uidx) & NUMBER
+        user_index(self.srqn_uidx)
     }
 
     #[inline(always)]

@@ -1,8 +1,20 @@
 //! From a completion's user index to the queue pair that it is about.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
+use ring::Outstanding;
+
 use crate::{CreateError, Role, Work};
+
+/// Numbers of queue pairs and user indices have 24 bits.
+pub(crate) const NUMBER: u32 = 0xff_ffff;
+
+/// The user index in a completion's field.
+#[inline(always)]
+pub(crate) fn user_index(field: u32) -> u32 {
+    u32::from_be(field) & NUMBER
+}
 
 /// Entries of a page.
 const PAGE: usize = 64;
@@ -16,7 +28,23 @@ const PAGE: usize = 64;
 pub(crate) struct Directory {
     /// By the upper bits of the user index; each empty or of [`PAGE`] entries.
     pages: Vec<Box<[Option<Entry>]>>,
+    /// Whose completion was read last, for sends and for receives.
+    recent: [Option<Recent>; 2],
 }
+
+/// A queue that was looked up.
+#[derive(Debug)]
+struct Recent {
+    /// The field of a completion that names it, as it is there.
+    field: u32,
+    /// One of an entry's.
+    queue: NonNull<Outstanding>,
+}
+
+// SAFETY: `recent` leads to what `pages` owns a share of.
+unsafe impl Send for Directory {}
+// SAFETY: as above; it is used under `&mut` only.
+unsafe impl Sync for Directory {}
 
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -25,6 +53,36 @@ pub(crate) struct Entry {
 }
 
 impl Directory {
+    /// The queue of a queue pair's own that a completion is about: that of its
+    /// sends, or, if `receives`, of its receives. `field` names it, as in the
+    /// completion.
+    #[inline(always)]
+    pub(crate) fn queue(&mut self, receives: bool, field: u32) -> Option<&Outstanding> {
+        let found = match &self.recent[usize::from(receives)] {
+            Some(recent) if recent.field == field => recent.queue,
+            _ => self.look_up(receives, field)?,
+        };
+        // SAFETY: its entry is there: with an entry what is recent is forgotten.
+        Some(unsafe { found.as_ref() })
+    }
+
+    /// As [`Directory::queue`], of another queue than the last time.
+    #[inline(never)]
+    fn look_up(&mut self, receives: bool, field: u32) -> Option<NonNull<Outstanding>> {
+        let entry = self.find(user_index(field))?;
+        let work = &entry.work;
+        let queue = if !receives && entry.role.contains(Role::SEND) {
+            &work.sends
+        } else if receives && entry.role.contains(Role::RECEIVE) && work.shared.is_none() {
+            &work.receives
+        } else {
+            return None;
+        };
+        let queue = NonNull::from(queue);
+        self.recent[usize::from(receives)] = Some(Recent { field, queue });
+        Some(queue)
+    }
+
     #[inline(always)]
     pub(crate) fn find(&self, user_index: u32) -> Option<&Entry> {
         let index = user_index as usize;
@@ -60,6 +118,7 @@ impl Directory {
 
     /// Forgets a queue pair.
     pub(crate) fn remove(&mut self, user_index: u32) -> Option<Entry> {
+        self.recent = [None, None];
         let index = user_index as usize;
         self.pages
             .get_mut(index / PAGE)?

@@ -116,6 +116,7 @@ impl CompletionRing {
                 at = at.wrapping_add(1);
             }
             self.session = Session::default();
+            self.stand_at(self.position());
             if at.wrapping_sub(self.position()) >= self.capacity() {
                 return;
             }

@@ -1,27 +1,28 @@
 //! The quick way to read nearly all completions: of sends, writes and received
-//! messages that succeeded, in queues
-//! of their own.
+//! messages that succeeded, in queues of their own.
 //!
 //! What is unusual is left to [`CompletionRing::read`]: nothing is done for it
-//! here.
+//! here. Completions of one queue are read in a row: whose they are is looked
+//! up, and what of them is done with is told to the poster, once for all.
 
+use std::hint::cold_path;
 use std::mem::{MaybeUninit, offset_of};
+use std::ptr::NonNull;
 
 use ring::Owner;
 
-use crate::abi::{CQE_OWNER, Cqe, cqe_opcode, opcode as request};
+use crate::abi::{Cqe, cqe_opcode, opcode as request};
+use crate::cq_ring::is_written;
+use crate::directory::NUMBER;
 use crate::wc::{flags, opcode};
-use crate::{CompletionRing, Role, WorkCompletion};
+use crate::{CompletionRing, WorkCompletion};
 
-/// Numbers of queue pairs and user indices have 24 bits.
-const NUMBER: u32 = 0xff_ffff;
-
-/// What [`CompletionRing::read_usual`] found.
+/// Why reading the quick way has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usual {
-    /// A completion, which was read.
+    /// There was no room for more.
     Taken,
-    /// Nothing.
+    /// Nothing more is there.
     Nothing,
     /// A completion, or something that is none, which was left.
     Other,
@@ -34,118 +35,304 @@ macro_rules! field {
     };
 }
 
+/// `MLX5_CQE_..._SE`: an event was asked for by the peer. Nothing to a reader.
+const SOLICITED: u8 = 0x2;
+// Of these, neither data in the entry nor a title: those bits are 0.
+const SENT: u32 = (cqe_opcode::REQ as u32) << 4;
+const RECEIVED: u32 = (cqe_opcode::RESP_SEND as u32) << 4;
+const RECEIVED_IMMEDIATE: u32 = (cqe_opcode::RESP_SEND_IMM as u32) << 4;
+
+/// A kind of completion, all of which is said by an entry's last byte.
+trait Kind {
+    /// That byte, without the owner bit and [`SOLICITED`].
+    const OWNER: u32;
+    /// Whether it is of a receive.
+    const RECEIVES: bool;
+
+    /// Writes what the entry says; whether it is one of the usual.
+    ///
+    /// # Safety
+    /// An entry of this kind that the device has written.
+    unsafe fn tell(entry: NonNull<Cqe>, wr_id: u64, out: &mut MaybeUninit<WorkCompletion>) -> bool;
+}
+
+/// A send or a write of this side's.
+enum Sent {}
+/// A message of the peer's.
+enum Received {}
+/// One with immediate data.
+enum ReceivedImmediate {}
+
+impl Kind for Sent {
+    const OWNER: u32 = SENT;
+    const RECEIVES: bool = false;
+
+    #[inline(always)]
+    unsafe fn tell(entry: NonNull<Cqe>, wr_id: u64, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as the caller says.
+        let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
+        let opcode = match number >> 24 {
+            SEND => opcode::SEND,
+            RDMA_WRITE => opcode::RDMA_WRITE,
+            _ => return false,
+        };
+        out.write(WorkCompletion {
+            wr_id,
+            opcode,
+            qp_num: number & NUMBER,
+            ..WorkCompletion::default()
+        });
+        true
+    }
+}
+
+const SEND: u32 = request::SEND as u32;
+const RDMA_WRITE: u32 = request::RDMA_WRITE as u32;
+
+/// A message of the peer's, with immediate data or without.
+///
+/// # Safety
+/// As for [`Kind::tell`].
+#[inline(always)]
+unsafe fn tell_received<const IMMEDIATE: bool>(
+    entry: NonNull<Cqe>,
+    wr_id: u64,
+    out: &mut MaybeUninit<WorkCompletion>,
+) {
+    let to = out.as_mut_ptr();
+    macro_rules! set {
+        ($($field:ident: $value:expr;)+) => { $((&raw mut (*to).$field).write($value);)+ };
+    }
+    // Each field is written when it has been read, so that few are in registers
+    // at a time.
+    // SAFETY: as the caller says; all fields are written.
+    unsafe {
+        set! {
+            wr_id: wr_id;
+            status: 0;
+            opcode: opcode::RECV;
+            vendor_err: 0;
+            byte_len: u32::from_be(field!(entry, byte_cnt));
+        }
+        let word = field!(entry, imm_inval_pkey);
+        // The field has one of the two.
+        set! {
+            ex: if IMMEDIATE { word } else { 0 };
+            qp_num: u32::from_be(field!(entry, sop_drop_qpn)) & NUMBER;
+        }
+        let sender = u32::from_be(field!(entry, flags_rqpn));
+        let global = sender >> 28 & 3 != 0;
+        set! {
+            src_qp: sender & NUMBER;
+            wc_flags: if IMMEDIATE { flags::WITH_IMM } else { 0 };
+            pkey_index: if IMMEDIATE { 0 } else { u32::from_be(word) as u16 };
+            slid: u16::from_be(field!(entry, slid));
+            sl: (sender >> 24 & 0xf) as u8;
+            dlid_path_bits: field!(entry, ml_path) & 0x7f;
+            port_num: 0;
+            reserved: 0;
+        }
+        if global {
+            cold_path();
+            (*to).wc_flags |= flags::GRH;
+        }
+    }
+}
+
+macro_rules! received {
+    ($($kind:ident: $owner:ident, $immediate:literal;)+) => {$(
+        impl Kind for $kind {
+            const OWNER: u32 = $owner;
+            const RECEIVES: bool = true;
+
+            #[inline(always)]
+            unsafe fn tell(
+                entry: NonNull<Cqe>,
+                wr_id: u64,
+                out: &mut MaybeUninit<WorkCompletion>,
+            ) -> bool {
+                // SAFETY: as the caller says.
+                unsafe { tell_received::<$immediate>(entry, wr_id, out) };
+                true
+            }
+        }
+    )+};
+}
+
+received! {
+    Received: RECEIVED, false;
+    ReceivedImmediate: RECEIVED_IMMEDIATE, true;
+}
+
+/// The last byte of an entry, of which the rest is read after it.
+///
+/// # Safety
+/// The entry is one of a ring's.
+#[inline(always)]
+unsafe fn owner_of(entry: NonNull<Cqe>) -> u8 {
+    // SAFETY: a byte of the entry, for as long as this takes.
+    let owner = unsafe { Owner::new(entry.cast::<u8>().add(offset_of!(Cqe, op_own))) };
+    owner.look()
+}
+
+/// The slot of the work request that an entry is about.
+///
+/// # Safety
+/// An entry that the device has written.
+#[inline(always)]
+unsafe fn slot_of(entry: NonNull<Cqe>) -> u32 {
+    // SAFETY: as the caller says.
+    u16::from_be(unsafe { field!(entry, wqe_counter) }).into()
+}
+
+/// When an entry was written.
+///
+/// # Safety
+/// An entry that the device has written.
+#[inline(always)]
+unsafe fn time_of(entry: NonNull<Cqe>) -> u64 {
+    // SAFETY: as the caller says; aligned, since the entry is.
+    let time = unsafe {
+        let at = entry.cast::<u8>().add(offset_of!(Cqe, timestamp));
+        at.cast::<u64>().read_volatile()
+    };
+    u64::from_be(time)
+}
+
 impl CompletionRing {
+    /// Reads as many completions of the usual kinds as there are before any
+    /// other one, and room in `out`; how many, and why no more.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::read`].
+    #[inline(always)]
+    pub unsafe fn take_usual(&mut self, out: &mut [MaybeUninit<WorkCompletion>]) -> (usize, Usual) {
+        let mut left = out.len();
+        let mut place = out.as_mut_ptr();
+        loop {
+            let taken = out.len() - left;
+            if left == 0 {
+                return (taken, Usual::Taken);
+            }
+            // SAFETY: `next` is an entry of this ring's.
+            let owner = unsafe { owner_of(self.next) };
+            // SAFETY: as the caller says; the entry is written, in this round;
+            // there are so many places.
+            let more = unsafe {
+                match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                    SENT => self.take_row::<Sent>(place, left),
+                    RECEIVED => self.take_row::<Received>(place, left),
+                    RECEIVED_IMMEDIATE => self.take_row::<ReceivedImmediate>(place, left),
+                    _ if self.is_in_session() || is_written(owner, self.round as u8) => 0,
+                    _ => return (taken, Usual::Nothing),
+                }
+            };
+            if more == 0 {
+                return (taken, Usual::Other);
+            }
+            // SAFETY: as many were written.
+            place = unsafe { place.add(more) };
+            left -= more;
+        }
+    }
+
     /// Reads the next completion into `out`, if it is one of nearly all.
     ///
     /// # Safety
     /// As for [`CompletionRing::read`].
     #[inline(always)]
     pub unsafe fn read_usual(&mut self, out: &mut MaybeUninit<WorkCompletion>) -> Usual {
-        if self.session.left != 0 {
-            return Usual::Other;
-        }
-        let at = self.position();
-        let entry = self.slot(at);
-        // SAFETY: a byte of the entry, which lives as long as this does.
-        let owner = unsafe { Owner::new(entry.cast::<u8>().add(offset_of!(Cqe, op_own))) };
-        let owner = owner.look();
-        if owner & CQE_OWNER != self.round(at) || owner >> 4 == cqe_opcode::INVALID {
-            return Usual::Nothing;
-        }
-        // Neither data in it nor a title: those bits are 0. Whether it is a
-        // solicited one is nothing to a reader.
-        let role = match owner & !CQE_OWNER & !SOLICITED {
-            SENT => Role::SEND,
-            RECEIVED | RECEIVED_IMMEDIATE => Role::RECEIVE,
-            _ => return Usual::Other,
-        };
-        // SAFETY: an entry that the device has written; any bytes are a valid
-        // one.
-        let (user_index, qp_num, slot) = unsafe {
-            (
-                u32::from_be(field!(entry, srqn_uidx)) & NUMBER,
-                u32::from_be(field!(entry, sop_drop_qpn)),
-                u32::from(u16::from_be(field!(entry, wqe_counter))),
-            )
-        };
-        let Some(known) = self.directory.find(user_index) else {
-            return Usual::Other;
-        };
-        let work = &*known.work;
-        if !known.role.contains(role) {
-            return Usual::Other;
-        }
-        let wc = WorkCompletion {
-            qp_num: qp_num & NUMBER,
-            ..WorkCompletion::default()
-        };
-        if role == Role::SEND {
-            let opcode = match (qp_num >> 24) as u8 {
-                request::SEND => opcode::SEND,
-                request::RDMA_WRITE => opcode::RDMA_WRITE,
-                _ => return Usual::Other,
-            };
-            let Some(found) = work.sends.find(slot) else {
-                return Usual::Other;
-            };
-            out.write(WorkCompletion {
-                wr_id: found.wr_id,
-                opcode,
-                ..wc
-            });
-            work.sends.complete(found);
-        } else {
-            if work.shared.is_some() {
-                return Usual::Other;
+        // SAFETY: `next` is an entry of this ring's.
+        let owner = unsafe { owner_of(self.next) };
+        // SAFETY: as the caller says; the entry is written, in this round.
+        let taken = unsafe {
+            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                SENT => self.take_one::<Sent>(out),
+                RECEIVED => self.take_one::<Received>(out),
+                RECEIVED_IMMEDIATE => self.take_one::<ReceivedImmediate>(out),
+                _ if self.is_in_session() || is_written(owner, self.round as u8) => false,
+                _ => return Usual::Nothing,
             }
-            let Some(found) = work.receives.find(slot) else {
-                return Usual::Other;
-            };
-            // SAFETY: as above.
-            let (bytes, word, flags_rqpn, slid, ml_path) = unsafe {
-                (
-                    field!(entry, byte_cnt),
-                    field!(entry, imm_inval_pkey),
-                    u32::from_be(field!(entry, flags_rqpn)),
-                    field!(entry, slid),
-                    field!(entry, ml_path),
-                )
-            };
-            let immediate = owner & 0xf0 == RECEIVED_IMMEDIATE;
-            let global = flags_rqpn >> 28 & 3 != 0;
-            out.write(WorkCompletion {
-                wr_id: found.wr_id,
-                opcode: opcode::RECV,
-                byte_len: u32::from_be(bytes),
-                // The field has one of the two.
-                ex: if immediate { word } else { 0 },
-                pkey_index: if immediate {
-                    0
-                } else {
-                    u32::from_be(word) as u16
-                },
-                src_qp: flags_rqpn & NUMBER,
-                wc_flags: if immediate { flags::WITH_IMM } else { 0 }
-                    | if global { flags::GRH } else { 0 },
-                slid: u16::from_be(slid),
-                sl: (flags_rqpn >> 24 & 0xf) as u8,
-                dlid_path_bits: ml_path & 0x7f,
-                ..wc
-            });
-            work.receives.complete(found);
-        }
-        // SAFETY: as above; aligned, since the entry is.
-        let time = unsafe {
-            let at = entry.cast::<u8>().add(offset_of!(Cqe, timestamp));
-            at.cast::<u64>().read_volatile()
         };
-        self.pass(u64::from_be(time));
-        Usual::Taken
+        if taken { Usual::Taken } else { Usual::Other }
+    }
+
+    /// Reads a completion of this kind, which the next entry is; whether it is
+    /// one of the usual.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::read`]; the next entry is written, and of this
+    /// kind.
+    #[inline(always)]
+    unsafe fn take_one<K: Kind>(&mut self, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+        let entry = self.next;
+        // SAFETY: the device has written the entry; any bytes are a valid one.
+        let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry)) };
+        let Some(queue) = self.directory.queue(K::RECEIVES, whose) else {
+            return false;
+        };
+        let mut queue = queue.taking();
+        // SAFETY: as above; of this kind.
+        let tell = |wr_id| unsafe { K::tell(entry, wr_id, out) };
+        if !queue.take(slot, tell) {
+            return false;
+        }
+        queue.end();
+        // SAFETY: as above, and what is behind it is in the memory, or its end.
+        unsafe { self.pass(1, time_of(entry), entry.byte_add(self.step)) };
+        true
+    }
+
+    /// Reads completions of one kind and queue, of which the next entry is the
+    /// first, into no more than `room` places from `place` on; how many.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::read`]; the next entry is written, and of this
+    /// kind. There is room for one, and as much as is said.
+    #[inline(always)]
+    unsafe fn take_row<K: Kind>(
+        &mut self,
+        mut place: *mut MaybeUninit<WorkCompletion>,
+        room: usize,
+    ) -> usize {
+        let most = room.min(self.to_end());
+        let step = self.step;
+        let owner = (K::OWNER | self.round) as u8;
+        let mut entry = self.next;
+        // SAFETY: the device has written the entry; any bytes are a valid one.
+        let whose = unsafe { field!(entry, srqn_uidx) };
+        let Some(queue) = self.directory.queue(K::RECEIVES, whose) else {
+            return 0;
+        };
+        let mut queue = queue.taking();
+        let mut left = most;
+        loop {
+            // SAFETY: as above.
+            let slot = unsafe { slot_of(entry) };
+            // SAFETY: as above, and of this kind; one of the places.
+            let tell = |wr_id| unsafe { K::tell(entry, wr_id, &mut *place) };
+            if !queue.take(slot, tell) {
+                break;
+            }
+            left -= 1;
+            // SAFETY: to the end of the entries, and of the places, at most.
+            (entry, place) = unsafe { (entry.byte_add(step), place.add(1)) };
+            if left == 0 {
+                break;
+            }
+            // SAFETY: not at the end, so an entry.
+            unsafe {
+                if owner_of(entry) & !SOLICITED != owner || field!(entry, srqn_uidx) != whose {
+                    break;
+                }
+            }
+        }
+        queue.end();
+        let count = most - left;
+        if count != 0 {
+            // SAFETY: the entry before it was read above.
+            unsafe { self.pass(count, time_of(entry.byte_sub(step)), entry) };
+        }
+        count
     }
 }
-
-/// `MLX5_CQE_..._SE`: an event was asked for by the peer.
-const SOLICITED: u8 = 0x2;
-const SENT: u8 = cqe_opcode::REQ << 4;
-const RECEIVED: u8 = cqe_opcode::RESP_SEND << 4;
-const RECEIVED_IMMEDIATE: u8 = cqe_opcode::RESP_SEND_IMM << 4;

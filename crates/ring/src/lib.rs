@@ -54,7 +54,7 @@ pub use header::{Header, Indices};
 pub use lock::SpinLock;
 #[cfg(not(loom))]
 pub use mapping::{Mapping, Retired};
-pub use outstanding::{Found, Outstanding};
+pub use outstanding::{Found, Outstanding, Taking};
 pub use peek::Peek;
 pub use producer::Producer;
 pub use record::{DoorbellRecord, Owner};

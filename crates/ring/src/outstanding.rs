@@ -14,6 +14,8 @@ use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Outstanding {
     slots: Box<[Slot]>,
+    /// One less than there are slots.
+    mask: usize,
     /// Work requests that have completed, as the mark of the last one says.
     completed: AtomicU32,
 }
@@ -46,16 +48,16 @@ impl Outstanding {
         }));
         Some(Self {
             slots: all.into_boxed_slice(),
+            mask: slots - 1,
             completed: AtomicU32::new(0),
         })
     }
 
     #[inline(always)]
     fn slot(&self, slot: u32) -> &Slot {
-        let mask = self.slots.len() - 1;
         // SAFETY: there are a power of two of them, so that the mask keeps any
         // number inside.
-        unsafe { self.slots.get_unchecked(slot as usize & mask) }
+        unsafe { self.slots.get_unchecked(slot as usize & self.mask) }
     }
 
     /// Remembers a work request, of which there have been `mark` with this
@@ -81,6 +83,17 @@ impl Outstanding {
             wr_id: slot.wr_id.load(Ordering::Relaxed),
             mark,
         })
+    }
+
+    /// To take several in a row. By whoever reads completions.
+    #[inline(always)]
+    pub fn taking(&self) -> Taking<'_> {
+        Taking {
+            slots: &self.slots,
+            mask: self.mask,
+            completed: &self.completed,
+            before_next: !self.completed.load(Ordering::Relaxed),
+        }
     }
 
     /// A work request has completed and, with it, all that were posted before
@@ -121,6 +134,46 @@ impl Outstanding {
             slot.mark.store(0, Ordering::Relaxed);
         }
         self.completed.store(0, Ordering::Release);
+    }
+}
+
+/// Work requests that are taken, one completion after another, of which the
+/// poster is told at the end.
+///
+/// What it took is outstanding no more, for itself at once, and for all others
+/// from [`Taking::end`] on: if that is not called, nothing was taken.
+#[derive(Debug)]
+pub struct Taking<'o> {
+    slots: &'o [Slot],
+    mask: usize,
+    completed: &'o AtomicU32,
+    /// What has completed, negated and one less: to be added to a mark.
+    before_next: u32,
+}
+
+impl Taking<'_> {
+    /// As [`Outstanding::find`] and [`Outstanding::complete`], if `then` says
+    /// so of the identifier. Whether it was outstanding and is not any more.
+    #[inline(always)]
+    pub fn take(&mut self, slot: u32, then: impl FnOnce(u64) -> bool) -> bool {
+        // SAFETY: as in `Outstanding::slot`.
+        let slot = unsafe { self.slots.get_unchecked(slot as usize & self.mask) };
+        let mark = slot.mark.load(Ordering::Relaxed);
+        if mark.wrapping_add(self.before_next) >= self.slots.len() as u32 {
+            return false;
+        }
+        let taken = then(slot.wr_id.load(Ordering::Relaxed));
+        if taken {
+            self.before_next = !mark;
+        }
+        taken
+    }
+
+    /// The slots of all that were taken are the poster's again.
+    #[inline(always)]
+    pub fn end(self) {
+        // Release: as in `complete`.
+        (self.completed).store(!self.before_next, Ordering::Release);
     }
 }
 
@@ -184,6 +237,39 @@ mod tests {
         assert_eq!(complete(&all, 1), Some(2));
         assert_eq!(complete(&all, 2), Some(3));
         assert_eq!(complete(&all, 3), None);
+    }
+
+    #[test]
+    fn several_are_taken_in_a_row() {
+        for first in [0, u32::MAX - 1] {
+            let all = Outstanding::new(4).unwrap();
+            all.completed.store(first, Ordering::Relaxed);
+            for slot in 0..4 {
+                let mark = first.wrapping_add(slot + 1);
+                all.post(slot, u64::from(slot) + 100, mark);
+            }
+            let mut taking = all.taking();
+            let mut seen = Vec::new();
+            let mut take = |slot, then| {
+                taking.take(slot, |wr_id| {
+                    seen.push(wr_id);
+                    then
+                })
+            };
+            // Refused by the caller, it is outstanding as before.
+            assert!(!take(0, false));
+            assert!(take(4, true) && take(2, true));
+            // Taken, or with one that was.
+            assert!(!take(0, true) && !take(1, true) && !take(2, true));
+            // The poster does not know yet.
+            assert_eq!(all.completed(), first);
+            taking.end();
+            assert_eq!(seen, [100, 100, 102]);
+            assert_eq!(all.completed(), first.wrapping_add(3));
+            assert_eq!(complete(&all, 3), Some(103));
+            all.taking().end();
+            assert_eq!(all.completed(), first.wrapping_add(4));
+        }
     }
 
     #[test]

@@ -447,6 +447,16 @@ fn getting_the_bias_excludes() {
 /// that was posted.
 #[test]
 fn a_slot_is_posted_again_only_after_its_completion_was_read() {
+    slots_are_posted_again(false);
+}
+
+/// As above, when the poster is told once of several completions.
+#[test]
+fn slots_are_posted_again_only_after_their_completions_were_read() {
+    slots_are_posted_again(true);
+}
+
+fn slots_are_posted_again(in_a_row: bool) {
     use loom::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
     const SLOTS: usize = 2;
@@ -464,7 +474,7 @@ fn a_slot_is_posted_again_only_after_its_completion_was_read() {
     // SAFETY: as above.
     unsafe impl Sync for Queue {}
 
-    model(|| {
+    model(move || {
         let queue = Arc::new(Queue {
             entries: std::array::from_fn(|_| UnsafeCell::new(0)),
             record: AtomicU32::new(0),
@@ -506,6 +516,7 @@ fn a_slot_is_posted_again_only_after_its_completion_was_read() {
                 }
             })
         };
+        let mut taking = queue.outstanding.taking();
         for i in 0..REQUESTS {
             if order::written_by_device(&queue.owners[i]) == 0 {
                 break;
@@ -513,9 +524,17 @@ fn a_slot_is_posted_again_only_after_its_completion_was_read() {
             // SAFETY: loom reports a concurrent access.
             let entry = queue.completions[i].with(|wc| unsafe { *wc });
             assert_eq!(entry, i + 10);
-            let found = queue.outstanding.find((i % SLOTS) as u32).unwrap();
-            assert_eq!(found.wr_id, i as u64 + 20);
-            queue.outstanding.complete(found);
+            let slot = (i % SLOTS) as u32;
+            if in_a_row {
+                assert!(taking.take(slot, |wr_id| wr_id == i as u64 + 20));
+            } else {
+                let found = queue.outstanding.find(slot).unwrap();
+                assert_eq!(found.wr_id, i as u64 + 20);
+                queue.outstanding.complete(found);
+            }
+        }
+        if in_a_row {
+            taking.end();
         }
         poster.join().unwrap();
         device.join().unwrap();

@@ -142,26 +142,56 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if own.completions.look.is_empty() {
-            return 0;
-        }
         if own.single {
             return poll::<Single>(own, num_entries, wc);
         }
-        if !own.lock.try_quick() {
-            return poll_shared(own, num_entries, wc);
+        if own.lock.try_quick() {
+            return poll::<Shared>(own, num_entries, wc);
         }
-        poll::<Shared>(own, num_entries, wc)
+        if own.completions.look.is_empty() {
+            return 0;
+        }
+        poll_shared(own, num_entries, wc)
     }
 }
 
-/// The poll of a queue that may have something; apart, so that the poll of an
-/// empty one saves no registers.
-///
+/// # Safety
+/// As for [`poll_cq`]; the queue's critical section has been entered.
+#[inline(always)]
+unsafe fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // What there is, is read by functions of their own, so that the poll of an
+    // empty queue saves no registers, and that of one completion few.
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*own.completions.ring.get()).is_empty() {
+            A::leave_quick(&own.lock);
+            0
+        } else if num_entries == 1 {
+            poll_one::<A>(own, wc)
+        } else {
+            poll_several::<A>(own, num_entries, wc)
+        }
+    }
+}
+
 /// # Safety
 /// As for [`poll_cq`]; the queue's critical section has been entered.
 #[inline(never)]
-unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_one<A: Access>(own: &Cq, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: as the caller says.
+    let taken = unsafe { take(own, 1, wc) };
+    A::leave_quick(&own.lock);
+    taken
+}
+
+/// # Safety
+/// As for [`poll_cq`]; the queue's critical section has been entered.
+#[inline(never)]
+unsafe extern "C" fn poll_several<A: Access>(
+    own: &Cq,
+    num_entries: c_int,
+    wc: *mut ibv_wc,
+) -> c_int {
     // SAFETY: as the caller says.
     let taken = unsafe { take(own, num_entries, wc) };
     A::leave_quick(&own.lock);

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Opcode, Role, SendFlags, Usual, WorkCompletion};
+use crate::{CompletionError, Opcode, Role, SendFlags, Usual, WorkCompletion};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.
@@ -75,6 +75,140 @@ proptest! {
                 prop_assert_eq!(quick.position(), 0);
                 prop_assert!(pair.work.sends.find(0).is_some());
                 prop_assert!(pair.work.receives.find(0).is_some());
+            }
+        }
+    }
+}
+
+/// A queue that was read from last is not found any more once it is gone.
+#[test]
+fn what_is_gone_is_not_remembered() {
+    let (mut ring, mut device, mut pair) = outstanding();
+    let sent = Raised {
+        user_index: 70,
+        request: 0x0a,
+        ..Raised::default()
+    };
+    let received = Raised { opcode: 2, ..sent };
+    device.raise(&sent);
+    device.raise(&received);
+    let mut out = [MaybeUninit::uninit(); 2];
+    // SAFETY: no work request names memory.
+    assert_eq!(unsafe { ring.take(&mut out) }, Ok(2));
+    ring.detach(&pair.work);
+    pair.send.begin();
+    let open = pair.send.open(41, Opcode::SEND, SendFlags::SIGNALED);
+    open.unwrap().no_data();
+    pair.send.accept();
+    pair.recv.begin();
+    pair.recv.push(51, &[]).unwrap();
+    // SAFETY: no memory is named.
+    unsafe {
+        pair.send.publish();
+        pair.recv.publish();
+    }
+    let mut next = |ring: &mut CompletionRing, what| {
+        device.raise(&Raised { slot: 1, ..what });
+        // SAFETY: as above.
+        unsafe { ring.take(&mut out) }
+    };
+    let unknown = Err(CompletionError::UnknownQueue { user_index: 70 });
+    assert_eq!(next(&mut ring, sent), unknown);
+    assert_eq!(next(&mut ring, received), unknown);
+    // Its sends complete here again, and its receives do not.
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    assert_eq!(next(&mut ring, received), unknown);
+    assert_eq!(next(&mut ring, sent), Ok(1));
+}
+
+proptest! {
+    /// However completions of several queues and kinds follow one another, and
+    /// however many are asked for: those that are read in rows are those that
+    /// are read one by one.
+    #[test]
+    fn rows_tell_what_single_ones_do(
+        log2 in 1u32..5,
+        steps in prop::collection::vec((0u8..8, any::<u32>(), 0usize..6, any::<bool>()), 1..80),
+    ) {
+        let mut sides: Vec<_> = (0..2).map(|_| {
+            let mut ring = CompletionRing::plain(log2).unwrap();
+            let device = Device::of(&ring);
+            let pairs: Vec<_> = [70, 71].map(|index| {
+                let pair = Pair::new(index, Service::ReliableConnection, &cap(4, 1, 0));
+                ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+                pair
+            }).into();
+            (ring, device, pairs)
+        }).collect();
+        let mut told: [Vec<_>; 2] = Default::default();
+        let mut raised = 0;
+        for (n, (what, word, consume, take)) in (100u64..).zip(steps) {
+            if raised - told[0].len() < 1 << log2 {
+                raised += 1;
+                for (_, device, pairs) in &mut sides {
+                    let pair = &mut pairs[usize::from(what & 1)];
+                    let (slot, opcode, queue) = if what & 2 != 0 {
+                        let slot = pair.record(1);
+                        pair.send.begin();
+                        // Full, if many were not outstanding when they were read.
+                        if pair.send.open(n, Opcode::SEND, SendFlags::SIGNALED).is_ok() {
+                            pair.send.accept();
+                        }
+                        (slot, 0, 0)
+                    } else {
+                        let slot = pair.record(0);
+                        pair.recv.begin();
+                        let _ = pair.recv.push(n, &[]);
+                        (slot, 2 + (what >> 2), 1)
+                    };
+                    // SAFETY: no memory is named.
+                    unsafe {
+                        if queue == 0 { pair.send.publish(); } else { pair.recv.publish(); }
+                    }
+                    device.raise(&Raised {
+                        opcode,
+                        user_index: pair.work.user_index(),
+                        // Some that are not outstanding, or of an odd format.
+                        slot: if word % 13 == 0 { 3 } else { slot as u16 },
+                        request: if word % 11 == 0 { 0x25 } else { 0x0a },
+                        byte_count: word,
+                        flags_rqpn: word.rotate_left(8),
+                        time: n,
+                        scatter: if word % 7 == 0 { 2 } else { 0 },
+                        ..Raised::default()
+                    });
+                }
+            }
+            if !take {
+                continue;
+            }
+            let (rows, singles) = sides.split_at_mut(1);
+            let ring = &mut rows[0].0;
+            let before = told[0].len();
+            let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 6];
+            // SAFETY: no work request names memory.
+            match unsafe { ring.take(&mut out[..consume]) } {
+                Ok(count) => for wc in &out[..count] {
+                    // SAFETY: as many were written.
+                    told[0].push(Ok(unsafe { wc.assume_init() }));
+                },
+                Err(error) => told[0].push(Err(error)),
+            }
+            let other = &mut singles[0].0;
+            for _ in before..told[0].len() {
+                // SAFETY: as above.
+                told[1].extend(unsafe { other.read() });
+            }
+            other.publish();
+            prop_assert_eq!(&told[0][before..], &told[1][before..]);
+            // One that makes no sense may have been looked at for no use.
+            if before != told[0].len() && told[0].len() == raised {
+                prop_assert_eq!(ring.time(), other.time());
+            }
+            prop_assert_eq!(rows[0].1.consumed(), singles[0].1.consumed());
+            for (a, b) in rows[0].2.iter().zip(&singles[0].2) {
+                prop_assert_eq!(a.work.sends.completed(), b.work.sends.completed());
+                prop_assert_eq!(a.work.receives.completed(), b.work.receives.completed());
             }
         }
     }
