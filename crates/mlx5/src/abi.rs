@@ -198,6 +198,15 @@ pub struct RemoteSegment {
     pub reserved: u32,
 }
 
+/// The peer's shared receive queue, of an XRC initiator's work request (rdma-core's
+/// `struct mlx5_wqe_xrc_seg`, which no header for programs has).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct XrcSegment {
+    pub srqn: u32,
+    pub reserved: [u32; 3],
+}
+
 /// Operands of an atomic (`struct mlx5_wqe_atomic_seg`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -474,6 +483,7 @@ const _: () = {
     assert!(size_of::<ControlSegment>() == SEGMENT);
     assert!(offset_of!(ControlSegment, fm_ce_se) == 11);
     assert!(size_of::<RemoteSegment>() == SEGMENT);
+    assert!(size_of::<XrcSegment>() == SEGMENT);
     assert!(size_of::<AtomicSegment>() == SEGMENT);
     assert!(size_of::<DataSegment>() == SEGMENT);
     assert!(size_of::<NextSegment>() == SEGMENT);

@@ -14,6 +14,11 @@ pub enum Service {
     UnreliableConnection,
     /// Datagrams: sends, each with an address.
     Datagram,
+    /// The sending half of an extended reliable connection: all operations,
+    /// each to a shared receive queue of the peer's.
+    XrcInitiator,
+    /// The receiving half: no work requests.
+    XrcTarget,
 }
 
 /// Segments that stand before the data.
@@ -31,7 +36,8 @@ pub(crate) struct Form {
     pub reads: bool,
     /// Memory keys change; there is no data.
     pub keys: bool,
-    /// Segments between the address and the data.
+    /// Segments between the control segment and the data, of which the first
+    /// are the address.
     pub before: u8,
     /// Fence bits of the work request after it, unless that asks for more.
     pub fence_after: u8,
@@ -62,11 +68,27 @@ pub(crate) enum Extra {
 }
 
 impl Service {
+    /// Segments of the address that work requests other than those that change
+    /// keys have.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u8 {
+        match self {
+            Self::Datagram => 3,
+            Self::XrcInitiator => 1,
+            _ => 0,
+        }
+    }
+
     /// How the device has an operation; none if the service has not.
     #[inline(always)]
     pub(crate) fn form(self, operation: Opcode) -> Option<Form> {
+        if self == Self::XrcTarget {
+            return None;
+        }
+        let address = self.address();
         let plain = Form {
             opcode: opcode::SEND,
+            before: address,
             ..Form::NONE
         };
         let form = match operation {
@@ -85,20 +107,21 @@ impl Service {
             Opcode::RDMA_WRITE => Form {
                 opcode: opcode::RDMA_WRITE,
                 remote: true,
-                before: 1,
+                before: address + 1,
                 ..plain
             },
             Opcode::RDMA_WRITE_WITH_IMM => Form {
                 opcode: opcode::RDMA_WRITE_IMM,
                 extra: Extra::Immediate,
                 remote: true,
-                before: 1,
+                before: address + 1,
                 ..plain
             },
             Opcode::BIND_MW | Opcode::LOCAL_INV => Form {
                 opcode: opcode::UMR,
                 extra: Extra::Key,
                 keys: true,
+                // Without an address.
                 before: (keys::BEFORE - 1) as u8,
                 fence_after: CONTROL_SMALL_FENCE,
                 ..plain
@@ -107,14 +130,14 @@ impl Service {
             Opcode::RDMA_READ => Form {
                 opcode: opcode::RDMA_READ,
                 remote: true,
-                before: 1,
+                before: address + 1,
                 reads: true,
                 ..plain
             },
             Opcode::ATOMIC_CMP_AND_SWP => Form {
                 opcode: opcode::ATOMIC_CS,
                 remote: true,
-                before: 2,
+                before: address + 2,
                 atomic: true,
                 reads: true,
                 ..plain
@@ -122,7 +145,7 @@ impl Service {
             Opcode::ATOMIC_FETCH_AND_ADD => Form {
                 opcode: opcode::ATOMIC_FA,
                 remote: true,
-                before: 2,
+                before: address + 2,
                 atomic: true,
                 reads: true,
                 ..plain

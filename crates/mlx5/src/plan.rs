@@ -44,10 +44,11 @@ fn overhead(service: Service) -> usize {
     SEGMENT
         + match service {
             // Remote address and atomic operands.
-            Service::ReliableConnection => 2 * SEGMENT,
+            Service::ReliableConnection | Service::XrcInitiator => 2 * SEGMENT,
             Service::UnreliableConnection => SEGMENT,
-            Service::Datagram => 3 * SEGMENT,
+            Service::Datagram | Service::XrcTarget => 0,
         }
+        + usize::from(service.address()) * SEGMENT
 }
 
 impl SendPlan {
@@ -59,7 +60,7 @@ impl SendPlan {
         limits: &Limits,
         keys: bool,
     ) -> Result<Self, CreateError> {
-        if cap.max_send_wr == 0 {
+        if cap.max_send_wr == 0 || service == Service::XrcTarget {
             return Ok(Self::default());
         }
         let overhead = overhead(service);
@@ -208,6 +209,7 @@ mod tests {
                 Just(Service::ReliableConnection),
                 Just(Service::UnreliableConnection),
                 Just(Service::Datagram),
+                Just(Service::XrcInitiator),
             ],
         ) {
             let cap = cap(wr, sge, inline);

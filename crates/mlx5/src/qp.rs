@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpType, Udata};
+use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, Udata};
 
 use crate::abi::{AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE};
 use crate::plan::{RecvPlan, SendPlan};
@@ -59,7 +59,7 @@ pub struct QueuePair<C: ContextRef> {
     pub object: Qp<C>,
     /// The send queue, of no entries if none were asked for.
     pub send: SendQueue,
-    /// The receive queue; none with a shared receive queue.
+    /// The receive queue; none with a shared receive queue, and none of XRC.
     pub recv: Option<RecvQueue>,
     /// What completions find it by.
     pub work: Arc<Work>,
@@ -85,8 +85,8 @@ impl<C: ContextRef> QueuePair<C> {
     /// those asked for. `shared` is the queue that `init.srq` names.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] for a type other than RC, UC and UD;
-    /// [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
+    /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and the two
+    /// of XRC; [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
     /// left behind.
     pub fn create_with(
         context: &C,
@@ -99,6 +99,8 @@ impl<C: ContextRef> QueuePair<C> {
             QpType::RC => Service::ReliableConnection,
             QpType::UC => Service::UnreliableConnection,
             QpType::UD => Service::Datagram,
+            QpType::XRC_INI => Service::XrcInitiator,
+            QpType::XRC_TGT => Service::XrcTarget,
             _ => {
                 return Err(CreateError::Unsupported {
                     what: "a queue pair of this type",
@@ -106,12 +108,14 @@ impl<C: ContextRef> QueuePair<C> {
             }
         };
         let send = SendPlan::new(&init.cap, service, &device.limits, options.keys)?;
-        let recv = match shared {
-            Some(_) => RecvPlan::default(),
-            None => RecvPlan::new(&init.cap, &device.limits)?,
+        let has_own =
+            shared.is_none() && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let recv = if has_own {
+            RecvPlan::new(&init.cap, &device.limits)?
+        } else {
+            RecvPlan::default()
         };
         let index = device.user_index()?;
-        let has_own = shared.is_none();
         let mut work = Work::new(index, service, send, recv, shared)?;
         work.short_data = options.short_data;
         let work = Arc::new(work);
@@ -151,6 +155,27 @@ impl<C: ContextRef> QueuePair<C> {
                 max_recv_sge: recv.max_sge,
                 max_inline_data: send.max_inline,
             },
+            work,
+            object,
+        })
+    }
+
+    /// Opens an XRC target that another process made, or this one. It has no
+    /// queues.
+    ///
+    /// # Errors
+    /// Those of memory and of OPEN_QP. Nothing is left behind.
+    pub fn open(context: &C, device: &DeviceContext, init: &QpOpen) -> Result<Self, CreateError> {
+        let (send, recv) = (SendPlan::default(), RecvPlan::default());
+        let index = device.user_index()?;
+        let work = Arc::new(Work::new(index, Service::XrcTarget, send, recv, None)?);
+        // Nothing is ever rung.
+        let register = device.register(context, 0)?;
+        let object = Qp::open(context, init, Udata::none())?;
+        Ok(Self {
+            send: SendQueue::new(Arc::clone(&work), object.qp_num(), false, register),
+            recv: None,
+            cap: QpCap::default(),
             work,
             object,
         })

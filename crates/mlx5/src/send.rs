@@ -8,7 +8,7 @@
 //! work request of one element.
 //!
 //! A work request is a row of segments of 16 bytes, in the order control,
-//! address (datagrams), remote memory, atomic operands, data; the queue is a
+//! address (datagrams, XRC), remote memory, atomic operands, data; the queue is a
 //! ring of blocks of four. A work request begins with a block and may go on at
 //! the ring's beginning; a segment does not straddle the end, inline data may.
 
@@ -177,7 +177,7 @@ impl SendQueue {
         if mark.wrapping_sub(self.work.sends.completed()) > self.capacity {
             return Err(PostError::Full);
         }
-        let data_at = 1 + u32::from(self.service == Service::Datagram) * 3 + u32::from(form.before);
+        let data_at = 1 + u32::from(form.before);
         self.open = Open {
             at: self.next,
             data_at,

@@ -11,9 +11,10 @@ use ring::DoorbellRecord;
 use uverbs::{ContextRef, Sge, Srq, SrqInit, SrqKind, Udata};
 
 use crate::abi::{CreateSrq, CreateSrqResp, DataSegment, NextSegment, Plain, SEGMENT};
+use crate::plan::{RecvPlan, SendPlan};
 use crate::recv::write_list;
 use crate::work::{QueueMemory, read_segment, scatter};
-use crate::{CreateError, DeviceContext, Limits, PostError};
+use crate::{CreateError, DeviceContext, Limits, PostError, Service, Work};
 
 /// A shared receive queue's entries, shared by those who post to it and those
 /// who read completions of its receives.
@@ -231,25 +232,29 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     pub object: Srq<C>,
     /// The queue.
     pub recv: SharedQueue,
-    /// The number that the device knows it by.
+    /// The number that the device knows it by; XRC initiators name it by that.
     pub srq_num: u32,
+    /// Of an XRC one, what completions find it by: its receives complete to a
+    /// completion queue of its own choice, and name it, not the queue pair that
+    /// took them. A face attaches it there before the queue is used, and
+    /// detaches it after it is destroyed ([`crate::CompletionRing::attach`]).
+    pub xrc: Option<Arc<Work>>,
 }
 
 impl<C: ContextRef> SharedReceiveQueue<C> {
     /// Makes a shared receive queue; its sizes are those of `recv`.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] for a kind other than the basic one;
-    /// [`CreateError::TooLarge`]; those of memory and of CREATE_SRQ. Nothing
+    /// [`CreateError::Unsupported`] for tag matching; [`CreateError::TooLarge`]; those of memory and of CREATE_SRQ. Nothing
     /// is left behind.
     pub fn create(
         context: &C,
         device: &DeviceContext,
         init: &SrqInit,
     ) -> Result<Self, CreateError> {
-        if init.kind != SrqKind::Basic {
+        if let SrqKind::TagMatching { .. } = init.kind {
             return Err(CreateError::Unsupported {
-                what: "a shared receive queue of this kind",
+                what: "a shared receive queue with tag matching",
             });
         }
         let work = Arc::new(SharedWork::sized(
@@ -257,7 +262,20 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             init.max_sge,
             &device.limits,
         )?);
+        // To those who read completions it is a queue pair that has nothing
+        // but receives of a shared queue.
+        let xrc = match init.kind {
+            SrqKind::Xrc { .. } => Some(Arc::new(Work::new(
+                device.user_index()?,
+                Service::XrcTarget,
+                SendPlan::default(),
+                RecvPlan::default(),
+                Some(Arc::clone(&work)),
+            )?)),
+            _ => None,
+        };
         let request = CreateSrq {
+            uidx: xrc.as_ref().map_or(0, |xrc| xrc.user_index()),
             buf_addr: work.memory.address(),
             db_addr: work.memory.records_address(),
             ..CreateSrq::default()
@@ -279,6 +297,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             object,
             recv: SharedQueue::new(work),
             srq_num: answer.srqn,
+            xrc,
         })
     }
 }

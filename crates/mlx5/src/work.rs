@@ -173,6 +173,7 @@ impl Work {
             abi::opcode::ATOMIC_CS | abi::opcode::ATOMIC_FA => 3,
             _ => return false,
         };
+        let before = before + usize::from(self.service.address());
         let segments = (word(offset_of!(ControlSegment, qpn_ds)) & 0x3f) as usize;
         let segments = (before..segments).map(|i| {
             let at = (begin + i * SEGMENT) & mask;

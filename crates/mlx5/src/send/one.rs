@@ -221,7 +221,7 @@ impl SendQueue {
         match self.service {
             Service::ReliableConnection => true,
             Service::UnreliableConnection => !reads,
-            Service::Datagram => false,
+            _ => false,
         }
     }
 }

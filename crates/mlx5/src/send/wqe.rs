@@ -7,7 +7,7 @@ use uverbs::Sge;
 use super::{MAX_SEGMENT, SendQueue};
 use crate::abi::{
     AddressVector, AtomicSegment, BLOCK, ControlSegment, DataSegment, EXTENDED_AV, INLINE_SEGMENT,
-    RemoteSegment, SEGMENT,
+    RemoteSegment, SEGMENT, XrcSegment,
 };
 use crate::operation::Extra;
 use crate::{Address, PostError, Service};
@@ -122,6 +122,23 @@ impl Wqe<'_> {
             for (at, part) in (1..).zip(parts) {
                 self.write(at, part);
             }
+        }
+        self
+    }
+
+    /// The shared receive queue of the peer's that it goes to, of an XRC
+    /// initiator; others ignore it.
+    #[inline(always)]
+    pub fn xrc(&mut self, remote_srqn: u32) -> &mut Self {
+        let queue = self.queue();
+        if queue.service == Service::XrcInitiator && !queue.open.form.keys {
+            self.write(
+                1,
+                XrcSegment {
+                    srqn: remote_srqn.to_be(),
+                    reserved: [0; 3],
+                },
+            );
         }
         self
     }

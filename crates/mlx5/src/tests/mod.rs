@@ -10,6 +10,7 @@ mod send;
 mod session;
 mod shared;
 mod usual;
+mod xrc;
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -13,8 +13,8 @@ use crate::{CompletionQueue, CreateError, DeviceContext, QueuePair, SharedReceiv
 
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
-const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
-const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
+pub const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
+pub const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// The kernel, and pages that stand in for the device's registers.
 pub struct Machine {
@@ -24,7 +24,7 @@ pub struct Machine {
 }
 
 /// The driver's answer, its fields in their order.
-struct Answer {
+pub struct Answer {
     register_size: u32,
     registers: u32,
     send_entry: u16,
@@ -32,7 +32,7 @@ struct Answer {
     uars_per_page: u32,
 }
 
-const GOOD: Answer = Answer {
+pub const GOOD: Answer = Answer {
     register_size: 512,
     registers: 16,
     send_entry: 1024,
@@ -75,7 +75,7 @@ impl Machine {
         }
     }
 
-    fn open(&self, answer: &Answer) -> Result<DeviceContext, CreateError> {
+    pub fn open(&self, answer: &Answer) -> Result<DeviceContext, CreateError> {
         let bytes = answer.bytes();
         self.fake.on(GET_CONTEXT, move |reply| {
             reply.set_driver_out(&bytes);
@@ -85,7 +85,7 @@ impl Machine {
     }
 
     /// The driver's input of the last such command.
-    fn driver_in(&self, target: Target) -> Vec<u8> {
+    pub fn driver_in(&self, target: Target) -> Vec<u8> {
         let calls = self.fake.take_ioctls();
         let call = calls.iter().rev().find(|call| call.target() == target);
         call.unwrap().driver_in().to_vec()

@@ -1,0 +1,302 @@
+//! XRC: initiators, targets, and the shared receive queues that initiators
+//! name.
+
+use uverbs::kernel::fake::Target;
+use uverbs::{CqHandle, PdHandle, QpInit, QpOpen, QpType, Sge, SrqInit, SrqKind, XrcdHandle};
+
+use super::objects::{CREATE_QP, CREATE_SRQ, GOOD, Machine};
+use super::*;
+use crate::{Bind, Opcode, PostError, QueuePair, Role, SendFlags, SharedReceiveQueue, WindowKind};
+
+const INITIATOR: Service = Service::XrcInitiator;
+/// The peer's shared receive queue.
+const SRQN: u32 = 0x0065_4321;
+
+fn sge(addr: u64, length: u32) -> Sge {
+    Sge {
+        addr,
+        length,
+        lkey: 9,
+    }
+}
+
+/// Posts one work request of each kind of field; its slot.
+fn post(pair: &mut Pair, opcode: Opcode, list: &[Sge]) -> u16 {
+    let slot = pair.record(1) as u16;
+    pair.send.begin();
+    let mut wqe = pair.send.open(7, opcode, SendFlags::SIGNALED).unwrap();
+    wqe.xrc(SRQN).atomic(0x8000, 0x77, 11, 22);
+    wqe.sge_list(list).unwrap();
+    pair.send.accept();
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    slot
+}
+
+#[test]
+fn work_requests_name_the_peers_queue() {
+    // Segments, and the one that has the first element.
+    let table = [
+        (Opcode::SEND, 3, 2),
+        (Opcode::SEND_WITH_IMM, 3, 2),
+        (Opcode::SEND_WITH_INV, 3, 2),
+        (Opcode::RDMA_WRITE, 4, 3),
+        (Opcode::RDMA_WRITE_WITH_IMM, 4, 3),
+        (Opcode::RDMA_READ, 4, 3),
+        (Opcode::ATOMIC_CMP_AND_SWP, 5, 4),
+        (Opcode::ATOMIC_FETCH_AND_ADD, 5, 4),
+    ];
+    for (opcode, segments, data) in table {
+        let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+        post(&mut pair, opcode, &[sge(0x9000, 8)]);
+        let bytes = pair.sent(0, 96);
+        assert_eq!(be32(&bytes, 4), QPN << 8 | segments, "{opcode:?}");
+        assert_eq!(be32(&bytes, 16), SRQN, "{opcode:?}");
+        assert_eq!(bytes[20..32], [0; 12], "{opcode:?}");
+        if data > 2 {
+            assert_eq!((be64(&bytes, 32), be32(&bytes, 40)), (0x8000, 0x77));
+        }
+        let element = &bytes[data * 16..];
+        assert_eq!((be32(element, 0), be64(element, 8)), (8, 0x9000));
+        // All that the plan says fits: the next one is behind it.
+        assert_eq!(pair.record(1), if segments > 4 { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn others_have_no_such_field() {
+    for service in [Service::ReliableConnection, Service::UnreliableConnection] {
+        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        post(&mut pair, Opcode::RDMA_WRITE, &[sge(0x9000, 8)]);
+        let bytes = pair.sent(0, 64);
+        assert_eq!((be32(&bytes, 4), be64(&bytes, 16)), (QPN << 8 | 3, 0x8000));
+    }
+}
+
+#[test]
+fn what_changes_keys_goes_nowhere() {
+    let cap = cap(4, 1, 0);
+    let send = SendPlan::new(&cap, INITIATOR, &LIMITS, true).unwrap();
+    let mut pair = Pair::with(work_of(70, INITIATOR, send, &cap, None), false);
+    pair.send.begin();
+    let mut wqe = (pair.send)
+        .open(7, Opcode::BIND_MW, SendFlags::empty())
+        .unwrap();
+    wqe.xrc(SRQN);
+    wqe.bind_mw(&Bind {
+        window: 0x0001_2345,
+        rkey: 0x0001_2346,
+        kind: WindowKind::Type1,
+        addr: 0x1000,
+        length: 8,
+        lkey: 0x77,
+        access: 2,
+    })
+    .unwrap();
+    wqe.xrc(SRQN);
+    pair.send.accept();
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    let bytes = pair.sent(0, 64);
+    assert_eq!(be32(&bytes, 4), QPN << 8 | 12);
+    // The flags of the change, where the queue's number would be.
+    assert_eq!(bytes[16], 0x80 | 0x10);
+}
+
+#[test]
+fn what_is_read_may_come_in_the_completion() {
+    let mut pair = Pair::new(70, INITIATOR, &cap(4, 1, 0));
+    let mut ring = CompletionRing::plain(3).unwrap();
+    let mut device = Device::of(&ring);
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    for (opcode, number) in [
+        (Opcode::RDMA_READ, 0x10),
+        (Opcode::ATOMIC_CMP_AND_SWP, 0x11),
+    ] {
+        let mut memory = [0u8; 16];
+        let list = [sge(memory.as_mut_ptr().expose_provenance() as u64, 8)];
+        let slot = post(&mut pair, opcode, &list);
+        let mut bytes = Raised {
+            user_index: 70,
+            slot,
+            request: number,
+            byte_count: 8,
+            scatter: 4,
+            ..Raised::default()
+        }
+        .bytes();
+        bytes[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        device.write(bytes);
+        // SAFETY: what was posted is ours.
+        let wc = unsafe { ring.read() }.unwrap().unwrap();
+        assert_eq!((wc.status, wc.wr_id), (0, 7), "{opcode:?}");
+        assert_eq!(memory[..9], [1, 2, 3, 4, 5, 6, 7, 8, 0], "{opcode:?}");
+    }
+}
+
+#[test]
+fn a_target_has_no_queues() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    machine.fake.on(CREATE_QP, |reply| {
+        reply.set(
+            uverbs::abi::ids::ATTR_CREATE_QP_RESP_QP_NUM,
+            &QPN.to_ne_bytes(),
+        );
+        reply.set(uverbs::abi::ids::ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+        reply.set_driver_out(&[0; 40]);
+        Ok(())
+    });
+    let xrcd = uverbs::xrcd::open(
+        &machine.context,
+        &uverbs::XrcdOpen::default(),
+        uverbs::Udata::none(),
+    )
+    .unwrap();
+    let init = QpInit {
+        qp_type: QpType::XRC_TGT,
+        xrcd: Some(xrcd),
+        // What is asked for in vain.
+        cap: cap(5, 2, 100),
+        ..QpInit::default()
+    };
+    let mut qp = QueuePair::create(&machine.context, &device, &init, None).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    assert_eq!(told[16..28], [0; 12]);
+    assert!(qp.recv.is_none() && qp.cap.max_send_wr == 0);
+    qp.send.begin();
+    let refused = qp.send.open(1, Opcode::SEND, SendFlags::empty());
+    assert_eq!(refused.err(), Some(PostError::BadOperation));
+    // SAFETY: nothing was posted.
+    assert!(!unsafe { qp.send.publish() });
+
+    let open = Target::Write(uverbs::abi::write::cmd::CMD_OPEN_QP);
+    machine.fake.reset(open);
+    let opened = QueuePair::open(
+        &machine.context,
+        &device,
+        &QpOpen {
+            xrcd,
+            qpn: QPN,
+            qp_type: QpType::XRC_TGT,
+            user_handle: 0,
+        },
+    );
+    let mut opened = opened.unwrap();
+    assert!(opened.recv.is_none());
+    opened.send.begin();
+    assert!(
+        opened
+            .send
+            .open(1, Opcode::SEND, SendFlags::empty())
+            .is_err()
+    );
+}
+
+#[test]
+fn an_initiator_has_no_receives() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let cq = machine.cq(3).unwrap();
+    machine.fake.on(CREATE_QP, |reply| {
+        reply.set(
+            uverbs::abi::ids::ATTR_CREATE_QP_RESP_QP_NUM,
+            &QPN.to_ne_bytes(),
+        );
+        reply.set(uverbs::abi::ids::ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+        reply.set_driver_out(&[0; 40]);
+        Ok(())
+    });
+    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
+    let init = QpInit {
+        qp_type: QpType::XRC_INI,
+        pd: Some(pd),
+        send_cq: Some(cq.object.handle()),
+        cap: cap(5, 2, 0),
+        ..QpInit::default()
+    };
+    let qp = QueuePair::create(&machine.context, &device, &init, None).unwrap();
+    assert!(qp.recv.is_none());
+    assert_eq!((qp.cap.max_recv_wr, qp.cap.max_send_wr), (0, 5));
+    let told = machine.driver_in(CREATE_QP);
+    // No entries of a receive queue.
+    assert_eq!(told[20..28], [0; 8]);
+}
+
+#[test]
+fn a_shared_queue_is_found_by_an_index_of_its_own() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let cq = machine.cq(3).unwrap();
+    let mut ring = cq.ring;
+    machine.fake.on(CREATE_SRQ, |reply| {
+        use uverbs::abi::ids::*;
+        for id in [
+            ATTR_CREATE_SRQ_RESP_MAX_WR,
+            ATTR_CREATE_SRQ_RESP_MAX_SGE,
+            ATTR_CREATE_SRQ_RESP_SRQ_NUM,
+        ] {
+            reply.set(id, &[0; 4]);
+        }
+        reply.set_driver_out(&[0x44, 0, 0, 0, 0, 0, 0, 0]);
+        Ok(())
+    });
+    let xrcd = uverbs::xrcd::open(
+        &machine.context,
+        &uverbs::XrcdOpen::default(),
+        uverbs::Udata::none(),
+    )
+    .unwrap();
+    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
+    let init = |pd: PdHandle, xrcd: XrcdHandle, cq: CqHandle| SrqInit {
+        pd,
+        user_handle: 0,
+        max_wr: 3,
+        max_sge: 1,
+        limit: 0,
+        kind: SrqKind::Xrc { xrcd, cq },
+        async_fd: None,
+    };
+    let init = init(pd, xrcd, cq.object.handle());
+    let first = SharedReceiveQueue::create(&machine.context, &device, &init).unwrap();
+    let mut srq = SharedReceiveQueue::create(&machine.context, &device, &init).unwrap();
+    let told = machine.driver_in(CREATE_SRQ);
+    let work = srq.xrc.clone().unwrap();
+    let index = u32::from_ne_bytes(told[24..28].try_into().unwrap());
+    assert_eq!((index, srq.srq_num), (work.user_index(), 0x44));
+    assert_ne!(index, first.xrc.as_ref().unwrap().user_index());
+
+    ring.attach(&work, Role::RECEIVE).unwrap();
+    let mut device = Device::of(&ring);
+    for wr_id in [1, 2, 3] {
+        srq.recv.push(wr_id, &[]).unwrap();
+    }
+    // SAFETY: there is no device.
+    unsafe { srq.recv.publish() };
+    let receive = |slot: u16| Raised {
+        opcode: 2,
+        user_index: index,
+        slot,
+        byte_count: 40,
+        ..Raised::default()
+    };
+    // The queue pair's number is the target's; a send is none of the queue's.
+    device.raise(&receive(1));
+    device.raise(&Raised {
+        opcode: 0,
+        request: 0x0a,
+        ..receive(0)
+    });
+    // SAFETY: nothing is written to.
+    let wc = unsafe { ring.read() }.unwrap().unwrap();
+    assert_eq!((wc.wr_id, wc.qp_num, wc.byte_len), (2, QPN, 40));
+    // SAFETY: as above.
+    assert!(unsafe { ring.read() }.unwrap().is_err());
+    // What is unread when it goes is taken out, and it is forgotten.
+    device.raise(&receive(0));
+    ring.detach(&work);
+    assert!(ring.is_empty());
+    device.raise(&receive(2));
+    // SAFETY: as above.
+    assert!(unsafe { ring.read() }.unwrap().is_err());
+}
