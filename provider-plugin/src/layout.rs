@@ -17,7 +17,7 @@
 use core::mem::size_of;
 use std::sync::OnceLock;
 
-use crate::abi::{ibv_context, verbs_qp, wr_atomic_write_fn, wr_flush_fn};
+use crate::abi::{ibv_context, ibv_xrcd, verbs_qp, wr_atomic_write_fn, wr_flush_fn};
 
 /// An operation of `verbs_context_ops` and the rdma-core release it came with.
 struct OpEntry {
@@ -305,6 +305,11 @@ impl Layout {
         // The C member is 32 bits wide and followed by padding. The lower half
         // of the word comes first on the little-endian machines supported.
         qp.tail[self.qp_added()] = comp_mask as usize;
+    }
+
+    /// Sets `verbs_qp.xrcd`.
+    pub fn set_qp_xrcd(&self, qp: &mut verbs_qp, xrcd: *mut ibv_xrcd) {
+        qp.tail[self.qp_added() + 1] = xrcd.expose_provenance();
     }
 
     /// Reads `verbs_qp.comp_mask`.

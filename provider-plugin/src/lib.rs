@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! libibverbs ──dlopen──► registration ──► layout (which release is it?)
-//!            ──device──► device, open ──► ops ──► pd, mr, mw, ah, mcast   (control path)
+//!            ──device──► device, open ──► ops ──► pd, mr, mw, ah, mcast, xrc   (control path)
 //!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
@@ -43,3 +43,4 @@ pub(crate) mod rxe_face;
 pub(crate) mod srq;
 pub(crate) mod wr_ex;
 pub(crate) mod writers;
+pub(crate) mod xrc;

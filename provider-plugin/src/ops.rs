@@ -7,7 +7,7 @@ use crate::layout::Layout;
 use crate::library::OpsTable;
 use crate::mlx5_face::Mlx5;
 use crate::rxe_face::Rxe;
-use crate::{ah, cq, device, mcast, mr, mw, open, pd, post, qp, srq};
+use crate::{ah, cq, device, mcast, mr, mw, open, pd, post, qp, srq, xrc};
 
 /// Checks each function against its C type, and names it.
 macro_rules! operations {
@@ -43,7 +43,12 @@ impl Device for Mlx5 {
         use crate::mlx5_face::{cq, post};
         operations! {
             bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
+            close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
+            open_qp: fn(*mut ibv_context, *mut ibv_qp_open_attr)
+                -> *mut ibv_qp = xrc::open_qp::<Self>;
+            open_xrcd: fn(*mut ibv_context, *mut ibv_xrcd_init_attr)
+                -> *mut ibv_xrcd = xrc::open_xrcd;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
                 -> c_int = post::post_send;

@@ -67,6 +67,7 @@ unsafe fn try_write<Q: Sends>(
     let flags = SendFlags::from_bits_retain(wr.send_flags);
     let mut entry = queue.open(wr.wr_id, Opcode(wr.opcode), flags)?;
     entry.immediate_or_key(wr.imm_data);
+    entry.xrc(wr.xrc_remote_srqn);
     // SAFETY: the opcode says which member of each union the application set.
     unsafe {
         match wr.opcode {

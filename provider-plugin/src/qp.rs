@@ -1,26 +1,26 @@
 //! Queue pairs: creation, states, destruction.
 
+mod attr;
+
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ptr::null_mut;
 
 use ring::BiasedLock;
-use uverbs::{
-    AccessFlags, AhAttr, CqHandle, QpAttr, QpAttrMask, QpCap, QpHandle, QpInit, QpState, QpType,
-    SrqHandle, Udata,
-};
+use uverbs::{CqHandle, QpCap, QpHandle, QpInit, QpOpen, QpType, SrqHandle, Udata};
 
+use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
-use crate::ah::address;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::layout;
-use crate::pd::{PdRef, pd_of};
+use crate::pd::{PdRef, pd_of, thread_domain_of};
 use crate::writers::{Receives, Sends};
-use crate::{cq, srq, wr_ex};
+use crate::{cq, srq, wr_ex, xrc};
 
 /// What a kind of device has for queue pairs.
 pub trait Device: cq::Device + srq::Device {
@@ -35,7 +35,8 @@ pub trait Device: cq::Device + srq::Device {
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said.
     ///
     /// # Safety
-    /// The attributes name live objects of the context.
+    /// The attributes name live objects of the context: what is in `init`, the
+    /// pointers of `attr` have too.
     unsafe fn make_qp(
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
@@ -45,6 +46,11 @@ pub trait Device: cq::Device + srq::Device {
 
     /// The queue pair is where it stays; nobody uses it yet.
     fn placed(_besides: &mut Self::Besides) {}
+
+    /// Opens an XRC target that exists.
+    fn open_qp(_ctx: &CtxRef, _init: &QpOpen) -> Result<Made<Self>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
 
     /// A command has put the queue pair into a state.
     ///
@@ -156,36 +162,70 @@ impl<D: Device> Qp<D> {
     }
 }
 
+/// Where a queue pair is made: an XRC target in an XRC domain, all others in a
+/// protection domain. The other of the two is null.
+pub struct Domain {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// The protection domain.
+    pub pd: *mut ibv_pd,
+    /// The XRC domain.
+    pub xrcd: *mut ibv_xrcd,
+}
+
+/// The attributes without what the type has not, whatever is there: an XRC
+/// initiator has no receives, a target no queues at all. EINVAL if something is
+/// missing.
+fn needed<D: Device>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
+    let mut attr = *attr;
+    match attr.qp_type {
+        IBV_QPT_XRC_SEND if D::XRC => {
+            (attr.recv_cq, attr.srq) = (null_mut(), null_mut());
+            (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
+        }
+        IBV_QPT_XRC_RECV if D::XRC => {
+            (attr.send_cq, attr.recv_cq, attr.srq) = (null_mut(), null_mut(), null_mut());
+            attr.cap = ibv_qp_cap::default();
+            return Ok(attr);
+        }
+        _ if attr.recv_cq.is_null() => return Err(Errno::INVAL),
+        _ => {}
+    }
+    if attr.send_cq.is_null() {
+        return Err(Errno::INVAL);
+    }
+    Ok(attr)
+}
+
 /// Makes a queue pair; `attr.cap` gets the sizes that it has.
 ///
 /// # Safety
-/// The attributes name live objects of one context.
+/// The domain is live, and the attributes name live objects of its context.
 unsafe fn create<D: Device>(
-    pd: *mut ibv_pd,
-    attr: &mut ibv_qp_init_attr,
+    domain: Domain,
+    given: &mut ibv_qp_init_attr,
     comp_mask: u32,
     operations: Option<u64>,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
-    let mut place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
-    // SAFETY: as the caller says.
-    let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
-    // SAFETY: a domain's context is open.
-    let (ctx, async_fd) = unsafe { (CtxRef::of(context), (*context).async_fd) };
+    let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let attr = needed::<D>(given)?;
+    // SAFETY: the context is open, as the caller says.
+    let (ctx, async_fd) = unsafe { (CtxRef::of(domain.context), (*domain.context).async_fd) };
     // SAFETY: null or live, as the caller says.
-    let (send_cq, recv_cq, srq) = unsafe {
+    let (send_cq, recv_cq, srq, pd, xrcd) = unsafe {
         (
             attr.send_cq.as_ref().map(|cq| CqHandle(cq.handle)),
             attr.recv_cq.as_ref().map(|cq| CqHandle(cq.handle)),
             attr.srq.as_ref().map(|srq| SrqHandle(srq.handle)),
+            (!domain.pd.is_null()).then(|| pd_of(domain.pd).handle()),
+            (!domain.xrcd.is_null()).then(|| xrc::handle(domain.xrcd)),
         )
     };
-    if send_cq.is_none() || recv_cq.is_none() {
-        return Err(Errno::INVAL);
-    }
     let cap = &attr.cap;
     let init = QpInit {
         qp_type: QpType(attr.qp_type as _),
-        pd: Some(domain.handle()),
+        pd,
+        xrcd,
         send_cq,
         recv_cq,
         srq,
@@ -202,8 +242,24 @@ unsafe fn create<D: Device>(
         ..QpInit::default()
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make_qp(&ctx, attr, &init, operations)? };
-    attr.cap = cap_to_c(&made.cap);
+    let made = unsafe { D::make_qp(&ctx, &attr, &init, operations)? };
+    given.cap = cap_to_c(&made.cap);
+    // SAFETY: as the caller says.
+    Ok(unsafe { install(place, domain, &attr, comp_mask, made) })
+}
+
+/// Fills the C object of a queue pair that was made.
+///
+/// # Safety
+/// The domain is live, and the attributes name live objects of its context.
+pub unsafe fn install<D: Device>(
+    mut place: Box<MaybeUninit<Qp<D>>>,
+    domain: Domain,
+    attr: &ibv_qp_init_attr,
+    comp_mask: u32,
+    made: Made<D>,
+) -> Box<MaybeUninit<Qp<D>>> {
+    let Domain { context, pd, xrcd } = domain;
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
     let mut public: verbs_qp = unsafe { core::mem::zeroed() };
@@ -218,10 +274,17 @@ unsafe fn create<D: Device>(
     base.qp_num = made.object.qp_num();
     base.state = IBV_QPS_RESET;
     base.qp_type = attr.qp_type;
-    layout::current().set_qp_comp_mask(&mut public, comp_mask);
+    let layout = layout::current();
+    if xrcd.is_null() {
+        layout.set_qp_comp_mask(&mut public, comp_mask);
+    } else {
+        layout.set_qp_comp_mask(&mut public, comp_mask | VERBS_QP_XRCD);
+        layout.set_qp_xrcd(&mut public, xrcd);
+    }
     let qp = place.write(Qp {
         public,
-        single: domain.has_thread_domain(),
+        // SAFETY: null or live, as the caller says.
+        single: unsafe { thread_domain_of(pd) },
         datagram: attr.qp_type == IBV_QPT_UD,
         send_lock: BiasedLock::new(),
         failed: Cell::new(libc::EINVAL),
@@ -229,7 +292,7 @@ unsafe fn create<D: Device>(
         besides: made.besides,
         recv_lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
-        recv_place: core::ptr::null_mut(),
+        recv_place: null_mut(),
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
@@ -242,7 +305,7 @@ unsafe fn create<D: Device>(
     let base = &raw mut qp.public.qp_ex.qp_base;
     // SAFETY: nobody uses the object yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
-    Ok(place)
+    place
 }
 
 /// `ibv_create_qp`.
@@ -252,23 +315,36 @@ pub unsafe extern "C" fn create_qp<D: Device>(
 ) -> *mut ibv_qp {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { Ok(Box::into_raw(create::<D>(pd, &mut *attr, 0, None)?).cast()) })
+    entry::pointer(|| unsafe {
+        let domain = Domain {
+            context: (*pd).context,
+            pd,
+            xrcd: null_mut(),
+        };
+        // It could not say in which XRC domain.
+        if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
+            return Err(Errno::INVAL);
+        }
+        Ok(Box::into_raw(create::<D>(domain, &mut *attr, 0, None)?).cast())
+    })
 }
 
 /// `ibv_create_qp_ex`. EOPNOTSUPP for attributes, flags and operations that
 /// the device does not have for this type of queue pair.
 pub unsafe extern "C" fn create_qp_ex<D: Device>(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    const MEMBERS: u32 =
-        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let members = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+        | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 };
     // SAFETY: libibverbs passes the application's attributes, of which only
     // the announced members are read. They begin as `ibv_qp_init_attr` does.
     entry::pointer(|| unsafe {
         let comp_mask = (*attr).comp_mask;
         let has = |member| comp_mask & member != 0;
-        if comp_mask & !MEMBERS != 0
+        if comp_mask & !members != 0
             || has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*attr).create_flags != 0
         {
             return Err(Errno::OPNOTSUPP);
@@ -282,10 +358,22 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
         } else {
             None
         };
-        if !has(IBV_QP_INIT_ATTR_PD) || (*attr).pd.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let mut qp = create::<D>((*attr).pd, &mut *attr.cast(), VERBS_QP_EX, operations)?;
+        let domain = if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
+            let xrcd = has(IBV_QP_INIT_ATTR_XRCD).then(|| (*attr).xrcd);
+            Domain {
+                context,
+                pd: null_mut(),
+                xrcd: xrcd.filter(|xrcd| !xrcd.is_null()).ok_or(Errno::INVAL)?,
+            }
+        } else {
+            let pd = has(IBV_QP_INIT_ATTR_PD).then(|| (*attr).pd);
+            Domain {
+                context,
+                pd: pd.filter(|pd| !pd.is_null()).ok_or(Errno::INVAL)?,
+                xrcd: null_mut(),
+            }
+        };
+        let mut qp = create::<D>(domain, &mut *attr.cast(), VERBS_QP_EX, operations)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
             wr_ex::set_functions::<D>(&mut qp.public, operations, qp.single);
@@ -302,104 +390,6 @@ const _: () = {
         offset_of!(ibv_qp_init_attr_ex, sq_sig_all) == offset_of!(ibv_qp_init_attr, sq_sig_all)
     );
 };
-
-/// Capacities as the C interface has them.
-fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
-    ibv_qp_cap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
-    ibv_ah_attr {
-        grh: ibv_global_route {
-            dgid: ibv_gid { raw: from.grh.dgid },
-            flow_label: from.grh.flow_label,
-            sgid_index: from.grh.sgid_index,
-            hop_limit: from.grh.hop_limit,
-            traffic_class: from.grh.traffic_class,
-        },
-        dlid: from.dlid,
-        sl: from.sl,
-        src_path_bits: from.src_path_bits,
-        static_rate: from.static_rate,
-        is_global: from.is_global.into(),
-        port_num: from.port_num,
-    }
-}
-
-/// The mask of attributes, of those that the plain commands know.
-fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
-    let mask = mask as u32;
-    if mask >= IBV_QP_RATE_LIMIT {
-        return Err(Errno::OPNOTSUPP);
-    }
-    Ok(QpAttrMask::from_bits_retain(mask as _))
-}
-
-/// Converts the attributes of the C interface.
-fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
-    QpAttr {
-        qp_state: QpState(from.qp_state as _),
-        cur_qp_state: QpState(from.cur_qp_state as _),
-        path_mtu: from.path_mtu as u8,
-        path_mig_state: from.path_mig_state as u8,
-        qkey: from.qkey,
-        rq_psn: from.rq_psn,
-        sq_psn: from.sq_psn,
-        dest_qp_num: from.dest_qp_num,
-        qp_access_flags: AccessFlags::from_bits_retain(from.qp_access_flags as _),
-        ah_attr: address(&from.ah_attr),
-        alt_ah_attr: address(&from.alt_ah_attr),
-        cap: QpCap::default(),
-        pkey_index: from.pkey_index,
-        alt_pkey_index: from.alt_pkey_index,
-        en_sqd_async_notify: from.en_sqd_async_notify != 0,
-        sq_draining: from.sq_draining != 0,
-        max_rd_atomic: from.max_rd_atomic,
-        max_dest_rd_atomic: from.max_dest_rd_atomic,
-        min_rnr_timer: from.min_rnr_timer,
-        port_num: from.port_num,
-        timeout: from.timeout,
-        retry_cnt: from.retry_cnt,
-        rnr_retry: from.rnr_retry,
-        alt_port_num: from.alt_port_num,
-        alt_timeout: from.alt_timeout,
-        rate_limit: 0,
-    }
-}
-
-/// As [`attr_from_c`], the other way.
-fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
-    to.qp_state = from.qp_state.0 as u32;
-    to.cur_qp_state = from.cur_qp_state.0 as u32;
-    to.path_mtu = from.path_mtu.into();
-    to.path_mig_state = from.path_mig_state.into();
-    to.qkey = from.qkey;
-    to.rq_psn = from.rq_psn;
-    to.sq_psn = from.sq_psn;
-    to.dest_qp_num = from.dest_qp_num;
-    to.qp_access_flags = from.qp_access_flags.bits();
-    to.cap = cap_to_c(&from.cap);
-    to.ah_attr = address_to_c(&from.ah_attr);
-    to.alt_ah_attr = address_to_c(&from.alt_ah_attr);
-    to.pkey_index = from.pkey_index;
-    to.alt_pkey_index = from.alt_pkey_index;
-    to.sq_draining = from.sq_draining.into();
-    to.max_rd_atomic = from.max_rd_atomic;
-    to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-    to.min_rnr_timer = from.min_rnr_timer;
-    to.port_num = from.port_num;
-    to.timeout = from.timeout;
-    to.retry_cnt = from.retry_cnt;
-    to.rnr_retry = from.rnr_retry;
-    to.alt_port_num = from.alt_port_num;
-    to.alt_timeout = from.alt_timeout;
-}
 
 /// `ibv_modify_qp`. libibverbs keeps the state.
 pub unsafe extern "C" fn modify_qp<D: Device>(

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
 use ring::BiasedLock;
-use uverbs::{SrqHandle, SrqInit, SrqKind, SrqModify};
+use uverbs::{CqHandle, SrqHandle, SrqInit, SrqKind, SrqModify};
 
 use crate::abi::*;
 use crate::alloc::try_box;
@@ -20,9 +20,23 @@ use crate::writers::Receives;
 pub trait Device: Sized + 'static {
     /// The writer of receives.
     type SharedQueue: Receives;
+    /// What else a shared receive queue has.
+    type SharedBesides;
 
-    /// Makes the kernel object and its queue.
-    fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno>;
+    /// There are XRC domains, and what is made in them.
+    const XRC: bool = false;
+
+    /// Makes the kernel object and its queue. `cq` is that of an XRC one.
+    ///
+    /// # Safety
+    /// `cq` is null or a live completion queue of the context.
+    unsafe fn make(ctx: &CtxRef, init: &SrqInit, cq: *mut ibv_cq) -> Result<Made<Self>, Errno>;
+
+    /// The kernel object is gone, the queue goes next.
+    ///
+    /// # Safety
+    /// The completion queue of an XRC one is live.
+    unsafe fn shared_gone(_srq: &Srq<Self>) {}
 
     /// Changes the limit, the size, or both. Receives that are posted stay
     /// posted.
@@ -41,18 +55,23 @@ pub struct Made<D: Device> {
     pub max_wr: u32,
     /// How many elements each may have.
     pub max_sge: u32,
+    /// What else there is.
+    pub besides: D::SharedBesides,
 }
 
 /// A shared receive queue.
 #[repr(C)]
 pub struct Srq<D: Device> {
-    public: verbs_srq,
+    /// What libibverbs and applications see.
+    pub public: verbs_srq,
     /// One caller at a time by the application's promise: no lock.
     pub single: bool,
     /// Guards `recv`.
     pub lock: BiasedLock,
     /// The queue.
     pub recv: UnsafeCell<D::SharedQueue>,
+    /// What else the device has.
+    pub besides: D::SharedBesides,
     /// Destroyed by `destroy_srq` through its handle, never dropped.
     pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
     _pd: PdRef,
@@ -70,30 +89,56 @@ pub unsafe fn srq_of<'a, D: Device>(srq: *mut ibv_srq) -> &'a Srq<D> {
     unsafe { &*srq.cast::<Srq<D>>() }
 }
 
+/// The XRC domain and the completion queue of an XRC shared receive queue; of
+/// another, neither.
+struct Xrc {
+    xrcd: *mut ibv_xrcd,
+    cq: *mut ibv_cq,
+}
+
+impl Xrc {
+    const NONE: Self = Self {
+        xrcd: core::ptr::null_mut(),
+        cq: core::ptr::null_mut(),
+    };
+}
+
 /// Makes a shared receive queue; `attr` gets the size that it has.
 ///
 /// # Safety
-/// `pd` is a live domain.
+/// `pd` is a live domain, and what `xrc` names is live, or null.
 unsafe fn create<D: Device>(
     pd: *mut ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut ibv_srq_attr,
+    xrc: Xrc,
 ) -> Result<*mut ibv_srq, Errno> {
     let mut place = try_box(MaybeUninit::<Srq<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
     let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
     // SAFETY: a domain's context is open.
     let (ctx, async_fd) = unsafe { (CtxRef::of(context), (*context).async_fd) };
+    // SAFETY: null or live, as the caller says.
+    let kind = match unsafe { (xrc.xrcd.is_null(), xrc.cq.as_ref()) } {
+        (true, _) => SrqKind::Basic,
+        (false, Some(cq)) => SrqKind::Xrc {
+            // SAFETY: live, as the caller says.
+            xrcd: unsafe { crate::xrc::handle(xrc.xrcd) },
+            cq: CqHandle(cq.handle),
+        },
+        (false, None) => return Err(Errno::INVAL),
+    };
     let init = SrqInit {
         pd: domain.handle(),
         user_handle: place.as_ptr().expose_provenance() as u64,
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
         limit: attr.srq_limit,
-        kind: SrqKind::Basic,
+        kind,
         async_fd: Some(async_fd),
     };
-    let made = D::make(&ctx, &init)?;
+    // SAFETY: as the caller says.
+    let made = unsafe { D::make(&ctx, &init, xrc.cq)? };
     attr.max_wr = made.max_wr;
     attr.max_sge = made.max_sge;
     // SAFETY: zeros are valid for the public part: null pointers, integers.
@@ -102,13 +147,19 @@ unsafe fn create<D: Device>(
     public.srq.srq_context = srq_context;
     public.srq.pd = pd;
     public.srq.handle = made.object.handle().0;
-    public.srq_type = IBV_SRQT_BASIC;
+    public.srq_type = match kind {
+        SrqKind::Xrc { .. } => IBV_SRQT_XRC,
+        _ => IBV_SRQT_BASIC,
+    };
+    public.xrcd = xrc.xrcd.cast();
+    public.cq = xrc.cq;
     public.srq_num = made.srq_num;
     let srq = place.write(Srq {
         public,
         single: domain.has_thread_domain(),
         lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
+        besides: made.besides,
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
@@ -127,10 +178,11 @@ pub unsafe extern "C" fn create_srq<D: Device>(
 ) -> *mut ibv_srq {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { create::<D>(pd, (*init).srq_context, &mut (*init).attr) })
+    entry::pointer(|| unsafe { create::<D>(pd, (*init).srq_context, &mut (*init).attr, Xrc::NONE) })
 }
 
-/// `ibv_create_srq_ex`. EOPNOTSUPP for types other than the basic one.
+/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have:
+/// with tag matching none, XRC not all.
 pub unsafe extern "C" fn create_srq_ex<D: Device>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -146,10 +198,25 @@ pub unsafe extern "C" fn create_srq_ex<D: Device>(
         if comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
             return Err(Errno::INVAL);
         }
-        if comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && (*init).srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::OPNOTSUPP);
-        }
-        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr)
+        let srq_type = match comp_mask & IBV_SRQ_INIT_ATTR_TYPE {
+            0 => IBV_SRQT_BASIC,
+            _ => (*init).srq_type,
+        };
+        let xrc = match srq_type {
+            IBV_SRQT_BASIC => Xrc::NONE,
+            IBV_SRQT_XRC if D::XRC => {
+                const BOTH: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+                if comp_mask & BOTH != BOTH || (*init).xrcd.is_null() {
+                    return Err(Errno::INVAL);
+                }
+                Xrc {
+                    xrcd: (*init).xrcd,
+                    cq: (*init).cq,
+                }
+            }
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr, xrc)
     })
 }
 
@@ -210,6 +277,7 @@ pub unsafe extern "C" fn destroy_srq<D: Device>(srq: *mut ibv_srq) -> c_int {
             Ok(seen) => events::wait_srq(srq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
+        D::shared_gone(srq_of(srq));
         drop(Box::from_raw(srq.cast::<Srq<D>>()));
         Ok(())
     })

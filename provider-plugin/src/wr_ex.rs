@@ -34,6 +34,7 @@ pub fn operations<D: Device>(qp_type: u32) -> u64 {
         IBV_QPT_UD => DATAGRAM,
         IBV_QPT_UC => UNRELIABLE,
         IBV_QPT_RC => RELIABLE,
+        IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
         _ => 0,
     };
     all_devices | D::more_operations(qp_type)
@@ -61,6 +62,9 @@ pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
         IBV_QP_EX_WITH_BIND_MW => wr_bind_mw;
     }
     qp.wr_set_ud_addr = Some(wr_set_ud_addr::<D>);
+    if D::XRC && qp.qp_base.qp_type == IBV_QPT_XRC_SEND {
+        qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn::<D>);
+    }
     qp.wr_set_inline_data = Some(wr_set_inline_data::<D>);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list::<D>);
     qp.wr_set_sge = Some(wr_set_sge::<D>);
@@ -236,6 +240,16 @@ unsafe extern "C" fn wr_set_ud_addr<D: Device>(
                 return Err(libc::EINVAL);
             }
             wqe.ud(ah, remote_qpn, remote_qkey);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn<D: Device>(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: the application is between wr_start and wr_complete.
+    unsafe {
+        amend::<D>(qp, |wqe| {
+            wqe.xrc(remote_srqn);
             Ok(())
         });
     }

@@ -72,6 +72,10 @@ pub trait Entry {
     /// `ah` is a live address handle of the queue pair's context.
     unsafe fn ud(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
 
+    /// The peer's shared receive queue that it goes to, of an XRC initiator.
+    #[inline(always)]
+    fn xrc(&mut self, _remote_srqn: u32) {}
+
     /// Binds a memory window.
     ///
     /// # Safety

@@ -432,6 +432,19 @@ pub struct ibv_xrcd_init_attr {
     pub oflags: c_int,
 }
 
+/// Argument of `ibv_open_qp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_open_attr {
+    /// `IBV_QP_OPEN_ATTR_*`: which of the following members are set.
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut ibv_xrcd,
+    pub qp_context: *mut c_void,
+    /// One of `IBV_QPT_*`.
+    pub qp_type: u32,
+}
+
 /// What `ibv_query_rt_values_ex` answers.
 #[repr(C)]
 #[derive(Clone, Copy)]

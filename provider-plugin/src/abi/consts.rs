@@ -189,6 +189,16 @@ consts! { u64:
     IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
 }
 
+// enum ibv_xrcd_init_attr_mask, enum ibv_qp_open_attr_mask
+consts! { u32:
+    IBV_XRCD_INIT_ATTR_FD = 1 << 0,
+    IBV_XRCD_INIT_ATTR_OFLAGS = 1 << 1,
+    IBV_QP_OPEN_ATTR_NUM = 1 << 0,
+    IBV_QP_OPEN_ATTR_XRCD = 1 << 1,
+    IBV_QP_OPEN_ATTR_CONTEXT = 1 << 2,
+    IBV_QP_OPEN_ATTR_TYPE = 1 << 3,
+}
+
 // enum ibv_qp_attr_mask
 consts! { u32:
     IBV_QP_STATE = 1 << 0,

@@ -138,6 +138,8 @@ pub struct verbs_xrcd {
     pub handle: u32,
 }
 
+/// `verbs_xrcd.comp_mask`: `handle` is set.
+pub const VERBS_XRCD_HANDLE: u32 = 1 << 0;
 /// `verbs_qp.comp_mask`: the queue pair belongs to an XRC domain.
 pub const VERBS_QP_XRCD: u32 = 1 << 0;
 /// `verbs_qp.comp_mask`: `ibv_qp_to_qp_ex` may hand out the extended part.
@@ -191,6 +193,9 @@ const _: () = {
     assert!(size_of::<ibv_srq>() == 128);
     assert!(size_of::<verbs_srq>() == 160);
     assert!(offset_of!(verbs_srq, srq_num) == 152);
+    assert!(offset_of!(verbs_xrcd, handle) == 12);
+    assert!(offset_of!(ibv_qp_open_attr, xrcd) == 8);
+    assert!(offset_of!(ibv_qp_open_attr, qp_type) == 24);
     assert!(size_of::<ibv_qp>() == 160);
     assert!(offset_of!(ibv_qp_ex, comp_mask) == 160);
     assert!(offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) == 184);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mlx5::{QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
-use uverbs::{QpCap, QpInit};
+use uverbs::{QpCap, QpInit, QpOpen};
 
 use super::Mlx5;
 use super::cq::Cq;
@@ -37,11 +37,24 @@ pub type Qp = crate::qp::Qp<Mlx5>;
 unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
     let base = &qp.public.qp_ex.qp_base;
     let both = base.send_cq != base.recv_cq;
+    // Of XRC one of them is missing, or both.
+    let [send_cq, recv_cq] = [base.send_cq, base.recv_cq].map(|cq| (!cq.is_null()).then_some(cq));
+    let each = [send_cq, recv_cq.filter(|_| both)];
     // SAFETY: as the caller says.
-    unsafe {
-        [Some(cq_of(base.send_cq)), both.then(|| cq_of(base.recv_cq))]
-            .into_iter()
-            .flatten()
+    each.into_iter().flatten().map(|cq| unsafe { cq_of(cq) })
+}
+
+/// What a face has of a queue pair.
+fn parts(made: QueuePair<CtxRef>) -> Made<Mlx5> {
+    Made {
+        object: made.object,
+        send: made.send,
+        recv: made.recv,
+        besides: Besides {
+            work: made.work,
+            cap: made.cap,
+        },
+        cap: made.cap,
     }
 }
 
@@ -50,7 +63,7 @@ impl Device for Mlx5 {
     type RecvQueue = RecvQueue;
     type Besides = Besides;
 
-    /// EOPNOTSUPP for types other than RC, UC and UD.
+    /// EOPNOTSUPP for types other than RC, UC, UD and the two of XRC.
     unsafe fn make_qp(
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
@@ -70,26 +83,28 @@ impl Device for Mlx5 {
             ..QpOptions::default()
         };
         let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options)?;
-        // SAFETY: live, as the caller says. It can have no completions yet.
-        unsafe {
-            let send_cq: &Cq = cq_of(attr.send_cq);
-            let recv_cq: &Cq = cq_of(attr.recv_cq);
-            send_cq.attach(&made.work, Role::SEND)?;
-            if let Err(errno) = recv_cq.attach(&made.work, Role::RECEIVE) {
-                send_cq.detach(&made.work);
-                return Err(errno);
-            }
+        let own = |cq: *mut ibv_cq| {
+            // SAFETY: null or live, as the caller says.
+            (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
+        };
+        let (send_cq, recv_cq) = (own(attr.send_cq), own(attr.recv_cq));
+        // It can have no completions yet.
+        if let Some(cq) = send_cq {
+            cq.attach(&made.work, Role::SEND)?;
         }
-        Ok(Made {
-            object: made.object,
-            send: made.send,
-            recv: made.recv,
-            besides: Besides {
-                work: made.work,
-                cap: made.cap,
-            },
-            cap: made.cap,
-        })
+        if let Some(cq) = recv_cq
+            && let Err(errno) = cq.attach(&made.work, Role::RECEIVE)
+        {
+            if let Some(cq) = send_cq {
+                cq.detach(&made.work);
+            }
+            return Err(errno);
+        }
+        Ok(parts(made))
+    }
+
+    fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<Made<Self>, Errno> {
+        Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?))
     }
 
     unsafe fn changed(qp: &Qp, state: u32) {
@@ -116,7 +131,7 @@ impl Device for Mlx5 {
 
     fn more_operations(qp_type: u32) -> u64 {
         match qp_type {
-            IBV_QPT_RC | IBV_QPT_UC => KEYS,
+            IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND => KEYS,
             _ => 0,
         }
     }

@@ -1,25 +1,50 @@
 //! Shared receive queues, in the process's memory.
 
-use mlx5::{SharedQueue, SharedReceiveQueue};
+use std::sync::Arc;
+
+use mlx5::{Role, SharedQueue, SharedReceiveQueue, Work};
 use uverbs::{SrqInit, SrqModify, Udata};
 
 use super::Mlx5;
+use super::cq::Cq;
+use crate::abi::ibv_cq;
 use crate::context::CtxRef;
+use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::srq::{Device, Made, Srq};
 
 impl Device for Mlx5 {
     type SharedQueue = SharedQueue;
+    /// Of an XRC one, what completions find it by.
+    type SharedBesides = Option<Arc<Work>>;
 
-    fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno> {
+    const XRC: bool = true;
+
+    unsafe fn make(ctx: &CtxRef, init: &SrqInit, cq: *mut ibv_cq) -> Result<Made<Self>, Errno> {
         let made = SharedReceiveQueue::create(ctx, ctx.mlx5()?, init)?;
+        if let Some(work) = &made.xrc {
+            // SAFETY: live, as the caller says: such a kind names it. It can
+            // have no completions yet.
+            let cq: &Cq = unsafe { cq_of(cq) };
+            cq.attach(work, Role::RECEIVE)?;
+        }
         Ok(Made {
             max_wr: made.recv.capacity(),
             max_sge: made.recv.max_sge(),
             object: made.object,
             recv: made.recv,
             srq_num: made.srq_num,
+            besides: made.xrc,
         })
+    }
+
+    /// Completions that were not read are gone.
+    unsafe fn shared_gone(srq: &Srq<Self>) {
+        if let Some(work) = &srq.besides {
+            // SAFETY: live, as the caller says.
+            let cq: &Cq = unsafe { cq_of(srq.public.cq) };
+            cq.detach(work);
+        }
     }
 
     /// The device cannot change the size: EOPNOTSUPP.

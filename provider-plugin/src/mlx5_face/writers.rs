@@ -30,6 +30,11 @@ entry!(Wqe, {
         Wqe::ud(self, address, remote_qpn, remote_qkey);
     }
 
+    #[inline(always)]
+    fn xrc(&mut self, remote_srqn: u32) {
+        Wqe::xrc(self, remote_srqn);
+    }
+
     /// Without a region, binds it to nothing.
     unsafe fn bind_window(
         &mut self,

@@ -4,6 +4,7 @@ use rxe::{RecvQueue, SharedReceiveQueue};
 use uverbs::{SrqInit, SrqModify};
 
 use super::Rxe;
+use crate::abi::ibv_cq;
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::errno::Errno;
@@ -11,8 +12,9 @@ use crate::srq::{Device, Made, Srq};
 
 impl Device for Rxe {
     type SharedQueue = RecvQueue;
+    type SharedBesides = ();
 
-    fn make(ctx: &CtxRef, init: &SrqInit) -> Result<Made<Self>, Errno> {
+    unsafe fn make(ctx: &CtxRef, init: &SrqInit, _cq: *mut ibv_cq) -> Result<Made<Self>, Errno> {
         let made = SharedReceiveQueue::create(ctx, init)?;
         Ok(Made {
             max_wr: made.object.max_wr(),
@@ -20,6 +22,7 @@ impl Device for Rxe {
             object: made.object,
             recv: made.recv,
             srq_num: made.srq_num,
+            besides: (),
         })
     }
 
