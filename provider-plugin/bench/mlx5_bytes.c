@@ -29,6 +29,7 @@
 #define _GNU_SOURCE
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -414,7 +415,12 @@ static void shared_receives(struct subject *s, bool refused)
 	unsigned int count = make_receives(s, list, sges), taken = 0;
 	uint16_t slots[MOST_REQUESTS];
 	uint32_t record, entry = 1u << s->shared->srq_shift;
+	struct mlx5_object receiver = *s->object;
 	int err;
+
+	/* A queue of XRC is named itself, not who received. */
+	if (s->kind->type == IBV_QPT_XRC_SEND)
+		receiver.user_index = s->shared->user_index;
 
 	print_case(s, refused ? "shared receives, one refused\n" :
 				"shared receives\n");
@@ -456,7 +462,7 @@ static void shared_receives(struct subject *s, bool refused)
 
 		slots[which] = slots[i];
 		device_complete(&s->completions,
-				device_received(s->object, slot, 77));
+				device_received(&receiver, slot, 77));
 	}
 	print_completions(s);
 }
@@ -517,6 +523,20 @@ static void make_addresses(struct subject *s)
 	s->material.nahs = 8;
 }
 
+static struct ibv_xrcd *xrc_domain(void)
+{
+	struct ibv_xrcd_init_attr init = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1,
+		.oflags = O_CREAT,
+	};
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &init);
+
+	if (!xrcd)
+		die("ibv_open_xrcd: %s", strerror(errno));
+	return xrcd;
+}
+
 static void make_subject(struct subject *s)
 {
 	const struct kind *kind = s->kind;
@@ -538,14 +558,28 @@ static void make_subject(struct subject *s)
 	s->completions = device_cq(s->cq);
 	attr.send_cq = attr.recv_cq = s->cq;
 	if (kind->shared) {
-		struct ibv_srq_init_attr init = {
+		struct ibv_srq_init_attr_ex init = {
 			.attr = { .max_wr = kind->receives,
 				  .max_sge = kind->recv_sges },
+			.comp_mask = IBV_SRQ_INIT_ATTR_PD |
+				     IBV_SRQ_INIT_ATTR_TYPE,
+			.srq_type = IBV_SRQT_BASIC,
+			.pd = pd,
 		};
 
-		s->srq = attr.srq = ibv_create_srq(pd, &init);
+		if (kind->type == IBV_QPT_XRC_SEND) {
+			init.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD |
+					  IBV_SRQ_INIT_ATTR_CQ;
+			init.srq_type = IBV_SRQT_XRC;
+			init.xrcd = xrc_domain();
+			init.cq = s->cq;
+			attr.recv_cq = NULL;
+		}
+		s->srq = ibv_create_srq_ex(context, &init);
 		if (!s->srq)
-			die("ibv_create_srq: %s", strerror(errno));
+			die("ibv_create_srq_ex: %s", strerror(errno));
+		if (kind->type != IBV_QPT_XRC_SEND)
+			attr.srq = s->srq;
 		s->shared = device_srq(s->srq);
 	}
 	if (kind->extended) {

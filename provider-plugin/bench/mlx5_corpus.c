@@ -8,6 +8,7 @@
 #define RC IBV_QPT_RC
 #define UC IBV_QPT_UC
 #define UD IBV_QPT_UD
+#define XRC IBV_QPT_XRC_SEND
 #define ETH MLX5_PORT_ETHERNET
 #define IB MLX5_PORT_INFINIBAND
 
@@ -31,6 +32,8 @@ const struct kind kinds[] = {
 	BOTH("uc-keys", UC, 2, 100, 11, 2, 9, true, false, true, IB, 0),
 	BOTH("ud-ib", UD, 3, 128, 9, 2, 6, false, false, false, IB, 0),
 	BOTH("ud-roce", UD, 5, 60, 9, 2, 6, true, true, false, ETH, 0),
+	BOTH("xrc-3", XRC, 3, 90, 9, 2, 6, false, true, false, IB, 0),
+	BOTH("xrc-keys", XRC, 1, 30, 10, 1, 4, false, true, true, ETH, 0),
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 
@@ -93,7 +96,7 @@ uint64_t send_operations(const struct kind *kind)
 		flags |= IBV_QP_EX_WITH_SEND_WITH_INV |
 			 IBV_QP_EX_WITH_RDMA_WRITE |
 			 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-	if (kind->type == RC)
+	if (kind->type == RC || kind->type == XRC)
 		flags |= IBV_QP_EX_WITH_RDMA_READ |
 			 IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
 			 IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
@@ -178,6 +181,7 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 		.ah = m->nahs ? m->ahs[number_in(numbers, 0, m->nahs)] : NULL,
 		.remote_qpn = next_number(numbers) & 0xffffff,
 		.remote_qkey = next_number(numbers),
+		.remote_srqn = next_number(numbers) & 0xffffff,
 	};
 	uint32_t bits = next_number(numbers);
 
@@ -261,6 +265,8 @@ static int post_list(struct ibv_qp *qp, struct request *requests,
 			wr->wr.rdma.remote_addr = r->remote_address;
 			wr->wr.rdma.rkey = r->key;
 		}
+		if (qp->qp_type == XRC)
+			wr->qp_type.xrc.remote_srqn = r->remote_srqn;
 		if (qp->qp_type == IBV_QPT_UD) {
 			wr->wr.ud.ah = r->ah;
 			wr->wr.ud.remote_qpn = r->remote_qpn;
@@ -334,6 +340,16 @@ static void data(struct ibv_qp_ex *qp, const struct request *r)
 		ibv_wr_set_inline_data_list(qp, r->nsges, pieces);
 }
 
+/* Where it goes, of those that go anywhere. */
+static void address(struct ibv_qp_ex *qp, const struct request *r)
+{
+	if (r->ah)
+		ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn, r->remote_qkey);
+	if (qp->qp_base.qp_type == XRC && r->opcode != IBV_WR_LOCAL_INV &&
+	    r->opcode != IBV_WR_BIND_MW)
+		ibv_wr_set_xrc_srqn(qp, r->remote_srqn);
+}
+
 static int post_extended(struct ibv_qp_ex *qp, struct request *requests,
 			 unsigned int count)
 {
@@ -345,15 +361,13 @@ static int post_extended(struct ibv_qp_ex *qp, struct request *requests,
 		qp->wr_flags = r->flags & ~IBV_SEND_INLINE;
 		operation(qp, r);
 		/* The address and the data in either order. */
-		if (r->ah && (r->wr_id & 2))
-			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
-					   r->remote_qkey);
+		if (r->wr_id & 2)
+			address(qp, r);
 		if (r->opcode != IBV_WR_LOCAL_INV &&
 		    r->opcode != IBV_WR_BIND_MW)
 			data(qp, r);
-		if (r->ah && !(r->wr_id & 2))
-			ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn,
-					   r->remote_qkey);
+		if (!(r->wr_id & 2))
+			address(qp, r);
 	}
 	return ibv_wr_complete(qp);
 }

@@ -24,7 +24,7 @@ struct kind {
 	uint32_t recv_sges, receives;
 	bool signal_all;
 	bool extended;    /* by ibv_wr_*, not ibv_post_send */
-	bool shared;      /* receives from a shared queue */
+	bool shared;      /* receives from a shared queue; of XRC, its own */
 	bool keys;        /* changes of keys too: windows, invalidation */
 	uint8_t port;
 	uint32_t first;   /* blocks that are posted before the corpus begins */
@@ -46,6 +46,7 @@ struct request {
 	uint64_t compare_add, swap;
 	struct ibv_ah *ah;
 	uint32_t remote_qpn, remote_qkey;
+	uint32_t remote_srqn;
 	struct ibv_mw *window;
 	struct ibv_mw_bind_info bind;
 };

@@ -374,6 +374,7 @@ static int create_srq(struct ib_uverbs_ioctl_hdr *hdr)
 		return fail(EINVAL);
 	/* As the driver works out the size of the queue. */
 	srq->entries = power_of_two(max_wr + 1);
+	srq->user_index = cmd.uidx;
 	srq->srq_shift = __builtin_ctz(power_of_two(16 + max_sge * 16));
 	if (srq->srq_shift < 5)
 		srq->srq_shift = 5;
@@ -453,6 +454,9 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 		output(hdr, UVERBS_ATTR_CORE_OUT, &resp, sizeof(resp));
 		return 0;
 	}
+	case IB_USER_VERBS_CMD_OPEN_XRCD:
+		output_u32(hdr, UVERBS_ATTR_CORE_OUT, next_handle++);
+		return 0;
 	case IB_USER_VERBS_CMD_CREATE_AH:
 		return create_ah(hdr);
 	case IB_USER_VERBS_CMD_MODIFY_QP:

@@ -10,6 +10,8 @@ pub enum Reason {
     NoImmediate,
     /// The compare operand of a fetch-and-add.
     NoCompare,
+    /// What an XRC work request's address has beside the queue's number.
+    BesideQueue,
     /// What a change of a key does not change.
     KeptOfKey,
     /// The source port of a handle without a flow label.
@@ -24,10 +26,11 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
+        Self::BesideQueue,
         Self::KeptOfKey,
         Self::AnyPort,
         Self::NoBytes,
@@ -41,6 +44,7 @@ impl Reason {
             Self::Sizes => "sizes",
             Self::NoImmediate => "no immediate",
             Self::NoCompare => "no compare operand",
+            Self::BesideQueue => "beside the queue",
             Self::KeptOfKey => "kept of a key",
             Self::AnyPort => "any source port",
             Self::NoBytes => "elements of no bytes",
@@ -62,6 +66,10 @@ impl Reason {
             Self::NoCompare => {
                 "a fetch-and-add: the C provider leaves what was there, ours is 0; the device \
                  does not look"
+            }
+            Self::BesideQueue => {
+                "an XRC work request: the three words behind the number of the peer's shared \
+                 queue are reserved; the C provider leaves what was there, ours are 0"
             }
             Self::KeptOfKey => {
                 "a window is bound or a key invalidated: of the key's fields that the mask does \
@@ -179,6 +187,8 @@ fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Rea
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
+    let xrc = kind.starts_with("xrc");
+    let changes_keys = matches!(operation, "bind" | "local-inv");
     let mut reasons = Vec::new();
     for at in (0..difference.stock.len()).step_by(8) {
         let old = difference.stock.get(at..at + 8)?;
@@ -191,8 +201,11 @@ fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Rea
             12 if left && !kind_posts_lists(kind) && !has_immediate(operation) => {
                 Reason::NoImmediate
             }
-            40 | 44 if left && operation == "fetch-add" => Reason::NoCompare,
-            64..128 if left && matches!(operation, "bind" | "local-inv") => Reason::KeptOfKey,
+            20..32 if left && xrc && !changes_keys => Reason::BesideQueue,
+            // Behind the address, if there is one.
+            40 | 44 if left && !xrc && operation == "fetch-add" => Reason::NoCompare,
+            56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
+            64..128 if left && changes_keys => Reason::KeptOfKey,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
             _ => return None,
         };
@@ -292,6 +305,22 @@ mod tests {
             of("case rc-1-wr 1 post send/1", "entry 0", stock, ours),
             None
         );
+    }
+
+    #[test]
+    fn beside_a_queue_only_what_was_left_may_differ() {
+        let text = |number: &str, rest: &str| format!("{:032}{number}{rest}", 0);
+        let unwritten = UNWRITTEN.repeat(3);
+        let zeros = "0".repeat(24);
+        let ask = |header, number: &str| {
+            let (stock, ours) = (text("00123456", &unwritten), text(number, &zeros));
+            of(header, "entry 0", &stock, &ours)
+        };
+        let header = "case xrc-3 1 post send/1";
+        assert_eq!(ask(header, "00123456"), Some(vec![Reason::BesideQueue]));
+        assert_eq!(ask(header, "00123457"), None);
+        assert_eq!(ask("case xrc-keys 1 post bind/0", "00123456"), None);
+        assert_eq!(ask("case rc-4 1 post send/1", "00123456"), None);
     }
 
     #[test]
