@@ -26,7 +26,8 @@ lose-event TYPE [COUNT]         the next events of a type are lost
 lose-completion [COUNT]         the next completions are lost
 qp-error QPN                    a queue pair fails
 cq-error CQN                    a completion queue fails
-health SYNDROME                 the health syndrome; 0 is healthy
+health SYNDROME [fatal]         the health syndrome; 0 is healthy. After a fatal
+                                one nothing works until the driver resets the HCA
 wire [NAME=VALUE ...]           what happens to frames that the port sends:
                                 loss, duplicate, reorder, corrupt (0 to 1),
                                 delay, jitter, reorder-delay (nanoseconds);
@@ -175,7 +176,15 @@ fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, Stri
             }
         }
         "wire" => hca.port().set_faults(wire(words)?),
-        "health" => hca.faults().health = number(words.next(), None)? as u8,
+        "health" => {
+            let syndrome = u8::try_from(number(words.next(), None)?);
+            let syndrome = syndrome.map_err(|_| "a syndrome has 8 bits")?;
+            match words.next() {
+                None => hca.set_health(syndrome, false),
+                Some("fatal") => hca.set_health(syndrome, true),
+                Some(other) => return Err(format!("fatal, or nothing, not `{other}`")),
+            }
+        }
         other => return Err(format!("no such order: {other}")),
     }
     Ok(json!({ "ok": line }))

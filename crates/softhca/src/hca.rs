@@ -11,6 +11,7 @@ use crate::engine::faults::Faults;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::wqe::{self, Local};
 use crate::fabric::{Port, PortConfig};
+use crate::health;
 use crate::packet::{Packet, Pool};
 use crate::platform::Platform;
 use crate::profile::{PortKind, Profile};
@@ -33,12 +34,8 @@ const INTERFACE: u64 = 0x4;
 const QUEUE_HIGH: u64 = 0x10;
 const QUEUE_LOW: u64 = 0x14;
 const DOORBELLS: u64 = 0x18;
-const INITIALIZING: u64 = 0x1fc;
-const HEALTH: u64 = 0x200;
-const HEALTH_SYNDROME: u64 = 0x23c;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
-const HEALTH_COUNTER: u64 = 0x1010;
 
 const ARM_CQ: u64 = 0x20;
 const ARM_EQ: u64 = 0x40;
@@ -101,6 +98,8 @@ impl Settings {
 #[derive(Debug, Default)]
 pub(crate) struct Registers {
     pub(crate) commands: CommandQueue,
+    /// What the driver may use of the device (`health`).
+    pub(crate) nic: u32,
 }
 
 /// BlueFlame buffers that are being written at once, at most. A processor writes
@@ -349,18 +348,13 @@ impl<P: Platform> Hca<P> {
             FIRMWARE => MINOR << 16 | MAJOR,
             INTERFACE => COMMAND_INTERFACE << 16 | SUBMINOR,
             QUEUE_HIGH => self.core.registers.commands.high,
-            QUEUE_LOW => self.core.registers.commands.low | LOG_SIZE << 4 | LOG_STRIDE,
-            INITIALIZING => 0,
-            HEALTH_SYNDROME => u32::from(self.core.faults.health) << 16,
-            HEALTH..HEALTH_SYNDROME => 0,
+            QUEUE_LOW => {
+                let registers = &self.core.registers;
+                registers.commands.low | registers.nic << health::STATE | LOG_SIZE << 4 | LOG_STRIDE
+            }
             TIMER_HIGH => (now >> 32) as u32,
             TIMER_LOW => now as u32,
-            // Stands still when the device is not healthy, as real ones do.
-            HEALTH_COUNTER if self.core.faults.health == 0 => {
-                (now / 100_000_000) as u32 & 0xff_ffff
-            }
-            HEALTH_COUNTER => u32::from(self.core.faults.health) << 24,
-            _ => 0,
+            other => self.health_register(other, now),
         }
     }
 
@@ -372,17 +366,24 @@ impl<P: Platform> Hca<P> {
             return;
         }
         if offset >= u64::from(FIRST_UAR) * PAGE {
-            self.write_uar(offset, data);
+            if !self.has_failed() {
+                self.write_uar(offset, data);
+            }
             return;
         }
         let at = |n: usize| get32(data, n);
         match (offset, data.len()) {
             (QUEUE_HIGH, 4) => self.core.registers.commands.high = at(0),
-            (QUEUE_LOW, 4) => self.core.registers.commands.low = at(0) & !0xfff,
+            (QUEUE_LOW, 4) => {
+                self.core.registers.commands.low = at(0) & !0xfff;
+                self.set_nic_state(at(0));
+            }
             (QUEUE_HIGH, 8) => {
                 self.core.registers.commands.high = at(0);
                 self.core.registers.commands.low = at(4) & !0xfff;
+                self.set_nic_state(at(4));
             }
+            (DOORBELLS, 4) if self.has_failed() => {}
             (DOORBELLS, 4) => queue::ring(self, at(0), |hca, input, n| hca.execute(input, n)),
             _ => {}
         }
@@ -508,6 +509,13 @@ impl<P: Platform> Hca<P> {
     /// at once.
     pub fn run(&mut self) -> bool {
         let now = self.core.platform.now();
+        if self.has_failed() {
+            // What arrives is lost.
+            self.port.recv_all(now, BUDGET, &mut self.arrived);
+            let more = !self.arrived.is_empty();
+            self.arrived.clear();
+            return more;
+        }
         let mut rung = std::mem::take(&mut self.rung);
         rung.retain(|sqn| self.core.run_sq(*sqn, &self.pool, &mut self.frames));
         self.rung = rung;
@@ -542,6 +550,9 @@ impl<P: Platform> Hca<P> {
     /// When [`Hca::run`] has something to do again at the latest, if nothing
     /// else happens.
     pub fn deadline(&self) -> Option<u64> {
+        if self.has_failed() {
+            return self.port.deadline();
+        }
         match (self.transport.deadline(), self.port.deadline()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),

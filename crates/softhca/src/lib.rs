@@ -7,6 +7,7 @@ pub mod control;
 pub mod engine;
 pub mod fabric;
 pub mod hca;
+mod health;
 pub mod packet;
 pub mod pcap;
 pub mod platform;

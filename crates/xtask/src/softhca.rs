@@ -2,6 +2,7 @@
 //! a shell, or the tests of it.
 
 pub mod check;
+mod known;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -216,6 +217,7 @@ impl Machine {
         mut show: impl FnMut(Line<'_>),
     ) -> Result<(Ended, String)> {
         let server = Server::start(&self.program, &self.dir, hcas)?;
+        let mut before = String::new();
         let mut devices = Vec::new();
         for hca in 0..hcas.count {
             let path = socket(&self.dir, hca);
@@ -243,8 +245,12 @@ impl Machine {
                 self.tell(order);
             } else if let Some(names) = text.strip_prefix(SEEN) {
                 let (all, said) = self.seen(names);
-                let end = if all { check::PASS } else { check::FAIL };
-                show(Line::Text(&format!("{end}the wire: {said}")));
+                show(Line::Text(&ended(all, &format!("the wire: {said}"))));
+            } else if text == MARK {
+                before = self.stat();
+            } else if let Some(wanted) = text.strip_prefix(COUNTED) {
+                let (all, said) = counted(wanted, &before, &self.stat());
+                show(Line::Text(&ended(all, &said)));
             } else {
                 show(line);
             }
@@ -261,16 +267,19 @@ impl Machine {
         Ok((result?, said))
     }
 
-    /// Whether the HCAs have counted every one of these: what they say of them.
-    fn seen(&self, names: &str) -> (bool, String) {
+    /// What the HCAs say of themselves; nothing if they do not.
+    fn stat(&self) -> String {
         let out = Command::new(&self.program)
             .arg("stat")
             .arg(self.dir.join(CONTROL))
             .output();
-        let text = match &out {
-            Ok(out) => String::from_utf8_lossy(&out.stdout).into_owned(),
-            Err(error) => return (false, error.to_string()),
-        };
+        out.map(|out| String::from_utf8_lossy(&out.stdout).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Whether the HCAs have counted every one of these: what they say of them.
+    fn seen(&self, names: &str) -> (bool, String) {
+        let text = self.stat();
         let counts: Vec<_> = names
             .split_whitespace()
             .map(|name| (name, count(&text, name)))
@@ -308,15 +317,46 @@ impl Drop for Machine {
 const TELL: &str = "@tell ";
 /// And with this, names of counters that must not be 0.
 const SEEN: &str = "@seen ";
+/// A line that is this begins a count,
+const MARK: &str = "@mark";
+/// and one that begins with this ends it: `NAME=FEWEST-MOST ... : CASE`.
+const COUNTED: &str = "@counted ";
 
-/// The sum of all counters of a name in what `softhca stat` prints.
+/// The sum of all counters of a name in what `softhca stat` prints: the
+/// engine's as JSON, the others as text within it.
 fn count(text: &str, name: &str) -> u64 {
-    let before = format!(" {name}: ");
-    let numbers = text.split(&before).skip(1).map(|rest| {
+    let number = |rest: &str| {
+        let rest = rest.trim_start();
         let end = rest.find(|c: char| !c.is_ascii_digit());
         rest[..end.unwrap_or(rest.len())].parse().unwrap_or(0)
-    });
-    numbers.sum()
+    };
+    let of = |before: String| text.split(&before).skip(1).map(number).sum::<u64>();
+    of(format!(" {name}: ")) + of(format!("\"{name}\":"))
+}
+
+/// The line that says how a case ended that this program has judged; shown as
+/// well, for the counts in it.
+fn ended(well: bool, said: &str) -> String {
+    eprintln!("  {said}");
+    format!("{}{said}", if well { check::PASS } else { check::FAIL })
+}
+
+/// Whether counters have grown by so much between two statistics, and what to
+/// say of it; a count without bounds is only told.
+fn counted(wanted: &str, before: &str, after: &str) -> (bool, String) {
+    let (ranges, case) = wanted.split_once(" : ").unwrap_or((wanted, wanted));
+    let mut all = !before.is_empty() && !after.is_empty();
+    let mut said = Vec::new();
+    for range in ranges.split_whitespace() {
+        let (name, bounds) = range.split_once('=').unwrap_or((range, "-"));
+        let (fewest, most) = bounds.split_once('-').unwrap_or((bounds, bounds));
+        let grown = count(after, name).saturating_sub(count(before, name));
+        let fewest = fewest.parse().unwrap_or(0);
+        let most = most.parse().unwrap_or(u64::MAX);
+        all &= (fewest..=most).contains(&grown);
+        said.push(format!("{grown} {name}"));
+    }
+    (all, format!("{case}: {}", said.join(", ")))
 }
 
 fn socket(dir: &Path, hca: u32) -> PathBuf {
@@ -403,12 +443,30 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    use super::count;
+    use super::{count, counted};
 
     #[test]
     fn counters_of_all_ports_are_added() {
         let text = r#"[{"port":"PortCounters { sent: 9, lost: 3, reordered: 0 }"},
             {"port":"PortCounters { sent: 1, lost: 4 }"}]"#;
         assert_eq!((count(text, "lost"), count(text, "reordered")), (7, 0));
+        assert_eq!(count(r#"{"counters": {"doorbells": 12}}"#, "doorbells"), 12);
+    }
+
+    #[test]
+    fn a_count_has_bounds() {
+        let [before, after] = [1, 8].map(|n| format!(r#"{{"doorbells": {n}}}"#));
+        for (wanted, end) in [
+            ("doorbells=7-7 : a case", true),
+            ("doorbells=8- : a case", false),
+            ("doorbells=0-6 : a case", false),
+            ("doorbells arms=0-0 : a case", true),
+        ] {
+            let (all, said) = counted(wanted, &before, &after);
+            assert_eq!(all, end, "{wanted}");
+            assert!(said.starts_with("a case: 7 doorbells"), "{said}");
+        }
+        // Nobody answered.
+        assert!(!counted("arms=0-0 : a case", "", &after).0);
     }
 }

@@ -64,6 +64,8 @@ pub struct Stats {
     pub eqes: u64,
     pub interrupts: u64,
     pub send_requests: u64,
+    /// Of these, with their data in the entry.
+    pub sends_inline: u64,
     pub receive_requests: u64,
     pub bytes_gathered: u64,
     pub bytes_scattered: u64,
@@ -93,6 +95,7 @@ impl Stats {
             eqes,
             interrupts,
             send_requests,
+            sends_inline,
             receive_requests,
             bytes_gathered,
             bytes_scattered,

@@ -11,7 +11,9 @@ pub struct Faults {
     events: HashMap<u8, u32>,
     completions: u32,
     /// The health syndrome that the device shows; 0 is healthy.
-    pub health: u8,
+    pub(crate) health: u8,
+    /// The device has failed for good, and asks to be reset.
+    pub(crate) fatal: bool,
 }
 
 impl Faults {

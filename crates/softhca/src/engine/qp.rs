@@ -341,6 +341,9 @@ impl<P: Platform> Core<P> {
         };
         self.stats.send_requests += 1;
         let mut local = work.local;
+        // Operations on keys have their entry there.
+        let data = !matches!(work.operation, Operation::Local);
+        self.stats.sends_inline += u64::from(data && !local.inline.is_empty());
         if work.signaled && work.operation.is_read_or_atomic() {
             local.kept = Kept::up_to(limit);
         }

@@ -26,6 +26,27 @@ fn a_send_arrives_and_both_sides_complete() {
 }
 
 #[test]
+fn what_is_sent_inline_is_counted() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (from, to) = (driver.pages(1), driver.pages(1));
+    let key = driver.key;
+    driver.post_recv(&mut b, &segment(100, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(12, key, from));
+    assert_eq!(driver.hca.stats().sends_inline, 0);
+    driver.post_recv(&mut b, &segment(100, key, to));
+    let mut data = (1_u32 << 31 | 12).to_be_bytes().to_vec();
+    data.extend(b"what is sent");
+    driver.post(&mut a, 0x0a, SIGNALED, &data);
+    assert_eq!(driver.read(to, 12), b"what is sent");
+    assert!((0..4).all(|_| driver.poll(&mut cq).is_some()));
+    // Nor is a change of a key, whose entry is kept whole.
+    driver.post(&mut a, 0x25, SIGNALED, &[]);
+    let stats = driver.hca.stats();
+    assert_eq!((stats.send_requests, stats.sends_inline), (3, 1));
+}
+
+#[test]
 fn rdma_and_atomics_reach_memory() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();

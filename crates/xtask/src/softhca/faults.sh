@@ -21,6 +21,10 @@ check() {
         echo "@fail $name: $(tail -n 3 /tmp/check | tr '\n' ' ')"
     fi
 }
+# PATTERN: whether the kernel has said so; and what it said of a fault is
+# forgotten, but for what it never should.
+logged() { dmesg | grep -qE "$1"; }
+forget() { dmesg -c | grep -E 'WARNING:|BUG:|Call Trace' | sed 's/^/@kernel /'; }
 state() { grep -q "$1" /sys/class/infiniband/$RDMA_DEV/ports/1/state; }
 # Two programs that ping-pong until they fail or the end of time.
 start() {
@@ -114,3 +118,76 @@ python3 /tmp/events.py "queue pair" "qp-error QPN" IBV_EVENT_QP_FATAL ||
 python3 /tmp/events.py "completion queue" "cq-error of QPN" IBV_EVENT_CQ_ERR ||
     echo "@fail a failed completion queue: no event"
 check "after failed queues: a ping-pong" works
+
+# What a wire changes is noticed and sent again.
+echo "@mark"
+echo "@tell wire corrupt=0.05"
+sleep 1
+check "a wire that corrupts: a ping-pong" works
+echo "@counted corrupted=1- bad_icrc=1- retransmitted=1- : a wire that corrupts"
+# A wire that loses all: one message, sent again as often as it may be.
+timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 > /tmp/server 2>&1 &
+server=$!
+sleep 1
+echo "@mark"
+echo "@tell wire loss=1"
+sleep 1
+timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 127.0.0.1 > /tmp/client 2>&1
+check "a wire that loses all: the retries are exceeded" \
+    grep -q "transport retry counter exceeded" /tmp/client
+echo "@counted retransmitted=7-7 timeouts=8-8 : a wire that loses all, retry count 7"
+kill $server 2> /dev/null
+wait $server 2> /dev/null
+# Late, and in another order.
+echo "@mark"
+echo "@tell wire delay=2000000 jitter=2000000 reorder=0.05"
+sleep 1
+check "a wire that delays: a ping-pong" works
+echo "@counted reordered=1- : a wire that delays"
+echo "@tell wire"
+sleep 1
+
+# A command whose end the driver is not told of ends by the driver's time-out,
+# a minute.
+echo "@tell lose-event 0x0a 1"
+sleep 1
+timeout 100 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID > /tmp/server 2>&1 &
+server=$!
+check "a lost command event: the driver's time-out" until_true 90 logged "timeout|recovered"
+kill $server 2> /dev/null
+wait $server 2> /dev/null
+forget
+check "after a lost command event: a ping-pong" works
+
+# A syndrome is noticed, and all goes on.
+echo "@tell health 0x10"
+check "a health syndrome: the driver tells" until_true 40 logged "Health issue observed.*emperature"
+check "a health syndrome: a ping-pong" works
+echo "@tell health 0"
+sleep 4
+forget
+
+# A fatal one: programs are told, the driver resets the device and takes it up
+# again.
+again() {
+    until_true 60 state "" || return 1
+    if [ -n "$RDMA_ADDR" ]; then
+        card=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
+        ip link set "$card" up
+        ip addr add $RDMA_ADDR/24 dev "$card"
+        until_true 20 grep -q ffff:c0a8 /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
+    fi
+    until_true 20 state ACTIVE
+}
+ibv_asyncwatch -d $RDMA_DEV > /tmp/async 2>&1 &
+watch=$!
+start
+echo "@tell health 1 fatal"
+check "a fatal error: the program is told" until_true 30 grep -q IBV_EVENT_DEVICE_FATAL /tmp/async
+check "a fatal error: the driver resets the device" until_true 60 logged "Issuing FW Reset"
+check "a fatal error: the driver recovers" until_true 90 logged "health recovery succeeded"
+kill $watch $server $client 2> /dev/null
+wait $watch $server $client 2> /dev/null
+check "after a fatal error: the port is active" again
+check "after a fatal error: a ping-pong" works
+forget

@@ -1,0 +1,76 @@
+//! A device that fails, and that its driver resets.
+
+use crate::testing::driver::{Driver, SIGNALED, segment};
+
+const QUEUE_LOW: u64 = 0x14;
+const SEVERITY: u64 = 0x238;
+const SYNDROME: u64 = 0x23c;
+const COUNTER: u64 = 0x1010;
+
+fn read(driver: &mut Driver, offset: u64) -> u32 {
+    let mut bytes = [0; 4];
+    driver.hca.read(offset, &mut bytes);
+    u32::from_be_bytes(bytes)
+}
+
+/// The counter now, and two tenths of a second later.
+fn counter(driver: &mut Driver) -> (u32, u32) {
+    let before = read(driver, COUNTER);
+    let now = &driver.hca.platform().now;
+    now.set(now.get() + 200_000_000);
+    (before, read(driver, COUNTER))
+}
+
+#[test]
+fn a_syndrome_is_shown_and_all_goes_on() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (from, key) = (driver.pages(1), driver.key);
+    assert_eq!(counter(&mut driver), (0, 2));
+    driver.hca.set_health(0x0f, false);
+    assert_eq!(read(&mut driver, SYNDROME), 0x0f << 16);
+    assert_eq!(read(&mut driver, SEVERITY), 0);
+    let (before, after) = counter(&mut driver);
+    assert_eq!(before, after, "the counter stands still");
+    driver.post_recv(&mut b, &segment(8, key, from));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
+    assert!(driver.poll(&mut cq).is_some());
+    driver.hca.set_health(0, false);
+    assert_eq!(read(&mut driver, SYNDROME), 0);
+    let (before, after) = counter(&mut driver);
+    assert_eq!(after, before + 2);
+}
+
+#[test]
+fn after_a_fatal_error_nothing_works_until_the_reset() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (from, key) = (driver.pages(1), driver.key);
+    driver.post_recv(&mut b, &segment(8, key, from));
+    driver.hca.set_health(1, true);
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
+    driver.run();
+    assert!(driver.poll(&mut cq).is_none());
+    assert!(driver.hca.deadline().is_none(), "nothing is due");
+    let doorbell = 1_u32.to_be_bytes();
+    let commands = driver.hca.stats().commands;
+    driver.hca.write(0x18, &doorbell);
+    assert_eq!(driver.hca.stats().commands, commands);
+    assert_eq!(read(&mut driver, SEVERITY), 1 << 31, "a reset is asked for");
+    assert_eq!(read(&mut driver, 0x1fc), 1 << 30, "and may be done");
+
+    // The driver asks for the reset by the bits of the queue's address.
+    let low = read(&mut driver, QUEUE_LOW);
+    assert_eq!(low >> 8 & 7, 0);
+    let reset = (low & !0xfff) | 7 << 8;
+    driver.hca.write(QUEUE_LOW, &reset.to_be_bytes());
+    assert_eq!(read(&mut driver, QUEUE_LOW) >> 8 & 7, 1, "disabled");
+    assert_eq!(read(&mut driver, SYNDROME), 0);
+    let left: usize = driver.hca.objects().iter().map(|(_, count)| count).sum();
+    assert_eq!(left, 0, "objects after the reset");
+    let (before, after) = counter(&mut driver);
+    assert_eq!(after, before + 2);
+    // It is taken into use by the next address of a queue.
+    driver.hca.write(QUEUE_LOW, &0x8000_u32.to_be_bytes());
+    assert_eq!(read(&mut driver, QUEUE_LOW) >> 8 & 7, 0);
+}

@@ -1,0 +1,24 @@
+# What goes by BlueFlame and what has its data in the work request, as the HCA
+# counts it: 200 writes each way, one at a time.
+
+# MLX5-VARIABLE OPTIONS...
+latency() {
+    variable=$1
+    shift
+    echo "@mark"
+    sleep 1
+    env $variable timeout 60 ib_write_lat -F -d $RDMA_DEV -x $RDMA_GID -s 64 -n 200 \
+        -p 18590 "$@" > /tmp/server 2>&1 &
+    sleep 2
+    env $variable timeout 60 ib_write_lat -F -d $RDMA_DEV -x $RDMA_GID -s 64 -n 200 \
+        -p 18590 "$@" 127.0.0.1 > /tmp/client 2>&1 && wait $! ||
+        echo "@fail $*: $(tail -n 2 /tmp/client /tmp/server | tr '\n' ' ')"
+}
+# The driver tries BlueFlame once, when the device is opened first.
+ibv_devinfo -d $RDMA_DEV > /tmp/devinfo
+latency MLX5_SHUT_UP_BF=0 -I 64
+echo "@counted sends_inline=400- blue_flames=400- : inline, by BlueFlame"
+latency MLX5_SHUT_UP_BF=0 -I 0
+echo "@counted sends_inline=0-0 blue_flames=400- : not inline, by BlueFlame"
+latency MLX5_SHUT_UP_BF=1 -I 64
+echo "@counted sends_inline=400- blue_flames=0-0 doorbells=400- : inline, by doorbell"
