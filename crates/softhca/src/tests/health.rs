@@ -48,9 +48,11 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     let (from, key) = (driver.pages(1), driver.key);
     driver.post_recv(&mut b, &segment(8, key, from));
     driver.hca.set_health(1, true);
+    let doorbells = driver.hca.stats().doorbells;
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
     driver.run();
     assert!(driver.poll(&mut cq).is_none());
+    assert_eq!(driver.hca.stats().doorbells, doorbells);
     assert!(driver.hca.deadline().is_none(), "nothing is due");
     let doorbell = 1_u32.to_be_bytes();
     let commands = driver.hca.stats().commands;
