@@ -4,8 +4,9 @@ use std::net::Ipv4Addr;
 
 use super::case::{ATTEMPTS, Case, Figures, Ready, Shape};
 
-/// Every case of the tools that rdma-core and perftest ship.
-pub fn all() -> Vec<Case> {
+/// Every case of the tools that perftest and rdma-core ship, as this major
+/// version of rdma-core has them.
+pub fn all(rdma_core: u32) -> Vec<Case> {
     // They end at once, perhaps before anybody has seen what they had mapped.
     let devices = [
         ("ibv_devinfo -v", "ibv_devinfo -v -d {dev}"),
@@ -17,7 +18,9 @@ pub fn all() -> Vec<Case> {
         .into();
     // Two programs that meet by a port, which others may take meanwhile, and
     // some of which wait for ever for a datagram that was lost.
-    let pairs = [ping_pong(), perftest(), rdma_cm()].into_iter().flatten();
+    let pairs = [ping_pong(), perftest(), rdma_cm(rdma_core)]
+        .into_iter()
+        .flatten();
     cases.extend(pairs.map(|case| {
         let attempts = case.attempts.max(ATTEMPTS);
         case.attempts(attempts)
@@ -163,7 +166,7 @@ fn perftest() -> Vec<Case> {
 }
 
 /// librdmacm's tools. `-s` names the server to connect to in most of them.
-fn rdma_cm() -> Vec<Case> {
+fn rdma_cm(rdma_core: u32) -> Vec<Case> {
     let pair = |name: &str, server: &str, client: &str| {
         let shape = Shape::Pair {
             server: server.to_owned(),
@@ -215,17 +218,7 @@ fn rdma_cm() -> Vec<Case> {
         udaddy("udaddy -c 4", "-c 4 -C 20 -S 1000"),
         mckey("mckey", "").short(),
         mckey("mckey -c 2", "-c 2 -C 20"),
-        // It meets over TCP. Its invented QP numbers must differ, since both
-        // sides are on one device.
-        Case::new(
-            "rdma_cm",
-            "cmtime",
-            Shape::Pair {
-                server: "cmtime -b {addr} -c 20 -p {port} -q 100000".into(),
-                client: "cmtime -b {addr} -c 20 -p {port} -q 200000 -s {addr}".into(),
-                ready: Ready::Tcp,
-            },
-        ),
+        cmtime(rdma_core),
         pair(
             "rdma_server",
             "rdma_server -p {port}",
@@ -236,6 +229,26 @@ fn rdma_cm() -> Vec<Case> {
         both("udpong", "udpong -S 512 -C 100 -b {addr}").within(20),
     ]
 }
+
+/// cmtime, which meets over TCP. Its invented QP numbers must differ, since both
+/// sides are on one device.
+fn cmtime(rdma_core: u32) -> Case {
+    // The first to take the port is the one that others meet at.
+    let (serve, connect) = if rdma_core < NEW_CMTIME {
+        ("", "-s {addr}")
+    } else {
+        ("-L -C {addr}", "-C {addr}")
+    };
+    let shape = Shape::Pair {
+        server: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 100000 {serve}"),
+        client: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 200000 {connect}"),
+        ready: Ready::Tcp,
+    };
+    Case::new("rdma_cm", "cmtime", shape)
+}
+
+/// The first version with cmtime for any number of peers, by other options.
+const NEW_CMTIME: u32 = 59;
 
 /// Tells the mark of the short list from the options.
 fn starred(options: &str) -> (bool, &str) {
@@ -252,7 +265,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_clean() {
-        let cases = all();
+        let cases = all(NEW_CMTIME);
         let names: HashSet<_> = cases.iter().map(|c| (c.group, c.name.clone())).collect();
         assert_eq!(names.len(), cases.len());
         assert!(cases.iter().all(|c| !c.name.contains('*')));
@@ -260,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_short_list_has_every_transport_and_operation() {
-        let short: Vec<_> = all().into_iter().filter(|c| c.short).collect();
+        let short: Vec<_> = all(0).into_iter().filter(|c| c.short).collect();
         for wanted in [
             "rc", "uc", "ud", "srq", "send", "write", "read", "atomic", "rping",
         ] {

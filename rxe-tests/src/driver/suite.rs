@@ -169,7 +169,7 @@ const UNPLUG: &str = "unplug";
 
 /// All cases that can be run here, in order.
 fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
-    let mut cases = lists::all();
+    let mut cases = lists::all(programs::major(rdma_core)?);
     // A tool that this release does not have is no case here.
     cases.retain(|case| {
         let line = match &case.shape {
