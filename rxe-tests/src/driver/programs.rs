@@ -84,7 +84,6 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
 }
 
 /// The release of a package version such as `56.1-1`.
-/// The major version of an rdma-core.
 pub fn major(version: &str) -> Result<u32> {
     version
         .split(|c: char| !c.is_ascii_digit())
