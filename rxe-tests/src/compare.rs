@@ -47,6 +47,27 @@ const KNOWN: &[(&str, &str, &str)] = &[(
      completions out of the completion queue, as no provider of rxe does",
 )];
 
+/// Said of a case that stock passes and ours refuses.
+const REFUSAL: &str = "refused by ours: ";
+
+/// What stock does with a ConnectX and ours refuses: group, what the name begins
+/// with, why.
+const REFUSED: &[(&str, &str, &str)] = &[
+    (
+        "pyverbs",
+        "tests.test_mlx5_",
+        "mlx5dv, which is libmlx5's own",
+    ),
+    ("pingpong", "rc -n 100 -j", "the device's memory"),
+];
+
+fn refused(case: &Case) -> Option<&'static str> {
+    REFUSED
+        .iter()
+        .find(|(group, name, _)| *group == case.group && case.name.starts_with(name))
+        .map(|(_, _, why)| *why)
+}
+
 fn known(case: &Case) -> Option<&'static str> {
     KNOWN
         .iter()
@@ -96,6 +117,7 @@ impl Results {
     /// - Stock must fail what shows its defect: else the case shows nothing.
     /// - What stock fails is listed, and nothing is asked of ours.
     /// - What stock skips ours must skip or pass, but for what is known.
+    /// - What ours refuses by design, and stock does, is listed.
     pub fn verdicts(&self) -> Vec<(&Case, Verdict, String)> {
         self.cases
             .iter()
@@ -124,7 +146,10 @@ impl Results {
             (Provider::Stock, _, Fail) => (Verdict::Skip, format!("stock fails: {}", case.detail)),
             (_, _, Pass) => (Verdict::Pass, String::new()),
             (_, Stock::Reference, Fail) => match self.stock(case) {
-                Some(Pass) => (Verdict::Fail, format!("stock passes; {}", case.detail)),
+                Some(Pass) => match refused(case) {
+                    Some(why) => (Verdict::Skip, format!("{REFUSAL}{why}")),
+                    None => (Verdict::Fail, format!("stock passes; {}", case.detail)),
+                },
                 Some(Skip) => match known(case) {
                     Some(why) => (Verdict::Skip, format!("{UNLIKE}; known: {why}")),
                     None => (Verdict::Fail, format!("{UNLIKE}: {}", case.detail)),
@@ -137,10 +162,13 @@ impl Results {
             }
             (Provider::Stock, _, Skip) => (Verdict::Skip, case.detail.clone()),
             (_, _, Skip) => match self.stock(case) {
-                Some(Pass) => (
-                    Verdict::Fail,
-                    format!("skipped, but stock passes: {}", case.detail),
-                ),
+                Some(Pass) => match refused(case) {
+                    Some(why) => (Verdict::Skip, format!("{REFUSAL}{why}")),
+                    None => (
+                        Verdict::Fail,
+                        format!("skipped, but stock passes: {}", case.detail),
+                    ),
+                },
                 _ => (Verdict::Skip, case.detail.clone()),
             },
         }
@@ -208,7 +236,12 @@ impl Results {
         for (case, maps) in &self.proofs {
             let _ = writeln!(out, "  mapped in ours ({case}): {}", maps.join(" "));
         }
+        let mut refused: BTreeMap<String, usize> = BTreeMap::new();
         for (case, verdict, why) in self.verdicts() {
+            if verdict == Verdict::Skip && why.starts_with(REFUSAL) {
+                *refused.entry(why).or_default() += 1;
+                continue;
+            }
             let line = format!(
                 "{} [{}] {} {}",
                 case.group,
@@ -243,6 +276,9 @@ impl Results {
                 }
                 _ => {}
             }
+        }
+        for (why, count) in refused {
+            let _ = writeln!(out, "  {count} of what stock passes, {why}");
         }
         for case in self.repeated() {
             let _ = writeln!(
@@ -327,6 +363,29 @@ mod tests {
         let text = results.text("trixie");
         assert!(text.contains("FAILED g [ours] n fails with ours, skipped with stock"));
         assert!(text.contains("test_mr_rereg_pd fails with ours, skipped with stock; known"));
+    }
+
+    #[test]
+    fn what_ours_refuses_by_design_is_counted() {
+        let mut results = Results::default();
+        for (provider, outcome) in [
+            (Provider::Stock, Outcome::Pass),
+            (Provider::Ours, Outcome::Skip),
+            (Provider::OursClient, Outcome::Fail),
+        ] {
+            let Record::Case(mut case) = case(provider, Stock::Reference, outcome) else {
+                unreachable!()
+            };
+            (case.group, case.name) = ("pyverbs".into(), format!("{}x", REFUSED[0].1));
+            results.take(Record::Case(case));
+        }
+        let verdicts: Vec<_> = results.verdicts().iter().map(|v| v.1).collect();
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Skip, Verdict::Skip]);
+        let text = results.text("trixie");
+        assert!(
+            text.contains("2 of what stock passes, refused by ours: mlx5dv"),
+            "{text}"
+        );
     }
 
     #[test]
