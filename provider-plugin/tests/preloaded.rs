@@ -107,13 +107,19 @@ fn a_provider_that_a_program_is_linked_to_comes_after_ours() {
     for release in [34, 35, 44, 48, 56, 58, 61, 63, 64, 65] {
         let bench = Bench::new(&dir, Fake::of(release));
         let program = bench.program(Some(&bench.provider("its-own")));
+        let alone = bench.program(None);
         assert_eq!(registered(command(&program, None)), ["its-own"]);
         // Nobody has asked for the name, so it says nothing.
         for name in [bench.fake.pabi, 34] {
-            let preloaded = command(&program, Some(&bench.plugin(name)));
+            let plugin = bench.plugin(name);
             assert_eq!(
-                registered(preloaded),
+                registered(command(&program, Some(&plugin))),
                 ["ringverbs-mlx5", "its-own"],
+                "release {release}"
+            );
+            assert_eq!(
+                registered(command(&alone, Some(&plugin))),
+                ["ringverbs-mlx5"],
                 "release {release}"
             );
         }
