@@ -3,6 +3,7 @@
 
 pub mod bits;
 pub mod command;
+#[cfg(feature = "serve")]
 pub mod control;
 pub mod engine;
 pub mod fabric;
@@ -16,6 +17,7 @@ mod table;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 pub mod transport;
+#[cfg(feature = "serve")]
 pub mod vfio;
 
 pub use hca::{Hca, Settings};

@@ -44,7 +44,8 @@ pub fn dist() -> Result<PathBuf> {
         .args([
             "build",
             "--quiet",
-            "--release",
+            "--profile",
+            "shipped",
             "-p",
             "ringverbs-provider",
             "--target-dir",
@@ -53,7 +54,7 @@ pub fn dist() -> Result<PathBuf> {
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "the plugin does not build");
-    let built = target.join("release/libringverbs_provider.so");
+    let built = target.join("shipped/libringverbs_provider.so");
     let dist = target.join("dist");
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
@@ -73,7 +74,8 @@ pub fn whole() -> Result<PathBuf> {
     let dist = dist()?;
     let built = build_static(&[
         "build",
-        "--release",
+        "--profile",
+        "shipped",
         "-p",
         "ringverbs-cli",
         "--bin",

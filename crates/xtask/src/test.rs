@@ -321,14 +321,14 @@ fn without_a_guest() -> Vec<Line> {
         command
     };
     let loom_dir = driver::target_dir().join("loom");
-    let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--release"]);
+    let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--profile", "shipped"]);
     loom.args(["--test", "loom", "--target-dir"])
         .arg(&loom_dir)
         .env("RUSTFLAGS", "--cfg loom")
         // Optimized, for the many interleavings; link-time optimization only
         // costs time here.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        .env("CARGO_PROFILE_SHIPPED_LTO", "off")
+        .env("CARGO_PROFILE_SHIPPED_CODEGEN_UNITS", "16");
     let mut doc = cargo(&[
         "doc",
         "--quiet",
