@@ -8,7 +8,8 @@
 //!  queues in memory ◄── doorbell records, entries, completions ┘
 //! ```
 //!
-//! An [`Embedded`] is one HCA; a [`Network`] joins several. What
+//! An [`Embedded`] is one HCA; a [`Network`] joins several, also of several
+//! processes. What
 //! [`Embedded::context`] gives is a context like any other's: its commands are
 //! carried out by the calling thread, events come through descriptors that poll
 //! and epoll know. Queues work without system calls: the engine sees the
@@ -44,6 +45,7 @@ mod queues;
 mod region;
 mod request;
 mod runner;
+mod segment;
 mod state;
 mod watch;
 mod writes;

@@ -1,6 +1,7 @@
 //! Devices, what joins them, and who runs them.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -71,7 +72,27 @@ impl Network {
     /// # Errors
     /// EAGAIN and the like if a thread cannot be made.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
-        let runner = Runner::new(Fabric::new(1), Pool::new(), drive);
+        Self::made(drive, None)
+    }
+
+    /// A network without devices, which those of other processes are on that
+    /// name the same directory: a socket in it for each process. It is made, for
+    /// this user alone, if there is none; who may write there may send.
+    ///
+    /// What comes from another process is as trusted as what a network brings: it
+    /// reaches what a queue pair or a key lets it reach, and no more. A process
+    /// that is gone, however it went, no longer answers.
+    ///
+    /// # Errors
+    /// EUSERS if 32 processes are there already; ENAMETOOLONG for a path of
+    /// about a hundred bytes; those of making files and sockets there; and as
+    /// [`new`](Self::new).
+    pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
+        Self::made(drive, Some(directory))
+    }
+
+    fn made(drive: Drive, directory: Option<&Path>) -> std::result::Result<Self, Error> {
+        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory);
         Ok(Self {
             runner: runner.map_err(refused(Command::Open))?,
         })

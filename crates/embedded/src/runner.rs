@@ -1,16 +1,23 @@
 //! Running the devices of a network: a turn of all of them, and the thread
 //! that does nothing else.
 
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::epoll::Epoll;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use uverbs::Errno;
 
 use crate::network::{Device, Drive};
+use crate::segment::{self, DEVICES, Segment};
 use crate::{Result, refuse};
 
 /// How long after the last event the thread spins. Then it sleeps: on a busy
@@ -34,6 +41,17 @@ struct Shared {
     /// How many there are.
     count: AtomicUsize,
     stop: AtomicBool,
+    joined: Option<Joined>,
+}
+
+/// The way to other processes.
+struct Joined {
+    segment: Mutex<Segment>,
+    /// What it waits for, and what wakes who sleeps there.
+    epoll: Epoll,
+    wake: EventFd,
+    /// What the numbers of devices begin with.
+    first_device: u16,
 }
 
 /// What a turn has found.
@@ -45,7 +63,56 @@ struct Turn {
     due: Option<Duration>,
 }
 
+impl Joined {
+    fn new(directory: &Path, fabric: &Fabric, pool: Pool) -> Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = EventFd::from_value_and_flags(0, flags);
+        let wake = wake.map_err(|errno| Errno::new(errno as i32))?;
+        let epoll = segment::epoll(&wake)?;
+        let segment = Segment::join(directory, fabric, pool, &epoll)?;
+        Ok(Self {
+            first_device: segment.first_device(),
+            segment: Mutex::new(segment),
+            epoll,
+            wake,
+        })
+    }
+
+    fn pump(&self) -> bool {
+        let segment = self.segment.lock();
+        let mut segment = segment.unwrap_or_else(PoisonError::into_inner);
+        segment.pump(&self.epoll)
+    }
+
+    /// Until a frame comes, somebody wakes this, or the time is up.
+    fn sleep(&self, limit: Option<Duration>) {
+        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+        // Woken for nothing is no harm.
+        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+        // It may not have been this that woke it.
+        let _ = self.wake.read();
+    }
+}
+
 impl Shared {
+    /// A turn of the devices, and of the way to others.
+    fn turn(&self, devices: &[Arc<Device>]) -> Turn {
+        let mut found = turn(devices);
+        if let Some(joined) = &self.joined {
+            found.busy |= joined.pump();
+        }
+        found
+    }
+
+    /// Until something is to be looked at, or the time is up.
+    fn sleep(&self, limit: Option<Duration>) {
+        match (&self.joined, limit) {
+            (Some(joined), limit) => joined.sleep(limit),
+            (None, Some(limit)) => thread::park_timeout(limit),
+            (None, None) => thread::park(),
+        }
+    }
+
     fn devices(&self) -> MutexGuard<'_, Vec<Arc<Device>>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,8 +132,16 @@ fn turn(devices: &[Arc<Device>]) -> Turn {
 }
 
 impl Runner {
-    pub(crate) fn new(fabric: Fabric, pool: Pool, drive: Drive) -> Result<Arc<Self>> {
+    /// Without devices; joined to other processes' in a directory, or not.
+    pub(crate) fn new(
+        fabric: Fabric,
+        pool: Pool,
+        drive: Drive,
+        directory: Option<&Path>,
+    ) -> Result<Arc<Self>> {
+        let joined = directory.map(|directory| Joined::new(directory, &fabric, pool.clone()));
         let shared = Arc::new(Shared {
+            joined: joined.transpose()?,
             fabric,
             pool,
             devices: Mutex::default(),
@@ -93,7 +168,14 @@ impl Runner {
         make: impl FnOnce(usize, &Fabric, Pool) -> std::result::Result<Arc<Device>, Errno>,
     ) -> Result<Arc<Device>> {
         let mut devices = self.shared.devices();
-        let device = make(devices.len(), &self.shared.fabric, self.shared.pool.clone())?;
+        let mut number = devices.len();
+        if let Some(joined) = &self.shared.joined {
+            if number >= DEVICES.into() {
+                return refuse(libc::ENOMEM);
+            }
+            number += usize::from(joined.first_device);
+        }
+        let device = make(number, &self.shared.fabric, self.shared.pool.clone())?;
         devices.push(Arc::clone(&device));
         self.shared.count.store(devices.len(), Ordering::Release);
         Ok(device)
@@ -102,7 +184,7 @@ impl Runner {
     /// A turn of all devices; whether anything happened or is left to do.
     pub(crate) fn drive(&self) -> bool {
         let devices = self.shared.devices();
-        turn(&devices).busy
+        self.shared.turn(&devices).busy
     }
 
     /// Whether there is a thread that runs the devices.
@@ -112,8 +194,11 @@ impl Runner {
 
     /// Has the thread look.
     pub(crate) fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
+        match (&self.shared.joined, &self.thread) {
+            // Full is awake.
+            (Some(joined), _) => drop(joined.wake.write(1)),
+            (None, Some(thread)) => thread.thread().unpark(),
+            (None, None) => {}
         }
     }
 }
@@ -142,15 +227,15 @@ fn run(shared: &Shared) {
         if devices.len() != shared.count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }
-        let found = turn(&devices);
+        let found = shared.turn(&devices);
         if found.busy {
             last = Instant::now();
             sleep = SHORTEST;
             continue;
         }
         if !found.in_use {
-            // Whatever comes is a command, and wakes.
-            thread::park();
+            // Whatever comes is a command, or a frame, and wakes.
+            shared.sleep(None);
             last = Instant::now();
             continue;
         }
@@ -159,7 +244,7 @@ fn run(shared: &Shared) {
             std::hint::spin_loop();
         } else {
             let until = found.due.map_or(sleep, |due| sleep.min(due));
-            thread::park_timeout(until);
+            shared.sleep(Some(until));
             sleep = (sleep * 2).min(LONGEST);
         }
     }

@@ -1,0 +1,424 @@
+//! Processes of one machine on one network: a directory with a socket for each.
+//!
+//! Each has a number there, which the addresses of its devices are made of, so
+//! that a frame's destination says whose socket it goes to. A number is held by
+//! a lock on a file, which goes with the process however that ends. Whoever
+//! sends to a process connects to its socket and never reads there; whoever is
+//! connected to only reads. There is nobody in between who could go.
+//!
+//! Frames are as untrusted as any network's: the transport checks them. What a
+//! process can take up here is bounded: connections, frames of a turn, frames
+//! that wait.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen,
+    recv, send, setsockopt, socket, sockopt,
+};
+use softhca::fabric::{Fabric, Port};
+use softhca::packet::{CAPACITY, LinkKind, Packet, Pool};
+use uverbs::Errno;
+
+use crate::Result;
+
+/// Processes of a network.
+const MEMBERS: u16 = 32;
+/// Devices of a process.
+pub(crate) const DEVICES: u16 = 256;
+/// Frames that are moved each way before others have their turn.
+const LIMIT: usize = 64;
+/// Bytes that wait in a socket, if the system lets them.
+const ROOM: usize = 1 << 20;
+/// How long a frame waits for a process that takes none. It may only be busy;
+/// but all others wait as well.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// LIDs from here on are multicast.
+const MULTICAST_LID: u16 = 0xc000;
+
+/// The kind of a frame, in front of it.
+const IB: u8 = 0;
+const ETHERNET: u8 = 1;
+
+/// What the epoll instance calls the listening socket. Connections are called
+/// by their places.
+const LISTENER: u64 = u64::MAX;
+/// And what wakes a sleeper.
+pub(crate) const WAKE: u64 = u64::MAX - 1;
+
+/// This process's place on the network.
+pub(crate) struct Segment {
+    port: Port,
+    pool: Pool,
+    directory: PathBuf,
+    number: u16,
+    listener: OwnedFd,
+    /// Whom frames come from.
+    incoming: [Option<OwnedFd>; MEMBERS as usize],
+    /// Whom they go to, by number.
+    members: [Member; MEMBERS as usize],
+    /// A frame that its receiver had no room for.
+    held: Option<(Packet, u16, Instant)>,
+    buffer: Box<[u8]>,
+    /// Last: the number is free when the socket is gone.
+    _lock: Flock<File>,
+}
+
+#[derive(Default)]
+struct Member {
+    socket: Option<OwnedFd>,
+    /// It has let a frame wait for too long.
+    stuck: bool,
+}
+
+/// Whom a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Member(u16),
+    All,
+    Nobody,
+}
+
+fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+fn io(error: std::io::Error) -> Errno {
+    Errno::new(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Whose address it is; the addresses are those of `Settings::numbered`.
+fn owner(number: u16) -> To {
+    match number.checked_sub(1).map(|number| number / DEVICES) {
+        Some(member) if member < MEMBERS => To::Member(member),
+        _ => To::Nobody,
+    }
+}
+
+fn destination(kind: LinkKind, frame: &[u8]) -> To {
+    match (kind, frame) {
+        (LinkKind::Ethernet, [first, ..]) if first & 1 != 0 => To::All,
+        (LinkKind::Ethernet, [0x02, 0x50, 0x53, 0, high, low, ..]) => {
+            owner(u16::from_be_bytes([*high, *low]))
+        }
+        (LinkKind::Ib, [_, _, high, low, ..]) => match u16::from_be_bytes([*high, *low]) {
+            lid if lid >= MULTICAST_LID => To::All,
+            lid => owner(lid),
+        },
+        _ => To::Nobody,
+    }
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+}
+
+fn address(directory: &Path, number: u16) -> Result<UnixAddr> {
+    UnixAddr::new(&directory.join(format!("{number}.socket"))).map_err(os)
+}
+
+/// Takes a number that nobody has.
+fn take_number(directory: &Path) -> Result<(u16, Flock<File>)> {
+    for number in 0..MEMBERS {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(directory.join(format!("{number}.lock")));
+        let file = match file {
+            Ok(file) => file,
+            // Another user's.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => continue,
+            Err(error) => return Err(io(error)),
+        };
+        if let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            return Ok((number, lock));
+        }
+    }
+    Err(Errno::new(libc::EUSERS))
+}
+
+impl Segment {
+    /// Takes part in the network of a directory, which is made if need be.
+    pub(crate) fn join(
+        directory: &Path,
+        fabric: &Fabric,
+        pool: Pool,
+        epoll: &Epoll,
+    ) -> Result<Self> {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(io(error));
+            }
+            _ => {}
+        }
+        // Wherever the process goes later.
+        let directory = directory.canonicalize().map_err(io)?;
+        let (number, lock) = take_number(&directory)?;
+        let at = address(&directory, number)?;
+        if let Some(left) = at.path()
+            && let Err(error) = std::fs::remove_file(left)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(io(error));
+        }
+        let listener = new_socket()?;
+        bind(listener.as_raw_fd(), &at).map_err(os)?;
+        let backlog = Backlog::new(MEMBERS).map_err(os)?;
+        listen(&listener, backlog).map_err(os)?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
+        epoll.add(&listener, event).map_err(os)?;
+        Ok(Self {
+            port: fabric.uplink(),
+            pool,
+            directory,
+            number,
+            listener,
+            incoming: Default::default(),
+            members: Default::default(),
+            held: None,
+            // A byte for the kind, and one by which what is too long is known.
+            buffer: vec![0; CAPACITY + 2].into_boxed_slice(),
+            _lock: lock,
+        })
+    }
+
+    /// What the numbers of this process's devices begin with.
+    pub(crate) fn first_device(&self) -> u16 {
+        self.number * DEVICES
+    }
+
+    /// Moves frames both ways; whether there was any, or one waits.
+    pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
+        let sent = self.send_all();
+        self.receive_all(epoll) || sent
+    }
+
+    fn send_all(&mut self) -> bool {
+        let mut active = false;
+        for _ in 0..LIMIT {
+            let (packet, to, since) = match self.held.take() {
+                Some(held) => held,
+                // Nothing is delayed on this network, so it is always now.
+                None => match self.port.recv(0) {
+                    Some(packet) => match destination(packet.kind(), packet.frame()) {
+                        To::Member(to) => (packet, to, Instant::now()),
+                        To::All => {
+                            // Of those nobody is promised one.
+                            let own = self.number;
+                            for to in (0..MEMBERS).filter(|to| *to != own) {
+                                self.send(to, &packet);
+                            }
+                            active = true;
+                            continue;
+                        }
+                        To::Nobody => continue,
+                    },
+                    None => break,
+                },
+            };
+            active = true;
+            if self.send(to, &packet) {
+                continue;
+            }
+            let member = &mut self.members[usize::from(to)];
+            if !member.stuck && since.elapsed() < PATIENCE {
+                self.held = Some((packet, to, since));
+                // It needs the processor more than this does.
+                std::thread::yield_now();
+                break;
+            }
+            member.stuck = true;
+        }
+        active
+    }
+
+    /// Sends a frame, or loses it, as networks do. False if there is no room.
+    fn send(&mut self, to: u16, packet: &Packet) -> bool {
+        let frame = packet.frame();
+        let Some((kind, rest)) = self.buffer.split_first_mut() else {
+            return true;
+        };
+        *kind = match packet.kind() {
+            LinkKind::Ib => IB,
+            LinkKind::Ethernet => ETHERNET,
+        };
+        rest[..frame.len()].copy_from_slice(frame);
+        let Some(member) = self.members.get_mut(usize::from(to)) else {
+            return true;
+        };
+        if member.socket.is_none() {
+            *member = Member::default();
+            member.socket = reach(&self.directory, to);
+        }
+        let Some(socket) = &member.socket else {
+            return true;
+        };
+        let datagram = &self.buffer[..=frame.len()];
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        match send(socket.as_raw_fd(), datagram, flags) {
+            Ok(_) => member.stuck = false,
+            Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => return false,
+            Err(nix::Error::EINTR) => {}
+            // It is gone. Somebody else may have the number next time.
+            Err(_) => member.socket = None,
+        }
+        true
+    }
+
+    fn receive_all(&mut self, epoll: &Epoll) -> bool {
+        let mut events = [EpollEvent::empty(); MEMBERS as usize + 2];
+        let Ok(count) = epoll.wait(&mut events, EpollTimeout::ZERO) else {
+            return false;
+        };
+        let mut active = false;
+        for event in &events[..count] {
+            match event.data() {
+                LISTENER => self.accept(epoll),
+                WAKE => {}
+                place => {
+                    active |= self.receive(place as usize);
+                }
+            }
+        }
+        active
+    }
+
+    /// Lets one in, if there is a place.
+    fn accept(&mut self, epoll: &Epoll) {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
+            return;
+        };
+        // SAFETY: it is new, and nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let Some(place) = self.incoming.iter().position(Option::is_none) else {
+            return;
+        };
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
+        if epoll.add(&socket, event).is_ok() {
+            self.incoming[place] = Some(socket);
+        }
+    }
+
+    /// Takes what has come by a connection.
+    fn receive(&mut self, place: usize) -> bool {
+        let Some(socket) = self.incoming.get(place).and_then(Option::as_ref) else {
+            return false;
+        };
+        for _ in 0..LIMIT {
+            match recv(socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(length @ 1..) => {
+                    let (kind, frame) = match &self.buffer[..length] {
+                        [IB, frame @ ..] => (LinkKind::Ib, frame),
+                        [ETHERNET, frame @ ..] => (LinkKind::Ethernet, frame),
+                        _ => continue,
+                    };
+                    if let Some(packet) = self.pool.copy_of(kind, frame) {
+                        self.port.send(0, packet);
+                    }
+                }
+                Err(nix::Error::EAGAIN) => break,
+                Err(nix::Error::EINTR) => {}
+                // The other end is closed. So is this, which leaves epoll by
+                // that.
+                Ok(0) | Err(_) => {
+                    self.incoming[place] = None;
+                    break;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Connects to a process, if there is one of that number.
+fn reach(directory: &Path, number: u16) -> Option<OwnedFd> {
+    let at = address(directory, number).ok()?;
+    let socket = new_socket().ok()?;
+    connect(socket.as_raw_fd(), &at).ok()?;
+    // What the system does not grant is not needed either.
+    let _ = setsockopt(&socket, sockopt::SndBuf, &ROOM);
+    Some(socket)
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if let Ok(at) = address(&self.directory, self.number)
+            && let Some(path) = at.path()
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A new epoll instance, in which `wake` is called [`WAKE`].
+pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+    let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
+    epoll.add(wake, event).map_err(os)?;
+    Ok(epoll)
+}
+
+#[cfg(test)]
+mod tests {
+    use softhca::Settings;
+    use softhca::profile::Profile;
+
+    use super::*;
+
+    #[test]
+    fn a_frame_s_destination_says_whose_it_is() {
+        for (member, device) in [(0, 0), (0, 255), (1, 0), (31, 255)] {
+            let number = member * DEVICES + device;
+            let settings = Settings::numbered(Profile::named("roce").unwrap(), number);
+            let mut frame = settings.mac.to_vec();
+            frame.extend([0; 8]);
+            assert_eq!(destination(LinkKind::Ethernet, &frame), To::Member(member));
+            let [high, low] = settings.lid.to_be_bytes();
+            let frame = [0, 0, high, low, 0, 0, 0, 0];
+            assert_eq!(destination(LinkKind::Ib, &frame), To::Member(member));
+        }
+        let nobody = [
+            (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0, 0, 1][..]),
+            (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0x20, 1, 1]),
+            (LinkKind::Ethernet, &[0x02, 0x50, 0x54, 0, 0, 1, 1]),
+            (LinkKind::Ethernet, &[0x02, 0x50]),
+            (LinkKind::Ib, &[0, 0, 0, 0]),
+            (LinkKind::Ib, &[0, 0, 0x20, 1]),
+            (LinkKind::Ib, &[0, 0]),
+            (LinkKind::Ib, &[]),
+        ];
+        for (kind, frame) in nobody {
+            assert_eq!(destination(kind, frame), To::Nobody, "{frame:?}");
+        }
+        assert_eq!(destination(LinkKind::Ethernet, &[0xff; 14]), To::All);
+        assert_eq!(destination(LinkKind::Ib, &[0, 0, 0xc0, 1]), To::All);
+    }
+
+    #[test]
+    fn numbers_are_nobody_else_s_and_come_back() {
+        let directory = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
+        let fabric = Fabric::new(1);
+        let wake = new_socket().unwrap();
+        let polls: Vec<Epoll> = (0..3).map(|_| epoll(&wake).unwrap()).collect();
+        let join = |at: usize| Segment::join(&directory, &fabric, Pool::new(), &polls[at]).unwrap();
+        let (first, second) = (join(0), join(1));
+        assert_eq!((first.number, second.number), (0, 1));
+        drop(first);
+        assert!(!directory.join("0.socket").exists());
+        assert_eq!(join(2).number, 0);
+        drop(second);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

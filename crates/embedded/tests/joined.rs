@@ -1,0 +1,163 @@
+//! Networks that are joined through a directory. Here they are of one process,
+//! which knows no more of the other than another process would; with two
+//! processes the ping-pong of crates/cli is run.
+
+mod driver;
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use driver::*;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect as reach, send, socket,
+};
+use ringverbs_embedded::{Drive, Network};
+use uverbs::QpType;
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-{name}-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn host(&self, profile: &str) -> Host {
+        let network = Network::joined(Drive::Thread, &self.0).unwrap();
+        Host::new(&network.strict_device(profile).unwrap())
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bytes(seed: usize, count: usize) -> Vec<u8> {
+    (0..count).map(|at| (at * 7 + seed * 31) as u8).collect()
+}
+
+/// Messages of several packets, each with its own content, and what one-sided
+/// operations do.
+fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
+    const SIZE: usize = 10_001;
+    let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
+    let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
+    join(kind, (&qa, a), (&qb, b));
+    let (from, to) = (a.memory(SIZE), b.memory(SIZE));
+    for round in 0..rounds {
+        let data = bytes(round, SIZE);
+        from.set(0, &data);
+        receive(&mut qb, round as u64, to.sge(0, SIZE));
+        post(&mut qa, round as u64, Work::Send, from.sge(0, SIZE));
+        let (sent, received) = (wait(&mut cqa), wait(&mut cqb));
+        assert_eq!((sent.status, sent.wr_id), (0, round as u64));
+        assert_eq!((received.status, received.wr_id), (0, round as u64));
+        assert_eq!(to.get(0, SIZE), data);
+    }
+    if kind != QpType::RC {
+        return;
+    }
+    let back = a.memory(SIZE);
+    post(&mut qa, 1, Work::Read(&to, 0), back.sge(0, SIZE));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(back.get(0, SIZE), bytes(rounds - 1, SIZE));
+    from.set(0, &bytes(77, SIZE));
+    post(&mut qa, 2, Work::Write(&to, 0), from.sge(0, SIZE));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(to.get(0, SIZE), bytes(77, SIZE));
+    to.set(0, &40u64.to_ne_bytes());
+    post(&mut qa, 3, Work::Add(&to, 2), back.sge(0, 8));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(back.get(0, 8), 40u64.to_ne_bytes());
+    assert_eq!(to.get(0, 8), 42u64.to_ne_bytes());
+}
+
+#[test]
+fn what_is_sent_arrives() {
+    for profile in ["ib", "roce"] {
+        let directory = Directory::new(profile);
+        let (a, b) = (directory.host(profile), directory.host(profile));
+        assert_ne!(a.path(), b.path());
+        exchange(QpType::RC, (&a, &b), 20);
+        exchange(QpType::RC, (&b, &a), 3);
+    }
+}
+
+#[test]
+fn three_of_a_network_reach_each_other() {
+    let directory = Directory::new("three");
+    let hosts: Vec<Host> = (0..3).map(|_| directory.host("roce")).collect();
+    for (a, b) in [(0, 1), (1, 2), (2, 0)] {
+        exchange(QpType::RC, (&hosts[a], &hosts[b]), 3);
+    }
+}
+
+#[test]
+fn who_is_gone_is_noticed_and_his_place_is_free() {
+    let directory = Directory::new("gone");
+    let (a, b) = (directory.host("roce"), directory.host("roce"));
+    let mut cqa = a.cq(16);
+    let mut qa = a.qp(QpType::RC, &mut cqa);
+    let there = b.path();
+    {
+        let mut cqb = b.cq(16);
+        let qb = b.qp(QpType::RC, &mut cqb);
+        join(QpType::RC, (&qa, &a), (&qb, &b));
+    }
+    drop(b);
+    let from = a.memory(64);
+    post(&mut qa, 9, Work::Send, from.sge(0, 64));
+    let failed = wait(&mut cqa);
+    // IBV_WC_RETRY_EXC_ERR
+    assert_eq!((failed.wr_id, failed.status), (9, 12));
+    let next = directory.host("roce");
+    assert_eq!(next.path(), there);
+    exchange(QpType::RC, (&a, &next), 3);
+}
+
+#[test]
+fn who_sends_rubbish_is_no_trouble() {
+    let directory = Directory::new("rubbish");
+    let (a, b) = (directory.host("roce"), directory.host("roce"));
+    let at = UnixAddr::new(&directory.0.join("1.socket")).unwrap();
+    let connect = || {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        reach(fd.as_raw_fd(), &at).unwrap();
+        fd
+    };
+    let stranger = connect();
+    let longest = vec![1; 100_000];
+    let frames = [&[][..], &[0], &[1], &[2; 60], &[9], &[1; 4353], &longest];
+    for frame in frames.into_iter().cycle().take(200) {
+        let sent = send(stranger.as_raw_fd(), frame, MsgFlags::MSG_NOSIGNAL);
+        // Some of it may be refused: who sends nothing has closed.
+        if sent.is_err() {
+            break;
+        }
+    }
+    // As many as there are places, and more, that say nothing or go again.
+    let idle: Vec<_> = (0..20).map(|_| connect()).collect();
+    exchange(QpType::RC, (&a, &b), 3);
+    drop(idle);
+    for _ in 0..100 {
+        drop(connect());
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    exchange(QpType::RC, (&b, &a), 3);
+    exchange(QpType::RC, (&a, &b), 3);
+}
+
+#[test]
+fn a_place_on_the_network_needs_a_directory() {
+    let directory = Directory::new("none");
+    let nowhere = directory.0.join("not/there");
+    assert!(Network::joined(Drive::Thread, &nowhere).is_err());
+    std::fs::write(&directory.0, "a file").unwrap();
+    assert!(Network::joined(Drive::Thread, &directory.0).is_err());
+    std::fs::remove_file(&directory.0).unwrap();
+}
