@@ -1,6 +1,8 @@
 //! Devices, and the contexts opened on them.
 
 use std::fmt;
+#[cfg(feature = "embedded")]
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs::discovery;
@@ -26,6 +28,9 @@ pub(crate) type Ctx = Arc<uverbs::Context>;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Device {
     found: discovery::Device,
+    /// It is this process's own, and no kernel's.
+    #[cfg(feature = "embedded")]
+    embedded: Option<embedded::Embedded>,
 }
 
 /// All RDMA devices that this process can see, in the kernel's order. No
@@ -35,15 +40,66 @@ pub struct Device {
 /// If neither netlink nor sysfs could be asked.
 pub fn devices() -> Result<Vec<Device>> {
     let found = discovery::devices(&RealKernel)?;
-    Ok(found.into_iter().map(|found| Device { found }).collect())
+    Ok(found.into_iter().map(Device::of).collect())
 }
 
 impl Device {
-    /// The device of that name, such as `rxe0`.
+    fn of(found: discovery::Device) -> Self {
+        Self {
+            found,
+            #[cfg(feature = "embedded")]
+            embedded: None,
+        }
+    }
+
+    /// A ConnectX in software, in this process: no root, kernel module or
+    /// hardware is needed, and nobody outside of the process is reached. The
+    /// same device each time, with a port of Ethernet (RoCE); a thread of its
+    /// own runs it from now on. [`named`](Self::named) knows it as `embedded`;
+    /// [`devices`] does not list it.
+    ///
+    /// It is there to learn, to develop and to test with, not for speed. For
+    /// another port, several devices on a network, or one that no thread runs,
+    /// make one of the crate `ringverbs-embedded`: a `Device` is made from it.
+    ///
+    /// # Errors
+    /// Those of making a thread, and ENOMEM.
+    #[cfg(feature = "embedded")]
+    pub fn embedded() -> Result<Self> {
+        embedded_device(None)
+    }
+
+    /// The same, which reaches those of other processes that name the same
+    /// directory, up to 32; it is made, for this user alone, if there is none.
+    /// [`named`](Self::named) knows it as `embedded:DIRECTORY`.
+    ///
+    /// What another process sends is checked as what comes from a network is: it
+    /// reaches what a queue pair or a key of this process lets it reach. When a
+    /// process has ended, by whatever means, what is sent to it fails, once all
+    /// retries were of no use.
+    ///
+    /// # Errors
+    /// Those of making files and sockets there; EUSERS if there are 32 processes;
+    /// and as [`embedded`](Self::embedded).
+    #[cfg(feature = "embedded")]
+    pub fn embedded_at(directory: &Path) -> Result<Self> {
+        embedded_device(Some(directory))
+    }
+
+    /// The device of that name, such as `rxe0`, or, with the feature `embedded`,
+    /// `embedded` or `embedded:DIRECTORY`.
     ///
     /// # Errors
     /// [`Error::NoDevice`].
     pub fn named(name: &str) -> Result<Self> {
+        #[cfg(feature = "embedded")]
+        match name.strip_prefix(EMBEDDED) {
+            Some("") => return Self::embedded(),
+            Some(rest) if rest.len() > 1 && rest.starts_with(':') => {
+                return Self::embedded_at(Path::new(&rest[1..]));
+            }
+            _ => {}
+        }
         let mut devices = devices()?.into_iter();
         devices
             .find(|device| device.name() == name)
@@ -59,6 +115,12 @@ impl Device {
     pub fn first() -> Result<Self> {
         let mut devices = devices()?.into_iter();
         devices.next().ok_or(Error::NoDevice { name: None })
+    }
+
+    /// Whether it is in this process, and no kernel's.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.embedded.is_some()
     }
 
     /// Its name, such as `rxe0`.
@@ -77,6 +139,11 @@ impl Device {
     /// EACCES without permission on its character device;
     /// [`Error::UnsupportedDriver`].
     pub fn open(&self) -> Result<Context> {
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            let (context, driver) = (embedded.context()?, self.found.driver_id);
+            return Context::begin(context, driver, Some(self.clone()));
+        }
         Context::open_with(Box::new(RealKernel), self)
     }
 
@@ -87,9 +154,61 @@ impl Device {
     /// # Errors
     /// EACCES without permission on its character device.
     pub fn open_kernel(&self) -> Result<(uverbs::Context, ContextInfo)> {
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            let context = embedded.context()?;
+            let (info, _) = Provider::open(&context, self.found.driver_id)?;
+            return Ok((context, info));
+        }
         let context = uverbs::Context::open(Box::new(RealKernel), &self.found)?;
         let info = context.get_context(Udata::none())?;
         Ok((context, info))
+    }
+}
+
+/// The name of the process's own device.
+#[cfg(feature = "embedded")]
+const EMBEDDED: &str = "embedded";
+
+/// The process's own device, on a network of its own or on that of a directory:
+/// one for each.
+#[cfg(feature = "embedded")]
+fn embedded_device(directory: Option<&Path>) -> Result<Device> {
+    type Devices = Vec<(Option<PathBuf>, embedded::Embedded)>;
+    static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = devices.iter();
+    if let Some((_, device)) = known.find(|(at, _)| at.as_deref() == directory) {
+        return Ok(device.clone().into());
+    }
+    let network = match directory {
+        Some(directory) => embedded::Network::joined(embedded::Drive::Thread, directory),
+        None => embedded::Network::new(embedded::Drive::Thread),
+    };
+    let device = network?.device("roce")?;
+    devices.push((directory.map(Path::to_owned), device.clone()));
+    Ok(device.into())
+}
+
+#[cfg(feature = "embedded")]
+impl From<embedded::Embedded> for Device {
+    fn from(embedded: embedded::Embedded) -> Self {
+        let found = discovery::Device {
+            name: EMBEDDED.to_owned(),
+            index: None,
+            driver_id: discovery::DriverId::MLX5,
+            node_type: discovery::NodeType::CA,
+            node_guid: Some(embedded.node_guid()),
+            num_ports: Some(1),
+            uverbs_name: String::new(),
+            dev_t: 0,
+            abi_version: 1,
+            ibdev_path: String::new(),
+        };
+        Self {
+            found,
+            embedded: Some(embedded),
+        }
     }
 }
 

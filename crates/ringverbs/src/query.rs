@@ -77,6 +77,10 @@ pub use uverbs::DeviceAttrEx;
 /// State and limits of a port.
 pub use uverbs::PortAttr;
 
+/// The partition that all are in, as full members (IBA 10.9.1.2).
+#[cfg(feature = "embedded")]
+const DEFAULT_PKEY: u16 = 0xffff;
+
 /// Entries that are asked for at once; no device has more.
 const MAX_GIDS: usize = 1024;
 
@@ -123,6 +127,19 @@ impl Context {
         let device = self.device().ok_or(Error::Unsupported {
             what: "partition keys of a context that was not opened by name",
         })?;
+        #[cfg(feature = "embedded")]
+        if device.is_embedded() {
+            // It has the default one, and sysfs does not know it.
+            let refused = |raw| uverbs::Error::Refused {
+                command: uverbs::Command::ReadSysfs,
+                handle: None,
+                errno: uverbs::Errno::new(raw),
+            };
+            return match (port, index) {
+                (1, 0) => Ok(DEFAULT_PKEY),
+                _ => Err(refused(libc::ENOENT).into()),
+            };
+        }
         let kernel = self.uverbs().kernel();
         let path = &device.found().ibdev_path;
         Ok(uverbs::discovery::sysfs::read_pkey(

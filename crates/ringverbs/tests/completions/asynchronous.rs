@@ -34,7 +34,6 @@ fn block_on<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_31_a_stream_on_any_executor() {
     let bench = Bench::new();
     let reader = bench.reader::<ContextFormat>(WaitObject::Condvar);
@@ -52,7 +51,6 @@ fn row_31_a_stream_on_any_executor() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_31_tokio_and_a_cancelled_future() {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();

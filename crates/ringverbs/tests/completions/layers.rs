@@ -14,7 +14,6 @@ fn access() -> AccessFlags {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_18_levels() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
@@ -57,7 +56,6 @@ fn row_18_levels() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_24_operations_by_rpmas_names() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
@@ -101,7 +99,6 @@ fn row_24_operations_by_rpmas_names() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_20_one_buffer_for_many_messages() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
@@ -132,7 +129,6 @@ fn row_20_one_buffer_for_many_messages() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 #[allow(
     clippy::result_large_err,
     reason = "an entry, not an error of the test's"

@@ -6,6 +6,7 @@ use ringverbs::completion::{
     AddressVector, ContextFormat, Counter, CounterError, DataEntry, DataFormat, EntryFlags,
     MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
 };
+use ringverbs::kernel::discovery::DriverId;
 use ringverbs::{
     AccessFlags, Error, EventSource, Inline, Operation, RemoteAddr, Status, WorkRequest,
 };
@@ -13,7 +14,6 @@ use ringverbs::{
 use crate::{Bench, LONG, QKEY, next, nothing, woken};
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_01_size() {
     let bench = Bench::new();
     let limit = bench.context.query_device().unwrap().max_cqe;
@@ -29,7 +29,6 @@ fn row_01_size() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_02_vector() {
     let bench = Bench::new();
     let vectors = bench.context.num_comp_vectors();
@@ -39,7 +38,6 @@ fn row_02_vector() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_03_formats_and_row_17_flags() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
@@ -105,7 +103,6 @@ fn row_03_formats_and_row_17_flags() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_06_batches_in_order() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
@@ -130,7 +127,6 @@ fn row_06_batches_in_order() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_07_cursor() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
@@ -165,7 +161,6 @@ fn row_07_cursor() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_08_to_10_errors_out_of_band_in_band_and_as_text() {
     let bench = Bench::new();
     let mut reader = bench.reader::<MessageFormat>(WaitObject::None);
@@ -199,7 +194,6 @@ fn row_08_to_10_errors_out_of_band_in_band_and_as_text() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_11_source_addresses() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
@@ -246,7 +240,6 @@ fn row_11_source_addresses() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_14_overrun_is_sticky() {
     let bench = Bench::new();
     let builder = bench.context.completion_queue().entries(4);
@@ -269,7 +262,9 @@ fn row_14_overrun_is_sticky() {
     std::thread::sleep(Duration::from_millis(300));
     let mut out = Vec::new();
     out.resize_with(64, Default::default);
-    assert_eq!(reader.read(&mut out).unwrap(), capacity);
+    // A ConnectX holds one more than it says.
+    let read = reader.read(&mut out).unwrap();
+    assert!([capacity, capacity + 1].contains(&read), "{read}");
     for _ in 0..3 {
         assert!(matches!(reader.read(&mut out), Err(ReadError::Overrun)));
     }
@@ -283,7 +278,6 @@ fn row_14_overrun_is_sticky() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_15_busy_and_row_16_close_with_entries() {
     let bench = Bench::new();
     let reader = bench.reader::<DataFormat>(WaitObject::Fd);
@@ -302,7 +296,6 @@ fn row_15_busy_and_row_16_close_with_entries() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_19_selective_completion() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
@@ -323,7 +316,6 @@ fn row_19_selective_completion() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_22_counters() {
     let bench = Bench::new();
     let other = bench.context.completion_queue().build().unwrap();
@@ -360,7 +352,6 @@ fn row_22_counters() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_23_separate_receive_queue() {
     let bench = Bench::new();
     let mut sends = bench.reader::<DataFormat>(WaitObject::None);
@@ -388,7 +379,6 @@ fn row_23_separate_receive_queue() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_26_resize_keeps_what_is_pending() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
@@ -411,11 +401,11 @@ fn row_26_resize_keeps_what_is_pending() {
     }
     assert_eq!(expected, 45);
     // rxe has no moderation, and says so.
-    assert!(reader.queue().moderate(10, 10).is_err());
+    let rxe = bench.context.device().unwrap().found().driver_id == DriverId::RXE;
+    assert_eq!(reader.queue().moderate(10, 10).is_err(), rxe);
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_32_draining() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);

@@ -14,7 +14,6 @@ use crate::{Bench, woken};
 const LONG: Option<Duration> = Some(crate::LONG);
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_04_wait_objects_and_row_12_timeouts() {
     let objects = [
         WaitObject::Unspecified,
@@ -55,7 +54,6 @@ fn row_04_wait_objects_and_row_12_timeouts() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_04_a_set_of_several_queues() {
     let bench = Bench::new();
     let set = WaitSet::new().unwrap();
@@ -76,7 +74,6 @@ fn row_04_a_set_of_several_queues() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_05_threshold() {
     let bench = Bench::new();
     let queue = bench.context.completion_queue().entries(64);
@@ -108,7 +105,6 @@ fn row_05_threshold() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_13_signals_wake_and_are_not_lost() {
     for object in [WaitObject::Fd, WaitObject::Condvar, WaitObject::Yield] {
         let bench = Bench::new();
@@ -150,7 +146,6 @@ fn row_13_signals_wake_and_are_not_lost() {
 /// whenever nothing is there. Where a wake-up is lost a wait ends by the clock,
 /// which [`woken`] does not let pass: what it then finds is right all the same.
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_12_no_wake_up_is_lost() {
     let waits = std::env::var("WAITS").map_or(5000, |text| text.parse::<u64>().unwrap());
     for object in [WaitObject::Fd, WaitObject::Condvar] {
@@ -189,7 +184,6 @@ fn row_12_no_wake_up_is_lost() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_25_wait_then_get() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::Fd);
@@ -203,7 +197,6 @@ fn row_25_wait_then_get() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_27_a_channel_for_several_queues_and_row_28_solicited() {
     let bench = Bench::new();
     let channel = bench.context.completion_channel().unwrap();
@@ -235,7 +228,6 @@ fn row_27_a_channel_for_several_queues_and_row_28_solicited() {
 }
 
 #[test]
-#[ignore = "needs rdma_rxe"]
 fn row_30_a_shared_reader_gives_each_entry_to_one_thread() {
     let bench = Bench::new();
     let reader = bench.reader::<ContextFormat>(WaitObject::Fd);

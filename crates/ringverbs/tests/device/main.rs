@@ -10,10 +10,8 @@ mod memory;
 mod operations;
 mod queues;
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use embedded::Embedded;
 use ringverbs::{
     Buffer, Completion, CompletionQueue, Context, Device, Error, LocalAddress, ProtectionDomain,
     QueuePair, Transport,
@@ -21,16 +19,9 @@ use ringverbs::{
 
 /// The device under test.
 pub(crate) fn context() -> Context {
-    match std::env::var("RXE_DEV") {
-        Ok(name) if name != "embedded" => Device::named(&name).unwrap().open().unwrap(),
-        _ => Context::over(embedded().context().unwrap()).unwrap(),
-    }
-}
-
-/// The ConnectX in this process.
-fn embedded() -> &'static Embedded {
-    static DEVICE: OnceLock<Embedded> = OnceLock::new();
-    DEVICE.get_or_init(|| Embedded::new("roce").unwrap())
+    let name = std::env::var("RXE_DEV");
+    let device = name.map_or_else(|_| Device::embedded(), |name| Device::named(&name));
+    device.unwrap().open().unwrap()
 }
 
 /// What a device has; `None`, said aloud, if the crate says that it has not.

@@ -127,7 +127,7 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                 continue;
             };
             let (buffer, reads) = in_flight.pop_front().unwrap();
-            assert_eq!(completion.token, buffer.into());
+            assert_eq!(completion.token, u64::from(buffer));
             let data = completion.take_buffer().unwrap();
             match completion.result {
                 Ok(_) => {

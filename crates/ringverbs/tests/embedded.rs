@@ -1,0 +1,72 @@
+//! On the ConnectX in this process: what an example does, and two devices.
+
+use std::time::Duration;
+
+use embedded::{Drive, Network};
+use ringverbs::{Context, Device, Transport};
+
+/// A message from one context to another, and what came of it.
+fn send(from: &Context, to: &Context, text: &[u8]) -> Vec<u8> {
+    let (near, far) = (from.alloc_pd().unwrap(), to.alloc_pd().unwrap());
+    let mut sent = from.completion_queue().entries(16).build().unwrap();
+    let mut arrived = to.completion_queue().entries(16).build().unwrap();
+    let sender = near.queue_pair(Transport::Reliable, &sent).build();
+    let receiver = far.queue_pair(Transport::Reliable, &arrived).build();
+    let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
+    let (here, there) = (from.local_address(1).unwrap(), to.local_address(1).unwrap());
+    let (a, b) = (sender.endpoint(&here), receiver.endpoint(&there));
+    sender.connect(&here, &b).unwrap();
+    receiver.connect(&there, &a).unwrap();
+    let mut outgoing = near.alloc(4096).unwrap().into_buffer();
+    outgoing.copy_from(text).unwrap();
+    receiver
+        .receive(far.alloc(4096).unwrap().into_buffer(), 1)
+        .unwrap();
+    sender.send(outgoing, 2).unwrap();
+    let done = sent.poll_until_one().unwrap();
+    assert_eq!(done.token, 2);
+    done.result.unwrap();
+    let mut done = arrived.poll_until_one().unwrap();
+    assert_eq!(done.token, 1);
+    done.result.as_ref().unwrap();
+    done.take_buffer().unwrap().to_vec()
+}
+
+#[test]
+fn a_message_goes_through_this_process_s_own_device() {
+    let device = Device::embedded().unwrap();
+    assert_eq!(device, Device::named("embedded").unwrap());
+    let (a, b) = (device.open().unwrap(), device.open().unwrap());
+    assert_eq!(&send(&a, &b, b"one device, two contexts")[..3], b"one");
+    assert_eq!(&send(&a, &a, b"itself")[..6], b"itself");
+}
+
+#[test]
+fn devices_of_a_network_reach_each_other() {
+    for profile in ["ib", "roce"] {
+        let network = Network::new(Drive::Thread).unwrap();
+        let open = || {
+            let device = Device::from(network.device(profile).unwrap());
+            device.open().unwrap()
+        };
+        let (a, b) = (open(), open());
+        assert_eq!(&send(&a, &b, b"over there")[..10], b"over there");
+    }
+}
+
+#[test]
+fn a_wait_ends_with_its_time() {
+    let context = Device::embedded().unwrap().open().unwrap();
+    let channel = context.completion_channel().unwrap();
+    let nothing = channel.wait(Some(Duration::from_millis(20))).unwrap();
+    assert_eq!(nothing, None);
+}
+
+#[test]
+fn what_it_is_can_be_asked() {
+    let device = Device::embedded().unwrap();
+    assert_eq!(device.name(), "embedded");
+    let (context, info) = device.open_kernel().unwrap();
+    assert_eq!(info.num_comp_vectors, 1);
+    assert_eq!(context.query_port(1).unwrap().legacy.state, 4);
+}
