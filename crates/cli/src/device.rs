@@ -1,10 +1,15 @@
 //! Finding and opening devices.
 
-use ringverbs::Device;
+use std::fmt;
+
+use ringverbs::kernel::ContextInfo;
 use ringverbs::kernel::discovery::DriverId;
-use ringverbs::kernel::{Context, ContextInfo};
+use ringverbs::{Context, Device, kernel};
 
 use crate::error::Error;
+
+/// `IB_PORT_ACTIVE`.
+const ACTIVE: u8 = 4;
 
 /// All devices there are, by name.
 pub fn all() -> Result<Vec<Device>, Error> {
@@ -13,8 +18,16 @@ pub fn all() -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
+/// Whether that is a name of the ConnectX in this process.
+fn is_embedded(name: &str) -> bool {
+    name == "embedded" || name.starts_with("embedded:")
+}
+
 /// The devices a command is about: the one named, or all; at least one.
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
+    if let Some(name) = name.filter(|name| is_embedded(name)) {
+        return Ok(vec![named(name)?]);
+    }
     let mut devices = all()?;
     if let Some(name) = name {
         let there: Vec<String> = devices
@@ -36,21 +49,92 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
 }
 
 /// Opens a device, whatever its driver, to be asked.
-pub fn open(device: &Device) -> Result<(Context, ContextInfo), Error> {
+pub fn open(device: &Device) -> Result<(kernel::Context, ContextInfo), Error> {
     let doing = Error::native(format!("opening {}", device.name()));
     device.open_kernel().map_err(doing)
 }
 
-/// Opens the device of that name, or the first, for operations on it.
-pub fn context(name: Option<&str>) -> Result<ringverbs::Context, Error> {
-    let device = match name {
-        Some(name) => Device::named(name),
-        None => Device::first(),
-    };
-    let device = device.map_err(Error::native("choosing a device"))?;
-    device
-        .open()
-        .map_err(Error::native(format!("opening {}", device.name())))
+fn named(name: &str) -> Result<Device, Error> {
+    Device::named(name).map_err(Error::native("choosing a device"))
+}
+
+/// A device for operations on it, open.
+pub struct Chosen {
+    pub context: Context,
+    /// What it is.
+    pub name: String,
+    /// Why it is not a device of this machine, if it is not and was not asked
+    /// for.
+    pub instead: Option<String>,
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if is_embedded(&self.name) {
+            f.write_str(", a ConnectX in this process")?;
+        }
+        match &self.instead {
+            Some(reason) => write!(f, ": {reason}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Chosen {
+    fn open(device: &Device) -> Result<Self, Error> {
+        let doing = Error::native(format!("opening {}", device.name()));
+        Ok(Self {
+            context: device.open().map_err(doing)?,
+            name: device.name().to_owned(),
+            instead: None,
+        })
+    }
+
+    /// The same, if the port can be used.
+    fn usable(device: &Device, port: u8) -> Result<Self, Error> {
+        let chosen = Self::open(device)?;
+        let doing = Error::doing(format!("asking {} for port {port}", chosen.name));
+        let asked = chosen.context.as_uverbs().query_port(port);
+        match asked.map_err(doing)?.legacy.state {
+            ACTIVE => Ok(chosen),
+            _ => Err(Error::PortDown {
+                device: chosen.name,
+                port,
+            }),
+        }
+    }
+}
+
+/// Opens the device of that name; without one, the first whose port is up.
+/// If there is none and nobody else is to be reached (`alone`), it is the
+/// ConnectX in this process.
+pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Error> {
+    if let Some(name) = name {
+        return Chosen::open(&named(name)?);
+    }
+    let devices = ringverbs::devices().map_err(Error::native("listing the devices"));
+    let mut reasons = Vec::new();
+    match devices {
+        Ok(devices) if devices.is_empty() => reasons.push(Error::NoDevice),
+        Ok(devices) => {
+            for device in devices {
+                match Chosen::usable(&device, port) {
+                    Ok(chosen) => return Ok(chosen),
+                    Err(error) => reasons.push(error),
+                }
+            }
+        }
+        Err(error) => reasons.push(error),
+    }
+    if !alone {
+        return Err(reasons.into_iter().next().unwrap_or(Error::NoDevice));
+    }
+    let reasons: Vec<String> = reasons.iter().map(Error::to_string).collect();
+    Ok(Chosen {
+        instead: Some(reasons.join("; ")),
+        ..Chosen::open(&named("embedded")?)?
+    })
 }
 
 /// The kernel module of a driver, or its number.

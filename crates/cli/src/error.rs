@@ -22,6 +22,13 @@ pub enum Error {
         /// The names there are.
         there: Vec<String>,
     },
+    /// The port is not active.
+    PortDown {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+    },
     /// The device has no such port.
     NoSuchPort {
         /// The device.
@@ -66,7 +73,11 @@ impl Error {
     /// What to do about it, or nothing.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
-            Self::NoDevice => Some("run `ringverbs doctor` to find out why"),
+            Self::NoDevice | Self::PortDown { .. } => Some(
+                "run `ringverbs doctor` to find out why; \
+                 `--device embedded` is a ConnectX in this process, \
+                 `--device embedded:DIRECTORY` one that other processes reach",
+            ),
             Self::Native {
                 source: ringverbs::Error::Kernel(source),
                 ..
@@ -103,6 +114,9 @@ impl fmt::Display for Error {
                     "there is no device {name:?}; there is {}",
                     there.join(", ")
                 )
+            }
+            Self::PortDown { device, port } => {
+                write!(f, "port {port} of {device} is not active")
             }
             Self::NoSuchPort {
                 device,

@@ -94,10 +94,18 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
     let problems = findings
         .iter()
         .filter(|finding| finding.level == Level::Problem);
-    match problems.count() {
+    let problems = problems.count();
+    match problems {
         0 => writeln!(out, "\nNothing stands in the way of RDMA here.")?,
         1 => writeln!(out, "\nOne problem stands in the way of RDMA here.")?,
         count => writeln!(out, "\n{count} problems stand in the way of RDMA here.")?,
+    }
+    if problems != 0 {
+        let command = paint(out::NAME, "ringverbs pingpong --device embedded");
+        writeln!(
+            out,
+            "A ConnectX in the process needs nothing of this: {command}"
+        )?;
     }
     Ok(out.flush()?)
 }

@@ -66,7 +66,9 @@ pub struct Args {
     /// TCP port of the server
     #[arg(short, long, default_value_t = 18516)]
     port: u16,
-    /// Use this device (default: the first)
+    /// Use this device (default: the first that is up, and if there is none and
+    /// both sides are here, `embedded`: a ConnectX in this process;
+    /// `embedded:DIRECTORY` is one that other processes reach)
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
     device: Option<String>,
     /// Use this port of the device
@@ -208,7 +210,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     if let Some(file) = &args.plot {
         plot::check(file).map_err(PerfError::Plot)?;
     }
-    let context = device::context(args.device.as_deref())?;
+    let alone = args.host.is_none() && !args.server;
+    let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
+    let context = &chosen.context;
+    if !args.json && chosen.instead.is_some() {
+        let mut out = out::stdout();
+        writeln!(out, "{chosen}")?;
+        out.flush()?;
+    }
     if args.server {
         let listener = TcpListener::bind(("::", args.port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", args.port)))
@@ -216,7 +225,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 port: args.port,
                 why,
             })?;
-        serve(args, &context, &listener)?;
+        serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
     }
     let report = match &args.host {
@@ -226,9 +235,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 to: format!("{host} port {}", args.port),
                 why,
             })?;
-            measure(args, &context, stream)?
+            measure(args, context, stream)?
         }
-        None => both(args, &context)?,
+        None => both(args, context)?,
     };
     if let Some(file) = &args.plot {
         let title = format!("{} on {}", report.operation.name(), report.device);

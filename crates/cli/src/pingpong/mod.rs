@@ -29,7 +29,7 @@ use wire::Destination;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  ringverbs pingpong                    both sides in this process
+  ringverbs pingpong                    both sides in this process, with any device or none
   ringverbs pingpong --server           wait for a client: ringverbs, or ibv_rc_pingpong HOST
   ringverbs pingpong HOST               meet a server: ringverbs, or ibv_rc_pingpong
   ringverbs pingpong --type uc HOST     meet ibv_uc_pingpong")]
@@ -46,7 +46,9 @@ pub struct Args {
     /// TCP port of the exchange
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
-    /// Use this device (default: the first)
+    /// Use this device (default: the first that is up, and if there is none and
+    /// both sides are here, `embedded`: a ConnectX in this process;
+    /// `embedded:DIRECTORY` is one that other processes reach)
     #[arg(
         short = 'd',
         long = "ib-dev",
@@ -281,7 +283,8 @@ impl std::error::Error for PingPongError {}
 
 /// What came out, as JSON has it.
 #[derive(Serialize)]
-struct Report {
+struct Report<'a> {
+    device: &'a str,
     transport: &'static str,
     size: u32,
     iterations: u32,
@@ -296,7 +299,14 @@ struct Report {
 
 /// Plays one side, or both.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let context = device::context(args.device.as_deref())?;
+    let alone = args.host.is_none() && !args.server;
+    let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
+    let context = &chosen.context;
+    if !args.json {
+        let mut out = out::stdout();
+        writeln!(out, "  {:<16}{chosen}", "device:")?;
+        out.flush()?;
+    }
     let queue_pairs = match args.transport {
         Type::Srq => args.num_qp,
         _ => 1,
@@ -322,11 +332,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         check: args.check,
     };
     let outcome = match &args.host {
-        Some(host) => client(args, &context, options, host)?,
-        None if args.server => server(args, &context, options)?,
-        None => both(args, &context, options)?,
+        Some(host) => client(args, context, options, host)?,
+        None if args.server => server(args, context, options)?,
+        None => both(args, context, options)?,
     };
-    report(args, &outcome)?;
+    report(args, &chosen.name, &outcome)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -403,10 +413,11 @@ fn say(args: &Args, who: &str, sides: &[Destination]) -> Result<(), Error> {
     Ok(out.flush()?)
 }
 
-fn report(args: &Args, outcome: &Outcome) -> Result<(), Error> {
+fn report(args: &Args, device: &str, outcome: &Outcome) -> Result<(), Error> {
     let seconds = outcome.elapsed.as_secs_f64();
     let bytes = u64::from(args.size()) * u64::from(args.iters) * 2;
     let report = Report {
+        device,
         transport: match args.transport {
             Type::Rc => "rc",
             Type::Uc => "uc",

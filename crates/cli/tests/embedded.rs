@@ -1,0 +1,179 @@
+//! On the ConnectX in the process, which needs nothing of the machine: both
+//! sides in one process, and two processes.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long, but on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn start(args: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));
+    let command = command.args(args).stdin(Stdio::null());
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Waits for its end. What it prints is less than a pipe holds.
+fn finish(mut child: Child) -> Output {
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("no end: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// What it prints, if it ends well.
+fn run(args: &[&str]) -> String {
+    let output = finish(start(args));
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    text(&output.stdout)
+}
+
+/// A directory to meet in, and a TCP port that nobody has.
+struct Meeting {
+    directory: PathBuf,
+    port: String,
+}
+
+impl Meeting {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-cli-{name}-{}", std::process::id());
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        Self {
+            directory: std::env::temp_dir().join(name),
+            port: free.local_addr().unwrap().port().to_string(),
+        }
+    }
+
+    fn args<'a>(&'a self, device: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+        [args, &["--port", &self.port, "--device", device]].concat()
+    }
+
+    fn device(&self) -> String {
+        format!("embedded:{}", self.directory.display())
+    }
+
+    fn serve(&self, args: &[&str]) -> Child {
+        start(&self.args(&self.device(), args))
+    }
+
+    /// A client that has found the server, which may not listen yet.
+    fn meet(&self, args: &[&str]) -> Child {
+        let end = Instant::now() + PATIENCE;
+        let port: u16 = self.port.parse().unwrap();
+        // Looked for without connecting: a server takes one client.
+        let listens = |port: u16| {
+            ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+                let table = std::fs::read_to_string(table).unwrap_or_default();
+                let at = format!(":{port:04X} ");
+                let mut lines = table.lines();
+                lines.any(|line| line.contains(&at) && line.contains(" 0A "))
+            })
+        };
+        while !listens(port) {
+            assert!(Instant::now() < end, "nobody listens");
+            sleep(Duration::from_millis(5));
+        }
+        start(&self.args(&self.device(), args))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+#[test]
+fn pingpong_says_which_device_it_has_taken() {
+    let text = run(&["pingpong", "--iters", "100", "--chk"]);
+    assert!(text.starts_with("  device:         "), "{text}");
+    assert!(text.contains("\n100 iters in "), "{text}");
+    let text = run(&["pingpong", "-n", "10", "--device", "embedded"]);
+    let first = text.lines().next().unwrap();
+    assert_eq!(
+        first,
+        "  device:         embedded, a ConnectX in this process"
+    );
+}
+
+#[test]
+fn pingpong_of_each_type_polled_and_on_events() {
+    for kind in ["rc", "uc", "ud", "srq"] {
+        for how in ["--chk", "--events"] {
+            let device = ["--device", "embedded", "--json", "-n", "200"];
+            let args = [&["pingpong", "--type", kind, how][..], &device].concat();
+            let report: serde_json::Value = serde_json::from_str(&run(&args)).unwrap();
+            assert_eq!(report["device"], "embedded");
+            assert_eq!(report["transport"], kind);
+            assert_eq!(report["iterations"], 200);
+        }
+    }
+}
+
+#[test]
+fn perf_of_each_operation() {
+    for operation in ["send", "write", "read", "atomic"] {
+        let sizes = ["--sizes", "8,5000", "-n", "100", "--json"];
+        let device = ["--op", operation, "--device", "embedded"];
+        let text = run(&[&["perf"][..], &device, &sizes].concat());
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["device"], "embedded");
+        for row in report["rows"].as_array().unwrap() {
+            assert!(row["latency_ns"]["p50"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn it_can_be_asked_what_it_is() {
+    let text = run(&["info", "--device", "embedded"]);
+    assert!(
+        text.contains("embedded") && text.contains("PORT_ACTIVE"),
+        "{text}"
+    );
+}
+
+#[test]
+fn two_processes_check_what_they_send_each_other() {
+    for kind in ["rc", "uc", "ud", "srq"] {
+        let meeting = Meeting::new(kind);
+        let args = ["--type", kind, "-n", "300", "--chk"];
+        let server = meeting.serve(&[&["pingpong", "--server"][..], &args].concat());
+        let client = meeting.meet(&[&["pingpong"][..], &args, &["127.0.0.1"]].concat());
+        for side in [finish(client), finish(server)] {
+            assert!(side.status.success(), "{kind}: {side:?}");
+            let text = text(&side.stdout);
+            assert!(text.contains("\n300 iters in "), "{kind}: {text}");
+        }
+    }
+}
+
+#[test]
+fn who_is_left_alone_ends_with_retries_exceeded() {
+    let meeting = Meeting::new("killed");
+    let mut server = meeting.serve(&["perf", "--server"]);
+    let endless = ["perf", "-n", "100000000", "127.0.0.1"];
+    let mut client = meeting.meet(&endless);
+    // In the middle, as far as time tells: long after the beginning.
+    sleep(Duration::from_secs(2));
+    assert!(client.try_wait().unwrap().is_none());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let client = finish(client);
+    assert_eq!(client.status.code(), Some(1));
+    let said = text(&client.stderr);
+    assert!(said.contains("transport retries exceeded"), "{said}");
+}
