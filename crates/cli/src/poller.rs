@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use ringverbs::{Completion, CompletionChannel, CompletionQueue, Context};
+use ringverbs::{Completion, CompletionChannel, CompletionQueue, Context, Device};
 
 /// A completion queue and the way to wait for it.
 pub struct Poller {
     pub cq: CompletionQueue,
     channel: Option<CompletionChannel>,
+    /// A device that this thread can drive while it spins.
+    device: Option<Device>,
     /// How often it slept.
     pub events: u64,
 }
@@ -25,6 +27,7 @@ impl Poller {
         Ok(Self {
             cq: builder.build()?,
             channel,
+            device: context.device().filter(|it| it.is_embedded()).cloned(),
             events: 0,
         })
     }
@@ -45,7 +48,10 @@ impl Poller {
         loop {
             match &self.channel {
                 None => {
-                    std::hint::spin_loop();
+                    match &self.device {
+                        Some(device) => drop(device.drive()),
+                        None => std::hint::spin_loop(),
+                    }
                     // The clock is looked at now and then.
                     spins = spins.wrapping_add(1);
                     if spins.is_multiple_of(1024) && start.elapsed() > patience {

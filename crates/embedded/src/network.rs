@@ -179,8 +179,8 @@ impl Embedded {
     }
 
     /// Does what there is to do in the whole network, within bounds. True if
-    /// something happened or is left to do: a loop calls it until false. Any
-    /// thread, also beside the network's own.
+    /// something happened or is left to do, or another thread is driving: a loop
+    /// calls it until false. Any thread, also beside the network's own.
     pub fn drive(&self) -> bool {
         self.runner.drive()
     }

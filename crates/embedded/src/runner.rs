@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -79,9 +79,12 @@ impl Joined {
     }
 
     fn pump(&self) -> bool {
-        let segment = self.segment.lock();
-        let mut segment = segment.unwrap_or_else(PoisonError::into_inner);
-        segment.pump(&self.epoll)
+        match self.segment.try_lock() {
+            Ok(mut segment) => segment.pump(&self.epoll),
+            Err(TryLockError::Poisoned(mut segment)) => segment.get_mut().pump(&self.epoll),
+            // Somebody else is at it.
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// Until a frame comes, somebody wakes this, or the time is up.
@@ -181,10 +184,14 @@ impl Runner {
         Ok(device)
     }
 
-    /// A turn of all devices; whether anything happened or is left to do.
+    /// A turn of all devices; whether anything happened or is left to do, or
+    /// somebody else is at it.
     pub(crate) fn drive(&self) -> bool {
-        let devices = self.shared.devices();
-        self.shared.turn(&devices).busy
+        match self.shared.devices.try_lock() {
+            Ok(devices) => self.shared.turn(&devices).busy,
+            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()).busy,
+            Err(TryLockError::WouldBlock) => true,
+        }
     }
 
     /// Whether there is a thread that runs the devices.

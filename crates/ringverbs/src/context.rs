@@ -119,8 +119,20 @@ impl Device {
 
     /// Whether it is in this process, and no kernel's.
     #[cfg(feature = "embedded")]
-    pub(crate) fn is_embedded(&self) -> bool {
+    pub fn is_embedded(&self) -> bool {
         self.embedded.is_some()
+    }
+
+    /// Does in this thread what an embedded device has to do, and its network,
+    /// within bounds: a loop that polls and calls this while it finds nothing need
+    /// not wait for the device's own thread, which may be asleep or without a
+    /// processor. True if something happened, is left to do, or is being done by
+    /// another thread. Of other devices false, and nothing is done.
+    #[cfg(feature = "embedded")]
+    pub fn drive(&self) -> bool {
+        self.embedded
+            .as_ref()
+            .is_some_and(embedded::Embedded::drive)
     }
 
     /// Its name, such as `rxe0`.
