@@ -13,11 +13,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [role, address] = &arguments[..] else {
-        return Err("hello_tcp listen|connect ADDRESS:PORT".into());
+    let [role, address, device @ ..] = &arguments[..] else {
+        return Err("hello_tcp listen|connect ADDRESS:PORT [DEVICE]".into());
     };
 
-    let context = Device::first()?.open()?;
+    let device = match device {
+        [name, ..] => Device::named(name)?,
+        [] => Device::first()?,
+    };
+    let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(16).build()?;
     let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;

@@ -1,10 +1,13 @@
 //! The examples, on the ConnectX in the process, which needs nothing of the
-//! machine: what they print is what they are to do. In a guest they run on
-//! rdma_rxe and on softhca, too.
+//! machine: what they print is what they are to do. Of some there are two processes. In a
+//! guest they run on rdma_rxe and on softhca, too, and those that connect by
+//! rdma_cm run only there: `cm_*`, `rping_*`, `stream_echo`.
 #![allow(missing_docs, reason = "a test")]
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// They take milliseconds; the machine may have other things to do.
@@ -24,11 +27,19 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
+fn start(name: &str, arguments: &[&str], device: &str) -> Child {
+    let mut command = Command::new(example(name));
+    let command = command.args(arguments).env("DEVICE", device);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
 /// What it prints, if it ends well and in time.
 fn run(name: &str, arguments: &[&str]) -> String {
-    let mut command = Command::new(example(name));
-    let command = command.args(arguments).stdin(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    finish(name, start(name, arguments, "embedded"))
+}
+
+fn finish(name: &str, mut child: Child) -> String {
     let end = Instant::now() + PATIENCE;
     // None prints more than a pipe holds.
     while child.try_wait().unwrap().is_none() {
@@ -39,9 +50,38 @@ fn run(name: &str, arguments: &[&str]) -> String {
         std::thread::sleep(Duration::from_millis(2));
     }
     let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{name}: {}: {text}", output.status);
-    text
+    assert!(output.status.success(), "{name}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A directory that two processes meet in, and goes with the test.
+struct Meeting(PathBuf);
+
+impl Meeting {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-{name}-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn device(&self) -> String {
+        format!("embedded:{}", self.0.display())
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that does not outlive this value.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]
@@ -104,4 +144,53 @@ fn write_with_immediate() {
     let text = run("write_with_immediate", &["embedded"]);
     assert!(text.contains("at 100: written from afar\n"), "{text}");
     assert!(!text.contains("failed"), "{text}");
+}
+
+#[test]
+fn hello_tcp() {
+    let meeting = Meeting::new("hello");
+    let device = meeting.device();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+    let address = port.unwrap().to_string();
+    let listening = start("hello_tcp", &["listen", &address, &device], "");
+    let end = Instant::now() + PATIENCE;
+    // Until the other one listens.
+    let connected = loop {
+        let connecting = start("hello_tcp", &["connect", &address, &device], "");
+        let output = connecting.wait_with_output().unwrap();
+        if output.status.success() {
+            break String::from_utf8(output.stdout).unwrap();
+        }
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("ConnectionRefused"), "{said}");
+        assert!(Instant::now() < end, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let said = |text: String, role| {
+        let line = format!("received: hello from the side that said {role}\n");
+        assert!(text.contains(&line), "{text}");
+    };
+    said(connected, "listen");
+    said(finish("hello_tcp", listening), "connect");
+}
+
+#[test]
+fn key_value_store() {
+    let meeting = Meeting::new("kv");
+    let device = meeting.device();
+    let mut server = Server(start("kv_server", &["127.0.0.1:0", &device], ""));
+    let mut line = String::new();
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
+    lines.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap();
+    let names = ["one", "two"];
+    let clients = names.map(|name| {
+        let arguments = [address, "check", name, "20"];
+        (name, start("kv_client", &arguments, &device))
+    });
+    for (name, client) in clients {
+        let text = finish("kv_client", client);
+        let right = format!("{name}: 20 keys are what they should be\n");
+        assert_eq!(text, right);
+    }
 }

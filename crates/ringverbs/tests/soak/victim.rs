@@ -60,6 +60,7 @@ impl Victim {
         command
             .args(["victim::victim", "--ignored", "--exact", "--nocapture"])
             .env(VARIABLE, seed.to_string())
+            .env("RXE_DEV", crate::device_name())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         Self(command.spawn().unwrap())
