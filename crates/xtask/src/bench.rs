@@ -7,6 +7,7 @@
 //! exact; times are ratios of medians, and the C provider against itself says
 //! how far those stray.
 
+mod embedded;
 mod layers;
 mod limits;
 mod measure;
@@ -31,6 +32,9 @@ enum Device {
     Rxe,
     /// ConnectX's; no gate and no JSON
     Mlx5,
+    /// Those of the embedded device, end to end: latency and rate of sends in
+    /// one process, and between two; no gate and no JSON
+    Embedded,
 }
 
 /// The command line.
@@ -114,6 +118,10 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         Some(path) => Ok(path.clone()),
         None => anyhow::Ok(dist::dist()?.join("libringverbs")),
     };
+    if arguments.device == Device::Embedded {
+        embedded::bench(arguments.write)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if arguments.device == Device::Mlx5 {
         if let Some(row) = &arguments.trace {
             mlx5::trace(&ours()?, row)?;

@@ -1,0 +1,335 @@
+//! The embedded device: `ringverbs perf` in one process, and between two.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::report::replace_between;
+use crate::driver;
+
+const BEGIN: &str =
+    "<!-- embedded:begin, written by cargo xtask bench --device embedded --write -->";
+const END: &str = "<!-- embedded:end -->";
+/// Sizes of messages, and how many of each for latency and for the rate.
+const SIZES: &str = "8..65536";
+const COUNT: &str = "5000";
+/// How often the client looks whether the server listens.
+const TRIES: u32 = 100;
+
+/// A size's figures: microseconds at the median and at 99 %, messages in a
+/// second.
+struct Row {
+    size: u64,
+    p50: f64,
+    p99: f64,
+    rate: f64,
+}
+
+struct Curve {
+    name: &'static str,
+    colour: &'static str,
+    rows: Vec<Row>,
+}
+
+/// Measures; with `write` it goes into docs/.
+pub fn bench(write: bool) -> Result<()> {
+    let command = build()?;
+    let curves = [
+        Curve {
+            name: "one process",
+            colour: "#4a7fb5",
+            rows: rows(&measure(&command, "embedded", &[])?)?,
+        },
+        Curve {
+            name: "two processes",
+            colour: "#c33",
+            rows: between(&command)?,
+        },
+    ];
+    let table = table(&curves);
+    println!("{table}");
+    if write {
+        let docs = driver::root().join("docs");
+        let page = docs.join("performance.md");
+        let text = fs::read_to_string(&page)?;
+        let text = replace_between(&text, BEGIN, END, &table)
+            .with_context(|| format!("{} lacks the line {BEGIN}", page.display()))?;
+        fs::write(&page, text)?;
+        fs::write(docs.join("embedded.svg"), svg(&curves))?;
+    }
+    Ok(())
+}
+
+/// The command as the README has it built.
+fn build() -> Result<PathBuf> {
+    let target = driver::target_dir();
+    let status = Command::new(driver::cargo())
+        .current_dir(driver::root())
+        .args(["build", "--quiet", "--release", "-p", "ringverbs-cli"])
+        .arg("--target-dir")
+        .arg(&target)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the command does not build");
+    Ok(target.join("release/ringverbs"))
+}
+
+/// A sweep over the sizes; `to` is where the server is.
+fn measure(command: &Path, device: &str, to: &[&str]) -> Result<Value> {
+    let output = Command::new(command)
+        .args(["perf", "--op", "send", "--sizes", SIZES, "-n", COUNT])
+        .args(["--json", "--device", device])
+        .args(to)
+        .stderr(Stdio::piped())
+        .output()
+        .context("cannot run the command")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ringverbs perf: {said}");
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn rows(report: &Value) -> Result<Vec<Row>> {
+    let number = |value: &Value| value.as_f64().context("no number in the report");
+    let rows = report["rows"].as_array().context("no rows in the report")?;
+    let row = |row: &Value| {
+        Ok(Row {
+            size: number(&row["size"])? as u64,
+            p50: number(&row["latency_ns"]["p50"])? * 1e-3,
+            p99: number(&row["latency_ns"]["p99"])? * 1e-3,
+            rate: number(&row["bandwidth"]["messages_per_second"])?,
+        })
+    };
+    rows.iter().map(row).collect()
+}
+
+/// A server that does not outlive this value, and the directory it is met in.
+struct Server(Child, PathBuf);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended by itself if all went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = fs::remove_dir_all(&self.1);
+    }
+}
+
+/// The same with a server that is another process.
+fn between(command: &Path) -> Result<Vec<Row>> {
+    let name = format!("ringverbs-bench-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    let device = format!("embedded:{}", directory.display());
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+    let port = free.local_addr()?.port().to_string();
+    drop(free);
+    let server = Command::new(command)
+        .args(["perf", "--server", "--port", &port, "--device", &device])
+        .spawn()
+        .context("cannot run the command")?;
+    let _server = Server(server, directory);
+    let mut last = None;
+    for _ in 0..TRIES {
+        match measure(command, &device, &["--port", &port, "127.0.0.1"]) {
+            Ok(report) => return rows(&report),
+            // It may not listen yet.
+            Err(error) => last = Some(error),
+        }
+        sleep(Duration::from_millis(100));
+    }
+    match last {
+        Some(error) => Err(error),
+        None => bail!("no report"),
+    }
+}
+
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or("unknown").to_owned()
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let model = lines.find(|(key, _)| key.trim() == "model name");
+    model.map_or_else(
+        || "an unknown processor".into(),
+        |(_, name)| name.trim().into(),
+    )
+}
+
+fn table(curves: &[Curve; 2]) -> String {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut text = format!(
+        "{COUNT} sends of each size, {processors} processors ({}), load average {} afterwards.\n\n\
+         | bytes | one process, µs p50 (p99) | messages/s | two processes, µs p50 (p99) | messages/s |\n\
+         |---|---|---|---|---|\n",
+        processor(),
+        load(),
+    );
+    let [one, two] = curves;
+    for (one, two) in one.rows.iter().zip(&two.rows) {
+        let _ = writeln!(
+            text,
+            "| {} | {:.1} ({:.0}) | {:.0} | {:.1} ({:.0}) | {:.0} |",
+            one.size, one.p50, one.p99, one.rate, two.p50, two.p99, two.rate
+        );
+    }
+    text
+}
+
+const WIDTH: f64 = 330.0;
+const HEIGHT: f64 = 220.0;
+const TOP: f64 = 56.0;
+
+/// Two charts, all axes logarithmic.
+fn svg(curves: &[Curve; 2]) -> String {
+    let mut text = String::from(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"330\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
+    );
+    let (time, rate) = ("one way, microseconds (median)", "messages in a second");
+    chart(&mut text, 70.0, time, curves, |row| row.p50);
+    chart(&mut text, 520.0, rate, curves, |row| row.rate);
+    for (at, curve) in (0u8..).zip(curves) {
+        let x = 70.0 + f64::from(at) * 140.0;
+        let _ = writeln!(
+            text,
+            "<line x1=\"{x}\" y1=\"14\" x2=\"{}\" y2=\"14\" stroke=\"{}\" stroke-width=\"2\"/>\
+             <text x=\"{}\" y=\"18\">{}</text>",
+            x + 20.0,
+            curve.colour,
+            x + 26.0,
+            curve.name
+        );
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+fn chart(text: &mut String, left: f64, title: &str, curves: &[Curve; 2], of: impl Fn(&Row) -> f64) {
+    let rows = || curves.iter().flat_map(|curve| &curve.rows);
+    let decade = |value: f64| value.max(1e-9).log10();
+    let low = rows()
+        .map(|row| decade(of(row)))
+        .fold(f64::MAX, f64::min)
+        .floor();
+    let high = rows()
+        .map(|row| decade(of(row)))
+        .fold(f64::MIN, f64::max)
+        .ceil();
+    let high = high.max(low + 1.0);
+    let power = |row: &Row| (row.size.max(1) as f64).log2();
+    let (first, last) = rows()
+        .map(power)
+        .fold((f64::MAX, f64::MIN), |(low, high), at| {
+            (low.min(at), high.max(at))
+        });
+    let x = |at: f64| left + WIDTH * (at - first) / (last - first).max(1.0);
+    let y = |at: f64| TOP + HEIGHT * (high - at) / (high - low);
+    let _ = writeln!(
+        text,
+        "<text x=\"{left}\" y=\"{}\" font-size=\"13\">{title}</text>",
+        TOP - 14.0
+    );
+    let mut at = low;
+    while at <= high {
+        let _ = writeln!(
+            text,
+            "<line x1=\"{left}\" y1=\"{0:.1}\" x2=\"{1}\" y2=\"{0:.1}\" stroke=\"#ddd\"/>\
+             <text x=\"{2}\" y=\"{3:.1}\" text-anchor=\"end\" fill=\"#666\">{4}</text>",
+            y(at),
+            left + WIDTH,
+            left - 6.0,
+            y(at) + 4.0,
+            10f64.powf(at)
+        );
+        at += 1.0;
+    }
+    let mut at = first;
+    while at <= last {
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\" fill=\"#666\">{}</text>",
+            x(at),
+            TOP + HEIGHT + 18.0,
+            2f64.powf(at)
+        );
+        at += 3.0;
+    }
+    let _ = writeln!(
+        text,
+        "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">bytes</text>",
+        left + WIDTH / 2.0,
+        TOP + HEIGHT + 36.0
+    );
+    for curve in curves {
+        let points: Vec<String> = curve
+            .rows
+            .iter()
+            .map(|row| format!("{:.1},{:.1}", x(power(row)), y(decade(of(row)))))
+            .collect();
+        let _ = writeln!(
+            text,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>",
+            points.join(" "),
+            curve.colour
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(name: &'static str, factor: f64) -> Curve {
+        let row = |power: u32| Row {
+            size: 1 << power,
+            p50: factor * f64::from(power),
+            p99: factor * 100.0,
+            rate: 1e6 / factor,
+        };
+        Curve {
+            name,
+            colour: "#000",
+            rows: (3..=16).map(row).collect(),
+        }
+    }
+
+    #[test]
+    fn a_report_s_rows_are_read_and_others_refused() {
+        let report = serde_json::json!({"rows": [{
+            "size": 8, "latency_ns": {"p50": 1500, "p99": 3000},
+            "bandwidth": {"messages_per_second": 5e5}
+        }]});
+        let rows = rows(&report).unwrap();
+        assert_eq!((rows[0].size, rows[0].p50, rows[0].rate), (8, 1.5, 5e5));
+        for wrong in [
+            serde_json::json!({}),
+            serde_json::json!({"rows": [{"size": 8}]}),
+        ] {
+            assert!(super::rows(&wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn both_curves_are_in_the_table_and_in_both_charts() {
+        let curves = [curve("one", 1.0), curve("two", 2.0)];
+        assert_eq!(
+            table(&curves)
+                .lines()
+                .filter(|line| line.starts_with("| "))
+                .count(),
+            15
+        );
+        let picture = svg(&curves);
+        assert_eq!(picture.matches("<polyline").count(), 4);
+        assert!(!picture.contains("NaN") && !picture.contains("inf"));
+    }
+}
