@@ -523,6 +523,21 @@ static void make_addresses(struct subject *s)
 	s->material.nahs = 8;
 }
 
+static struct ibv_pd *thread_domain(void)
+{
+	struct ibv_td_init_attr none = {};
+	struct ibv_parent_domain_init_attr init = { .pd = pd };
+	struct ibv_pd *parent;
+
+	init.td = ibv_alloc_td(context, &none);
+	if (!init.td)
+		die("ibv_alloc_td: %s", strerror(errno));
+	parent = ibv_alloc_parent_domain(context, &init);
+	if (!parent)
+		die("ibv_alloc_parent_domain: %s", strerror(errno));
+	return parent;
+}
+
 static struct ibv_xrcd *xrc_domain(void)
 {
 	struct ibv_xrcd_init_attr init = {
@@ -548,7 +563,7 @@ static void make_subject(struct subject *s)
 			 .max_inline_data = kind->inline_bytes },
 		.qp_type = kind->type,
 		.sq_sig_all = kind->signal_all,
-		.pd = pd,
+		.pd = kind->thread ? thread_domain() : pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD,
 	};
 

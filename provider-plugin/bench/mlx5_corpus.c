@@ -16,13 +16,13 @@
  * lie over the end in many ways. */
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
-	 * signal all, extended, shared, keys, port, first */
+	 * signal all, extended, shared, keys, port, first, thread */
 #define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
 	     shared, keys, port, first)                                     \
 	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
-	  false, shared, keys, port, first },                               \
+	  false, shared, keys, port, first, false },                        \
 	{ name "-wr", type, sges, bytes, requests, recv_sges, receives,     \
-	  all, true, shared, keys, port, first }
+	  all, true, shared, keys, port, first, false }
 	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
 	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
 	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
@@ -34,6 +34,10 @@ const struct kind kinds[] = {
 	BOTH("ud-roce", UD, 5, 60, 9, 2, 6, true, true, false, ETH, 0),
 	BOTH("xrc-3", XRC, 3, 90, 9, 2, 6, false, true, false, IB, 0),
 	BOTH("xrc-keys", XRC, 1, 30, 10, 1, 4, false, true, true, ETH, 0),
+	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
+	  true },
+	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
+	  true },
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 

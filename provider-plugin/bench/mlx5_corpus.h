@@ -28,6 +28,7 @@ struct kind {
 	bool keys;        /* changes of keys too: windows, invalidation */
 	uint8_t port;
 	uint32_t first;   /* blocks that are posted before the corpus begins */
+	bool thread;      /* of a thread domain, with a register of its own */
 };
 
 extern const struct kind kinds[];

@@ -65,7 +65,7 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
         alloc_parent_domain: fn(*mut ibv_context, *mut ibv_parent_domain_init_attr)
             -> *mut ibv_pd = pd::alloc_parent_domain;
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd::<D>;
-        alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td;
+        alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td::<D>;
         attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::attach_mcast;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah::<D>;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
@@ -80,7 +80,7 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
             -> *mut ibv_srq = srq::create_srq_ex::<D>;
         dealloc_mw: fn(*mut ibv_mw) -> c_int = mw::dealloc_mw;
         dealloc_pd: fn(*mut ibv_pd) -> c_int = pd::dealloc_pd;
-        dealloc_td: fn(*mut ibv_td) -> c_int = pd::dealloc_td;
+        dealloc_td: fn(*mut ibv_td) -> c_int = pd::dealloc_td::<D>;
         dereg_mr: fn(*mut verbs_mr) -> c_int = mr::dereg_mr;
         destroy_ah: fn(*mut ibv_ah) -> c_int = ah::destroy_ah::<D>;
         destroy_cq: fn(*mut ibv_cq) -> c_int = cq::destroy_cq::<D>;

@@ -62,6 +62,13 @@ struct Td {
     users: Users,
 }
 
+/// A thread domain with what a kind of device has for one.
+#[repr(C)]
+struct WithOwn<T> {
+    domain: Td,
+    own: T,
+}
+
 /// The provider's view of a protection domain.
 ///
 /// # Safety
@@ -86,6 +93,17 @@ impl Pd {
     /// The kernel's handle; a parent domain has that of the one it contains.
     pub fn handle(&self) -> PdHandle {
         PdHandle(self.public.handle)
+    }
+
+    /// What the device has for the thread domain, if there is one.
+    ///
+    /// # Safety
+    /// The domain is of a context of this kind of device.
+    pub unsafe fn thread<D: Device>(&self) -> Option<&D::Thread> {
+        let domain = self.parent.as_ref()?.thread_domain?;
+        // SAFETY: every thread domain of such a context was made with it, and
+        // lives as long as its parent domains.
+        Some(&unsafe { domain.cast::<WithOwn<D::Thread>>().as_ref() }.own)
     }
 
     /// Does a thread domain promise that one thread at a time uses what is
@@ -140,6 +158,17 @@ impl Drop for PdRef {
 pub trait Device: 'static {
     /// Makes the kernel object.
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
+
+    /// What a thread domain has.
+    type Thread;
+
+    /// Makes that.
+    fn make_thread(ctx: &CtxRef) -> Result<Self::Thread, Errno>;
+
+    /// Undoes it. On an error it is as it was.
+    fn end_thread(_own: &mut Self::Thread) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 /// A domain that has no kernel object yet.
@@ -204,7 +233,7 @@ pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 }
 
 /// `ibv_alloc_td`. EINVAL for attributes that are not defined yet.
-pub unsafe extern "C" fn alloc_td(
+pub unsafe extern "C" fn alloc_td<D: Device>(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
@@ -213,22 +242,29 @@ pub unsafe extern "C" fn alloc_td(
         if unsafe { (*attr).comp_mask } != 0 {
             return Err(Errno::INVAL);
         }
-        let td = Td {
-            public: ibv_td { context },
-            users: Users::default(),
+        // SAFETY: libibverbs passes an open context of ours.
+        let ctx = unsafe { CtxRef::of(context) };
+        let td = WithOwn {
+            domain: Td {
+                public: ibv_td { context },
+                users: Users::default(),
+            },
+            own: D::make_thread(&ctx)?,
         };
         Ok(Box::into_raw(try_box(td).map_err(|(_, e)| e)?).cast())
     })
 }
 
 /// `ibv_dealloc_td`. EBUSY while a parent domain has it.
-pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+pub unsafe extern "C" fn dealloc_td<D: Device>(td: *mut ibv_td) -> c_int {
     // SAFETY: the application passes a live thread domain of ours.
     entry::int(|| unsafe {
-        if (*td.cast::<Td>()).users.any() {
+        let domain = td.cast::<WithOwn<D::Thread>>();
+        if (*domain).domain.users.any() {
             return Err(Errno::BUSY);
         }
-        drop(Box::from_raw(td.cast::<Td>()));
+        destroyed(D::end_thread(&mut (*domain).own))?;
+        drop(Box::from_raw(domain));
         Ok(())
     })
 }
@@ -272,4 +308,5 @@ const _: () = {
     // libibverbs and applications see the public part at the beginning.
     assert!(core::mem::offset_of!(Pd, public) == 0);
     assert!(core::mem::offset_of!(Td, public) == 0);
+    assert!(core::mem::offset_of!(WithOwn<u64>, domain) == 0);
 };

@@ -18,12 +18,12 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::layout;
-use crate::pd::{PdRef, pd_of, thread_domain_of};
+use crate::pd::{self, PdRef, pd_of, thread_domain_of};
 use crate::writers::{Receives, Sends};
 use crate::{cq, srq, wr_ex, xrc};
 
 /// What a kind of device has for queue pairs.
-pub trait Device: cq::Device + srq::Device {
+pub trait Device: pd::Device + cq::Device + srq::Device {
     /// The writer of sends.
     type SendQueue: Sends;
     /// The writer of receives.
@@ -32,7 +32,8 @@ pub trait Device: cq::Device + srq::Device {
     type Besides;
 
     /// Makes the kernel object and its queues. `operations` are those
-    /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said.
+    /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
+    /// `thread` is what its thread domain has.
     ///
     /// # Safety
     /// The attributes name live objects of the context: what is in `init`, the
@@ -42,6 +43,7 @@ pub trait Device: cq::Device + srq::Device {
         attr: &ibv_qp_init_attr,
         init: &QpInit,
         operations: Option<u64>,
+        thread: Option<&Self::Thread>,
     ) -> Result<Made<Self>, Errno>;
 
     /// The queue pair is where it stays; nobody uses it yet.
@@ -242,7 +244,13 @@ unsafe fn create<D: Device>(
         ..QpInit::default()
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make_qp(&ctx, &attr, &init, operations)? };
+    let made = unsafe {
+        let thread = domain
+            .pd
+            .as_ref()
+            .and_then(|_| pd_of(domain.pd).thread::<D>());
+        D::make_qp(&ctx, &attr, &init, operations, thread)?
+    };
     given.cap = cap_to_c(&made.cap);
     // SAFETY: as the caller says.
     Ok(unsafe { install(place, domain, &attr, comp_mask, made) })

@@ -140,6 +140,10 @@ pub struct CreateQp {
 /// `MLX5_QP_FLAG_SCATTER_CQE`: short data may come in the completion.
 pub const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
 
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a page of
+/// registers that was allocated.
+pub const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
+
 /// Driver response to CREATE_QP (`struct mlx5_ib_create_qp_resp`, its
 /// beginning).
 #[repr(C)]

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping};
-use uverbs::{Context, ContextInfo, Udata};
+use uverbs::{Context, ContextInfo, ContextRef, Mlx5Uar, Udata};
 
 use crate::CreateError;
 use crate::abi::{AllocUcontextReq, AllocUcontextResp, LIB_CAP_4K_UAR, Plain};
@@ -191,6 +191,74 @@ impl DeviceContext {
     }
 }
 
+/// A register of a thread domain's own: it takes whole entries, and what is
+/// posted through it takes no lock.
+///
+/// It is destroyed after the queue pairs that were made with it: the kernel
+/// refuses before.
+#[derive(Debug)]
+pub struct OwnRegister<C: ContextRef> {
+    register: Register,
+    uar: Mlx5Uar<C>,
+}
+
+impl<C: ContextRef> OwnRegister<C> {
+    /// Allocates a page of registers, of which one is used.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_ALLOC and of mapping;
+    /// [`CreateError::Unsupported`] of a device without BlueFlame.
+    pub fn allocate(context: &C, device: &DeviceContext) -> Result<Self, CreateError> {
+        if device.register_size == 0 {
+            return Err(CreateError::Unsupported {
+                what: "a register of one's own on a device without BlueFlame",
+            });
+        }
+        let uar = Mlx5Uar::alloc(context)?;
+        let place = uar.place();
+        let length = place.mmap_length as usize;
+        // What was asked about registers holds for these too.
+        if length < UAR || length > Mapping::page_size() {
+            return Err(CreateError::BadAnswer {
+                what: "the length of a page of registers",
+            });
+        }
+        let page = Page::map_at(context, place.mmap_offset, place.page_id)?;
+        let half = device.register_size / 2;
+        // SAFETY: in the first UAR of the page, by the bounds that
+        // `DeviceContext::open` checked, and kept with it. Those who post
+        // through it do so one at a time: that is what a thread domain is for.
+        let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, false) };
+        page.register(0, make)?;
+        Ok(Self {
+            register: Register {
+                page: Arc::new(page),
+                position: 0,
+            },
+            uar,
+        })
+    }
+
+    /// The number by which queue pairs are made to use it.
+    pub(crate) fn page_id(&self) -> u32 {
+        self.uar.place().page_id
+    }
+
+    pub(crate) fn register(&self) -> Register {
+        self.register.clone()
+    }
+
+    /// Gives it back to the kernel.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_DESTROY; it is as it was.
+    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
+        let Self { register, uar } = self;
+        uar.destroy()
+            .map_err(|(uar, error)| (Self { register, uar }, error))
+    }
+}
+
 /// A mapped page of registers.
 #[derive(Debug)]
 struct Page {
@@ -211,11 +279,16 @@ impl Page {
 
     fn map(context: &Context, page: u32) -> Result<Self, CreateError> {
         // Command 0, MLX5_IB_MMAP_REGULAR_PAGE, in the bits above the index.
-        let size = Mapping::page_size();
+        let size = Mapping::page_size() as u64;
+        Self::map_at(context, u64::from(page) * size, page)
+    }
+
+    /// Maps from an offset of the command descriptor; `page` is for the error.
+    fn map_at(context: &Context, offset: u64, page: u32) -> Result<Self, CreateError> {
         // SAFETY: the context keeps its descriptor open for the length of the
         // call.
         let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-        let mapping = Mapping::new(fd, u64::from(page) * size as u64, size)
+        let mapping = Mapping::new(fd, offset, Mapping::page_size())
             .map_err(|error| CreateError::Map { page, error })?;
         Ok(Self {
             mapping,

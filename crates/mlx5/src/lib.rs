@@ -42,7 +42,7 @@ mod work;
 
 pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
-pub use context::{DeviceContext, Limits};
+pub use context::{DeviceContext, Limits, OwnRegister};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CompletionRing, Look};
 pub use error::{CompletionError, CreateError, PostError};

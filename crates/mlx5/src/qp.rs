@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, Udata};
 
-use crate::abi::{AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE};
+use crate::abi::{
+    AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
+};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::srq::SharedWork;
-use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, Work};
+use crate::{CreateError, DeviceContext, OwnRegister, RecvQueue, SendQueue, Service, Work};
 
 /// Makes a protection domain.
 ///
@@ -20,6 +22,10 @@ pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
         context,
         Udata::output(answer.bytes_mut()),
     )?)
+}
+
+fn flag(set: bool, bit: u32) -> u32 {
+    if set { bit } else { 0 }
 }
 
 /// What a queue pair is to be able to do, beyond what its type says.
@@ -78,11 +84,14 @@ impl<C: ContextRef> QueuePair<C> {
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
     ) -> Result<Self, CreateError> {
-        Self::create_with(context, device, init, shared, &QpOptions::default())
+        Self::create_with(context, device, init, shared, &QpOptions::default(), None)
     }
 
     /// Makes a queue pair. The capacities that it got are `cap`: at least
     /// those asked for. `shared` is the queue that `init.srq` names.
+    ///
+    /// With `own`, its doorbells go to that register: its posts and those of all
+    /// others made with it are made one at a time, by whoever.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and the two
@@ -94,6 +103,7 @@ impl<C: ContextRef> QueuePair<C> {
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
         options: &QpOptions,
+        own: Option<&OwnRegister<C>>,
     ) -> Result<Self, CreateError> {
         let service = match init.qp_type {
             QpType::RC => Service::ReliableConnection,
@@ -125,11 +135,9 @@ impl<C: ContextRef> QueuePair<C> {
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            flags: if options.short_data {
-                QP_FLAG_SCATTER_CQE
-            } else {
-                0
-            },
+            flags: flag(options.short_data, QP_FLAG_SCATTER_CQE)
+                | flag(own.is_some(), QP_FLAG_UAR_PAGE_INDEX),
+            bfreg_index: own.map_or(0, OwnRegister::page_id),
             uidx: work.user_index(),
             ..CreateQp::default()
         };
@@ -139,7 +147,10 @@ impl<C: ContextRef> QueuePair<C> {
         // lives in the same value, behind it.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Qp::create(context, init, udata)?;
-        let register = device.register(context, answer.bfreg_index)?;
+        let register = match own {
+            Some(own) => own.register(),
+            None => device.register(context, answer.bfreg_index)?,
+        };
         Ok(Self {
             send: SendQueue::new(
                 Arc::clone(&work),

@@ -103,6 +103,8 @@ commands! {
     DestroyAh = "AH_DESTROY" on "address handle";
     OpenXrcd = "OPEN_XRCD" on "XRC domain";
     CloseXrcd = "XRCD_DESTROY" on "XRC domain";
+    AllocUar = "UAR_OBJ_ALLOC" on "page of registers";
+    DestroyUar = "UAR_OBJ_DESTROY" on "page of registers";
     ListDevices = "RDMA_NLDEV_CMD_GET" on "device list";
     GetCharDevice = "RDMA_NLDEV_CMD_GET_CHARDEV" on "character device";
     GetSystem = "RDMA_NLDEV_CMD_SYS_GET" on "RDMA subsystem";

@@ -39,6 +39,8 @@ handles! {
     AhHandle;
     /// Handle number of an XRC domain.
     XrcdHandle;
+    /// Handle number of a page of registers of an mlx5 device.
+    Mlx5UarHandle;
 }
 
 /// What ownership needs to know about a kind of object.

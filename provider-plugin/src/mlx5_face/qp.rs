@@ -8,6 +8,7 @@ use uverbs::{QpCap, QpInit, QpOpen};
 
 use super::Mlx5;
 use super::cq::Cq;
+use super::pd::Thread;
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
@@ -69,6 +70,7 @@ impl Device for Mlx5 {
         attr: &ibv_qp_init_attr,
         init: &QpInit,
         operations: Option<u64>,
+        thread: Option<&Thread>,
     ) -> Result<Made<Self>, Errno> {
         // SAFETY: live, and of this context.
         let shared = init.srq.map(|_| unsafe {
@@ -82,7 +84,8 @@ impl Device for Mlx5 {
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
             ..QpOptions::default()
         };
-        let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options)?;
+        let own = thread.and_then(Option::as_ref);
+        let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options, own)?;
         let own = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })

@@ -8,6 +8,12 @@ use crate::errno::Errno;
 use crate::pd::Device;
 
 impl Device for Rxe {
+    type Thread = ();
+
+    fn make_thread(_ctx: &CtxRef) -> Result<(), Errno> {
+        Ok(())
+    }
+
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {
         Ok(uverbs::pd::alloc(ctx, Udata::none())?)
     }

@@ -61,6 +61,7 @@ impl Device for Rxe {
         _attr: &ibv_qp_init_attr,
         init: &QpInit,
         _operations: Option<u64>,
+        _thread: Option<&()>,
     ) -> Result<Made<Self>, Errno> {
         let made = QueuePair::create(ctx, init)?;
         // SAFETY: the queue pair does not outlive its context (see `CtxRef`).

@@ -8,9 +8,11 @@ use c_check::compile;
 
 use super::*;
 use crate::wc::syndrome;
+use uverbs::abi::mlx5 as uar;
 
 const INCLUDES: &str = "#include <stddef.h>\n\
     #include <rdma/mlx5-abi.h>\n\
+    #include <rdma/mlx5_user_ioctl_cmds.h>\n\
     #include <infiniband/mlx5dv.h>\n";
 
 fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
@@ -156,6 +158,37 @@ fn constants() -> Vec<(&'static str, u32)> {
     let mut all: Vec<(&str, u32)> = vec![
         ("MLX5_LIB_CAP_4K_UAR", LIB_CAP_4K_UAR as u32),
         ("MLX5_QP_FLAG_SCATTER_CQE", QP_FLAG_SCATTER_CQE),
+        ("MLX5_QP_FLAG_UAR_PAGE_INDEX", QP_FLAG_UAR_PAGE_INDEX),
+        ("MLX5_IB_OBJECT_UAR", uar::OBJECT_UAR.into()),
+        ("MLX5_IB_METHOD_UAR_OBJ_ALLOC", uar::METHOD_UAR_ALLOC.into()),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE",
+            uar::ATTR_ALLOC_UAR_HANDLE.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE",
+            uar::ATTR_ALLOC_UAR_TYPE.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET",
+            uar::ATTR_ALLOC_UAR_MMAP_OFFSET.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH",
+            uar::ATTR_ALLOC_UAR_MMAP_LENGTH.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID",
+            uar::ATTR_ALLOC_UAR_PAGE_ID.into(),
+        ),
+        (
+            "MLX5_IB_METHOD_UAR_OBJ_DESTROY",
+            uar::METHOD_UAR_DESTROY.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE",
+            uar::ATTR_DESTROY_UAR_HANDLE.into(),
+        ),
         ("MLX5_INLINE_SEG", INLINE_SEGMENT),
         ("MLX5_INVALID_LKEY", INVALID_LKEY),
         ("MLX5_EXTENDED_UD_AV", EXTENDED_AV),

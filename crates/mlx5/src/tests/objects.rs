@@ -5,12 +5,17 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 
 use uverbs::abi::ids::*;
+use uverbs::abi::mlx5::*;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata};
 
 use super::*;
-use crate::{CompletionQueue, CreateError, DeviceContext, QueuePair, SharedReceiveQueue};
+use crate::{
+    CompletionQueue, CreateError, DeviceContext, OwnRegister, QpOptions, QueuePair,
+    SharedReceiveQueue,
+};
 
+const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
 pub const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
@@ -110,6 +115,15 @@ impl Machine {
         device: &DeviceContext,
         register: u32,
     ) -> Result<QueuePair<Arc<Context>>, CreateError> {
+        self.qp_with(device, register, None)
+    }
+
+    fn qp_with(
+        &self,
+        device: &DeviceContext,
+        register: u32,
+        own: Option<&OwnRegister<Arc<Context>>>,
+    ) -> Result<QueuePair<Arc<Context>>, CreateError> {
         self.fake.on(CREATE_QP, move |reply| {
             reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
             reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
@@ -126,7 +140,8 @@ impl Machine {
             cap: cap(5, 2, 0),
             ..QpInit::default()
         };
-        QueuePair::create(&self.context, device, &init, None)
+        let options = QpOptions::default();
+        QueuePair::create_with(&self.context, device, &init, None, &options, own)
     }
 }
 
@@ -259,6 +274,74 @@ fn a_queue_pair_is_where_the_driver_is_told_and_rings_its_register() {
     // Another one has another number, and the same page.
     let other = machine.qp(&device, 6 * 4).unwrap();
     assert_ne!(other.work.user_index(), qp.work.user_index());
+}
+
+/// Answers for pages of registers: the third of the file, by a number that is
+/// another.
+fn uars(machine: &Machine, length: u32) {
+    machine.fake.on(ALLOC_UAR, move |reply| {
+        reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &(3u64 * 4096).to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_PAGE_ID, &0x77u32.to_ne_bytes());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thread_domain_has_a_register_of_its_own() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    uars(&machine, 4096);
+    let own = OwnRegister::allocate(&machine.context, &device).unwrap();
+    let mut pair: Vec<_> = (0..2)
+        // The driver's answer means nothing then.
+        .map(|_| machine.qp_with(&device, u32::MAX, Some(&own)).unwrap())
+        .collect();
+    let told = machine.driver_in(CREATE_QP);
+    let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
+    // Short data in completions, and a page by its number.
+    assert_eq!((word(28), word(36)), (2 | 1 << 10, 0x77));
+    for (turn, qp) in pair.iter_mut().enumerate() {
+        qp.send.begin();
+        qp.send
+            .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
+            .unwrap();
+        qp.send.accept();
+        // SAFETY: there is no device.
+        unsafe { qp.send.publish() };
+        // They share the register's two halves.
+        let mut register = [0; 8];
+        let at = 3 * 4096 + 0x800 + 256 * turn as u64;
+        std::os::unix::fs::FileExt::read_exact_at(&machine.pages, &mut register, at).unwrap();
+        assert_eq!(be32(&register, 4), QPN << 8 | 1);
+    }
+    drop(pair);
+    own.destroy().unwrap();
+    let live = machine.fake.live_objects();
+    assert!(
+        live.iter().all(|(_, object)| *object == OBJECT_PD),
+        "{live:?}"
+    );
+}
+
+#[test]
+fn a_page_of_registers_that_makes_no_sense_is_refused() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    for length in [0, 2048, 1 << 20] {
+        uars(&machine, length);
+        let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+        assert_eq!(error.errno(), libc::EPROTO, "{length}");
+    }
+    let none = Answer {
+        register_size: 0,
+        ..GOOD
+    };
+    let device = machine.open(&none).unwrap();
+    uars(&machine, 4096);
+    let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+    assert_eq!(error.errno(), libc::EOPNOTSUPP);
+    assert!(machine.fake.live_objects().is_empty());
 }
 
 #[test]

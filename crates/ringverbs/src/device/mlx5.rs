@@ -84,7 +84,7 @@ impl Provider {
             short_data: false,
         };
         let device = &self.device;
-        let made = ::mlx5::QueuePair::create_with(context, device, &init, shared, &options)
+        let made = ::mlx5::QueuePair::create_with(context, device, &init, shared, &options, None)
             .map_err(|error| self.too_large(error, asked))?;
         let mut cap = QpCap {
             max_send_wr: init.cap.max_send_wr,

@@ -14,6 +14,7 @@
 
 pub mod ids;
 pub mod ioctl;
+pub mod mlx5;
 pub mod netlink;
 pub mod verbs;
 pub mod write;

@@ -8,6 +8,7 @@ use super::{IoctlCall, Target};
 use crate::Errno;
 use crate::abi::ids::*;
 use crate::abi::ioctl::ATTR_F_MANDATORY;
+use crate::abi::mlx5;
 use crate::abi::write::cmd::*;
 use crate::abi::write::*;
 
@@ -77,6 +78,27 @@ struct MethodSpec {
 }
 
 const METHODS: &[MethodSpec] = &[
+    MethodSpec {
+        object: mlx5::OBJECT_UAR,
+        method: mlx5::METHOD_UAR_ALLOC,
+        udata: false,
+        attrs: &[
+            must(mlx5::ATTR_ALLOC_UAR_HANDLE, Ty::New(mlx5::OBJECT_UAR)),
+            must(mlx5::ATTR_ALLOC_UAR_TYPE, CONST),
+            must(mlx5::ATTR_ALLOC_UAR_MMAP_OFFSET, OUT64),
+            must(mlx5::ATTR_ALLOC_UAR_MMAP_LENGTH, OUT32),
+            must(mlx5::ATTR_ALLOC_UAR_PAGE_ID, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: mlx5::OBJECT_UAR,
+        method: mlx5::METHOD_UAR_DESTROY,
+        udata: false,
+        attrs: &[must(
+            mlx5::ATTR_DESTROY_UAR_HANDLE,
+            Ty::Destroy(mlx5::OBJECT_UAR),
+        )],
+    },
     MethodSpec {
         object: OBJECT_DEVICE,
         method: METHOD_INVOKE_WRITE,

@@ -1,0 +1,29 @@
+//! Objects that mlx5_ib adds to the ioctl interface
+//! (include/uapi/rdma/mlx5_user_ioctl_cmds.h and mlx5_user_ioctl_verbs.h).
+
+/// `UVERBS_ID_NS_SHIFT`: where a driver's own numbers begin.
+const DRIVER: u16 = 1 << 12;
+
+/// `MLX5_IB_OBJECT_UAR`.
+pub const OBJECT_UAR: u16 = DRIVER + 8;
+
+/// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
+pub const METHOD_UAR_ALLOC: u16 = DRIVER;
+/// `MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE`.
+pub const ATTR_ALLOC_UAR_HANDLE: u16 = DRIVER;
+/// `MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE`.
+pub const ATTR_ALLOC_UAR_TYPE: u16 = DRIVER + 1;
+/// `MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET`.
+pub const ATTR_ALLOC_UAR_MMAP_OFFSET: u16 = DRIVER + 2;
+/// `MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH`.
+pub const ATTR_ALLOC_UAR_MMAP_LENGTH: u16 = DRIVER + 3;
+/// `MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID`.
+pub const ATTR_ALLOC_UAR_PAGE_ID: u16 = DRIVER + 4;
+
+/// `MLX5_IB_METHOD_UAR_OBJ_DESTROY`.
+pub const METHOD_UAR_DESTROY: u16 = DRIVER + 1;
+/// `MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE`.
+pub const ATTR_DESTROY_UAR_HANDLE: u16 = DRIVER;
+
+/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`: with registers that take whole entries.
+pub const UAR_TYPE_BLUE_FLAME: u64 = 0;

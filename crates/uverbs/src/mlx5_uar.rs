@@ -1,0 +1,101 @@
+//! Pages of registers of an mlx5 device, beyond those that a context has.
+
+use zerocopy::IntoBytes;
+
+use crate::abi::mlx5;
+use crate::command::Ioctl;
+use crate::handle::{Kind, Owned, owned_methods};
+use crate::{Command, Context, ContextRef, Error, Mlx5UarHandle};
+
+pub(crate) enum UarKind {}
+
+impl Kind for UarKind {
+    type Handle = Mlx5UarHandle;
+    type Events = ();
+    fn destroy(context: &Context, handle: Mlx5UarHandle) -> Result<(), Error> {
+        destroy(context, handle)
+    }
+}
+
+/// Where a page of registers is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mlx5UarPlace {
+    /// Where in the command descriptor it is mapped from.
+    pub mmap_offset: u64,
+    /// Bytes that are mapped.
+    pub mmap_length: u32,
+    /// The number by which a queue pair is made to use it.
+    pub page_id: u32,
+}
+
+/// A page of registers of an mlx5 device.
+#[derive(Debug)]
+pub struct Mlx5Uar<C: ContextRef> {
+    owned: Owned<C, UarKind>,
+    place: Mlx5UarPlace,
+}
+
+owned_methods!(Mlx5Uar, Mlx5UarHandle, (), "A mapping of it stays valid.");
+
+impl<C: ContextRef> Mlx5Uar<C> {
+    /// Allocates a page of registers that take whole entries (BlueFlame).
+    ///
+    /// # Errors
+    /// EPROTONOSUPPORT if the driver does not allocate any, EOPNOTSUPP if the
+    /// device has no such registers, ENOMEM if it has no more.
+    pub fn alloc(context: &C) -> Result<Self, Error> {
+        let (handle, place) = alloc(context)?;
+        Ok(Self {
+            owned: Owned::new(context, handle),
+            place,
+        })
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> Mlx5UarPlace {
+        self.place
+    }
+}
+
+/// Allocates a page of registers.
+///
+/// # Errors
+/// As [`Mlx5Uar::alloc`].
+pub fn alloc(context: &Context) -> Result<(Mlx5UarHandle, Mlx5UarPlace), Error> {
+    let mut place = Mlx5UarPlace::default();
+    let mut ioctl = Ioctl::new(Command::AllocUar, mlx5::OBJECT_UAR, mlx5::METHOD_UAR_ALLOC);
+    let object = ioctl.new_object(mlx5::ATTR_ALLOC_UAR_HANDLE);
+    ioctl.constant(mlx5::ATTR_ALLOC_UAR_TYPE, mlx5::UAR_TYPE_BLUE_FLAME);
+    let outputs = [
+        ioctl.output(
+            mlx5::ATTR_ALLOC_UAR_MMAP_OFFSET,
+            place.mmap_offset.as_mut_bytes(),
+        ),
+        ioctl.output(
+            mlx5::ATTR_ALLOC_UAR_MMAP_LENGTH,
+            place.mmap_length.as_mut_bytes(),
+        ),
+        ioctl.output(mlx5::ATTR_ALLOC_UAR_PAGE_ID, place.page_id.as_mut_bytes()),
+    ];
+    let answer = ioctl.run(context)?;
+    let owned = Owned::<&Context, UarKind>::new(&context, Mlx5UarHandle(answer.handle(object)?));
+    for output in outputs {
+        answer.written(output)?;
+    }
+    Ok((owned.forget(), place))
+}
+
+/// Gives a page of registers back.
+///
+/// # Errors
+/// EBUSY while queue pairs use it.
+pub fn destroy(context: &Context, uar: Mlx5UarHandle) -> Result<(), Error> {
+    let mut ioctl = Ioctl::new(
+        Command::DestroyUar,
+        mlx5::OBJECT_UAR,
+        mlx5::METHOD_UAR_DESTROY,
+    );
+    ioctl.about(uar.0);
+    ioctl.handle(mlx5::ATTR_DESTROY_UAR_HANDLE, uar.0);
+    ioctl.run(context).map(drop)
+}
