@@ -366,7 +366,7 @@ impl<P: Platform> Hca<P> {
             return;
         }
         if offset >= u64::from(FIRST_UAR) * PAGE {
-            if !self.has_failed() {
+            if self.is_in_use() {
                 self.write_uar(offset, data);
             }
             return;

@@ -35,6 +35,12 @@ impl<P: Platform> Hca<P> {
         self.core.faults.fatal
     }
 
+    /// Whether doorbells mean anything: not from the failure on until the driver
+    /// takes the device into use again. Programs have theirs mapped until then.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.has_failed() && self.core.registers.nic != DISABLED
+    }
+
     /// The registers of health; others read as 0.
     pub(crate) fn health_register(&self, offset: u64, now: u64) -> u32 {
         let faults = &self.core.faults;

@@ -70,6 +70,10 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     assert_eq!(read(&mut driver, SYNDROME), 0);
     let left: usize = driver.hca.objects().iter().map(|(_, count)| count).sum();
     assert_eq!(left, 0, "objects after the reset");
+    // A program that has not heard of it rings on.
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
+    assert_eq!(driver.hca.stats().doorbells, doorbells);
+    assert_eq!(driver.hca.complaints(), &[] as &[String]);
     let (before, after) = counter(&mut driver);
     assert_eq!(after, before + 2);
     // It is taken into use by the next address of a queue.
