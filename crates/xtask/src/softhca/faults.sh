@@ -181,16 +181,3 @@ wait $watch $server $client 2> /dev/null
 check "after a fatal error: the port is active" again
 check "after a fatal error: a ping-pong" works
 forget
-
-# A command whose end the driver is not told of ends by the driver's time-out,
-# a minute. Last: its place in the command queue is never free again, and Linux,
-# told of a fatal error then, waits for it without end (mlx5_cmd_flush).
-echo "@tell lose-event 0x0a 1"
-sleep 1
-timeout 100 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID > /tmp/server 2>&1 &
-server=$!
-check "a lost command event: the driver's time-out" until_true 90 logged "timeout|recovered"
-kill $server 2> /dev/null
-wait $server 2> /dev/null
-forget
-check "after a lost command event: a ping-pong" works
