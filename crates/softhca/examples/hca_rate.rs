@@ -2,7 +2,7 @@
 //! a doorbell to its completion, and RDMA writes between two HCAs over the
 //! in-memory fabric. Time is the thread's own, so that a busy machine counts less.
 //!
-//! `cargo run --release -p ringverbs-softhca --features test-utils --example hca_rate`
+//! `cargo run --profile shipped -p ringverbs-softhca --features test-utils --example hca_rate`
 
 use std::time::Duration;
 
