@@ -90,6 +90,9 @@ fn what_is_sent_arrives() {
 #[test]
 fn three_of_a_network_reach_each_other() {
     let directory = Directory::new("three");
+    // What one that was killed has left there.
+    std::fs::create_dir(&directory.0).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(directory.0.join("0.socket")).unwrap());
     let hosts: Vec<Host> = (0..3).map(|_| directory.host("roce")).collect();
     for (a, b) in [(0, 1), (1, 2), (2, 0)] {
         exchange(QpType::RC, (&hosts[a], &hosts[b]), 3);
@@ -100,6 +103,7 @@ fn three_of_a_network_reach_each_other() {
 fn who_is_gone_is_noticed_and_his_place_is_free() {
     let directory = Directory::new("gone");
     let (a, b) = (directory.host("roce"), directory.host("roce"));
+    exchange(QpType::RC, (&a, &b), 1);
     let mut cqa = a.cq(16);
     let mut qa = a.qp(QpType::RC, &mut cqa);
     let there = b.path();
@@ -150,6 +154,8 @@ fn who_sends_rubbish_is_no_trouble() {
     std::thread::sleep(Duration::from_millis(20));
     exchange(QpType::RC, (&b, &a), 3);
     exchange(QpType::RC, (&a, &b), 3);
+    // Who comes later finds a place.
+    exchange(QpType::RC, (&directory.host("roce"), &b), 3);
 }
 
 #[test]
