@@ -6,7 +6,7 @@ use crate::bits::{get32, put_bytes};
 use crate::command::queue::{self, CommandQueue, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::Stats;
-use crate::engine::device_memory;
+use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::wqe::{self, Local};
@@ -326,11 +326,18 @@ impl<P: Platform> Hca<P> {
 
     /// Reads registers.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
-        if is_device_memory(offset) {
-            if self.core.device_memory.read(offset, out).is_err() {
-                out.fill(0);
+        match device_memory::access(offset) {
+            Some(Access::Plain) => {
+                if self.core.device_memory.read(offset, out).is_err() {
+                    out.fill(0);
+                }
+                return;
             }
-            return;
+            Some(Access::AtOnce(operation, at)) => {
+                self.core.device_memory.read_at_once(operation, at, out);
+                return;
+            }
+            None => {}
         }
         let from = offset & !3;
         let mut words = Vec::with_capacity(out.len() + 8);
@@ -360,10 +367,17 @@ impl<P: Platform> Hca<P> {
 
     /// Writes registers.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
-        if is_device_memory(offset) {
+        match device_memory::access(offset) {
             // What is written past its end goes nowhere, as elsewhere on a bus.
-            let _ = self.core.device_memory.write(offset, data);
-            return;
+            Some(Access::Plain) => {
+                let _ = self.core.device_memory.write(offset, data);
+                return;
+            }
+            Some(Access::AtOnce(operation, at)) => {
+                self.core.device_memory.write_at_once(operation, at, data);
+                return;
+            }
+            None => {}
         }
         if offset >= u64::from(FIRST_UAR) * PAGE {
             if self.is_in_use() {
@@ -558,11 +572,6 @@ impl<P: Platform> Hca<P> {
             (a, b) => a.or(b),
         }
     }
-}
-
-/// Whether an offset in the register space is in the device's own memory.
-fn is_device_memory(offset: u64) -> bool {
-    (device_memory::START..device_memory::START + device_memory::SIZE).contains(&offset)
 }
 
 fn clear<T>(table: &mut crate::table::Table<T>) {

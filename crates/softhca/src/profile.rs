@@ -8,6 +8,7 @@
 use crate::bits::{Field, field, flag};
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::command::{dct, scheduling};
+use crate::engine::device_memory::AtOnce;
 use crate::engine::{compression, copy, device_memory};
 
 /// What the port is.
@@ -217,6 +218,9 @@ pub mod cap {
 
     pub(super) const MEMIC: Field = flag(0x0, 31);
     pub(super) const LOG_MAX_MEMIC_ALIGNMENT: Field = field(0x4, 7, 0);
+    pub(super) const MEMIC_INCREMENT_LENGTHS: Field = field(0x4, 31, 24);
+    pub(super) const MEMIC_TEST_AND_SET_LENGTHS: Field = field(0x4, 15, 8);
+    pub(super) const MEMIC_OPERATIONS: Field = field(0x40, 31, 0);
     pub(super) const MEMIC_START_HIGH: Field = field(0x8, 31, 0);
     pub(super) const MEMIC_START: Field = field(0xc, 31, 0);
     pub(super) const MEMIC_BAR_SIZE: Field = field(0x10, 31, 0);
@@ -321,6 +325,9 @@ const COMMON: &[Cap] = &[
     (General, DEVICE_MEMORY, 1),
     (DeviceMemory, MEMIC, 1),
     (DeviceMemory, LOG_MAX_MEMIC_ALIGNMENT, 6),
+    (DeviceMemory, MEMIC_INCREMENT_LENGTHS, AtOnce::LENGTHS),
+    (DeviceMemory, MEMIC_TEST_AND_SET_LENGTHS, AtOnce::LENGTHS),
+    (DeviceMemory, MEMIC_OPERATIONS, AtOnce::ALL),
     (
         DeviceMemory,
         MEMIC_START_HIGH,

@@ -1,8 +1,10 @@
 //! Commands about the device's own memory.
 
+use super::OP_MOD;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, get64, put64};
 use crate::engine::core::Core;
+use crate::engine::device_memory::AtOnce;
 use crate::platform::Platform;
 
 /// As the logarithm of the alignment in units of 64 bytes; what is given out
@@ -12,6 +14,11 @@ const MOST_ALIGNED: u32 = 6;
 const FROM: usize = 0x10;
 const LENGTH: Field = field(0x1c, 31, 0);
 const GIVEN: usize = 8;
+
+const OPERATION_ALLOC: u32 = 0;
+const OPERATION_DEALLOC: u32 = 1;
+const OPERATION: Field = field(0xc, 7, 0);
+const OPERATION_ADDRESS: usize = 0x10;
 
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -26,6 +33,34 @@ impl<P: Platform> Core<P> {
             ));
         }
         put64(output, GIVEN, from);
+        Ok(())
+    }
+
+    pub(crate) fn modify_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let from = get64(input, FROM);
+        let yes = match OP_MOD.get(input) {
+            OPERATION_ALLOC => true,
+            OPERATION_DEALLOC => false,
+            _ => {
+                return Err(refuse(
+                    Status::BadParameter,
+                    "no such change of device memory",
+                ));
+            }
+        };
+        let operation = AtOnce::numbered(OPERATION.get(input)).ok_or(refuse(
+            Status::BadParameter,
+            "no such operation of device memory",
+        ))?;
+        if !self.device_memory.allow(from, operation, yes) {
+            return Err(refuse(
+                Status::BadResource,
+                "device memory has no such operation, or has it already",
+            ));
+        }
+        if yes {
+            put64(output, OPERATION_ADDRESS, operation.address(from));
+        }
         Ok(())
     }
 

@@ -128,6 +128,7 @@ impl<P: Platform> Hca<P> {
             )),
             op::PAGE_FAULT_RESUME => core.page_fault_resume(input),
             op::ALLOC_MEMIC => core.alloc_memic(input, output),
+            op::MODIFY_MEMIC => core.modify_memic(input, output),
             op::DEALLOC_MEMIC => core.dealloc_memic(input),
             op::CREATE_EQ => core.create_eq(input, output),
             op::DESTROY_EQ => core.destroy_eq(input),

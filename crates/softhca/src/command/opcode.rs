@@ -46,6 +46,7 @@ opcodes! {
     PAGE_FAULT_RESUME = 0x204;
     ALLOC_MEMIC = 0x205;
     DEALLOC_MEMIC = 0x206;
+    MODIFY_MEMIC = 0x207;
     CREATE_EQ = 0x301;
     DESTROY_EQ = 0x302;
     QUERY_EQ = 0x303;

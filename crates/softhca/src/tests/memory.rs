@@ -74,6 +74,81 @@ fn device_memory_is_reached_from_both_sides() {
     assert_eq!(driver.command(&dealloc, 16).0, 5);
 }
 
+#[test]
+fn device_memory_counts_and_tests_in_one_access() {
+    let mut driver = Driver::new("ib");
+    let from = START + 0x3000;
+    let alloc = Input::new(op::ALLOC_MEMIC, 0x20)
+        .long(0x10, from)
+        .or(0x1c, 0, 256);
+    let modify = |dealloc: u32, operation: u32, at: u64| {
+        Input::new(op::MODIFY_MEMIC, 0x40)
+            .or(4, 0, dealloc)
+            .or(0xc, 0, operation)
+            .long(0x10, at)
+    };
+    assert_ne!(driver.command(&modify(0, 0, from), 0x40).0, 0, "not yet");
+    driver.ok(&alloc, 16);
+    for (operation, at) in [(2, from), (0, from + 64)] {
+        assert_ne!(driver.command(&modify(0, operation, at), 0x40).0, 0);
+    }
+    let address = |driver: &mut Driver, operation| {
+        let output = driver.ok(&modify(0, operation, from), 0x40);
+        u64::from_be_bytes(output[0x10..0x18].try_into().unwrap())
+    };
+    let add = address(&mut driver, 0);
+    let byte = |driver: &mut Driver, at: u64| {
+        let mut byte = [0xee];
+        driver.hca.read(at, &mut byte);
+        byte[0]
+    };
+    // The other operation is not allowed yet.
+    let guess = add + 0x2_0000;
+    driver.hca.write(from + 5, &[254]);
+    assert_eq!(
+        (byte(&mut driver, guess + 5), byte(&mut driver, from + 5)),
+        (0, 254)
+    );
+    let test = address(&mut driver, 1);
+    assert_eq!(test, guess);
+    assert_ne!(driver.command(&modify(0, 1, from), 0x40).0, 0, "once");
+    for expected in [255, 0, 2] {
+        let by = if expected == 2 { 2 } else { 1 };
+        driver.hca.write(add + 5, &[by]);
+        assert_eq!(byte(&mut driver, from + 5), expected);
+    }
+    assert_eq!(byte(&mut driver, test + 5), 2);
+    assert_eq!(byte(&mut driver, from + 5), 1);
+    assert_eq!(
+        (byte(&mut driver, from + 4), byte(&mut driver, from + 6)),
+        (0, 0)
+    );
+    // Neither the other way round, nor of other lengths, nor past its end.
+    driver.hca.write(test + 5, &[9]);
+    driver.hca.write(add + 4, &[9, 9]);
+    driver.hca.write(add + 256, &[9]);
+    assert_eq!(byte(&mut driver, add + 5), 0);
+    let mut read = [7; 3];
+    driver.hca.read(from + 4, &mut read);
+    assert_eq!((read, byte(&mut driver, from + 256)), ([0, 1, 0], 0));
+    driver.ok(&modify(1, 0, from), 0x40);
+    assert_ne!(
+        driver.command(&modify(1, 0, from), 0x40).0,
+        0,
+        "it has gone"
+    );
+    driver.hca.write(add + 5, &[1]);
+    assert_eq!(byte(&mut driver, from + 5), 1);
+    // With the memory goes what could be done with it.
+    driver.ok(&Input::new(op::DEALLOC_MEMIC, 0x20).long(0x10, from), 16);
+    driver.ok(&alloc, 16);
+    driver.hca.write(from + 5, &[3]);
+    assert_eq!(
+        (byte(&mut driver, test + 5), byte(&mut driver, from + 5)),
+        (0, 3)
+    );
+}
+
 /// A key of two pages that work requests can change; `entries` as they are.
 fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     let pd = driver.pd;
