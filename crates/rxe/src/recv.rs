@@ -23,6 +23,8 @@ pub struct RecvQueue {
     ring: Ring,
     next: usize,
     max_sge: u32,
+    /// As of a send queue.
+    takes_longest: bool,
 }
 
 impl RecvQueue {
@@ -39,8 +41,22 @@ impl RecvQueue {
             next: producer.tail(),
             producer,
             max_sge: max_sge.min(room as u32),
+            takes_longest: true,
             ring,
         }
+    }
+
+    /// As [`SendQueue::without_longest`](crate::SendQueue::without_longest).
+    pub fn without_longest(self) -> Self {
+        Self {
+            takes_longest: false,
+            ..self
+        }
+    }
+
+    #[cold]
+    fn takes(&self, bytes: u64) -> bool {
+        bytes == u64::from(MAX_MESSAGE) && self.takes_longest
     }
 
     /// Bytes that an entry must have at least: the fixed part and one element.
@@ -97,7 +113,7 @@ impl RecvQueue {
         // published.
         unsafe {
             let total = copy_sges(entry.add(1).cast().as_ptr(), list);
-            if total > u64::from(MAX_MESSAGE) {
+            if total >= u64::from(MAX_MESSAGE) && !self.takes(total) {
                 return Err(PostError::MessageTooLong);
             }
             fill(entry, wr_id, total as u32, list.len() as u32);

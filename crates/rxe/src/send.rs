@@ -8,7 +8,6 @@
 //! was not accepted and published never happened, so a batch is aborted by
 //! forgetting it.
 
-use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use ring::{Producer, Ring};
@@ -33,6 +32,8 @@ pub struct SendQueue {
     max_inline: u32,
     /// Inline data of one element up to this size goes the quick way.
     quick_inline: u32,
+    /// A message may have [`MAX_MESSAGE`] bytes, not only fewer.
+    takes_longest: bool,
 }
 
 impl SendQueue {
@@ -52,7 +53,17 @@ impl SendQueue {
             max_sge: max_sge.min(room / size_of::<Sge>() as u32),
             max_inline: max_inline.min(room),
             quick_inline: max_inline.min(room).min(SMALL),
+            takes_longest: true,
             ring,
+        }
+    }
+
+    /// The same for a device that rdma_rxe's driver does not drive and that
+    /// counts a message's bytes in 31 bits: [`MAX_MESSAGE`] are too many.
+    pub fn without_longest(self) -> Self {
+        Self {
+            takes_longest: false,
+            ..self
         }
     }
 
@@ -144,7 +155,7 @@ impl SendQueue {
             entry: unsafe { self.ring.slots().slot_inside(at) }.cast(),
             max_sge: self.max_sge,
             max_inline: self.max_inline,
-            queue: PhantomData,
+            queue: self,
         }
     }
 
@@ -354,7 +365,7 @@ pub struct Wqe<'q> {
     entry: NonNull<SendWqe>,
     max_sge: u32,
     max_inline: u32,
-    queue: PhantomData<&'q mut SendQueue>,
+    queue: &'q SendQueue,
 }
 
 /// Assigns to fields of the entry.
@@ -374,7 +385,7 @@ impl Wqe<'_> {
             entry: self.entry,
             max_sge: self.max_sge,
             max_inline: self.max_inline,
-            queue: PhantomData,
+            queue: self.queue,
         }
     }
 
@@ -515,7 +526,7 @@ impl Wqe<'_> {
         if count > self.max_sge {
             return Err(PostError::TooManySges);
         }
-        if sge.length > MAX_MESSAGE {
+        if sge.length >= MAX_MESSAGE && !self.takes(sge.length.into()) {
             return Err(PostError::MessageTooLong);
         }
         self.length(sge.length, count);
@@ -523,6 +534,13 @@ impl Wqe<'_> {
         // SAFETY: `SendQueue::ENTRY_SIZE`.
         unsafe { self.data().cast::<Sge>().write(sge) };
         Ok(sge.length)
+    }
+
+    /// Whether a message of so many bytes can be, of as many as there are at
+    /// most, or more.
+    #[cold]
+    fn takes(&self, bytes: u64) -> bool {
+        bytes == u64::from(MAX_MESSAGE) && self.queue.takes_longest
     }
 
     /// Data gathered from (or scattered to) a list. Returns the bytes in all.
@@ -536,7 +554,7 @@ impl Wqe<'_> {
         }
         // SAFETY: room for `max_sge` elements behind the fixed part.
         let total = unsafe { copy_sges(self.data().cast(), list) };
-        if total > u64::from(MAX_MESSAGE) {
+        if total >= u64::from(MAX_MESSAGE) && !self.takes(total) {
             return Err(PostError::MessageTooLong);
         }
         self.length(total as u32, list.len() as u32);

@@ -104,6 +104,23 @@ fn limits_are_cut_to_the_entry() {
     assert_eq!(driver.entry(1), vec![STALE; 512]);
 }
 
+/// For a device that counts in 31 bits.
+#[test]
+fn two_gib_are_too_many_where_they_are() {
+    let (driver, queue) = queue();
+    let mut queue = queue.without_longest();
+    let mut wqe = queue.open(1, Opcode::SEND, SendFlags::empty()).unwrap();
+    let refused = Err(PostError::MessageTooLong);
+    assert_eq!(wqe.sge(element(MAX_MESSAGE)), refused);
+    assert_eq!(wqe.sge_list(&[element(MAX_MESSAGE)]), refused);
+    assert_eq!(
+        wqe.sge_list(&[element(MAX_MESSAGE - 1), element(1)]),
+        refused
+    );
+    assert_eq!(wqe.sge(element(MAX_MESSAGE - 1)), Ok(MAX_MESSAGE - 1));
+    assert_eq!(data(&driver, 0).0, u64::from(MAX_MESSAGE) - 1);
+}
+
 #[test]
 fn two_gib_and_not_a_byte_more() {
     let fits = [

@@ -96,7 +96,7 @@ impl Provider {
         )?;
         let datagram = init.qp_type == QpType::UD;
         let sender = Sender::new(made.send, &ring, &self.paths, datagram);
-        let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data);
+        let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data).without_longest();
         let recv = match made.recv {
             None => None,
             Some(queue) => {
@@ -235,7 +235,7 @@ fn receives(queue: staged::Receives, capacity: u32, max_sge: u32) -> Result<Recv
     let ring = staged::ring(capacity, Receives::entry_size(max_sge))?;
     let receiver = Receiver::new(queue, &ring);
     Ok(RecvQueue {
-        queue: Receives::new(ring, max_sge),
+        queue: Receives::new(ring, max_sge).without_longest(),
         receiver: Some(Box::new(receiver)),
     })
 }
