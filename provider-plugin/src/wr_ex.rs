@@ -98,6 +98,7 @@ unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_
         // Out of the critical section the functions do nothing.
         let failed = qp.failed.replace(libc::EINVAL);
         if failed != 0 {
+            (*qp.send.get()).abandon();
             A::leave(&qp.send_lock);
             return failed;
         }
@@ -119,6 +120,7 @@ unsafe extern "C" fn wr_abort<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
     unsafe {
         let qp: &Qp<D> = qp_of(qp);
         qp.failed.set(libc::EINVAL);
+        (*qp.send.get()).abandon();
         A::leave(&qp.send_lock);
     }
 }

@@ -18,6 +18,9 @@ pub trait Sends: 'static {
     /// Starts a batch. A batch before it that was not published is gone.
     fn begin(&mut self);
 
+    /// The batch that was begun is not going to be published.
+    fn abandon(&mut self) {}
+
     /// Opens an entry for an operation.
     fn open(
         &mut self,

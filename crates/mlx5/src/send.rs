@@ -87,6 +87,7 @@ struct Open {
     /// Segments that it has so far.
     segments: u32,
     form: Form,
+    wr_id: u64,
 }
 
 // SAFETY: the memory belongs to `work`, and is written under `&mut`.
@@ -111,6 +112,7 @@ impl SendQueue {
                 data_at: 1,
                 segments: 1,
                 form: Form::NONE,
+                wr_id: 0,
             },
             accepted: (0, 0),
             capacity: work.send.capacity,
@@ -153,6 +155,18 @@ impl SendQueue {
         self.fence = self.fence_posted;
     }
 
+    /// Gives the batch up, so that no completion finds anything of it, whatever
+    /// the device says. A batch of which nothing was accepted may just be
+    /// forgotten.
+    #[cold]
+    pub fn abandon(&mut self) {
+        for block in 0..self.next.wrapping_sub(self.posted) {
+            let slot = self.posted.wrapping_add(block);
+            self.work.sends.note(slot, 0, self.count);
+        }
+        self.begin();
+    }
+
     /// Opens a work request for one operation, without data, remote memory or
     /// key so far. Every batch starts with [`SendQueue::begin`].
     ///
@@ -183,6 +197,7 @@ impl SendQueue {
             data_at,
             segments: data_at,
             form,
+            wr_id,
         };
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
         let fence = if flags.contains(SendFlags::FENCE) {
@@ -205,7 +220,6 @@ impl SendQueue {
         // SAFETY: a segment of the queue, aligned, that is not the device's:
         // there is room for a work request.
         unsafe { self.segment(0).cast().write(control) };
-        self.work.sends.post(self.next, wr_id, mark);
         if form.keys {
             self.begin_keys(opcode, mark);
         }
@@ -224,6 +238,9 @@ impl SendQueue {
     #[inline(always)]
     pub fn accept(&mut self) {
         self.batch += 1;
+        let mark = self.count.wrapping_add(self.batch);
+        // Not before: one that is refused is not outstanding.
+        self.work.sends.post(self.open.at, self.open.wr_id, mark);
         self.fence = self.open.form.fence_after;
         self.settle();
     }

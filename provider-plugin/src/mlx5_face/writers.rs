@@ -20,6 +20,10 @@ sends!(SendQueue, Wqe, {
     fn settle(&mut self) {
         SendQueue::settle(self);
     }
+
+    fn abandon(&mut self) {
+        SendQueue::abandon(self);
+    }
 });
 
 entry!(Wqe, {

@@ -52,6 +52,38 @@ fn a_write_with_immediate_has_its_segments() {
 }
 
 #[test]
+fn only_what_is_accepted_is_outstanding() {
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let found = |pair: &Pair, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
+    post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    assert_eq!((found(&pair, 0), found(&pair, 1)), (Some(7), None));
+    // Refused.
+    pair.send.begin();
+    let mut wqe = pair.send.open(8, Opcode::SEND, SendFlags::empty()).unwrap();
+    assert!(wqe.sge_list(&[sge(1, 1, 1); 2]).is_err());
+    assert_eq!(found(&pair, 1), None);
+    // Given up: two, of which another batch has the first place only.
+    for wr_id in [9, 10] {
+        let mut wqe = (pair.send)
+            .open(wr_id, Opcode::RDMA_READ, SendFlags::empty())
+            .unwrap();
+        wqe.no_data();
+        pair.send.accept();
+    }
+    assert_eq!((found(&pair, 1), found(&pair, 2)), (Some(9), Some(10)));
+    pair.send.abandon();
+    assert_eq!((found(&pair, 1), found(&pair, 2)), (None, None));
+    post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    assert_eq!(
+        [0, 1, 2].map(|slot| found(&pair, slot)),
+        [Some(7), Some(7), None]
+    );
+    // The next one of all is still found where it is.
+    post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
+    assert_eq!(found(&pair, 2), Some(7));
+}
+
+#[test]
 fn operations_have_their_opcodes() {
     let table = [
         (Opcode::SEND, 0x0a, 1),
