@@ -23,6 +23,10 @@ pub struct RecvQueue {
     posted: u32,
     /// Those, and the batch's.
     next: u32,
+    /// As many may be given before it is to be asked again how many have
+    /// completed.
+    room_until: u32,
+    max_sge: u32,
     record: DoorbellRecord,
     work: Arc<Work>,
 }
@@ -33,6 +37,8 @@ impl RecvQueue {
         Self {
             posted: 0,
             next: 0,
+            room_until: work.recv.entries,
+            max_sge: work.recv.max_sge,
             record: work.memory.record(0),
             work,
         }
@@ -45,13 +51,14 @@ impl RecvQueue {
 
     /// Scatter/gather elements that a receive holds at most.
     pub fn max_sge(&self) -> u32 {
-        self.work.recv.max_sge
+        self.max_sge
     }
 
     /// The queue pair has been reset: starts anew. Its completions have been
     /// taken out before ([`crate::CompletionRing::clean`]).
     pub fn reset(&mut self) {
         (self.posted, self.next) = (0, 0);
+        self.room_until = self.capacity();
         self.work.receives.reset();
         self.record.publish(0);
     }
@@ -70,25 +77,76 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        let work = &*self.work;
-        let plan = &work.recv;
-        let mark = self.next.wrapping_add(1);
-        if mark.wrapping_sub(work.receives.completed()) > plan.entries {
+        if !self.has_room() {
             return Err(PostError::Full);
         }
-        if list.len() > plan.max_sge as usize {
+        if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
-        let slot = self.next & (plan.entries - 1);
-        // SAFETY: an entry of the queue, of `max_sge` segments, that is not the
-        // device's: there is room.
-        unsafe {
-            let entry = work.memory.entries().add((slot as usize) << plan.shift);
-            write_list(entry.cast(), list, plan.max_sge)?;
-        }
-        work.receives.post(slot, wr_id, mark);
-        self.next = mark;
+        // SAFETY: an entry of `max_sge` segments; there is room.
+        unsafe { write_list(self.entry(), list, self.max_sge)? };
+        self.accept(wr_id);
         Ok(())
+    }
+
+    /// As [`RecvQueue::push`] of one element; false if it is empty or longer
+    /// than any, or there is no room: then nothing was done, and that one says
+    /// what to do.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 && self.max_sge != 0;
+        if !usual || !self.has_room() {
+            return false;
+        }
+        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
+        unsafe {
+            let to = self.entry();
+            to.write(segment(sge));
+            if self.max_sge != 1 {
+                to.add(1).write(END);
+            }
+        }
+        self.accept(wr_id);
+        true
+    }
+
+    /// Whether there is room for one more.
+    #[inline(always)]
+    fn has_room(&mut self) -> bool {
+        self.next != self.room_until || self.has_more_room()
+    }
+
+    /// As [`RecvQueue::has_room`], when what was known of is used up.
+    #[cold]
+    #[inline(never)]
+    fn has_more_room(&mut self) -> bool {
+        let completed = self.work.receives.completed();
+        self.room_until = completed.wrapping_add(self.capacity());
+        self.next != self.room_until
+    }
+
+    /// The next entry.
+    #[inline(always)]
+    fn entry(&self) -> NonNull<DataSegment> {
+        let plan = &self.work.recv;
+        let slot = self.next & (plan.entries - 1);
+        // SAFETY: an entry of the queue, by the mask: where there is room, there
+        // are entries.
+        let entry = unsafe {
+            self.work
+                .memory
+                .entries()
+                .add((slot as usize) << plan.shift)
+        };
+        entry.cast()
+    }
+
+    /// The next entry is written.
+    #[inline(always)]
+    fn accept(&mut self, wr_id: u64) {
+        let mark = self.next.wrapping_add(1);
+        self.work.receives.post(self.next, wr_id, mark);
+        self.next = mark;
     }
 
     /// Hands the batch to the device.
@@ -105,6 +163,23 @@ impl RecvQueue {
     }
 }
 
+/// An element as the device has it.
+#[inline(always)]
+fn segment(sge: &Sge) -> DataSegment {
+    DataSegment {
+        byte_count: sge.length.to_be(),
+        lkey: sge.lkey.to_be(),
+        addr: sge.addr.to_be(),
+    }
+}
+
+/// What follows the last element of a list that is shorter than the entry.
+const END: DataSegment = DataSegment {
+    byte_count: 0,
+    lkey: INVALID_LKEY.to_be(),
+    addr: 0,
+};
+
 /// Writes a scatter list, without elements of no bytes, and its end if it is
 /// shorter than the entry.
 ///
@@ -117,37 +192,22 @@ pub(crate) unsafe fn write_list(
     list: &[Sge],
     room: u32,
 ) -> Result<(), PostError> {
-    // SAFETY: `at` is less than `room`, at every call.
-    let write = |at: usize, byte_count: u32, lkey: u32, addr: u64| unsafe {
-        to.add(at).write(DataSegment {
-            byte_count: byte_count.to_be(),
-            lkey: lkey.to_be(),
-            addr: addr.to_be(),
-        });
-    };
     let mut at = 0;
-    match list {
-        // Nearly all.
-        [sge] if sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 => {
-            write(0, sge.length, sge.lkey, sge.addr);
-            at = 1;
+    for sge in list {
+        if sge.length >= MAX_SEGMENT {
+            return Err(PostError::MessageTooLong);
         }
-        _ => {
-            for sge in list {
-                if sge.length >= MAX_SEGMENT {
-                    return Err(PostError::MessageTooLong);
-                }
-                // No bytes would mean 2 GiB.
-                if sge.length == 0 {
-                    continue;
-                }
-                write(at, sge.length, sge.lkey, sge.addr);
-                at += 1;
-            }
+        // No bytes would mean 2 GiB.
+        if sge.length == 0 {
+            continue;
         }
+        // SAFETY: the list is no longer than the room.
+        unsafe { to.add(at).write(segment(sge)) };
+        at += 1;
     }
     if at < room as usize {
-        write(at, 0, INVALID_LKEY, 0);
+        // SAFETY: as is asked.
+        unsafe { to.add(at).write(END) };
     }
     Ok(())
 }

@@ -4,13 +4,14 @@
 
 use core::ffi::c_int;
 
-use mlx5::{One, SendQueue};
+use mlx5::{One, RecvQueue, SendQueue};
+use ring::BiasedLock;
 use uverbs::{Opcode, SendFlags, Sge};
 
 use super::qp::Qp;
 use crate::abi::*;
 use crate::mw;
-use crate::post::{refuse, report, write_list};
+use crate::post::{push_list, refuse, report, write_list};
 use crate::qp::qp_of;
 
 /// Adds a work request by the quick way, if it is one of nearly all.
@@ -141,6 +142,87 @@ unsafe extern "C" fn post_rest(
             },
             |()| 0,
         )
+    }
+}
+
+/// Posts a list of receives.
+///
+/// # Safety
+/// As for [`crate::writers::Receives::post`].
+#[inline(always)]
+pub unsafe fn receives(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says; in the critical section.
+    unsafe {
+        if !lock.try_quick() && !single {
+            return receive_shared(lock, queue, wr, bad_wr);
+        }
+        let own = &mut *queue;
+        own.begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            let pushed = request.num_sge == 1
+                && own.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
+            if !pushed {
+                return receive_rest(single, lock, queue, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the receives name is the application's affair.
+        own.publish();
+        // As for sends.
+        lock.unlock_quick();
+        0
+    }
+}
+
+/// [`receives`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn receive_shared(
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    lock.lock_shared();
+    // SAFETY: as the caller says; in the critical section.
+    unsafe {
+        (*queue).begin();
+        receive_rest(false, lock, queue, wr, bad_wr)
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs.
+///
+/// # Safety
+/// As for [`receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_rest(
+    single: bool,
+    lock: &BiasedLock,
+    queue: *mut RecvQueue,
+    next: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *queue;
+        let result = push_list(queue, next, bad_wr);
+        // SAFETY: what the receives name is the application's affair.
+        queue.publish();
+        if !single {
+            lock.unlock();
+        }
+        result
     }
 }
 

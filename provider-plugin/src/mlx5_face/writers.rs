@@ -5,6 +5,7 @@ use core::ffi::c_int;
 use mlx5::{Bind, RecvQueue, SendQueue, SharedQueue, WindowKind, Wqe};
 
 use super::Mlx5;
+use super::post as quick;
 use crate::abi::*;
 use crate::ah::ah_of;
 use crate::post;
@@ -69,7 +70,7 @@ entry!(Wqe, {
     }
 });
 
-receives!(RecvQueue, post::receive, {
+receives!(RecvQueue, quick::receives, {
     #[inline(always)]
     fn begin(&mut self) {
         RecvQueue::begin(self);

@@ -271,6 +271,44 @@ fn a_refused_work_request_is_not_what_the_register_gets() {
     }
 }
 
+/// The quick way to post a receive writes what the long one does, and leaves to
+/// that what it does not do.
+#[test]
+fn receives_of_one_element_are_written_as_others_are() {
+    for max_sge in [0, 1, 2, 4] {
+        let mut quick = Pair::new(1, Service::ReliableConnection, &cap(2, max_sge, 0));
+        let mut long = Pair::new(2, Service::ReliableConnection, &cap(2, max_sge, 0));
+        let size = long.work.recv.bytes();
+        let capacity = long.recv.capacity();
+        for i in 0..capacity * 3 {
+            let one = sge(5 + u64::from(i), 6 << 8 | i, 7);
+            for refused in [sge(5, 0, 7), sge(5, 1 << 31, 7)] {
+                assert!(!quick.recv.push_one(1, &refused));
+            }
+            quick.recv.begin();
+            long.recv.begin();
+            let pushed = long.recv.push(u64::from(i), &[one]).is_ok();
+            assert_eq!(quick.recv.push_one(i.into(), &one), pushed);
+            assert_eq!(pushed, long.recv.max_sge() != 0 && i < capacity * 2);
+            // SAFETY: there is no device.
+            unsafe {
+                quick.recv.publish();
+                long.recv.publish();
+            }
+            assert_eq!(quick.received(0, size), long.received(0, size));
+            assert_eq!(quick.record(0), long.record(0));
+            assert_eq!(quick.work.receives.find(i), long.work.receives.find(i));
+            // So that there is room for a second round, and for no third.
+            if i + 1 == capacity && pushed {
+                for pair in [&quick, &long] {
+                    let last = pair.work.receives.find(i).unwrap();
+                    pair.work.receives.complete(last);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn receives_have_their_lists() {
     let mut pair = Pair::new(1, RC, &cap(2, 3, 0));
