@@ -30,7 +30,7 @@ use programs::{Native, Verbs};
 enum Device {
     /// rdma_rxe's
     Rxe,
-    /// ConnectX's; no gate and no JSON
+    /// ConnectX's; no JSON
     Mlx5,
     /// Those of the embedded device, end to end: latency and rate of sends in
     /// one process, and between two; no gate and no JSON
@@ -66,6 +66,10 @@ pub struct Arguments {
     /// it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     provider: Option<PathBuf>,
+    /// Another build of the C provider to compare with on ConnectX's queues, as
+    /// RDMAV_DRIVERS names it: the path without `-rdmav<ABI>.so`
+    #[arg(long)]
+    stock: Option<PathBuf>,
     /// Print where each instruction of a row's operations is, for both
     /// providers or (raw-, safe-, bare-) the Rust crate, and measure nothing
     #[arg(long, value_name = "ROW")]
@@ -100,6 +104,11 @@ pub fn gate() -> Result<(usize, Vec<String>)> {
     Ok((rows.len(), limits::broken_counts(&rows)))
 }
 
+/// The same on ConnectX's queues.
+pub fn mlx5_gate() -> Result<(usize, Vec<String>)> {
+    mlx5::gate(&dist::dist()?.join("libringverbs"))
+}
+
 /// The same of the Rust crate's layers.
 pub fn native_gate() -> Result<(usize, Vec<String>)> {
     let stand_in = stand_in()?;
@@ -125,10 +134,11 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.device == Device::Mlx5 {
         if let Some(row) = &arguments.trace {
             mlx5::trace(&ours()?, row)?;
-        } else {
-            mlx5::bench(&ours()?, rounds, arguments.samples, arguments.write)?;
+            return Ok(ExitCode::SUCCESS);
         }
-        return Ok(ExitCode::SUCCESS);
+        let stock = arguments.stock.as_deref();
+        let broken = mlx5::bench(&ours()?, stock, rounds, arguments.samples, arguments.write)?;
+        return Ok(outcome(&broken, arguments.gate));
     }
     let stand_in = stand_in()?;
     let native = Native::build(&stand_in)?;
@@ -169,12 +179,17 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
             broken.extend(operation.broken_times());
         }
     }
-    for line in &broken {
+    Ok(outcome(&broken, arguments.gate))
+}
+
+/// Says what is above its limit, which is an error if there is a gate.
+fn outcome(broken: &[String], gate: bool) -> ExitCode {
+    for line in broken {
         eprintln!("above its limit: {line}");
     }
-    Ok(if arguments.gate && !broken.is_empty() {
+    if gate && !broken.is_empty() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
-    })
+    }
 }

@@ -63,7 +63,7 @@ impl Program {
         let text = printed(&mut command)?;
         let served = text.lines().next().unwrap_or_default();
         let expected = match provider {
-            Provider::Stock => served.contains("libmlx5"),
+            Provider::Stock | Provider::StockAt(_) => served.contains("libmlx5"),
             Provider::Ours(_) => served.contains("ringverbs"),
         };
         ensure!(

@@ -14,6 +14,8 @@ use crate::driver;
 pub enum Provider<'a> {
     /// The C provider that the system has.
     Stock,
+    /// Another build of it, as `RDMAV_DRIVERS` names it.
+    StockAt(&'a Path),
     /// Ours, as `RDMAV_DRIVERS` names it.
     Ours(&'a Path),
 }
@@ -71,7 +73,7 @@ impl StandIn {
             .env_remove("RDMAV_DRIVERS")
             .env_remove("GLIBC_TUNABLES")
             .stderr(Stdio::inherit());
-        if let Provider::Ours(path) = provider {
+        if let Provider::StockAt(path) | Provider::Ours(path) = provider {
             command.env("RDMAV_DRIVERS", path);
         }
         command

@@ -361,6 +361,7 @@ fn without_a_guest() -> Vec<Line> {
         counted("loom", &mut loom),
         counts("data path", bench::NATIVE_NEEDS, bench::native_gate),
         counts("plugin's data path", bench::NEEDS, bench::gate),
+        counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate),
         mlx5_bytes(),
         check("fuzz targets", &mut fuzz_targets()),
     ]

@@ -74,7 +74,7 @@ impl<'s> Verbs<'s> {
         let output = parse(&self.run(provider, arguments)?)?;
         let is_ours = output.provider.contains("ringverbs");
         match provider {
-            Provider::Stock => ensure!(
+            Provider::Stock | Provider::StockAt(_) => ensure!(
                 output.provider.contains("librxe"),
                 "the C provider was asked for and {} served: install ibverbs-providers",
                 output.provider
