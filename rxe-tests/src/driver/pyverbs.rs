@@ -128,6 +128,16 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
         results.insert(id.clone(), (ended, 1));
     }
 
+    // Said at once: trying again takes minutes on a slow machine.
+    for (id, (ended, _)) in &results {
+        if ended.outcome == Outcome::Fail {
+            println!(
+                "pyverbs {library:?}: failed at first: {id}: {}",
+                last_lines(&ended.detail, 2)
+            );
+        }
+    }
+
     // Each failed one again, in a process of its own: they share a queue or a
     // device with those before them, and wait for datagrams.
     let mut earlier: BTreeMap<String, String> = BTreeMap::new();
