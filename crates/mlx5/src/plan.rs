@@ -97,7 +97,8 @@ impl SendPlan {
             blocks: blocks as u32,
             capacity: (bytes / entry) as u32,
             max_sge: cap.max_send_sge,
-            max_inline: (entry.min(longest) - overhead - 4) as u32,
+            // Without elements, nothing may be left for the data's first word.
+            max_inline: entry.min(longest).saturating_sub(overhead + 4) as u32,
             keys,
         })
     }
@@ -180,6 +181,14 @@ mod tests {
         assert!(plan.keys);
         let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, true).unwrap();
         assert!(!plan.keys);
+    }
+
+    #[test]
+    fn what_stands_before_the_data_may_fill_an_entry() {
+        for service in [Service::Datagram, Service::XrcInitiator] {
+            let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, false).unwrap();
+            assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 0));
+        }
     }
 
     #[test]

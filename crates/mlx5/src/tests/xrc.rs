@@ -11,6 +11,8 @@ use crate::{Bind, Opcode, PostError, QueuePair, Role, SendFlags, SharedReceiveQu
 const INITIATOR: Service = Service::XrcInitiator;
 /// The peer's shared receive queue.
 const SRQN: u32 = 0x0065_4321;
+/// The peer's memory; its upper half would be a length.
+const REMOTE: u64 = 0x2222_0000_8000;
 
 fn sge(addr: u64, length: u32) -> Sge {
     Sge {
@@ -25,7 +27,7 @@ fn post(pair: &mut Pair, opcode: Opcode, list: &[Sge]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     let mut wqe = pair.send.open(7, opcode, SendFlags::SIGNALED).unwrap();
-    wqe.xrc(SRQN).atomic(0x8000, 0x77, 11, 22);
+    wqe.xrc(SRQN).atomic(REMOTE, 0x77, 11, 22);
     wqe.sge_list(list).unwrap();
     pair.send.accept();
     // SAFETY: there is no device.
@@ -54,7 +56,7 @@ fn work_requests_name_the_peers_queue() {
         assert_eq!(be32(&bytes, 16), SRQN, "{opcode:?}");
         assert_eq!(bytes[20..32], [0; 12], "{opcode:?}");
         if data > 2 {
-            assert_eq!((be64(&bytes, 32), be32(&bytes, 40)), (0x8000, 0x77));
+            assert_eq!((be64(&bytes, 32), be32(&bytes, 40)), (REMOTE, 0x77));
         }
         let element = &bytes[data * 16..];
         assert_eq!((be32(element, 0), be64(element, 8)), (8, 0x9000));
@@ -69,7 +71,7 @@ fn others_have_no_such_field() {
         let mut pair = Pair::new(1, service, &cap(4, 1, 0));
         post(&mut pair, Opcode::RDMA_WRITE, &[sge(0x9000, 8)]);
         let bytes = pair.sent(0, 64);
-        assert_eq!((be32(&bytes, 4), be64(&bytes, 16)), (QPN << 8 | 3, 0x8000));
+        assert_eq!((be32(&bytes, 4), be64(&bytes, 16)), (QPN << 8 | 3, REMOTE));
     }
 }
 
