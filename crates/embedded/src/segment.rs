@@ -38,7 +38,7 @@ const LIMIT: usize = 64;
 const ROOM: usize = 1 << 20;
 /// How long a frame waits for a process that takes none. It may only be busy;
 /// but all others wait as well.
-const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_millis(100);
 /// LIDs from here on are multicast.
 const MULTICAST_LID: u16 = 0xc000;
 
