@@ -32,6 +32,7 @@
 //! ```
 
 mod command;
+mod copy;
 mod event;
 mod files;
 mod kernel;

@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped};
 
+use crate::copy;
+
 /// What of the process's memory the device may touch.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
@@ -108,10 +110,9 @@ impl Memory for Process {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         let from = self.locate(address, out.len())?;
         // SAFETY: so many bytes were given to the device (`give`): they are
-        // mapped and readable. `out` is the engine's own buffer. The process
-        // may write to them meanwhile, as it may with a device: what is copied
-        // are then old bytes or new ones, and any are valid.
-        unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        // mapped and readable. The process may write to them meanwhile, if
+        // atomically: what is copied are then old bytes or new ones.
+        unsafe { copy::load(from, out) };
         Ok(())
     }
 
@@ -120,7 +121,7 @@ impl Memory for Process {
         let to = self.locate(address, data.len())?;
         // SAFETY: as in `read`; memory that a key or a queue lets the device
         // write to is writable, and nobody refers to its bytes.
-        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        unsafe { copy::store(to, data) };
         Ok(())
     }
 
