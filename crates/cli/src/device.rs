@@ -7,9 +7,7 @@ use ringverbs::kernel::discovery::DriverId;
 use ringverbs::{Context, Device, kernel};
 
 use crate::error::Error;
-
-/// `IB_PORT_ACTIVE`.
-const ACTIVE: u8 = 4;
+use crate::info::names::PORT_ACTIVE;
 
 /// All devices there are, by name.
 pub fn all() -> Result<Vec<Device>, Error> {
@@ -97,7 +95,7 @@ impl Chosen {
         let doing = Error::doing(format!("asking {} for port {port}", chosen.name));
         let asked = chosen.context.as_uverbs().query_port(port);
         match asked.map_err(doing)?.legacy.state {
-            ACTIVE => Ok(chosen),
+            PORT_ACTIVE => Ok(chosen),
             _ => Err(Error::PortDown {
                 device: chosen.name,
                 port,

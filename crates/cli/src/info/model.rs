@@ -410,7 +410,7 @@ impl PortInfo {
 
     /// Whether it can carry traffic.
     pub fn is_active(&self) -> bool {
-        self.state.value == 4
+        self.state.value == names::PORT_ACTIVE
     }
 }
 

@@ -16,13 +16,16 @@ pub fn transport(node: NodeType) -> (&'static str, i32) {
     }
 }
 
+/// The state of a port that carries traffic (`IBV_PORT_ACTIVE`).
+pub const PORT_ACTIVE: u8 = 4;
+
 /// Name of a port's state (`enum ibv_port_state`).
 pub fn port_state(state: u8) -> &'static str {
     match state {
         1 => "PORT_DOWN",
         2 => "PORT_INIT",
         3 => "PORT_ARMED",
-        4 => "PORT_ACTIVE",
+        PORT_ACTIVE => "PORT_ACTIVE",
         _ => "invalid state",
     }
 }

@@ -110,6 +110,25 @@ impl Machine {
         CompletionQueue::create(&self.context, &init)
     }
 
+    /// Queue pairs are made, of this register.
+    pub fn answer_qp(&self, register: u32) {
+        self.fake.on(CREATE_QP, move |reply| {
+            reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+            reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
+            reply.set_driver_out(&[&register.to_ne_bytes()[..], &[0; 36]].concat());
+            Ok(())
+        });
+    }
+
+    /// Of all objects only protection domains, which the tests leave, are there.
+    fn assert_only_domains_left(&self) {
+        let live = self.fake.live_objects();
+        assert!(
+            live.iter().all(|(_, object)| *object == OBJECT_PD),
+            "{live:?}"
+        );
+    }
+
     fn qp(
         &self,
         device: &DeviceContext,
@@ -124,12 +143,7 @@ impl Machine {
         register: u32,
         own: Option<&OwnRegister<Arc<Context>>>,
     ) -> Result<QueuePair<Arc<Context>>, CreateError> {
-        self.fake.on(CREATE_QP, move |reply| {
-            reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
-            reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
-            reply.set_driver_out(&[&register.to_ne_bytes()[..], &[0; 36]].concat());
-            Ok(())
-        });
+        self.answer_qp(register);
         let pd = uverbs::pd::alloc(&self.context, Udata::none()).unwrap();
         let cq = self.cq(3)?;
         let init = QpInit {
@@ -317,11 +331,7 @@ fn a_thread_domain_has_a_register_of_its_own() {
     }
     drop(pair);
     own.destroy().unwrap();
-    let live = machine.fake.live_objects();
-    assert!(
-        live.iter().all(|(_, object)| *object == OBJECT_PD),
-        "{live:?}"
-    );
+    machine.assert_only_domains_left();
 }
 
 #[test]
@@ -352,11 +362,7 @@ fn a_register_that_is_not_there_is_refused_and_nothing_left() {
         let error = machine.qp(&device, register).unwrap_err();
         assert_eq!(error.errno(), libc::EPROTO, "{register}");
     }
-    let live = machine.fake.live_objects();
-    assert!(
-        live.iter().all(|(_, object)| *object == OBJECT_PD),
-        "{live:?}"
-    );
+    machine.assert_only_domains_left();
 }
 
 #[test]

@@ -140,15 +140,7 @@ fn what_is_read_may_come_in_the_completion() {
 fn a_target_has_no_queues() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
-    machine.fake.on(CREATE_QP, |reply| {
-        reply.set(
-            uverbs::abi::ids::ATTR_CREATE_QP_RESP_QP_NUM,
-            &QPN.to_ne_bytes(),
-        );
-        reply.set(uverbs::abi::ids::ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
-        reply.set_driver_out(&[0; 40]);
-        Ok(())
-    });
+    machine.answer_qp(0);
     let xrcd = uverbs::xrcd::open(
         &machine.context,
         &uverbs::XrcdOpen::default(),
@@ -200,15 +192,7 @@ fn an_initiator_has_no_receives() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     let cq = machine.cq(3).unwrap();
-    machine.fake.on(CREATE_QP, |reply| {
-        reply.set(
-            uverbs::abi::ids::ATTR_CREATE_QP_RESP_QP_NUM,
-            &QPN.to_ne_bytes(),
-        );
-        reply.set(uverbs::abi::ids::ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
-        reply.set_driver_out(&[0; 40]);
-        Ok(())
-    });
+    machine.answer_qp(0);
     let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
     let init = QpInit {
         qp_type: QpType::XRC_INI,

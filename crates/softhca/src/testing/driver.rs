@@ -276,6 +276,19 @@ impl Driver {
         self.create_cq_with(log_size, false, |input| input)
     }
 
+    /// A shared receive queue of four entries of 32 bytes.
+    pub fn create_srq(&mut self, buffer: u64, doorbell: u64) -> u32 {
+        let pd = self.pd;
+        let create = Input::new(0x90c, 0x118)
+            .or(0x20, 20, 1)
+            .or(0x58, 0, pd)
+            .long(0x60, doorbell)
+            .or(0x70, 16, 5)
+            .or(0x70, 0, 2)
+            .long(0x110, buffer);
+        self.number(create)
+    }
+
     /// A completion queue whose command is changed before it goes out.
     pub fn create_cq_with(
         &mut self,

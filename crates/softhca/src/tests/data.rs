@@ -345,15 +345,7 @@ fn blue_flame_is_taken_from_its_buffer() {
 fn an_srq_follows_its_chain() {
     let mut driver = Driver::new("ib");
     let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
-    let pd = driver.pd;
-    let create = Input::new(op::CREATE_RMP, 0x118)
-        .or(0x20, 20, 1)
-        .or(0x58, 0, pd)
-        .long(0x60, doorbell)
-        .or(0x70, 16, 5)
-        .or(0x70, 0, 2)
-        .long(0x110, buffer);
-    let srqn = driver.number(create);
+    let srqn = driver.create_srq(buffer, doorbell);
     let mut cq = driver.create_cq(4);
     let mut a = driver.create_qp(0, &cq, None);
     let b = driver.create_qp(0, &cq, Some(srqn));

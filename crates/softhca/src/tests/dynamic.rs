@@ -7,15 +7,8 @@ const KEY: u64 = 0x0bad_c0de;
 
 /// An SRQ with two receives of 64 bytes at `memory`.
 fn srq(driver: &mut Driver, memory: u64) -> u32 {
-    let (buffer, doorbell, pd) = (driver.pages(1), driver.pages(1), driver.pd);
-    let create = Input::new(op::CREATE_RMP, 0x118)
-        .or(0x20, 20, 1)
-        .or(0x58, 0, pd)
-        .long(0x60, doorbell)
-        .or(0x70, 16, 5)
-        .or(0x70, 0, 2)
-        .long(0x110, buffer);
-    let srqn = driver.number(create);
+    let (buffer, doorbell) = (driver.pages(1), driver.pages(1));
+    let srqn = driver.create_srq(buffer, doorbell);
     let key = driver.key;
     for index in 0..2_u8 {
         let mut entry = vec![0, 0, 0, index + 1];
