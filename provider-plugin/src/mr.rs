@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 
 use uverbs::mr::MrKeys;
-use uverbs::{AccessFlags, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, Udata};
+use uverbs::{AccessFlags, DmMrInit, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, Udata};
 
 use crate::abi::*;
 use crate::alloc::try_box;
@@ -155,6 +155,20 @@ unsafe fn register_dmabuf(
     // SAFETY: the domain's context is open.
     let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
     let kernel = uverbs::mr::register_dmabuf(&ctx, &init, Udata::none()).map_err(unsupported)?;
+    Ok(finish(mr, kernel))
+}
+
+/// Registers a part of device memory, whose addresses count from 0.
+///
+/// # Safety
+/// `pd` is a live domain of ours.
+pub unsafe fn register_dm(pd: *mut ibv_pd, init: &DmMrInit) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: as the caller says.
+    let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_MR, init.access.bits().cast_signed())? };
+    mr.verbs.ibv_mr.length = init.length as usize;
+    // SAFETY: the domain's context is open.
+    let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
+    let kernel = uverbs::mr::register_dm(&ctx, init).map_err(unsupported)?;
     Ok(finish(mr, kernel))
 }
 

@@ -67,6 +67,26 @@ pub struct DeviceContext {
     arm: (BlueFlame, Arc<Page>),
 }
 
+/// Maps `size` bytes of what mlx5_ib has under a command (`enum
+/// mlx5_ib_mmap_cmd`) and an index: in units of pages, the index's low half,
+/// the command, the index's high half.
+pub(crate) fn map_command(
+    context: &Context,
+    command: u8,
+    index: u16,
+    size: usize,
+) -> Result<Mapping, CreateError> {
+    let [high, low] = index.to_be_bytes().map(u64::from);
+    let pages = high << 16 | u64::from(command) << 8 | low;
+    let offset = pages * Mapping::page_size() as u64;
+    // SAFETY: the context keeps its descriptor open for the length of the call.
+    let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
+    Mapping::new(fd, offset, size).map_err(|error| CreateError::Map {
+        page: pages as u32,
+        error,
+    })
+}
+
 impl DeviceContext {
     /// Makes the kernel's context for an open device, as
     /// [`Context::get_context`] does, and maps the first registers.

@@ -112,9 +112,9 @@ impl std::error::Error for CompletionError {}
 pub enum CreateError {
     /// The kernel refused.
     Command(uverbs::Error),
-    /// A page of registers could not be mapped.
+    /// A page of the device could not be mapped.
     Map {
-        /// Which page.
+        /// Which page, of the command descriptor.
         page: u32,
         /// What mmap(2) said.
         error: std::io::Error,
@@ -172,7 +172,7 @@ impl fmt::Display for CreateError {
         match self {
             Self::Command(error) => error.fmt(f),
             Self::Map { page, error } => {
-                write!(f, "mapping page {page} of the device's registers: {error}")
+                write!(f, "mapping page {page} of the device: {error}")
             }
             Self::Memory { queue, error } => write!(f, "memory for the {queue}: {error}"),
             Self::TooLarge { what } => write!(f, "more than the device can do: {what}"),

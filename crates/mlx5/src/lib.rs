@@ -6,6 +6,7 @@
 //! - [`CompletionRing`]: the reader of work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their queues;
+//! - [`DeviceMemory`]: memory of the device's own;
 //! - `abi`: the layout of entries and of driver data.
 //!
 //! The queues are the process's own memory. An RDMA write:
@@ -25,6 +26,7 @@ mod cq;
 mod cq_ring;
 mod cqe;
 mod directory;
+mod dm;
 mod error;
 mod operation;
 mod plan;
@@ -45,6 +47,7 @@ pub use arming::Arming;
 pub use context::{DeviceContext, Limits, OwnRegister};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CompletionRing, Look};
+pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError, PostError};
 pub use operation::Service;
 pub use qp::{QpOptions, QueuePair, alloc_pd};

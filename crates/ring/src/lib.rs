@@ -15,6 +15,7 @@
 //! - [`Peek`]: "is it empty?" without the consumer's lock;
 //! - [`Glance`]: the same of a queue whose entries say whose they are;
 //! - [`BlueFlame`]: a device's register that takes doorbells and whole entries;
+//! - [`DeviceWords`]: a device's own memory, as far as the process sees it;
 //! - [`DoorbellRecord`], [`Owner`]: the words of a queue in the process's own
 //!   memory by which it and a device keep in step;
 //! - [`Outstanding`]: which work requests a device has, for the thread that
@@ -29,6 +30,8 @@ mod biased;
 #[cfg(not(loom))]
 mod blue_flame;
 mod consumer;
+#[cfg(not(loom))]
+mod device_words;
 mod glance;
 mod header;
 mod lock;
@@ -49,6 +52,8 @@ pub use biased::BiasedLock;
 #[cfg(not(loom))]
 pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
+#[cfg(not(loom))]
+pub use device_words::DeviceWords;
 pub use glance::Glance;
 pub use header::{Header, Indices};
 pub use lock::SpinLock;

@@ -76,6 +76,10 @@ commands! {
     QueryMr = "QUERY_MR" on "memory region";
     AdviseMr = "ADVISE_MR" on "memory region";
     DeregMr = "MR_DESTROY" on "memory region";
+    AllocDm = "DM_ALLOC" on "device memory";
+    QueryDm = "DM_QUERY" on "device memory";
+    FreeDm = "DM_FREE" on "device memory";
+    RegDmMr = "DM_MR_REG" on "memory region";
     AllocMw = "ALLOC_MW" on "memory window";
     DeallocMw = "MW_DESTROY" on "memory window";
     CreateCompChannel = "CREATE_COMP_CHANNEL" on "completion channel";

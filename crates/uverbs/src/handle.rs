@@ -39,6 +39,8 @@ handles! {
     AhHandle;
     /// Handle number of an XRC domain.
     XrcdHandle;
+    /// Handle number of device memory.
+    DmHandle;
     /// Handle number of a page of registers of an mlx5 device.
     Mlx5UarHandle;
 }

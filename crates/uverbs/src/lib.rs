@@ -42,6 +42,7 @@ mod error;
 mod event_file;
 mod handle;
 pub mod kernel;
+pub mod mlx5_dm;
 pub mod mlx5_uar;
 pub mod mr;
 pub mod mw;
@@ -71,11 +72,12 @@ pub use cq::{Cq, CqEvents, CqInit};
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CqHandle, Mlx5UarHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle,
+    AhHandle, CqHandle, DmHandle, Mlx5UarHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle,
     XrcdHandle,
 };
+pub use mlx5_dm::{Mlx5Dm, Mlx5DmPlace};
 pub use mlx5_uar::{Mlx5Uar, Mlx5UarPlace};
-pub use mr::{Advice, AdviseFlags, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
+pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
 pub use operation::{Opcode, SendFlags};
 pub use pd::Pd;

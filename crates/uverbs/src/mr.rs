@@ -10,7 +10,9 @@ use crate::abi::write::{self, RegMrResp, ReregMrResp, Sge, cmd};
 use crate::command::Ioctl;
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::open_enum;
-use crate::{AccessFlags, Command, Context, ContextRef, Error, MrHandle, PdHandle, Udata};
+use crate::{
+    AccessFlags, Command, Context, ContextRef, DmHandle, Error, MrHandle, PdHandle, Udata,
+};
 
 const REREG_TRANSLATION: u32 = 1 << 0;
 const REREG_PD: u32 = 1 << 1;
@@ -46,6 +48,22 @@ pub struct DmabufMrInit {
     /// The buffer.
     pub fd: RawFd,
     /// Who may do what.
+    pub access: AccessFlags,
+}
+
+/// A part of device memory to register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmMrInit {
+    /// Protection domain.
+    pub pd: PdHandle,
+    /// The device memory.
+    pub dm: DmHandle,
+    /// First byte in it.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Who may do what. The kernel wants addresses that count from the region's
+    /// start ([`AccessFlags::ZERO_BASED`]).
     pub access: AccessFlags,
 }
 
@@ -250,6 +268,29 @@ pub fn register_dmabuf(
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, init.fd.cast_unsigned());
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_ACCESS_FLAGS, init.access.bits());
     ioctl.udata(udata);
+    let answer = ioctl.run(context)?;
+    let owned = Owned::<&Context, MrKind>::new(&context, MrHandle(answer.handle(object)?));
+    answer.written(lkey)?;
+    answer.written(rkey)?;
+    Ok((owned.forget(), keys))
+}
+
+/// Registers a part of device memory. No memory of the process is named.
+///
+/// # Errors
+/// EINVAL for what lies beyond the memory, for access without
+/// [`AccessFlags::ZERO_BASED`], and for access that the driver does not give.
+pub fn register_dm(context: &Context, init: &DmMrInit) -> Result<(MrHandle, MrKeys), Error> {
+    let mut keys = MrKeys::default();
+    let mut ioctl = Ioctl::new(Command::RegDmMr, ids::OBJECT_MR, ids::METHOD_DM_MR_REG);
+    let object = ioctl.new_object(ids::ATTR_REG_DM_MR_HANDLE);
+    let lkey = ioctl.output(ids::ATTR_REG_DM_MR_RESP_LKEY, keys.lkey.as_mut_bytes());
+    let rkey = ioctl.output(ids::ATTR_REG_DM_MR_RESP_RKEY, keys.rkey.as_mut_bytes());
+    ioctl.handle(ids::ATTR_REG_DM_MR_PD_HANDLE, init.pd.0);
+    ioctl.handle(ids::ATTR_REG_DM_MR_DM_HANDLE, init.dm.0);
+    ioctl.u64(ids::ATTR_REG_DM_MR_OFFSET, init.offset);
+    ioctl.u64(ids::ATTR_REG_DM_MR_LENGTH, init.length);
+    ioctl.u32(ids::ATTR_REG_DM_MR_ACCESS_FLAGS, init.access.bits());
     let answer = ioctl.run(context)?;
     let owned = Owned::<&Context, MrKind>::new(&context, MrHandle(answer.handle(object)?));
     answer.written(lkey)?;

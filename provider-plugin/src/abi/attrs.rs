@@ -423,6 +423,16 @@ pub struct ibv_ece {
     pub comp_mask: u32,
 }
 
+/// Argument of `ibv_alloc_dm`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_alloc_dm_attr {
+    pub length: usize,
+    pub log_align_req: u32,
+    /// No bit is defined.
+    pub comp_mask: u32,
+}
+
 /// Argument of `ibv_open_xrcd`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

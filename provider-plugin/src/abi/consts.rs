@@ -109,6 +109,11 @@ consts! { u32:
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
 }
 
+// enum ibv_dm_mask
+consts! { u32:
+    IBV_DM_MASK_HANDLE = 1 << 0,
+}
+
 // enum ibv_access_flags
 consts! { u32:
     IBV_ACCESS_LOCAL_WRITE = 1 << 0,

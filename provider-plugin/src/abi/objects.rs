@@ -94,6 +94,17 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 
+/// Device memory. Releases before 35 lack the last member.
+#[repr(C)]
+pub struct ibv_dm {
+    pub context: *mut ibv_context,
+    pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+    pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+    /// `IBV_DM_MASK_*`: which of the following members are set.
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
 /// A memory window.
 #[repr(C)]
 pub struct ibv_mw {

@@ -48,6 +48,8 @@ fn facts() -> Vec<Fact> {
         ibv_td { context };
         ibv_xrcd { context };
         ibv_mr { context, pd, addr, length, handle, lkey, rkey };
+        ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle };
+        ibv_alloc_dm_attr { length, log_align_req, comp_mask };
         ibv_mw { context, pd, rkey, handle, type_ = "type" };
         ibv_ah { context, pd, handle };
         ibv_comp_channel { context, fd, refcnt };
@@ -175,6 +177,7 @@ fn facts() -> Vec<Fact> {
         IBV_ACCESS_ON_DEMAND,
         IBV_ACCESS_RELAXED_ORDERING,
         IBV_ACCESS_OPTIONAL_RANGE,
+        IBV_DM_MASK_HANDLE,
         IBV_MW_TYPE_2,
         IBV_REREG_MR_CHANGE_ACCESS,
         IBV_QPT_RC,

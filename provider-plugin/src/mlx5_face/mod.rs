@@ -11,6 +11,7 @@
 
 mod ah;
 pub mod cq;
+pub mod dm;
 pub mod entries;
 mod pd;
 pub mod post;

@@ -189,6 +189,35 @@ fn constants() -> Vec<(&'static str, u32)> {
             "MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE",
             uar::ATTR_DESTROY_UAR_HANDLE.into(),
         ),
+        (
+            "MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET",
+            uar::ATTR_ALLOC_DM_START_OFFSET.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX",
+            uar::ATTR_ALLOC_DM_PAGE_INDEX.into(),
+        ),
+        ("MLX5_IB_METHOD_DM_QUERY", uar::METHOD_DM_QUERY.into()),
+        (
+            "MLX5_IB_ATTR_QUERY_DM_REQ_HANDLE",
+            uar::ATTR_QUERY_DM_HANDLE.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_QUERY_DM_RESP_START_OFFSET",
+            uar::ATTR_QUERY_DM_START_OFFSET.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_QUERY_DM_RESP_PAGE_INDEX",
+            uar::ATTR_QUERY_DM_PAGE_INDEX.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH",
+            uar::ATTR_QUERY_DM_LENGTH.into(),
+        ),
+        (
+            "MLX5_IB_MMAP_DEVICE_MEM",
+            crate::dm::MMAP_DEVICE_MEMORY.into(),
+        ),
         ("MLX5_INLINE_SEG", INLINE_SEGMENT),
         ("MLX5_INVALID_LKEY", INVALID_LKEY),
         ("MLX5_EXTENDED_UD_AV", EXTENDED_AV),

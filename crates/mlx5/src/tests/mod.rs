@@ -2,6 +2,7 @@
 //! writes what is counted here, not taken from `abi`.
 
 mod completion;
+mod device_memory;
 mod keys;
 mod look;
 mod objects;

@@ -24,7 +24,7 @@ pub const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 /// The kernel, and pages that stand in for the device's registers.
 pub struct Machine {
     pub fake: Arc<FakeKernel>,
-    pages: File,
+    pub pages: File,
     pub context: Arc<Context>,
 }
 

@@ -123,12 +123,34 @@ pub const ATTR_DESTROY_SRQ_RESP: u16 = 1;
 pub const METHOD_SRQ_CREATE: u16 = 0;
 pub const METHOD_SRQ_DESTROY: u16 = 1;
 
+// Methods of device memory.
+pub const METHOD_DM_ALLOC: u16 = 0;
+pub const METHOD_DM_FREE: u16 = 1;
+
+// Attributes of `METHOD_DM_ALLOC`.
+pub const ATTR_ALLOC_DM_HANDLE: u16 = 0;
+pub const ATTR_ALLOC_DM_LENGTH: u16 = 1;
+pub const ATTR_ALLOC_DM_ALIGNMENT: u16 = 2;
+
+// Attributes of `METHOD_DM_FREE`.
+pub const ATTR_FREE_DM_HANDLE: u16 = 0;
+
 // Methods of a memory region.
 pub const METHOD_DM_MR_REG: u16 = 0;
 pub const METHOD_MR_DESTROY: u16 = 1;
 pub const METHOD_ADVISE_MR: u16 = 2;
 pub const METHOD_QUERY_MR: u16 = 3;
 pub const METHOD_REG_DMABUF_MR: u16 = 4;
+
+// Attributes of `METHOD_DM_MR_REG`.
+pub const ATTR_REG_DM_MR_HANDLE: u16 = 0;
+pub const ATTR_REG_DM_MR_OFFSET: u16 = 1;
+pub const ATTR_REG_DM_MR_LENGTH: u16 = 2;
+pub const ATTR_REG_DM_MR_PD_HANDLE: u16 = 3;
+pub const ATTR_REG_DM_MR_ACCESS_FLAGS: u16 = 4;
+pub const ATTR_REG_DM_MR_DM_HANDLE: u16 = 5;
+pub const ATTR_REG_DM_MR_RESP_LKEY: u16 = 6;
+pub const ATTR_REG_DM_MR_RESP_RKEY: u16 = 7;
 
 // Attributes of `METHOD_MR_DESTROY`.
 pub const ATTR_DESTROY_MR_HANDLE: u16 = 0;

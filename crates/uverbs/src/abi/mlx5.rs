@@ -27,3 +27,19 @@ pub const ATTR_DESTROY_UAR_HANDLE: u16 = DRIVER;
 
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`: with registers that take whole entries.
 pub const UAR_TYPE_BLUE_FLAME: u64 = 0;
+
+/// `MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET`: where the memory begins.
+pub const ATTR_ALLOC_DM_START_OFFSET: u16 = DRIVER;
+/// `MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX`: the number that it is mapped by.
+pub const ATTR_ALLOC_DM_PAGE_INDEX: u16 = DRIVER + 1;
+
+/// `MLX5_IB_METHOD_DM_QUERY`, of device memory.
+pub const METHOD_DM_QUERY: u16 = DRIVER + 1;
+/// `MLX5_IB_ATTR_QUERY_DM_REQ_HANDLE`.
+pub const ATTR_QUERY_DM_HANDLE: u16 = DRIVER;
+/// `MLX5_IB_ATTR_QUERY_DM_RESP_START_OFFSET`.
+pub const ATTR_QUERY_DM_START_OFFSET: u16 = DRIVER + 1;
+/// `MLX5_IB_ATTR_QUERY_DM_RESP_PAGE_INDEX`.
+pub const ATTR_QUERY_DM_PAGE_INDEX: u16 = DRIVER + 2;
+/// `MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH`.
+pub const ATTR_QUERY_DM_LENGTH: u16 = DRIVER + 3;

@@ -1,6 +1,7 @@
 //! What each command sends, attribute by attribute, and what it makes of the
 //! answer.
 
+mod device_memory;
 mod memory;
 mod queries;
 mod queue_pair;

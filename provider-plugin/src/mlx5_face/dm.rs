@@ -1,0 +1,162 @@
+//! Memory of the device's own: allocated, copied to and from by the process,
+//! registered for work requests.
+
+use core::ffi::{c_int, c_void};
+
+use mlx5::{CopyError, DeviceBytes, DeviceMemory};
+use uverbs::{AccessFlags, DmHandle, DmMrInit};
+
+use crate::abi::*;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+use crate::mr;
+use crate::pd::pd_of;
+
+/// Device memory.
+#[repr(C)]
+struct Dm {
+    /// The part that applications see.
+    public: ibv_dm,
+    bytes: DeviceBytes,
+}
+
+const _: () = assert!(core::mem::offset_of!(Dm, public) == 0);
+
+/// The provider's view of device memory.
+///
+/// # Safety
+/// `dm` is live, and of a context of ours.
+unsafe fn dm_of<'a>(dm: *mut ibv_dm) -> &'a Dm {
+    // SAFETY: every ibv_dm that this provider hands out begins a Dm.
+    unsafe { &*dm.cast::<Dm>() }
+}
+
+/// Gives the application memory by the kernel's number of it.
+fn new_dm(
+    context: *mut ibv_context,
+    handle: DmHandle,
+    bytes: DeviceBytes,
+) -> Result<*mut ibv_dm, Errno> {
+    let dm = Dm {
+        public: ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: IBV_DM_MASK_HANDLE,
+            handle: handle.0,
+        },
+        bytes,
+    };
+    Ok(Box::into_raw(try_box(dm).map_err(|(_, errno)| errno)?).cast())
+}
+
+/// `ibv_alloc_dm`. EINVAL for more than the device has in all, and for
+/// attributes that are not defined yet.
+pub unsafe extern "C" fn alloc_dm(
+    context: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    // SAFETY: libibverbs passes an open context of ours, the application its
+    // attributes.
+    entry::pointer(|| unsafe {
+        let attr = &*attr;
+        if attr.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        let ctx = CtxRef::of(context);
+        let made = DeviceMemory::allocate(&ctx, attr.length as u64, attr.log_align_req)?;
+        let dm = new_dm(context, made.object.handle(), made.bytes)?;
+        made.object.into_handle();
+        Ok(dm)
+    })
+}
+
+/// `ibv_free_dm`. EBUSY, and the memory lives on, while a region of it is
+/// registered.
+pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: libibverbs passes live memory of ours.
+    entry::int(|| unsafe {
+        let ctx = CtxRef::of((*dm).context);
+        let result = uverbs::mlx5_dm::destroy(&ctx, DmHandle((*dm).handle));
+        destroyed(result.map_err(Into::into))?;
+        drop(Box::from_raw(dm.cast::<Dm>()));
+        Ok(())
+    })
+}
+
+/// `ibv_import_dm`: a second name for device memory of the same file.
+pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    // SAFETY: libibverbs passes an open context of ours.
+    entry::pointer(|| unsafe {
+        let bytes = DeviceBytes::of(&CtxRef::of(context), DmHandle(handle))?;
+        new_dm(context, DmHandle(handle), bytes)
+    })
+}
+
+/// `ibv_unimport_dm`: forgets the name; the kernel's object stays.
+pub unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: libibverbs passes what import_dm made, once.
+    entry::unit(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
+}
+
+/// Ends a copy; errno is not set, as with the C provider.
+fn copied(result: Result<(), CopyError>) -> c_int {
+    result.map_or_else(CopyError::errno, |()| 0)
+}
+
+/// `ibv_memcpy_to_dm`: EFAULT beyond the memory, EINVAL for what is not whole
+/// words of four bytes.
+unsafe extern "C" fn memcpy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    host: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the application passes live memory of ours, and that many bytes
+    // of its own.
+    copied(unsafe { dm_of(dm).bytes.write(offset, host.cast(), length) })
+}
+
+/// `ibv_memcpy_from_dm`: as [`memcpy_to_dm`].
+unsafe extern "C" fn memcpy_from_dm(
+    host: *mut c_void,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: as in `memcpy_to_dm`.
+    copied(unsafe { dm_of(dm).bytes.read(offset, host.cast(), length) })
+}
+
+/// `ibv_reg_dm_mr`: EINVAL without `IBV_ACCESS_ZERO_BASED`, and for access that
+/// device memory does not give.
+pub unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: u32,
+) -> *mut ibv_mr {
+    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_ZERO_BASED
+        | IBV_ACCESS_OPTIONAL_RANGE;
+    // SAFETY: libibverbs passes a live domain and live memory of ours.
+    entry::pointer(|| unsafe {
+        if access & !KNOWN != 0 || access & IBV_ACCESS_ZERO_BASED == 0 {
+            return Err(Errno::INVAL);
+        }
+        let init = DmMrInit {
+            pd: pd_of(pd).handle(),
+            dm: DmHandle((*dm).handle),
+            offset,
+            length: length as u64,
+            access: AccessFlags::from_bits_retain(access),
+        };
+        mr::register_dm(pd, &init)
+    })
+}
