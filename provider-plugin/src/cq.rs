@@ -25,7 +25,7 @@ pub trait Device: Sized + 'static {
     type Completions;
 
     /// Fields of a completion that can be asked for (`IBV_WC_EX_WITH_*`).
-    const WC_FLAGS: u64;
+    fn wc_flags(ctx: &CtxRef) -> u64;
 
     /// Makes the kernel object and its queue.
     fn make_cq(
@@ -190,7 +190,10 @@ pub unsafe extern "C" fn create_cq_ex<D: Device>(
             core::ptr::null_mut()
         };
         let wc_flags = (*attr).wc_flags;
-        if comp_mask & !MEMBERS != 0 || flags & !FLAGS != 0 || wc_flags & !D::WC_FLAGS != 0 {
+        if comp_mask & !MEMBERS != 0 || flags & !FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if wc_flags & !D::wc_flags(&CtxRef::of(context)) != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         let kernel_flags = if flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {

@@ -32,6 +32,13 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
     entry::unit(|| drop(unsafe { Box::from_raw(device) }));
 }
 
+/// What a kind of device has for answers about itself.
+pub trait Device {
+    /// Takes out of the kernel's answer what this provider does not do: a
+    /// program is not to be told of what it will be refused.
+    fn leave_out(_: &mut ibv_device_attr_ex) {}
+}
+
 /// A 32-bit limit of the kernel as C's signed one; saturates.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
@@ -162,7 +169,7 @@ unsafe fn num_ports(context: *mut ibv_context) -> u32 {
 
 /// `ibv_query_device` and `ibv_query_device_ex`: fills `attr_size` bytes, the
 /// length of the structure that the application was built with.
-pub unsafe extern "C" fn query_device_ex(
+pub unsafe extern "C" fn query_device_ex<D: Device>(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
     attr: *mut ibv_device_attr_ex,
@@ -191,7 +198,8 @@ pub unsafe extern "C" fn query_device_ex(
                 },
             }
         }
-        let full = extended(&from, num_ports(context));
+        let mut full = extended(&from, num_ports(context));
+        D::leave_out(&mut full);
         let length = attr_size.min(size_of::<ibv_device_attr_ex>());
         attr.cast::<u8>()
             .copy_from_nonoverlapping((&raw const full).cast(), length);

@@ -172,6 +172,19 @@ pub unsafe fn register_dm(pd: *mut ibv_pd, init: &DmMrInit) -> Result<*mut ibv_m
     Ok(finish(mr, kernel))
 }
 
+/// `ibv_alloc_null_mr` of a device with this local key for it: a region of all
+/// addresses in which nothing is.
+///
+/// # Safety
+/// `pd` is a live domain of ours.
+pub unsafe fn null_region(pd: *mut ibv_pd, lkey: u32) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: as the caller says.
+    let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_NULL_MR, 0)? };
+    mr.verbs.ibv_mr.length = usize::MAX;
+    mr.verbs.ibv_mr.lkey = lkey;
+    Ok(Box::into_raw(mr).cast())
+}
+
 /// `ibv_reg_mr_ex`: the same two kinds of region by one call. rxe has no DMA
 /// handles. libibverbs has resolved `IBV_REG_MR_MASK_BUF` before.
 pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
@@ -258,10 +271,13 @@ pub unsafe extern "C" fn rereg_mr(
 pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: libibverbs passes a live region of ours.
     entry::int(|| unsafe {
-        let public = &(*mr).ibv_mr;
-        let ctx = CtxRef::of(public.context);
-        let result = uverbs::mr::destroy(&ctx, MrHandle(public.handle));
-        destroyed(result.map_err(Into::into))?;
+        // The kernel knows of no such region.
+        if (*mr).mr_type != IBV_MR_TYPE_NULL_MR {
+            let public = &(*mr).ibv_mr;
+            let ctx = CtxRef::of(public.context);
+            let result = uverbs::mr::destroy(&ctx, MrHandle(public.handle));
+            destroyed(result.map_err(Into::into))?;
+        }
         drop(Box::from_raw(mr.cast::<Mr>()));
         Ok(())
     })

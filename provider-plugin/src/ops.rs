@@ -20,7 +20,7 @@ macro_rules! operations {
 }
 
 /// A kind of device, with all that this provider does with it.
-pub trait Device: pd::Device + ah::Device + qp::Device {
+pub trait Device: pd::Device + ah::Device + qp::Device + device::Device {
     /// Operations that are written for it alone.
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)>;
 }
@@ -40,9 +40,10 @@ impl Device for Rxe {
 
 impl Device for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::mlx5_face::{cq, dm, post};
+        use crate::mlx5_face::{clock, cq, dm, post};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
+            alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
             bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
@@ -55,6 +56,8 @@ impl Device for Mlx5 {
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
                 -> c_int = post::post_send;
+            query_rt_values: fn(*mut ibv_context, *mut ibv_values_ex)
+                -> c_int = clock::query_rt_values;
             reg_dm_mr: fn(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr = dm::reg_dm_mr;
             resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
             unimport_dm: fn(*mut ibv_dm) = dm::unimport_dm;
@@ -104,7 +107,7 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
         post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_srq_recv::<D>;
         query_device_ex: fn(*mut ibv_context, *const ibv_query_device_ex_input,
-            *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex;
+            *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex::<D>;
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp::<D>;

@@ -55,6 +55,33 @@ pub struct AllocUcontextResp {
     pub dump_fill_mkey: u32,
 }
 
+/// Bit of [`AllocUcontextResp::comp_mask`]: `hca_core_clock_offset` is there
+/// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET`).
+pub const HAS_CORE_CLOCK: u32 = 1 << 0;
+/// Bit of [`AllocUcontextResp::comp_mask`]: `dump_fill_mkey` is there
+/// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`).
+pub const HAS_NULL_KEY: u32 = 1 << 1;
+/// Bit of [`AllocUcontextResp::clock_info_versions`] for [`ClockInfo`]
+/// (`1 << MLX5_IB_CLOCK_INFO_V1`).
+pub const CLOCK_INFO_V1: u8 = 1 << 0;
+
+/// How the device's clock and the wall clock go together
+/// (`struct mlx5_ib_clock_info`); mlx5_core renews it from time to time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockInfo {
+    /// Odd while it is being changed.
+    pub sign: u32,
+    pub resv: u32,
+    pub nsec: u64,
+    pub cycles: u64,
+    pub frac: u64,
+    pub mult: u32,
+    pub shift: u32,
+    pub mask: u64,
+    pub overflow_period: u64,
+}
+
 /// Driver response to ALLOC_PD (`struct mlx5_ib_alloc_pd_resp`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -474,6 +501,7 @@ const _: () = {
     assert!(offset_of!(AllocUcontextResp, max_send_wqebb) == 20);
     assert!(offset_of!(AllocUcontextResp, cqe_version) == 44);
     assert!(offset_of!(AllocUcontextResp, hca_core_clock_offset) == 48);
+    assert!(size_of::<ClockInfo>() == 56);
     // 8 + 8 + 4 + 1 + 1 + 2 + 2 + 2 + 4: no padding.
     assert!(size_of::<CreateCq>() == 32);
     assert!(offset_of!(CreateCq, flags) == 22);

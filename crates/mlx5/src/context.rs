@@ -4,11 +4,12 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ring::{BlueFlame, Mapping};
+use ring::{BlueFlame, Mapping, Watched};
 use uverbs::{Context, ContextInfo, ContextRef, Mlx5Uar, Udata};
 
+use crate::Clock;
 use crate::CreateError;
-use crate::abi::{AllocUcontextReq, AllocUcontextResp, LIB_CAP_4K_UAR, Plain};
+use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Plain};
 
 /// Bytes of a UAR, the device's unit of registers.
 const UAR: usize = 4096;
@@ -65,6 +66,10 @@ pub struct DeviceContext {
     indices: Arc<Indices>,
     /// Where completion queues are armed.
     arm: (BlueFlame, Arc<Page>),
+    /// The device's time.
+    clock: Clock,
+    /// Reads give nothing, and writes go nowhere, with this key.
+    null_key: Option<u32>,
 }
 
 /// Maps `size` bytes of what mlx5_ib has under a command (`enum
@@ -76,12 +81,34 @@ pub(crate) fn map_command(
     index: u16,
     size: usize,
 ) -> Result<Mapping, CreateError> {
+    map_by(context, command, index, |fd, offset| {
+        Mapping::new(fd, offset, size)
+    })
+}
+
+/// As [`map_command`], of a page that is read only.
+pub(crate) fn watch_command(
+    context: &Context,
+    command: u8,
+    index: u16,
+) -> Result<Watched, CreateError> {
+    map_by(context, command, index, |fd, offset| {
+        Watched::new(fd, offset, Mapping::page_size())
+    })
+}
+
+fn map_by<T>(
+    context: &Context,
+    command: u8,
+    index: u16,
+    map: impl FnOnce(BorrowedFd<'_>, u64) -> std::io::Result<T>,
+) -> Result<T, CreateError> {
     let [high, low] = index.to_be_bytes().map(u64::from);
     let pages = high << 16 | u64::from(command) << 8 | low;
     let offset = pages * Mapping::page_size() as u64;
     // SAFETY: the context keeps its descriptor open for the length of the call.
     let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-    Mapping::new(fd, offset, size).map_err(|error| CreateError::Map {
+    map(fd, offset).map_err(|error| CreateError::Map {
         page: pages as u32,
         error,
     })
@@ -154,7 +181,21 @@ impl DeviceContext {
             pages: Mutex::new(vec![Some(Arc::clone(&first))]),
             indices: Arc::default(),
             arm: (arm, first),
+            clock: Clock::of(context, answer),
+            null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
         })
+    }
+
+    /// The local key of a region of all addresses in which nothing is: what is
+    /// read there is anything, what is written there is gone. None of a device
+    /// that has none.
+    pub fn null_key(&self) -> Option<u32> {
+        self.null_key
+    }
+
+    /// The device's time.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Where completion queues are armed.

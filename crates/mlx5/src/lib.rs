@@ -6,6 +6,7 @@
 //! - [`CompletionRing`]: the reader of work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their queues;
+//! - [`Clock`], [`WallClock`]: the device's time, and what it is on the wall;
 //! - [`DeviceMemory`]: memory of the device's own;
 //! - `abi`: the layout of entries and of driver data.
 //!
@@ -21,6 +22,7 @@
 mod abi;
 mod ah;
 mod arming;
+mod clock;
 mod context;
 mod cq;
 mod cq_ring;
@@ -44,6 +46,7 @@ mod work;
 
 pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
+pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Limits, OwnRegister};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CompletionRing, Look};

@@ -16,6 +16,8 @@
 //! - [`Glance`]: the same of a queue whose entries say whose they are;
 //! - [`BlueFlame`]: a device's register that takes doorbells and whole entries;
 //! - [`DeviceWords`]: a device's own memory, as far as the process sees it;
+//! - [`Watched`]: counters and records that are read only, of a device or a
+//!   driver that changes them;
 //! - [`DoorbellRecord`], [`Owner`]: the words of a queue in the process's own
 //!   memory by which it and a device keep in step;
 //! - [`Outstanding`]: which work requests a device has, for the thread that
@@ -47,6 +49,8 @@ mod record;
 mod ring;
 mod sequence;
 mod thread;
+#[cfg(not(loom))]
+mod watched;
 
 pub use biased::BiasedLock;
 #[cfg(not(loom))]
@@ -66,3 +70,5 @@ pub use record::{DoorbellRecord, Owner};
 #[cfg(not(loom))]
 pub use ring::{GeometryError, Ring, Slots};
 pub use sequence::{Epoch, Hint, Sequences};
+#[cfg(not(loom))]
+pub use watched::Watched;

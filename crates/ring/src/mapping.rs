@@ -17,7 +17,7 @@ pub struct Mapping {
     map: MmapMut,
 }
 
-fn to_io(error: mmap_rs::Error) -> io::Error {
+pub(crate) fn to_io(error: mmap_rs::Error) -> io::Error {
     match error {
         mmap_rs::Error::Nix(errno) => io::Error::from_raw_os_error(errno as i32),
         mmap_rs::Error::Io(error) => error,

@@ -48,6 +48,27 @@ pub fn from_owner(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
 }
 
+/// Reads the word that a driver changes before and after it changes a record of
+/// several words (`sign` of `struct mlx5_ib_clock_info`: odd in between).
+///
+/// Acquire: no word of the record that is read after this was read before.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn record_begins(sign: &AtomicU32) -> u32 {
+    sign.load(Ordering::Acquire)
+}
+
+/// Reads it again: if it is the same, and even, the words that were read in
+/// between are of one piece.
+///
+/// The fence: no word of the record that was read before this is read after it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn record_ends(sign: &AtomicU32) -> u32 {
+    core::sync::atomic::fence(Ordering::Acquire);
+    sign.load(Ordering::Relaxed)
+}
+
 /// Reads the byte by which a device says, in the entry itself, that it has
 /// written the entry: a device writes an entry's other bytes before that one.
 ///

@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, Look, Role, Usual, Work,
+    Arming, CompletionError, CompletionQueue, CompletionRing, Look, Role, Usual, WallClock, Work,
     WorkCompletion,
 };
 use uverbs::CqInit;
@@ -30,6 +30,8 @@ pub struct Completions {
     current: UnsafeCell<WorkCompletion>,
     /// Asks for events; any thread.
     arming: Arming,
+    /// For completions' times by the wall clock, where the device has them.
+    wall: Option<WallClock>,
 }
 
 /// A completion queue of such a device.
@@ -38,7 +40,11 @@ pub type Cq = crate::cq::Cq<Mlx5>;
 impl Device for Mlx5 {
     type Completions = Completions;
 
-    const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    fn wc_flags(ctx: &CtxRef) -> u64 {
+        let wall = ctx.mlx5().ok().and_then(|device| device.clock().wall());
+        let wall = wall.map_or(0, |_| IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+        IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | wall
+    }
 
     fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create_with(ctx, init, entries::asked())?;
@@ -48,6 +54,7 @@ impl Device for Mlx5 {
             ring: UnsafeCell::new(made.ring),
             current: UnsafeCell::default(),
             arming: made.arming,
+            wall: ctx.mlx5()?.clock().wall(),
         };
         Ok((made.object, completions))
     }
@@ -85,6 +92,9 @@ impl Device for Mlx5 {
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64) {
         if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
             cq.read_completion_ts = Some(read_completion_ts);
+        }
+        if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
+            cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         }
     }
 }
@@ -318,4 +328,19 @@ unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe { (*cq_of::<Mlx5, _>(cq).completions.ring.get()).time() }
+}
+
+/// Nanoseconds since 1970; 0 if the driver's record of the clocks was not to be
+/// had when the queue was made, or is gone.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the application is between start_poll and end_poll, so that it is
+    // the only one at the ring and at the clock.
+    unsafe {
+        let own: &Cq = cq_of(cq);
+        let time = (*own.completions.ring.get()).time();
+        match (&own.completions.wall, own.object.context().mlx5()) {
+            (Some(wall), Ok(device)) => wall.nanoseconds(device.clock(), time),
+            _ => 0,
+        }
+    }
 }

@@ -1,5 +1,5 @@
 //! Memory of the device's own: allocated, copied to and from by the process,
-//! registered for work requests.
+//! registered for work requests; and the region that is none.
 
 use core::ffi::{c_int, c_void};
 
@@ -158,5 +158,14 @@ pub unsafe extern "C" fn reg_dm_mr(
             access: AccessFlags::from_bits_retain(access),
         };
         mr::register_dm(pd, &init)
+    })
+}
+
+/// `ibv_alloc_null_mr`. EOPNOTSUPP of a device that has no key for it.
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: libibverbs passes a live domain of ours.
+    entry::pointer(|| unsafe {
+        let device = CtxRef::of((*pd).context).mlx5()?;
+        mr::null_region(pd, device.null_key().ok_or(Errno::OPNOTSUPP)?)
     })
 }

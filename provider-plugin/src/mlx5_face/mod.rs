@@ -10,7 +10,9 @@
 //! never one in the other.
 
 mod ah;
+pub mod clock;
 pub mod cq;
+mod device;
 pub mod dm;
 pub mod entries;
 mod pd;

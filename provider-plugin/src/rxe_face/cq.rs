@@ -33,7 +33,9 @@ type Cq = crate::cq::Cq<Rxe>;
 impl Device for Rxe {
     type Completions = Completions;
 
-    const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS;
+    fn wc_flags(_: &CtxRef) -> u64 {
+        IBV_WC_STANDARD_FLAGS
+    }
 
     fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create(ctx, init)?;

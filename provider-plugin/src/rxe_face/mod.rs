@@ -6,6 +6,7 @@
 
 mod ah;
 pub mod cq;
+mod device;
 mod pd;
 pub mod post;
 mod qp;

@@ -57,6 +57,9 @@ fn assertions() -> String {
         hca_core_clock_offset, log_uar_size, num_uars_per_page,
         num_dyn_bfregs, dump_fill_mkey,
     });
+    fields!(c, "mlx5_ib_clock_info", size ClockInfo {
+        sign, resv, nsec, cycles, frac, mult, shift, mask, overflow_period,
+    });
     fields!(c, "mlx5_ib_alloc_pd_resp", size AllocPdResp { pdn });
     fields!(c, "mlx5_ib_create_cq", size CreateCq {
         buf_addr, db_addr, cqe_size, cqe_comp_en, cqe_comp_res_format, flags,
@@ -149,7 +152,7 @@ fn assertions() -> String {
         );
     }
     for (name, value) in constants() {
-        assert(&mut c, format!("(unsigned int){name} == {value}"));
+        assert(&mut c, format!("(unsigned int)({name}) == {value}"));
     }
     c
 }
@@ -213,6 +216,23 @@ fn constants() -> Vec<(&'static str, u32)> {
         (
             "MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH",
             uar::ATTR_QUERY_DM_LENGTH.into(),
+        ),
+        (
+            "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET",
+            HAS_CORE_CLOCK,
+        ),
+        (
+            "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY",
+            HAS_NULL_KEY,
+        ),
+        ("1 << MLX5_IB_CLOCK_INFO_V1", CLOCK_INFO_V1.into()),
+        (
+            "MLX5_IB_MMAP_CORE_CLOCK",
+            crate::clock::MMAP_CORE_CLOCK.into(),
+        ),
+        (
+            "MLX5_IB_MMAP_CLOCK_INFO",
+            crate::clock::MMAP_CLOCK_INFO.into(),
         ),
         (
             "MLX5_IB_MMAP_DEVICE_MEM",

@@ -30,11 +30,15 @@ pub struct Machine {
 
 /// The driver's answer, its fields in their order.
 pub struct Answer {
-    register_size: u32,
-    registers: u32,
-    send_entry: u16,
-    cqe_version: u8,
-    uars_per_page: u32,
+    pub register_size: u32,
+    pub registers: u32,
+    pub send_entry: u16,
+    pub cqe_version: u8,
+    pub uars_per_page: u32,
+    pub comp_mask: u32,
+    pub clock_info_versions: u8,
+    pub core_clock: u64,
+    pub null_key: u32,
 }
 
 pub const GOOD: Answer = Answer {
@@ -43,6 +47,10 @@ pub const GOOD: Answer = Answer {
     send_entry: 1024,
     cqe_version: 1,
     uars_per_page: 1,
+    comp_mask: 0,
+    clock_info_versions: 0,
+    core_clock: 0,
+    null_key: 0,
 };
 
 impl Answer {
@@ -57,8 +65,12 @@ impl Answer {
         set(24, &(1u32 << 15).to_ne_bytes());
         set(28, &(1u32 << 15).to_ne_bytes());
         set(32, &1u16.to_ne_bytes());
+        set(36, &self.comp_mask.to_ne_bytes());
         set(44, &[self.cqe_version]);
+        set(47, &[self.clock_info_versions]);
+        set(48, &self.core_clock.to_ne_bytes());
         set(60, &self.uars_per_page.to_ne_bytes());
+        set(68, &self.null_key.to_ne_bytes());
         bytes
     }
 }
@@ -235,6 +247,19 @@ fn answers_that_make_no_sense_are_refused() {
             ..GOOD
         })
         .unwrap();
+}
+
+#[test]
+fn the_key_of_nothing_is_there_where_the_driver_says_so() {
+    let key = |comp_mask| {
+        let answer = Answer {
+            comp_mask,
+            null_key: 0x1234,
+            ..GOOD
+        };
+        Machine::new().open(&answer).unwrap().null_key()
+    };
+    assert_eq!((key(0), key(1), key(2)), (None, None, Some(0x1234)));
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! What the device says of itself: the kernel's answer, without what needs queue
+//! pairs for raw packets, work queues, or shared queues that match tags.
+
+use super::Mlx5;
+use crate::abi::*;
+use crate::device::Device;
+
+impl Device for Mlx5 {
+    fn leave_out(attr: &mut ibv_device_attr_ex) {
+        attr.tso_caps = ibv_tso_caps::default();
+        attr.rss_caps = ibv_rss_caps::default();
+        attr.max_wq_type_rq = 0;
+        attr.packet_pacing_caps = ibv_packet_pacing_caps::default();
+        attr.raw_packet_caps = 0;
+        attr.tm_caps = ibv_tm_caps::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_not_told_of_what_it_will_be_refused() {
+        // SAFETY: integers, of which any bytes are one.
+        let mut attr: ibv_device_attr_ex = unsafe { core::mem::zeroed() };
+        attr.tm_caps.max_num_tags = 1;
+        attr.rss_caps.supported_qpts = 1;
+        attr.max_wq_type_rq = 1;
+        attr.raw_packet_caps = 1;
+        attr.max_dm_size = 1;
+        Mlx5::leave_out(&mut attr);
+        assert_eq!(attr.tm_caps.max_num_tags, 0);
+        assert_eq!((attr.rss_caps.supported_qpts, attr.max_wq_type_rq), (0, 0));
+        assert_eq!((attr.raw_packet_caps, attr.max_dm_size), (0, 1));
+    }
+}
