@@ -10,7 +10,7 @@ use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::wqe::{self, Local};
-use crate::fabric::{Port, PortConfig};
+use crate::fabric::{Port, PortConfig, subnet};
 use crate::health;
 use crate::packet::{Packet, Pool};
 use crate::platform::Platform;
@@ -78,7 +78,7 @@ impl Settings {
         let [high, low] = (number + 1).to_be_bytes();
         Settings {
             profile,
-            guid: 0x0250_5300_0000_0001 + u64::from(number),
+            guid: subnet::guid(number + 1),
             // Locally administered.
             mac: [0x02, 0x50, 0x53, 0, high, low],
             lid: number + 1,
@@ -88,7 +88,10 @@ impl Settings {
 
     fn port(&self) -> PortConfig {
         match self.profile.port {
-            PortKind::InfiniBand => PortConfig::ib(self.lid),
+            PortKind::InfiniBand => PortConfig {
+                guid: self.guid,
+                ..PortConfig::ib(self.lid)
+            },
             PortKind::Ethernet => PortConfig::ethernet(self.mac),
         }
     }

@@ -450,7 +450,7 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "ib",
-        about: "an InfiniBand port, up without a subnet manager",
+        about: "an InfiniBand port, on a fabric with a subnet manager",
         port: PortKind::InfiniBand,
         caps: &[COMMON, INFINIBAND, WITHOUT_UMR],
     },

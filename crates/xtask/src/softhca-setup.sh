@@ -1,7 +1,7 @@
-# Loads the drivers, waits for the RDMA device and, on Ethernet, gives its
-# network device an address. Leaves in the environment:
+# Loads the drivers, waits for the RDMA device and gives its network device, on
+# InfiniBand that of IP over InfiniBand, an address. Leaves in the environment:
 #   RDMA_DEV   the device; RDMA_DEV1 ... the others
-#   RDMA_GID   the index of a RoCE v2 GID of its IPv4 address, or 0
+#   RDMA_GID   the index of a RoCE v2 GID of its IPv4 address; 0 on InfiniBand
 #   RDMA_ADDR  that address
 modprobe ib_uverbs
 modprobe ib_umad 2> /dev/null
@@ -14,13 +14,26 @@ while [ -z "$(ls /sys/class/infiniband 2> /dev/null)" ] && [ $tries -lt 300 ]; d
     sleep 0.1
     tries=$((tries + 1))
 done
+if grep -q InfiniBand /sys/class/infiniband/*/ports/1/link_layer 2> /dev/null; then
+    modprobe ib_ipoib
+fi
 n=
 number=1
 for dev in $(ls /sys/class/infiniband 2> /dev/null); do
     export RDMA_DEV$n="$dev" RDMA_GID$n=0
     netdev=$(ls /sys/class/infiniband/$dev/device/net 2> /dev/null | head -1)
     layer=$(cat /sys/class/infiniband/$dev/ports/1/link_layer)
-    if [ "$layer" = Ethernet ] && [ -n "$netdev" ]; then
+    if [ "$layer" = InfiniBand ] && [ -n "$netdev" ]; then
+        export RDMA_ADDR$n=192.168.78.$number
+        ip link set "$netdev" up
+        ip addr add 192.168.78.$number/24 dev "$netdev"
+        # Until it has joined the broadcast group.
+        tries=0
+        while [ "$(cat /sys/class/net/$netdev/carrier)" != 1 ] && [ $tries -lt 100 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+    elif [ "$layer" = Ethernet ] && [ -n "$netdev" ]; then
         export RDMA_ADDR$n=192.168.78.$number
         ip link set "$netdev" up
         ip addr add 192.168.78.$number/24 dev "$netdev"

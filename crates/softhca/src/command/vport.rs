@@ -5,6 +5,7 @@ use super::load::number;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
 use crate::engine::core::{Core, RoceAddress};
+use crate::fabric::subnet;
 use crate::hca::Hca;
 use crate::platform::Platform;
 
@@ -87,7 +88,7 @@ impl<P: Platform> Core<P> {
         put32(context, CAP_MASK1, self.port_capabilities);
         put32(context, CAP_MASK1_SELECT, CHANGEABLE);
         LID.put(context, u32::from(self.settings.lid));
-        SM_LID.put(context, u32::from(self.settings.lid));
+        SM_LID.put(context, u32::from(subnet::LID));
         SUBNET_TIMEOUT.put(context, 18);
         Ok(())
     }
@@ -101,10 +102,7 @@ impl<P: Platform> Core<P> {
 
     /// The port's GID: the subnet prefix and its GUID.
     pub(crate) fn port_gid(&self) -> [u8; 16] {
-        let mut gid = [0; 16];
-        gid[..8].copy_from_slice(&0xfe80_0000_0000_0000_u64.to_be_bytes());
-        gid[8..].copy_from_slice(&self.settings.guid.to_be_bytes());
-        gid
+        subnet::gid(self.settings.guid)
     }
 
     pub(crate) fn query_hca_vport_gid(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {

@@ -2,7 +2,8 @@
 //!
 //! InfiniBand ports are found by LID, Ethernet ports by MAC address (registered,
 //! or learned from what they send); multicast and unknown addresses go to all. A
-//! frame for the sender's own address comes back. What goes wrong ([`Faults`]) is
+//! frame for the sender's own address comes back. InfiniBand ports find a [`subnet`]
+//! manager there. What goes wrong ([`Faults`]) is
 //! decided by a generator with a seed: the same calls in the same order give the
 //! same losses.
 //!
@@ -10,30 +11,26 @@
 //! deterministic. Time is nanoseconds from any origin, passed in.
 
 mod faults;
+mod net;
 mod random;
+pub mod subnet;
 mod trunk;
 
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
 pub use trunk::{Trunk, Wire};
 
-use crate::packet::{LinkKind, Mac, Network, Packet};
+use crate::packet::{LinkKind, Mac, Packet};
 use crate::pcap::Capture;
-use random::Random;
+use net::{Net, PortState, Woken};
 
 /// Frames that wait at a port at most, unless configured otherwise.
 const DEFAULT_QUEUE: usize = 16 * 1024;
-/// How many MAC addresses are learned for a port.
-const LIMIT_LEARNED: usize = 64;
-/// LIDs from here on are multicast.
-const MULTICAST_LID: u16 = 0xc000;
-const DEFAULT_REORDER_DELAY: u64 = 50_000;
 
 type Waker = Arc<dyn Fn() + Send + Sync>;
 
@@ -46,6 +43,8 @@ pub struct PortConfig {
     pub lid: u16,
     /// How many low bits of LIDs do not matter (LID mask count).
     pub lmc: u8,
+    /// The GUID (InfiniBand), by which the subnet manager knows it.
+    pub guid: u64,
     /// The MAC address (Ethernet).
     pub mac: Mac,
     /// How many frames wait here before more are dropped.
@@ -53,13 +52,14 @@ pub struct PortConfig {
 }
 
 impl PortConfig {
-    /// An InfiniBand port.
+    /// An InfiniBand port, with the GUID of its LID ([`subnet::guid`]).
     #[must_use]
     pub fn ib(lid: u16) -> Self {
         Self {
             kind: LinkKind::Ib,
             lid,
             lmc: 0,
+            guid: subnet::guid(lid),
             mac: [0; 6],
             queue: DEFAULT_QUEUE,
         }
@@ -72,81 +72,11 @@ impl PortConfig {
             kind: LinkKind::Ethernet,
             lid: 0,
             lmc: 0,
+            guid: 0,
             mac,
             queue: DEFAULT_QUEUE,
         }
     }
-}
-
-/// A frame on its way.
-struct InFlight {
-    due: u64,
-    order: u64,
-    packet: Packet,
-}
-
-impl PartialEq for InFlight {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for InFlight {}
-
-impl PartialOrd for InFlight {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for InFlight {
-    /// The one that is due first is the greatest, as the heap gives that first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.due, other.order).cmp(&(self.due, self.order))
-    }
-}
-
-struct PortState {
-    config: PortConfig,
-    /// Leads to another fabric: takes frames of both kinds that are for nobody here.
-    uplink: bool,
-    faults: Faults,
-    up: bool,
-    gone: bool,
-    learned: Vec<Mac>,
-    /// Arrived.
-    ready: VecDeque<Packet>,
-    /// On the way here.
-    coming: BinaryHeap<InFlight>,
-    /// When the last frame in order is due.
-    last_due: u64,
-    waker: Option<Waker>,
-    counters: PortCounters,
-}
-
-impl PortState {
-    fn has(&self, mac: &Mac) -> bool {
-        self.config.mac == *mac || self.learned.contains(mac)
-    }
-
-    fn waiting(&self) -> usize {
-        self.ready.len() + self.coming.len()
-    }
-
-    fn arrive(&mut self, now: u64) {
-        while self.coming.peek().is_some_and(|f| f.due <= now) {
-            if let Some(frame) = self.coming.pop() {
-                self.ready.push_back(frame.packet);
-            }
-        }
-    }
-}
-
-struct Net {
-    ports: Vec<PortState>,
-    random: Random,
-    order: u64,
-    capture: Option<Capture>,
 }
 
 /// The network. Cheap to clone; all clones are one network.
@@ -159,14 +89,8 @@ impl Fabric {
     /// An empty network whose faults come from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let net = Net {
-            ports: Vec::new(),
-            random: Random::new(seed),
-            order: 0,
-            capture: None,
-        };
         Self {
-            net: Arc::new(Mutex::new(net)),
+            net: Arc::new(Mutex::new(Net::new(seed))),
         }
     }
 
@@ -188,19 +112,7 @@ impl Fabric {
     }
 
     fn add(&self, config: PortConfig, uplink: bool) -> Port {
-        let state = PortState {
-            config,
-            uplink,
-            faults: Faults::default(),
-            up: true,
-            gone: false,
-            learned: Vec::new(),
-            ready: VecDeque::new(),
-            coming: BinaryHeap::new(),
-            last_due: 0,
-            waker: None,
-            counters: PortCounters::default(),
-        };
+        let state = PortState::new(config, uplink);
         let mut net = self.lock();
         let free = net.ports.iter().position(|p| p.gone);
         let index = match free {
@@ -293,10 +205,7 @@ impl Port {
     /// When the next frame arrives; one that has arrived is due at 0.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        self.with(|port| match port.ready.is_empty() {
-            false => Some(0),
-            true => port.coming.peek().map(|f| f.due),
-        })
+        self.with(|port| port.deadline())
     }
 
     /// How many frames can be sent before some port has no place for them.
@@ -369,217 +278,12 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.with(|port| {
-            port.gone = true;
-            port.up = false;
-            port.ready.clear();
-            port.coming.clear();
-            port.waker = None;
+        let config = self.with(|port| {
+            port.leave();
+            port.config
         });
-    }
-}
-
-/// Who is to be woken.
-#[derive(Default)]
-struct Woken(Vec<Waker>);
-
-impl Woken {
-    fn add(&mut self, port: &PortState) {
-        if let Some(waker) = &port.waker
-            && !self.0.iter().any(|w| Arc::ptr_eq(w, waker))
-        {
-            self.0.push(waker.clone());
+        if config.kind == LinkKind::Ib {
+            self.fabric.lock().subnet.forget(config.guid);
         }
-    }
-
-    fn call(self) {
-        for waker in self.0 {
-            waker();
-        }
-    }
-}
-
-/// Where a frame is to go.
-enum Destination {
-    One(usize),
-    /// All uplinks, and with `here` all ports of this kind, with `own` the sender too.
-    All {
-        own: bool,
-        here: bool,
-    },
-    Nobody,
-}
-
-impl Net {
-    fn send(&mut self, from: usize, now: u64, packet: Packet, wake: &mut Woken) {
-        let kind = packet.kind();
-        let length = packet.frame().len();
-        if let Some(capture) = &mut self.capture {
-            capture.write(now, &packet);
-        }
-        let destination = self.route(from, &packet);
-        let sender = &mut self.ports[from];
-        sender.counters.sent += 1;
-        sender.counters.sent_bytes += length as u64;
-        let uplink = sender.uplink;
-        if !sender.up || (kind != sender.config.kind && !uplink) {
-            sender.counters.discarded += 1;
-            return;
-        }
-        match destination {
-            Destination::Nobody => self.ports[from].counters.discarded += 1,
-            Destination::One(to) => self.transfer(from, to, now, packet, wake),
-            Destination::All { own, here } => {
-                let mut taken = false;
-                for to in 0..self.ports.len() {
-                    let port = &self.ports[to];
-                    let takes = if port.uplink {
-                        !uplink && !port.gone
-                    } else {
-                        here && port.config.kind == kind && (to != from || own)
-                    };
-                    if takes {
-                        taken = true;
-                        self.transfer(from, to, now, packet.clone(), wake);
-                    }
-                }
-                if !taken {
-                    self.ports[from].counters.discarded += 1;
-                }
-            }
-        }
-    }
-
-    fn route(&mut self, from: usize, packet: &Packet) -> Destination {
-        let frame = packet.frame();
-        match packet.kind() {
-            LinkKind::Ib => {
-                let Some(&[a, b]) = frame.get(2..4).and_then(|b| b.first_chunk()) else {
-                    return Destination::Nobody;
-                };
-                let lid = u16::from_be_bytes([a, b]);
-                if lid >= MULTICAST_LID {
-                    return Destination::All {
-                        own: true,
-                        here: true,
-                    };
-                }
-                let found = self.ports.iter().position(|p| {
-                    let mask = u16::MAX << p.config.lmc.min(7);
-                    let lids = p.config.kind == LinkKind::Ib && !p.gone && !p.uplink;
-                    lids && p.config.lid & mask == lid & mask
-                });
-                let elsewhere = Destination::All {
-                    own: false,
-                    here: false,
-                };
-                found.map_or(elsewhere, Destination::One)
-            }
-            LinkKind::Ethernet => {
-                let (Some(to), Some(source)) = (
-                    frame.first_chunk::<6>(),
-                    frame.get(6..).and_then(|f| f.first_chunk::<6>()),
-                ) else {
-                    return Destination::Nobody;
-                };
-                self.learn(from, source);
-                if to[0] & 1 != 0 {
-                    // A multicast group's members may be at the sender, too; other
-                    // frames do not come back.
-                    let rdma = Network::read(LinkKind::Ethernet, frame).is_ok();
-                    return Destination::All {
-                        own: rdma,
-                        here: true,
-                    };
-                }
-                let found = self
-                    .ports
-                    .iter()
-                    .position(|p| p.config.kind == LinkKind::Ethernet && !p.gone && p.has(to));
-                let everybody = Destination::All {
-                    own: false,
-                    here: true,
-                };
-                found.map_or(everybody, Destination::One)
-            }
-        }
-    }
-
-    fn learn(&mut self, from: usize, mac: &Mac) {
-        if self.ports[from].has(mac) {
-            return;
-        }
-        for port in &mut self.ports {
-            port.learned.retain(|m| m != mac);
-        }
-        let learned = &mut self.ports[from].learned;
-        if learned.len() >= LIMIT_LEARNED {
-            learned.remove(0);
-        }
-        learned.push(*mac);
-    }
-
-    /// From one port to another, with whatever happens on the way.
-    fn transfer(&mut self, from: usize, to: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
-        let faults = self.ports[from].faults;
-        if faults != Faults::default() {
-            if self.random.chance(faults.loss) {
-                self.ports[from].counters.lost += 1;
-                return;
-            }
-            if self.random.chance(faults.corrupt) {
-                // Past the link header, which a switch would have checked.
-                let start = if packet.kind() == LinkKind::Ib { 8 } else { 14 };
-                let frame = packet.frame_mut();
-                let at =
-                    start + self.random.below((frame.len().max(start) - start) as u64) as usize;
-                if let Some(byte) = frame.get_mut(at) {
-                    *byte ^= 1 << self.random.below(8);
-                }
-                self.ports[from].counters.corrupted += 1;
-            }
-            if self.random.chance(faults.duplicate) {
-                self.ports[from].counters.duplicated += 1;
-                let due = now + faults.delay + self.random.below(faults.jitter + 1);
-                self.enqueue(to, now, due, packet.clone(), wake);
-            }
-            if self.random.chance(faults.reorder) {
-                self.ports[from].counters.reordered += 1;
-                let held = match faults.reorder_delay {
-                    0 => DEFAULT_REORDER_DELAY,
-                    delay => delay,
-                };
-                let due = now + faults.delay + 1 + self.random.below(held);
-                self.enqueue(to, now, due, packet, wake);
-                return;
-            }
-        }
-        let mut due = now + faults.delay;
-        if faults.jitter != 0 {
-            due += self.random.below(faults.jitter + 1);
-            due = due.max(self.ports[to].last_due);
-            self.ports[to].last_due = due;
-        }
-        self.enqueue(to, now, due, packet, wake);
-    }
-
-    fn enqueue(&mut self, to: usize, now: u64, due: u64, packet: Packet, wake: &mut Woken) {
-        let order = self.order;
-        self.order += 1;
-        let port = &mut self.ports[to];
-        if !port.up {
-            return;
-        }
-        if port.waiting() >= port.config.queue {
-            port.counters.overflow += 1;
-            return;
-        }
-        port.arrive(now);
-        if due <= now {
-            port.ready.push_back(packet);
-        } else {
-            port.coming.push(InFlight { due, order, packet });
-        }
-        wake.add(port);
     }
 }

@@ -4,6 +4,8 @@
 
 use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
+use crate::fabric::{Fabric, PortConfig, subnet};
+use crate::packet::{Bth, DEFAULT_PKEY, Deth, Draft, Path, Pool, Template};
 use crate::transport::hostile::Script;
 
 /// How often the HCA is run before a script goes on: retries can be without end.
@@ -310,4 +312,78 @@ pub fn registers(script: &[u8]) {
     driver.hca.settle();
     run(&mut driver);
     reset(&mut driver);
+}
+
+/// Requests to the subnet manager with any contents, and messages that are none.
+///
+/// # Panics
+/// If it answers somebody who did not ask, or an honest port's join no more.
+pub fn management(script: &[u8]) {
+    const METHODS: [u8; 8] = [0x01, 0x02, 0x12, 0x13, 0x14, 0x15, 0x81, 0x06];
+    const ATTRIBUTES: [u8; 6] = [0x01, 0x11, 0x31, 0x35, 0x38, 0x39];
+    let mut script = Script(script);
+    let (fabric, pool) = (Fabric::new(1), Pool::new());
+    let ports = [1, 2].map(|lid| fabric.port(PortConfig::ib(lid)));
+    let _uplink = (script.byte() & 1 != 0).then(|| fabric.uplink());
+    let send = |payload: &[u8]| {
+        let template = Template::new(&Path::ib(1, subnet::LID));
+        let bth = Bth {
+            // A datagram of one packet.
+            opcode: 0x64,
+            pkey: DEFAULT_PKEY,
+            dest_qpn: 1,
+            ..Bth::default()
+        };
+        let deth = Deth {
+            qkey: 0x8001_0000,
+            source_qpn: 1,
+        };
+        let mut draft = Draft::new(&pool, &template, bth, payload.len());
+        draft.put(&deth.bytes());
+        draft.put(payload);
+        ports[0].send(0, draft.finish());
+        let mut count = 0;
+        while ports[0].recv(0).is_some() {
+            count += 1;
+        }
+        count
+    };
+    let port = subnet::gid(subnet::guid(1));
+    while !script.0.is_empty() {
+        let bits = script.byte();
+        if bits & 1 != 0 {
+            let length = usize::from(script.short()) % 600;
+            send(script.bytes(length));
+            continue;
+        }
+        let mut mad = [0; 256];
+        let method = METHODS[usize::from(script.byte()) % METHODS.len()];
+        mad[..4].copy_from_slice(&[1, 3, 2, method]);
+        mad[17] = ATTRIBUTES[usize::from(script.byte()) % ATTRIBUTES.len()];
+        let given = script.bytes(8);
+        mad[48..48 + given.len()].copy_from_slice(given);
+        let length = usize::from(script.byte()) % 201;
+        let given = script.bytes(length);
+        mad[56..56 + given.len()].copy_from_slice(given);
+        // A port that there is: in a member's record, in a path's.
+        if bits & 2 != 0 {
+            mad[72..88].copy_from_slice(&port);
+        }
+        if bits & 4 != 0 {
+            mad[64..80].copy_from_slice(&port);
+        }
+        send(&mad);
+    }
+    assert!(ports[1].recv(0).is_none(), "who did not ask is answered");
+    // The broadcast group is joined as ever: a GID, a port, a partition, fully.
+    let mut mad = [0; 256];
+    mad[..4].copy_from_slice(&[1, 3, 2, 0x02]);
+    mad[17] = 0x38;
+    mad[48..56].copy_from_slice(&(1_u64 | 1 << 1 | 1 << 7 | 1 << 16).to_be_bytes());
+    mad[56..62].copy_from_slice(&[0xff, 0x12, 0x40, 0x1b, 0xff, 0xff]);
+    mad[68..72].fill(0xff);
+    mad[72..88].copy_from_slice(&port);
+    mad[96..98].fill(0xff);
+    mad[104] = 1;
+    assert_eq!(send(&mad), 1, "a join is not answered");
 }

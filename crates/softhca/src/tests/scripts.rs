@@ -25,4 +25,9 @@ proptest! {
     fn any_registers(script in script()) {
         hostile::registers(&script);
     }
+
+    #[test]
+    fn any_management(script in script()) {
+        hostile::management(&script);
+    }
 }

@@ -6,7 +6,7 @@ known='vendor specific ID|modify_port_caps|counters are not supported|firmware l
 known="$known|CREATE_QP\(0x500\)|Create QP type|CQ error on CQN"
 remarks() {
     dmesg -c -l emerg,alert,crit,err,warn |
-        grep -E 'mlx5|infiniband|WARNING:|BUG:|Call Trace' |
+        grep -E 'mlx5|infiniband|ib[0-9]+: |ib_|WARNING:|BUG:|Call Trace' |
         grep -vE "$known" | head -20 | sed 's/^/@kernel /'
 }
 unload() {

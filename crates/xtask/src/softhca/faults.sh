@@ -165,7 +165,9 @@ again() {
         card=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
         ip link set "$card" up
         ip addr add $RDMA_ADDR/24 dev "$card"
-        until_true 20 grep -q ffff:c0a8 /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
+        # A GID of the address comes on Ethernet only.
+        grep -q InfiniBand /sys/class/infiniband/$RDMA_DEV/ports/1/link_layer ||
+            until_true 20 grep -q ffff:c0a8 /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
     fi
     until_true 20 state ACTIVE
 }

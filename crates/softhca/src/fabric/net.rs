@@ -1,0 +1,387 @@
+//! The network behind its lock: where a frame goes, and what happens to it there.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use super::random::Random;
+use super::subnet::{self, Subnet};
+use super::{Faults, PortConfig, PortCounters, Waker};
+use crate::packet::{LinkKind, Mac, Network, Packet};
+use crate::pcap::Capture;
+
+/// How many MAC addresses are learned for a port.
+const LIMIT_LEARNED: usize = 64;
+/// LIDs from here on are multicast.
+const MULTICAST_LID: u16 = 0xc000;
+const DEFAULT_REORDER_DELAY: u64 = 50_000;
+
+/// A frame on its way.
+pub(super) struct InFlight {
+    due: u64,
+    order: u64,
+    packet: Packet,
+}
+
+impl PartialEq for InFlight {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for InFlight {}
+
+impl PartialOrd for InFlight {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for InFlight {
+    /// The one that is due first is the greatest, as the heap gives that first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.due, other.order).cmp(&(self.due, self.order))
+    }
+}
+
+pub(super) struct PortState {
+    pub(super) config: PortConfig,
+    /// Leads to another fabric: takes frames of both kinds that are for nobody here.
+    pub(super) uplink: bool,
+    pub(super) faults: Faults,
+    pub(super) up: bool,
+    pub(super) gone: bool,
+    pub(super) learned: Vec<Mac>,
+    /// Arrived.
+    pub(super) ready: VecDeque<Packet>,
+    /// On the way here.
+    pub(super) coming: BinaryHeap<InFlight>,
+    /// When the last frame in order is due.
+    pub(super) last_due: u64,
+    pub(super) waker: Option<Waker>,
+    pub(super) counters: PortCounters,
+}
+
+impl PortState {
+    pub(super) fn new(config: PortConfig, uplink: bool) -> Self {
+        Self {
+            config,
+            uplink,
+            faults: Faults::default(),
+            up: true,
+            gone: false,
+            learned: Vec::new(),
+            ready: VecDeque::new(),
+            coming: BinaryHeap::new(),
+            last_due: 0,
+            waker: None,
+            counters: PortCounters::default(),
+        }
+    }
+
+    /// Out of the network: nothing comes here any more.
+    pub(super) fn leave(&mut self) {
+        self.gone = true;
+        self.up = false;
+        self.ready.clear();
+        self.coming.clear();
+        self.waker = None;
+    }
+
+    /// When the next frame arrives; one that has arrived is due at 0.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        match self.ready.is_empty() {
+            false => Some(0),
+            true => self.coming.peek().map(|f| f.due),
+        }
+    }
+
+    fn has(&self, mac: &Mac) -> bool {
+        self.config.mac == *mac || self.learned.contains(mac)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.ready.len() + self.coming.len()
+    }
+
+    pub(super) fn arrive(&mut self, now: u64) {
+        while self.coming.peek().is_some_and(|f| f.due <= now) {
+            if let Some(frame) = self.coming.pop() {
+                self.ready.push_back(frame.packet);
+            }
+        }
+    }
+}
+
+pub(super) struct Net {
+    pub(super) ports: Vec<PortState>,
+    pub(super) random: Random,
+    pub(super) order: u64,
+    pub(super) capture: Option<Capture>,
+    pub(super) subnet: Subnet,
+}
+
+impl Net {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            ports: Vec::new(),
+            random: Random::new(seed),
+            order: 0,
+            capture: None,
+            subnet: Subnet::new(),
+        }
+    }
+}
+
+/// Who is to be woken.
+#[derive(Default)]
+pub(super) struct Woken(Vec<Waker>);
+
+impl Woken {
+    fn add(&mut self, port: &PortState) {
+        if let Some(waker) = &port.waker
+            && !self.0.iter().any(|w| Arc::ptr_eq(w, waker))
+        {
+            self.0.push(waker.clone());
+        }
+    }
+
+    pub(super) fn call(self) {
+        for waker in self.0 {
+            waker();
+        }
+    }
+}
+
+/// Where a frame is to go.
+enum Destination {
+    One(usize),
+    /// All uplinks, and with `here` all ports of this kind, with `own` the sender too.
+    All {
+        own: bool,
+        here: bool,
+    },
+    /// The subnet manager.
+    Subnet,
+    Nobody,
+}
+
+impl Net {
+    pub(super) fn send(&mut self, from: usize, now: u64, packet: Packet, wake: &mut Woken) {
+        let kind = packet.kind();
+        let length = packet.frame().len();
+        if let Some(capture) = &mut self.capture {
+            capture.write(now, &packet);
+        }
+        let destination = self.route(from, &packet);
+        let sender = &mut self.ports[from];
+        sender.counters.sent += 1;
+        sender.counters.sent_bytes += length as u64;
+        let uplink = sender.uplink;
+        if !sender.up || (kind != sender.config.kind && !uplink) {
+            sender.counters.discarded += 1;
+            return;
+        }
+        match destination {
+            Destination::Nobody => self.ports[from].counters.discarded += 1,
+            Destination::One(to) => self.transfer(from, to, now, packet, wake),
+            Destination::Subnet => self.administer(from, now, packet, wake),
+            Destination::All { own, here } => {
+                let mut taken = false;
+                for to in 0..self.ports.len() {
+                    let port = &self.ports[to];
+                    let takes = if port.uplink {
+                        !uplink && !port.gone
+                    } else {
+                        here && port.config.kind == kind && (to != from || own)
+                    };
+                    if takes {
+                        taken = true;
+                        self.transfer(from, to, now, packet.clone(), wake);
+                    }
+                }
+                if !taken {
+                    self.ports[from].counters.discarded += 1;
+                }
+            }
+        }
+    }
+
+    fn route(&mut self, from: usize, packet: &Packet) -> Destination {
+        let frame = packet.frame();
+        match packet.kind() {
+            LinkKind::Ib => {
+                let Some(&[a, b]) = frame.get(2..4).and_then(|b| b.first_chunk()) else {
+                    return Destination::Nobody;
+                };
+                let lid = u16::from_be_bytes([a, b]);
+                if lid >= MULTICAST_LID {
+                    return Destination::All {
+                        own: true,
+                        here: true,
+                    };
+                }
+                if lid == subnet::LID {
+                    // Each part of a fabric has its own.
+                    return match self.ports[from].uplink {
+                        true => Destination::Nobody,
+                        false => Destination::Subnet,
+                    };
+                }
+                let found = self.port_of(lid);
+                let elsewhere = Destination::All {
+                    own: false,
+                    here: false,
+                };
+                found.map_or(elsewhere, Destination::One)
+            }
+            LinkKind::Ethernet => {
+                let (Some(to), Some(source)) = (
+                    frame.first_chunk::<6>(),
+                    frame.get(6..).and_then(|f| f.first_chunk::<6>()),
+                ) else {
+                    return Destination::Nobody;
+                };
+                self.learn(from, source);
+                if to[0] & 1 != 0 {
+                    // A multicast group's members may be at the sender, too; other
+                    // frames do not come back.
+                    let rdma = Network::read(LinkKind::Ethernet, frame).is_ok();
+                    return Destination::All {
+                        own: rdma,
+                        here: true,
+                    };
+                }
+                let found = self
+                    .ports
+                    .iter()
+                    .position(|p| p.config.kind == LinkKind::Ethernet && !p.gone && p.has(to));
+                let everybody = Destination::All {
+                    own: false,
+                    here: true,
+                };
+                found.map_or(everybody, Destination::One)
+            }
+        }
+    }
+
+    /// The InfiniBand port that has a LID.
+    fn port_of(&self, lid: u16) -> Option<usize> {
+        self.ports.iter().position(|p| {
+            let mask = u16::MAX << p.config.lmc.min(7);
+            let lids = p.config.kind == LinkKind::Ib && !p.gone && !p.uplink;
+            lids && p.config.lid & mask == lid & mask
+        })
+    }
+
+    /// A frame for the subnet manager, which answers at once. The way there and
+    /// back takes as long as the sender's wire does; what comes back is not lost.
+    fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
+        if self.is_spoiled(from, &mut packet) {
+            return;
+        }
+        let ports = self.ports.iter().filter(|p| !p.gone);
+        let known = subnet::Ports {
+            elsewhere: ports.clone().any(|p| p.uplink),
+            here: ports
+                .filter(|p| p.config.kind == LinkKind::Ib && !p.uplink)
+                .map(|p| (p.config.guid, p.config.lid))
+                .collect(),
+        };
+        let due = now + 2 * self.ports[from].faults.delay;
+        for answer in self.subnet.receive(&packet, &known) {
+            if let Some(capture) = &mut self.capture {
+                capture.write(now, &answer);
+            }
+            if let Destination::One(to) = self.route(from, &answer) {
+                self.enqueue(to, now, due, answer, wake);
+            }
+        }
+    }
+
+    fn learn(&mut self, from: usize, mac: &Mac) {
+        if self.ports[from].has(mac) {
+            return;
+        }
+        for port in &mut self.ports {
+            port.learned.retain(|m| m != mac);
+        }
+        let learned = &mut self.ports[from].learned;
+        if learned.len() >= LIMIT_LEARNED {
+            learned.remove(0);
+        }
+        learned.push(*mac);
+    }
+
+    /// Whether a frame of this port is lost; it may be corrupted.
+    fn is_spoiled(&mut self, from: usize, packet: &mut Packet) -> bool {
+        let faults = self.ports[from].faults;
+        if self.random.chance(faults.loss) {
+            self.ports[from].counters.lost += 1;
+            return true;
+        }
+        if self.random.chance(faults.corrupt) {
+            // Past the link header, which a switch would have checked.
+            let start = if packet.kind() == LinkKind::Ib { 8 } else { 14 };
+            let frame = packet.frame_mut();
+            let at = start + self.random.below((frame.len().max(start) - start) as u64) as usize;
+            if let Some(byte) = frame.get_mut(at) {
+                *byte ^= 1 << self.random.below(8);
+            }
+            self.ports[from].counters.corrupted += 1;
+        }
+        false
+    }
+
+    /// From one port to another, with whatever happens on the way.
+    fn transfer(&mut self, from: usize, to: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
+        let faults = self.ports[from].faults;
+        if faults != Faults::default() {
+            if self.is_spoiled(from, &mut packet) {
+                return;
+            }
+            if self.random.chance(faults.duplicate) {
+                self.ports[from].counters.duplicated += 1;
+                let due = now + faults.delay + self.random.below(faults.jitter + 1);
+                self.enqueue(to, now, due, packet.clone(), wake);
+            }
+            if self.random.chance(faults.reorder) {
+                self.ports[from].counters.reordered += 1;
+                let held = match faults.reorder_delay {
+                    0 => DEFAULT_REORDER_DELAY,
+                    delay => delay,
+                };
+                let due = now + faults.delay + 1 + self.random.below(held);
+                self.enqueue(to, now, due, packet, wake);
+                return;
+            }
+        }
+        let mut due = now + faults.delay;
+        if faults.jitter != 0 {
+            due += self.random.below(faults.jitter + 1);
+            due = due.max(self.ports[to].last_due);
+            self.ports[to].last_due = due;
+        }
+        self.enqueue(to, now, due, packet, wake);
+    }
+
+    fn enqueue(&mut self, to: usize, now: u64, due: u64, packet: Packet, wake: &mut Woken) {
+        let order = self.order;
+        self.order += 1;
+        let port = &mut self.ports[to];
+        if !port.up {
+            return;
+        }
+        if port.waiting() >= port.config.queue {
+            port.counters.overflow += 1;
+            return;
+        }
+        port.arrive(now);
+        if due <= now {
+            port.ready.push_back(packet);
+        } else {
+            port.coming.push(InFlight { due, order, packet });
+        }
+        wake.add(port);
+    }
+}

@@ -1,0 +1,381 @@
+//! Multicast groups, and who is in them.
+//!
+//! The fabric brings what is sent to any group to every port, and an HCA takes what
+//! its queue pairs are attached to. So a group is what its members agreed on, and
+//! no route depends on it.
+
+use super::mad::{
+    INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, NO_RESOURCES, REQUEST_DENIED,
+    REQUEST_INVALID, selected,
+};
+use super::paths::{EQUAL, PACKET_LIFETIME};
+use super::{Asker, PARTITION, SERVICE_LEVEL};
+use crate::bits::{Field, field, put_bytes};
+use crate::packet::Gid;
+
+const SIZE: usize = 52;
+const MGID: usize = 0;
+const PORT: usize = 16;
+const QKEY: Field = field(32, 31, 0);
+const MLID: Field = field(36, 31, 16);
+const MTU_SELECTOR: Field = field(36, 15, 14);
+const MTU: Field = field(36, 13, 8);
+const TRAFFIC_CLASS: Field = field(36, 7, 0);
+const PKEY: Field = field(40, 31, 16);
+const RATE_SELECTOR: Field = field(40, 15, 14);
+const RATE: Field = field(40, 13, 8);
+const LIFETIME_SELECTOR: Field = field(40, 7, 6);
+const LIFETIME: Field = field(40, 5, 0);
+const SL: Field = field(44, 31, 28);
+const FLOW_LABEL: Field = field(44, 27, 8);
+const HOP_LIMIT: Field = field(44, 7, 0);
+const SCOPE: Field = field(48, 31, 28);
+const JOIN_STATE: Field = field(48, 27, 24);
+
+/// The components of the record by their bits in the mask.
+mod component {
+    pub const MGID: u32 = 0;
+    pub const PORT: u32 = 1;
+    pub const QKEY: u32 = 2;
+    pub const MLID: u32 = 3;
+    pub const MTU_SELECTOR: u32 = 4;
+    pub const MTU: u32 = 5;
+    pub const TRAFFIC_CLASS: u32 = 6;
+    pub const PKEY: u32 = 7;
+    pub const RATE_SELECTOR: u32 = 8;
+    pub const RATE: u32 = 9;
+    pub const LIFETIME_SELECTOR: u32 = 10;
+    pub const LIFETIME: u32 = 11;
+    pub const SL: u32 = 12;
+    pub const FLOW_LABEL: u32 = 13;
+    pub const HOP_LIMIT: u32 = 14;
+    pub const JOIN_STATE: u32 = 16;
+}
+
+// How a port is in a group.
+const FULL: u8 = 1 << 0;
+const SEND_ONLY_FULL: u8 = 1 << 3;
+const ALL_STATES: u8 = 0xf;
+
+/// The broadcast group of IP over InfiniBand (RFC 4391) of the only partition,
+/// which is always there.
+const BROADCAST: Gid = [
+    0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
+];
+const BROADCAST_KEY: u32 = 0x0b1b;
+// Codes of bytes.
+const MTU_256: u32 = 1;
+const MTU_2048: u32 = 4;
+const MTU_4096: u32 = 5;
+// Codes of rates; those above 100 Gb/s are more than a port has.
+const RATE_2G5: u32 = 2;
+const RATE_10G: u32 = 3;
+const RATE_100G: u32 = 16;
+
+/// The first LID of groups, and how many there are but the one that means all.
+const FIRST_MLID: u16 = 0xc000;
+const MLIDS: u64 = 0x3fff;
+/// How many groups there are at most.
+const MOST: usize = 1024;
+
+/// What the members of a group agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    mgid: Gid,
+    qkey: u32,
+    pub(super) mtu: u32,
+    pub(super) rate: u32,
+    pub(super) lifetime: u32,
+    pub(super) traffic_class: u32,
+    pub(super) flow_label: u32,
+    pub(super) hop_limit: u32,
+    /// Ports, and how each is in it.
+    members: Vec<(Gid, u8)>,
+}
+
+impl Group {
+    fn broadcast() -> Self {
+        Self {
+            mgid: BROADCAST,
+            qkey: BROADCAST_KEY,
+            mtu: MTU_2048,
+            rate: RATE_10G,
+            lifetime: PACKET_LIFETIME,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 0,
+            members: Vec::new(),
+        }
+    }
+
+    /// Its LID. It follows from its GID alone: two groups may have one, and each
+    /// of a fabric's parts gives it the same.
+    pub(super) fn mlid(&self) -> u16 {
+        if self.mgid == BROADCAST {
+            return FIRST_MLID;
+        }
+        // FNV-1a.
+        let hash = self.mgid.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, b| {
+            (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3)
+        });
+        FIRST_MLID + 1 + ((hash ^ hash >> 32) % (MLIDS - 1)) as u16
+    }
+
+    /// As the request describes it, if that is enough for a new group.
+    fn described(request: &Mad, mgid: Gid) -> Result<Self, u16> {
+        let given = |bit, field| request.component(bit, field);
+        let needed = |bit, field| given(bit, field).ok_or(INSUFFICIENT_COMPONENTS);
+        needed(component::PKEY, PKEY)?;
+        needed(component::SL, SL)?;
+        // A group is of what is named; where that is a bound, of what keeps it.
+        let chosen = |selector, value, usual, all: std::ops::RangeInclusive<u32>| {
+            let fits = |it: &u32| selected(selector, value, *it);
+            match value {
+                Some(value) if selector == Some(EQUAL) => all.contains(&value).then_some(value),
+                _ if fits(&usual) => Some(usual),
+                _ => all.rev().find(fits),
+            }
+            .ok_or(REQUEST_INVALID)
+        };
+        let group = Self {
+            mgid,
+            qkey: needed(component::QKEY, QKEY)?,
+            mtu: chosen(
+                given(component::MTU_SELECTOR, MTU_SELECTOR),
+                given(component::MTU, MTU),
+                MTU_2048,
+                MTU_256..=MTU_4096,
+            )?,
+            rate: chosen(
+                given(component::RATE_SELECTOR, RATE_SELECTOR),
+                given(component::RATE, RATE),
+                RATE_10G,
+                RATE_2G5..=RATE_100G,
+            )?,
+            lifetime: PACKET_LIFETIME,
+            traffic_class: needed(component::TRAFFIC_CLASS, TRAFFIC_CLASS)?,
+            flow_label: needed(component::FLOW_LABEL, FLOW_LABEL)?,
+            hop_limit: given(component::HOP_LIMIT, HOP_LIMIT).unwrap_or(0),
+            members: Vec::new(),
+        };
+        match group.agrees(request) {
+            true => Ok(group),
+            false => Err(REQUEST_INVALID),
+        }
+    }
+}
+
+impl Group {
+    /// Whether what the request says of the group is so.
+    fn agrees(&self, request: &Mad) -> bool {
+        let given = |bit, field| request.component(bit, field);
+        let is = |bit, field, there| given(bit, field).is_none_or(|asked| asked == there);
+        given(component::PKEY, PKEY)
+            .is_none_or(|pkey| pkey & 0x7fff == u32::from(PARTITION) & 0x7fff)
+            && is(component::QKEY, QKEY, self.qkey)
+            && is(component::MLID, MLID, self.mlid().into())
+            && is(component::TRAFFIC_CLASS, TRAFFIC_CLASS, self.traffic_class)
+            && is(component::SL, SL, SERVICE_LEVEL.into())
+            && is(component::FLOW_LABEL, FLOW_LABEL, self.flow_label)
+            && is(component::HOP_LIMIT, HOP_LIMIT, self.hop_limit)
+            && selected(
+                given(component::MTU_SELECTOR, MTU_SELECTOR),
+                given(component::MTU, MTU),
+                self.mtu,
+            )
+            && selected(
+                given(component::RATE_SELECTOR, RATE_SELECTOR),
+                given(component::RATE, RATE),
+                self.rate,
+            )
+            && selected(
+                given(component::LIFETIME_SELECTOR, LIFETIME_SELECTOR),
+                given(component::LIFETIME, LIFETIME),
+                self.lifetime,
+            )
+    }
+
+    /// The record of a member, or of nobody.
+    fn record(&self, port: &Gid, states: u8) -> Vec<u8> {
+        let mut record = vec![0; SIZE];
+        put_bytes(&mut record, MGID, &self.mgid);
+        put_bytes(&mut record, PORT, port);
+        for (field, value) in [
+            (QKEY, self.qkey),
+            (MLID, self.mlid().into()),
+            (MTU_SELECTOR, EQUAL),
+            (MTU, self.mtu),
+            (TRAFFIC_CLASS, self.traffic_class),
+            (PKEY, PARTITION.into()),
+            (RATE_SELECTOR, EQUAL),
+            (RATE, self.rate),
+            (LIFETIME_SELECTOR, EQUAL),
+            (LIFETIME, self.lifetime),
+            (SL, SERVICE_LEVEL.into()),
+            (FLOW_LABEL, self.flow_label),
+            (HOP_LIMIT, self.hop_limit),
+            (SCOPE, u32::from(self.mgid[1] & 0xf)),
+            (JOIN_STATE, states.into()),
+        ] {
+            field.put(&mut record, value);
+        }
+        record
+    }
+
+    /// There is somebody to receive in it, or to send as if he did.
+    fn is_alive(&self) -> bool {
+        let full = |member: &(Gid, u8)| member.1 & (FULL | SEND_ONLY_FULL) != 0;
+        self.mgid == BROADCAST || self.members.iter().any(full)
+    }
+
+    /// How a port is in it.
+    fn states(&mut self, port: Gid) -> &mut u8 {
+        let place = self.members.iter().position(|member| member.0 == port);
+        let place = place.unwrap_or_else(|| {
+            self.members.push((port, 0));
+            self.members.len() - 1
+        });
+        &mut self.members[place].1
+    }
+}
+
+/// All groups.
+pub(super) struct Groups {
+    groups: Vec<Group>,
+    /// How many were made without a GID.
+    unnamed: u32,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self {
+            groups: vec![Group::broadcast()],
+            unnamed: 0,
+        }
+    }
+}
+
+/// The group and the port that a request is about, and how.
+struct Membership {
+    mgid: Gid,
+    port: Gid,
+    states: u8,
+}
+
+impl Membership {
+    /// A port speaks for itself alone.
+    fn read(request: &Mad, asker: &Asker<'_>) -> Result<Self, u16> {
+        let mgid = request.gid(component::MGID, MGID);
+        let port = request.gid(component::PORT, PORT);
+        let states = request.component(component::JOIN_STATE, JOIN_STATE);
+        let (Some(port), Some(states)) = (port, states) else {
+            return Err(INSUFFICIENT_COMPONENTS);
+        };
+        match asker.ports.lid_of(&port) {
+            None => return Err(INVALID_GID),
+            Some(lid) if lid != asker.lid => return Err(REQUEST_DENIED),
+            Some(_) => {}
+        }
+        let states = states as u8 & ALL_STATES;
+        if states == 0 {
+            return Err(REQUEST_INVALID);
+        }
+        Ok(Self {
+            mgid: mgid.unwrap_or_default(),
+            port,
+            states,
+        })
+    }
+}
+
+impl Groups {
+    pub(super) fn get(&self, mgid: &Gid) -> Option<&Group> {
+        self.groups.iter().find(|group| group.mgid == *mgid)
+    }
+
+    /// A port joins a group, which is made if it is not there and the request
+    /// says what it is to be.
+    pub(super) fn join(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
+        let mut asked = Membership::read(request, asker)?;
+        let unnamed = asked.mgid == Gid::default();
+        if unnamed {
+            asked.mgid = self.name(asker.lid);
+        } else if asked.mgid[0] != 0xff {
+            return Err(REQUEST_INVALID);
+        }
+        let place = match self.groups.iter().position(|g| g.mgid == asked.mgid) {
+            Some(place) if self.groups[place].agrees(request) => place,
+            Some(_) => return Err(REQUEST_INVALID),
+            None if asked.states & (FULL | SEND_ONLY_FULL) == 0 => return Err(REQUEST_INVALID),
+            None if self.groups.len() >= MOST => return Err(NO_RESOURCES),
+            None => {
+                self.groups.push(Group::described(request, asked.mgid)?);
+                self.unnamed += u32::from(unnamed);
+                self.groups.len() - 1
+            }
+        };
+        let group = &mut self.groups[place];
+        let states = group.states(asked.port);
+        *states |= asked.states;
+        let states = *states;
+        Ok(group.record(&asked.port, states))
+    }
+
+    /// A port leaves a group, in some of the ways that it is in it.
+    pub(super) fn leave(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
+        let asked = Membership::read(request, asker)?;
+        let place = self.groups.iter().position(|g| g.mgid == asked.mgid);
+        let group = &mut self.groups[place.ok_or(REQUEST_INVALID)?];
+        let member = group.members.iter_mut().find(|m| m.0 == asked.port);
+        let states = match member {
+            Some((_, states)) if *states & asked.states != 0 => {
+                *states &= !asked.states;
+                *states
+            }
+            _ => return Err(REQUEST_INVALID),
+        };
+        let record = group.record(&asked.port, states);
+        self.tidy();
+        Ok(record)
+    }
+
+    /// What a group is.
+    pub(super) fn find(&self, request: &Mad) -> Result<Vec<u8>, u16> {
+        let mgid = request.gid(component::MGID, MGID);
+        let group = self.get(&mgid.ok_or(INSUFFICIENT_COMPONENTS)?);
+        let group = group.filter(|group| group.agrees(request));
+        let Some(port) = request.gid(component::PORT, PORT) else {
+            let group = group.ok_or(NO_RECORDS)?;
+            return Ok(group.record(&Gid::default(), 0));
+        };
+        let group = group.ok_or(NO_RECORDS)?;
+        let member = group.members.iter().find(|member| member.0 == port);
+        let (_, states) = member.ok_or(NO_RECORDS)?;
+        Ok(group.record(&port, *states))
+    }
+
+    /// A port is in no group any more.
+    pub(super) fn forget(&mut self, port: &Gid) {
+        for group in &mut self.groups {
+            group.members.retain(|member| member.0 != *port);
+        }
+        self.tidy();
+    }
+
+    fn tidy(&mut self) {
+        for group in &mut self.groups {
+            group.members.retain(|member| member.1 != 0);
+        }
+        self.groups.retain(Group::is_alive);
+    }
+
+    /// A GID for a group without one: of this subnet, transient, and with the port
+    /// that asked in it, so that no other part of the fabric gives the same.
+    fn name(&self, lid: u16) -> Gid {
+        let mut mgid = [0; 16];
+        mgid[..4].copy_from_slice(&[0xff, 0x12, 0xa0, 0x1b]);
+        mgid[10..12].copy_from_slice(&lid.to_be_bytes());
+        mgid[12..].copy_from_slice(&self.unnamed.to_be_bytes());
+        mgid
+    }
+}

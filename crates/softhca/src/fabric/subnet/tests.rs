@@ -1,0 +1,458 @@
+use super::*;
+use crate::bits::{Field, field, get_array, put_bytes};
+use crate::fabric::{Fabric, Faults, Port, PortConfig};
+use crate::packet::DEFAULT_PKEY;
+
+const BROADCAST: Gid = [
+    0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
+];
+
+/// Where the record begins, and its fields, counted by hand.
+const RECORD: usize = 56;
+const TID: usize = 8;
+
+/// A request as Linux makes it: class 3 of version 2.
+fn request(method: u8, attribute: u16, components: &[u32], record: &[u8]) -> [u8; 256] {
+    let mut mad = [0; 256];
+    mad[..4].copy_from_slice(&[1, 3, 2, method]);
+    put_bytes(&mut mad, TID, b"transact");
+    put_bytes(&mut mad, 16, &attribute.to_be_bytes());
+    let mask = components.iter().fold(0_u64, |mask, bit| mask | 1 << bit);
+    put_bytes(&mut mad, 48, &mask.to_be_bytes());
+    put_bytes(&mut mad, RECORD, record);
+    mad
+}
+
+/// A datagram to the subnet manager's QP 1.
+fn datagram(from: u16, global: bool, payload: &[u8]) -> Packet {
+    let pool = Pool::new();
+    let path = Path {
+        grh: global.then(|| Grh {
+            sgid: gid(guid(from)),
+            dgid: gid(guid(LID)),
+            ..Grh::default()
+        }),
+        ..Path::ib(from, LID)
+    };
+    let template = Template::new(&path);
+    let bth = Bth {
+        opcode: 0x64,
+        pkey: DEFAULT_PKEY,
+        dest_qpn: 1,
+        ..Bth::default()
+    };
+    let deth = Deth {
+        qkey: 0x8001_0000,
+        source_qpn: 1,
+    };
+    let mut draft = Draft::new(&pool, &template, bth, payload.len());
+    draft.put(&deth.bytes());
+    draft.put(payload);
+    draft.finish()
+}
+
+/// What a port asks, and the answers, each checked to be one.
+fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
+    let lid = port.config().lid;
+    port.send(0, datagram(lid, false, request));
+    let mut answers = Vec::new();
+    while let Some(packet) = port.recv(0) {
+        let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
+        let link = Link::Ib {
+            slid: 0xbfff,
+            dlid: lid,
+            sl: 0,
+        };
+        assert_eq!(view.network.link, link);
+        assert_eq!(view.bth.dest_qpn, 1);
+        let deth = view.deth().unwrap();
+        assert_eq!((deth.qkey, deth.source_qpn), (0x8001_0000, 1));
+        // The method as an answer, and the same transaction and attribute.
+        let method = if request[3] == 2 { 1 } else { request[3] };
+        assert_eq!(view.payload[..4], [1, 3, 2, method | 0x80]);
+        assert_eq!(view.payload[TID..18], request[TID..18]);
+        answers.push(view.payload.to_vec());
+    }
+    answers
+}
+
+/// The one answer: its status and its record.
+fn one(port: &Port, request: &[u8; 256]) -> (u16, Vec<u8>) {
+    let mut answers = ask(port, request);
+    assert_eq!(answers.len(), 1);
+    let mad = answers.remove(0);
+    (u16::from_be_bytes([mad[4], mad[5]]), mad[RECORD..].to_vec())
+}
+
+fn fabric() -> (Fabric, Port, Port) {
+    let fabric = Fabric::new(1);
+    let (a, b) = (
+        fabric.port(PortConfig::ib(1)),
+        fabric.port(PortConfig::ib(2)),
+    );
+    (fabric, a, b)
+}
+
+/// A path record with GIDs.
+fn path(to: &Gid, from: &Gid) -> Vec<u8> {
+    let mut record = vec![0; 64];
+    put_bytes(&mut record, 8, to);
+    put_bytes(&mut record, 24, from);
+    // One path, reversible, of the default partition.
+    put_bytes(&mut record, 48, &[0, 0x81, 0xff, 0xff]);
+    record
+}
+
+/// What rdma_cm gives: GIDs, reversible, number of paths, partition.
+const PATH_COMPONENTS: [u32; 5] = [2, 3, 11, 12, 13];
+
+#[test]
+fn a_path_leads_from_gid_to_gid() {
+    let (_fabric, a, b) = fabric();
+    let (from, to) = (gid(a.config().guid), gid(b.config().guid));
+    let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&to, &from)));
+    assert_eq!(status, 0);
+    assert_eq!(get_array(&record, 8), to);
+    assert_eq!(get_array(&record, 24), from);
+    // The LIDs: to, from.
+    assert_eq!(record[40..44], [0, 2, 0, 1]);
+    // Raw traffic, flow label, hop limit.
+    assert_eq!(record[44..48], [0; 4]);
+    // Class; reversible, one path; partition.
+    assert_eq!(record[48..52], [0, 0x81, 0xff, 0xff]);
+    // Class of service and level; exactly 4096 bytes, exactly 100 Gb/s.
+    assert_eq!(record[52..56], [0, 0, 2 << 6 | 5, 2 << 6 | 16]);
+    assert_eq!(record[56], 2 << 6 | 16);
+    // To itself.
+    let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&from, &from)));
+    assert_eq!((status, &record[40..44]), (0, &[0, 1, 0, 1][..]));
+}
+
+#[test]
+fn no_path_is_made_up() {
+    let (_fabric, a, b) = fabric();
+    let (from, to) = (gid(a.config().guid), gid(b.config().guid));
+    let unknown = gid(guid(3));
+    let good = path(&to, &from);
+    let with = |components: &[u32], change: &dyn Fn(&mut Vec<u8>)| {
+        let mut record = good.clone();
+        change(&mut record);
+        one(&a, &request(1, 0x35, components, &record)).0
+    };
+    assert_eq!(with(&[2, 3], &|r| put_bytes(r, 8, &unknown)), 0x0500);
+    assert_eq!(with(&[2, 3], &|r| put_bytes(r, 24, &unknown)), 0x0500);
+    // Another subnet's prefix.
+    assert_eq!(with(&[2, 3], &|r| r[9] ^= 1), 0x0500);
+    // Neither GID nor LID of the destination.
+    assert_eq!(with(&[3], &|_| ()), 0x0600);
+    // Another partition, another service level.
+    assert_eq!(with(&[2, 3, 13], &|r| r[50] = 0x12), 0x0300);
+    assert_eq!(with(&[2, 3, 15], &|r| r[53] = 1), 0x0300);
+    // More than 4096 bytes; less than 4096; exactly 4096.
+    assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 5), 0x0300);
+    assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 1 << 6 | 5), 0x0300);
+    assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 2 << 6 | 5), 0);
+    // The LID of another port than the GID's.
+    assert_eq!(with(&[2, 3, 4], &|r| r[41] = 1), 0x0300);
+    assert_eq!(with(&[2, 3, 4], &|r| r[41] = 2), 0);
+    // A group that there is not.
+    assert_eq!(with(&[2, 3], &|r| r[8] = 0xff), 0x0300);
+}
+
+#[test]
+fn a_table_has_every_port_in_as_many_datagrams_as_it_takes() {
+    let (fabric, a, _b) = fabric();
+    let _more: Vec<Port> = (3..=5)
+        .map(|lid| fabric.port(PortConfig::ib(lid)))
+        .collect();
+    let from = gid(a.config().guid);
+    let answers = ask(&a, &request(0x12, 0x35, &[3], &path(&[0; 16], &from)));
+    // Five ports and the subnet manager's, of 64 bytes each.
+    assert_eq!(answers.len(), 2);
+    let mut data = Vec::new();
+    for (number, mad) in answers.iter().enumerate() {
+        // Version 1, data; active and first, active and last.
+        let flags = [0xf8 | 3, 0xf8 | 5][number];
+        assert_eq!(mad[24..28], [1, 1, flags, 0]);
+        assert_eq!(mad[28..32], [0, 0, 0, number as u8 + 1]);
+        data.extend_from_slice(&mad[RECORD..]);
+    }
+    // All of it with both headers; the rest of it with one.
+    let length = |mad: &[u8]| u32::from_be_bytes(get_array(mad, 32));
+    assert_eq!(length(&answers[0]), 6 * 64 + 2 * 20);
+    assert_eq!(length(&answers[1]), 6 * 64 - 200 + 20);
+    // In eights of a record.
+    assert_eq!(answers[0][44..46], [0, 8]);
+    let lids: Vec<u8> = (0..6).map(|n| data[n * 64 + 41]).collect();
+    assert_eq!(lids, [1, 2, 3, 4, 5, 0xff]);
+}
+
+/// A member record of a group.
+fn member(mgid: &Gid, port: &Port, state: u8) -> Vec<u8> {
+    let mut record = vec![0; 52];
+    put_bytes(&mut record, 0, mgid);
+    put_bytes(&mut record, 16, &gid(port.config().guid));
+    put_bytes(&mut record, 40, &[0xff, 0xff]);
+    record[48] = state;
+    record
+}
+
+const JOIN: [u32; 4] = [0, 1, 7, 16];
+/// And all that a new group needs.
+const CREATE: [u32; 8] = [0, 1, 2, 6, 7, 12, 13, 16];
+
+#[test]
+fn the_broadcast_group_is_there_to_be_joined() {
+    let (_fabric, a, _b) = fabric();
+    let asked = request(2, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
+    let (status, record) = one(&a, &asked);
+    assert_eq!(status, 0);
+    assert_eq!(get_array(&record, 0), BROADCAST);
+    assert_eq!(get_array(&record, 16), gid(a.config().guid));
+    assert_eq!(record[32..36], [0, 0, 0x0b, 0x1b]);
+    // The LID; exactly 2048 bytes; the partition; exactly 10 Gb/s.
+    assert_eq!(record[36..39], [0xc0, 0, 2 << 6 | 4]);
+    assert_eq!(record[40..43], [0xff, 0xff, 2 << 6 | 3]);
+    // Of the link's scope, a full member.
+    assert_eq!(record[48], 0x21);
+    // It stays when the last one has left.
+    let asked = request(0x15, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
+    let (status, record) = one(&a, &asked);
+    assert_eq!((status, record[48]), (0, 0x20));
+    assert_eq!(one(&a, &asked).0, 0x0200);
+    let asked = request(1, 0x38, &[0], &member(&BROADCAST, &a, 0));
+    assert_eq!(one(&a, &asked).0, 0);
+}
+
+#[test]
+fn a_group_is_made_joined_and_left() {
+    let (_fabric, a, b) = fabric();
+    let mut mgid = BROADCAST;
+    mgid[15] = 5;
+    let join = |port: &Port, components: &[u32], state, key: u8| {
+        let mut record = member(&mgid, port, state);
+        record[35] = key;
+        one(port, &request(2, 0x38, components, &record))
+    };
+    // Without a description there is nothing to make; nor for who only listens.
+    assert_eq!(join(&a, &JOIN, 1, 7).0, 0x0600);
+    assert_eq!(join(&a, &CREATE, 2, 7).0, 0x0200);
+    let (status, made) = join(&a, &CREATE, 1, 7);
+    assert_eq!((status, made[35]), (0, 7));
+    let mlid = u16::from_be_bytes(get_array(&made, 36));
+    assert!((0xc001..0xffff).contains(&mlid));
+    // The other finds it as it is, or not at all.
+    assert_eq!(join(&b, &CREATE, 1, 8).0, 0x0200);
+    assert_eq!(join(&b, &JOIN, 8, 0).1[36..38], made[36..38]);
+    let find = || one(&b, &request(1, 0x38, &[0], &member(&mgid, &b, 0))).0;
+    let leave = |port: &Port, state| {
+        let record = member(&mgid, port, state);
+        one(port, &request(0x15, 0x38, &JOIN, &record)).0
+    };
+    // A path leads there.
+    let asked = request(1, 0x35, &[2, 3], &path(&mgid, &gid(a.config().guid)));
+    let (status, record) = one(&a, &asked);
+    assert_eq!((status, &record[40..42]), (0, &made[36..38]));
+    assert_eq!(leave(&a, 1), 0);
+    assert_eq!(find(), 0);
+    // How it is not in it, and how it is.
+    assert_eq!(leave(&b, 1), 0x0200);
+    assert_eq!(leave(&b, 8), 0);
+    assert_eq!(find(), 0x0300);
+}
+
+#[test]
+fn a_group_without_a_gid_gets_one() {
+    let (_fabric, a, b) = fabric();
+    let mut seen = Vec::new();
+    for port in [&a, &a, &b] {
+        let asked = request(2, 0x38, &CREATE[1..], &member(&[0; 16], port, 1));
+        let (status, record) = one(port, &asked);
+        assert_eq!((status, record[0]), (0, 0xff));
+        let mgid: Gid = get_array(&record, 0);
+        assert!(!seen.contains(&mgid));
+        seen.push(mgid);
+    }
+}
+
+#[test]
+fn a_port_joins_for_itself_and_is_forgotten_when_it_goes() {
+    let (fabric, a, b) = fabric();
+    let mut mgid = BROADCAST;
+    mgid[15] = 6;
+    let for_the_other = request(2, 0x38, &CREATE, &member(&mgid, &b, 1));
+    assert_eq!(one(&a, &for_the_other).0, 0x0700);
+    assert_eq!(one(&b, &for_the_other).0, 0);
+    let find = request(1, 0x38, &[0], &member(&mgid, &b, 0));
+    assert_eq!(one(&a, &find).0, 0);
+    drop(b);
+    assert_eq!(one(&a, &find).0, 0x0300);
+    // Nor is there a path any more, until another port comes.
+    let asked = request(1, 0x35, &[2], &path(&gid(guid(2)), &[0; 16]));
+    assert_eq!(one(&a, &asked).0, 0x0500);
+    let _again = fabric.port(PortConfig::ib(2));
+    assert_eq!(one(&a, &asked).0, 0);
+}
+
+#[test]
+fn groups_are_bounded() {
+    let (_fabric, a, _b) = fabric();
+    let statuses: Vec<u16> = (0..1100_u16)
+        .map(|number| {
+            let mut mgid = BROADCAST;
+            mgid[12..14].copy_from_slice(&number.to_be_bytes());
+            one(&a, &request(2, 0x38, &CREATE, &member(&mgid, &a, 1))).0
+        })
+        .collect();
+    assert_eq!(statuses.iter().filter(|s| **s == 0).count(), 1023);
+    assert_eq!(statuses.last(), Some(&0x0100));
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    let (_fabric, a, _b) = fabric();
+    for (method, attribute, status) in [
+        (1, 0x0001, 0),      // class port info
+        (1, 0x0031, 0x0300), // a service
+        (2, 0x0031, 0x000c),
+        (1, 0x0011, 0x000c), // a node
+        (0x12, 0x0011, 0x000c),
+        (2, 0x0003, 0x000c), // to be told of events
+        (0x13, 0x0035, 0x0008),
+        (0x14, 0x003a, 0x0008),
+    ] {
+        let (said, _) = one(&a, &request(method, attribute, &[], &[]));
+        assert_eq!(said, status, "{method:#x} {attribute:#x}");
+    }
+    let mut old = request(1, 0x35, &[], &[]);
+    old[2] = 1;
+    a.send(0, datagram(1, false, &old));
+    let packet = a.recv(0).unwrap();
+    let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
+    assert_eq!(view.payload[4..6], [0, 4]);
+    // Answers, reports and other classes' requests are not answered.
+    for (class, method) in [(3, 0x81), (3, 0x92), (3, 6), (3, 3), (4, 1), (7, 3)] {
+        let mut mad = request(method, 0x35, &[], &[]);
+        mad[1] = class;
+        assert!(ask(&a, &mad).is_empty(), "{class} {method:#x}");
+    }
+}
+
+#[test]
+fn send_only_members_are_offered() {
+    let (_fabric, a, _b) = fabric();
+    let (status, info) = one(&a, &request(1, 1, &[], &[]));
+    assert_eq!((status, &info[..2]), (0, &[1, 2][..]));
+    const CAPABILITIES_2: Field = field(4, 31, 5);
+    assert_eq!(CAPABILITIES_2.get(&info) >> 12, 1);
+}
+
+#[test]
+fn a_request_with_a_global_route_is_answered_with_one() {
+    let (_fabric, a, _b) = fabric();
+    let asked = request(1, 1, &[], &[]);
+    a.send(0, datagram(1, true, &asked));
+    let packet = a.recv(0).unwrap();
+    let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
+    assert_eq!(view.network.dgid(view.frame), Some(gid(guid(1))));
+    assert_eq!(view.network.sgid(view.frame), Some(gid(guid(LID))));
+}
+
+#[test]
+fn only_datagrams_of_the_partition_with_the_queue_key_are_taken() {
+    let (_fabric, a, _b) = fabric();
+    let pool = Pool::new();
+    let asked = request(1, 1, &[], &[]);
+    for (opcode, pkey, qpn, qkey, answered) in [
+        (0x64, 0xffff, 1, 0x8001_0000, true),
+        (0x64, 0x7fff, 1, 0x8001_0000, true),
+        (0x64, 0x8001, 1, 0x8001_0000, false),
+        (0x64, 0xffff, 0, 0x8001_0000, false),
+        (0x64, 0xffff, 1, 0x8001_0001, false),
+        (0x24, 0xffff, 1, 0x8001_0000, false),
+    ] {
+        let template = Template::new(&Path::ib(1, LID));
+        let bth = Bth {
+            opcode,
+            pkey,
+            dest_qpn: qpn,
+            ..Bth::default()
+        };
+        let deth = Deth {
+            qkey,
+            source_qpn: 1,
+        };
+        let mut draft = Draft::new(&pool, &template, bth, 256);
+        draft.put(&deth.bytes());
+        draft.put(&asked);
+        a.send(0, draft.finish());
+        assert_eq!(a.recv(0).is_some(), answered, "{opcode:#x} {pkey:#x} {qpn}");
+    }
+    for length in [0, 255, 257] {
+        a.send(0, datagram(1, false, &vec![1; length]));
+        assert!(a.recv(0).is_none());
+    }
+}
+
+#[test]
+fn the_way_to_the_subnet_manager_takes_its_time_and_may_fail() {
+    let (_fabric, a, _b) = fabric();
+    let asked = request(1, 1, &[], &[]);
+    a.set_faults(Faults {
+        delay: 500,
+        ..Faults::default()
+    });
+    a.send(0, datagram(1, false, &asked));
+    assert!(a.recv(999).is_none());
+    assert!(a.recv(1000).is_some());
+    for faults in [
+        Faults {
+            loss: 1.0,
+            ..Faults::default()
+        },
+        Faults {
+            corrupt: 1.0,
+            ..Faults::default()
+        },
+    ] {
+        a.set_faults(faults);
+        a.send(0, datagram(1, false, &asked));
+        assert!(a.recv(u64::MAX).is_none());
+    }
+    a.set_faults(Faults::default());
+    a.set_link(false);
+    a.send(0, datagram(1, false, &asked));
+    a.set_link(true);
+    assert!(a.recv(0).is_none());
+}
+
+#[test]
+fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
+    let fabrics = [Fabric::new(1), Fabric::new(2)];
+    let ports: Vec<Port> = fabrics
+        .iter()
+        .zip([7, 9])
+        .map(|(fabric, lid)| fabric.port(PortConfig::ib(lid)))
+        .collect();
+    // One that is alone knows of no other; one with an uplink goes by the rule.
+    let asked = request(1, 0x35, &[2], &path(&gid(guid(9)), &[0; 16]));
+    assert_eq!(one(&ports[0], &asked).0, 0x0500);
+    let uplinks = fabrics.each_ref().map(Fabric::uplink);
+    let (status, record) = one(&ports[0], &asked);
+    assert_eq!((status, &record[40..44]), (0, &[0, 9, 0, 7][..]));
+    let mut mgid = BROADCAST;
+    mgid[15] = 5;
+    assert_eq!(mlid(&ports[0], &mgid), mlid(&ports[1], &mgid));
+    // Nothing of this has gone to the other, nor is what comes from there answered.
+    assert!(uplinks[0].recv(0).is_none());
+    uplinks[0].send(0, datagram(9, false, &asked));
+    assert!(ports[0].recv(0).is_none() && uplinks[0].recv(0).is_none());
+}
+
+/// The LID that a new group gets.
+fn mlid(port: &Port, mgid: &Gid) -> [u8; 2] {
+    let asked = request(2, 0x38, &CREATE, &member(mgid, port, 1));
+    let (status, record) = one(port, &asked);
+    assert_eq!(status, 0);
+    get_array(&record, 36)
+}
