@@ -55,7 +55,7 @@ pub use error::{CompletionError, CreateError, PostError};
 pub use operation::Service;
 pub use qp::{QpOptions, QueuePair, alloc_pd};
 pub use recv::RecvQueue;
-pub use send::{Bind, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
+pub use send::{Bind, LONGEST_WINDOW, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
 pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
 /// What all devices share.
 pub use usual::Usual;

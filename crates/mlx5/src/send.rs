@@ -16,7 +16,7 @@ pub(crate) mod keys;
 mod one;
 mod wqe;
 
-pub use keys::{Bind, WindowKind};
+pub use keys::{Bind, LONGEST_WINDOW, WindowKind};
 pub use one::One;
 pub use wqe::Wqe;
 
@@ -136,6 +136,12 @@ impl SendQueue {
     #[inline(always)]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
+    }
+
+    /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]):
+    /// not if the device's entries are too short for one.
+    pub fn changes_keys(&self) -> bool {
+        self.work.send.keys
     }
 
     /// The queue pair has been reset: starts anew. Its completions have been

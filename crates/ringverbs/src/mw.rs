@@ -7,7 +7,7 @@ use ring::Hint;
 use uverbs::{Mw, MwType, Udata};
 
 use crate::context::Ctx;
-use crate::device::WindowBinding;
+use crate::device::{BindMwWr, WindowBinding};
 use crate::memory::{MemorySlice, Registered};
 use crate::operation::Operation;
 use crate::pd::Identity;
@@ -47,9 +47,8 @@ fn same(one: &Bound, other: &Bound) -> bool {
 }
 
 struct Inner {
-    /// Before what it is bound to: the kernel refuses to deregister a region
-    /// that a window is bound to.
-    object: Mw<Ctx>,
+    /// None only on the way out.
+    object: Option<Mw<Ctx>>,
     rkey: Hint,
     /// What it was bound to by the last bind that is known to be done, and by
     /// those posted since, in order.
@@ -82,7 +81,7 @@ impl ProtectionDomain {
         Ok(MemoryWindow {
             inner: Arc::new(Inner {
                 rkey: Hint::new(object.rkey()),
-                object,
+                object: Some(object),
                 bound: Mutex::new(Vec::new()),
                 kind,
                 domain: self.clone(),
@@ -129,13 +128,30 @@ impl MemoryWindow {
         access: AccessFlags,
     ) -> WindowBinding {
         WindowBinding {
-            addr: slice.map_or(0, MemorySlice::device_addr),
-            length: slice.map_or(0, |slice| slice.len() as u64),
-            mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
-            mw_rkey: self.rkey(),
-            rkey: self.next_rkey(),
-            access: access.bits(),
+            operands: BindMwWr {
+                addr: slice.map_or(0, MemorySlice::device_addr),
+                length: slice.map_or(0, |slice| slice.len() as u64),
+                mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
+                mw_rkey: self.rkey(),
+                rkey: self.next_rkey(),
+                access: access.bits(),
+            },
+            of_queue_pair: self.inner.kind == WindowType::Two,
         }
+    }
+
+    /// Whether the device's windows are long enough for `slice`.
+    pub(crate) fn check(&self, slice: Option<&MemorySlice>) -> Result<()> {
+        let asked = slice.map_or(0, |slice| slice.len() as u64);
+        let allowed = self.inner.domain.context().provider().longest_window();
+        if asked > allowed {
+            return Err(Error::Limit {
+                what: "bytes of a memory window",
+                asked,
+                allowed,
+            });
+        }
+        Ok(())
     }
 
     /// That bind is being posted.
@@ -182,23 +198,44 @@ impl MemoryWindow {
             };
             CloseError::new(Self { inner }, error)
         })?;
-        let Inner {
-            object,
-            rkey,
-            bound,
-            kind,
-            domain,
-        } = inner;
+        let mut inner = inner;
+        match inner.revoke() {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let inner = Arc::new(inner);
+                Err(CloseError::new(Self { inner }, error))
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Takes the key back. Peers reach nothing by it any more.
+    fn revoke(&mut self) -> Result<(), uverbs::Error> {
+        let Some(object) = self.object.take() else {
+            return Ok(());
+        };
         object.destroy().map_err(|(object, error)| {
-            let inner = Arc::new(Inner {
-                object,
-                rkey,
-                bound,
-                kind,
-                domain,
-            });
-            CloseError::new(Self { inner }, error)
+            self.object = Some(object);
+            error
         })
+    }
+}
+
+impl Drop for Inner {
+    /// Before what it is bound to: the kernel refuses to deregister a region
+    /// that a window is bound to, or, with a ConnectX, leaves a window with the
+    /// number of a key that may become another region's.
+    fn drop(&mut self) {
+        let Err(error) = self.revoke() else { return };
+        if let Some(object) = self.object.take() {
+            object.into_handle();
+        }
+        if !self.domain.context().is_gone_by(&error) {
+            tracing::error!(%error, "memory window leaked, with what it is bound to");
+            let bound = self.bound.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(bound));
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::abi::{RecvWqe, SendWqe};
+use crate::abi::{BindMwWr, RecvWqe, SendWqe};
 use crate::{Opcode, SendFlags, Sge};
 
 /// A send work request in a ring.
@@ -81,6 +81,11 @@ impl<'r> PostedSend<'r> {
             get!(self, wr.wr.ud.remote_qpn),
             get!(self, wr.wr.ud.remote_qkey),
         )
+    }
+
+    /// Operands of a memory window's binding.
+    pub fn bind_mw(&self) -> BindMwWr {
+        get!(self, wr.wr.mw)
     }
 
     /// Its data, if it is no inline data.

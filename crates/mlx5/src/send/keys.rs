@@ -25,8 +25,8 @@ const ONE_UNIT: u16 = 4;
 const ANY_QP: u32 = 0xffff_ff00;
 /// The low bits of a key are its owner's to choose.
 const VARIANT: u32 = 0xff;
-/// A window spans at most this many bytes.
-const MOST: u64 = 1 << 31;
+/// A memory window spans at most this many bytes.
+pub const LONGEST_WINDOW: u64 = 1 << 31;
 
 /// Whose a memory window is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Wqe<'_> {
             self.unbind(bind.kind, bind.rkey);
             return Ok(());
         }
-        if bind.length > MOST {
+        if bind.length > LONGEST_WINDOW {
             return Err(PostError::Unsupported);
         }
         let mut changes = umr_mask::FREE

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
-use super::{CompletionQueue, Failure, Status};
+use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
-use crate::device::{Entry, FLAG_INVALIDATED, Span};
+use crate::device::{self, Entry, FLAG_INVALIDATED, Span};
 use crate::inflight::{Nothing, Posted, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
@@ -73,10 +73,12 @@ impl Cursor<'_> {
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
         self.step()?;
         let entry = self.queue.ring.entry(&self.span);
-        Ok(self
-            .current
-            .as_mut()
-            .map(|posted| CursorEntry { entry, posted }))
+        let timed = self.queue.timed;
+        Ok(self.current.as_mut().map(|posted| CursorEntry {
+            entry,
+            posted,
+            timed,
+        }))
     }
 
     /// Makes the next completion that somebody asked for the current one.
@@ -155,6 +157,8 @@ impl fmt::Debug for Cursor<'_> {
 pub struct CursorEntry<'c> {
     entry: Entry<'c>,
     posted: &'c mut Posted,
+    /// The entry has its time.
+    timed: bool,
 }
 
 impl<'c> CursorEntry<'c> {
@@ -191,7 +195,10 @@ impl<'c> CursorEntry<'c> {
     pub fn result(&self) -> Result<SuccessFields<'c>, Failure> {
         let status = self.status();
         if status.is_success() {
-            Ok(SuccessFields { entry: self.entry })
+            Ok(SuccessFields {
+                entry: self.entry,
+                timed: self.timed,
+            })
         } else {
             Err(Failure {
                 status,
@@ -220,6 +227,8 @@ impl fmt::Debug for CursorEntry<'_> {
 #[derive(Clone, Copy)]
 pub struct SuccessFields<'c> {
     entry: Entry<'c>,
+    /// The entry has its time.
+    timed: bool,
 }
 
 impl SuccessFields<'_> {
@@ -239,6 +248,15 @@ impl SuccessFields<'_> {
     #[inline]
     pub fn invalidated(&self) -> Option<u32> {
         (self.entry.wc_flags() & FLAG_INVALIDATED != 0).then(|| self.entry.ex())
+    }
+
+    /// When the device wrote it; `None` of a queue that was built without
+    /// [`timestamps`](crate::CompletionQueueBuilder::timestamps). A failure has
+    /// no time: the device has other things to say in its place.
+    #[inline]
+    pub fn timestamp(&self) -> Option<Timestamp> {
+        // SAFETY: the entry is of a queue with times.
+        (self.timed).then(|| Timestamp(unsafe { device::read_time(&self.entry) }))
     }
 
     /// The sender's queue pair, of a datagram.

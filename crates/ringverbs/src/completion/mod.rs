@@ -27,6 +27,7 @@ mod shared_reader;
 #[cfg(feature = "stream")]
 mod stream;
 mod tagged;
+mod time;
 mod wait;
 
 pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Sender, source_gid};
@@ -52,6 +53,7 @@ pub use stream::TokioReader;
 #[cfg(feature = "stream")]
 pub use stream::{CompletionStream, StreamItem};
 pub use tagged::{Claimed, TagMatch, TaggedEndpoint};
+pub use time::{DeviceClock, Timestamp};
 pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
 
 pub(crate) use queue::Shared;

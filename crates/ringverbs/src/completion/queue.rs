@@ -74,10 +74,11 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Completions carry the time at which they came
-    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`). No device that there is code for
-    /// has that, so no queue can be built with it, and no entry has a time to
-    /// ask for.
+    /// Completions carry the time at which the device wrote them
+    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`), for those who look at them where
+    /// they lie: [`SuccessFields::timestamp`](super::SuccessFields::timestamp),
+    /// [`raw::Entry::timestamp`](crate::raw::Entry::timestamp). ConnectX has it,
+    /// rdma_rxe has not.
     pub fn timestamps(mut self) -> Self {
         self.timestamps = true;
         self
@@ -101,7 +102,8 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     /// [`Error::Limit`] for more entries than the device has, or a completion
-    /// vector out of range; [`Error::Unsupported`] for timestamps; ENOMEM.
+    /// vector out of range; [`Error::Unsupported`] for timestamps, of a
+    /// device that has none; ENOMEM.
     pub fn build(self) -> Result<CompletionQueue> {
         let Self {
             context,
@@ -111,11 +113,6 @@ impl CompletionQueueBuilder {
             async_fd,
             timestamps,
         } = self;
-        if timestamps {
-            return Err(Error::Unsupported {
-                what: "timestamps of completions",
-            });
-        }
         if channel
             .as_ref()
             .is_some_and(|channel| !context.is_same(channel.context()))
@@ -146,7 +143,8 @@ impl CompletionQueueBuilder {
             async_fd,
             ..CqInit::default()
         };
-        let made = match context.provider().completion_queue(context.uverbs(), &init) {
+        let provider = context.provider();
+        let made = match provider.completion_queue(context.uverbs(), &init, timestamps) {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 let allowed = context.uverbs().query_device()?.max_cqe;
                 return Err(if entries > allowed {
@@ -163,6 +161,7 @@ impl CompletionQueueBuilder {
         };
         Ok(CompletionQueue {
             decoded: made.ring.is_decoded(),
+            timed: timestamps,
             ring: ManuallyDrop::new(made.ring),
             peek: made.peek,
             retired: Vec::new(),
@@ -289,6 +288,8 @@ pub struct CompletionQueue {
     pub(super) held: bool,
     /// What the device writes is decoded before it is in the ring.
     decoded: bool,
+    /// The ring has the times of completions.
+    pub(crate) timed: bool,
     pub(super) shared: Arc<Shared>,
 }
 

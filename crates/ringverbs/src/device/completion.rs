@@ -23,6 +23,17 @@ pub(crate) fn read(entry: &Entry<'_>) -> WorkCompletion {
     unsafe { entry.as_ptr().read() }
 }
 
+/// When a completion was written, in ticks of the device's clock.
+///
+/// # Safety
+/// It is of a queue that was made with times.
+#[inline(always)]
+pub(crate) unsafe fn read_time(entry: &Entry<'_>) -> u64 {
+    // SAFETY: there is one behind each entry of such a queue's ring
+    // (`Source::put`), aligned as the entry is.
+    unsafe { entry.as_ptr().add(1).cast::<u64>().read() }
+}
+
 /// A completion queue's ring.
 #[derive(Debug)]
 pub(crate) struct CompletionRing {

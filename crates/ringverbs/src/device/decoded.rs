@@ -31,6 +31,11 @@ use crate::error::Result;
 pub(super) const AHEAD: u32 = 127;
 /// Binary logarithm of the distance between them.
 pub(super) const LOG2_STRIDE: u32 = 6;
+const _: () = {
+    // A completion, and behind it its time (`read_time`).
+    assert!(size_of::<WorkCompletion>() + size_of::<u64>() <= 1 << LOG2_STRIDE);
+    assert!(size_of::<WorkCompletion>().is_multiple_of(align_of::<u64>()));
+};
 
 /// What asks for events of completion queues, by the number of the queue: the
 /// device has to be told that an event was seen.
@@ -131,6 +136,8 @@ pub(crate) struct Source {
     /// The side of the ring that a driver has otherwise.
     filled: Producer,
     slots: Slots,
+    /// Whether each completion in the ring has its time behind it.
+    pub timed: bool,
     /// What follows in the ring makes no sense.
     senseless: bool,
     /// Completions that the device's queue holds.
@@ -175,6 +182,7 @@ impl Source {
             ring: queue.0,
             filled: Producer::new(ring.indices()),
             slots: ring.slots(),
+            timed: false,
             senseless: false,
             entries,
             read: 0,
@@ -257,7 +265,13 @@ impl Source {
         let after = self.filled.after(at)?;
         // SAFETY: a slot of the ring, from its indices, aligned and of
         // `1 << LOG2_STRIDE` bytes; there is room, so nobody reads it.
-        unsafe { self.slots.slot_inside(at).cast().write(wc) };
+        unsafe {
+            let slot = self.slots.slot_inside(at).cast::<WorkCompletion>();
+            slot.write(wc);
+            if self.timed {
+                slot.add(1).cast().write(self.ring.time());
+            }
+        }
         Some(after)
     }
 

@@ -80,12 +80,18 @@ impl Provider {
         // Not in completions: they may be read when the memory is no longer
         // the device's.
         let options = QpOptions {
-            keys: false,
+            keys: beside.keys,
             short_data: false,
         };
         let device = &self.device;
         let made = ::mlx5::QueuePair::create_with(context, device, &init, shared, &options, None)
-            .map_err(|error| self.too_large(error, asked))?;
+            .map_err(|error| self.too_large(error, asked, beside.keys))?;
+        let datagram = init.qp_type == QpType::UD;
+        if beside.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
+            return Err(Error::Unsupported {
+                what: "memory windows",
+            });
+        }
         let mut cap = QpCap {
             max_send_wr: init.cap.max_send_wr,
             ..made.cap
@@ -94,7 +100,6 @@ impl Provider {
             cap.max_send_wr,
             Sends::entry_size(cap.max_send_sge, cap.max_inline_data),
         )?;
-        let datagram = init.qp_type == QpType::UD;
         let sender = Sender::new(made.send, &ring, &self.paths, datagram);
         let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data).without_longest();
         let recv = match made.recv {
@@ -122,7 +127,7 @@ impl Provider {
     }
 
     /// Says which size of a queue pair was too large.
-    fn too_large(&self, error: ::mlx5::CreateError, init: &QpInit) -> Error {
+    fn too_large(&self, error: ::mlx5::CreateError, init: &QpInit, keys: bool) -> Error {
         let ::mlx5::CreateError::TooLarge { what } = error else {
             return error.into();
         };
@@ -132,7 +137,8 @@ impl Provider {
         // Of an entry, after the longest of what stands before the data.
         let room = limits.max_send_entry.saturating_sub(64) as u32;
         let elements = cap.max_send_sge.saturating_mul(16).max(cap.max_inline_data);
-        let blocks = elements.saturating_add(48).div_ceil(64).max(1);
+        let least = if keys { 3 } else { 1 };
+        let blocks = elements.saturating_add(48).div_ceil(64).max(least);
         let (what, asked, allowed) = match what {
             "max_send_wr" => (
                 "depth of a send queue",
@@ -160,7 +166,12 @@ impl Provider {
         }
     }
 
-    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
+    pub fn completion_queue(
+        &self,
+        context: &Ctx,
+        init: &CqInit,
+        timed: bool,
+    ) -> Result<CompletionQueue> {
         let made = ::mlx5::CompletionQueue::create(context, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
         let ring = Ring::anonymous(decoded::AHEAD, decoded::LOG2_STRIDE);
@@ -174,7 +185,8 @@ impl Provider {
         let (device, number) = (Arc::clone(&self.device), init.user_handle);
         let entries = made.object.cqe();
         let queue = (made.ring, made.arming);
-        let source = Source::new(queue, entries, &ring, number, device, &self.armings);
+        let mut source = Source::new(queue, entries, &ring, number, device, &self.armings);
+        source.timed = timed;
         let members = Arc::clone(source.members());
         let ring = ::rxe::CompletionRing::new(ring);
         Ok(CompletionQueue {

@@ -25,8 +25,8 @@ use crate::context::Ctx;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 
-pub(crate) use ::rxe::{BindMwWr as WindowBinding, Entry};
-pub(crate) use completion::{CompletionRing, SENSELESS, read};
+pub(crate) use ::rxe::{BindMwWr, Entry};
+pub(crate) use completion::{CompletionRing, SENSELESS, read, read_time};
 pub(crate) use decoded::Members;
 pub(crate) use recv::RecvQueue;
 pub(crate) use ring::Span;
@@ -78,6 +78,16 @@ pub(crate) struct Beside<'a> {
     pub recv: &'a Completers,
     /// Where its receives come from, if not from a queue of its own.
     pub srq: Option<&'a SharedWork>,
+    /// Whether its work requests may change memory keys.
+    pub keys: bool,
+}
+
+/// The bind of a memory window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WindowBinding {
+    pub operands: BindMwWr,
+    /// Whether the window is of type 2. rdma_rxe's driver looks it up.
+    pub of_queue_pair: bool,
 }
 
 /// What a completion queue knows of the queue pairs that complete there; of a
@@ -150,10 +160,19 @@ impl Provider {
         }
     }
 
-    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
+    /// `timed`: completions have their times with them.
+    pub fn completion_queue(
+        &self,
+        context: &Ctx,
+        init: &CqInit,
+        timed: bool,
+    ) -> Result<CompletionQueue> {
         match self {
+            Self::Rxe if timed => Err(Error::Unsupported {
+                what: "timestamps of completions",
+            }),
             Self::Rxe => rxe::completion_queue(context, init),
-            Self::Mlx5(provider) => provider.completion_queue(context, init),
+            Self::Mlx5(provider) => provider.completion_queue(context, init, timed),
         }
     }
 
@@ -188,18 +207,21 @@ impl Provider {
         }
         match self {
             Self::Rxe => u32::MAX,
-            Self::Mlx5(_) => {
-                !(bit(Operation::AtomicWrite)
-                    | bit(Operation::Flush)
-                    | bit(Operation::LocalInvalidate)
-                    | bit(Operation::BindWindow))
-            }
+            Self::Mlx5(_) => !(bit(Operation::AtomicWrite) | bit(Operation::Flush)),
         }
     }
 
     /// Whether that one is among them.
     pub fn has(&self, operation: Operation) -> bool {
         self.operations() & 1 << operation as u32 != 0
+    }
+
+    /// The longest memory window, in bytes.
+    pub fn longest_window(&self) -> u64 {
+        match self {
+            Self::Rxe => u64::MAX,
+            Self::Mlx5(_) => ::mlx5::LONGEST_WINDOW,
+        }
     }
 
     /// The driver's word on the sizes of a queue pair is kept; where it has

@@ -34,17 +34,6 @@ impl Doorbell {
         }
     }
 
-    /// Whether work requests of an operation do not get through it. Asked for an
-    /// operation that is known when this is compiled, it is nearly always not
-    /// asked at all.
-    #[inline(always)]
-    pub fn lacks(&self, operation: Opcode) -> bool {
-        matches!(
-            operation,
-            Opcode::LOCAL_INV | Opcode::BIND_MW | Opcode::ATOMIC_WRITE | Opcode::FLUSH
-        ) && matches!(self, Self::Staged(_))
-    }
-
     /// The queue pair was reset, with nothing in flight.
     pub fn reset(&mut self) {
         if let Self::Staged(sender) = self {
@@ -197,7 +186,9 @@ impl Wqe<'_> {
     #[inline(always)]
     pub(crate) fn bind_window(&mut self, binding: WindowBinding) {
         let Self(wqe) = self;
-        wqe.bind_mw(binding);
+        wqe.bind_mw(binding.operands);
+        // Nobody's field in a bind: rdma_rxe's driver does not look.
+        wqe.immediate_or_key(binding.of_queue_pair.into());
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::mlx5::{Address, PostError};
+use ::mlx5::{Address, Bind, PostError, WindowKind};
 use ::rxe::{PostedRecv, PostedSend};
 use ring::{Indices, Ring, Slots};
 use uverbs::{Opcode, SendFlags};
@@ -100,7 +100,15 @@ impl Sender {
     fn write(&mut self, posted: PostedSend<'_>) -> Result<(), PostError> {
         let (opcode, flags) = (posted.opcode(), posted.flags());
         let mut wqe = self.queue.open(posted.wr_id(), opcode, flags)?;
-        wqe.immediate_or_key(posted.immediate_or_key());
+        match opcode {
+            Opcode::BIND_MW => return wqe.bind_mw(&binding(posted)),
+            // All of it but the key is written.
+            Opcode::LOCAL_INV => {
+                wqe.immediate_or_key(posted.immediate_or_key());
+                return Ok(());
+            }
+            _ => wqe.immediate_or_key(posted.immediate_or_key()),
+        };
         match opcode {
             Opcode::ATOMIC_CMP_AND_SWP | Opcode::ATOMIC_FETCH_AND_ADD => {
                 let (addr, rkey, compare_add, swap) = posted.atomic();
@@ -131,6 +139,24 @@ impl Sender {
     pub fn reset(&mut self) {
         self.queue.reset();
         self.taken.forget();
+    }
+}
+
+/// The bind of a window as `Wqe::bind_window` has written it.
+#[cold]
+fn binding(posted: PostedSend<'_>) -> Bind {
+    let bind = posted.bind_mw();
+    Bind {
+        window: bind.mw_rkey,
+        rkey: bind.rkey,
+        kind: match posted.immediate_or_key() {
+            0 => WindowKind::Type1,
+            _ => WindowKind::Type2,
+        },
+        addr: bind.addr,
+        length: bind.length,
+        lkey: bind.mr_lkey,
+        access: bind.access,
     }
 }
 

@@ -12,11 +12,16 @@ use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
 use crate::completion::CompletionQueueRef;
 use crate::device;
 use crate::inflight::{FifoWriter, MAX_DEPTH};
+use crate::operation::Operation;
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
 /// What rdma_rxe takes inline: as much as its 32 scatter/gather elements are
 /// long (`RXE_MAX_INLINE_DATA`). No query says it.
 const MAX_INLINE_DATA: u32 = 32 * 16;
+
+/// The operations that [`QueuePairBuilder::memory_windows`] is about.
+pub(super) const CHANGES_OF_KEYS: u32 =
+    1 << Operation::LocalInvalidate as u32 | 1 << Operation::BindWindow as u32;
 
 /// How to make a queue pair. From [`ProtectionDomain::queue_pair`].
 #[must_use]
@@ -28,6 +33,7 @@ pub struct QueuePairBuilder {
     srq: Option<Arc<srq::Inner>>,
     cap: QpCap,
     signal_all: bool,
+    windows: bool,
 }
 
 impl ProtectionDomain {
@@ -56,6 +62,7 @@ impl ProtectionDomain {
                 max_inline_data: 0,
             },
             signal_all: false,
+            windows: false,
         }
     }
 }
@@ -109,12 +116,23 @@ impl QueuePairBuilder {
         self
     }
 
+    /// Its send queue takes what changes memory keys: binds of memory windows,
+    /// and local invalidations. On a ConnectX each takes three times the room of
+    /// a short work request, so room for as many of them as the queue holds is
+    /// made; on rdma_rxe it costs nothing. A queue pair made without refuses
+    /// them, on every device.
+    pub fn memory_windows(mut self) -> Self {
+        self.windows = true;
+        self
+    }
+
     /// Makes the queue pair, in state RESET.
     ///
     /// # Errors
     /// [`Error::Limit`] for sizes over the device's; [`Error::WrongDomain`] for
     /// a completion queue of another context; [`Error::Invalid`] if the
-    /// completion queue's owner has dropped it; ENOMEM.
+    /// completion queue's owner has dropped it; [`Error::Unsupported`] for
+    /// memory windows on a device without; ENOMEM.
     pub fn build(self) -> Result<QueuePair> {
         let context = self.domain.context();
         if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
@@ -147,6 +165,7 @@ impl QueuePairBuilder {
             send: send_cq.completers(),
             recv: recv_cq.completers(),
             srq: self.srq.as_ref().map(|srq| srq.work()),
+            keys: self.windows,
         };
         let made = context
             .provider()
@@ -173,7 +192,10 @@ impl QueuePairBuilder {
             }
             None => None,
         };
-        let operations = self.transport.operations() & context.provider().operations();
+        let mut operations = self.transport.operations() & context.provider().operations();
+        if !self.windows {
+            operations &= !CHANGES_OF_KEYS;
+        }
         let inner = Arc::new(Inner {
             object: ManuallyDrop::new(made.object),
             attachment: made.attachment,

@@ -41,6 +41,7 @@ pub use codes::{AckTimeout, Mtu, RnrTimer};
 pub use endpoint::{Endpoint, LocalAddress};
 pub use multicast::Membership;
 pub use options::ConnectOptions;
+pub(crate) use post::WITHOUT_WINDOWS;
 pub use post::{Batch, BatchError, PostError, ReceiveBatch};
 pub use request::{FlushRange, FlushTo, WorkRequest};
 pub use states::{Datagram, Init, ReadyToReceive, ReadyToSend, Reliable, Transition, Unreliable};

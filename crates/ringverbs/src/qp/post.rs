@@ -108,12 +108,17 @@ impl<E: Into<Error>> From<BatchError<E>> for Error {
     }
 }
 
+/// Of an operation that changes a memory key.
+pub(crate) const WITHOUT_WINDOWS: &str = "memory windows are bound, and keys invalidated, on a \
+     queue pair that was made for it: see QueuePairBuilder::memory_windows";
+
 impl SendHalf {
-    /// What the raw layer writes to. Nothing is in the making.
+    /// What the raw layer writes to, and the operations that there are, as a set
+    /// of bits. Nothing is in the making.
     #[inline(always)]
-    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &mut Doorbell) {
+    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &mut Doorbell, u32) {
         self.in_flight.abandon();
-        (&mut self.queue, &mut self.doorbell)
+        (&mut self.queue, &mut self.doorbell, self.operations)
     }
 
     /// Adds an operation to the batch that is being made.
@@ -184,7 +189,13 @@ impl SendHalf {
     fn cannot(&self, operation: Operation) -> Error {
         if !self.inner.domain.context().provider().has(operation) {
             return Error::Unsupported {
-                what: "an operation that this device lacks, or this crate does not have for it",
+                what: "an operation that this device lacks",
+            };
+        }
+        let bit = 1 << operation as u32;
+        if self.inner.transport.operations() & bit & !self.operations != 0 {
+            return Error::Invalid {
+                what: WITHOUT_WINDOWS,
             };
         }
         if self.operations & 1 << operation as u32 == 0 {

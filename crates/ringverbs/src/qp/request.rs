@@ -279,6 +279,7 @@ impl<D: Data> WorkRequest<D> {
                             what: "memory window",
                         })
                     }
+                    Companion::Window(bind) => bind.0.check(bind.1.as_ref()),
                     _ => Ok(()),
                 }
             }

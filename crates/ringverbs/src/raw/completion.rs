@@ -1,6 +1,6 @@
 //! The cursor over completions.
 
-use crate::completion::{CompletionQueue, Status};
+use crate::completion::{CompletionQueue, Status, Timestamp};
 use crate::device;
 
 /// A completion in the queue's memory. Each field is read when it is asked for.
@@ -8,7 +8,11 @@ use crate::device;
 /// It cannot outlive the call that it was given to. After a failure only
 /// `wr_id`, `status`, `qp_num` and `vendor_err` mean anything.
 #[derive(Clone, Copy)]
-pub struct Entry<'r>(device::Entry<'r>);
+pub struct Entry<'r> {
+    entry: device::Entry<'r>,
+    /// The entry has its time.
+    timed: bool,
+}
 
 macro_rules! fields {
     ($($(#[$doc:meta])* $name:ident: $type:ty;)+) => {
@@ -16,7 +20,7 @@ macro_rules! fields {
             $(#[$doc])*
             #[inline(always)]
             pub fn $name(&self) -> $type {
-                self.0.$name()
+                self.entry.$name()
             }
         )+}
     };
@@ -46,7 +50,19 @@ impl Entry<'_> {
     /// How it ended.
     #[inline(always)]
     pub fn status(&self) -> Status {
-        Status(self.0.status())
+        Status(self.entry.status())
+    }
+
+    /// When the device wrote it, if it was done; `None` of a queue that was built
+    /// without [`timestamps`](crate::CompletionQueueBuilder::timestamps), and of
+    /// a failure.
+    #[inline(always)]
+    pub fn timestamp(&self) -> Option<Timestamp> {
+        if !self.timed || !self.status().is_success() {
+            return None;
+        }
+        // SAFETY: the entry is of a queue with times.
+        Some(Timestamp(unsafe { device::read_time(&self.entry) }))
     }
 }
 
@@ -62,7 +78,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available_raw();
-        let ring = self.ring();
+        let (ring, timed) = (self.ring(), self.timed);
         if span.at == span.end || max == 0 {
             return 0;
         }
@@ -71,7 +87,8 @@ impl CompletionQueue {
         loop {
             // SAFETY: the span is fresh and not at its end, and the queue is not
             // resized while this borrows it.
-            each(Entry(unsafe { ring.entry_inside(&span) }));
+            let entry = unsafe { ring.entry_inside(&span) };
+            each(Entry { entry, timed });
             ring.advance(&mut span);
             if span.at == span.end {
                 break;

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use crate::device::{Doorbell, Opcode, Opened, SendFlags, SendWriter};
 use crate::memory::MemorySlice;
-use crate::operation::RemoteAddr;
-use crate::qp::{FlushRange, FlushTo, SendHalf};
+use crate::operation::{self, RemoteAddr};
+use crate::qp::{FlushRange, FlushTo, SendHalf, WITHOUT_WINDOWS};
 use crate::raw::{Flags, Sge};
 use crate::{AccessFlags, AddressHandle, Error, MemoryWindow, Result};
 
@@ -16,16 +16,45 @@ use crate::{AccessFlags, AddressHandle, Error, MemoryWindow, Result};
 pub struct SendQueue<'h> {
     writer: SendWriter<'h>,
     doorbell: &'h mut Doorbell,
+    /// The operations that there are, as a set of bits.
+    operations: u32,
+}
+
+/// The operations that not every queue takes. Asked for one that is known when
+/// this is compiled, it is nearly always not asked at all.
+const fn rare(opcode: Opcode) -> Option<operation::Operation> {
+    match opcode {
+        Opcode::LOCAL_INV => Some(operation::Operation::LocalInvalidate),
+        Opcode::BIND_MW => Some(operation::Operation::BindWindow),
+        Opcode::ATOMIC_WRITE => Some(operation::Operation::AtomicWrite),
+        Opcode::FLUSH => Some(operation::Operation::Flush),
+        _ => None,
+    }
+}
+
+#[cold]
+fn refused(operation: operation::Operation) -> Error {
+    match operation {
+        operation::Operation::LocalInvalidate | operation::Operation::BindWindow => {
+            Error::Invalid {
+                what: WITHOUT_WINDOWS,
+            }
+        }
+        _ => Error::Unsupported {
+            what: "an operation that this device lacks",
+        },
+    }
 }
 
 impl SendHalf {
     /// The queue without the library's ownership.
     #[inline(always)]
     pub fn raw(&mut self) -> SendQueue<'_> {
-        let (queue, doorbell) = self.lend();
+        let (queue, doorbell, operations) = self.lend();
         SendQueue {
             writer: queue.writer(),
             doorbell,
+            operations,
         }
     }
 }
@@ -135,13 +164,15 @@ impl SendQueue<'_> {
     ///
     /// # Errors
     /// [`Error::QueueFull`]. [`Error::Unsupported`] for an operation that the
-    /// device lacks.
+    /// device lacks; [`Error::Invalid`] for one that changes a memory key, on a
+    /// queue pair without
+    /// [`memory_windows`](crate::qp::QueuePairBuilder::memory_windows).
     #[inline(always)]
     pub fn open<O: Operation>(&mut self, wr_id: u64, flags: Flags) -> Result<Wqe<'_, O::Segments>> {
-        if self.doorbell.lacks(O::OPCODE) {
-            return Err(Error::Unsupported {
-                what: "an operation that this device lacks, or this crate does not have for it",
-            });
+        if let Some(operation) = rare(O::OPCODE)
+            && self.operations & 1 << operation as u32 == 0
+        {
+            return Err(refused(operation));
         }
         let flags = flags.difference(SendFlags::INLINE);
         Ok(Wqe {
@@ -256,16 +287,25 @@ impl Wqe<'_, Binding> {
     /// What the window is bound to, and what peers may do there; makes it part
     /// of the batch. The window itself does not change until it is told what
     /// became of it: see [`Rebound`]. Until then it is bound no second time.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more bytes than the device's windows span.
     #[inline]
-    pub fn bind(mut self, window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) -> Rebound {
+    pub fn bind(
+        mut self,
+        window: &MemoryWindow,
+        to: &MemorySlice,
+        access: AccessFlags,
+    ) -> Result<Rebound> {
+        window.check(Some(to))?;
         let bind = window.next_bind(Some(to), access);
         self.opened.wqe().bind_window(bind);
         self.opened.accept();
-        Rebound {
+        Ok(Rebound {
             window: window.clone(),
             to: to.clone(),
-            rkey: bind.rkey,
-        }
+            rkey: bind.operands.rkey,
+        })
     }
 }
 

@@ -9,9 +9,12 @@ mod lifetimes;
 mod memory;
 mod operations;
 mod queues;
+mod times;
+mod windows;
 
 use std::time::{Duration, Instant};
 
+use ringverbs::qp::QueuePairBuilder;
 use ringverbs::{
     Buffer, Completion, CompletionQueue, Context, Device, Error, LocalAddress, ProtectionDomain,
     QueuePair, Transport,
@@ -51,13 +54,24 @@ impl Pair {
     }
 
     pub(crate) fn with_inline(transport: Transport, inline: u32) -> Self {
+        Self::with(transport, |builder| match transport {
+            Transport::Datagram => builder.inline(inline),
+            _ => builder.inline(inline).memory_windows(),
+        })
+    }
+
+    pub(crate) fn with(
+        transport: Transport,
+        describe: impl Fn(QueuePairBuilder) -> QueuePairBuilder,
+    ) -> Self {
         let context = context();
         let domain = context.alloc_pd().unwrap();
         let cq = context.completion_queue().entries(256).build().unwrap();
         let make = || {
             let builder = domain.queue_pair(transport, &cq);
-            let builder = builder.send_pieces(4).recv_pieces(4).inline(inline);
-            builder.build().unwrap()
+            describe(builder.send_pieces(4).recv_pieces(4))
+                .build()
+                .unwrap()
         };
         let (mut a, mut b) = (make(), make());
         let local = context.local_address(1).unwrap();

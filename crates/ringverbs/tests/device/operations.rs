@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{
     AccessFlags, FlushRange, FlushTo, Inline, Operation, RemoteRegion, Status, Transport,
-    WindowType, WorkRequest,
+    WorkRequest,
 };
 
-use crate::{Pair, QKEY, has};
+use crate::{Pair, QKEY};
 
 fn everything() -> AccessFlags {
     AccessFlags::REMOTE_WRITE
@@ -17,11 +17,11 @@ fn everything() -> AccessFlags {
         | AccessFlags::MW_BIND
 }
 
-fn remote(pair: &Pair, access: AccessFlags) -> RemoteRegion {
+pub(crate) fn remote(pair: &Pair, access: AccessFlags) -> RemoteRegion {
     pair.domain.alloc_remote(4096, access).unwrap()
 }
 
-fn bytes(region: &RemoteRegion, offset: usize, len: usize) -> Vec<u8> {
+pub(crate) fn bytes(region: &RemoteRegion, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     region.read_at(offset, &mut bytes).unwrap();
     bytes
@@ -192,60 +192,6 @@ fn flush() {
     for completion in pair.wait(2) {
         completion.result.unwrap();
     }
-}
-
-#[test]
-fn windows_give_access_and_take_it_back() {
-    let mut pair = Pair::new(Transport::Reliable);
-    let region = remote(&pair, AccessFlags::MW_BIND);
-    let access = AccessFlags::REMOTE_WRITE;
-    for kind in [WindowType::One, WindowType::Two] {
-        let Some(window) = has(pair.domain.memory_window(kind)) else {
-            return;
-        };
-        let part = region.slice(64..128).unwrap();
-        let at = part.key().addr;
-        // The peer's side binds: the window belongs to the one that is written.
-        pair.b
-            .post(WorkRequest::bind(&window, part, access).token(1))
-            .unwrap();
-        pair.wait_for(1).result.unwrap();
-        let key = ringverbs::RemoteAddr::new(at, window.rkey());
-        let outgoing = pair.filled(b"through a window");
-        pair.a.write(outgoing, key, 2).unwrap();
-        pair.wait_for(2).result.unwrap();
-        assert_eq!(bytes(&region, 64, 16), b"through a window");
-        region.write_at(64, &[0; 16]).unwrap();
-        match kind {
-            WindowType::One => pair.b.post(WorkRequest::unbind(&window).token(3)).unwrap(),
-            WindowType::Two => {
-                let request = WorkRequest::local_invalidate(window.rkey());
-                pair.b.post(request.token(3)).unwrap();
-            }
-        }
-        pair.wait_for(3).result.unwrap();
-        window.close().unwrap();
-    }
-    region.close().unwrap();
-}
-
-#[test]
-fn a_send_invalidates_a_key_of_the_peer() {
-    let mut pair = Pair::new(Transport::Reliable);
-    let region = remote(&pair, AccessFlags::MW_BIND);
-    let Some(window) = has(pair.domain.memory_window(WindowType::Two)) else {
-        return;
-    };
-    let part = region.slice(..).unwrap();
-    let request = WorkRequest::bind(&window, part, AccessFlags::REMOTE_WRITE);
-    pair.b.post(request.token(1)).unwrap();
-    pair.wait_for(1).result.unwrap();
-    let incoming = pair.buffer(10);
-    pair.b.receive(incoming, 2).unwrap();
-    let request = WorkRequest::send(Inline(b"done")).invalidate(window.rkey());
-    pair.a.post(request.token(3)).unwrap();
-    let done = pair.wait(2);
-    assert_eq!(done[0].result.unwrap().invalidated(), Some(window.rkey()));
 }
 
 #[test]

@@ -330,6 +330,7 @@ fn the_raw_layer_has_the_rarer_operations() {
         &part,
         AccessFlags::REMOTE_WRITE,
     );
+    let bound = bound.unwrap();
     // SAFETY: window and region live until the end.
     unsafe { send.publish().unwrap() };
     done(&mut pair, 1);

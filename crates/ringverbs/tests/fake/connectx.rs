@@ -6,8 +6,8 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, Mutex};
 
-use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend, State};
-use ringverbs::raw::{Flags, LocalInvalidate, Send};
+use ringverbs::qp::{Init, Mtu, QueuePairBuilder, ReadyToReceive, ReadyToSend, State};
+use ringverbs::raw::{BindWindow, Flags, Flush, LocalInvalidate, Send};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, ProtectionDomain,
     QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
@@ -34,14 +34,14 @@ const ARM: usize = 0x20;
 
 /// What the driver was told of a queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct Queues {
+pub(crate) struct Queues {
     entries: usize,
     records: usize,
     /// Entries of a completion queue.
     count: u32,
     recv_bytes: usize,
     flags: u32,
-    user_index: u32,
+    pub(crate) user_index: u32,
 }
 
 impl Queues {
@@ -72,11 +72,13 @@ struct Told {
     qps: Vec<Queues>,
 }
 
-struct World {
-    cq: CompletionQueue,
-    domain: ProtectionDomain,
+pub(crate) struct World {
+    pub(crate) cq: CompletionQueue,
+    pub(crate) domain: ProtectionDomain,
     context: Context,
     raised: u32,
+    /// What the device's clock says.
+    time: u64,
     told: Arc<Mutex<Told>>,
     fake: Arc<FakeKernel>,
     registers: File,
@@ -87,7 +89,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl World {
-    fn new(entries: u32) -> Self {
+    pub(crate) fn new(entries: u32) -> Self {
         let fake = FakeKernel::new();
         // SAFETY: a name, and no flags.
         let fd = unsafe { libc::memfd_create(c"registers".as_ptr(), 0) };
@@ -162,21 +164,33 @@ impl World {
             domain,
             context,
             raised: 0,
+            time: 0,
             told,
             fake,
             registers,
         }
     }
 
-    fn queue_pair(&self, srq: Option<&SharedReceiveQueue>) -> (QueuePair, Queues) {
+    pub(crate) fn queue_pair(&self, srq: Option<&SharedReceiveQueue>) -> (QueuePair, Queues) {
         let mut builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
         if let Some(srq) = srq {
             builder = builder.srq(srq);
         }
+        self.build(builder)
+    }
+
+    fn build(&self, builder: QueuePairBuilder) -> (QueuePair, Queues) {
         let mut qp = builder.send_depth(8).recv_depth(8).build().unwrap();
         connect(&mut qp);
         let queues = *self.told.lock().unwrap().qps.last().unwrap();
         (qp, queues)
+    }
+
+    /// Another completion queue, with times.
+    fn take_times(&mut self) {
+        let cq = self.context.completion_queue().entries(15).timestamps();
+        self.cq = cq.build().unwrap();
+        self.told.lock().unwrap().cqs.remove(0);
     }
 
     fn buffer(&self, bytes: &[u8]) -> Buffer {
@@ -199,8 +213,8 @@ impl World {
         bits: u8,
         data: &[u8],
     ) {
-        let cq = self.told.lock().unwrap().cqs[0];
         let mut bytes = [0u8; 64];
+        bytes[48..56].copy_from_slice(&self.time.to_be_bytes());
         bytes[..data.len()].copy_from_slice(data);
         bytes[32..36].copy_from_slice(&qp.user_index.to_be_bytes());
         bytes[44..48].copy_from_slice(&length.to_be_bytes());
@@ -211,12 +225,24 @@ impl World {
         bytes[56] = SEND;
         bytes[59] = 7;
         bytes[60..62].copy_from_slice(&slot.to_be_bytes());
-        let round = (self.raised / cq.count) as u8 & 1;
-        bytes[63] = opcode << 4 | bits | round;
-        let at = cq.at((self.raised % cq.count) as usize * 64);
+        bytes[63] = opcode << 4 | bits;
+        self.write(&bytes, None);
+    }
+
+    /// The device writes an entry: the next one, unless it is told another. The
+    /// owner bit is turned as the round is.
+    pub(crate) fn write(&mut self, bytes: &[u8; 64], elsewhere: Option<u32>) {
+        let cq = self.told.lock().unwrap().cqs[0];
+        let mut bytes = *bytes;
+        bytes[63] ^= (self.raised / cq.count) as u8 & 1;
+        let at = elsewhere.unwrap_or(self.raised) % cq.count;
         // SAFETY: an entry of the queue, which is alive.
-        unsafe { at.cast::<[u8; 64]>().write_volatile(bytes) };
-        self.raised += 1;
+        unsafe {
+            cq.at(at as usize * 64)
+                .cast::<[u8; 64]>()
+                .write_volatile(bytes)
+        };
+        self.raised += u32::from(elsewhere.is_none());
     }
 
     fn poll(&mut self) -> Option<Completion> {
@@ -502,29 +528,134 @@ fn a_queue_pair_that_was_reset_begins_anew() {
     assert_eq!(world.poll().unwrap().token, 7);
 }
 
+/// A bind, an unbind and an invalidation are work requests of three blocks, or
+/// of two, each of which says what it changes.
+#[test]
+fn what_changes_keys_is_written_with_its_operands() {
+    let mut world = World::new(16);
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let (mut qp, queues) = world.build(builder.memory_windows());
+    let region = world.domain.alloc_remote(4096, AccessFlags::MW_BIND);
+    let region = region.unwrap();
+    let word = |at: usize| {
+        // SAFETY: the send queue begins behind the receive queue, and is alive.
+        unsafe { queues.at(queues.recv_bytes + at).cast::<u32>().read() }.swap_bytes()
+    };
+    let mut block = 0;
+    for kind in [WindowType::One, WindowType::Two] {
+        let window = world.domain.memory_window(kind).unwrap();
+        let before = window.rkey();
+        let part = region.slice(64..1064).unwrap();
+        let sge = part.raw_sge();
+        let bind = WorkRequest::bind(&window, part, AccessFlags::REMOTE_WRITE);
+        qp.post(bind.token(1)).unwrap();
+        let at = block * 64;
+        // Twelve segments; the window's key so far, and its next variant; the
+        // queue pair, of type 2 alone; what it stands for.
+        assert_eq!((word(at) & 0xff, word(at + 4) & 0x3f), (0x25, 12));
+        assert_eq!(word(at + 12), before);
+        let owner = match kind {
+            WindowType::One => 0xff_ffff,
+            WindowType::Two => qp.qp_num(),
+        };
+        assert_eq!(word(at + 68), owner << 8 | window.rkey() & 0xff);
+        assert_eq!(word(at + 128), 1000);
+        assert_eq!(word(at + 132), sge.lkey);
+        assert_eq!(
+            u64::from(word(at + 136)) << 32 | u64::from(word(at + 140)),
+            sge.addr
+        );
+        world.raise(&queues, SENT, block as u16, 0);
+        let done = world.poll().unwrap();
+        assert_eq!(done.operation, ringverbs::Operation::BindWindow);
+        done.result.unwrap();
+        block += 3;
+
+        let bound = window.rkey();
+        qp.post(match kind {
+            WindowType::One => WorkRequest::unbind(&window),
+            WindowType::Two => WorkRequest::local_invalidate(bound),
+        })
+        .unwrap();
+        let at = block * 64;
+        assert_eq!((word(at) & 0xff, word(at + 4) & 0x3f), (0x25, 8));
+        assert_eq!(word(at + 12), bound);
+        world.raise(&queues, SENT, block as u16, 0);
+        world.poll().unwrap().result.unwrap();
+        block += 2;
+    }
+    assert_eq!(queues.record(1), 10);
+    // One byte too long: nothing is posted, so nothing stays behind.
+    let large = world
+        .domain
+        .alloc_remote((2 << 30) + 1, AccessFlags::MW_BIND);
+    let large = large.unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let whole = || large.slice(..).unwrap();
+    let bind = WorkRequest::bind(&window, whole(), AccessFlags::empty());
+    let error = qp.post(bind).unwrap_err().error;
+    assert!(matches!(
+        error,
+        Error::Limit {
+            allowed: 0x8000_0000,
+            ..
+        }
+    ));
+    let mut raw = qp.send_half().raw();
+    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
+    let error = entry.bind(&window, &whole(), AccessFlags::empty());
+    assert!(matches!(error, Err(Error::Limit { .. })));
+    assert_eq!(queues.record(1), 10);
+}
+
+/// The time that the device wrote, of a queue with times, of what was done.
+#[test]
+fn a_completion_s_time_is_the_device_s() {
+    let mut world = World::new(16);
+    world.take_times();
+    let (mut qp, queues) = world.queue_pair(None);
+    for token in 0..3 {
+        qp.send(world.buffer(b"x"), token).unwrap();
+    }
+    world.time = 0x0102_0304_0506_0708;
+    for (slot, opcode) in [(0, SENT), (1, SENT), (2, SEND_FAILED)] {
+        world.raise(&queues, opcode, slot, 0);
+        world.time += 1;
+    }
+    let mut cursor = world.cq.cursor();
+    for time in 0x0102_0304_0506_0708..0x0102_0304_0506_070a {
+        let entry = cursor.next_entry().unwrap().unwrap();
+        let fields = entry.result().unwrap();
+        assert_eq!(fields.timestamp().unwrap().ticks(), time);
+    }
+    let failed = cursor.next_entry().unwrap().unwrap();
+    assert_eq!(failed.result().unwrap_err().status, Status::REM_ACCESS_ERR);
+}
+
 #[test]
 fn what_a_connectx_lacks_is_refused_by_type() {
     let world = World::new(16);
     let (mut qp, _) = world.queue_pair(None);
     let there = RemoteAddr::new(0x1000, 7);
-    let refused = [
-        qp.post(WorkRequest::atomic_write(there, [0; 8])),
-        qp.post(WorkRequest::local_invalidate(9)),
-    ];
-    for refused in refused {
-        let error = refused.unwrap_err().error;
-        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    }
-    let raw = qp
-        .send_half()
-        .raw()
-        .open::<LocalInvalidate>(1, Flags::SIGNALED)
-        .err();
+    let refused = qp.post(WorkRequest::atomic_write(there, [0; 8]));
+    let error = refused.unwrap_err().error;
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let raw = qp.send_half().raw().open::<Flush>(1, Flags::SIGNALED).err();
     assert!(matches!(raw, Some(Error::Unsupported { .. })));
-    let window = world.domain.memory_window(WindowType::One);
-    assert!(matches!(window, Err(Error::Unsupported { .. })));
-    let timed = world.context.completion_queue().timestamps().build();
-    assert!(matches!(timed, Err(Error::Unsupported { .. })));
+    // What changes keys takes room that was not asked for.
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    for request in [
+        WorkRequest::local_invalidate(9),
+        WorkRequest::unbind(&window),
+    ] {
+        let error = qp.post(request).unwrap_err().error;
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
+    let mut raw = qp.send_half().raw();
+    let bind = raw.open::<BindWindow>(1, Flags::SIGNALED).err();
+    assert!(matches!(bind, Some(Error::Invalid { .. })));
+    let invalidate = raw.open::<LocalInvalidate>(1, Flags::SIGNALED).err();
+    assert!(matches!(invalidate, Some(Error::Invalid { .. })));
     let large = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let large = large.send_depth(1 << 20).build();
     assert!(

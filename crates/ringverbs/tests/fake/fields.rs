@@ -23,7 +23,7 @@ fn a_bind_says_the_same_in_both_layers() {
         if raw {
             let mut queue = qp.send_half().raw();
             let entry = queue.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-            let bound = entry.bind(&window, &slice(), access);
+            let bound = entry.bind(&window, &slice(), access).unwrap();
             // SAFETY: the region stays, and there is no device.
             unsafe { queue.publish().unwrap() };
             bound.done();

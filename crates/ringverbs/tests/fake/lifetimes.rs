@@ -18,6 +18,8 @@ use crate::common::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
 use crate::common::{Driver, layout};
 use crate::{Queues, World};
 
+const DESTROY_MW: Target = Target::Method(OBJECT_MW, METHOD_MW_DESTROY);
+
 /// A queue pair of datagrams in RTS.
 fn datagrams(world: &World, qp_num: u32) -> (QueuePair, Queues) {
     let (recv, send) = (world.machine.queue(7, 8), world.machine.queue(9, 8));
@@ -236,6 +238,29 @@ fn a_window_keeps_only_what_it_is_bound_to() {
     second.close().unwrap();
 }
 
+/// What a window is bound to may be reached as long as the window is there.
+#[test]
+fn a_window_that_cannot_be_destroyed_keeps_its_region() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let part = region.slice(..).unwrap();
+    qp.post(WorkRequest::bind(&window, part, AccessFlags::empty()))
+        .unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    drop(region);
+    world
+        .machine
+        .fake
+        .on(DESTROY_MW, |_| Err(Errno::new(libc::EBUSY)));
+    let (window, error) = window.close().unwrap_err().into_parts();
+    assert_eq!(error.errno(), libc::EBUSY);
+    drop(window);
+    assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (1, 1));
+}
+
 /// A bind of the raw layer is the window's when that is told, and else never
 /// happened.
 #[test]
@@ -249,13 +274,13 @@ fn a_raw_bind_is_the_window_s_when_it_is_done() {
     let before = window.rkey();
     let mut raw = qp.send_half().raw();
     let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-    drop(entry.bind(&window, &part, AccessFlags::empty()));
+    drop(entry.bind(&window, &part, AccessFlags::empty()).unwrap());
     // Not published.
     let _ = qp.send_half().raw();
     assert_eq!((queues.sent().len(), window.rkey()), (0, before));
     let mut raw = qp.send_half().raw();
     let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-    let bound = entry.bind(&window, &part, AccessFlags::empty());
+    let bound = entry.bind(&window, &part, AccessFlags::empty()).unwrap();
     // SAFETY: window and region live until the end.
     unsafe { raw.publish().unwrap() };
     assert_eq!((queues.sent().len(), window.rkey()), (1, before));

@@ -111,6 +111,7 @@ impl World {
             Ok(())
         });
         let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        let builder = builder.memory_windows();
         let queues = Queues { send, recv };
         (builder.build().unwrap(), queues)
     }

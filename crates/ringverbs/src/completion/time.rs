@@ -1,0 +1,96 @@
+//! When completions came, by the device's clock.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use crate::{Context, Error, Result};
+
+/// When a device wrote a completion: ticks of its clock, which begins anywhere
+/// and starts anew behind [`DeviceClock::mask`]. Times of one device can be
+/// compared, by [`DeviceClock::between`]; those of two have nothing in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Timestamp(pub(crate) u64);
+
+impl Timestamp {
+    /// The ticks, as the device wrote them.
+    #[inline]
+    pub fn ticks(self) -> u64 {
+        self.0
+    }
+}
+
+/// What a device says of its clock. From [`Context::clock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceClock {
+    kilohertz: NonZeroU64,
+    mask: u64,
+}
+
+impl DeviceClock {
+    fn new(kilohertz: u64, mask: u64) -> Option<Self> {
+        let kilohertz = NonZeroU64::new(kilohertz)?;
+        (mask != 0).then_some(Self { kilohertz, mask })
+    }
+
+    /// Ticks in a millisecond (`hca_core_clock`).
+    pub fn kilohertz(&self) -> u64 {
+        self.kilohertz.get()
+    }
+
+    /// The bits of a time that count (`completion_timestamp_mask`).
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// How much later `later` was than `earlier`, to the nanosecond below. If it
+    /// was earlier in fact, this is nearly as long as the clock goes: ticks do
+    /// not say which of the two it is.
+    pub fn between(&self, earlier: Timestamp, later: Timestamp) -> Duration {
+        let ticks = later.0.wrapping_sub(earlier.0) & self.mask;
+        let per_second = u128::from(self.kilohertz.get()) * 1000;
+        let seconds = u128::from(ticks) / per_second;
+        let rest = u128::from(ticks) % per_second;
+        // The first fits, since there are 1000 ticks a second at least; the
+        // second is less than a second.
+        Duration::new(seconds as u64, (rest * 1_000_000_000 / per_second) as u32)
+    }
+}
+
+impl Context {
+    /// The clock by which the device tells when completions came
+    /// ([`CompletionQueueBuilder::timestamps`](crate::CompletionQueueBuilder::timestamps)).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] of a device that has none, as rdma_rxe; EIO if the
+    /// device is gone.
+    pub fn clock(&self) -> Result<DeviceClock> {
+        let attr = self.query_device_ex()?;
+        DeviceClock::new(attr.hca_core_clock, attr.timestamp_mask).ok_or(Error::Unsupported {
+            what: "a clock of the device",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_told_in_nanoseconds_over_the_clock_s_end() {
+        let clock = DeviceClock::new(78_125, (1 << 48) - 1).unwrap();
+        let between = |earlier, later| clock.between(Timestamp(earlier), Timestamp(later));
+        assert_eq!(between(5, 5), Duration::ZERO);
+        // 12.8 ns each.
+        assert_eq!(between(0, 10), Duration::from_nanos(128));
+        assert_eq!(between(0, 1), Duration::from_nanos(12));
+        assert_eq!(between((1 << 48) - 4, 6), Duration::from_nanos(128));
+        // Bits that do not count.
+        assert_eq!(between(1 << 60, 10), Duration::from_nanos(128));
+        let slow = DeviceClock::new(1, u64::MAX).unwrap();
+        let all = slow.between(Timestamp(0), Timestamp(u64::MAX));
+        assert_eq!(all.as_secs(), u64::MAX / 1000);
+        assert_eq!(all.subsec_millis(), (u64::MAX % 1000) as u32);
+        assert_eq!(DeviceClock::new(0, 1), None);
+        assert_eq!(DeviceClock::new(1, 0), None);
+    }
+}

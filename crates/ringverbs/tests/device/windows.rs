@@ -1,0 +1,187 @@
+//! Memory windows: whom they give access to what, and how it is taken back.
+
+use ringverbs::{
+    AccessFlags, Error, Inline, MemoryWindow, RemoteAddr, RemoteRegion, Status, Transport,
+    WindowType, WorkRequest,
+};
+
+use crate::operations::{bytes, remote};
+use crate::{Pair, has};
+
+/// Binds a window to bytes 64 to 128 of a region of the second queue pair's
+/// side, as a work request of that: it is written to.
+fn bind(pair: &mut Pair, window: &MemoryWindow, region: &RemoteRegion) -> RemoteAddr {
+    let part = region.slice(64..128).unwrap();
+    let at = part.key().addr;
+    let request = WorkRequest::bind(window, part, AccessFlags::REMOTE_WRITE);
+    pair.b.post(request.token(1)).unwrap();
+    pair.wait_for(1).result.unwrap();
+    RemoteAddr::new(at, window.rkey())
+}
+
+#[test]
+fn windows_give_access_and_take_it_back() {
+    for transport in [Transport::Reliable, Transport::Unreliable] {
+        let mut pair = Pair::new(transport);
+        let region = remote(&pair, AccessFlags::MW_BIND);
+        for kind in [WindowType::One, WindowType::Two] {
+            let Some(window) = has(pair.domain.memory_window(kind)) else {
+                return;
+            };
+            for _ in 0..3 {
+                let before = window.rkey();
+                let key = bind(&mut pair, &window, &region);
+                assert_ne!(window.rkey(), before);
+                let outgoing = pair.filled(b"through a window");
+                let (at, incoming) = (key, pair.buffer(1));
+                pair.b.receive(incoming, 3).unwrap();
+                let request = WorkRequest::write(outgoing, at).immediate(5);
+                pair.a.post(request.token(2)).unwrap();
+                for done in pair.wait(2) {
+                    done.result.unwrap();
+                }
+                assert_eq!(bytes(&region, 64, 16), b"through a window");
+                region.write_at(64, &[0; 16]).unwrap();
+                let request = match kind {
+                    WindowType::One => WorkRequest::unbind(&window),
+                    WindowType::Two => WorkRequest::local_invalidate(window.rkey()),
+                };
+                pair.b.post(request.token(3)).unwrap();
+                pair.wait_for(3).result.unwrap();
+            }
+            window.close().unwrap();
+        }
+        region.close().unwrap();
+    }
+}
+
+#[test]
+fn a_send_invalidates_a_key_of_the_peer() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let region = remote(&pair, AccessFlags::MW_BIND);
+    let Some(window) = has(pair.domain.memory_window(WindowType::Two)) else {
+        return;
+    };
+    bind(&mut pair, &window, &region);
+    let incoming = pair.buffer(10);
+    pair.b.receive(incoming, 2).unwrap();
+    let request = WorkRequest::send(Inline(b"done")).invalidate(window.rkey());
+    pair.a.post(request.token(3)).unwrap();
+    let done = pair.wait(2);
+    assert_eq!(done[0].result.unwrap().invalidated(), Some(window.rkey()));
+}
+
+/// Ways to take access back, each of which a key does not outlive; and what a
+/// key was never good for.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Unbind,
+    Invalidate,
+    InvalidatedByThePeer,
+    Rebind,
+    Close,
+    Drop,
+    Outside,
+    Read,
+}
+
+#[test]
+fn what_was_taken_back_gives_no_access() {
+    use WindowType::{One, Two};
+    let ways = [
+        (One, Way::Unbind),
+        (Two, Way::Invalidate),
+        (Two, Way::InvalidatedByThePeer),
+        (One, Way::Rebind),
+        (One, Way::Close),
+        (Two, Way::Close),
+        (One, Way::Drop),
+        (Two, Way::Drop),
+        (One, Way::Outside),
+        (Two, Way::Outside),
+        (One, Way::Read),
+        (Two, Way::Read),
+    ];
+    for (kind, way) in ways {
+        let mut pair = Pair::new(Transport::Reliable);
+        let region = remote(&pair, AccessFlags::MW_BIND);
+        region.write_at(0, &[9; 4096]).unwrap();
+        let Some(window) = has(pair.domain.memory_window(kind)) else {
+            return;
+        };
+        let mut at = bind(&mut pair, &window, &region);
+        let mut rest = None;
+        match way {
+            Way::Unbind => {
+                pair.b.post(WorkRequest::unbind(&window)).unwrap();
+                pair.wait_for(0).result.unwrap();
+                rest = Some(window);
+            }
+            Way::Invalidate => {
+                let request = WorkRequest::local_invalidate(window.rkey());
+                pair.b.post(request).unwrap();
+                pair.wait_for(0).result.unwrap();
+                rest = Some(window);
+            }
+            Way::InvalidatedByThePeer => {
+                let incoming = pair.buffer(10);
+                pair.b.receive(incoming, 0).unwrap();
+                let request = WorkRequest::send(Inline(b"done")).invalidate(at.rkey);
+                pair.a.post(request).unwrap();
+                for done in pair.wait(2) {
+                    done.result.unwrap();
+                }
+                rest = Some(window);
+            }
+            Way::Rebind => {
+                bind(&mut pair, &window, &region);
+                rest = Some(window);
+            }
+            Way::Close => window.close().unwrap(),
+            Way::Drop => drop(window),
+            // The last byte is one too far.
+            Way::Outside => {
+                at = at.offset(60);
+                rest = Some(window);
+            }
+            Way::Read => rest = Some(window),
+        }
+        let data = pair.filled(b"late!");
+        match way {
+            Way::Read => pair.a.read(data, at, 7).unwrap(),
+            _ => pair.a.write(data, at, 7).unwrap(),
+        }
+        let done = pair.wait_for(7);
+        assert_eq!(done.status(), Status::REM_ACCESS_ERR, "{kind:?} {way:?}");
+        assert_eq!(bytes(&region, 0, 4096), [9; 4096], "{kind:?} {way:?}");
+        drop(rest);
+        region.close().unwrap();
+    }
+}
+
+/// The same on every device, whatever it costs there.
+#[test]
+fn keys_are_changed_only_where_that_was_asked_for() {
+    let mut pair = Pair::with(Transport::Reliable, |builder| builder);
+    let region = remote(&pair, AccessFlags::MW_BIND);
+    let Some(window) = has(pair.domain.memory_window(WindowType::One)) else {
+        return;
+    };
+    let part = region.slice(..).unwrap();
+    let refused = [
+        pair.a.post(WorkRequest::unbind(&window)).unwrap_err().error,
+        pair.a
+            .post(WorkRequest::local_invalidate(window.rkey()))
+            .unwrap_err()
+            .error,
+        pair.a
+            .post(WorkRequest::bind(&window, part, AccessFlags::empty()))
+            .unwrap_err()
+            .error,
+    ];
+    for error in refused {
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
+    window.close().unwrap();
+    region.close().unwrap();
+}
