@@ -12,6 +12,7 @@ mod completion;
 mod connect;
 mod connectx;
 mod fields;
+mod hostile;
 #[path = "../common/huge.rs"]
 mod huge;
 mod in_flight;
