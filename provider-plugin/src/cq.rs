@@ -27,10 +27,15 @@ pub trait Device: Sized + 'static {
     /// Fields of a completion that can be asked for (`IBV_WC_EX_WITH_*`).
     fn wc_flags(ctx: &CtxRef) -> u64;
 
-    /// Makes the kernel object and its queue.
-    fn make_cq(
+    /// Makes the kernel object and its queue. `domain` is its parent domain, or
+    /// null.
+    ///
+    /// # Safety
+    /// The domain is null or live, and outlives the queue.
+    unsafe fn make_cq(
         ctx: &CtxRef,
         init: &CqInit,
+        domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Self::Completions), Errno>;
 
     /// Asks for an event of the next completion, or of the next solicited one.
@@ -115,7 +120,8 @@ unsafe fn create<D: Device>(
         async_fd: Some(unsafe { (*context).async_fd }),
         ..init
     };
-    let (object, completions) = D::make_cq(&ctx, &init)?;
+    // SAFETY: as the caller says; `_pd` below keeps it.
+    let (object, completions) = unsafe { D::make_cq(&ctx, &init, pd)? };
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
     let mut public: ibv_cq_ex = unsafe { core::mem::zeroed() };

@@ -5,7 +5,7 @@
 //! thread domain: that the application itself keeps all calls on the objects
 //! made from it apart, so that their queues need no lock.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -53,6 +53,18 @@ pub struct Pd {
 pub struct Parent {
     contained: NonNull<Pd>,
     thread_domain: Option<NonNull<Td>>,
+    allocators: Option<Allocators>,
+    pd_context: *mut c_void,
+}
+
+/// The application's functions for memory of queues.
+#[derive(Clone, Copy)]
+pub struct Allocators {
+    /// Memory of that size and alignment for that type of resource; null is an
+    /// error, `IBV_ALLOCATOR_USE_DEFAULT` leaves it to the provider.
+    pub alloc: AllocFn,
+    /// Gives it back.
+    pub free: FreeFn,
 }
 
 /// A thread domain.
@@ -104,6 +116,13 @@ impl Pd {
         // SAFETY: every thread domain of such a context was made with it, and
         // lives as long as its parent domains.
         Some(&unsafe { domain.cast::<WithOwn<D::Thread>>().as_ref() }.own)
+    }
+
+    /// The allocators of a parent domain, and the pointer that it was given for
+    /// them.
+    pub fn allocators(&self) -> Option<(Allocators, *mut c_void)> {
+        let parent = self.parent.as_ref()?;
+        Some((parent.allocators?, parent.pd_context))
     }
 
     /// Does a thread domain promise that one thread at a time uses what is
@@ -269,9 +288,9 @@ pub unsafe extern "C" fn dealloc_td<D: Device>(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// `ibv_alloc_parent_domain`. Allocators are accepted and not called: the
-/// kernel allocates rxe's queues itself, and a custom allocator may always be
-/// left unused. So is the leave to allocate memory that a confidential guest
+/// `ibv_alloc_parent_domain`. EINVAL for one allocator function without the
+/// other. Of rxe the kernel allocates the queues itself, and a custom allocator
+/// may always be left unused. So may the leave to allocate memory that a confidential guest
 /// shares with its host: rdma_rxe does not need it
 /// (ibv_alloc_parent_domain(3)).
 pub unsafe extern "C" fn alloc_parent_domain(
@@ -288,11 +307,28 @@ pub unsafe extern "C" fn alloc_parent_domain(
         if attr.comp_mask & !KNOWN != 0 {
             return Err(Errno::INVAL);
         }
+        let has = |member| attr.comp_mask & member != 0;
+        let allocators = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+            match (attr.alloc, attr.free) {
+                (Some(alloc), Some(free)) => Some(Allocators { alloc, free }),
+                (None, None) => None,
+                _ => return Err(Errno::INVAL),
+            }
+        } else {
+            None
+        };
+        let pd_context = if has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) {
+            attr.pd_context
+        } else {
+            core::ptr::null_mut()
+        };
         let thread_domain = NonNull::new(attr.td.cast::<Td>());
         let contained_public = &contained.as_ref().public;
         let parent = Parent {
             contained,
             thread_domain,
+            allocators,
+            pd_context,
         };
         let mut pd = try_box(new_pd(contained_public.context, Some(parent))).map_err(|(_, e)| e)?;
         pd.public.handle = contained_public.handle;

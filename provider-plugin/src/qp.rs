@@ -33,7 +33,8 @@ pub trait Device: pd::Device + cq::Device + srq::Device {
 
     /// Makes the kernel object and its queues. `operations` are those
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
-    /// `thread` is what its thread domain has.
+    /// `thread` is what its thread domain has; `domain` is its protection domain,
+    /// or null.
     ///
     /// # Safety
     /// The attributes name live objects of the context: what is in `init`, the
@@ -44,6 +45,7 @@ pub trait Device: pd::Device + cq::Device + srq::Device {
         init: &QpInit,
         operations: Option<u64>,
         thread: Option<&Self::Thread>,
+        domain: *mut ibv_pd,
     ) -> Result<Made<Self>, Errno>;
 
     /// The queue pair is where it stays; nobody uses it yet.
@@ -249,7 +251,7 @@ unsafe fn create<D: Device>(
             .pd
             .as_ref()
             .and_then(|_| pd_of(domain.pd).thread::<D>());
-        D::make_qp(&ctx, &attr, &init, operations, thread)?
+        D::make_qp(&ctx, &attr, &init, operations, thread, domain.pd)?
     };
     given.cap = cap_to_c(&made.cap);
     // SAFETY: as the caller says.

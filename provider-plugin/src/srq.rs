@@ -30,7 +30,12 @@ pub trait Device: Sized + 'static {
     ///
     /// # Safety
     /// `cq` is null or a live completion queue of the context.
-    unsafe fn make(ctx: &CtxRef, init: &SrqInit, cq: *mut ibv_cq) -> Result<Made<Self>, Errno>;
+    unsafe fn make(
+        ctx: &CtxRef,
+        init: &SrqInit,
+        cq: *mut ibv_cq,
+        domain: *mut ibv_pd,
+    ) -> Result<Made<Self>, Errno>;
 
     /// The kernel object is gone, the queue goes next.
     ///
@@ -138,7 +143,7 @@ unsafe fn create<D: Device>(
         async_fd: Some(async_fd),
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make(&ctx, &init, xrc.cq)? };
+    let made = unsafe { D::make(&ctx, &init, xrc.cq, pd)? };
     attr.max_wr = made.max_wr;
     attr.max_sge = made.max_sge;
     // SAFETY: zeros are valid for the public part: null pointers, integers.

@@ -226,7 +226,7 @@ fn a_completion_queue_is_resized_with_what_is_in_it() {
     for size in [31, 3, 100, 7] {
         exchange(1, &mut cq);
         let (object, ring) = (&cq.object, &mut cq.ring);
-        let now = CompletionQueue::resize(object, ring, size).unwrap();
+        let now = CompletionQueue::resize(object, ring, size, None).unwrap();
         assert!(now >= size);
         exchange(2, &mut cq);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ring::{BlueFlame, DoorbellRecord, Epoch};
 
 use crate::CompletionRing;
-use crate::work::QueueMemory;
+use crate::memory::Records;
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
@@ -27,7 +27,7 @@ pub struct Arming {
     /// The number that the device knows the queue by.
     cqn: u32,
     /// Where the records are, whatever becomes of the entries.
-    _records: Arc<QueueMemory>,
+    _records: Arc<Records>,
 }
 
 impl Arming {

@@ -2,6 +2,7 @@
 
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
+use crate::Lender;
 use crate::abi::{CreateCq, CreateCqResp, Plain, ResizeCq, mini_format};
 use crate::cq_ring::Shape;
 use crate::{Arming, CompletionRing, CreateError};
@@ -51,11 +52,11 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// # Errors
     /// As [`CompletionQueue::create_with`].
     pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
-        Self::create_with(context, init, CqOptions::default())
+        Self::create_with(context, init, CqOptions::default(), None)
     }
 
     /// Makes a completion queue of at least `init.cqe` entries; it holds
-    /// `object.cqe()`.
+    /// `object.cqe()`. Its memory is the `lender`'s, if that has any.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many; those of memory and of
@@ -65,16 +66,17 @@ impl<C: ContextRef> CompletionQueue<C> {
         context: &C,
         init: &CqInit,
         options: CqOptions,
+        lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
         let shape = Shape {
             shift: if options.wide { 7 } else { 6 },
             compresses: options.compression.is_some(),
         };
         let entries = Self::entries(init.cqe)?;
-        let ring = CompletionRing::new(entries.ilog2(), shape)?;
+        let ring = CompletionRing::new(entries.ilog2(), shape, lender)?;
         let request = CreateCq {
             buf_addr: ring.memory().address(),
-            db_addr: ring.records().records_address(),
+            db_addr: ring.records().address(),
             cqe_size: shape.bytes() as u32,
             cqe_comp_en: shape.compresses.into(),
             cqe_comp_res_format: match options.compression {
@@ -128,14 +130,19 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// of RESIZE_CQ (EINVAL for less room than there are unread completions):
     /// nothing has changed. [`CreateError::BadAnswer`]: the queue has the new
     /// size, but completions may be missing.
-    pub fn resize(object: &Cq<C>, ring: &mut CompletionRing, cqe: u32) -> Result<u32, CreateError> {
+    pub fn resize(
+        object: &Cq<C>,
+        ring: &mut CompletionRing,
+        cqe: u32,
+        lender: Option<&dyn Lender>,
+    ) -> Result<u32, CreateError> {
         let entries = Self::entries(cqe)?;
         // The driver does nothing then, and the device writes where it did.
         if entries == ring.capacity() {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CompletionRing::fresh(log2, ring.shape())?;
+        let memory = CompletionRing::fresh(log2, ring.shape(), lender)?;
         let request = ResizeCq {
             buf_addr: memory.address(),
             cqe_size: ring.shape().bytes() as u16,

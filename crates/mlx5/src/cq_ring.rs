@@ -5,13 +5,13 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, Glance, Owner, Retired};
+use ring::{DoorbellRecord, Glance, Owner};
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::{Before, decode};
 use crate::directory::Directory;
+use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
 use crate::session::Session;
-use crate::work::QueueMemory;
 use crate::{CompletionError, CreateError, Usual, WorkCompletion};
 
 /// The consumer index has 24 bits.
@@ -49,14 +49,14 @@ pub struct CompletionRing {
     /// Completions that were told together, of which some are not read yet.
     pub(crate) session: Session,
     /// The entries.
-    memory: QueueMemory,
+    memory: Entries,
     /// Where others look whether there is something to read.
     glance: Arc<Glance>,
     /// What is left of entries that were replaced, for those who may still be
     /// looking at them.
-    retired: Vec<Retired>,
+    retired: Vec<RetiredEntries>,
     /// The doorbell records, which stay where they are when the entries move.
-    records: Arc<QueueMemory>,
+    records: Arc<Records>,
 }
 
 // SAFETY: it owns its memory; the device writes to it, and is read as one that
@@ -121,9 +121,13 @@ impl Shape {
 
 impl CompletionRing {
     /// A queue of `1 << log2` entries, all of them the device's.
-    pub(crate) fn new(log2: u32, shape: Shape) -> Result<Self, CreateError> {
-        let memory = Self::fresh(log2, shape)?;
-        let records = QueueMemory::new(0, "completion queue")?;
+    pub(crate) fn new(
+        log2: u32,
+        shape: Shape,
+        lender: Option<&dyn Lender>,
+    ) -> Result<Self, CreateError> {
+        let memory = Self::fresh(log2, shape, lender)?;
+        let records = Records::new(lender)?;
         let fields = Self::fields(&memory, shape);
         let mut ring = Self {
             next: fields.cast(),
@@ -148,8 +152,12 @@ impl CompletionRing {
     }
 
     /// Memory for `1 << log2` entries, all of them the device's.
-    pub(crate) fn fresh(log2: u32, shape: Shape) -> Result<QueueMemory, CreateError> {
-        let memory = QueueMemory::new(shape.bytes() << log2, "completion queue")?;
+    pub(crate) fn fresh(
+        log2: u32,
+        shape: Shape,
+        lender: Option<&dyn Lender>,
+    ) -> Result<Entries, CreateError> {
+        let memory = Entries::new(shape.bytes() << log2, Purpose::CompletionQueue, lender)?;
         let fields = Self::fields(&memory, shape);
         for slot in 0..1usize << log2 {
             let at = slot * shape.bytes() + offset_of!(Cqe, op_own);
@@ -160,16 +168,16 @@ impl CompletionRing {
     }
 
     /// Where the fields of the first entry are.
-    pub(crate) fn fields(memory: &QueueMemory, shape: Shape) -> NonNull<u8> {
+    pub(crate) fn fields(memory: &Entries, shape: Shape) -> NonNull<u8> {
         // SAFETY: inside the first entry.
-        unsafe { memory.entries().add(shape.before()) }
+        unsafe { memory.first().add(shape.before()) }
     }
 
-    pub(crate) fn memory(&self) -> &QueueMemory {
+    pub(crate) fn memory(&self) -> &Entries {
         &self.memory
     }
 
-    pub(crate) fn records(&self) -> &Arc<QueueMemory> {
+    pub(crate) fn records(&self) -> &Arc<Records> {
         &self.records
     }
 
@@ -453,7 +461,7 @@ impl CompletionRing {
     }
 
     /// Goes on reading at `at` in other memory, of `1 << log2` entries.
-    pub(crate) fn go_on_in(&mut self, memory: QueueMemory, log2: u32, at: u32) {
+    pub(crate) fn go_on_in(&mut self, memory: Entries, log2: u32, at: u32) {
         self.fields = Self::fields(&memory, self.shape);
         self.log2 = log2;
         self.mask = (1 << log2) - 1;
@@ -465,12 +473,12 @@ impl CompletionRing {
     /// Of entries as every device has them.
     #[cfg(test)]
     pub(crate) fn plain(log2: u32) -> Result<Self, CreateError> {
-        Self::new(log2, Shape::PLAIN)
+        Self::new(log2, Shape::PLAIN, None)
     }
 
     /// The queue's memory, for tests that play the device.
     #[cfg(test)]
     pub(crate) fn entries(&self) -> NonNull<u8> {
-        self.memory.entries()
+        self.memory.first()
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, Udata};
 
+use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
 };
@@ -84,11 +85,14 @@ impl<C: ContextRef> QueuePair<C> {
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
     ) -> Result<Self, CreateError> {
-        Self::create_with(context, device, init, shared, &QpOptions::default(), None)
+        let options = QpOptions::default();
+        Self::create_with(context, device, init, shared, &options, None, None)
     }
 
     /// Makes a queue pair. The capacities that it got are `cap`: at least
     /// those asked for. `shared` is the queue that `init.srq` names.
+    ///
+    /// Its memory is the `lender`'s, if that has any.
     ///
     /// With `own`, its doorbells go to that register: its posts and those of all
     /// others made with it are made one at a time, by whoever.
@@ -104,6 +108,7 @@ impl<C: ContextRef> QueuePair<C> {
         shared: Option<Arc<SharedWork>>,
         options: &QpOptions,
         own: Option<&OwnRegister<C>>,
+        lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
         let service = match init.qp_type {
             QpType::RC => Service::ReliableConnection,
@@ -126,12 +131,12 @@ impl<C: ContextRef> QueuePair<C> {
             RecvPlan::default()
         };
         let index = device.user_index()?;
-        let mut work = Work::new(index, service, send, recv, shared)?;
+        let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = options.short_data;
         let work = Arc::new(work);
         let request = CreateQp {
-            buf_addr: work.memory.address(),
-            db_addr: work.memory.records_address(),
+            buf_addr: work.memory.entries.address(),
+            db_addr: work.memory.records.address(),
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
@@ -179,7 +184,14 @@ impl<C: ContextRef> QueuePair<C> {
     pub fn open(context: &C, device: &DeviceContext, init: &QpOpen) -> Result<Self, CreateError> {
         let (send, recv) = (SendPlan::default(), RecvPlan::default());
         let index = device.user_index()?;
-        let work = Arc::new(Work::new(index, Service::XrcTarget, send, recv, None)?);
+        let work = Arc::new(Work::new(
+            index,
+            Service::XrcTarget,
+            send,
+            recv,
+            None,
+            None,
+        )?);
         // Nothing is ever rung.
         let register = device.register(context, 0)?;
         let object = Qp::open(context, init, Udata::none())?;

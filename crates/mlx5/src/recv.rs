@@ -39,7 +39,7 @@ impl RecvQueue {
             next: 0,
             room_until: work.recv.entries,
             max_sge: work.recv.max_sge,
-            record: work.memory.record(0),
+            record: work.memory.records.record(0),
             work,
         }
     }
@@ -135,7 +135,8 @@ impl RecvQueue {
         let entry = unsafe {
             self.work
                 .memory
-                .entries()
+                .entries
+                .first()
                 .add((slot as usize) << plan.shift)
         };
         entry.cast()

@@ -121,7 +121,7 @@ impl SendQueue {
             qp_num,
             service: work.service,
             signal_all,
-            record: work.memory.record(1),
+            record: work.memory.records.record(1),
             register,
             work,
         }

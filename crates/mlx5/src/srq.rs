@@ -11,9 +11,10 @@ use ring::DoorbellRecord;
 use uverbs::{ContextRef, Sge, Srq, SrqInit, SrqKind, Udata};
 
 use crate::abi::{CreateSrq, CreateSrqResp, DataSegment, NextSegment, Plain, SEGMENT};
+use crate::memory::{Lender, Purpose, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::recv::write_list;
-use crate::work::{QueueMemory, read_segment, scatter};
+use crate::work::{read_segment, scatter};
 use crate::{CreateError, DeviceContext, Limits, PostError, Service, Work};
 
 /// A shared receive queue's entries, shared by those who post to it and those
@@ -46,7 +47,12 @@ struct Slot {
 }
 
 impl SharedWork {
-    pub(crate) fn sized(max_wr: u32, max_sge: u32, limits: &Limits) -> Result<Self, CreateError> {
+    pub(crate) fn sized(
+        max_wr: u32,
+        max_sge: u32,
+        limits: &Limits,
+        lender: Option<&dyn Lender>,
+    ) -> Result<Self, CreateError> {
         let too_large = |what| CreateError::TooLarge { what };
         let entry = (max_sge.max(1) as usize)
             .checked_mul(SEGMENT)
@@ -70,7 +76,7 @@ impl SharedWork {
             outstanding: false,
         }));
         let shared = Self {
-            memory: QueueMemory::new(entries as usize * entry, "shared receive queue")?,
+            memory: QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?,
             entries,
             shift: entry.ilog2(),
             max_sge: (entry / SEGMENT - 1) as u32,
@@ -93,7 +99,12 @@ impl SharedWork {
     pub(crate) fn entry(&self, slot: u16) -> std::ptr::NonNull<u8> {
         let slot = u32::from(slot) & (self.entries - 1);
         // SAFETY: one of the entries, by the mask.
-        unsafe { self.memory.entries().add((slot as usize) << self.shift) }
+        unsafe {
+            self.memory
+                .entries
+                .first()
+                .add((slot as usize) << self.shift)
+        }
     }
 
     /// The device takes `next` after `slot`.
@@ -166,7 +177,7 @@ impl SharedQueue {
     pub(crate) fn new(work: Arc<SharedWork>) -> Self {
         Self {
             posted: 0,
-            record: work.memory.record(0),
+            record: work.memory.records.record(0),
             work,
         }
     }
@@ -252,6 +263,20 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         device: &DeviceContext,
         init: &SrqInit,
     ) -> Result<Self, CreateError> {
+        Self::create_with(context, device, init, None)
+    }
+
+    /// As [`SharedReceiveQueue::create`], in the `lender`'s memory, if that has
+    /// any.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_with(
+        context: &C,
+        device: &DeviceContext,
+        init: &SrqInit,
+        lender: Option<&dyn Lender>,
+    ) -> Result<Self, CreateError> {
         if let SrqKind::TagMatching { .. } = init.kind {
             return Err(CreateError::Unsupported {
                 what: "a shared receive queue with tag matching",
@@ -261,6 +286,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             init.max_wr,
             init.max_sge,
             &device.limits,
+            lender,
         )?);
         // To those who read completions it is a queue pair that has nothing
         // but receives of a shared queue.
@@ -271,13 +297,14 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
                 SendPlan::default(),
                 RecvPlan::default(),
                 Some(Arc::clone(&work)),
+                None,
             )?)),
             _ => None,
         };
         let request = CreateSrq {
             uidx: xrc.as_ref().map_or(0, |xrc| xrc.user_index()),
-            buf_addr: work.memory.address(),
-            db_addr: work.memory.records_address(),
+            buf_addr: work.memory.entries.address(),
+            db_addr: work.memory.records.address(),
             ..CreateSrq::default()
         };
         let mut answer = CreateSrqResp::default();

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
-use crate::work::QueueMemory;
+use crate::memory::Entries;
 use crate::{CompletionRing, CreateError, Role, Work};
 
 impl CompletionRing {
@@ -71,7 +71,7 @@ impl CompletionRing {
     /// been told to write: what is unread moves there. Whether the old entries
     /// have the mark by which the device ends them; without it, what was there
     /// has been moved all the same.
-    pub(crate) fn move_to(&mut self, memory: QueueMemory, log2: u32) -> bool {
+    pub(crate) fn move_to(&mut self, memory: Entries, log2: u32) -> bool {
         self.write_out();
         let shape = self.shape();
         let fields = Self::fields(&memory, shape);

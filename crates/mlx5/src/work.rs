@@ -3,10 +3,11 @@
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
-use ring::{DoorbellRecord, Mapping, Outstanding, Retired};
+use ring::Outstanding;
 
 use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT};
 use crate::context::UserIndex;
+use crate::memory::{Lender, Purpose, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::srq::SharedWork;
 use crate::{CreateError, Service};
@@ -21,62 +22,6 @@ bitflags! {
         const SEND = 1;
         /// Those of its receives.
         const RECEIVE = 2;
-    }
-}
-
-/// Memory that a queue and its doorbell records lie in.
-#[derive(Debug)]
-pub(crate) struct QueueMemory {
-    mapping: Mapping,
-    records: usize,
-}
-
-// SAFETY: it owns its mapping, which is reached through raw pointers and
-// atomics only; who may write which part is said where that is done.
-unsafe impl Send for QueueMemory {}
-// SAFETY: as above.
-unsafe impl Sync for QueueMemory {}
-
-impl QueueMemory {
-    /// Zeroed memory for `bytes` bytes of entries and two doorbell records.
-    pub(crate) fn new(bytes: usize, queue: &'static str) -> Result<Self, CreateError> {
-        let records = bytes
-            .checked_next_multiple_of(BLOCK)
-            .ok_or(CreateError::NoMemory)?;
-        let whole = records.checked_add(BLOCK).ok_or(CreateError::NoMemory)?;
-        let mapping =
-            Mapping::anonymous(whole).map_err(|error| CreateError::Memory { queue, error })?;
-        Ok(Self { mapping, records })
-    }
-
-    /// Gives the memory back; its addresses stay readable.
-    pub(crate) fn retire(self) -> Retired {
-        self.mapping.retire_whole()
-    }
-
-    /// Where the entries are; page aligned.
-    pub(crate) fn entries(&self) -> NonNull<u8> {
-        self.mapping.as_ptr()
-    }
-
-    /// The entries' address, for the driver.
-    pub(crate) fn address(&self) -> u64 {
-        self.entries().as_ptr().expose_provenance() as u64
-    }
-
-    /// The doorbell records' address, for the driver.
-    pub(crate) fn records_address(&self) -> u64 {
-        self.address() + self.records as u64
-    }
-
-    /// Doorbell record 0 or 1. Copies must not outlive the memory.
-    pub(crate) fn record(&self, index: usize) -> DoorbellRecord {
-        // SAFETY: both lie in the mapping, which has a block for them behind
-        // the entries; the mapping is aligned to a page.
-        unsafe {
-            let at = self.entries().add(self.records + (index & 1) * 4);
-            DoorbellRecord::new(at.cast())
-        }
     }
 }
 
@@ -104,12 +49,13 @@ impl Work {
         send: SendPlan,
         recv: RecvPlan,
         shared: Option<Arc<SharedWork>>,
+        lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
         let bytes = send.bytes() + recv.bytes();
         Ok(Self {
             user_index,
             service,
-            memory: QueueMemory::new(bytes, "queue pair")?,
+            memory: QueueMemory::new(bytes, Purpose::QueuePair, lender)?,
             sends: Outstanding::new(send.blocks).ok_or(CreateError::NoMemory)?,
             receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
             send,
@@ -127,7 +73,7 @@ impl Work {
     /// The send queue's memory; the receive queue's is before it.
     pub(crate) fn send_at(&self) -> NonNull<u8> {
         // SAFETY: inside the mapping: both queues are.
-        unsafe { self.memory.entries().add(self.recv.bytes()) }
+        unsafe { self.memory.entries.first().add(self.recv.bytes()) }
     }
 
     /// Writes data that came in a completion to where the receive in `slot`
@@ -143,7 +89,7 @@ impl Work {
         let entry = (slot as usize) << self.recv.shift;
         let segments = (0..self.recv.max_sge as usize).map(|i| {
             // SAFETY: inside the receive queue, by the mask and the plan.
-            unsafe { read_segment(self.memory.entries().add(entry + i * SEGMENT)) }
+            unsafe { read_segment(self.memory.entries.first().add(entry + i * SEGMENT)) }
         });
         // SAFETY: as the caller says.
         unsafe { scatter(segments, data) }

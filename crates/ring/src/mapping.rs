@@ -6,7 +6,10 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
 
-use mmap_rs::{Mmap, MmapFlags, MmapMut, MmapOptions, UnsafeMmapFlags};
+use mmap_rs::{Mmap, MmapFlags, MmapMut, MmapOptions, PageSize, UnsafeMmapFlags};
+
+/// Bytes of a huge page, on x86-64 and with pages of 4 KiB on aarch64.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// A shared, writable mapping of a queue; unmapped when dropped.
 ///
@@ -62,6 +65,46 @@ impl Mapping {
             .map_mut()
             .map_err(to_io)?;
         Ok(Self { map })
+    }
+
+    /// As [`Mapping::anonymous`], in huge pages if it is as large as one: those
+    /// that the system keeps for whoever asks, where it has some, else what it
+    /// can put together by itself.
+    ///
+    /// # Errors
+    /// As [`Mapping::anonymous`].
+    pub fn anonymous_large(size: usize) -> io::Result<Self> {
+        if size < HUGE_PAGE {
+            return Self::anonymous(size);
+        }
+        if let Some(huge) = Self::huge(size) {
+            return Ok(huge);
+        }
+        let mapping = Self::anonymous(size)?;
+        // Advice: what becomes of it does not matter.
+        // SAFETY: the mapping is this value's, and advice changes no byte.
+        unsafe {
+            let at = mapping.as_ptr().as_ptr().cast();
+            libc::madvise(at, mapping.len(), libc::MADV_HUGEPAGE);
+        }
+        Ok(mapping)
+    }
+
+    /// In pages of the system's store of huge ones; none if it has too few.
+    fn huge(size: usize) -> Option<Self> {
+        let whole = size.checked_next_multiple_of(HUGE_PAGE)?;
+        let options = MmapOptions::new(whole).ok()?;
+        let map = options.with_page_size(PageSize(HUGE_PAGE)).map_mut().ok()?;
+        let mapping = Self { map };
+        // They are taken now: a group of processes may have a limit on them
+        // that is not looked at before, and going over it is a signal
+        // (SIGBUS) where a page is first touched, but an error here.
+        // SAFETY: the mapping is this value's, and nobody else's yet.
+        let taken = unsafe {
+            let at = mapping.as_ptr().as_ptr().cast();
+            libc::madvise(at, whole, libc::MADV_POPULATE_WRITE)
+        };
+        (taken == 0).then_some(mapping)
     }
 
     /// Bytes of a page, of which every mapping is a multiple.

@@ -385,6 +385,13 @@ pub struct ibv_td_init_attr {
     pub comp_mask: u32,
 }
 
+/// An application's allocator: domain, its pointer, size, alignment, type of
+/// resource.
+pub type AllocFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+
+/// Gives back what an [`AllocFn`] gave: domain, its pointer, memory, type.
+pub type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+
 /// Argument of `ibv_alloc_parent_domain`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -393,9 +400,8 @@ pub struct ibv_parent_domain_init_attr {
     pub td: *mut ibv_td,
     /// `IBV_PARENT_DOMAIN_INIT_ATTR_*`.
     pub comp_mask: u32,
-    pub alloc:
-        Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
-    pub free: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>,
+    pub alloc: Option<AllocFn>,
+    pub free: Option<FreeFn>,
     pub pd_context: *mut c_void,
 }
 

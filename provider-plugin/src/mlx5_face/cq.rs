@@ -7,11 +7,12 @@ use core::mem::MaybeUninit;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, Look, Role, Usual, WallClock, Work,
-    WorkCompletion,
+    Arming, CompletionError, CompletionQueue, CompletionRing, Lender, Look, Role, Usual, WallClock,
+    Work, WorkCompletion,
 };
 use uverbs::CqInit;
 
+use super::memory::Allocators;
 use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
@@ -32,6 +33,8 @@ pub struct Completions {
     arming: Arming,
     /// For completions' times by the wall clock, where the device has them.
     wall: Option<WallClock>,
+    /// Where memory comes from when it is resized.
+    lender: Option<Allocators>,
 }
 
 /// A completion queue of such a device.
@@ -46,8 +49,15 @@ impl Device for Mlx5 {
         IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | wall
     }
 
-    fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
-        let made = CompletionQueue::create_with(ctx, init, entries::asked())?;
+    unsafe fn make_cq(
+        ctx: &CtxRef,
+        init: &CqInit,
+        domain: *mut ibv_pd,
+    ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
+        // SAFETY: null or live, as the caller says.
+        let lender = unsafe { Allocators::of(domain) };
+        let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
+        let made = CompletionQueue::create_with(ctx, init, entries::asked(), asked)?;
         let completions = Completions {
             // SAFETY: it goes with the ring.
             look: unsafe { made.ring.look() },
@@ -55,6 +65,7 @@ impl Device for Mlx5 {
             current: UnsafeCell::default(),
             arming: made.arming,
             wall: ctx.mlx5()?.clock().wall(),
+            lender,
         };
         Ok((made.object, completions))
     }
@@ -130,7 +141,10 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     entry::int(|| unsafe {
         let own: &Cq = cq_of(cq);
         // A negative number becomes one that is too large.
-        let cqe = own.with(|ring| CompletionQueue::resize(&own.object, ring, cqe as u32))?;
+        let lender = own.completions.lender.as_ref();
+        let lender = lender.map(|lender| lender as &dyn Lender);
+        let cqe =
+            own.with(|ring| CompletionQueue::resize(&own.object, ring, cqe as u32, lender))?;
         (*cq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
         Ok(())
     })

@@ -15,6 +15,7 @@ pub mod cq;
 mod device;
 pub mod dm;
 pub mod entries;
+mod memory;
 mod pd;
 pub mod post;
 mod qp;

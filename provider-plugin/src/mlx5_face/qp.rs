@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use mlx5::{QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
+use mlx5::{Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
 use uverbs::{QpCap, QpInit, QpOpen};
 
 use super::Mlx5;
 use super::cq::Cq;
+use super::memory::Allocators;
 use super::pd::Thread;
 use crate::abi::*;
 use crate::access::locked;
@@ -71,6 +72,7 @@ impl Device for Mlx5 {
         init: &QpInit,
         operations: Option<u64>,
         thread: Option<&Thread>,
+        domain: *mut ibv_pd,
     ) -> Result<Made<Self>, Errno> {
         // SAFETY: live, and of this context.
         let shared = init.srq.map(|_| unsafe {
@@ -85,7 +87,17 @@ impl Device for Mlx5 {
             ..QpOptions::default()
         };
         let own = thread.and_then(Option::as_ref);
-        let made = QueuePair::create_with(ctx, ctx.mlx5()?, init, shared, &options, own)?;
+        // SAFETY: null or live, as the caller says.
+        let lender = unsafe { Allocators::of(domain) };
+        let made = QueuePair::create_with(
+            ctx,
+            ctx.mlx5()?,
+            init,
+            shared,
+            &options,
+            own,
+            lender.as_ref().map(|lender| lender as &dyn Lender),
+        )?;
         let own = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })

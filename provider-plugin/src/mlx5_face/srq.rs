@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use mlx5::{Role, SharedQueue, SharedReceiveQueue, Work};
+use mlx5::{Lender, Role, SharedQueue, SharedReceiveQueue, Work};
 use uverbs::{SrqInit, SrqModify, Udata};
 
 use super::Mlx5;
 use super::cq::Cq;
-use crate::abi::ibv_cq;
+use super::memory::Allocators;
+use crate::abi::{ibv_cq, ibv_pd};
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
@@ -20,8 +21,16 @@ impl Device for Mlx5 {
 
     const XRC: bool = true;
 
-    unsafe fn make(ctx: &CtxRef, init: &SrqInit, cq: *mut ibv_cq) -> Result<Made<Self>, Errno> {
-        let made = SharedReceiveQueue::create(ctx, ctx.mlx5()?, init)?;
+    unsafe fn make(
+        ctx: &CtxRef,
+        init: &SrqInit,
+        cq: *mut ibv_cq,
+        domain: *mut ibv_pd,
+    ) -> Result<Made<Self>, Errno> {
+        // SAFETY: live, as the caller says.
+        let lender = unsafe { Allocators::of(domain) };
+        let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
+        let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, lender)?;
         if let Some(work) = &made.xrc {
             // SAFETY: live, as the caller says: such a kind names it. It can
             // have no completions yet.

@@ -37,7 +37,11 @@ impl Device for Rxe {
         IBV_WC_STANDARD_FLAGS
     }
 
-    fn make_cq(ctx: &CtxRef, init: &CqInit) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
+    unsafe fn make_cq(
+        ctx: &CtxRef,
+        init: &CqInit,
+        _domain: *mut ibv_pd,
+    ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create(ctx, init)?;
         let completions = Completions {
             peek: made.peek,

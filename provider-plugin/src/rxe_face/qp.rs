@@ -62,6 +62,7 @@ impl Device for Rxe {
         init: &QpInit,
         _operations: Option<u64>,
         _thread: Option<&()>,
+        _domain: *mut ibv_pd,
     ) -> Result<Made<Self>, Errno> {
         let made = QueuePair::create(ctx, init)?;
         // SAFETY: the queue pair does not outlive its context (see `CtxRef`).

@@ -4,7 +4,7 @@ use rxe::{RecvQueue, SharedReceiveQueue};
 use uverbs::{SrqInit, SrqModify};
 
 use super::Rxe;
-use crate::abi::ibv_cq;
+use crate::abi::{ibv_cq, ibv_pd};
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::errno::Errno;
@@ -14,7 +14,12 @@ impl Device for Rxe {
     type SharedQueue = RecvQueue;
     type SharedBesides = ();
 
-    unsafe fn make(ctx: &CtxRef, init: &SrqInit, _cq: *mut ibv_cq) -> Result<Made<Self>, Errno> {
+    unsafe fn make(
+        ctx: &CtxRef,
+        init: &SrqInit,
+        _cq: *mut ibv_cq,
+        _domain: *mut ibv_pd,
+    ) -> Result<Made<Self>, Errno> {
         let made = SharedReceiveQueue::create(ctx, init)?;
         Ok(Made {
             max_wr: made.object.max_wr(),

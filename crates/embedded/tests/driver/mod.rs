@@ -105,7 +105,7 @@ impl Host {
             cqe,
             ..CqInit::default()
         };
-        CompletionQueue::create_with(&self.context, &init, options).unwrap()
+        CompletionQueue::create_with(&self.context, &init, options, None).unwrap()
     }
 
     pub fn qp(&self, kind: QpType, cq: &mut Cq) -> Qp {

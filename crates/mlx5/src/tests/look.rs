@@ -41,8 +41,8 @@ fn others_see_what_is_there() {
     // While it moves nothing is called empty.
     ring.suspend().unwrap();
     assert!(!look.is_empty());
-    let memory = CompletionRing::fresh(3, ring.shape()).unwrap();
-    device.move_to(memory.entries(), 8);
+    let memory = CompletionRing::fresh(3, ring.shape(), None).unwrap();
+    device.move_to(memory.first(), 8);
     assert!(ring.move_to(memory, 3));
     assert!(look.is_empty());
     complete(&mut device);

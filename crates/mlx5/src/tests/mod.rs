@@ -67,7 +67,7 @@ pub fn work_of(
         Some(_) => RecvPlan::default(),
         None => RecvPlan::new(cap, &LIMITS).unwrap(),
     };
-    Arc::new(Work::new(UserIndex::alone(index), service, send, recv, shared).unwrap())
+    Arc::new(Work::new(UserIndex::alone(index), service, send, recv, shared, None).unwrap())
 }
 
 /// A queue pair without a kernel, and its memory as the device sees it.
@@ -108,15 +108,14 @@ impl Pair {
     pub fn received(&self, at: usize, length: usize) -> Vec<u8> {
         assert!(at + length <= self.work.recv.bytes());
         // SAFETY: inside the queue, as asserted.
-        let byte = |i: usize| unsafe { self.work.memory.entries().add(at + i).read() };
+        let byte = |i: usize| unsafe { self.work.memory.entries.first().add(at + i).read() };
         (0..length).map(byte).collect()
     }
 
     /// Doorbell record 0 or 1.
     pub fn record(&self, index: usize) -> u32 {
-        let bytes = (self.work.recv.bytes() + self.work.send.bytes()).next_multiple_of(64);
-        // SAFETY: behind the queues, rounded up to a block, are two words.
-        let at = unsafe { self.work.memory.entries().add(bytes + 4 * index) };
+        // SAFETY: there are two words.
+        let at = unsafe { self.work.memory.records.first().add(4 * index) };
         // SAFETY: as above, aligned.
         u32::from_be(unsafe { at.cast::<u32>().read() })
     }
@@ -201,7 +200,7 @@ impl Device {
     pub fn of(ring: &CompletionRing) -> Self {
         Self {
             entries: ring.entries(),
-            records: ring.records().entries(),
+            records: ring.records().first(),
             capacity: ring.capacity(),
             size: ring.shape().bytes(),
             raised: 0,

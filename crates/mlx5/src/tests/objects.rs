@@ -167,7 +167,7 @@ impl Machine {
             ..QpInit::default()
         };
         let options = QpOptions::default();
-        QueuePair::create_with(&self.context, device, &init, None, &options, own)
+        QueuePair::create_with(&self.context, device, &init, None, &options, own, None)
     }
 }
 
@@ -271,7 +271,7 @@ fn a_completion_queue_is_where_the_driver_is_told() {
     assert_eq!(told.len(), 32);
     let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
     assert_eq!(word(0), cq.ring.entries().as_ptr() as u64);
-    assert_eq!(word(8), cq.ring.records().entries().as_ptr() as u64);
+    assert_eq!(word(8), cq.ring.records().first().as_ptr() as u64);
     assert_eq!(told[16..24], [64, 0, 0, 0, 0, 0, 0, 0]);
     // And the device knows it by the number that the driver gave.
     let (register, memory) = Register::in_memory(0);

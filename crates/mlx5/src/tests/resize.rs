@@ -66,8 +66,8 @@ proptest! {
             }
             let unread = (raised - had) as u32;
             if unread < 1 << log2 {
-                let memory = CompletionRing::fresh(log2, Shape::PLAIN).unwrap();
-                device.move_to(memory.entries(), 1 << log2);
+                let memory = CompletionRing::fresh(log2, Shape::PLAIN, None).unwrap();
+                device.move_to(memory.first(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);
                 // The mark has been consumed with what was read before.
@@ -113,7 +113,7 @@ fn the_driver_is_told_of_the_new_entries_while_the_old_are_there() {
         });
         Ok(())
     });
-    let cqe = CompletionQueue::resize(&cq.object, &mut cq.ring, 20).unwrap();
+    let cqe = CompletionQueue::resize(&cq.object, &mut cq.ring, 20, None).unwrap();
     assert_eq!((cqe, cq.ring.capacity()), (31, 32));
     let device = &mut *device.lock().unwrap();
     assert_eq!(device.consumed(), 7);

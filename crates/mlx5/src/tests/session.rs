@@ -73,7 +73,7 @@ impl Device {
 #[test]
 fn a_session_of_messages() {
     for wide in [false, true] {
-        let mut ring = CompletionRing::new(4, shape(wide)).unwrap();
+        let mut ring = CompletionRing::new(4, shape(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -104,7 +104,7 @@ fn a_session_of_messages() {
 
 #[test]
 fn a_session_of_work_requests() {
-    let mut ring = CompletionRing::new(3, shape(false)).unwrap();
+    let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -133,7 +133,7 @@ fn a_session_of_work_requests() {
 
 #[test]
 fn a_session_that_cannot_be_is_one_entry() {
-    let mut ring = CompletionRing::new(3, shape(false)).unwrap();
+    let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -168,7 +168,7 @@ fn a_session_that_cannot_be_is_one_entry() {
 
 #[test]
 fn an_error_in_a_session_waits_for_the_next_call() {
-    let mut ring = CompletionRing::new(4, shape(false)).unwrap();
+    let mut ring = CompletionRing::new(4, shape(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -222,6 +222,7 @@ fn long_entries_have_more_data() {
             shift: 7,
             compresses: false,
         },
+        None,
     )
     .unwrap();
     let mut device = Device::of(&ring);
@@ -289,7 +290,7 @@ fn the_driver_is_told_what_entries_look_like() {
             ..uverbs::CqInit::default()
         };
         let options = CqOptions { wide, compression };
-        let cq = CompletionQueue::create_with(&machine.context, &init, options).unwrap();
+        let cq = CompletionQueue::create_with(&machine.context, &init, options, None).unwrap();
         assert_eq!(cq.ring.capacity(), 8);
         let calls = machine.fake.take_ioctls();
         assert_eq!(calls[0].driver_in()[16..22], expected);
@@ -323,7 +324,7 @@ proptest! {
         wide in any::<bool>(),
         turns in prop::collection::vec((turn(), 0u64..24, 0u8..8), 1..60),
     ) {
-        let mut ring = CompletionRing::new(5, shape(wide)).unwrap();
+        let mut ring = CompletionRing::new(5, shape(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pairs = [70, 71].map(|index| Pair::new(index, RC, &cap(64, 1, 0)));
         for pair in &pairs {
@@ -378,9 +379,9 @@ proptest! {
                 // The queue moves.
                 0 => {
                     let log2 = 5 + consume as u32 % 2;
-                    let memory = CompletionRing::fresh(log2, shape(wide)).unwrap();
+                    let memory = CompletionRing::fresh(log2, shape(wide), None).unwrap();
                     if expected.len() < 1 << log2 {
-                        device.move_to(memory.entries(), 1 << log2);
+                        device.move_to(memory.first(), 1 << log2);
                         prop_assert!(ring.move_to(memory, log2));
                     }
                 }
@@ -408,7 +409,7 @@ proptest! {
     fn any_sessions_are_survived(
         entries in prop::collection::vec((any::<[u8; 64]>(), 0u8..4, 0u32..12), 1..60),
     ) {
-        let mut ring = CompletionRing::new(3, shape(false)).unwrap();
+        let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();

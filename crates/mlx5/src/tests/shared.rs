@@ -22,7 +22,7 @@ fn next(shared: &SharedWork, slot: u16) -> u16 {
 
 #[test]
 fn receives_complete_in_any_order_and_their_slots_come_back() {
-    let shared = Arc::new(SharedWork::sized(3, 1, &LIMITS).unwrap());
+    let shared = Arc::new(SharedWork::sized(3, 1, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
     let (mut ring, work) = (

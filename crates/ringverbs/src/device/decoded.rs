@@ -320,7 +320,7 @@ impl Source {
 
     /// Resizes the device's queue, keeping what is in it.
     pub fn resize(&mut self, object: &uverbs::Cq<Ctx>, cqe: u32) -> Result<u32> {
-        let resized = ::mlx5::CompletionQueue::resize(object, &mut self.ring, cqe);
+        let resized = ::mlx5::CompletionQueue::resize(object, &mut self.ring, cqe, None);
         self.entries = resized.map_err(|error| too_many_entries(error, cqe))?;
         Ok(self.entries)
     }

@@ -84,8 +84,9 @@ impl Provider {
             short_data: false,
         };
         let device = &self.device;
-        let made = ::mlx5::QueuePair::create_with(context, device, &init, shared, &options, None)
-            .map_err(|error| self.too_large(error, asked, beside.keys))?;
+        let made =
+            ::mlx5::QueuePair::create_with(context, device, &init, shared, &options, None, None)
+                .map_err(|error| self.too_large(error, asked, beside.keys))?;
         let datagram = init.qp_type == QpType::UD;
         if beside.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
             return Err(Error::Unsupported {
