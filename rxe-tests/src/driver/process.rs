@@ -1,6 +1,6 @@
 //! Running the programs under test, and seeing which provider served them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,11 @@ const CONFIG: &str = "/etc/libibverbs.d";
 /// libibverbs loads its providers one after another; when no new one has
 /// appeared for so long, all are there.
 const SETTLED: Duration = Duration::from_millis(400);
+
+/// The pause between two looks until then.
+const OFTEN: Duration = Duration::from_millis(2);
+/// The pause afterwards.
+const SELDOM: Duration = Duration::from_millis(200);
 
 /// The library that a process is to be served by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +131,8 @@ pub struct Running {
     status: Option<ExitStatus>,
     /// Provider libraries seen in the memory maps of it and its children.
     seen: BTreeSet<String>,
+    /// How large the memory maps were that were read last, in pages.
+    sizes: BTreeMap<u32, u64>,
     next_look: Instant,
     last_new: Instant,
 }
@@ -148,6 +155,7 @@ impl Running {
             output: output.to_owned(),
             status: None,
             seen: BTreeSet::new(),
+            sizes: BTreeMap::new(),
             next_look: Instant::now(),
             last_new: Instant::now(),
         })
@@ -159,6 +167,13 @@ impl Running {
             if Instant::now() >= self.next_look {
                 let pid = self.child.id();
                 for process in family(pid) {
+                    // A map that is as large as it was has nothing new in it,
+                    // and is long.
+                    let size = fs::read_to_string(format!("/proc/{process}/statm"));
+                    let size = first_number(&size.unwrap_or_default());
+                    if self.sizes.insert(process, size) == Some(size) {
+                        continue;
+                    }
                     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
                     for path in providers(&maps.unwrap_or_default()) {
                         if self.seen.insert(path) {
@@ -169,8 +184,7 @@ impl Running {
                 // Often until no more providers appear, since the process may
                 // be short; seldom afterwards, since looking costs.
                 let settled = !self.seen.is_empty() && self.last_new.elapsed() > SETTLED;
-                let pause = if settled { 200 } else { 2 };
-                self.next_look = Instant::now() + Duration::from_millis(pause);
+                self.next_look = Instant::now() + if settled { SELDOM } else { OFTEN };
             }
             self.status = self.child.try_wait()?;
         }
@@ -304,6 +318,12 @@ fn providers(maps: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// The first number of a line of the kernel's; 0 of one without.
+fn first_number(text: &str) -> u64 {
+    let word = text.split_whitespace().next().unwrap_or_default();
+    word.parse().unwrap_or(0)
+}
+
 /// A process and all that descend from it.
 fn family(pid: u32) -> Vec<u32> {
     let mut all = vec![pid];
@@ -423,6 +443,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_mapped_later_is_seen() {
+        // A process, and a child of it, that become programs with a provider.
+        let dir = std::env::temp_dir().join(format!("rv-later-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let libc = maps.lines().find(|line| line.contains("libc.so")).unwrap();
+        let libc = &libc[libc.find('/').unwrap()..];
+        for name in ["libone-rdmav34.so", "libtwo-rdmav34.so"] {
+            fs::copy(libc, dir.join(name)).unwrap();
+        }
+        let mut command = Command::new("sh");
+        command.current_dir(&dir).args([
+            "-c",
+            "sleep 0.2; (LD_PRELOAD=$PWD/libone-rdmav34.so sleep 0.3)
+             LD_PRELOAD=$PWD/libtwo-rdmav34.so exec sleep 0.3",
+        ]);
+        let mut running = Running::start(command, &dir.join("out")).unwrap();
+        while running.poll().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let seen: Vec<_> = running.seen().iter().map(|path| file_name(path)).collect();
+        assert_eq!(seen, ["libone-rdmav34.so", "libtwo-rdmav34.so"]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
     fn a_family_includes_children() {
         let child = Command::new("sh")
             .args(["-c", "sleep 30 & wait"])
@@ -434,6 +480,7 @@ mod tests {
             output: PathBuf::from("/dev/null"),
             status: None,
             seen: BTreeSet::new(),
+            sizes: BTreeMap::new(),
             next_look: Instant::now(),
             last_new: Instant::now(),
         };

@@ -25,8 +25,9 @@ const SKIPPED: i32 = 77;
 /// How long a server may take to be ready for its client.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long one side may go on when the other has ended.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long one side may go on when the other has failed: for its last words,
+/// since the case has failed.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Where records go.
 #[derive(Debug, Default)]
@@ -79,6 +80,8 @@ struct Attempt {
     detail: String,
     output: String,
     seen: BTreeSet<String>,
+    /// A program has ended by itself and said that it failed.
+    gave_up: bool,
 }
 
 impl Runner {
@@ -115,6 +118,12 @@ impl Runner {
                 self.compare(case, provider, &mut attempt);
             }
             if attempt.outcome != Outcome::Fail || attempts == most {
+                break (attempt, began);
+            }
+            // Twice the same words of a program that gave up: there is no third.
+            // Of ours that would be a failure, and has all its attempts.
+            let certain = attempt.gave_up && attempt.detail == earlier;
+            if certain && provider == Provider::Stock {
                 break (attempt, began);
             }
             if earlier.is_empty() {
@@ -268,6 +277,7 @@ impl Runner {
                 .map(|(p, ..)| p.stdout())
                 .unwrap_or_default(),
             seen: BTreeSet::new(),
+            gave_up: false,
         };
         for (process, library, name) in processes {
             attempt.seen.extend(process.seen().iter().cloned());
@@ -281,7 +291,10 @@ impl Runner {
                     attempt.detail = reason(&process.output(), 1);
                     continue;
                 }
-                Some(status) => status.to_string(),
+                Some(status) => {
+                    attempt.gave_up = true;
+                    status.to_string()
+                }
                 None => "not ended in time".to_owned(),
             };
             attempt.outcome = Outcome::Fail;
