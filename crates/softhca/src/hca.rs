@@ -513,6 +513,12 @@ impl<P: Platform> Hca<P> {
         self.transport.ring(qpn, queue);
     }
 
+    /// Whether the first 8 bytes of a work request have come, and may be a
+    /// doorbell or the begin of a BlueFlame copy.
+    pub fn is_unsettled(&self) -> bool {
+        self.pending.iter().any(|p| p.bytes.len() <= 8)
+    }
+
     /// The front end has no more accesses for now: a work request of which
     /// only the first 8 bytes have come was a doorbell.
     pub fn settle(&mut self) {

@@ -266,13 +266,18 @@ fn programs() -> Result<Option<PathBuf>> {
 /// Keeps the records of a run where `target/` keeps such things.
 fn keep(records: &Path, name: &str) -> Result<()> {
     if records.exists() {
-        let folder = driver::target_dir().join("guest-results");
-        fs::create_dir_all(&folder)?;
-        let to = folder.join(format!("{name}.jsonl"));
+        let to = results_file(name)?;
         fs::copy(records, &to)?;
         eprintln!("{name}: records in {}", to.display());
     }
     Ok(())
+}
+
+/// Where the records of a run of that name are kept.
+pub fn results_file(name: &str) -> Result<PathBuf> {
+    let folder = driver::target_dir().join("guest-results");
+    fs::create_dir_all(&folder)?;
+    Ok(folder.join(format!("{name}.jsonl")))
 }
 
 /// A folder that vanishes with its owner.

@@ -330,7 +330,9 @@ fn blue_flame_is_taken_from_its_buffer() {
     assert_eq!(driver.hca.stats().blue_flames, 1);
     // A doorbell followed by BlueFlame in the same buffer is both.
     let first = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    assert!(!driver.hca.is_unsettled());
     driver.hca.write(at, &first[..8]);
+    assert!(driver.hca.is_unsettled());
     let mut second = driver.place(&mut a, 0x00, SIGNALED, &[]);
     second.resize(64, 0);
     for (n, part) in second.chunks(8).enumerate() {

@@ -2,17 +2,23 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::time::TimeSpec;
 
 use super::dma::{Guest, NotMapped};
 use super::message::{HEADER, Header, LONGEST, command, get16, get32, get64};
 use super::pci::{Config, irq, region};
 use crate::hca::{BAR_SIZE, Hca, VECTORS};
+
+/// How long after a doorbell the rest of a BlueFlame copy may come, 8 bytes at a
+/// time.
+const MOMENT: TimeSpec = TimeSpec::new(0, 50_000);
 
 /// Descriptors in a message, at most.
 const MOST_FDS: usize = 16;
@@ -101,11 +107,19 @@ impl Connection {
                 }
             }
             self.flush()?;
-            if !self.receive()? {
-                hca.settle();
-                return Ok(true);
+            if self.receive()? || hca.is_unsettled() && self.more_comes() {
+                continue;
             }
+            hca.settle();
+            return Ok(true);
         }
+    }
+
+    /// Gives the guest's processor a moment to write what belongs to what it has
+    /// written. True if something has come.
+    fn more_comes(&self) -> bool {
+        let socket = PollFd::new(self.socket.as_fd(), PollFlags::POLLIN);
+        matches!(ppoll(&mut [socket], Some(MOMENT), None), Ok(1..))
     }
 
     fn next_header(&self) -> Result<Option<Header>, Ended> {
@@ -181,10 +195,7 @@ impl Connection {
                 Ok(n) => rest = &rest[n..],
                 Err(Errno::EAGAIN) => {
                     // QEMU reads what it has asked for.
-                    let poll = nix::poll::PollFd::new(
-                        std::os::fd::AsFd::as_fd(&self.socket),
-                        nix::poll::PollFlags::POLLOUT,
-                    );
+                    let poll = PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT);
                     let _ = nix::poll::poll(&mut [poll], 1000_u16);
                 }
                 Err(Errno::EINTR) => {}

@@ -3,6 +3,8 @@
 //! plugin too; two HCAs over a bad wire; planted faults.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -117,15 +119,19 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
     } else {
         options.push_str(" --pyverbs /opt/rdma-core/tests");
     }
+    let plugin = match arguments.ours {
+        true => format!("/opt/ringverbs/{PLUGIN}"),
+        false => String::new(),
+    };
     if arguments.ours {
-        options.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
+        options.push_str(&format!(" --plugin {plugin}"));
     }
     for filter in &arguments.filter {
         options.push_str(&format!(" --filter '{}'", filter.replace('\'', "")));
     }
-    let counters = match !arguments.ours && wanted(arguments, "counters") {
-        true => COUNTERS,
-        false => "",
+    let counters = match wanted(arguments, "counters") {
+        true => format!("PLUGIN={plugin}\n{COUNTERS}"),
+        false => String::new(),
     };
     // Some of pyverbs needs large pages.
     let script = format!(
@@ -199,9 +205,14 @@ fn guest(
     let mut results = Results::default();
     let mut reports = Vec::new();
     let mut progress = suite::Show::new(&what);
+    let mut records = File::create(suite::results_file(&what.replace(' ', "-"))?)?;
     let case = |line: &str, outcome| case(group, line, outcome, arguments.ours);
     let ended = machine.run(&hcas, job, |line| match line {
-        Line::Record(line) => progress.record(&mut results, line),
+        Line::Record(line) => {
+            // At once: what was run before a guest went down counts too.
+            let _ = writeln!(records, "{line}");
+            progress.record(&mut results, line);
+        }
         Line::Text(text) => {
             if let Some(name) = text.strip_prefix(PASS) {
                 results.take(case(name, Ended::Pass));
