@@ -148,7 +148,8 @@ fn no_path_is_made_up() {
     // Another partition, another service level.
     assert_eq!(with(&[2, 3, 13], &|r| r[50] = 0x12), 0x0300);
     assert_eq!(with(&[2, 3, 15], &|r| r[53] = 1), 0x0300);
-    // More than 4096 bytes; less than 4096; exactly 4096.
+    // More than 2048 bytes, and 4096; less than 4096; exactly 4096.
+    assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 4), 0);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 5), 0x0300);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 1 << 6 | 5), 0x0300);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 2 << 6 | 5), 0);
@@ -237,6 +238,10 @@ fn a_group_is_made_joined_and_left() {
     // Without a description there is nothing to make; nor for who only listens.
     assert_eq!(join(&a, &JOIN, 1, 7).0, 0x0600);
     assert_eq!(join(&a, &CREATE, 2, 7).0, 0x0200);
+    for missing in [2, 6, 7, 12, 13] {
+        let given: Vec<u32> = CREATE.into_iter().filter(|c| *c != missing).collect();
+        assert_eq!(join(&a, &given, 1, 7).0, 0x0600, "{missing}");
+    }
     let (status, made) = join(&a, &CREATE, 1, 7);
     assert_eq!((status, made[35]), (0, 7));
     let mlid = u16::from_be_bytes(get_array(&made, 36));
@@ -445,8 +450,10 @@ fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
     assert_eq!(mlid(&ports[0], &mgid), mlid(&ports[1], &mgid));
     // Nothing of this has gone to the other, nor is what comes from there answered.
     assert!(uplinks[0].recv(0).is_none());
-    uplinks[0].send(0, datagram(9, false, &asked));
-    assert!(ports[0].recv(0).is_none() && uplinks[0].recv(0).is_none());
+    for source in [7, 9] {
+        uplinks[0].send(0, datagram(source, false, &asked));
+        assert!(ports[0].recv(0).is_none() && uplinks[0].recv(0).is_none());
+    }
 }
 
 /// The LID that a new group gets.
