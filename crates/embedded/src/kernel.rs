@@ -36,7 +36,7 @@ impl EmbeddedKernel {
 }
 
 /// Waits for a descriptor, in milliseconds.
-fn wait(fd: RawFd, timeout: PollTimeout) -> Result<bool> {
+pub(crate) fn wait(fd: RawFd, timeout: PollTimeout) -> Result<bool> {
     // SAFETY: poll(2) answers for a descriptor that is not open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {

@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+mod cm;
 mod command;
 mod copy;
 mod event;

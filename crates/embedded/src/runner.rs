@@ -2,7 +2,7 @@
 //! that does nothing else.
 
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
@@ -16,6 +16,7 @@ use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use uverbs::Errno;
 
+use crate::cm::Manager;
 use crate::network::{Device, Drive};
 use crate::segment::{self, DEVICES, Segment};
 use crate::{Result, refuse};
@@ -31,6 +32,8 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// The devices of a network. Dropped, it ends the thread.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
+    /// Who makes connections by address.
+    manager: Manager,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,6 +50,7 @@ struct Shared {
 /// The way to other processes.
 struct Joined {
     segment: Mutex<Segment>,
+    directory: PathBuf,
     /// What it waits for, and what wakes who sleeps there.
     epoll: Epoll,
     wake: EventFd,
@@ -72,6 +76,7 @@ impl Joined {
         let segment = Segment::join(directory, fabric, pool, &epoll)?;
         Ok(Self {
             first_device: segment.first_device(),
+            directory: segment.directory().to_owned(),
             segment: Mutex::new(segment),
             epoll,
             wake,
@@ -143,8 +148,10 @@ impl Runner {
         directory: Option<&Path>,
     ) -> Result<Arc<Self>> {
         let joined = directory.map(|directory| Joined::new(directory, &fabric, pool.clone()));
+        let joined = joined.transpose()?;
+        let manager = Manager::new(joined.as_ref().map(|it| &*it.directory));
         let shared = Arc::new(Shared {
-            joined: joined.transpose()?,
+            joined,
             fabric,
             pool,
             devices: Mutex::default(),
@@ -162,7 +169,11 @@ impl Runner {
                 }
             }
         };
-        Ok(Arc::new(Self { shared, thread }))
+        Ok(Arc::new(Self {
+            shared,
+            manager,
+            thread,
+        }))
     }
 
     /// Adds a device that `make` makes, given its number.
@@ -197,6 +208,11 @@ impl Runner {
     /// Whether there is a thread that runs the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
+    }
+
+    /// The network's connection manager.
+    pub(crate) fn manager(&self) -> &Manager {
+        &self.manager
     }
 
     /// Has the thread look.

@@ -198,6 +198,11 @@ impl Segment {
         self.number * DEVICES
     }
 
+    /// Where the members meet, wherever the process goes later.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Moves frames both ways; whether there was any, or one waits.
     pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
         let sent = self.send_all();

@@ -1,0 +1,292 @@
+//! Ids, and what a queue pair is told of a connection.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::Instant;
+
+use rdmacm::abi;
+use uverbs::abi::write::{AhAttr, GlobalRoute};
+use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
+
+use super::ports::{Taken, random};
+use super::wire::Message;
+use crate::{Result, refuse};
+
+/// The queue key of datagram services (`RDMA_UDP_QKEY`).
+pub(super) const QKEY: u32 = 0x0123_4567;
+/// 4096 bytes, as MTUs are coded.
+pub(super) const MTU: u8 = 5;
+/// The code of 0.54 s, rdma_cm's for RoCE.
+const ACK_TIMEOUT: u8 = 17;
+const HOP_LIMIT: u8 = 64;
+/// RoCE version 2.
+const ROCE_GID: u8 = 1;
+/// Connections that have said nothing yet; those of this protocol speak at once.
+pub(super) const CALLERS: usize = 64;
+
+/// A device's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) ethernet: bool,
+    pub(super) gid: [u8; 16],
+    pub(super) lid: u16,
+    pub(super) guid: u64,
+}
+
+/// Where an id is in its life, as rdma_cm has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Idle,
+    Bound,
+    AddressResolved,
+    RouteResolved,
+    Listening,
+    /// It has asked.
+    Connecting,
+    /// It was asked.
+    Requested,
+    /// The answer is here; the peer waits until the queue pair is ready.
+    Responded,
+    /// It has accepted, and waits for that.
+    Accepting,
+    Established,
+    /// It has disconnected, and waits for the peer to say that it knows.
+    Disconnecting,
+    /// The peer has disconnected.
+    Left,
+    Over,
+}
+
+/// What one end is to the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct End {
+    pub(super) qp_num: u32,
+    pub(super) psn: u32,
+    pub(super) lid: u16,
+    pub(super) gid: [u8; 16],
+}
+
+/// What a queue pair may have outstanding, and how patient it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Depths {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+}
+
+#[derive(Debug)]
+pub(super) struct Id {
+    /// The channel that it is on.
+    pub(super) channel: RawFd,
+    /// What its events are called by; zero is not at all.
+    pub(super) uid: u64,
+    pub(super) space: u16,
+    pub(super) datagram: bool,
+    pub(super) phase: Phase,
+    pub(super) port: Port,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    /// The port of its own.
+    pub(super) taken: Option<Taken>,
+    pub(super) listener: Option<OwnedFd>,
+    pub(super) callers: Vec<Option<OwnedFd>>,
+    pub(super) socket: Option<OwnedFd>,
+    pub(super) psn: u32,
+    pub(super) qkey: u32,
+    pub(super) other: Option<End>,
+    pub(super) depths: Depths,
+    /// It was established by its queue pair's word.
+    pub(super) notified: bool,
+    pub(super) deadline: Option<Instant>,
+    /// Events that were read.
+    pub(super) reported: u32,
+    pub(super) ipv6_only: bool,
+    pub(super) ack_timeout: u8,
+    pub(super) tos: u8,
+}
+
+impl Id {
+    pub(super) fn new(channel: RawFd, port: Port, space: u16, datagram: bool) -> Self {
+        Self {
+            channel,
+            uid: 0,
+            space,
+            datagram,
+            phase: Phase::Idle,
+            port,
+            local: None,
+            peer: None,
+            taken: None,
+            listener: None,
+            callers: Vec::new(),
+            socket: None,
+            psn: random() as u32 & 0xff_ffff,
+            qkey: QKEY,
+            other: None,
+            depths: Depths::default(),
+            notified: false,
+            deadline: None,
+            reported: 0,
+            ipv6_only: false,
+            ack_timeout: ACK_TIMEOUT,
+            tos: 0,
+        }
+    }
+
+    /// Whether it has a device: by its address, or its peer's.
+    pub(super) fn is_on_device(&self) -> bool {
+        match self.phase {
+            Phase::Idle => false,
+            Phase::Bound | Phase::Listening => {
+                self.local.is_some_and(|local| !local.ip().is_unspecified())
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether it listens at that address.
+    pub(super) fn is_at(&self, address: SocketAddr) -> bool {
+        let Some(local) = self.local else {
+            return false;
+        };
+        local.port() == address.port()
+            && match (local.ip(), address.ip()) {
+                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(_)) => !self.ipv6_only,
+                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(_)) => true,
+                (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(_)) => true,
+                (local, address) => local == address,
+            }
+    }
+
+    /// Learns who the peer is, by what it says.
+    pub(super) fn meet(&mut self, message: &Message) {
+        self.other = Some(End {
+            qp_num: message.qp_num,
+            psn: message.psn,
+            lid: message.lid,
+            gid: message.gid,
+        });
+    }
+
+    /// The way to a port.
+    pub(super) fn path_to(&self, gid: [u8; 16], lid: u16, global: bool) -> AhAttr {
+        let ethernet = self.port.ethernet;
+        let grh = GlobalRoute {
+            dgid: gid,
+            sgid_index: if ethernet { ROCE_GID } else { 0 },
+            hop_limit: HOP_LIMIT,
+            traffic_class: self.tos,
+            ..GlobalRoute::default()
+        };
+        let is_global = ethernet || global;
+        AhAttr {
+            grh: if is_global { grh } else { Default::default() },
+            dlid: if ethernet { 0 } else { lid },
+            is_global: is_global.into(),
+            port_num: 1,
+            ..AhAttr::default()
+        }
+    }
+
+    /// The way to the peer's port.
+    pub(super) fn path(&self) -> Option<AhAttr> {
+        let other = self.other?;
+        Some(self.path_to(other.gid, other.lid, false))
+    }
+
+    /// The attributes that take its queue pair to a state.
+    pub(super) fn attributes(&self, to: QpState) -> Result<abi::QpAttr> {
+        if !self.is_on_device() {
+            return refuse(libc::EINVAL);
+        }
+        let mut attr = abi::QpAttr {
+            qp_state: to.0.into(),
+            ..Default::default()
+        };
+        let mask = match (to, self.datagram) {
+            (QpState::INIT, true) => {
+                attr.qkey = self.qkey;
+                Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY
+            }
+            (QpState::INIT, false) => {
+                // Nothing before there is a peer.
+                if !matches!(
+                    self.phase,
+                    Phase::Bound | Phase::Listening | Phase::AddressResolved | Phase::RouteResolved
+                ) {
+                    let mut access = AccessFlags::REMOTE_WRITE;
+                    if self.depths.responder_resources != 0 {
+                        access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+                    }
+                    attr.qp_access_flags = access.bits();
+                }
+                Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS
+            }
+            (QpState::RTR, false) => {
+                let (Some(other), Some(path)) = (self.other, self.path()) else {
+                    return refuse(libc::EINVAL);
+                };
+                attr.ah_attr = path;
+                attr.path_mtu = MTU.into();
+                attr.dest_qp_num = other.qp_num;
+                attr.rq_psn = other.psn;
+                attr.max_dest_rd_atomic = self.depths.responder_resources;
+                Mask::AV
+                    | Mask::PATH_MTU
+                    | Mask::DEST_QPN
+                    | Mask::RQ_PSN
+                    | Mask::MAX_DEST_RD_ATOMIC
+                    | Mask::MIN_RNR_TIMER
+            }
+            (QpState::RTS, false) if self.other.is_some() => {
+                attr.sq_psn = self.psn;
+                attr.timeout = self.ack_timeout;
+                attr.retry_cnt = self.depths.retry_count;
+                attr.rnr_retry = self.depths.rnr_retry_count;
+                attr.max_rd_atomic = self.depths.initiator_depth;
+                Mask::SQ_PSN
+                    | Mask::TIMEOUT
+                    | Mask::RETRY_CNT
+                    | Mask::RNR_RETRY
+                    | Mask::MAX_QP_RD_ATOMIC
+            }
+            _ => return refuse(libc::EINVAL),
+        };
+        attr.port_num = 1;
+        attr.qp_attr_mask = (mask | Mask::STATE).bits();
+        Ok(attr)
+    }
+}
+
+/// Whether it is an address of the machine's own, or any of them.
+pub(super) fn is_here(ip: IpAddr) -> bool {
+    ip.is_loopback() || ip.is_unspecified()
+}
+
+/// The address of the same family that stands for any.
+pub(super) fn or_loopback(address: SocketAddr) -> SocketAddr {
+    let ip: IpAddr = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    (ip, address.port()).into()
+}
+
+/// The multicast GID of an IP group.
+pub(super) fn group(ip: IpAddr) -> Option<[u8; 16]> {
+    if !ip.is_multicast() {
+        return None;
+    }
+    Some(match ip {
+        IpAddr::V6(ip) => ip.octets(),
+        IpAddr::V4(ip) => {
+            let mut gid = [0; 16];
+            gid[..2].copy_from_slice(&[0xff, 0x0e]);
+            gid[10..12].fill(0xff);
+            gid[12..].copy_from_slice(&ip.octets());
+            gid
+        }
+    })
+}

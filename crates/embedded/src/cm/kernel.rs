@@ -1,0 +1,265 @@
+//! The system calls of an event channel: commands by write(2), with an address
+//! for the answer.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::RawFd;
+
+use nix::poll::PollTimeout;
+use rdmacm::abi::{self, cmd, newer};
+use uverbs::QpState;
+use uverbs::kernel::Kernel;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::id::Port;
+use super::state::State;
+use crate::kernel::wait;
+use crate::network::Embedded;
+use crate::{Result, refuse};
+
+/// The device file.
+const PATH: &CStr = c"/dev/infiniband/rdma_cm";
+/// The longest value of an option that is looked at.
+const OPTION: usize = 64;
+
+/// A network's connection manager as a channel's kernel.
+#[derive(Debug)]
+pub(super) struct ManagerKernel {
+    embedded: Embedded,
+    port: Port,
+}
+
+/// What a command is answered.
+enum Answer {
+    Nothing,
+    /// These bytes, at that address.
+    At(u64, Vec<u8>),
+}
+
+impl Answer {
+    fn number(at: u64, number: u32) -> Self {
+        Self::At(at, number.to_ne_bytes().to_vec())
+    }
+}
+
+/// The command's structure; EINVAL if the bytes are not as many.
+fn body<T: FromBytes>(bytes: &[u8]) -> Result<T> {
+    T::read_from_bytes(bytes).or_else(|_| refuse(libc::EINVAL))
+}
+
+/// As many bytes of an address as its size says.
+fn sized(address: &[u8], size: u16) -> Result<&[u8]> {
+    address
+        .get(..usize::from(size))
+        .map_or_else(|| refuse(libc::EINVAL), Ok)
+}
+
+impl ManagerKernel {
+    pub(super) fn new(embedded: Embedded, port: Port) -> Self {
+        Self { embedded, port }
+    }
+
+    fn with<T>(&self, what: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        what(&mut self.embedded.runner.manager().lock())
+    }
+}
+
+/// Carries out a command; `option` is the value of the option that it sets.
+fn execute(
+    state: &mut State,
+    fd: RawFd,
+    command: u32,
+    bytes: &[u8],
+    option: &[u8],
+) -> Result<Answer> {
+    state.channel(fd)?;
+    match command {
+        cmd::CMD_CREATE_ID => {
+            let it: abi::CreateId = body(bytes)?;
+            return Ok(Answer::number(it.response, state.create(fd, &it)?));
+        }
+        cmd::CMD_DESTROY_ID => {
+            let it: abi::DestroyId = body(bytes)?;
+            state.id(fd, it.id)?;
+            return Ok(Answer::number(it.response, state.destroy(it.id)?));
+        }
+        cmd::CMD_BIND_IP => {
+            let it: abi::BindIp = body(bytes)?;
+            state.bind(fd, it.id, &it.addr)?;
+        }
+        cmd::CMD_BIND => {
+            let it: abi::Bind = body(bytes)?;
+            state.bind(fd, it.id, sized(&it.addr, it.addr_size)?)?;
+        }
+        cmd::CMD_RESOLVE_IP => {
+            let it: abi::ResolveIp = body(bytes)?;
+            state.resolve_address(fd, it.id, (&it.src_addr, &it.dst_addr))?;
+        }
+        cmd::CMD_RESOLVE_ADDR => {
+            let it: abi::ResolveAddr = body(bytes)?;
+            let from = sized(&it.src_addr, it.src_size)?;
+            let to = sized(&it.dst_addr, it.dst_size)?;
+            state.resolve_address(fd, it.id, (from, to))?;
+        }
+        cmd::CMD_RESOLVE_ROUTE => {
+            let it: abi::ResolveRoute = body(bytes)?;
+            state.resolve_route(fd, it.id)?;
+        }
+        cmd::CMD_QUERY_ROUTE => {
+            let it: abi::Query = body(bytes)?;
+            let answer = state.query_route(fd, it.id)?;
+            return Ok(Answer::At(it.response, answer.as_bytes().to_vec()));
+        }
+        cmd::CMD_QUERY => {
+            let it: abi::Query = body(bytes)?;
+            return Ok(Answer::At(it.response, state.query(fd, &it)?));
+        }
+        cmd::CMD_CONNECT => {
+            let it: abi::Connect = body(bytes)?;
+            state.connect(fd, it.id, &it.conn_param)?;
+        }
+        cmd::CMD_LISTEN => {
+            let it: abi::Listen = body(bytes)?;
+            state.listen(fd, it.id, it.backlog)?;
+        }
+        cmd::CMD_ACCEPT => {
+            let it: abi::Accept = body(bytes)?;
+            state.accept(fd, it.id, it.uid, &it.conn_param)?;
+        }
+        cmd::CMD_REJECT => {
+            let it: abi::Reject = body(bytes)?;
+            let data = sized(&it.private_data, it.private_data_len.into())?;
+            state.reject(fd, it.id, it.reason, data)?;
+        }
+        cmd::CMD_DISCONNECT => {
+            let it: abi::Disconnect = body(bytes)?;
+            state.disconnect(fd, it.id)?;
+        }
+        cmd::CMD_INIT_QP_ATTR => {
+            let it: abi::InitQpAttr = body(bytes)?;
+            let to = u8::try_from(it.qp_state).or_else(|_| refuse(libc::EINVAL))?;
+            let answer = state.id(fd, it.id)?.attributes(QpState(to))?;
+            return Ok(Answer::At(it.response, answer.as_bytes().to_vec()));
+        }
+        cmd::CMD_GET_EVENT => {
+            let it: abi::GetEvent = body(bytes)?;
+            let event = state.next_event(fd)?.event;
+            return Ok(Answer::At(it.response, event.as_bytes().to_vec()));
+        }
+        cmd::CMD_SET_OPTION => {
+            let it: abi::SetOption = body(bytes)?;
+            state.set_option(fd, &it, option)?;
+        }
+        cmd::CMD_NOTIFY => {
+            let it: abi::Notify = body(bytes)?;
+            state.notify(fd, it.id, it.event)?;
+        }
+        cmd::CMD_JOIN_IP_MCAST => {
+            let it: abi::JoinIpMcast = body(bytes)?;
+            let number = state.join(fd, (it.id, it.uid), &it.addr, 0)?;
+            return Ok(Answer::number(it.response, number));
+        }
+        cmd::CMD_JOIN_MCAST => {
+            let it: abi::JoinMcast = body(bytes)?;
+            let group = sized(&it.addr, it.addr_size)?;
+            let number = state.join(fd, (it.id, it.uid), group, it.join_flags)?;
+            return Ok(Answer::number(it.response, number));
+        }
+        cmd::CMD_LEAVE_MCAST => {
+            let it: abi::DestroyId = body(bytes)?;
+            return Ok(Answer::number(it.response, state.leave(fd, it.id)?));
+        }
+        cmd::CMD_MIGRATE_ID => {
+            let it: abi::MigrateId = body(bytes)?;
+            return Ok(Answer::number(it.response, state.migrate(fd, &it)?));
+        }
+        newer::CMD_WRITE_CM_EVENT => {
+            let it: abi::WriteCmEvent = body(bytes)?;
+            state.write_event(fd, &it)?;
+        }
+        _ => return refuse(libc::EINVAL),
+    }
+    Ok(Answer::Nothing)
+}
+
+impl Kernel for ManagerKernel {
+    fn open(&self, path: &CStr, _: c_int) -> Result<RawFd> {
+        if path != PATH {
+            return refuse(libc::ENOENT);
+        }
+        self.with(|state| state.open(self.port))
+    }
+
+    fn close(&self, fd: RawFd) -> Result<()> {
+        self.with(|state| state.close(fd))
+    }
+
+    unsafe fn ioctl(&self, _: RawFd, _: libc::Ioctl, _: *mut c_void) -> Result<c_int> {
+        refuse(libc::ENOTTY)
+    }
+
+    fn read(&self, _: RawFd, _: &mut [u8]) -> Result<usize> {
+        refuse(libc::EINVAL)
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: &[u8]) -> Result<usize> {
+        let Ok((header, bytes)) = abi::CmdHdr::read_from_prefix(buffer) else {
+            return refuse(libc::EINVAL);
+        };
+        if usize::from(header.in_len) != bytes.len() {
+            return refuse(libc::EINVAL);
+        }
+        let mut option = [0; OPTION];
+        let mut length = 0;
+        if header.cmd == cmd::CMD_SET_OPTION {
+            let it: abi::SetOption = body(bytes)?;
+            length = it.optlen as usize;
+            let Some(room) = option.get_mut(..length) else {
+                return refuse(libc::ENOSYS);
+            };
+            let from = std::ptr::with_exposed_provenance::<u8>(it.optval as usize);
+            // SAFETY: the caller answers for the value's address and length,
+            // and what it is copied to is another memory, and long enough.
+            unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), length) };
+        }
+        let answer = self.with(|state| execute(state, fd, header.cmd, bytes, &option[..length]))?;
+        if let Answer::At(address, bytes) = answer {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+            let length = bytes.len().min(header.out_len.into());
+            // SAFETY: the caller answers for the address in the command, for as
+            // many bytes as it says; they are not the answer's own.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };
+        }
+        Ok(buffer.len())
+    }
+
+    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
+        let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
+        wait(fd, timeout)
+    }
+
+    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
+        // There is no way to wait in a command.
+        self.with(|state| state.channel(fd).map(drop))?;
+        if nonblocking {
+            Ok(())
+        } else {
+            refuse(libc::EINVAL)
+        }
+    }
+
+    fn device_number(&self, _: &CStr) -> Result<libc::dev_t> {
+        refuse(libc::ENOENT)
+    }
+
+    fn list_directory(&self, _: &CStr) -> Result<Vec<String>> {
+        refuse(libc::ENOENT)
+    }
+
+    fn netlink(&self, _: &[u8], _: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        refuse(libc::EPROTONOSUPPORT)
+    }
+
+    fn sysfs_path(&self) -> String {
+        "/sys".to_owned()
+    }
+}

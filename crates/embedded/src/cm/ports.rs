@@ -1,0 +1,338 @@
+//! The port spaces of a network, and how the two ends of a connection meet.
+//!
+//! Each listening port is a Unix socket, and each connection to it a connection
+//! of its own for the two ends' messages. So a process that is gone, however it
+//! went, is one whose sockets are closed. On a network of one process the
+//! sockets have names that only this process is let in by; on a directory's,
+//! each bound port is a file there, and a lock on it is who has the port.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockname,
+    getsockopt, listen, socket, sockopt,
+};
+use uverbs::Errno;
+
+use crate::{Result, refuse};
+
+/// Ports that are chosen, from here on to the last.
+const FIRST_CHOSEN: u16 = 32768;
+
+/// The port spaces of a network.
+#[derive(Debug)]
+pub(super) enum Ports {
+    /// Of this process alone: who listens where.
+    Process(Mutex<HashMap<Place, Option<UnixAddr>>>),
+    /// Of those who meet in a directory.
+    Directory(PathBuf),
+}
+
+/// A port space's number, and a port of it.
+pub(super) type Place = (u16, u16);
+
+/// A port that is taken, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    ports: Arc<Ports>,
+    place: Place,
+    lock: Option<Flock<File>>,
+}
+
+fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+fn io(error: std::io::Error) -> Errno {
+    Errno::new(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// A number that cannot be guessed.
+pub(super) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+}
+
+fn lock_file(directory: &Path, (space, port): Place) -> PathBuf {
+    directory.join(format!("cm-{space:x}-{port}.lock"))
+}
+
+fn socket_file(directory: &Path, (space, port): Place) -> PathBuf {
+    directory.join(format!("cm-{space:x}-{port}.socket"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the lock of a port.
+fn take_lock(path: &Path) -> Result<Flock<File>> {
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)
+            .map_err(io)?;
+        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            return refuse(libc::EADDRINUSE);
+        };
+        // Who gives a port back removes the file, which may be this one.
+        let ours = file.metadata().map_err(io)?;
+        if path.metadata().is_ok_and(|now| now.ino() == ours.ino()) {
+            return Ok(file);
+        }
+    }
+}
+
+impl Ports {
+    pub(super) fn new(directory: Option<&Path>) -> Self {
+        match directory {
+            None => Self::Process(Mutex::default()),
+            Some(directory) => Self::Directory(directory.to_owned()),
+        }
+    }
+
+    /// Takes a port; zero is one that is free.
+    pub(super) fn take(self: &Arc<Self>, space: u16, port: u16) -> Result<Taken> {
+        if port != 0 {
+            return self.take_that((space, port));
+        }
+        let count = u16::MAX - FIRST_CHOSEN;
+        let first = (random() % u64::from(count)) as u16;
+        for step in 0..count {
+            let port = FIRST_CHOSEN + (first + step) % count;
+            match self.take_that((space, port)) {
+                Err(errno) if errno.raw() == libc::EADDRINUSE => {}
+                other => return other,
+            }
+        }
+        refuse(libc::EADDRNOTAVAIL)
+    }
+
+    fn take_that(self: &Arc<Self>, place: Place) -> Result<Taken> {
+        let lock = match &**self {
+            Self::Process(table) => {
+                let mut table = lock(table);
+                if table.contains_key(&place) {
+                    return refuse(libc::EADDRINUSE);
+                }
+                table.insert(place, None);
+                None
+            }
+            Self::Directory(directory) => Some(take_lock(&lock_file(directory, place))?),
+        };
+        Ok(Taken {
+            ports: Arc::clone(self),
+            place,
+            lock,
+        })
+    }
+
+    /// A connection to who listens on a port; none if nobody does.
+    ///
+    /// # Errors
+    /// EAGAIN if as many wait there as may.
+    pub(super) fn connect(&self, place: Place) -> Result<Option<OwnedFd>> {
+        let at = match self {
+            Self::Process(table) => match lock(table).get(&place) {
+                Some(Some(at)) => *at,
+                _ => return Ok(None),
+            },
+            Self::Directory(directory) => {
+                UnixAddr::new(&socket_file(directory, place)).map_err(os)?
+            }
+        };
+        let socket = new_socket()?;
+        match connect(socket.as_raw_fd(), &at) {
+            Ok(()) => {}
+            Err(nix::Error::ENOENT | nix::Error::ECONNREFUSED) => return Ok(None),
+            Err(errno) => return Err(os(errno)),
+        }
+        Ok(self.lets_in(&socket).then_some(socket))
+    }
+
+    /// The next connection to a listening socket.
+    pub(super) fn accept(&self, listener: &OwnedFd) -> Option<OwnedFd> {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let fd = accept4(listener.as_raw_fd(), flags).ok()?;
+        // SAFETY: it is new, and nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        self.lets_in(&socket).then_some(socket)
+    }
+
+    /// Whether the other end may be one of this network. The directory's rights
+    /// say who may; names of this process's are open to all of the machine.
+    fn lets_in(&self, socket: &OwnedFd) -> bool {
+        match self {
+            Self::Directory(_) => true,
+            Self::Process(_) => getsockopt(&socket.as_fd(), sockopt::PeerCredentials)
+                .is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(std::process::id())),
+        }
+    }
+}
+
+impl Taken {
+    pub(super) fn port(&self) -> u16 {
+        self.place.1
+    }
+
+    /// Listens: as many connections as `backlog` wait to be taken.
+    pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
+        let listener = new_socket()?;
+        let at = match &*self.ports {
+            Ports::Process(_) => UnixAddr::new_unnamed(),
+            Ports::Directory(directory) => {
+                let path = socket_file(directory, self.place);
+                // What one that was killed has left there: the port is ours.
+                match std::fs::remove_file(&path) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(io(error));
+                    }
+                    _ => {}
+                }
+                UnixAddr::new(&path).map_err(os)?
+            }
+        };
+        bind(listener.as_raw_fd(), &at).map_err(os)?;
+        // The system lets one more wait than it is told.
+        let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
+        let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
+        listen(&listener, backlog).map_err(os)?;
+        if let Ports::Process(table) = &*self.ports {
+            let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
+            lock(table).insert(self.place, Some(name));
+        }
+        Ok(listener)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        match &*self.ports {
+            Ports::Process(table) => drop(lock(table).remove(&self.place)),
+            Ports::Directory(directory) => {
+                // There is a socket if it has listened. The lock's file goes
+                // while the lock is held: who has opened it sees that.
+                let _ = std::fs::remove_file(socket_file(directory, self.place));
+                let _ = std::fs::remove_file(lock_file(directory, self.place));
+            }
+        }
+        self.lock = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPACE: u16 = 0x106;
+
+    fn both(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
+        let process = Arc::new(Ports::new(None));
+        test(&|| Arc::clone(&process));
+        let name = format!("ringverbs-ports-{name}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        // As two processes see it.
+        test(&|| Arc::new(Ports::new(Some(&directory))));
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_port_is_one_s_until_it_is_given_back() {
+        both("taken", |ports| {
+            let taken = ports().take(SPACE, 7471).unwrap();
+            let again = ports().take(SPACE, 7471).unwrap_err();
+            assert_eq!(again.raw(), libc::EADDRINUSE);
+            ports().take(SPACE + 1, 7471).unwrap();
+            drop(taken);
+            let taken = ports().take(SPACE, 7471).unwrap();
+            let chosen: Vec<_> = (0..20).map(|_| ports().take(SPACE, 0).unwrap()).collect();
+            let mut numbers: Vec<u16> = chosen.iter().map(Taken::port).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            assert_eq!((numbers.len(), taken.port()), (20, 7471));
+            assert!(numbers.iter().all(|port| *port >= FIRST_CHOSEN));
+        });
+    }
+
+    #[test]
+    fn as_many_wait_as_may() {
+        both("backlog", |ports| {
+            let taken = ports().take(SPACE, 7471).unwrap();
+            let reach = || ports().connect((SPACE, 7471));
+            assert!(reach().unwrap().is_none(), "bound, but it does not listen");
+            let listener = taken.listen(3).unwrap();
+            let waiting: Vec<_> = (0..3).map(|_| reach().unwrap().unwrap()).collect();
+            assert_eq!(reach().unwrap_err().raw(), libc::EAGAIN);
+            for _ in &waiting {
+                ports().accept(&listener).unwrap();
+            }
+            assert!(ports().accept(&listener).is_none());
+            drop((taken, listener));
+            assert!(reach().unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_is_in_nobody_s_way() {
+        let name = format!("ringverbs-ports-left-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let place = (SPACE, 7471);
+        File::create(lock_file(&directory, place)).unwrap();
+        let left = new_socket().unwrap();
+        let at = UnixAddr::new(&socket_file(&directory, place)).unwrap();
+        bind(left.as_raw_fd(), &at).unwrap();
+        drop(left);
+        let ports = Arc::new(Ports::new(Some(&directory)));
+        assert!(ports.connect(place).unwrap().is_none());
+        let taken = ports.take(SPACE, 7471).unwrap();
+        let listener = taken.listen(0).unwrap();
+        let reached = ports.connect(place).unwrap();
+        assert!(reached.is_some() && ports.accept(&listener).is_some());
+        drop(taken);
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    /// A process's own ports let nobody else in who has found the name. The
+    /// stranger is this program again.
+    #[test]
+    fn only_this_process_is_let_in() {
+        const NAME: &str = "RINGVERBS_PORT_OF_ANOTHER";
+        if let Ok(name) = std::env::var(NAME) {
+            let at = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+            return connect(new_socket().unwrap().as_raw_fd(), &at).unwrap();
+        }
+        let ports = Arc::new(Ports::new(None));
+        let taken = ports.take(SPACE, 1).unwrap();
+        let listener = taken.listen(2).unwrap();
+        let name = getsockname::<UnixAddr>(listener.as_raw_fd()).unwrap();
+        let name = String::from_utf8(name.as_abstract().unwrap().to_vec()).unwrap();
+        let stranger = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["cm::ports::tests::only_this_process_is_let_in", "--exact"])
+            .env(NAME, name)
+            .stdout(std::process::Stdio::null())
+            .status();
+        assert!(stranger.unwrap().success());
+        assert!(ports.accept(&listener).is_none());
+        let ours = ports.connect((SPACE, 1)).unwrap();
+        assert!(ours.is_some() && ports.accept(&listener).is_some());
+    }
+}

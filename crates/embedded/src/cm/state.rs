@@ -1,0 +1,659 @@
+//! All ids and channels of a network in this process, and the commands on them:
+//! what rdma_ucm and rdma_cm do with the same.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdmacm::abi::{self, option};
+use rdmacm::param::MAX_REJECT_DATA;
+use rdmacm::{Address, EventKind, RejectReason, SidrStatus, address};
+use uverbs::{AsyncEventType, Errno};
+use zerocopy::IntoBytes;
+
+use super::channel::{Channel, Ready, Waiting};
+use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
+use super::ports::Ports;
+use super::talk::send;
+use super::wire::{Kind, Message};
+use crate::{Result, refuse};
+
+/// How long the other end may take to answer; about what the kernel waits in
+/// all.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// As many requests wait as net.rdma_ucm.max_backlog allows.
+const BACKLOG: u32 = 1024;
+/// Sends to all of a group go to this queue pair.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+const MULTICAST_LID: u16 = 0xc000;
+
+/// A membership in a multicast group.
+#[derive(Debug)]
+struct Membership {
+    id: u32,
+    reported: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) ports: Arc<Ports>,
+    pub(super) channels: HashMap<RawFd, Channel>,
+    pub(super) ids: BTreeMap<u32, Id>,
+    memberships: BTreeMap<u32, Membership>,
+    last: u32,
+    pub(super) patience: Duration,
+}
+
+/// An address of the kernel's form.
+fn ip_address(bytes: &[u8]) -> Result<Option<SocketAddr>> {
+    match address::parse(bytes) {
+        Ok(None) => Ok(None),
+        Ok(Some(Address::Ip(address))) => {
+            // IPv4 in IPv6 is IPv4.
+            Ok(Some((address.ip().to_canonical(), address.port()).into()))
+        }
+        _ => refuse(libc::EAFNOSUPPORT),
+    }
+}
+
+/// Parameters of an event about a connection, with all of the room for private
+/// data.
+pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
+    let mut param = abi::ConnParam {
+        qp_num: message.qp_num,
+        private_data_len: kind.room() as u8,
+        srq: message.srq,
+        // What the peer can take is what may be asked of it, and the other way
+        // round.
+        responder_resources: message.initiator_depth,
+        initiator_depth: message.responder_resources,
+        flow_control: message.flow_control,
+        retry_count: message.retry_count,
+        rnr_retry_count: message.rnr_retry_count,
+        ..Default::default()
+    };
+    let data = message.private_data();
+    param.private_data[..data.len()].copy_from_slice(data);
+    param
+}
+
+impl State {
+    pub(super) fn new(ports: Ports) -> Self {
+        Self {
+            ports: Arc::new(ports),
+            channels: HashMap::new(),
+            ids: BTreeMap::new(),
+            memberships: BTreeMap::new(),
+            last: 0,
+            patience: PATIENCE,
+        }
+    }
+
+    pub(super) fn open(&mut self, port: Port) -> Result<RawFd> {
+        let (fd, channel) = Channel::new(port)?;
+        self.channels.insert(fd, channel);
+        Ok(fd)
+    }
+
+    pub(super) fn close(&mut self, fd: RawFd) -> Result<()> {
+        self.channel(fd)?;
+        let of_it: Vec<u32> = (self.ids.iter())
+            .filter_map(|(number, id)| (id.channel == fd).then_some(*number))
+            .collect();
+        for number in of_it {
+            // A request goes with who listens, who may have been first.
+            let _ = self.destroy(number);
+        }
+        self.channels.remove(&fd);
+        Ok(())
+    }
+
+    pub(super) fn channel(&mut self, fd: RawFd) -> Result<&mut Channel> {
+        self.channels.get_mut(&fd).ok_or(Errno::new(libc::EBADF))
+    }
+
+    /// An id of a channel.
+    pub(super) fn id(&mut self, fd: RawFd, number: u32) -> Result<&mut Id> {
+        match self.ids.get_mut(&number) {
+            None => refuse(libc::ENOENT),
+            Some(id) if id.channel != fd => refuse(libc::EINVAL),
+            Some(id) => Ok(id),
+        }
+    }
+
+    /// The same, in one of those phases.
+    fn id_in(&mut self, fd: RawFd, number: u32, phases: &[Phase]) -> Result<&mut Id> {
+        let id = self.id(fd, number)?;
+        if phases.contains(&id.phase) {
+            Ok(id)
+        } else {
+            refuse(libc::EINVAL)
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u32 {
+        loop {
+            self.last = self.last.wrapping_add(1).max(1);
+            let used = &self.last;
+            if !self.ids.contains_key(used) && !self.memberships.contains_key(used) {
+                return self.last;
+            }
+        }
+    }
+
+    /// Has an event read; nobody reads those of an id without a name.
+    pub(super) fn tell(&mut self, number: u32, what: EventKind, status: i32, param: &[u8]) {
+        let Some(id) = self.ids.get(&number) else {
+            return;
+        };
+        if id.uid == 0 {
+            return;
+        }
+        let event = event((id.uid, number), what, status, param);
+        let waiting = Waiting {
+            of: number,
+            membership: None,
+            request: None,
+            event,
+        };
+        if let Some(channel) = self.channels.get_mut(&id.channel) {
+            channel.push(waiting);
+        }
+    }
+
+    /// Gives an id until then.
+    pub(super) fn wait(&mut self, number: u32) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        let Some(until) = Instant::now().checked_add(self.patience) else {
+            return;
+        };
+        id.deadline = Some(until);
+        if let Some(channel) = self.channels.get_mut(&id.channel) {
+            channel.wake_at(until);
+        }
+    }
+
+    pub(super) fn create(&mut self, fd: RawFd, command: &abi::CreateId) -> Result<u32> {
+        let port = self.channel(fd)?.port;
+        // As <rdma/rdma_user_cm.h> and <rdma/ib_user_verbs.h> number them.
+        const IPOIB: u16 = 0x0002;
+        const TCP: u16 = 0x0106;
+        const UDP: u16 = 0x0111;
+        const IB: u16 = 0x013f;
+        let datagram = match command.ps {
+            TCP => false,
+            UDP | IPOIB => true,
+            IB => u32::from(command.qp_type) == uverbs::QpType::UD.0,
+            _ => return refuse(libc::EINVAL),
+        };
+        let number = self.number();
+        let mut id = Id::new(fd, port, command.ps, datagram);
+        id.uid = command.uid;
+        self.ids.insert(number, id);
+        Ok(number)
+    }
+
+    /// Destroys an id; its peer sees that its connection is closed. Gives the
+    /// number of its events that were read.
+    pub(super) fn destroy(&mut self, number: u32) -> Result<u32> {
+        let Some(id) = self.ids.remove(&number) else {
+            return refuse(libc::ENOENT);
+        };
+        let unread = match self.channels.get_mut(&id.channel) {
+            Some(channel) => channel.take(|waiting| waiting.of == number),
+            None => Vec::new(),
+        };
+        for request in unread.iter().filter_map(|waiting| waiting.request) {
+            // It is there until it is read.
+            let _ = self.destroy(request);
+        }
+        self.memberships.retain(|_, it| it.id != number);
+        Ok(id.reported)
+    }
+
+    pub(super) fn bind(&mut self, fd: RawFd, number: u32, address: &[u8]) -> Result<()> {
+        let Some(address) = ip_address(address)? else {
+            return refuse(libc::EINVAL);
+        };
+        if !is_here(address.ip()) {
+            return refuse(libc::EADDRNOTAVAIL);
+        }
+        let ports = Arc::clone(&self.ports);
+        let id = self.id_in(fd, number, &[Phase::Idle])?;
+        let taken = ports.take(id.space, address.port())?;
+        id.local = Some((address.ip(), taken.port()).into());
+        id.taken = Some(taken);
+        id.phase = Phase::Bound;
+        Ok(())
+    }
+
+    pub(super) fn listen(&mut self, fd: RawFd, number: u32, backlog: u32) -> Result<()> {
+        let ports = Arc::clone(&self.ports);
+        let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
+        if id.taken.is_none() {
+            let taken = ports.take(id.space, 0)?;
+            id.local = Some((IpAddr::from([0, 0, 0, 0]), taken.port()).into());
+            id.taken = Some(taken);
+            id.phase = Phase::Bound;
+        }
+        let backlog = if backlog == 0 {
+            BACKLOG
+        } else {
+            backlog.min(BACKLOG)
+        };
+        let listener = match &id.taken {
+            Some(taken) => taken.listen(backlog)?,
+            None => return refuse(libc::EINVAL),
+        };
+        self.channel(fd)?
+            .watch(&listener, Ready::Listener(number))?;
+        let id = self.id(fd, number)?;
+        id.listener = Some(listener);
+        id.phase = Phase::Listening;
+        Ok(())
+    }
+
+    pub(super) fn resolve_address(
+        &mut self,
+        fd: RawFd,
+        number: u32,
+        (from, to): (&[u8], &[u8]),
+    ) -> Result<()> {
+        let from = ip_address(from)?;
+        let Some(to) = ip_address(to)? else {
+            return refuse(libc::EINVAL);
+        };
+        let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let from = from.or(id.local).or_else(|| any.parse().ok());
+        let Some(from) = from.filter(|from| from.is_ipv4() == to.is_ipv4()) else {
+            return refuse(libc::EINVAL);
+        };
+        if id.phase == Phase::Idle {
+            let bytes = address::Sockaddr::from(&from.into()).bytes;
+            self.bind(fd, number, &bytes)?;
+        }
+        let id = self.id(fd, number)?;
+        if !is_here(to.ip()) {
+            self.tell(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
+            return Ok(());
+        }
+        id.local = id.local.map(or_loopback);
+        id.peer = Some(or_loopback(to));
+        id.phase = Phase::AddressResolved;
+        self.tell(number, EventKind::ADDR_RESOLVED, 0, &[]);
+        Ok(())
+    }
+
+    pub(super) fn resolve_route(&mut self, fd: RawFd, number: u32) -> Result<()> {
+        self.id_in(fd, number, &[Phase::AddressResolved])?.phase = Phase::RouteResolved;
+        self.tell(number, EventKind::ROUTE_RESOLVED, 0, &[]);
+        Ok(())
+    }
+
+    pub(super) fn connect(&mut self, fd: RawFd, number: u32, param: &abi::ConnParam) -> Result<()> {
+        let ports = Arc::clone(&self.ports);
+        let id = self.id_in(fd, number, &[Phase::RouteResolved])?;
+        let kind = if id.datagram {
+            Kind::ServiceRequest
+        } else {
+            Kind::Request
+        };
+        let (Some(local), Some(peer)) = (id.local, id.peer) else {
+            return refuse(libc::EINVAL);
+        };
+        let data = private_data(param, kind.room())?;
+        let message = speak(id, kind, data, param).between(local, peer);
+        let reached = ports.connect((id.space, peer.port()));
+        let (reason, status) = match reached {
+            Ok(Some(socket)) => {
+                send(&socket, &message);
+                self.channel(fd)?.watch(&socket, Ready::Socket(number))?;
+                let id = self.id(fd, number)?;
+                id.socket = Some(socket);
+                id.phase = Phase::Connecting;
+                self.wait(number);
+                return Ok(());
+            }
+            Ok(None) => (RejectReason::INVALID_SERVICE_ID, SidrStatus::UNSUPPORTED),
+            // As many wait there as may.
+            Err(errno) if errno.raw() == libc::EAGAIN => {
+                (RejectReason::CONSUMER_DEFINED, SidrStatus::REJECT)
+            }
+            Err(errno) => return Err(errno),
+        };
+        id.phase = Phase::Over;
+        self.refused(number, reason, status, &[]);
+        Ok(())
+    }
+
+    /// Tells of a request that came to nothing.
+    pub(super) fn refused(
+        &mut self,
+        number: u32,
+        reason: RejectReason,
+        status: SidrStatus,
+        param: &[u8],
+    ) {
+        match self.ids.get(&number).is_some_and(|id| id.datagram) {
+            false => self.tell(number, EventKind::REJECTED, reason.0, param),
+            true => self.tell(number, EventKind::UNREACHABLE, status.0, param),
+        }
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        fd: RawFd,
+        number: u32,
+        uid: u64,
+        param: &abi::ConnParam,
+    ) -> Result<()> {
+        if param.valid == 0 {
+            let id = self.id_in(fd, number, &[Phase::Responded])?;
+            id.phase = Phase::Established;
+            id.say(&Message::new(Kind::Ready, &[]));
+            return Ok(());
+        }
+        let id = self.id_in(fd, number, &[Phase::Requested])?;
+        let kind = if id.datagram {
+            Kind::ServiceReply
+        } else {
+            Kind::Reply
+        };
+        let data = match private_data(param, kind.room()) {
+            Ok(data) => data,
+            Err(errno) => {
+                // The peer is told, as the kernel does.
+                let _ = self.reject(fd, number, 0, &[]);
+                return Err(errno);
+            }
+        };
+        id.uid = uid;
+        let message = speak(id, kind, data, param);
+        id.say(&message);
+        if id.datagram {
+            id.phase = Phase::Established;
+            id.socket = None;
+        } else {
+            id.phase = Phase::Accepting;
+            self.wait(number);
+        }
+        Ok(())
+    }
+
+    pub(super) fn reject(&mut self, fd: RawFd, number: u32, reason: u8, data: &[u8]) -> Result<()> {
+        let id = self.id_in(fd, number, &[Phase::Requested, Phase::Responded])?;
+        let consumer = RejectReason::CONSUMER_DEFINED.0;
+        let reason = match i32::from(reason) {
+            0 => consumer,
+            reason => reason,
+        };
+        let vendor = RejectReason::VENDOR_OPTION_NOT_SUPPORTED.0;
+        if data.len() > MAX_REJECT_DATA || reason != consumer && reason != vendor {
+            return refuse(libc::EINVAL);
+        }
+        let mut message = if id.datagram {
+            let mut message = Message::new(Kind::ServiceReply, data);
+            message.reason = SidrStatus::REJECT.0 as u8;
+            message
+        } else {
+            let mut message = Message::new(Kind::Reject, data);
+            message.reason = reason as u8;
+            message
+        };
+        message.qp_num = 0;
+        id.say(&message);
+        id.finish();
+        Ok(())
+    }
+
+    pub(super) fn disconnect(&mut self, fd: RawFd, number: u32) -> Result<()> {
+        let id = self.id(fd, number)?;
+        match id.phase {
+            Phase::Established if !id.datagram => {
+                id.phase = Phase::Disconnecting;
+                id.say(&Message::new(Kind::Disconnect, &[]));
+                self.wait(number);
+            }
+            Phase::Left => {
+                id.say(&Message::new(Kind::Disconnected, &[]));
+                id.finish();
+            }
+            // Nothing to end yet, or no more.
+            Phase::Connecting
+            | Phase::Responded
+            | Phase::Requested
+            | Phase::Accepting
+            | Phase::Disconnecting
+            | Phase::Established
+            | Phase::Over => {}
+            _ => return refuse(libc::EINVAL),
+        }
+        Ok(())
+    }
+
+    /// The queue pair has heard of the peer before the peer's word was here.
+    pub(super) fn notify(&mut self, fd: RawFd, number: u32, event: u32) -> Result<()> {
+        let id = self.id(fd, number)?;
+        match id.phase {
+            _ if event != AsyncEventType::COMM_EST.0 || id.datagram => refuse(libc::EINVAL),
+            Phase::Established => refuse(libc::EISCONN),
+            Phase::Accepting => {
+                id.phase = Phase::Established;
+                id.notified = true;
+                id.deadline = None;
+                self.tell(number, EventKind::ESTABLISHED, 0, &[]);
+                Ok(())
+            }
+            _ => refuse(libc::EINVAL),
+        }
+    }
+
+    pub(super) fn set_option(
+        &mut self,
+        fd: RawFd,
+        command: &abi::SetOption,
+        value: &[u8],
+    ) -> Result<()> {
+        let id = self.id(fd, command.id)?;
+        let byte = || <[u8; 1]>::try_from(value).map(|[byte]| byte);
+        let flag = || <[u8; 4]>::try_from(value).map(|bytes| i32::from_ne_bytes(bytes) != 0);
+        let wrong = |_| Errno::new(libc::EINVAL);
+        match (command.level, command.optname) {
+            (option::OPTION_ID, option::OPTION_ID_TOS) => id.tos = byte().map_err(wrong)?,
+            (option::OPTION_ID, option::OPTION_ID_ACK_TIMEOUT) if !id.datagram => {
+                id.ack_timeout = byte().map_err(wrong)? & 31;
+            }
+            (option::OPTION_ID, option::OPTION_ID_ACK_TIMEOUT) => return refuse(libc::EINVAL),
+            (
+                option::OPTION_ID,
+                name @ (option::OPTION_ID_REUSEADDR | option::OPTION_ID_AFONLY),
+            ) => {
+                let flag = flag().map_err(wrong)?;
+                if id.phase != Phase::Idle {
+                    return refuse(libc::EINVAL);
+                }
+                // A port is never left in use: there is nothing to reuse.
+                if name == option::OPTION_ID_AFONLY {
+                    id.ipv6_only = flag;
+                }
+            }
+            _ => return refuse(libc::ENOSYS),
+        }
+        Ok(())
+    }
+
+    /// Moves an id to another channel, with what waits there of it.
+    pub(super) fn migrate(&mut self, fd: RawFd, command: &abi::MigrateId) -> Result<u32> {
+        let from = RawFd::try_from(command.fd).map_err(|_| Errno::new(libc::EBADF))?;
+        self.channel(fd)?;
+        self.id(from, command.id)?;
+        if from == fd {
+            return Ok(self.id(fd, command.id)?.reported);
+        }
+        let old = self.channel(from)?;
+        let events = old.take(|waiting| waiting.of == command.id);
+        for event in events {
+            if let Some(request) = event.request {
+                self.move_to(fd, request)?;
+            }
+            self.channel(fd)?.push(event);
+        }
+        self.move_to(fd, command.id)?;
+        Ok(self.id(fd, command.id)?.reported)
+    }
+
+    fn move_to(&mut self, fd: RawFd, number: u32) -> Result<()> {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return Ok(());
+        };
+        let from = std::mem::replace(&mut id.channel, fd);
+        let deadline = id.deadline;
+        if let (Some(id), Some(old), Some(new)) = (
+            self.ids.get(&number),
+            self.channels.get(&from),
+            self.channels.get(&fd),
+        ) {
+            for (descriptor, what) in id.descriptors(number) {
+                old.ignore(descriptor);
+                new.watch(descriptor, what)?;
+            }
+        }
+        if let Some(deadline) = deadline {
+            self.channel(fd)?.wake_at(deadline);
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_event(&mut self, fd: RawFd, command: &abi::WriteCmEvent) -> Result<()> {
+        self.id(fd, command.id)?;
+        if command.event != EventKind::USER.0 && command.event != EventKind::INTERNAL.0 {
+            return refuse(libc::EINVAL);
+        }
+        let (what, status) = (EventKind(command.event), command.status.cast_signed());
+        self.tell(command.id, what, status, command.arg.as_bytes());
+        Ok(())
+    }
+
+    pub(super) fn join(
+        &mut self,
+        fd: RawFd,
+        (number, uid): (u32, u64),
+        address: &[u8],
+        flags: u16,
+    ) -> Result<u32> {
+        let Some(group) = ip_address(address)?.and_then(|address| group(address.ip())) else {
+            return refuse(libc::EINVAL);
+        };
+        let id = self.id(fd, number)?;
+        if !id.datagram || !id.is_on_device() || flags > 1 {
+            return refuse(libc::EINVAL);
+        }
+        let lid = MULTICAST_LID | u16::from_be_bytes([group[14] & 0x3f, group[15]]);
+        let param = abi::UdParam {
+            qp_num: MULTICAST_QPN,
+            qkey: QKEY,
+            ah_attr: id.path_to(group, lid, true),
+            ..Default::default()
+        };
+        let membership = self.number();
+        let waiting = Waiting {
+            of: number,
+            membership: Some(membership),
+            request: None,
+            event: event(
+                (uid, membership),
+                EventKind::MULTICAST_JOIN,
+                0,
+                param.as_bytes(),
+            ),
+        };
+        self.channel(fd)?.push(waiting);
+        let made = Membership {
+            id: number,
+            reported: 0,
+        };
+        self.memberships.insert(membership, made);
+        Ok(membership)
+    }
+
+    pub(super) fn leave(&mut self, fd: RawFd, membership: u32) -> Result<u32> {
+        let Some(found) = self.memberships.get(&membership) else {
+            return refuse(libc::ENOENT);
+        };
+        let (of, reported) = (found.id, found.reported);
+        self.id(fd, of)?;
+        self.channel(fd)?
+            .take(|waiting| waiting.membership == Some(membership));
+        self.memberships.remove(&membership);
+        Ok(reported)
+    }
+
+    /// Counts an event as read.
+    pub(super) fn read(&mut self, waiting: &Waiting) {
+        if let Some(id) = self.ids.get_mut(&waiting.of) {
+            id.reported = id.reported.wrapping_add(1);
+        }
+        let membership = waiting.membership.as_ref();
+        if let Some(membership) = membership.and_then(|it| self.memberships.get_mut(it)) {
+            membership.reported = membership.reported.wrapping_add(1);
+        }
+    }
+}
+
+/// An event as it is read.
+pub(super) fn event(
+    (uid, id): (u64, u32),
+    what: EventKind,
+    status: i32,
+    param: &[u8],
+) -> Box<abi::EventResp> {
+    let mut event = Box::new(abi::EventResp {
+        uid,
+        id,
+        event: what.0,
+        status: status.cast_unsigned(),
+        ..Default::default()
+    });
+    for (to, from) in event.param.iter_mut().zip(param) {
+        *to = *from;
+    }
+    event
+}
+
+fn private_data(param: &abi::ConnParam, room: usize) -> Result<&[u8]> {
+    let length = usize::from(param.private_data_len);
+    if length > room {
+        return refuse(libc::EINVAL);
+    }
+    Ok(&param.private_data[..length])
+}
+
+/// A message with what a program has said, which is the id's from now on.
+fn speak(id: &mut Id, kind: Kind, data: &[u8], param: &abi::ConnParam) -> Message {
+    let port = id.port;
+    let mut message = Message::new(kind, data).by(port.ethernet, port.gid, port.lid);
+    if param.qkey != 0 {
+        id.qkey = param.qkey;
+    }
+    id.depths.responder_resources = param.responder_resources;
+    id.depths.initiator_depth = param.initiator_depth;
+    if kind == Kind::Request {
+        // Of both ends; who answers has no say.
+        id.depths.retry_count = param.retry_count & 7;
+    }
+    message.qp_num = param.qp_num & 0xff_ffff;
+    message.qkey = id.qkey;
+    message.psn = id.psn;
+    message.responder_resources = param.responder_resources;
+    message.initiator_depth = param.initiator_depth;
+    message.retry_count = param.retry_count & 7;
+    message.rnr_retry_count = param.rnr_retry_count & 7;
+    message.flow_control = param.flow_control;
+    message.srq = param.srq;
+    message
+}

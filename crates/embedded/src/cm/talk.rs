@@ -1,0 +1,390 @@
+//! What comes from the other ends: connections, their messages, and their ends.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use nix::sys::socket::{MsgFlags, recv};
+use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
+use zerocopy::IntoBytes;
+
+use super::channel::{Ready, Waiting};
+use super::id::{CALLERS, Id, Phase};
+use super::state::{State, connection, event};
+use super::wire::{Kind, Message, SIZE};
+use crate::{Result, refuse};
+
+/// How often what is ready is looked at for one event. More is left to the next
+/// call: the channel stays readable.
+const ROUNDS: usize = 64;
+
+/// What was in a socket.
+enum Heard {
+    Nothing,
+    Message(Kind, Box<Message>),
+    /// The other end is closed, or speaks no sense.
+    End,
+}
+
+/// Sends a message. If the other end is gone, or takes none, that is heard
+/// later.
+pub(super) fn send(socket: &OwnedFd, message: &Message) {
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
+}
+
+fn hear(socket: &OwnedFd) -> Heard {
+    // A byte more, by which what is too long is known.
+    let mut bytes = [0; SIZE + 1];
+    loop {
+        match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => return Heard::End,
+            Ok(length) => match Message::parse(&bytes[..length]) {
+                Ok((kind, message)) => return Heard::Message(kind, Box::new(message)),
+                Err(error) => {
+                    tracing::debug!(%error, "the other end of a connection makes no sense");
+                    return Heard::End;
+                }
+            },
+            Err(nix::Error::EAGAIN) => return Heard::Nothing,
+            // Said once, of an end that was closed with something unread; what
+            // it has said itself is still there.
+            Err(nix::Error::EINTR | nix::Error::ECONNRESET) => {}
+            Err(_) => return Heard::End,
+        }
+    }
+}
+
+impl Id {
+    /// Says it to the peer.
+    pub(super) fn say(&self, message: &Message) {
+        if let Some(socket) = &self.socket {
+            send(socket, message);
+        }
+    }
+
+    /// There is nothing more to say.
+    pub(super) fn finish(&mut self) {
+        self.phase = Phase::Over;
+        self.socket = None;
+        self.deadline = None;
+    }
+
+    /// What it listens to, and what that is called.
+    pub(super) fn descriptors(&self, number: u32) -> impl Iterator<Item = (BorrowedFd<'_>, Ready)> {
+        let callers = self.callers.iter().enumerate();
+        let callers = callers.filter_map(move |(place, caller)| {
+            Some((caller.as_ref()?.as_fd(), Ready::Caller(number, place)))
+        });
+        let listener = self.listener.iter();
+        let socket = self.socket.iter();
+        callers
+            .chain(listener.map(move |it| (it.as_fd(), Ready::Listener(number))))
+            .chain(socket.map(move |it| (it.as_fd(), Ready::Socket(number))))
+    }
+}
+
+impl State {
+    /// The channel's next event.
+    pub(super) fn next_event(&mut self, fd: RawFd) -> Result<Waiting> {
+        for _ in 0..ROUNDS {
+            if let Some(waiting) = self.channel(fd)?.pop() {
+                self.read(&waiting);
+                return Ok(waiting);
+            }
+            let ready = self.channel(fd)?.ready();
+            let mut active = false;
+            for what in ready {
+                active |= self.attend(fd, what);
+            }
+            if !active {
+                break;
+            }
+        }
+        refuse(libc::EAGAIN)
+    }
+
+    /// Looks at what is ready; whether that was something.
+    fn attend(&mut self, fd: RawFd, what: Ready) -> bool {
+        match what {
+            Ready::Events => true,
+            Ready::Time => self.expire(fd),
+            Ready::Socket(number) => self.listen_to(number),
+            Ready::Listener(number) => self.let_in(number),
+            Ready::Caller(number, place) => self.called(number, place),
+        }
+    }
+
+    /// Those whose time is up.
+    fn expire(&mut self, fd: RawFd) -> bool {
+        let Some(channel) = self.channels.get_mut(&fd) else {
+            return false;
+        };
+        channel.woken();
+        let now = Instant::now();
+        let mut late = Vec::new();
+        for (number, id) in &mut self.ids {
+            match id.deadline {
+                Some(deadline) if id.channel == fd && deadline <= now => late.push(*number),
+                Some(deadline) if id.channel == fd => channel.wake_at(deadline),
+                _ => {}
+            }
+        }
+        for number in &late {
+            let Some(id) = self.ids.get_mut(number) else {
+                continue;
+            };
+            let what = if id.phase == Phase::Disconnecting {
+                EventKind::DISCONNECTED
+            } else {
+                EventKind::UNREACHABLE
+            };
+            id.finish();
+            self.tell(*number, what, -libc::ETIMEDOUT, &[]);
+        }
+        true
+    }
+
+    /// A new connection to who listens.
+    fn let_in(&mut self, number: u32) -> bool {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return false;
+        };
+        let Some(caller) = id.listener.as_ref().and_then(|it| self.ports.accept(it)) else {
+            return false;
+        };
+        let free = id.callers.iter().position(Option::is_none);
+        let place = match free {
+            Some(place) => place,
+            None if id.callers.len() < CALLERS => {
+                id.callers.push(None);
+                id.callers.len() - 1
+            }
+            // Those that are here have had their time to speak.
+            None => {
+                id.callers.clear();
+                id.callers.push(None);
+                0
+            }
+        };
+        if let Some(channel) = self.channels.get(&id.channel)
+            && channel.watch(&caller, Ready::Caller(number, place)).is_ok()
+        {
+            id.callers[place] = Some(caller);
+        }
+        true
+    }
+
+    /// Somebody who is connected to who listens says something.
+    fn called(&mut self, number: u32, place: usize) -> bool {
+        let Some(listener) = self.ids.get_mut(&number) else {
+            return false;
+        };
+        let Some(caller) = listener.callers.get_mut(place) else {
+            return false;
+        };
+        let Some(socket) = caller else { return false };
+        match hear(socket) {
+            Heard::Nothing => return false,
+            Heard::End => *caller = None,
+            Heard::Message(kind, message) => {
+                if let Some(socket) = caller.take() {
+                    self.requested(number, socket, kind, &message);
+                }
+            }
+        }
+        true
+    }
+
+    /// Somebody asks for a connection.
+    fn requested(&mut self, number: u32, socket: OwnedFd, kind: Kind, message: &Message) {
+        let Some(listener) = self.ids.get(&number) else {
+            return;
+        };
+        let datagram = listener.datagram;
+        let (asks, says_no, nobody) = if datagram {
+            let nobody = SidrStatus::UNSUPPORTED.0;
+            (Kind::ServiceRequest, Kind::ServiceReply, nobody)
+        } else {
+            (
+                Kind::Request,
+                Kind::Reject,
+                RejectReason::INVALID_SERVICE_ID.0,
+            )
+        };
+        let refused = if kind != asks || !listener.is_at(message.to()) {
+            Some(nobody)
+        } else if message.is_ethernet() != listener.port.ethernet {
+            Some(RejectReason::INVALID_GID.0)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            let mut message = Message::new(says_no, &[]);
+            message.reason = reason as u8;
+            return send(&socket, &message);
+        }
+        let (uid, fd) = (listener.uid, listener.channel);
+        let mut id = Id::new(fd, listener.port, listener.space, datagram);
+        id.phase = Phase::Requested;
+        (id.local, id.peer) = (Some(message.to()), Some(message.from()));
+        id.meet(message);
+        id.tos = listener.tos;
+        id.ack_timeout = listener.ack_timeout;
+        id.depths.responder_resources = message.initiator_depth;
+        id.depths.initiator_depth = message.responder_resources;
+        id.depths.retry_count = message.retry_count;
+        id.depths.rnr_retry_count = message.rnr_retry_count;
+        let request = self.number();
+        let Some(channel) = self.channels.get_mut(&fd) else {
+            return;
+        };
+        // Out of the other name.
+        channel.ignore(&socket);
+        if channel.watch(&socket, Ready::Socket(request)).is_err() {
+            return;
+        }
+        id.socket = Some(socket);
+        let param = if datagram {
+            service(kind, message, &id).as_bytes().to_vec()
+        } else {
+            connection(kind, message).as_bytes().to_vec()
+        };
+        self.ids.insert(request, id);
+        let waiting = Waiting {
+            of: number,
+            membership: None,
+            request: Some(request),
+            event: event((uid, request), EventKind::CONNECT_REQUEST, 0, &param),
+        };
+        if let Some(channel) = self.channels.get_mut(&fd) {
+            channel.push(waiting);
+        }
+    }
+
+    /// The peer of an id says something.
+    fn listen_to(&mut self, number: u32) -> bool {
+        let Some(id) = self.ids.get(&number) else {
+            return false;
+        };
+        let Some(socket) = &id.socket else {
+            return false;
+        };
+        match hear(socket) {
+            Heard::Nothing => return false,
+            Heard::End => self.ended(number),
+            Heard::Message(kind, message) => self.told(number, kind, &message),
+        }
+        true
+    }
+
+    fn told(&mut self, number: u32, kind: Kind, message: &Message) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        let param = connection(kind, message);
+        match (id.phase, kind) {
+            (Phase::Connecting, Kind::Reply) if !id.datagram => {
+                if message.is_ethernet() != id.port.ethernet {
+                    return self.ended(number);
+                }
+                id.meet(message);
+                id.phase = Phase::Responded;
+                id.deadline = None;
+                id.depths.responder_resources = message.initiator_depth;
+                id.depths.initiator_depth = message.responder_resources;
+                id.depths.rnr_retry_count = message.rnr_retry_count;
+                self.tell(number, EventKind::CONNECT_RESPONSE, 0, param.as_bytes());
+            }
+            (Phase::Connecting, Kind::ServiceReply) if id.datagram => {
+                let status = i32::from(message.reason);
+                id.meet(message);
+                let param = service(kind, message, id);
+                id.finish();
+                if status == 0 {
+                    id.phase = Phase::Established;
+                    self.tell(number, EventKind::ESTABLISHED, 0, param.as_bytes());
+                } else {
+                    self.tell(number, EventKind::UNREACHABLE, status, param.as_bytes());
+                }
+            }
+            (
+                Phase::Connecting | Phase::Responded | Phase::Requested | Phase::Accepting,
+                Kind::Reject,
+            ) if !id.datagram => {
+                id.finish();
+                // Zero would be yes.
+                let reason = i32::from(message.reason).max(1);
+                self.tell(number, EventKind::REJECTED, reason, param.as_bytes());
+            }
+            (Phase::Accepting, Kind::Ready) => {
+                id.phase = Phase::Established;
+                id.deadline = None;
+                self.tell(number, EventKind::ESTABLISHED, 0, &[]);
+            }
+            // Its queue pair has said so before.
+            (Phase::Established, Kind::Ready) if id.notified => id.notified = false,
+            (Phase::Accepting | Phase::Established, Kind::Disconnect) => {
+                id.phase = Phase::Left;
+                id.deadline = None;
+                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+            }
+            (Phase::Disconnecting, Kind::Disconnect | Kind::Disconnected) => {
+                id.finish();
+                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+            }
+            _ => self.ended(number),
+        }
+    }
+
+    /// The peer is gone: its id is destroyed, or its process has ended, and the
+    /// kernel would say of it what is said here.
+    fn ended(&mut self, number: u32) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        let phase = id.phase;
+        id.socket = None;
+        if id.datagram && phase != Phase::Connecting {
+            return;
+        }
+        if !matches!(phase, Phase::Over) {
+            id.finish();
+        }
+        match phase {
+            Phase::Connecting | Phase::Responded | Phase::Accepting => {
+                let (reason, status) = (RejectReason::CONSUMER_DEFINED, SidrStatus::REJECT);
+                let nothing = abi::ConnParam {
+                    private_data_len: Kind::Reject.room() as u8,
+                    ..Default::default()
+                };
+                let datagram = self.ids.get(&number).is_some_and(|id| id.datagram);
+                let param = if datagram { &[] } else { nothing.as_bytes() };
+                self.refused(number, reason, status, param);
+            }
+            Phase::Requested => {
+                let reason = RejectReason::TIMEOUT.0;
+                self.tell(number, EventKind::REJECTED, reason, &[]);
+            }
+            Phase::Established | Phase::Disconnecting => {
+                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Parameters of an event about a datagram service.
+fn service(kind: Kind, message: &Message, id: &Id) -> abi::UdParam {
+    let mut param = abi::UdParam {
+        private_data_len: kind.room() as u8,
+        ..Default::default()
+    };
+    if kind == Kind::ServiceReply {
+        param.qp_num = message.qp_num;
+        param.qkey = message.qkey;
+        param.ah_attr = id.path().unwrap_or_default();
+    }
+    let data = message.private_data();
+    param.private_data[..data.len()].copy_from_slice(data);
+    param
+}

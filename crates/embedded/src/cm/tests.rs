@@ -1,0 +1,651 @@
+//! The connection manager by `crates/rdmacm`, as every program uses it; and
+//! what only somebody hostile would do.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{MsgFlags, recv, send};
+use proptest::prelude::*;
+use rdmacm::{
+    Address, ConnParam, Error, Event, EventChannel, EventKind, Id, JoinFlags, PortSpace, Reason,
+    RejectReason, SidrStatus, State as Life, param,
+};
+use uverbs::{AsyncEventType, QpState};
+use zerocopy::IntoBytes;
+
+use super::wire::{Kind, Message, SIZE};
+use crate::kernel::wait;
+use crate::{Drive, Embedded, Network};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_millis(10);
+
+/// Two devices that reach each other's ports: of one network, or of two in a
+/// directory.
+fn ends(joined: bool) -> (Embedded, Embedded) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if !joined {
+        let network = Network::new(Drive::Caller).unwrap();
+        let device = || network.device("roce").unwrap();
+        return (device(), device());
+    }
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ringverbs-cm-{}-{number}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    let device = || {
+        let network = Network::joined(Drive::Caller, &directory).unwrap();
+        network.device("roce").unwrap()
+    };
+    (device(), device())
+}
+
+fn open(device: &Embedded) -> EventChannel {
+    EventChannel::open_on(device.connection_manager()).unwrap()
+}
+
+fn next(channel: &EventChannel, kind: EventKind) -> Event {
+    let event = channel.wait(Some(PATIENCE)).unwrap();
+    let event = event.unwrap_or_else(|| panic!("no {kind:?}"));
+    assert_eq!(event.kind(), kind, "{:?}", event.message().result());
+    event
+}
+
+fn nothing(channel: &EventChannel) {
+    assert!(channel.wait(Some(SOON)).unwrap().is_none());
+}
+
+fn listen(channel: &EventChannel, space: PortSpace, backlog: u32) -> (Id, SocketAddr) {
+    let id = channel.create_id(space).unwrap();
+    id.bind((IpAddr::from(Ipv4Addr::LOCALHOST), 0)).unwrap();
+    id.listen(backlog).unwrap();
+    let at = id.local_addr().unwrap().unwrap();
+    assert_ne!(at.port(), 0);
+    (id, at)
+}
+
+fn resolved(channel: &EventChannel, space: PortSpace, to: SocketAddr) -> Id {
+    let id = channel.create_id(space).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    next(channel, EventKind::ADDR_RESOLVED);
+    id.resolve_route(PATIENCE).unwrap();
+    next(channel, EventKind::ROUTE_RESOLVED);
+    id
+}
+
+fn param(qp_num: u32, private_data: &[u8]) -> ConnParam<'_> {
+    ConnParam {
+        qp_num,
+        private_data,
+        ..ConnParam::default()
+    }
+}
+
+/// All of the room, with zeros behind what was said.
+fn says(event: &Event, what: &[u8], room: usize) {
+    let data = event.message().private_data();
+    assert_eq!(data.len(), room);
+    assert_eq!(&data[..what.len()], what);
+    assert!(data[what.len()..].iter().all(|byte| *byte == 0));
+}
+
+fn request(channel: &EventChannel) -> (Event, Id) {
+    let mut event = next(channel, EventKind::CONNECT_REQUEST);
+    let id = event.take_request().unwrap();
+    (event, id)
+}
+
+/// A connection, as far as both say so: who asked, and who accepted.
+fn connected(near: &EventChannel, far: &EventChannel, listener: SocketAddr) -> (Id, Id) {
+    let active = resolved(near, PortSpace::TCP, listener);
+    active.connect(&param(1, b"")).unwrap();
+    let (_, passive) = request(far);
+    passive.accept(&param(2, b"")).unwrap();
+    next(near, EventKind::CONNECT_RESPONSE);
+    active.establish().unwrap();
+    next(far, EventKind::ESTABLISHED);
+    (active, passive)
+}
+
+fn rejected(event: &Event, why: RejectReason) {
+    let reason = event.message().result().unwrap_err();
+    assert_eq!(reason, Reason::Rejected(why));
+}
+
+#[test]
+fn a_connection_is_made_and_ended() {
+    for joined in [false, true] {
+        let (a, b) = ends(joined);
+        let (near, far) = (open(&a), open(&b));
+        let (listener, at) = listen(&far, PortSpace::TCP, 4);
+        let active = resolved(&near, PortSpace::TCP, at);
+        let long = [7; 256];
+        for length in [57, 255] {
+            let refused = active.connect(&param(1, &long[..length])).unwrap_err();
+            assert!(matches!(refused, Error::PrivateDataTooLong { .. }));
+        }
+        let mut asked = param(0xabc, &long[..param::MAX_CONNECT_DATA]);
+        (asked.responder_resources, asked.initiator_depth) = (3, 5);
+        (asked.retry_count, asked.rnr_retry_count) = (6, 4);
+        // Before there is a peer, it may do nothing here.
+        let (attr, _) = active.qp_attr(QpState::INIT).unwrap();
+        assert!(attr.qp_access_flags.is_empty());
+        assert!(active.qp_attr(QpState::RTR).is_err());
+        active.connect(&asked).unwrap();
+
+        let (event, passive) = request(&far);
+        assert!(event.is_of(&listener));
+        says(&event, &long[..56], param::MAX_CONNECT_DATA);
+        let peer = event.message().connection().unwrap();
+        assert_eq!((peer.qp_num, peer.retry_count), (0xabc, 6));
+        assert_eq!((peer.responder_resources, peer.initiator_depth), (5, 3));
+        assert_eq!(passive.peer_addr().unwrap(), active.local_addr().unwrap());
+        assert_eq!(passive.local_addr().unwrap(), Some(at));
+        let bound = |id: &Id| id.addresses().unwrap().device.unwrap();
+        assert_eq!(bound(&passive).node_guid, b.node_guid());
+        assert_eq!(bound(&active).node_guid, a.node_guid());
+        let (rtr, _) = passive.qp_attr(QpState::RTR).unwrap();
+        assert_eq!((rtr.dest_qp_num, rtr.max_dest_rd_atomic), (0xabc, 5));
+        let (rts, _) = passive.qp_attr(QpState::RTS).unwrap();
+        assert_eq!((rts.max_rd_atomic, rts.retry_cnt, rts.rnr_retry), (3, 6, 4));
+        let mut answer = param(0xdef, b"welcome");
+        (answer.responder_resources, answer.initiator_depth) = (4, 2);
+        answer.rnr_retry_count = 1;
+        passive.accept(&answer).unwrap();
+
+        let event = next(&near, EventKind::CONNECT_RESPONSE);
+        says(&event, b"welcome", param::MAX_ACCEPT_DATA);
+        assert_eq!(event.message().connection().unwrap().qp_num, 0xdef);
+        let (attr, _) = active.qp_attr(QpState::RTR).unwrap();
+        assert_eq!((attr.dest_qp_num, attr.max_dest_rd_atomic), (0xdef, 2));
+        // What one sends from is what the other expects.
+        assert_eq!(
+            (attr.rq_psn, active.qp_attr(QpState::RTS).unwrap().0.sq_psn),
+            {
+                let (theirs, _) = passive.qp_attr(QpState::RTS).unwrap();
+                (theirs.sq_psn, rtr.rq_psn)
+            }
+        );
+        let (attr, _) = active.qp_attr(QpState::RTS).unwrap();
+        assert_eq!(
+            (attr.max_rd_atomic, attr.retry_cnt, attr.rnr_retry),
+            (4, 6, 1)
+        );
+        active.establish().unwrap();
+        next(&far, EventKind::ESTABLISHED);
+        let known = passive.notify(AsyncEventType::COMM_EST).unwrap_err();
+        assert_eq!(known.errno().raw(), libc::EISCONN);
+
+        active.disconnect().unwrap();
+        next(&far, EventKind::DISCONNECTED);
+        nothing(&near);
+        passive.disconnect().unwrap();
+        next(&near, EventKind::DISCONNECTED);
+        assert_eq!(active.state(), Life::Disconnected);
+        let left = active.destroy().map_err(|(_, error)| error).unwrap();
+        assert_eq!((left.events_reported(), left.unacknowledged()), (4, 1));
+        drop(passive);
+        nothing(&far);
+    }
+}
+
+#[test]
+fn the_queue_pair_s_word_establishes_too() {
+    let (a, b) = ends(false);
+    let (near, far) = (open(&a), open(&b));
+    let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+    let active = resolved(&near, PortSpace::TCP, at);
+    active.connect(&param(1, b"")).unwrap();
+    let (_, passive) = request(&far);
+    passive.accept(&param(2, b"")).unwrap();
+    next(&near, EventKind::CONNECT_RESPONSE);
+    passive.notify(AsyncEventType::COMM_EST).unwrap();
+    next(&far, EventKind::ESTABLISHED);
+    active.establish().unwrap();
+    nothing(&far);
+    active.disconnect().unwrap();
+    next(&far, EventKind::DISCONNECTED);
+}
+
+#[test]
+fn who_says_no_is_heard() {
+    for joined in [false, true] {
+        let (a, b) = ends(joined);
+        let (near, far) = (open(&a), open(&b));
+        let (listener, at) = listen(&far, PortSpace::TCP, 2);
+        let ask = || {
+            let active = resolved(&near, PortSpace::TCP, at);
+            active.connect(&param(1, b"")).unwrap();
+            active
+        };
+        // With a reason, and by dropping the request.
+        let active = ask();
+        let (_, passive) = request(&far);
+        passive.reject(&[9; param::MAX_REJECT_DATA]).unwrap();
+        let event = next(&near, EventKind::REJECTED);
+        rejected(&event, RejectReason::CONSUMER_DEFINED);
+        says(&event, &[9; 148], param::MAX_REJECT_DATA);
+        let active = (active, ask());
+        drop(request(&far));
+        rejected(
+            &next(&near, EventKind::REJECTED),
+            RejectReason::CONSUMER_DEFINED,
+        );
+        drop(active);
+        // Too much private data: the peer is rejected.
+        let active = ask();
+        let (_, passive) = request(&far);
+        let refused = passive.accept(&param(1, &[0; 197])).unwrap_err();
+        assert!(matches!(refused, Error::PrivateDataTooLong { .. }));
+        next(&near, EventKind::REJECTED);
+        drop((active, passive));
+        // The response is no good to who has asked.
+        let active = ask();
+        let (_, passive) = request(&far);
+        passive.accept(&param(2, b"")).unwrap();
+        next(&near, EventKind::CONNECT_RESPONSE);
+        active.reject(b"after all, no").unwrap();
+        let event = next(&far, EventKind::REJECTED);
+        rejected(&event, RejectReason::CONSUMER_DEFINED);
+        says(&event, b"after all, no", param::MAX_REJECT_DATA);
+        drop((active, passive));
+        // Who has asked is gone before it was answered.
+        drop(ask());
+        let (_, passive) = request(&far);
+        nothing(&far);
+        assert!(matches!(
+            passive.accept(&param(2, b"")),
+            Err(Error::Refused { .. })
+        ));
+        // As many wait as may, and who listens answers for those.
+        let waiting = [ask(), ask()];
+        let _one_more = ask();
+        rejected(
+            &next(&near, EventKind::REJECTED),
+            RejectReason::CONSUMER_DEFINED,
+        );
+        nothing(&near);
+        drop(listener);
+        for _ in &waiting {
+            rejected(
+                &next(&near, EventKind::REJECTED),
+                RejectReason::CONSUMER_DEFINED,
+            );
+        }
+        let _nobody = ask();
+        rejected(
+            &next(&near, EventKind::REJECTED),
+            RejectReason::INVALID_SERVICE_ID,
+        );
+    }
+}
+
+#[test]
+fn an_address_is_this_machine_s() {
+    let (a, _) = ends(false);
+    let channel = open(&a);
+    let bind = |address: &str| {
+        let id = channel.create_id(PortSpace::TCP).unwrap();
+        let bound = id.bind(address.parse::<SocketAddr>().unwrap());
+        bound.map(|()| id).map_err(|error| error.errno().raw())
+    };
+    assert_eq!(bind("203.0.113.1:1").unwrap_err(), libc::EADDRNOTAVAIL);
+    let id = bind("[::]:7000").unwrap();
+    assert_eq!(bind("127.0.0.1:7000").unwrap_err(), libc::EADDRINUSE);
+    assert!(id.addresses().unwrap().device.is_none());
+    id.listen(0).unwrap();
+    // IPv6's any is IPv4's too, unless it is told otherwise.
+    for to in ["127.0.0.1:7000", "127.9.9.9:7000", "[::1]:7000"] {
+        let to = to.parse().unwrap();
+        let active = resolved(&channel, PortSpace::TCP, to);
+        active.connect(&param(1, b"")).unwrap();
+        let (_, passive) = request(&channel);
+        assert_eq!(passive.local_addr().unwrap(), Some(to));
+        drop(passive);
+        next(&channel, EventKind::REJECTED);
+    }
+    drop(id);
+    let only = channel.create_id(PortSpace::TCP).unwrap();
+    only.set_ipv6_only(true).unwrap();
+    only.bind("[::]:7000".parse::<SocketAddr>().unwrap())
+        .unwrap();
+    only.listen(0).unwrap();
+    let active = resolved(&channel, PortSpace::TCP, "127.0.0.1:7000".parse().unwrap());
+    active.connect(&param(1, b"")).unwrap();
+    rejected(
+        &next(&channel, EventKind::REJECTED),
+        RejectReason::INVALID_SERVICE_ID,
+    );
+    let id = channel.create_id(PortSpace::TCP).unwrap();
+    let nowhere: SocketAddr = "203.0.113.1:1".parse().unwrap();
+    id.resolve_address(None, nowhere, PATIENCE).unwrap();
+    let event = next(&channel, EventKind::ADDR_ERROR);
+    assert!(matches!(event.message().result(), Err(Reason::Errno(_))));
+}
+
+#[test]
+fn a_new_id_can_do_little() {
+    let (a, _) = ends(false);
+    let channel = open(&a);
+    let id = channel.create_id(PortSpace::TCP).unwrap();
+    let wrong = |result: Result<(), Error>| {
+        assert!(
+            matches!(result, Err(Error::WrongState { .. })),
+            "{result:?}"
+        );
+    };
+    wrong(id.connect(&param(1, b"")));
+    wrong(id.accept(&param(1, b"")));
+    wrong(id.establish());
+    wrong(id.reject(b""));
+    wrong(id.disconnect());
+    wrong(id.resolve_route(PATIENCE));
+    wrong(id.qp_attr(QpState::INIT).map(drop));
+    assert_eq!(id.local_addr().unwrap(), None);
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    id.bind(at).unwrap();
+    wrong(id.bind(at));
+    id.listen(0).unwrap();
+    wrong(id.listen(0));
+    assert!(channel.create_id(PortSpace(1)).is_err());
+    let id = channel.create_id(PortSpace::TCP).unwrap();
+    id.write_event(0xfeed).unwrap();
+    let event = next(&channel, EventKind::USER);
+    assert_eq!(event.message().user_argument(), Some(0xfeed));
+}
+
+#[test]
+fn datagram_services_are_told() {
+    for joined in [false, true] {
+        let (a, b) = ends(joined);
+        let (near, far) = (open(&a), open(&b));
+        let (listener, at) = listen(&far, PortSpace::UDP, 4);
+        for accepted in [true, false] {
+            let active = resolved(&near, PortSpace::UDP, at);
+            let (attr, _) = active.qp_attr(QpState::INIT).unwrap();
+            assert_eq!(attr.qkey, 0x0123_4567);
+            active.connect(&param(1, &[4; 180])).unwrap();
+            let (event, passive) = request(&far);
+            says(&event, &[4; 180], param::MAX_UD_CONNECT_DATA);
+            if accepted {
+                passive.accept(&param(0x77, b"me")).unwrap();
+                let event = next(&near, EventKind::ESTABLISHED);
+                says(&event, b"me", param::MAX_UD_ACCEPT_DATA);
+                let service = event.message().datagram().unwrap();
+                assert_eq!((service.qp_num, service.qkey), (0x77, 0x0123_4567));
+                let path = service.ah_attr;
+                let far_gid = match passive.gids().unwrap().local {
+                    Some(Address::Ib(it)) => it.gid,
+                    other => panic!("{other:?}"),
+                };
+                assert!(path.is_global && path.port_num == 1);
+                assert_eq!(path.grh.dgid, far_gid);
+            } else {
+                passive.reject(b"no").unwrap();
+                let event = next(&near, EventKind::UNREACHABLE);
+                let reason = event.message().result().unwrap_err();
+                assert_eq!(reason, Reason::Sidr(SidrStatus::REJECT));
+            }
+        }
+        drop(listener);
+        let active = resolved(&near, PortSpace::UDP, at);
+        active.connect(&param(1, b"")).unwrap();
+        let event = next(&near, EventKind::UNREACHABLE);
+        let reason = event.message().result().unwrap_err();
+        assert_eq!(reason, Reason::Sidr(SidrStatus::UNSUPPORTED));
+    }
+}
+
+#[test]
+fn groups_are_joined_and_left() {
+    let (a, _) = ends(false);
+    let channel = open(&a);
+    let id = channel.create_id(PortSpace::UDP).unwrap();
+    let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
+    assert!(id.join_multicast(group, JoinFlags::FULL_MEMBER).is_err());
+    id.bind((IpAddr::from(Ipv4Addr::LOCALHOST), 0)).unwrap();
+    let membership = id.join_multicast(group, JoinFlags::FULL_MEMBER).unwrap();
+    let event = next(&channel, EventKind::MULTICAST_JOIN);
+    assert_eq!(event.membership(), Some(membership.key()));
+    let to = event.message().datagram().unwrap();
+    assert_eq!((to.qp_num, to.qkey), (0xff_ffff, 0x0123_4567));
+    assert_eq!(to.ah_attr.grh.dgid[..2], [0xff, 0x0e]);
+    assert_eq!(to.ah_attr.grh.dgid[12..], [239, 1, 2, 3]);
+    drop(event);
+    let left = membership.leave().map_err(|(_, error)| error).unwrap();
+    assert_eq!((left.events_reported(), left.unacknowledged()), (1, 0));
+    let second = id.join_multicast(group, JoinFlags::FULL_MEMBER).unwrap();
+    drop(id);
+    let left = second.leave().map_err(|(_, error)| error).unwrap();
+    assert_eq!(left.events_reported(), 0);
+    nothing(&channel);
+}
+
+#[test]
+fn ids_move_with_what_waits() {
+    let (a, b) = ends(true);
+    let (near, far, other) = (open(&a), open(&b), open(&b));
+    let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
+    let ask = || {
+        let active = resolved(&near, PortSpace::TCP, at);
+        active.connect(&param(1, b"")).unwrap();
+        active
+    };
+    // One is unread in the socket, one was read and moves on its own.
+    let (first, second) = (ask(), ask());
+    let (_, mut passive) = request(&far);
+    assert_eq!(listener.migrate(&other).unwrap(), 1);
+    let (event, _passive) = request(&other);
+    assert!(event.is_of(&listener));
+    passive.migrate(&other).unwrap();
+    passive.accept(&param(2, b"")).unwrap();
+    next(&near, EventKind::CONNECT_RESPONSE);
+    first.establish().unwrap();
+    next(&other, EventKind::ESTABLISHED);
+    nothing(&far);
+    // What goes with a channel goes with its ids.
+    drop((event, far));
+    drop((passive, listener, _passive));
+    next(&near, EventKind::DISCONNECTED);
+    next(&near, EventKind::REJECTED);
+    drop((first, second));
+}
+
+#[test]
+fn a_channel_is_readable_when_there_is_something() {
+    let (a, b) = ends(false);
+    let (near, far) = (open(&a), open(&b));
+    let readable = |channel: &EventChannel| wait(channel.as_raw_fd(), 0u8.into()).unwrap();
+    let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+    assert!(!readable(&near) && !readable(&far));
+    let active = channel_id(&near, at);
+    assert!(readable(&near));
+    next(&near, EventKind::ADDR_RESOLVED);
+    assert!(!readable(&near));
+    active.resolve_route(PATIENCE).unwrap();
+    next(&near, EventKind::ROUTE_RESOLVED);
+    active.connect(&param(1, b"")).unwrap();
+    assert!(readable(&far) && !readable(&near));
+    let (_, passive) = request(&far);
+    assert!(!readable(&far));
+    drop(passive);
+    assert!(readable(&near));
+    next(&near, EventKind::REJECTED);
+    assert!(!readable(&near));
+}
+
+fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
+    let id = channel.create_id(PortSpace::TCP).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    id
+}
+
+#[test]
+fn who_does_not_answer_is_not_waited_for_for_ever() {
+    let (a, b) = ends(false);
+    let (near, far) = (open(&a), open(&b));
+    let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+    let manager = a.runner.manager();
+    let timed_out = |channel: &EventChannel, kind| {
+        let begin = Instant::now();
+        let event = next(channel, kind);
+        let reason = event.message().result().unwrap_err();
+        assert!(matches!(reason, Reason::Errno(errno) if errno.raw() == libc::ETIMEDOUT));
+        assert!(begin.elapsed() < PATIENCE / 2);
+    };
+    let active = resolved(&near, PortSpace::TCP, at);
+    manager.lock().patience = Duration::from_millis(50);
+    active.connect(&param(1, b"")).unwrap();
+    timed_out(&near, EventKind::UNREACHABLE);
+    manager.lock().patience = PATIENCE;
+    drop((active, request(&far)));
+    nothing(&far);
+    let (active, passive) = connected(&near, &far, at);
+    manager.lock().patience = Duration::from_millis(50);
+    active.disconnect().unwrap();
+    timed_out(&near, EventKind::DISCONNECTED);
+    drop(passive);
+}
+
+/// Connects to a port as a program could that is none of ours.
+fn stranger(device: &Embedded, to: SocketAddr) -> OwnedFd {
+    let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
+    ports.connect((0x106, to.port())).unwrap().unwrap()
+}
+
+fn tell(socket: &OwnedFd, bytes: &[u8]) {
+    // The other end may have had enough of it.
+    let _ = send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL);
+}
+
+fn good_request(to: SocketAddr) -> Message {
+    let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
+    let gid = [
+        0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1,
+    ];
+    Message::new(Kind::Request, b"")
+        .between(from, to)
+        .by(true, gid, 0)
+}
+
+#[test]
+fn a_stranger_harms_nobody() {
+    let (a, b) = ends(true);
+    let (near, far) = (open(&a), open(&b));
+    let (_listener, at) = listen(&far, PortSpace::TCP, 0);
+    // More that say nothing than are let wait.
+    let silent: Vec<_> = (0..200).map(|_| stranger(&a, at)).collect();
+    nothing(&far);
+    // A request to somebody else's address, of another kind of port.
+    let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), at.port()));
+    let infiniband = good_request(at).by(false, [0; 16], 1);
+    for message in [good_request(elsewhere), infiniband] {
+        let socket = stranger(&a, at);
+        tell(&socket, message.as_bytes());
+        let begin = Instant::now();
+        let mut answer = [0; SIZE];
+        // Those before it are let in first.
+        while recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) != Ok(SIZE) {
+            nothing(&far);
+            assert!(begin.elapsed() < PATIENCE, "no answer");
+        }
+        assert_eq!(Message::parse(&answer).unwrap().0, Kind::Reject);
+    }
+    // Once it has asked, what makes no sense is its end.
+    let socket = stranger(&a, at);
+    tell(&socket, good_request(at).as_bytes());
+    let (_, passive) = request(&far);
+    passive.accept(&param(1, b"")).unwrap();
+    tell(&socket, Message::new(Kind::Ready, b"").as_bytes());
+    next(&far, EventKind::ESTABLISHED);
+    tell(&socket, Message::new(Kind::Ready, b"").as_bytes());
+    next(&far, EventKind::DISCONNECTED);
+    nothing(&far);
+    // And everybody else is served.
+    drop(silent);
+    let (active, passive) = connected(&near, &far, at);
+    active.disconnect().unwrap();
+    next(&far, EventKind::DISCONNECTED);
+    drop(passive);
+}
+
+/// A datagram: any bytes, or a message with some of its bytes changed.
+fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
+    let some = proptest::collection::vec((0..SIZE, any::<u8>()), 0..4);
+    let kinds = [
+        Kind::Request,
+        Kind::Reply,
+        Kind::Ready,
+        Kind::Reject,
+        Kind::Disconnect,
+        Kind::Disconnected,
+        Kind::ServiceRequest,
+        Kind::ServiceReply,
+    ];
+    prop_oneof![
+        1 => proptest::collection::vec(any::<u8>(), 1..SIZE + 9),
+        8 => (proptest::sample::select(kinds.to_vec()), some).prop_map(move |(kind, changes)| {
+            let gid = [0xfe; 16];
+            let message = Message::new(kind, b"abc").between(to, to).by(true, gid, 1);
+            let mut bytes = message.as_bytes().to_vec();
+            for (at, byte) in changes {
+                // Kind, version and lengths most of all.
+                bytes[if at % 3 == 0 { at % 12 } else { at }] = byte;
+            }
+            bytes
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever both a caller and a peer say, there are events or there are
+    /// none, and in the end the port serves as before.
+    #[test]
+    fn any_bytes_are_survived(
+        calls in {
+            let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
+            proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)
+        },
+    ) {
+        let (a, _) = ends(false);
+        let channel = open(&a);
+        let listener = channel.create_id(PortSpace::TCP).unwrap();
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
+        listener.bind(at).unwrap();
+        listener.listen(16).unwrap();
+        let mut ids = Vec::new();
+        let events = |ids: &mut Vec<Id>| {
+            while let Some(mut event) = channel.try_event().unwrap() {
+                let _ = event.message().result();
+                if let Some(id) = event.take_request() {
+                    // Half of them are accepted.
+                    if ids.len().is_multiple_of(2) {
+                        let _ = id.accept(&param(1, b""));
+                    }
+                    let _ = (id.qp_attr(QpState::RTR), id.route(), id.gids());
+                    ids.push(id);
+                }
+            }
+        };
+        for call in &calls {
+            let socket = stranger(&a, at);
+            for bytes in call {
+                tell(&socket, bytes);
+                events(&mut ids);
+            }
+            // Unread answers are left behind.
+            drop(socket);
+            events(&mut ids);
+        }
+        ids.clear();
+        let active = channel_id(&channel, at);
+        next(&channel, EventKind::ADDR_RESOLVED);
+        active.resolve_route(PATIENCE).unwrap();
+        next(&channel, EventKind::ROUTE_RESOLVED);
+        active.connect(&param(1, b"")).unwrap();
+        request(&channel);
+    }
+}
