@@ -117,6 +117,21 @@ impl Device {
         devices.next().ok_or(Error::NoDevice { name: None })
     }
 
+    /// Whether it is a name that [`named`](Self::named) knows an embedded device
+    /// by.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn is_embedded_name(name: &str) -> bool {
+        name.strip_prefix(EMBEDDED)
+            .is_some_and(|rest| rest.is_empty() || rest.len() > 1 && rest.starts_with(':'))
+    }
+
+    /// The connection manager of an embedded device's network.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn connection_manager(&self) -> Option<Box<dyn Kernel>> {
+        let embedded = self.embedded.as_ref()?;
+        Some(embedded.connection_manager())
+    }
+
     /// Whether it is in this process, and no kernel's.
     #[cfg(feature = "embedded")]
     pub fn is_embedded(&self) -> bool {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rdmacm::{ConnParam, EventChannel, EventKind, Id, PortSpace};
 use uverbs::{AhAttr, QpState};
 
-use super::{Options, Result, advance, await_event, check_queue_pair, device_of, prepare};
+use super::via::Via;
+use super::{Options, Result, advance, await_event, check_queue_pair, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
 
@@ -16,6 +17,7 @@ use crate::qp::QueuePair;
 pub struct Connector {
     id: Id,
     channel: EventChannel,
+    via: Via,
 }
 
 impl Connector {
@@ -47,7 +49,32 @@ impl Connector {
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<Self> {
-        let channel = EventChannel::open()?;
+        Self::resolve_by(Via::usual()?, (port_space, local), peer, timeout)
+    }
+
+    /// The same, by the connection manager of a device: of an embedded one its
+    /// network's, of any other the kernel's, which finds the device by the
+    /// address.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_on(
+        device: &Device,
+        port_space: PortSpace,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self> {
+        Self::resolve_by(Via::of(device), (port_space, local), peer, timeout)
+    }
+
+    fn resolve_by(
+        via: Via,
+        (port_space, local): (PortSpace, Option<SocketAddr>),
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let channel = via.open()?;
         let id = channel.create_id(port_space)?;
         id.resolve_address(local.map(Into::into), peer, timeout)?;
         // The kernel's own time-out comes first, and says more.
@@ -55,7 +82,7 @@ impl Connector {
         await_event(&channel, EventKind::ADDR_RESOLVED, patience)?;
         id.resolve_route(timeout)?;
         await_event(&channel, EventKind::ROUTE_RESOLVED, patience)?;
-        Ok(Self { id, channel })
+        Ok(Self { id, channel, via })
     }
 
     /// The device that leads to the peer; the queue pair has to be there.
@@ -63,7 +90,7 @@ impl Connector {
     /// # Errors
     /// [`Error::NoDevice`](super::Error::NoDevice) if this process cannot see it.
     pub fn device(&self) -> Result<Device> {
-        device_of(&self.id)
+        self.via.device_of(&self.id)
     }
 
     /// The connection manager's side of it.
@@ -97,7 +124,7 @@ impl Connector {
         timeout: Option<Duration>,
     ) -> Result<Connection> {
         self.prepare(qp)?;
-        let Self { id, channel } = self;
+        let Self { id, channel, .. } = self;
         id.connect(&ConnParam {
             qp_num: qp.qp_num(),
             private_data: options.private_data,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use rdmacm::{EventChannel, EventKind, Id, PortSpace};
 
 use super::connection::accept;
-use super::{Connection, Error, Options, Result, device_of, prepare};
+use super::via::Via;
+use super::{Connection, Error, Options, Result, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
 
@@ -16,6 +17,7 @@ use crate::qp::QueuePair;
 pub struct Listener {
     id: Id,
     channel: EventChannel,
+    via: Via,
 }
 
 impl Listener {
@@ -42,11 +44,30 @@ impl Listener {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_in(port_space: PortSpace, address: SocketAddr, backlog: u32) -> Result<Self> {
-        let channel = EventChannel::open()?;
+        Self::bind_by(Via::usual()?, port_space, address, backlog)
+    }
+
+    /// The same, by the connection manager of a device: of an embedded one its
+    /// network's, of any other the kernel's, whose addresses say which devices
+    /// it listens on.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_on(
+        device: &Device,
+        port_space: PortSpace,
+        address: SocketAddr,
+        backlog: u32,
+    ) -> Result<Self> {
+        Self::bind_by(Via::of(device), port_space, address, backlog)
+    }
+
+    fn bind_by(via: Via, port_space: PortSpace, address: SocketAddr, backlog: u32) -> Result<Self> {
+        let channel = via.open()?;
         let id = channel.create_id(port_space)?;
         id.bind(address)?;
         id.listen(backlog)?;
-        Ok(Self { id, channel })
+        Ok(Self { id, channel, via })
     }
 
     /// Where it listens.
@@ -86,11 +107,12 @@ impl Listener {
             });
             let private_data = message.private_data().to_vec();
             // A channel of its own, for a thread of its own.
-            let channel = EventChannel::open()?;
+            let channel = self.via.open()?;
             id.migrate(&channel)?;
             return Ok(Some(Request {
                 id,
                 channel,
+                via: self.via.clone(),
                 private_data,
                 offered,
             }));
@@ -110,6 +132,7 @@ impl AsFd for Listener {
 pub struct Request {
     id: Id,
     channel: EventChannel,
+    via: Via,
     private_data: Vec<u8>,
     offered: (u8, u8),
 }
@@ -139,7 +162,7 @@ impl Request {
     /// # Errors
     /// [`Error::NoDevice`] if this process cannot see it.
     pub fn device(&self) -> Result<Device> {
-        device_of(&self.id)
+        self.via.device_of(&self.id)
     }
 
     /// The connection manager's side of it.

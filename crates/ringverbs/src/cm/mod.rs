@@ -13,12 +13,20 @@
 //! ([`Connector::device`], [`Request::device`]) and taken through its states
 //! here.
 //!
+//! An embedded device has a connection manager of its own: addresses of the
+//! machine itself (127.0.0.0/8, `::1`), and ports of the process or of all
+//! processes that name the same directory. A program chooses it by naming the
+//! device ([`Listener::bind_on`], [`Connector::resolve_on`]). Where it names none
+//! and was built with the feature `embedded`, the environment may:
+//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`.
+//!
 //! What these helpers do not do, the connection manager's own types do:
 //! [`manager`].
 
 mod connection;
 mod error;
 mod listener;
+mod via;
 
 pub use connection::{Connection, Connector, Service};
 pub use error::Error;
@@ -34,7 +42,6 @@ use rdmacm::{EventChannel, EventKind, Id};
 use uverbs::{QpAttr, QpAttrMask, QpState};
 
 use crate::qp::QueuePair;
-use crate::{Device, devices};
 
 /// What the helpers here return.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -67,18 +74,6 @@ impl Default for Options<'_> {
             rnr_retry_count: 7,
         }
     }
-}
-
-/// The device that an id is bound to.
-fn device_of(id: &Id) -> Result<Device> {
-    let bound = id.addresses()?.device.ok_or(Error::NoDevice)?;
-    devices()?
-        .into_iter()
-        .find(|device| match device.found().index {
-            Some(index) => index == bound.index,
-            None => device.found().node_guid == Some(bound.node_guid),
-        })
-        .ok_or(Error::NoDevice)
 }
 
 /// Whether the queue pair is on the id's device, and of its kind.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::linger::Lingering;
 use super::setup::{accept, each_address, from_manager, from_verbs};
 use super::{RdmaStream, StreamOptions};
+use crate::cm::manager::PortSpace;
 use crate::cm::{Listener, Request};
 use crate::{ProtectionDomain, cm};
 
@@ -42,7 +43,11 @@ impl RdmaListener {
     pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
         options.check()?;
         let listener = each_address(address, |address| {
-            Listener::bind(address).map_err(from_manager)
+            let listener = match &options.device {
+                Some(device) => Listener::bind_on(device, PortSpace::TCP, address, 0),
+                None => Listener::bind(address),
+            };
+            listener.map_err(from_manager)
         })?;
         Ok(Self {
             listener,

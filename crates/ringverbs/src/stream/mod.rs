@@ -55,6 +55,8 @@ mod wire;
 use std::io;
 use std::time::Duration;
 
+use crate::Device;
+
 pub use blocking::RdmaStream;
 pub use listener::RdmaListener;
 
@@ -68,6 +70,7 @@ pub struct StreamOptions {
     receives: u16,
     size: u32,
     connect_timeout: Duration,
+    device: Option<Device>,
 }
 
 impl Default for StreamOptions {
@@ -77,6 +80,7 @@ impl Default for StreamOptions {
             receives: 16,
             size: 64 * 1024,
             connect_timeout: Duration::from_secs(10),
+            device: None,
         }
     }
 }
@@ -113,6 +117,15 @@ impl StreamOptions {
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// By whose connection manager: of an embedded device its network's, of any
+    /// other the kernel's, as when none is named. Where none is, and with the
+    /// feature `embedded`, the environment may name one ([`cm`](crate::cm)).
+    #[must_use]
+    pub fn device(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
         self
     }
 

@@ -9,6 +9,7 @@ use super::fault::Fault;
 use super::linger::Lingering;
 use super::wire::Hello;
 use crate::ProtectionDomain;
+use crate::cm::manager::PortSpace;
 use crate::cm::{Connector, Options, Request};
 
 pub(super) fn from_manager(error: crate::cm::Error) -> io::Error {
@@ -39,7 +40,11 @@ pub(super) fn each_address<T>(
 pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<Lingering> {
     options.check()?;
     let timeout = options.connect_timeout;
-    let connector = Connector::resolve(peer, timeout).map_err(from_manager)?;
+    let connector = match &options.device {
+        Some(device) => Connector::resolve_on(device, PortSpace::TCP, None, peer, timeout),
+        None => Connector::resolve(peer, timeout),
+    };
+    let connector = connector.map_err(from_manager)?;
     let context = connector
         .device()
         .map_err(from_manager)?

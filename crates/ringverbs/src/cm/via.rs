@@ -1,0 +1,66 @@
+//! Whose connection manager is asked.
+
+use rdmacm::{EventChannel, Id};
+
+use super::{Error, Result};
+use crate::{Device, devices};
+
+/// Names the device where the program does not.
+#[cfg(feature = "embedded")]
+const VARIABLE: &str = "RINGVERBS_DEVICE";
+
+/// The kernel's connection manager, or that of an embedded device's network.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Via {
+    embedded: Option<Device>,
+}
+
+impl Via {
+    /// Where the program names no device: the kernel's, unless the environment
+    /// names an embedded one.
+    pub(super) fn usual() -> Result<Self> {
+        #[cfg(feature = "embedded")]
+        if let Ok(name) = std::env::var(VARIABLE)
+            && Device::is_embedded_name(&name)
+        {
+            return Ok(Self::of(&Device::named(&name)?));
+        }
+        Ok(Self::default())
+    }
+
+    /// The one of a device.
+    pub(super) fn of(device: &Device) -> Self {
+        #[cfg(feature = "embedded")]
+        if device.is_embedded() {
+            return Self {
+                embedded: Some(device.clone()),
+            };
+        }
+        let _ = device;
+        Self::default()
+    }
+
+    /// A channel of its own.
+    pub(super) fn open(&self) -> Result<EventChannel> {
+        #[cfg(feature = "embedded")]
+        if let Some(manager) = self.embedded.as_ref().and_then(Device::connection_manager) {
+            return Ok(EventChannel::open_on(manager)?);
+        }
+        Ok(EventChannel::open()?)
+    }
+
+    /// The device that an id is bound to.
+    pub(super) fn device_of(&self, id: &Id) -> Result<Device> {
+        let bound = id.addresses()?.device.ok_or(Error::NoDevice)?;
+        if let Some(device) = &self.embedded {
+            return Ok(device.clone());
+        }
+        devices()?
+            .into_iter()
+            .find(|device| match device.found().index {
+                Some(index) => index == bound.index,
+                None => device.found().node_guid == Some(bound.node_guid),
+            })
+            .ok_or(Error::NoDevice)
+    }
+}
