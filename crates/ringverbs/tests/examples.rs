@@ -1,10 +1,10 @@
 //! The examples, on the ConnectX in the process, which needs nothing of the
-//! machine: what they print is what they are to do. Of some there are two processes. In a
-//! guest they run on rdma_rxe and on softhca, too, and those that connect by
-//! rdma_cm run only there: `cm_*`, `rping_*`, `stream_echo`.
+//! machine: what they print is what they are to do. Of some there are two
+//! processes; those that connect by address are told of the device by
+//! `RINGVERBS_DEVICE`. In a guest they run on rdma_rxe and on softhca, too.
 #![allow(missing_docs, reason = "a test")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -30,6 +30,7 @@ fn example(name: &str) -> PathBuf {
 fn start(name: &str, arguments: &[&str], device: &str) -> Child {
     let mut command = Command::new(example(name));
     let command = command.args(arguments).env("DEVICE", device);
+    let command = command.env("RINGVERBS_DEVICE", device);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
     command.stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -76,6 +77,61 @@ impl Drop for Meeting {
 
 /// A process that does not outlive this value.
 struct Server(Child);
+
+/// One that listens at a port that it was let choose.
+struct Listening {
+    server: Server,
+    lines: BufReader<std::process::ChildStdout>,
+    port: String,
+}
+
+impl Listening {
+    fn start(name: &str, arguments: &[&str], device: &str) -> Self {
+        let mut server = Server(start(name, arguments, device));
+        let mut lines = BufReader::new(server.0.stdout.take().unwrap());
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert!(line.starts_with("listening on "), "{name}: {line}");
+        let end = line.trim_end().trim_end_matches(')').rsplit_once(':');
+        Self {
+            server,
+            lines,
+            port: end.unwrap().1.to_owned(),
+        }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// What else it prints, if it ends well.
+    fn rest(mut self) -> String {
+        let mut text = String::new();
+        // The end of its output is its own: it does not run for ever.
+        self.lines.read_to_string(&mut text).unwrap();
+        let status = self.server.0.wait().unwrap();
+        assert!(status.success(), "{status}: {text}");
+        text
+    }
+}
+
+/// What a process prints and complains of that is to fail.
+fn fails(name: &str, mut child: Child) -> (String, String) {
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("{name} has not ended in {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{name}: {output:?}");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr))
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -193,4 +249,145 @@ fn key_value_store() {
         let right = format!("{name}: 20 keys are what they should be\n");
         assert_eq!(text, right);
     }
+}
+
+#[test]
+fn connections_by_address() {
+    let meeting = Meeting::new("cm");
+    let device = meeting.device();
+    let server = Listening::start("cm_server", &["2", "0"], &device);
+    let port = server.port.clone();
+    for _ in 0..2 {
+        let client = start("cm_client", &["127.0.0.1", &port], &device);
+        let text = finish("cm_client", client);
+        let address = format!("connected to Some(127.0.0.1:{port}), which says: \"welcome\"\n");
+        assert!(text.starts_with(&address), "{text}");
+        for (number, byte) in (b'a'..).take(10).enumerate() {
+            let line = format!("message {number} begins with {:?}\n", [byte; 4]);
+            assert!(text.contains(&line), "{text}");
+        }
+        assert!(
+            text.ends_with("10 messages went back; disconnected\n"),
+            "{text}"
+        );
+    }
+    let client = start("cm_client", &["::1", &port], &device);
+    let (said, why) = fails("cm_client", client);
+    assert_eq!(said, "the server says: \"enough for today\"\n");
+    assert!(why.contains("rejected by the program at the peer"), "{why}");
+    let text = server.rest();
+    let served = text.matches("10 messages of 100 bytes came back\ndisconnected\n");
+    assert_eq!(served.count(), 2, "{text}");
+    assert!(text.ends_with("one more was rejected\n"), "{text}");
+    // The port is nobody's now.
+    let client = start("cm_client", &["127.0.0.1", &port], &device);
+    let (_, why) = fails("cm_client", client);
+    assert!(why.contains("nobody listens on that port"), "{why}");
+}
+
+/// The pings that a side has printed.
+fn pings(text: &str, before: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix(before));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn rping() {
+    let meeting = Meeting::new("rping");
+    let device = meeting.device();
+    let server = Listening::start("rping_server", &["0"], &device);
+    let arguments = ["127.0.0.1", "10", &server.port];
+    let text = finish("rping_client", start("rping_client", &arguments, &device));
+    assert!(
+        text.ends_with("10 pings came back as they were sent\n"),
+        "{text}"
+    );
+    let served = server.rest();
+    let (asked, served) = (
+        pings(&text, "ping data: "),
+        pings(&served, "server ping data: "),
+    );
+    assert_eq!((asked.len(), asked), (10, served));
+}
+
+/// Who is killed is gone for the other one, in either direction.
+#[test]
+fn an_end_that_is_killed() {
+    let meeting = Meeting::new("killed");
+    let device = meeting.device();
+    let begin = |count: &str| {
+        let mut server = Listening::start("rping_server", &["0"], &device);
+        let arguments = ["127.0.0.1", count, &server.port];
+        let client = Server(start("rping_client", &arguments, &device));
+        while !server.line().contains("rdma-ping-5:") {}
+        (server, client)
+    };
+    let (server, mut client) = begin("1000000");
+    client.0.kill().unwrap();
+    let text = server.rest();
+    assert!(text.contains("then the client has disconnected"), "{text}");
+
+    let (mut server, mut client) = begin("1000000");
+    // It prints more than a pipe holds.
+    let mut said = client.0.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    server.server.0.kill().unwrap();
+    let status = client.0.wait().unwrap();
+    assert_eq!(status.code(), Some(1));
+    reader.join().unwrap().unwrap();
+    let mut why = String::new();
+    let mut stderr = client.0.stderr.take().unwrap();
+    stderr.read_to_string(&mut why).unwrap();
+    assert!(why.starts_with("Error: "), "{why}");
+}
+
+#[test]
+fn datagram_service() {
+    let meeting = Meeting::new("service");
+    let device = meeting.device();
+    let mut service = Server(start("cm_datagram", &[], &device));
+    let end = Instant::now() + PATIENCE;
+    // Until the service is there.
+    let text = loop {
+        let client = start("cm_datagram", &["127.0.0.1"], &device);
+        let output = client.wait_with_output().unwrap();
+        if output.status.success() {
+            break String::from_utf8(output.stdout).unwrap();
+        }
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.contains("no datagram service: nobody listens"),
+            "{said}"
+        );
+        assert!(Instant::now() < end, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(text.starts_with("the service is queue pair "), "{text}");
+    assert!(text.ends_with("10 datagrams there and back\n"), "{text}");
+    let mut served = String::new();
+    let mut stdout = service.0.stdout.take().unwrap();
+    stdout.read_to_string(&mut served).unwrap();
+    assert!(served.starts_with("from "), "{served}");
+    assert!(
+        served.ends_with("10 datagrams there and back\n"),
+        "{served}"
+    );
+    assert!(service.0.wait().unwrap().success());
+}
+
+#[test]
+fn stream_echo() {
+    let meeting = Meeting::new("stream");
+    let device = meeting.device();
+    let mut server = Listening::start("stream_echo", &["127.0.0.1:0"], &device);
+    let address = format!("127.0.0.1:{}", server.port);
+    let arguments = [&address, "there", "and", "back"];
+    let client = start("stream_echo", &arguments, &device);
+    assert_eq!(finish("stream_echo", client), "there and back\n");
+    let line = server.line();
+    assert!(line.ends_with(": 14 bytes\n"), "{line}");
+    drop(server);
+    let client = start("stream_echo", &arguments, &device);
+    let (_, why) = fails("stream_echo", client);
+    assert!(why.contains("ConnectionRefused"), "{why}");
 }

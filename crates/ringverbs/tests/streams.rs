@@ -1,5 +1,6 @@
-//! Streams over a real device. `RXE_ADDR` is the address of its network
-//! interface: in a guest, `streams --ignored --test-threads=1 --nocapture`.
+//! Streams over a device. `RXE_ADDR` is the address of its network interface: in
+//! a guest, `streams --ignored --test-threads=1 --nocapture`. Without one,
+//! `on_the_embedded_device` runs all of it but the bandwidth.
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -433,4 +434,27 @@ fn bandwidth() {
         }
     }
     assert!(share >= 0.8, "the stream is more than 20% slower");
+}
+
+/// The rest of this program, on the ConnectX in the process, which needs nothing
+/// of the machine. This program again: it is named by the environment.
+#[test]
+fn on_the_embedded_device() {
+    let name = format!("ringverbs-streams-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--skip", "bandwidth"])
+        .env(
+            "RINGVERBS_DEVICE",
+            format!("embedded:{}", directory.display()),
+        )
+        .env("RXE_ADDR", "127.0.0.1")
+        .output()
+        .unwrap();
+    let _ = std::fs::remove_dir_all(&directory);
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.contains("8 passed; 0 failed"), "{out}");
+    println!("{out}");
 }

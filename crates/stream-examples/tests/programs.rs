@@ -1,5 +1,6 @@
-//! tokio, hyper and tonic over a real device. `RXE_ADDR` is the address of its
-//! network interface: in a guest, `programs --ignored --test-threads=1`.
+//! tokio, hyper and tonic over a device. `RXE_ADDR` is the address of its network
+//! interface: in a guest, `programs --ignored --test-threads=1`. Without one,
+//! `on_the_embedded_device` runs all of it.
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::ErrorKind;
@@ -171,4 +172,27 @@ async fn tonic_serves() {
         client.await.expect("a client");
     }
     server.abort();
+}
+
+/// The rest of this program, on the ConnectX in the process, which needs nothing
+/// of the machine. This program again: it is named by the environment.
+#[test]
+fn on_the_embedded_device() {
+    let name = format!("ringverbs-programs-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored"])
+        .env(
+            "RINGVERBS_DEVICE",
+            format!("embedded:{}", directory.display()),
+        )
+        .env("RXE_ADDR", "127.0.0.1")
+        .output()
+        .unwrap();
+    let _ = std::fs::remove_dir_all(&directory);
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.contains("5 passed; 0 failed"), "{out}");
+    println!("{out}");
 }
