@@ -31,26 +31,15 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "rows.h"
 #include "standin.h"
-#include "stepper.h"
 
-#define ROUNDS 64
-#define DEFAULT_SAMPLES 101
-#define MAX_SAMPLES 10001
+#define PROGRAM "datapath"
 #define STANDIN_NAME "standin.so"
 
 static void die(const char *fmt, ...)
@@ -64,6 +53,8 @@ static void die(const char *fmt, ...)
 	fputc('\n', stderr);
 	exit(1);
 }
+
+#include "datapath_common.c"
 
 /* ---- set up ---- */
 
@@ -95,25 +86,9 @@ static void to_ready(struct ibv_qp *qp)
 	}
 }
 
-static struct ibv_cq_ex *make_cqx(struct bench *b, bool single)
-{
-	struct ibv_cq_init_attr_ex attr = {
-		.cqe = CQ_ENTRIES,
-		.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM |
-			    IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_SRC_QP,
-		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
-		.flags = single ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0,
-	};
-	struct ibv_cq_ex *cq = ibv_create_cq_ex(b->context, &attr);
-
-	if (!cq)
-		die("ibv_create_cq_ex: %s", strerror(errno));
-	return cq;
-}
-
 static void make_queues(struct bench *b, struct queues *q, bool single)
 {
-	struct ibv_pd *pd = b->pd;
+	struct ibv_pd *pd = make_cqs(b, q, single);
 	struct ibv_qp_cap cap = {
 		.max_send_wr = SQ_ENTRIES, .max_recv_wr = RQ_ENTRIES,
 		.max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64,
@@ -127,25 +102,6 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 	struct ibv_qp_init_attr plain = { .cap = cap, .qp_type = IBV_QPT_RC };
 	struct ibv_qp *qpx;
 
-	q->cqx = make_cqx(b, single);
-	if (single) {
-		struct ibv_td_init_attr td_attr = {};
-		struct ibv_td *td = ibv_alloc_td(b->context, &td_attr);
-		struct ibv_parent_domain_init_attr pd_attr = { .pd = b->pd,
-							       .td = td };
-		struct ibv_pd *domain =
-			td ? ibv_alloc_parent_domain(b->context, &pd_attr) :
-			     NULL;
-
-		q->cq = ibv_cq_ex_to_cq(make_cqx(b, true));
-		q->thread_domain = domain != NULL;
-		if (domain)
-			pd = domain;
-	} else {
-		q->cq = ibv_create_cq(b->context, CQ_ENTRIES, NULL, NULL, 0);
-		if (!q->cq)
-			die("ibv_create_cq: %s", strerror(errno));
-	}
 	plain.send_cq = plain.recv_cq = q->cq;
 	q->qp = ibv_create_qp(pd, &plain);
 	if (!q->qp)
@@ -168,32 +124,6 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 	q->sqx_ring = ring(STANDIN_SQ, qpx->handle);
 	fill_completions(q->cq_ring);
 	fill_completions(q->cqx_ring);
-}
-
-static void make_requests(struct bench *b)
-{
-	for (unsigned int i = 0; i < BATCH; i++) {
-		struct ibv_send_wr *next_send =
-			i + 1 < BATCH ? &b->send[i + 1] : NULL;
-
-		b->sge[i] = (struct ibv_sge){
-			.addr = (uintptr_t)b->buffer,
-			.length = INLINE_LENGTH, .lkey = b->mr->lkey,
-		};
-		b->send[i] = (struct ibv_send_wr){
-			.wr_id = i, .sg_list = &b->sge[i], .num_sge = 1,
-			.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
-			.next = next_send,
-		};
-		b->send_inline[i] = b->send[i];
-		b->send_inline[i].send_flags |= IBV_SEND_INLINE;
-		if (next_send)
-			b->send_inline[i].next = &b->send_inline[i + 1];
-		b->recv[i] = (struct ibv_recv_wr){
-			.wr_id = i, .sg_list = &b->sge[i], .num_sge = 1,
-			.next = i + 1 < BATCH ? &b->recv[i + 1] : NULL,
-		};
-	}
 }
 
 /* The file of the provider: where the context's own poll_cq is. */
@@ -256,16 +186,7 @@ static void set_up(struct bench *b)
 	if (!b->context)
 		die("ibv_open_device: %s", strerror(errno));
 	ibv_free_device_list(list);
-	b->pd = ibv_alloc_pd(b->context);
-	if (!b->pd)
-		die("ibv_alloc_pd: %s", strerror(errno));
-	if (posix_memalign((void **)&b->buffer, 4096, 4096))
-		die("out of memory");
-	memset(b->buffer, 0x5a, 4096);
-	b->mr = ibv_reg_mr(b->pd, b->buffer, 4096, IBV_ACCESS_LOCAL_WRITE);
-	if (!b->mr)
-		die("ibv_reg_mr: %s", strerror(errno));
-	make_requests(b);
+	make_memory(b);
 	make_queues(b, &b->sets[ANY], false);
 	make_queues(b, &b->sets[SINGLE], true);
 	make_queues(b, &b->sets[SEVERAL], false);
@@ -299,23 +220,6 @@ static void check_rows(struct bench *b)
 }
 
 /* ---- time ---- */
-
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1e9 + t.tv_nsec;
-}
-
-typedef void (*run_fn)(struct bench *, struct queues *, unsigned int);
 
 /* Median time of one call. */
 static double median_call(struct bench *b, const struct row *row, run_fn run,
@@ -361,105 +265,13 @@ static void time_rows(struct bench *b, unsigned int samples)
 	}
 }
 
-/* ---- count ---- */
-
-static void marked(struct bench *b, const struct row *row, run_fn run)
+static void prepare(struct bench *b, const struct row *row)
 {
-	struct queues *q = row_queues(b, row);
-
-	STEP_MARK();
-	run(b, q, row->calls);
-	STEP_MARK();
+	device_act(row_queues(b, row), row);
 }
 
-static void stepped_child(struct bench *b, const char *only)
+static void clean_up(struct bench *b, const struct row *row)
 {
-	if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
-		die("ptrace: %s", strerror(errno));
-	raise(SIGSTOP);
-	set_up(b);
-	check_rows(b);
-	fflush(stdout);
-	for (unsigned int i = 0; i < nrows; i++) {
-		const struct row *row = &rows[i];
-
-		if (only && strcmp(only, row->name))
-			continue;
-		device_act(row_queues(b, row), row);
-		row->run(b, row_queues(b, row), row->calls);
-		device_act(row_queues(b, row), row);
-		marked(b, row, run_nothing);
-		marked(b, row, row->run);
-	}
-	_exit(0);
-}
-
-static void count_rows(struct bench *b, const char *only)
-{
-	pid_t child = fork();
-	int status;
-
-	if (child < 0)
-		die("fork: %s", strerror(errno));
-	if (child == 0)
-		stepped_child(b, only);
-	if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
-		die("the stepped process did not start");
-	for (unsigned int i = 0; i < nrows; i++) {
-		const struct row *row = &rows[i];
-		double operations = (double)row->calls * row->batch;
-		struct step_counts empty, full;
-
-		if (only && strcmp(only, row->name))
-			continue;
-		if (!step_count(child, STANDIN_NAME, false, &empty) ||
-		    !step_count(child, STANDIN_NAME, only != NULL, &full))
-			die("row %s: the stepped process ended early",
-			    row->name);
-		printf("count %s %.3f %.3f %.3f\n", row->name,
-		       (full.instructions - empty.instructions) / operations,
-		       full.locked / operations, full.fences / operations);
-	}
-	ptrace(PTRACE_DETACH, child, NULL, NULL);
-	waitpid(child, &status, 0);
-}
-
-/* ---- main ---- */
-
-/* One CPU for the whole run; which one does not matter. */
-static void stay_here(void)
-{
-	cpu_set_t set;
-	int cpu = sched_getcpu();
-
-	if (cpu < 0)
-		return;
-	CPU_ZERO(&set);
-	CPU_SET(cpu, &set);
-	sched_setaffinity(0, sizeof(set), &set);
-}
-
-int main(int argc, char **argv)
-{
-	static struct bench b;
-	const char *mode = argc > 1 ? argv[1] : "";
-
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (!strcmp(mode, "time")) {
-		long samples = argc > 2 ? atol(argv[2]) : DEFAULT_SAMPLES;
-
-		if (samples < 1 || samples > MAX_SAMPLES)
-			die("samples must be 1 to %d", MAX_SAMPLES);
-		stay_here();
-		set_up(&b);
-		check_rows(&b);
-		time_rows(&b, samples);
-	} else if (!strcmp(mode, "count")) {
-		count_rows(&b, NULL);
-	} else if (!strcmp(mode, "trace") && argc > 2) {
-		count_rows(&b, argv[2]);
-	} else {
-		die("usage: datapath time [SAMPLES] | count | trace ROW");
-	}
-	return 0;
+	(void)b;
+	(void)row;
 }

@@ -12,9 +12,9 @@
 #include <errno.h>
 #include <string.h>
 
-#define BARRIER() __asm__ volatile("" ::: "memory")
-/* The last request of the list, and the list of all. */
-#define LAST(list) (&(list)[BATCH - 1])
+#define POSTED_TO(q) ((q)->pair.qp)
+
+#include "rows_common.c"
 
 struct queues *row_queues(struct bench *b, const struct row *row)
 {
@@ -136,32 +136,7 @@ void take_all(struct bench *b, struct queues *q)
 	empty_recv_queue(b, &q->cursor);
 }
 
-void run_nothing(struct bench *b, struct queues *q, unsigned int calls)
-{
-	(void)b;
-	(void)q;
-	for (unsigned int i = 0; i < calls; i++)
-		BARRIER();
-}
-
 /* ---- completion queue ---- */
-
-static void run_poll(struct bench *b, struct queues *q, unsigned int calls)
-{
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_poll_cq(q->cq, 1, b->wc);
-		BARRIER();
-	}
-}
-
-static void run_poll_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_poll_cq(q->cq, BATCH, b->wc);
-		BARRIER();
-	}
-}
 
 static const char *check_poll(struct bench *b, struct queues *q,
 			      const struct row *row)
@@ -197,46 +172,6 @@ static const char *check_poll(struct bench *b, struct queues *q,
 	return NULL;
 }
 
-static inline uint64_t read_fields(struct ibv_cq_ex *cq)
-{
-	return ibv_wc_read_opcode(cq) + ibv_wc_read_byte_len(cq) +
-	       ibv_wc_read_imm_data(cq) + ibv_wc_read_qp_num(cq) +
-	       ibv_wc_read_wc_flags(cq);
-}
-
-static void run_cursor(struct bench *b, struct queues *q, unsigned int calls)
-{
-	struct ibv_poll_cq_attr attr = {};
-	uint64_t sum = 0;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		if (!ibv_start_poll(q->cqx, &attr)) {
-			sum += read_fields(q->cqx);
-			ibv_end_poll(q->cqx);
-		}
-	}
-	b->sink += sum;
-}
-
-static void run_cursor_batch(struct bench *b, struct queues *q,
-			     unsigned int calls)
-{
-	struct ibv_poll_cq_attr attr = {};
-	uint64_t sum = 0;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		unsigned int n = 0;
-
-		if (ibv_start_poll(q->cqx, &attr))
-			continue;
-		do
-			sum += read_fields(q->cqx);
-		while (++n < BATCH && !ibv_next_poll(q->cqx));
-		ibv_end_poll(q->cqx);
-	}
-	b->sink += sum;
-}
-
 static const char *check_cursor(struct bench *b, struct queues *q,
 				const struct row *row)
 {
@@ -266,61 +201,6 @@ static const char *check_cursor(struct bench *b, struct queues *q,
 }
 
 /* ---- send and receive queue ---- */
-
-static void post_list(struct ibv_qp *qp, struct ibv_send_wr *list,
-		      unsigned int calls)
-{
-	struct ibv_send_wr *bad;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_post_send(qp, list, &bad);
-		BARRIER();
-	}
-}
-
-static void run_send(struct bench *b, struct queues *q, unsigned int calls)
-{
-	post_list(q->pair.qp, LAST(b->send), calls);
-}
-
-static void run_send_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	post_list(q->pair.qp, b->send, calls);
-}
-
-static void run_inline(struct bench *b, struct queues *q, unsigned int calls)
-{
-	post_list(q->pair.qp, LAST(b->send_inline), calls);
-}
-
-static void run_inline_batch(struct bench *b, struct queues *q,
-			     unsigned int calls)
-{
-	post_list(q->pair.qp, b->send_inline, calls);
-}
-
-static void post_recv(struct ibv_qp *qp, struct ibv_recv_wr *list,
-		      unsigned int calls)
-{
-	struct ibv_recv_wr *bad;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_post_recv(qp, list, &bad);
-		BARRIER();
-	}
-}
-
-static void run_recv(struct bench *b, struct queues *q, unsigned int calls)
-{
-	post_recv(q->pair.qp, LAST(b->recv), calls);
-}
-
-static void run_recv_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	post_recv(q->pair.qp, b->recv, calls);
-}
 
 static inline void wr_list(struct bench *b, struct ibv_qp *base,
 			   unsigned int calls, unsigned int batch,

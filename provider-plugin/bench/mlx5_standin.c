@@ -19,37 +19,14 @@
  * Registers are given as mlx5_ib does: a provider that can allocate UARs gets
  * none with the context, another one gets those it asked for, of which the
  * last are for one queue pair each and number 0 is for doorbells only.
- *
- * The device is opened once and never closed, so its descriptor is not
- * followed through close and dup. RINGVERBS_STANDIN_TRACE=1 prints every
- * command on stderr.
  */
 #define _GNU_SOURCE
 #include "mlx5_standin.h"
+#include "standin_common.c"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <rdma/ib_user_ioctl_cmds.h>
-#include <rdma/ib_user_ioctl_verbs.h>
-#include <rdma/ib_user_verbs.h>
 #include <rdma/mlx5-abi.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>
-#include <rdma/rdma_user_ioctl_cmds.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define DEVICE "/dev/infiniband/uverbs0"
-#define NETLINK_RDMA_PROTO 20
 #define PAGE 4096
 #define PAGES 256
 /* Pages that are allocated one by one come behind those of the context. */
@@ -61,67 +38,31 @@
 #define PER_UAR 2
 #define COUNTED_PER_UAR 4
 
-static int device_fd = -1;
 static struct mlx5_object objects[MAX_OBJECTS];
 static unsigned int nobjects;
-static uint32_t next_handle = 1, next_mr = 1;
+static uint32_t next_mr = 1;
 static uint32_t next_number[] = { [MLX5_CQ] = 0x400, [MLX5_QP] = 0x48,
 				  [MLX5_SRQ] = 0x600 };
 static int registers_fd = -1;
 static uint8_t *registers;
 static uint32_t context_registers, exclusive_registers;
 static uint32_t next_page = FIRST_ALLOCATED;
-static int trace = -1;
-
-static void say(const char *fmt, ...)
-{
-	va_list args;
-
-	if (trace < 0)
-		trace = getenv("RINGVERBS_STANDIN_TRACE") != NULL;
-	if (!trace)
-		return;
-	va_start(args, fmt);
-	fputs("standin: ", stderr);
-	vfprintf(stderr, fmt, args);
-	fputc('\n', stderr);
-	va_end(args);
-}
-
-static int fail(int error)
-{
-	errno = error;
-	return -1;
-}
+/* A completion channel's two ends: the provider's and the device's. */
+static struct {
+	int reads, writes;
+} channels[8];
+static unsigned int nchannels;
 
 static int make_registers(void)
 {
 	if (registers)
 		return 0;
-	registers_fd = memfd_create("standin-registers", MFD_CLOEXEC);
-	if (registers_fd < 0 || ftruncate(registers_fd, PAGES * PAGE))
-		return -1;
-	registers = (uint8_t *)syscall(SYS_mmap, NULL, PAGES * PAGE,
-				       PROT_READ | PROT_WRITE,
-				       MAP_SHARED | MAP_POPULATE, registers_fd,
-				       0L);
-	if (registers == MAP_FAILED) {
-		registers = NULL;
-		return -1;
-	}
-	return 0;
+	registers = shared_memory("standin-registers", PAGES * PAGE,
+				  &registers_fd);
+	return registers ? 0 : -1;
 }
 
 /* ---- attributes ---- */
-
-static struct ib_uverbs_attr *attr_of(struct ib_uverbs_ioctl_hdr *hdr,
-				      uint16_t id)
-{
-	for (unsigned int i = 0; i < hdr->num_attrs; i++)
-		if (hdr->attrs[i].attr_id == id)
-			return &hdr->attrs[i];
-	return NULL;
-}
 
 /* Copies an input, as much of it as there is; the rest is zero. */
 static bool input(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id, void *to,
@@ -141,48 +82,6 @@ static bool input(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id, void *to,
 		       (const void *)(uintptr_t)attr->data,
 	       fits);
 	return true;
-}
-
-static uint64_t input_u64(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-	uint64_t value = 0;
-
-	if (attr && attr->len)
-		input(hdr, id, &value, sizeof(value));
-	else if (attr)
-		value = attr->data;
-	return value;
-}
-
-/* Copies what fits and clears the rest, as the kernel does. */
-static void output(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-		   const void *value, size_t bytes)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-	size_t fits;
-
-	if (!attr || !attr->data)
-		return;
-	fits = bytes < attr->len ? bytes : attr->len;
-	memset((void *)(uintptr_t)attr->data, 0, attr->len);
-	memcpy((void *)(uintptr_t)attr->data, value, fits);
-	attr->flags |= UVERBS_ATTR_F_VALID_OUTPUT;
-}
-
-static void output_u32(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-		       uint32_t value)
-{
-	output(hdr, id, &value, sizeof(value));
-}
-
-static void output_handle(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-			  uint32_t handle)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-
-	if (attr)
-		attr->data_s64 = handle;
 }
 
 /* ---- objects ---- */
@@ -282,6 +181,32 @@ static int alloc_uar(struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
+static int create_channel(struct ib_uverbs_ioctl_hdr *hdr)
+{
+	int ends[2];
+
+	if (nchannels == sizeof(channels) / sizeof(channels[0]))
+		return fail(ENOMEM);
+	if (pipe2(ends, O_CLOEXEC))
+		return -1;
+	channels[nchannels].reads = ends[0];
+	channels[nchannels++].writes = ends[1];
+	output_u32(hdr, UVERBS_ATTR_CORE_OUT, ends[0]);
+	return 0;
+}
+
+/* Where the events of a completion queue that is made are to be written. */
+static int channel_of(struct ib_uverbs_ioctl_hdr *hdr)
+{
+	struct ib_uverbs_attr *attr =
+		attr_of(hdr, UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL);
+
+	for (unsigned int i = 0; attr && i < nchannels; i++)
+		if (channels[i].reads == (int)attr->data_s64)
+			return channels[i].writes;
+	return -1;
+}
+
 static int create_cq(struct ib_uverbs_ioctl_hdr *hdr)
 {
 	uint32_t cqe = input_u64(hdr, UVERBS_ATTR_CREATE_CQ_CQE);
@@ -291,8 +216,12 @@ static int create_cq(struct ib_uverbs_ioctl_hdr *hdr)
 
 	input(hdr, UVERBS_ATTR_UHW_IN, &cmd, sizeof(cmd));
 	cq = new_object(MLX5_CQ, cmd.buf_addr, cmd.db_addr);
-	if (!cq || cmd.cqe_size != 64)
+	if (!cq || (cmd.cqe_size != 64 && cmd.cqe_size != 128))
 		return fail(EINVAL);
+	cq->cqe_bytes = cmd.cqe_size;
+	cq->compresses = cmd.cqe_comp_en;
+	cq->channel = channel_of(hdr);
+	cq->user_handle = input_u64(hdr, UVERBS_ATTR_CREATE_CQ_USER_HANDLE);
 	cq->entries = power_of_two(cqe + 1);
 	cq->flags = cmd.flags;
 	if (cmd.flags & MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX)
@@ -454,6 +383,8 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 		output(hdr, UVERBS_ATTR_CORE_OUT, &resp, sizeof(resp));
 		return 0;
 	}
+	case IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL:
+		return create_channel(hdr);
 	case IB_USER_VERBS_CMD_OPEN_XRCD:
 		output_u32(hdr, UVERBS_ATTR_CORE_OUT, next_handle++);
 		return 0;
@@ -517,14 +448,8 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 		return query_port(hdr);
 	case UVERBS_OBJECT_DEVICE << 16 | UVERBS_METHOD_QUERY_GID_ENTRY:
 		return query_gid(hdr);
-	case UVERBS_OBJECT_ASYNC_EVENT << 16 | UVERBS_METHOD_ASYNC_EVENT_ALLOC: {
-		int fd = eventfd(0, EFD_CLOEXEC);
-
-		if (fd < 0)
-			return -1;
-		output_handle(hdr, UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, fd);
-		return 0;
-	}
+	case UVERBS_OBJECT_ASYNC_EVENT << 16 | UVERBS_METHOD_ASYNC_EVENT_ALLOC:
+		return quiet_events(hdr, UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
 	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_CREATE:
 		return create_cq(hdr);
 	case UVERBS_OBJECT_QP << 16 | UVERBS_METHOD_QP_CREATE:
@@ -539,97 +464,9 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 	return fail(EOPNOTSUPP);
 }
 
-/* ---- the interposed calls ---- */
-
-static int open_path(const char *path, int flags, mode_t mode)
+static int device_file(off_t *offset)
 {
-	if (!strcmp(path, DEVICE)) {
-		device_fd = syscall(SYS_openat, AT_FDCWD, "/dev/null",
-				    O_RDWR | O_CLOEXEC, 0);
-		return device_fd;
-	}
-	return syscall(SYS_openat, AT_FDCWD, path, flags, mode);
-}
-
-#define OPEN(name)                                           \
-	EXPORT int name(const char *path, int flags, ...)    \
-	{                                                    \
-		va_list args;                                \
-		mode_t mode;                                 \
-		va_start(args, flags);                       \
-		mode = va_arg(args, mode_t);                 \
-		va_end(args);                                \
-		return open_path(path, flags, mode);         \
-	}
-OPEN(open)
-OPEN(open64)
-
-EXPORT int openat(int dir, const char *path, int flags, ...)
-{
-	va_list args;
-	mode_t mode;
-
-	va_start(args, flags);
-	mode = va_arg(args, mode_t);
-	va_end(args);
-	if (!strcmp(path, DEVICE))
-		return open_path(path, flags, mode);
-	return syscall(SYS_openat, dir, path, flags, mode);
-}
-
-static const char *real_path(const char *path)
-{
-	return !strcmp(path, DEVICE) ? "/dev/null" : path;
-}
-
-EXPORT int stat(const char *restrict path, struct stat *restrict out)
-{
-	return fstatat(AT_FDCWD, real_path(path), out, 0);
-}
-
-EXPORT int stat64(const char *restrict path, struct stat64 *restrict out)
-{
-	return fstatat64(AT_FDCWD, real_path(path), out, 0);
-}
-
-EXPORT int ioctl(int fd, unsigned long request, ...)
-{
-	va_list args;
-	void *argument;
-
-	va_start(args, request);
-	argument = va_arg(args, void *);
-	va_end(args);
-	if (fd >= 0 && fd == device_fd && request == RDMA_VERBS_IOCTL)
-		return verbs_ioctl(argument);
-	return syscall(SYS_ioctl, fd, request, argument);
-}
-
-EXPORT void *mmap(void *address, size_t bytes, int protection, int flags,
-		  int fd, off_t offset)
-{
-	if (fd >= 0 && fd == device_fd) {
-		say("mmap of %zu bytes at %#lx", bytes, (long)offset);
-		/* Above the page's number is how it is to be cached. */
-		offset &= PAGES * PAGE - 1;
-		fd = registers_fd;
-		flags |= MAP_POPULATE;
-	}
-	return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd,
-			       offset);
-}
-
-EXPORT void *mmap64(void *address, size_t bytes, int protection, int flags,
-		    int fd, off64_t offset)
-{
-	return mmap(address, bytes, protection, flags, fd, offset);
-}
-
-EXPORT int socket(int domain, int type, int protocol)
-{
-	if (domain == AF_NETLINK && protocol == NETLINK_RDMA_PROTO) {
-		errno = EPROTONOSUPPORT;
-		return -1;
-	}
-	return syscall(SYS_socket, domain, type, protocol);
+	/* Above the page's number is how it is to be cached. */
+	*offset &= PAGES * PAGE - 1;
+	return registers_fd;
 }

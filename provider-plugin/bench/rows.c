@@ -15,8 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Keeps a loop a loop. */
-#define BARRIER() __asm__ volatile("" ::: "memory")
+#define POSTED_TO(q) ((q)->qp)
+
+#include "rows_common.c"
 
 static uint32_t load(const uint32_t *index)
 {
@@ -90,14 +91,6 @@ struct queues *row_queues(struct bench *b, const struct row *row)
 
 /* ---- what is subtracted ---- */
 
-void run_nothing(struct bench *b, struct queues *q, unsigned int calls)
-{
-	(void)b;
-	(void)q;
-	for (unsigned int i = 0; i < calls; i++)
-		BARRIER();
-}
-
 /* The write that the stock provider makes, without what fills the command. */
 void run_doorbell(struct bench *b, struct queues *q, unsigned int calls)
 {
@@ -113,23 +106,6 @@ void run_doorbell(struct bench *b, struct queues *q, unsigned int calls)
 }
 
 /* ---- completion queue ---- */
-
-static void run_poll(struct bench *b, struct queues *q, unsigned int calls)
-{
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_poll_cq(q->cq, 1, b->wc);
-		BARRIER();
-	}
-}
-
-static void run_poll_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_poll_cq(q->cq, BATCH, b->wc);
-		BARRIER();
-	}
-}
 
 static const char *check_poll(struct bench *b, struct queues *q,
 			      const struct row *row)
@@ -154,46 +130,6 @@ static const char *check_poll(struct bench *b, struct queues *q,
 	    ((at + want) & q->cq_ring->index_mask))
 		return "ibv_poll_cq left another consumer index";
 	return NULL;
-}
-
-static inline uint64_t read_fields(struct ibv_cq_ex *cq)
-{
-	return ibv_wc_read_opcode(cq) + ibv_wc_read_byte_len(cq) +
-	       ibv_wc_read_imm_data(cq) + ibv_wc_read_qp_num(cq) +
-	       ibv_wc_read_wc_flags(cq);
-}
-
-static void run_cursor(struct bench *b, struct queues *q, unsigned int calls)
-{
-	struct ibv_poll_cq_attr attr = {};
-	uint64_t sum = 0;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		if (!ibv_start_poll(q->cqx, &attr)) {
-			sum += read_fields(q->cqx);
-			ibv_end_poll(q->cqx);
-		}
-	}
-	b->sink += sum;
-}
-
-static void run_cursor_batch(struct bench *b, struct queues *q,
-			     unsigned int calls)
-{
-	struct ibv_poll_cq_attr attr = {};
-	uint64_t sum = 0;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		unsigned int n = 0;
-
-		if (ibv_start_poll(q->cqx, &attr))
-			continue;
-		do
-			sum += read_fields(q->cqx);
-		while (++n < BATCH && !ibv_next_poll(q->cqx));
-		ibv_end_poll(q->cqx);
-	}
-	b->sink += sum;
 }
 
 static const char *check_cursor(struct bench *b, struct queues *q,
@@ -228,63 +164,6 @@ static const char *check_cursor(struct bench *b, struct queues *q,
 }
 
 /* ---- send and receive queue ---- */
-
-static void post_list(struct ibv_qp *qp, struct ibv_send_wr *list,
-		      unsigned int calls)
-{
-	struct ibv_send_wr *bad;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_post_send(qp, list, &bad);
-		BARRIER();
-	}
-}
-
-/* The last request of the list, and the list of all. */
-#define LAST(list) (&(list)[BATCH - 1])
-
-static void run_send(struct bench *b, struct queues *q, unsigned int calls)
-{
-	post_list(q->qp, LAST(b->send), calls);
-}
-
-static void run_send_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	post_list(q->qp, b->send, calls);
-}
-
-static void run_inline(struct bench *b, struct queues *q, unsigned int calls)
-{
-	post_list(q->qp, LAST(b->send_inline), calls);
-}
-
-static void run_inline_batch(struct bench *b, struct queues *q,
-			     unsigned int calls)
-{
-	post_list(q->qp, b->send_inline, calls);
-}
-
-static void run_recv(struct bench *b, struct queues *q, unsigned int calls)
-{
-	struct ibv_recv_wr *bad;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_post_recv(q->qp, LAST(b->recv), &bad);
-		BARRIER();
-	}
-}
-
-static void run_recv_batch(struct bench *b, struct queues *q,
-			   unsigned int calls)
-{
-	struct ibv_recv_wr *bad;
-
-	for (unsigned int i = 0; i < calls; i++) {
-		ibv_post_recv(q->qp, b->recv, &bad);
-		BARRIER();
-	}
-}
 
 static inline void wr_one(struct bench *b, struct ibv_qp_ex *qp,
 			  unsigned int i, bool inline_data)

@@ -18,44 +18,18 @@
  * The queues have the geometry that rdma_rxe gives them: a header of 384 bytes,
  * a power of two entries of 128 bytes (CQ), 512 (SQ of one SGE and 64 bytes
  * inline) or 64 (RQ of one SGE). The bench itself plays the device on them.
- *
- * The device is opened once and never closed by the bench, so its descriptor is
- * not followed through close and dup.
- *
- * RINGVERBS_STANDIN_TRACE=1 prints every command on stderr.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <rdma/ib_user_ioctl_cmds.h>
-#include <rdma/ib_user_ioctl_verbs.h>
-#include <rdma/ib_user_verbs.h>
-#include <rdma/rdma_user_ioctl_cmds.h>
 #include <rdma/rdma_user_rxe.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "standin.h"
+#include "standin_common.c"
 
-#define EXPORT __attribute__((visibility("default")))
-#define DEVICE "/dev/infiniband/uverbs0"
-#define NETLINK_RDMA_PROTO 20
 #define MEMORY_BYTES (16u << 20)
 #define MAX_QUEUES 128
 #define INLINE_BYTES 64
 
 /* The doorbell is the only thing here that the data path reaches. */
-static int device_fd = -1;
 static uint64_t doorbells;
 
 struct queue {
@@ -69,23 +43,6 @@ static unsigned int nqueues;
 static int memory_fd = -1;
 static uint8_t *memory;
 static size_t memory_used;
-static uint32_t next_handle = 1;
-static int trace = -1;
-
-static void say(const char *fmt, ...)
-{
-	va_list args;
-
-	if (trace < 0)
-		trace = getenv("RINGVERBS_STANDIN_TRACE") != NULL;
-	if (!trace)
-		return;
-	va_start(args, fmt);
-	fputs("standin: ", stderr);
-	vfprintf(stderr, fmt, args);
-	fputc('\n', stderr);
-	va_end(args);
-}
 
 /* ---- queue memory ---- */
 
@@ -93,17 +50,8 @@ static int make_memory(void)
 {
 	if (memory)
 		return 0;
-	memory_fd = memfd_create("standin-queues", MFD_CLOEXEC);
-	if (memory_fd < 0 || ftruncate(memory_fd, MEMORY_BYTES))
-		return -1;
-	memory = (uint8_t *)syscall(SYS_mmap, NULL, MEMORY_BYTES,
-				    PROT_READ | PROT_WRITE,
-				    MAP_SHARED | MAP_POPULATE, memory_fd, 0L);
-	if (memory == MAP_FAILED) {
-		memory = NULL;
-		return -1;
-	}
-	return 0;
+	memory = shared_memory("standin-queues", MEMORY_BYTES, &memory_fd);
+	return memory ? 0 : -1;
 }
 
 static uint32_t log2_ceil(uint32_t value)
@@ -157,30 +105,6 @@ EXPORT uint64_t standin_doorbells(void)
 
 /* ---- the ioctl interface ---- */
 
-static struct ib_uverbs_attr *attr_of(struct ib_uverbs_ioctl_hdr *hdr,
-				      uint16_t id)
-{
-	for (unsigned int i = 0; i < hdr->num_attrs; i++)
-		if (hdr->attrs[i].attr_id == id)
-			return &hdr->attrs[i];
-	return NULL;
-}
-
-/* Inputs of up to eight bytes are in the attribute itself. */
-static uint64_t input_of(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-	uint64_t value = 0;
-
-	if (!attr)
-		return 0;
-	if (attr->len && attr->len <= sizeof(value))
-		memcpy(&value, &attr->data, attr->len);
-	else
-		value = attr->data;
-	return value;
-}
-
 static const void *input_ptr(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id)
 {
 	struct ib_uverbs_attr *attr = attr_of(hdr, id);
@@ -190,36 +114,6 @@ static const void *input_ptr(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id)
 	if (attr->len <= sizeof(attr->data))
 		return &attr->data;
 	return (const void *)(uintptr_t)attr->data;
-}
-
-/* Copies what fits and clears the rest, as the kernel does. */
-static void output(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-		   const void *value, size_t bytes)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-	size_t fits;
-
-	if (!attr || !attr->data)
-		return;
-	fits = bytes < attr->len ? bytes : attr->len;
-	memset((void *)(uintptr_t)attr->data, 0, attr->len);
-	memcpy((void *)(uintptr_t)attr->data, value, fits);
-	attr->flags |= UVERBS_ATTR_F_VALID_OUTPUT;
-}
-
-static void output_u32(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-		       uint32_t value)
-{
-	output(hdr, id, &value, sizeof(value));
-}
-
-static void output_handle(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id,
-			  int64_t handle)
-{
-	struct ib_uverbs_attr *attr = attr_of(hdr, id);
-
-	if (attr)
-		attr->data_s64 = handle;
 }
 
 static int create_cq(uint32_t handle, uint32_t cqe, uint32_t *got,
@@ -255,7 +149,7 @@ static int ioctl_create_cq(struct ib_uverbs_ioctl_hdr *hdr)
 	struct rxe_create_cq_resp driver = {};
 	uint32_t handle = next_handle++, got;
 
-	if (create_cq(handle, input_of(hdr, UVERBS_ATTR_CREATE_CQ_CQE), &got,
+	if (create_cq(handle, input_u64(hdr, UVERBS_ATTR_CREATE_CQ_CQE), &got,
 		      &driver))
 		return -1;
 	output_handle(hdr, UVERBS_ATTR_CREATE_CQ_HANDLE, handle);
@@ -291,7 +185,7 @@ static int ioctl_create_qp(struct ib_uverbs_ioctl_hdr *hdr)
 /* A command of the old write interface, carried by an ioctl. */
 static int ioctl_write_command(struct ib_uverbs_ioctl_hdr *hdr)
 {
-	uint32_t command = input_of(hdr, UVERBS_ATTR_WRITE_CMD);
+	uint32_t command = input_u64(hdr, UVERBS_ATTR_WRITE_CMD);
 	const void *in = input_ptr(hdr, UVERBS_ATTR_CORE_IN);
 
 	say("write command %#x", command);
@@ -358,8 +252,7 @@ static int ioctl_write_command(struct ib_uverbs_ioctl_hdr *hdr)
 	}
 	}
 	say("write command %#x: not known here", command);
-	errno = EOPNOTSUPP;
-	return -1;
+	return fail(EOPNOTSUPP);
 }
 
 static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
@@ -389,14 +282,8 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 		output(hdr, UVERBS_ATTR_QUERY_PORT_RESP, &resp, sizeof(resp));
 		return 0;
 	}
-	case UVERBS_OBJECT_ASYNC_EVENT << 16 | UVERBS_METHOD_ASYNC_EVENT_ALLOC: {
-		int fd = eventfd(0, EFD_CLOEXEC);
-
-		if (fd < 0)
-			return -1;
-		output_handle(hdr, UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, fd);
-		return 0;
-	}
+	case UVERBS_OBJECT_ASYNC_EVENT << 16 | UVERBS_METHOD_ASYNC_EVENT_ALLOC:
+		return quiet_events(hdr, UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
 	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_CREATE:
 		return ioctl_create_cq(hdr);
 	case UVERBS_OBJECT_QP << 16 | UVERBS_METHOD_QP_CREATE:
@@ -413,87 +300,13 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 	}
 	say("object %u method %u: not known here", hdr->object_id,
 	    hdr->method_id);
-	errno = EOPNOTSUPP;
-	return -1;
+	return fail(EOPNOTSUPP);
 }
 
-/* ---- the interposed calls ---- */
-
-static int open_path(const char *path, int flags, mode_t mode)
+static int device_file(off_t *offset)
 {
-	int fd;
-
-	if (!strcmp(path, DEVICE)) {
-		fd = syscall(SYS_openat, AT_FDCWD, "/dev/null",
-			     O_RDWR | O_CLOEXEC, 0);
-		device_fd = fd;
-		say("open %s: fd %d", path, fd);
-		return fd;
-	}
-	return syscall(SYS_openat, AT_FDCWD, path, flags, mode);
-}
-
-EXPORT int open(const char *path, int flags, ...)
-{
-	va_list args;
-	mode_t mode;
-
-	va_start(args, flags);
-	mode = va_arg(args, mode_t);
-	va_end(args);
-	return open_path(path, flags, mode);
-}
-
-EXPORT int open64(const char *path, int flags, ...)
-{
-	va_list args;
-	mode_t mode;
-
-	va_start(args, flags);
-	mode = va_arg(args, mode_t);
-	va_end(args);
-	return open_path(path, flags, mode);
-}
-
-EXPORT int openat(int dir, const char *path, int flags, ...)
-{
-	va_list args;
-	mode_t mode;
-
-	va_start(args, flags);
-	mode = va_arg(args, mode_t);
-	va_end(args);
-	if (!strcmp(path, DEVICE))
-		return open_path(path, flags, mode);
-	return syscall(SYS_openat, dir, path, flags, mode);
-}
-
-static const char *real_path(const char *path)
-{
-	return !strcmp(path, DEVICE) ? "/dev/null" : path;
-}
-
-EXPORT int stat(const char *restrict path, struct stat *restrict out)
-{
-	return fstatat(AT_FDCWD, real_path(path), out, 0);
-}
-
-EXPORT int stat64(const char *restrict path, struct stat64 *restrict out)
-{
-	return fstatat64(AT_FDCWD, real_path(path), out, 0);
-}
-
-EXPORT int ioctl(int fd, unsigned long request, ...)
-{
-	va_list args;
-	void *argument;
-
-	va_start(args, request);
-	argument = va_arg(args, void *);
-	va_end(args);
-	if (fd == device_fd && request == RDMA_VERBS_IOCTL)
-		return verbs_ioctl(argument);
-	return syscall(SYS_ioctl, fd, request, argument);
+	(void)offset;
+	return memory_fd;
 }
 
 EXPORT ssize_t write(int fd, const void *data, size_t bytes)
@@ -503,31 +316,4 @@ EXPORT ssize_t write(int fd, const void *data, size_t bytes)
 		return bytes;
 	}
 	return syscall(SYS_write, fd, data, bytes);
-}
-
-EXPORT void *mmap(void *address, size_t bytes, int protection, int flags,
-		  int fd, off_t offset)
-{
-	if (fd >= 0 && fd == device_fd) {
-		say("mmap of %zu bytes at %#lx", bytes, (long)offset);
-		fd = memory_fd;
-		flags |= MAP_POPULATE;
-	}
-	return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd,
-			       offset);
-}
-
-EXPORT void *mmap64(void *address, size_t bytes, int protection, int flags,
-		    int fd, off64_t offset)
-{
-	return mmap(address, bytes, protection, flags, fd, offset);
-}
-
-EXPORT int socket(int domain, int type, int protocol)
-{
-	if (domain == AF_NETLINK && protocol == NETLINK_RDMA_PROTO) {
-		errno = EPROTONOSUPPORT;
-		return -1;
-	}
-	return syscall(SYS_socket, domain, type, protocol);
 }
