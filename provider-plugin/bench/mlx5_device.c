@@ -5,10 +5,12 @@
 #include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
+#include <rdma/ib_user_verbs.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void die(const char *fmt, ...)
 {
@@ -69,18 +71,79 @@ struct device_cq device_cq(struct ibv_cq *cq)
 	return (struct device_cq){ .object = object(MLX5_CQ, cq->handle) };
 }
 
+/* The fields of an entry: the last 64 bytes. */
+static struct mlx5_cqe64 *entry_at(const struct device_cq *cq, uint32_t index)
+{
+	size_t slot = index & (cq->object->entries - 1);
+
+	return (struct mlx5_cqe64 *)(cq->object->buffer +
+				     (slot + 1) * cq->object->cqe_bytes) - 1;
+}
+
 void device_complete(struct device_cq *cq, struct mlx5_cqe64 cqe)
 {
 	uint32_t log2 = __builtin_ctz(cq->object->entries);
-	uint32_t slot = cq->written & (cq->object->entries - 1);
-	struct mlx5_cqe64 *to = (struct mlx5_cqe64 *)(cq->object->buffer +
-						      (size_t)slot * 64);
+	struct mlx5_cqe64 *to = entry_at(cq, cq->written);
 	uint8_t owner = (cqe.op_own & ~1) | ((cq->written >> log2) & 1);
 
 	cqe.op_own = to->op_own;
 	*to = cqe;
 	__atomic_store_n(&to->op_own, owner, __ATOMIC_RELEASE);
 	cq->written++;
+}
+
+void device_complete_wide(struct device_cq *cq, const uint8_t *before,
+			  struct mlx5_cqe64 cqe)
+{
+	if (cq->object->cqe_bytes != 128)
+		die("an entry of %u bytes has none before its fields",
+		    cq->object->cqe_bytes);
+	memcpy(entry_at(cq, cq->written) - 1, before, 64);
+	device_complete(cq, cqe);
+}
+
+/* What is told of one in an array of eight. */
+struct mini {
+	uint16_t slot; /* of those sent; a hash, of those received */
+	uint8_t opcode, reserved;
+	uint32_t bytes;
+};
+
+void device_complete_together(struct device_cq *cq,
+			      const struct mlx5_cqe64 *cqes,
+			      unsigned int count)
+{
+	uint32_t first = cq->written;
+	struct mlx5_cqe64 title = cqes[0];
+
+	for (unsigned int i = 0; i < count; i++) {
+		struct mini mini = {
+			.slot = cqes[i].wqe_counter,
+			.opcode = be32toh(cqes[i].sop_drop_qpn) >> 24,
+			.bytes = cqes[i].byte_cnt,
+		};
+		/* The first array is in the second place, each other in the
+		 * place of the first that it tells. */
+		uint32_t at = first + (i < 8 ? 1 : i / 8 * 8);
+
+		memcpy((uint8_t *)entry_at(cq, at) + i % 8 * 8, &mini, 8);
+	}
+	/* The title is written last. */
+	title.byte_cnt = htobe32(count);
+	title.op_own |= 3 << 2;
+	device_complete(cq, title);
+	cq->written = first + count;
+}
+
+void device_event(const struct device_cq *cq)
+{
+	struct ib_uverbs_comp_event_desc event = {
+		.cq_handle = cq->object->user_handle,
+	};
+
+	if (write(cq->object->channel, &event, sizeof(event)) !=
+	    sizeof(event))
+		die("no event: %s", strerror(errno));
 }
 
 struct mlx5_cqe64 device_sent(const struct mlx5_object *qp, uint32_t index)

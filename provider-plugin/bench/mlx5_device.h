@@ -29,6 +29,16 @@ struct device_cq {
 struct device_cq device_cq(struct ibv_cq *cq);
 /* Writes a completion: its owner bit is set here. */
 void device_complete(struct device_cq *cq, struct mlx5_cqe64 cqe);
+/* The same, with the 64 bytes that stand before the fields in a long entry. */
+void device_complete_wide(struct device_cq *cq, const uint8_t *before,
+			  struct mlx5_cqe64 cqe);
+/* Writes completions as one compressed session of at least two: their slots and
+ * byte counts, and opcodes of those sent, may differ, and nothing else. */
+void device_complete_together(struct device_cq *cq,
+			      const struct mlx5_cqe64 *cqes,
+			      unsigned int count);
+/* Raises an event of the queue. */
+void device_event(const struct device_cq *cq);
 /* Writes the next `count` entries alike, by their owner byte alone: the rest of
  * them is as it was written in the round before. */
 static inline void device_turn(struct device_cq *cq, uint32_t count)
@@ -37,6 +47,7 @@ static inline void device_turn(struct device_cq *cq, uint32_t count)
 	uint32_t log2 = __builtin_ctz(cq->object->entries);
 
 	for (uint32_t i = 0; i < count; i++, cq->written++) {
+		/* Of 64 bytes, as all that turn. */
 		struct mlx5_cqe64 *cqe = (struct mlx5_cqe64 *)
 			(cq->object->buffer +
 			 (size_t)(cq->written & mask) * sizeof(*cqe));

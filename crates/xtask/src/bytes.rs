@@ -43,6 +43,7 @@ pub struct Outcome {
     cases: usize,
     requests: usize,
     receives: usize,
+    completions: usize,
     bytes: usize,
     /// Lines that differ, by the reason.
     explained: BTreeMap<Reason, usize>,
@@ -61,9 +62,9 @@ impl Outcome {
     /// How much was compared, in words.
     pub fn text(&self) -> String {
         let mut text = format!(
-            "{} send work requests and {} receives in {} cases, {} bytes of queue entries, \
-             doorbell records and registers\n",
-            self.requests, self.receives, self.cases, self.bytes
+            "{} send work requests, {} receives and {} completions in {} cases, {} bytes of \
+             queue entries, doorbell records and registers\n",
+            self.requests, self.receives, self.completions, self.cases, self.bytes
         );
         for reason in Reason::ALL {
             let lines = self.explained.get(&reason).copied().unwrap_or_default();
@@ -84,23 +85,19 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
         "mlx5_bytes",
         &["mlx5_bytes.c", "mlx5_corpus.c", "mlx5_device.c"],
     )?;
-    let stock = parse(&program.run(Provider::Stock, &[])?);
-    let ours = parse(&program.run(Provider::Ours(ours), &[])?);
-    ensure!(
-        stock.len() == ours.len(),
-        "{} cases with the C provider, {} with ours",
-        stock.len(),
-        ours.len()
-    );
     let mut outcome = Outcome::default();
-    for (stock, ours) in stock.iter().zip(&ours) {
-        ensure!(
-            stock.header == ours.header,
-            "the cases are not the same: {} and {}",
-            stock.header,
-            ours.header
-        );
-        compare_case(stock, ours, &mut outcome);
+    let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[]));
+    compare_all(runs, &mut outcome)?;
+    let program = Program::build(
+        &driver::target_dir().join("bytes"),
+        "mlx5_completions",
+        &["mlx5_completions.c", "mlx5_device.c"],
+    )?;
+    for shape in SHAPES {
+        let mut program = program.clone();
+        program.set("RINGVERBS_MLX5_CQE", shape);
+        let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[shape]));
+        compare_all(runs, &mut outcome)?;
     }
     ensure!(
         outcome.requests >= 500,
@@ -110,12 +107,39 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// What entries of completion queues look like (`RINGVERBS_MLX5_CQE`).
+const SHAPES: [&str; 4] = ["64", "128", "compressed", "128,compressed"];
+
+/// Compares what the program printed with the C provider and with ours.
+fn compare_all(runs: [Result<String>; 2], outcome: &mut Outcome) -> Result<()> {
+    let [stock, ours] = runs;
+    let (stock, ours) = (parse(&stock?), parse(&ours?));
+    ensure!(
+        stock.len() == ours.len(),
+        "{} cases with the C provider, {} with ours",
+        stock.len(),
+        ours.len()
+    );
+    for (stock, ours) in stock.iter().zip(&ours) {
+        ensure!(
+            stock.header == ours.header,
+            "the cases are not the same: {} and {}",
+            stock.header,
+            ours.header
+        );
+        compare_case(stock, ours, outcome);
+    }
+    Ok(())
+}
+
 fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
     outcome.cases += 1;
-    for key in stock.lines.keys() {
+    for (key, line) in &stock.lines {
         match key.split(' ').next() {
             Some("entry") => outcome.requests += 1,
             Some("receive" | "shared") => outcome.receives += 1,
+            // Several with the same place were read one after the other.
+            Some("completion") => outcome.completions += line.split('|').count(),
             _ => {}
         }
     }
@@ -196,7 +220,9 @@ fn parse(text: &str) -> Vec<Case> {
             });
         } else if let Some(case) = cases.last_mut() {
             let words = match line.split(' ').next() {
-                Some("entry" | "receive" | "shared" | "register" | "stray" | "completion") => 2,
+                Some(
+                    "entry" | "receive" | "shared" | "register" | "stray" | "completion" | "from",
+                ) => 2,
                 _ => 1,
             };
             let at = line

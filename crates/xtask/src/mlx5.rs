@@ -31,9 +31,12 @@ const DEVICE: &[(&str, &str)] = &[
 ];
 
 /// A compiled program and what it is run with.
+#[derive(Clone)]
 pub struct Program {
     stand_in: StandIn,
     path: PathBuf,
+    /// Variables of the environment.
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Program {
@@ -44,7 +47,16 @@ impl Program {
     pub fn build(dir: &Path, name: &str, files: &[&str]) -> Result<Self> {
         let stand_in = StandIn::build(dir, "mlx5_standin.c", DEVICE)?;
         let path = stand_in.program(name, files)?;
-        Ok(Self { stand_in, path })
+        Ok(Self {
+            stand_in,
+            path,
+            variables: Vec::new(),
+        })
+    }
+
+    /// Sets a variable of the environment that it is run in.
+    pub fn set(&mut self, name: &'static str, value: &str) {
+        self.variables.push((name, value.to_owned()));
     }
 
     /// What the program prints; its first line names the provider that served.
@@ -59,6 +71,9 @@ impl Program {
             if name.to_string_lossy().starts_with("MLX5_") {
                 command.env_remove(name);
             }
+        }
+        for (name, value) in &self.variables {
+            command.env(name, value);
         }
         let text = printed(&mut command)?;
         let served = text.lines().next().unwrap_or_default();

@@ -21,6 +21,7 @@ pub enum Provider<'a> {
 }
 
 /// A compiled stand-in and the sysfs tree that goes with it.
+#[derive(Clone)]
 pub struct StandIn {
     dir: PathBuf,
     library: PathBuf,

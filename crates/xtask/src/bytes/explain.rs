@@ -22,11 +22,17 @@ pub enum Reason {
     Errno,
     /// The register after a refused work request.
     RefusedRing,
+    /// What a completion with data in it says of the sender.
+    SenderInData,
+    /// The index of the partition key, of a message with an immediate or a key.
+    KeyIndex,
+    /// Where an old C provider looks for data in a long entry.
+    LongEntry,
 }
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
@@ -36,6 +42,9 @@ impl Reason {
         Self::NoBytes,
         Self::Errno,
         Self::RefusedRing,
+        Self::SenderInData,
+        Self::KeyIndex,
+        Self::LongEntry,
     ];
 
     /// As the table has it.
@@ -50,6 +59,9 @@ impl Reason {
             Self::NoBytes => "elements of no bytes",
             Self::Errno => "errno of a refusal",
             Self::RefusedRing => "ring after a refusal",
+            Self::SenderInData => "sender in the data",
+            Self::KeyIndex => "index of a partition key",
+            Self::LongEntry => "data of a long entry",
         }
     }
 
@@ -91,6 +103,19 @@ impl Reason {
             Self::RefusedRing => {
                 "a list of which a work request's inline data is refused: the C provider rings \
                  with that one's unfinished control segment, ours with the one before it"
+            }
+            Self::SenderInData => {
+                "a receive whose data came in the completion's first 32 bytes: what it says of the \
+                 sender would be there too, so the C provider gives bytes of the data for it, ours 0"
+            }
+            Self::KeyIndex => {
+                "a message with immediate data, or a key that it invalidates: these are in the \
+                 field of the partition key's index, of which the C provider gives the low half, \
+                 ours 0"
+            }
+            Self::LongEntry => {
+                "data of a read or an atomic in an entry of 128 bytes: the C provider of rdma-core \
+                 44 takes them from the wrong place; that of 65 does as ours"
             }
         }
     }
@@ -161,8 +186,85 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
             let operation = operation(&what, refusal.is_some(), 0)?;
             entry(difference, kind, operation)
         }
+        "from" | "completion" | "data" => completion(difference, kind, &what.join(" "), subject),
         _ => None,
     }
+}
+
+/// Of what completions say, those in one place one after the other, each word
+/// that differs has to be one that a reason is about.
+fn completion(
+    difference: &Difference,
+    shape: &str,
+    what: &str,
+    subject: &str,
+) -> Option<Vec<Reason>> {
+    let (stock, ours) = (difference.stock.split('|'), difference.ours.split('|'));
+    if stock.clone().count() != ours.clone().count() {
+        return None;
+    }
+    let mut reasons = Vec::new();
+    for (stock, ours) in stock.zip(ours).filter(|(stock, ours)| stock != ours) {
+        let reason = one_completion(&words(stock), &words(ours), shape, what, subject)?;
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    Some(reasons)
+}
+
+fn one_completion(
+    stock: &[&str],
+    ours: &[&str],
+    shape: &str,
+    what: &str,
+    subject: &str,
+) -> Option<Reason> {
+    if stock.len() != ours.len() {
+        return None;
+    }
+    let differ: Vec<usize> = (0..stock.len()).filter(|&i| stock[i] != ours[i]).collect();
+    let in_completion = what.contains("in the completion of a receive");
+    match (subject, &differ[..]) {
+        // The sender, and behind each name its number.
+        ("from", _) if in_completion && ours == words(NOBODY) => Some(Reason::SenderInData),
+        ("from", [8]) if ours[8] == "0" && has_extra(what) => Some(Reason::KeyIndex),
+        // The flag of a route header, which is beside the sender.
+        ("completion", [at])
+            if in_completion && at.checked_sub(1).is_some_and(|at| ours[at] == "flags") =>
+        {
+            let flags = |text: &str| text.parse::<u32>().ok();
+            (flags(stock[*at])? == flags(ours[*at])? | 1).then_some(Reason::SenderInData)
+        }
+        ("data", [0]) if shape.starts_with("128") && is_of_this_side(what) => {
+            let untouched = |text: &str| -> Vec<bool> {
+                let bytes = (0..text.len()).step_by(2);
+                bytes.map(|at| text.get(at..at + 2) == Some("--")).collect()
+            };
+            (untouched(stock[0]) == untouched(ours[0])).then_some(Reason::LongEntry)
+        }
+        _ => None,
+    }
+}
+
+/// What is said of a sender of which nothing is known.
+const NOBODY: &str = "000000 lid 0 service 0 bits 0 key 0";
+
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').filter(|word| !word.is_empty()).collect()
+}
+
+/// Whether a case's messages have an immediate, or a key to be invalidated.
+fn has_extra(what: &str) -> bool {
+    let kind = what.strip_prefix("receive of kind ");
+    let kind: Option<u32> = kind.and_then(|kind| kind.parse().ok());
+    // The second of each four is a plain message.
+    kind.is_some_and(|kind| kind % 4 != 1) || what.contains("receives, read by")
+}
+
+/// Whether the case is about what this side has read.
+fn is_of_this_side(what: &str) -> bool {
+    what.contains("in the completion of a read") || what.starts_with("an atomic")
 }
 
 /// Whether the queue pair is posted to with `ibv_post_send`.
@@ -380,6 +482,51 @@ mod tests {
         assert_eq!(ask("22 1 1 00000067"), Some(vec![Reason::Errno]));
         assert_eq!(ask("22 1 1 00000068"), None);
         assert_eq!(ask("0 -1 1 00000067"), None);
+    }
+
+    #[test]
+    fn of_a_completion_only_what_lies_in_the_data_may_differ() {
+        let header = "case 64 1 own: 5 bytes in the completion of a receive, list 0";
+        let said = "595a5b lid 22103 service 8 bits 81 key 0";
+        let ask = |header, ours| of(header, "from 0", said, ours);
+        assert_eq!(ask(header, NOBODY), Some(vec![Reason::SenderInData]));
+        let half = "000000 lid 22103 service 0 bits 0 key 0";
+        assert_eq!(ask(header, half), None);
+        assert_eq!(ask("case 64 1 receive of kind 1", NOBODY), None);
+        let line = |flags| {
+            format!("0000000000002425 status 0 number 72 opcode 128 bytes 5 flags {flags} extra 0")
+        };
+        let ask = |stock, ours| of(header, "completion 0", &line(stock), &line(ours));
+        assert_eq!(ask(1, 0), Some(vec![Reason::SenderInData]));
+        assert_eq!(ask(0, 1), None);
+        assert_eq!(ask(3, 0), None);
+    }
+
+    #[test]
+    fn a_key_s_index_may_differ_beside_an_immediate_only() {
+        let (stock, ours) = (
+            "123450 lid 1 service 2 bits 3 key 50128",
+            "123450 lid 1 service 2 bits 3 key 0",
+        );
+        let ask = |kind: u32, ours| {
+            let header = format!("case 64 1 receive of kind {kind}");
+            of(&header, "from 0", stock, ours)
+        };
+        assert_eq!(ask(2, ours), Some(vec![Reason::KeyIndex]));
+        assert_eq!(ask(5, ours), None);
+        assert_eq!(ask(2, "123450 lid 1 service 2 bits 3 key 1"), None);
+        assert_eq!(ask(2, "123451 lid 1 service 2 bits 3 key 0"), None);
+    }
+
+    #[test]
+    fn data_of_a_long_entry_differ_by_their_values_only() {
+        let ask = |shape: &str, ours| {
+            let header = format!("case {shape} 1 own: 2 bytes in the completion of a read, list 0");
+            of(&header, "data", "--0000----", ours)
+        };
+        assert_eq!(ask("128", "--4041----"), Some(vec![Reason::LongEntry]));
+        assert_eq!(ask("64", "--4041----"), None);
+        assert_eq!(ask("128", "--404142--"), None);
     }
 
     #[test]
