@@ -7,7 +7,7 @@ use ring::Hint;
 use uverbs::{Mw, MwType, Udata};
 
 use crate::context::Ctx;
-use crate::device::{BindMwWr, WindowBinding};
+use crate::device::WindowBinding;
 use crate::memory::{MemorySlice, Registered};
 use crate::operation::Operation;
 use crate::pd::Identity;
@@ -122,21 +122,20 @@ impl MemoryWindow {
     }
 
     /// What the next bind says, to `slice` or to nothing.
+    #[cold]
     pub(crate) fn next_bind(
         &self,
         slice: Option<&MemorySlice>,
         access: AccessFlags,
     ) -> WindowBinding {
+        let mark = self.inner.domain.context().provider().mark(self.inner.kind);
         WindowBinding {
-            operands: BindMwWr {
-                addr: slice.map_or(0, MemorySlice::device_addr),
-                length: slice.map_or(0, |slice| slice.len() as u64),
-                mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
-                mw_rkey: self.rkey(),
-                rkey: self.next_rkey(),
-                access: access.bits(),
-            },
-            of_queue_pair: self.inner.kind == WindowType::Two,
+            addr: slice.map_or(0, MemorySlice::device_addr),
+            length: slice.map_or(0, |slice| slice.len() as u64),
+            mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
+            mw_rkey: self.rkey(),
+            rkey: self.next_rkey(),
+            access: access.bits() | mark,
         }
     }
 

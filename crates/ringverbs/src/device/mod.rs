@@ -21,11 +21,12 @@ mod staged;
 use uverbs::discovery::DriverId;
 use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, SrqInit, SrqModify, Udata};
 
+use crate::WindowType;
 use crate::context::Ctx;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 
-pub(crate) use ::rxe::{BindMwWr, Entry};
+pub(crate) use ::rxe::{BindMwWr as WindowBinding, Entry};
 pub(crate) use completion::{CompletionRing, SENSELESS, read, read_time};
 pub(crate) use decoded::Members;
 pub(crate) use recv::RecvQueue;
@@ -80,14 +81,6 @@ pub(crate) struct Beside<'a> {
     pub srq: Option<&'a SharedWork>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
-}
-
-/// The bind of a memory window.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WindowBinding {
-    pub operands: BindMwWr,
-    /// Whether the window is of type 2. rdma_rxe's driver looks it up.
-    pub of_queue_pair: bool,
 }
 
 /// What a completion queue knows of the queue pairs that complete there; of a
@@ -214,6 +207,15 @@ impl Provider {
     /// Whether that one is among them.
     pub fn has(&self, operation: Operation) -> bool {
         self.operations() & 1 << operation as u32 != 0
+    }
+
+    /// What the access of a window's bind says besides: of a ConnectX, whether it
+    /// is of type 2. rdma_rxe's driver looks that up.
+    pub fn mark(&self, window: WindowType) -> u32 {
+        match self {
+            Self::Mlx5(_) if window == WindowType::Two => staged::OF_QUEUE_PAIR,
+            _ => 0,
+        }
     }
 
     /// The longest memory window, in bytes.

@@ -186,9 +186,7 @@ impl Wqe<'_> {
     #[inline(always)]
     pub(crate) fn bind_window(&mut self, binding: WindowBinding) {
         let Self(wqe) = self;
-        wqe.bind_mw(binding.operands);
-        // Nobody's field in a bind: rdma_rxe's driver does not look.
-        wqe.immediate_or_key(binding.of_queue_pair.into());
+        wqe.bind_mw(binding);
     }
 
     #[inline(always)]

@@ -142,6 +142,9 @@ impl Sender {
     }
 }
 
+/// In the access of a bind: the window is of type 2. No right has that bit.
+pub(crate) const OF_QUEUE_PAIR: u32 = 1 << 31;
+
 /// The bind of a window as `Wqe::bind_window` has written it.
 #[cold]
 fn binding(posted: PostedSend<'_>) -> Bind {
@@ -149,14 +152,14 @@ fn binding(posted: PostedSend<'_>) -> Bind {
     Bind {
         window: bind.mw_rkey,
         rkey: bind.rkey,
-        kind: match posted.immediate_or_key() {
+        kind: match bind.access & OF_QUEUE_PAIR {
             0 => WindowKind::Type1,
             _ => WindowKind::Type2,
         },
         addr: bind.addr,
         length: bind.length,
         lkey: bind.mr_lkey,
-        access: bind.access,
+        access: bind.access & !OF_QUEUE_PAIR,
     }
 }
 

@@ -122,6 +122,7 @@ pub(super) enum Extra {
 pub(super) enum Clash {
     ImmediateAndKey,
     Address,
+    LongWindow,
 }
 
 impl Clash {
@@ -131,6 +132,7 @@ impl Clash {
                 "a message has immediate data or a key to be invalidated, not both"
             }
             Self::Address => "only a send goes to an address; a write goes to memory",
+            Self::LongWindow => "more bytes than a memory window of this device spans",
         }
     }
 }
@@ -279,7 +281,6 @@ impl<D: Data> WorkRequest<D> {
                             what: "memory window",
                         })
                     }
-                    Companion::Window(bind) => bind.0.check(bind.1.as_ref()),
                     _ => Ok(()),
                 }
             }
@@ -467,11 +468,16 @@ impl WorkRequest<()> {
 impl WorkRequest<MemorySlice> {
     /// Binds a window to a part of a region made with `MW_BIND`, for peers to do
     /// there what `access` says. The window's new key is
-    /// [`MemoryWindow::rkey`] as soon as this is posted.
+    /// [`MemoryWindow::rkey`] as soon as this is posted. More than the device's
+    /// windows span (2 GiB with a ConnectX) is refused then.
     pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
+        let fits = window.check(Some(&to)).is_ok();
         let companion = Companion::Window(Box::new((window.clone(), Some(to.clone()))));
         let mut this = Self::new(Kind::Bind(access), to);
         this.companion = companion;
+        if !fits {
+            this.extra = Extra::Clash(Clash::LongWindow);
+        }
         this
     }
 }

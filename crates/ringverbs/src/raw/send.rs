@@ -304,7 +304,7 @@ impl Wqe<'_, Binding> {
         Ok(Rebound {
             window: window.clone(),
             to: to.clone(),
-            rkey: bind.operands.rkey,
+            rkey: bind.rkey,
         })
     }
 }

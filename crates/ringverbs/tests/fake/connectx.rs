@@ -594,13 +594,7 @@ fn what_changes_keys_is_written_with_its_operands() {
     let whole = || large.slice(..).unwrap();
     let bind = WorkRequest::bind(&window, whole(), AccessFlags::empty());
     let error = qp.post(bind).unwrap_err().error;
-    assert!(matches!(
-        error,
-        Error::Limit {
-            allowed: 0x8000_0000,
-            ..
-        }
-    ));
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
     let mut raw = qp.send_half().raw();
     let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
     let error = entry.bind(&window, &whole(), AccessFlags::empty());
