@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,14 +23,25 @@ use crate::{Drive, Embedded, Network};
 const PATIENCE: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(10);
 
+/// A directory that goes with the test.
+struct Meeting(Option<PathBuf>);
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.0 {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+    }
+}
+
 /// Two devices that reach each other's ports: of one network, or of two in a
 /// directory.
-fn ends(joined: bool) -> (Embedded, Embedded) {
+fn ends(joined: bool) -> (Embedded, Embedded, Meeting) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !joined {
         let network = Network::new(Drive::Caller).unwrap();
         let device = || network.device("roce").unwrap();
-        return (device(), device());
+        return (device(), device(), Meeting(None));
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("ringverbs-cm-{}-{number}", std::process::id());
@@ -38,7 +50,7 @@ fn ends(joined: bool) -> (Embedded, Embedded) {
         let network = Network::joined(Drive::Caller, &directory).unwrap();
         network.device("roce").unwrap()
     };
-    (device(), device())
+    (device(), device(), Meeting(Some(directory)))
 }
 
 fn open(device: &Embedded) -> EventChannel {
@@ -116,7 +128,7 @@ fn rejected(event: &Event, why: RejectReason) {
 #[test]
 fn a_connection_is_made_and_ended() {
     for joined in [false, true] {
-        let (a, b) = ends(joined);
+        let (a, b, _meeting) = ends(joined);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 4);
         let active = resolved(&near, PortSpace::TCP, at);
@@ -192,7 +204,7 @@ fn a_connection_is_made_and_ended() {
 
 #[test]
 fn the_queue_pair_s_word_establishes_too() {
-    let (a, b) = ends(false);
+    let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let active = resolved(&near, PortSpace::TCP, at);
@@ -211,7 +223,7 @@ fn the_queue_pair_s_word_establishes_too() {
 #[test]
 fn who_says_no_is_heard() {
     for joined in [false, true] {
-        let (a, b) = ends(joined);
+        let (a, b, _meeting) = ends(joined);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 2);
         let ask = || {
@@ -283,7 +295,7 @@ fn who_says_no_is_heard() {
 
 #[test]
 fn an_address_is_this_machine_s() {
-    let (a, _) = ends(false);
+    let (a, ..) = ends(false);
     let channel = open(&a);
     let bind = |address: &str| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
@@ -326,7 +338,7 @@ fn an_address_is_this_machine_s() {
 
 #[test]
 fn a_new_id_can_do_little() {
-    let (a, _) = ends(false);
+    let (a, ..) = ends(false);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let wrong = |result: Result<(), Error>| {
@@ -358,7 +370,7 @@ fn a_new_id_can_do_little() {
 #[test]
 fn datagram_services_are_told() {
     for joined in [false, true] {
-        let (a, b) = ends(joined);
+        let (a, b, _meeting) = ends(joined);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::UDP, 4);
         for accepted in [true, false] {
@@ -399,7 +411,7 @@ fn datagram_services_are_told() {
 
 #[test]
 fn groups_are_joined_and_left() {
-    let (a, _) = ends(false);
+    let (a, ..) = ends(false);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::UDP).unwrap();
     let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
@@ -424,7 +436,7 @@ fn groups_are_joined_and_left() {
 
 #[test]
 fn ids_move_with_what_waits() {
-    let (a, b) = ends(true);
+    let (a, b, _meeting) = ends(true);
     let (near, far, other) = (open(&a), open(&b), open(&b));
     let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
     let ask = || {
@@ -454,7 +466,7 @@ fn ids_move_with_what_waits() {
 
 #[test]
 fn a_channel_is_readable_when_there_is_something() {
-    let (a, b) = ends(false);
+    let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let readable = |channel: &EventChannel| wait(channel.as_raw_fd(), 0u8.into()).unwrap();
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -483,7 +495,7 @@ fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
 
 #[test]
 fn who_does_not_answer_is_not_waited_for_for_ever() {
-    let (a, b) = ends(false);
+    let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let manager = a.runner.manager();
@@ -531,7 +543,7 @@ fn good_request(to: SocketAddr) -> Message {
 
 #[test]
 fn a_stranger_harms_nobody() {
-    let (a, b) = ends(true);
+    let (a, b, _meeting) = ends(true);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
     // More that say nothing than are let wait.
@@ -610,7 +622,7 @@ proptest! {
             proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)
         },
     ) {
-        let (a, _) = ends(false);
+        let (a, ..) = ends(false);
         let channel = open(&a);
         let listener = channel.create_id(PortSpace::TCP).unwrap();
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
