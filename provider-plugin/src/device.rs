@@ -99,8 +99,10 @@ fn basic(from: &DeviceAttr) -> ibv_device_attr {
     }
 }
 
-/// Everything the kernel says. What it does not say is zero, in `from` and so
-/// in the result.
+/// What the kernel says, but for what this provider refuses: raw packets, work
+/// queues and how they are hashed to, tag matching. A program that was told of
+/// those would ask for them. What the kernel does not say is zero, in `from`
+/// and so in the result.
 fn extended(from: &DeviceAttrEx, num_ports: u32) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: basic(&from.base),
@@ -115,22 +117,11 @@ fn extended(from: &DeviceAttrEx, num_ports: u32) -> ibv_device_attr_ex {
         hca_core_clock: from.hca_core_clock,
         device_cap_flags_ex: from.device_cap_flags_ex,
         tso_caps: ibv_tso_caps::default(),
-        rss_caps: ibv_rss_caps {
-            supported_qpts: from.rss_caps.supported_qpts,
-            max_rwq_indirection_tables: from.rss_caps.max_rwq_indirection_tables,
-            max_rwq_indirection_table_size: from.rss_caps.max_rwq_indirection_table_size,
-            ..ibv_rss_caps::default()
-        },
-        max_wq_type_rq: from.max_wq_type_rq,
+        rss_caps: ibv_rss_caps::default(),
+        max_wq_type_rq: 0,
         packet_pacing_caps: ibv_packet_pacing_caps::default(),
-        raw_packet_caps: from.raw_packet_caps,
-        tm_caps: ibv_tm_caps {
-            max_rndv_hdr_size: from.tm_caps.max_rndv_hdr_size,
-            max_num_tags: from.tm_caps.max_num_tags,
-            flags: from.tm_caps.flags,
-            max_ops: from.tm_caps.max_ops,
-            max_sge: from.tm_caps.max_sge,
-        },
+        raw_packet_caps: 0,
+        tm_caps: ibv_tm_caps::default(),
         cq_mod_caps: ibv_cq_moderation_caps {
             max_cq_count: from.cq_moderation_caps.max_cq_moderation_count,
             max_cq_period: from.cq_moderation_caps.max_cq_moderation_period,
@@ -277,6 +268,21 @@ mod tests {
     fn limits_do_not_turn_negative() {
         assert_eq!(limit(7), 7);
         assert_eq!(limit(u32::MAX), c_int::MAX);
+    }
+
+    #[test]
+    fn what_is_refused_is_not_offered() {
+        let mut from = DeviceAttrEx::new_zeroed();
+        from.raw_packet_caps = 7;
+        from.max_wq_type_rq = 8;
+        from.rss_caps.supported_qpts = 1 << 8;
+        from.tm_caps.max_num_tags = 127;
+        from.hca_core_clock = 1_000_000;
+        let told = extended(&from, 1);
+        assert_eq!((told.raw_packet_caps, told.max_wq_type_rq), (0, 0));
+        assert_eq!(told.rss_caps.supported_qpts, 0);
+        assert_eq!(told.tm_caps.max_num_tags, 0);
+        assert_eq!(told.hca_core_clock, 1_000_000);
     }
 
     #[test]
