@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::case::ATTEMPTS;
 use super::process::{self, Library, Running};
 use super::run::{Runner, last_lines};
+use crate::compare;
 use crate::record::{self, Outcome, Provider, Record, Stock};
 
 /// The script that runs them and says how each one ended.
@@ -138,24 +139,40 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
         }
     }
 
-    // Each failed one again, in a process of its own: they share a queue or a
-    // device with those before them, and wait for datagrams.
+    // Those that failed again, together in a process: they share a queue or a
+    // device with those before them, and wait for datagrams. What is refused by
+    // design is refused again.
     let mut earlier: BTreeMap<String, String> = BTreeMap::new();
-    for id in &all {
-        for attempt in 2..=attempts(id) {
-            if results
-                .get(id)
-                .is_none_or(|(ended, _)| ended.outcome != Outcome::Fail)
-            {
-                break;
-            }
+    let most = all.iter().map(|id| attempts(id)).max().unwrap_or(1);
+    for attempt in 2..=most {
+        let mut again: Vec<String> = all
+            .iter()
+            .filter(|id| attempt <= attempts(id))
+            .filter(|id| {
+                results.get(*id).is_some_and(|(ended, _)| {
+                    ended.outcome == Outcome::Fail
+                        && (provider == Provider::Stock || !refused(id, &ended.detail))
+                })
+            })
+            .cloned()
+            .collect();
+        for id in &again {
             if let Some((ended, 1)) = results.get(id) {
                 earlier.insert(id.clone(), last_lines(&ended.detail, 6));
             }
-            let pass = once(runner, folder, library, parts, std::slice::from_ref(id))?;
+        }
+        while !again.is_empty() {
+            let pass = once(runner, folder, library, parts, &again)?;
             runner.restore()?;
-            if let Some(ended) = pass.ended.get(id) {
-                results.insert(id.clone(), (ended.clone(), attempt));
+            let before = again.len();
+            for (id, ended) in pass.ended {
+                again.retain(|other| *other != id);
+                if all.contains(&id) {
+                    results.insert(id, (ended, attempt));
+                }
+            }
+            if pass.done || again.len() == before {
+                break;
             }
         }
     }
@@ -189,6 +206,11 @@ const RACES: &[(&str, u32)] = &[
     // Stock passes one time in three on a busy machine.
     ("tests.test_cq.CQTest.test_resize_cq", 12),
 ];
+
+/// Whether a test that ended so is refused by ours, whatever is tried.
+fn refused(id: &str, detail: &str) -> bool {
+    compare::refusal(GROUP, id, detail).is_some()
+}
 
 /// How often a test that fails is run.
 fn attempts(id: &str) -> u32 {
