@@ -76,7 +76,9 @@ sys.exit(bool(missing or wrong or seen < 60))
     else
         bad "info --json says what ibv_devinfo -v says" "$scratch/fields"
     fi
-    if "$ringverbs" devices > "$scratch/devices" && grep -q "^$RXE_DEV .*rdma_rxe" "$scratch/devices"; then
+    # The names that the kernel's drivers give.
+    case $RXE_DEV in mlx5_*) driver=mlx5_ib ;; *) driver=rdma_rxe ;; esac
+    if "$ringverbs" devices > "$scratch/devices" && grep -q "^$RXE_DEV .*$driver" "$scratch/devices"; then
         ok "devices lists $RXE_DEV"
     else
         bad "devices lists $RXE_DEV" "$scratch/devices"

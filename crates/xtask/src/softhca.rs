@@ -38,7 +38,7 @@ pub struct Arguments {
     profile: Vec<String>,
     /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
     /// two HCAs over a wire that loses packets, and planted faults
-    #[arg(long, conflicts_with_all = ["run", "share", "native", "no_setup", "hcas"])]
+    #[arg(long, conflicts_with_all = ["run", "share", "no_setup", "hcas"])]
     test: bool,
     /// With `--test`, also with ringverbs as the provider, on both sides and on
     /// one, in the same boot: what passes with rdma-core's must pass with ours.
@@ -63,7 +63,9 @@ pub struct Arguments {
     #[arg(long)]
     share: Option<PathBuf>,
     /// The share is a folder with the Rust crate's programs and scripts, built
-    /// now and found by their names; RXE_DEV and its like are set for them
+    /// now and found by their names; RXE_DEV and its like are set for them.
+    /// With `--test`, the Rust crate's cases alone, and with `--ours` those whose
+    /// peers the plugin serves as well
     #[arg(long, conflicts_with = "share")]
     native: bool,
     /// A folder whose contents the guest finds in /opt/ringverbs

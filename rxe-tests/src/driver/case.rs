@@ -70,6 +70,25 @@ pub fn chosen(filters: &[String], name: &str) -> bool {
     filters.is_empty() || filters.iter().any(|filter| name.contains(filter))
 }
 
+/// What a case needs that not every device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// rdma_rxe: it makes devices of its own, or looks into rdma_rxe's queues.
+    Rxe,
+    /// An IP address, to connect by rdma_cm.
+    Address,
+}
+
+impl Need {
+    /// Why a device that has not got it is no place for the case.
+    pub fn missing(self) -> &'static str {
+        match self {
+            Need::Rxe => "it is about rdma_rxe",
+            Need::Address => "it connects by rdma_cm, and the device has no address",
+        }
+    }
+}
+
 /// A case, the same for every provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
@@ -93,6 +112,8 @@ pub struct Case {
     pub stock: Stock,
     /// The Rust crate's, with nobody else to run it with.
     pub native: Option<Provider>,
+    /// What it needs besides a device.
+    pub needs: Option<Need>,
     /// Whether ours must print the very same as stock.
     pub same_output: bool,
 }
@@ -116,6 +137,7 @@ impl Case {
             mixed: false,
             stock: Stock::Reference,
             native: None,
+            needs: None,
             same_output: false,
         }
     }

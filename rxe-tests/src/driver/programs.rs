@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::case::{ATTEMPTS, Case, Shape};
+use super::case::{ATTEMPTS, Case, Need, Shape};
 use crate::record::{Provider, Stock};
 
 /// The group that they are reported in.
@@ -16,7 +16,8 @@ pub const NATIVE: &str = "native";
 /// Reads a manifest: a case on a line,
 /// `name | program and arguments | providers | limit in seconds`, and where
 /// another attempt is to be had ` | retry: the reason` (what depends on timing
-/// only; never what looks for a race).
+/// only; never what looks for a race). What does not run on every device says
+/// so: ` | needs: rxe`, ` | needs: address`.
 ///
 /// Providers are
 /// - `both`;
@@ -41,16 +42,23 @@ pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
 
 fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
-    let (fields, attempts) = match fields.split_last() {
-        Some((last, rest)) if rest.len() == 4 => match last.strip_prefix("retry:") {
-            Some(why) if !why.trim().is_empty() => (rest, ATTEMPTS),
-            _ => bail!("the fifth field is `retry:` and a reason, not `{last}`"),
-        },
-        _ => (&fields[..], 1),
-    };
-    let [name, command, providers, limit] = fields[..] else {
+    let [name, command, providers, limit, ref more @ ..] = fields[..] else {
         bail!("four fields are wanted, {} are there", fields.len());
     };
+    let (mut attempts, mut needs) = (1, None);
+    for field in more {
+        match field
+            .split_once(':')
+            .map(|(key, value)| (key, value.trim()))
+        {
+            Some(("retry", why)) if !why.is_empty() => attempts = ATTEMPTS,
+            Some(("needs", "rxe")) => needs = Some(Need::Rxe),
+            Some(("needs", "address")) => needs = Some(Need::Address),
+            _ => bail!(
+                "further fields are `retry: a reason`, `needs: rxe` or `needs: address`, not `{field}`"
+            ),
+        }
+    }
     let same_output = providers == "same-output";
     let native = match providers {
         "native" => Some(Provider::Native),
@@ -79,6 +87,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     case.attempts = attempts;
     case.stock = stock;
     case.native = native;
+    case.needs = needs;
     case.same_output = same_output;
     Ok(case)
 }
@@ -119,6 +128,12 @@ mod tests {
         assert_eq!((native[0].group, old[0].native), (NATIVE, None));
         let again = manifest("a | b | both | 3 | retry: datagrams\n", "44").unwrap();
         assert_eq!((again[0].attempts, old[0].attempts), (ATTEMPTS, 1));
+        let needs = "a | b | native | 3 | needs: rxe\n\
+                     a | b | native | 3 | retry: slow | needs: address\n";
+        let needs = manifest(needs, "44").unwrap();
+        assert_eq!((needs[0].needs, needs[0].attempts), (Some(Need::Rxe), 1));
+        assert_eq!(needs[1].needs, Some(Need::Address));
+        assert_eq!((needs[1].attempts, old[0].needs), (ATTEMPTS, None));
         let new = manifest(text, "65.0-1").unwrap();
         assert_eq!(new[2].stock, Stock::Reference);
         assert_eq!(new[2].limit, Duration::from_secs(30));
@@ -132,6 +147,8 @@ mod tests {
             "a | b | both | soon",
             "a | b | both | 3 | retry:",
             "a | b | both | 3 | often",
+            "a | b | both | 3 | needs: luck",
+            "a | b | both | 3 | retry: slow | often",
         ] {
             let error = manifest(wrong, "44.0").unwrap_err();
             assert!(format!("{error:#}").contains(wrong), "{error:#}");

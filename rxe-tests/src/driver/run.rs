@@ -155,6 +155,22 @@ impl Runner {
         Ok(result)
     }
 
+    /// Reports a case that this device is no place for.
+    pub fn pass_over(&self, case: &Case, provider: Provider, why: &str) -> Result<()> {
+        self.report.put(&Record::Case(record::Case {
+            group: case.group.to_owned(),
+            name: case.name.clone(),
+            provider,
+            outcome: Outcome::Skip,
+            stock: case.stock,
+            attempts: 0,
+            seconds: 0.0,
+            detail: why.to_owned(),
+            earlier: String::new(),
+            figures: BTreeMap::new(),
+        }))
+    }
+
     /// Runs a case once and reads its figures, without reporting it; the
     /// reason if it failed.
     pub fn measure(

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::case::{Case, Ready, Shape, chosen};
+use super::case::{Case, Need, Ready, Shape, chosen};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
 use super::setup::{self, Device, Wiring};
@@ -104,8 +104,13 @@ pub fn run(plan: &Plan) -> Result<()> {
         .iter()
         .filter(|case| (!plan.short || case.short) && case.chosen_by(&plan.filter));
     for case in wanted {
+        let missing = case.needs.filter(|&need| !has(plan, need));
         let mut once = None;
         for provider in providers(case, ours) {
+            if let Some(need) = missing {
+                runner.pass_over(case, provider, need.missing())?;
+                continue;
+            }
             let result = runner.run(once.as_ref().unwrap_or(case), provider)?;
             // Nothing is asked of the others then: they show once how they fare.
             if provider == Provider::Stock
@@ -160,6 +165,14 @@ fn device(plan: &Plan) -> Result<Device> {
     setup::devices(Wiring::Loopback, plan.mtu)?
         .pop()
         .context("no device was made")
+}
+
+/// Whether the device has what some cases need.
+fn has(plan: &Plan, need: Need) -> bool {
+    match need {
+        Need::Rxe => plan.device.is_none(),
+        Need::Address => !plan.no_cm,
+    }
 }
 
 /// A test program that tells who serves it, and passes with both.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,9 @@ const COUNTERS: &str = include_str!("counters.sh");
 /// Faults that are planted while programs run.
 const FAULTS: &str = include_str!("faults.sh");
 
-/// The guest that runs the lists.
+/// The guest that runs the lists, and that of the Rust crate's cases.
 const PROGRAMS: &str = "programs";
+const NATIVE: &str = "native";
 
 /// What a script's line begins with that says how a case ended.
 pub const PASS: &str = "@pass ";
@@ -43,7 +45,7 @@ const STRICT: &str = "strict: ";
 struct Run {
     what: String,
     results: Results,
-    /// Ours beside rdma-core's.
+    /// Under the rule of ours beside rdma-core's.
     compared: bool,
     /// Reports of strict mode, and what the kernel warned of.
     reports: Vec<String>,
@@ -55,6 +57,10 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let machine = Machine::new(arguments)?;
     let mut runs = Vec::new();
     for profile in &arguments.profile {
+        if arguments.native {
+            runs.push(native(&machine, arguments, profile)?);
+            continue;
+        }
         let scripts = |f: &String| f.starts_with("pair") || f.starts_with("faults");
         if arguments.filter.is_empty() || !arguments.filter.iter().all(scripts) {
             runs.push(programs(&machine, arguments, profile)?);
@@ -137,13 +143,50 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
     let script = format!(
         "{SETUP}
 echo 40 > /proc/sys/vm/nr_hugepages
-cm=; [ -n \"$RDMA_ADDR\" ] || cm=--no-cm
-rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \\
-    --address ${{RDMA_ADDR:-127.0.0.1}} $cm{options} || exit 1
+{SUITE}{options} || exit 1
 {counters}
 {END}"
     );
-    guest(machine, arguments, profile, PROGRAMS, 1, script)
+    guest(machine, arguments, profile, PROGRAMS, 1, script, None)
+}
+
+/// The driver's lists on the HCA.
+const SUITE: &str = "\
+cm=; [ -n \"$RDMA_ADDR\" ] || cm=--no-cm
+rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \
+    --address ${RDMA_ADDR:-127.0.0.1} $cm";
+
+/// The Rust crate's programs, built for the guest.
+fn native(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<Run> {
+    let share = suite::Work::new("native")?;
+    crate::native::build(&share.0)?;
+    let mut options = String::from(" --native /opt/native");
+    if arguments.ours {
+        options.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
+    }
+    for filter in native_filters(&arguments.filter) {
+        options.push_str(&format!(" --filter '{}'", filter.replace('\'', "")));
+    }
+    let script = format!(
+        "{SETUP}
+cp -r /share /opt/native
+{SUITE}{options} || exit 1
+{END}"
+    );
+    let share = Some(share.0.clone());
+    guest(machine, arguments, profile, NATIVE, 1, script, share)
+}
+
+/// Filters that choose among the Rust crate's cases alone.
+fn native_filters(filters: &[String]) -> Vec<String> {
+    if filters.is_empty() {
+        return vec![NATIVE.to_owned()];
+    }
+    let named = |filter: &String| match filter.starts_with(NATIVE) {
+        true => filter.clone(),
+        false => format!("{NATIVE} {filter}"),
+    };
+    filters.iter().map(named).collect()
 }
 
 /// Has the plugin serve what follows, and shows that it does. The programs of
@@ -168,7 +211,7 @@ fn script(
 ) -> Result<Run> {
     let ours = if arguments.ours { OURS } else { "" };
     let script = format!("{SETUP}\n{ours}\n{script}\n{END}");
-    guest(machine, arguments, profile, group, hcas, script)
+    guest(machine, arguments, profile, group, hcas, script, None)
 }
 
 /// What the kernel has to say of the device; that its drivers go and come.
@@ -184,13 +227,14 @@ fn guest(
     group: &str,
     count: u32,
     script: String,
+    share: Option<PathBuf>,
 ) -> Result<Run> {
     let what = format!("{} {profile} {group}", arguments.suite);
     eprintln!("== {what}");
     let began = Instant::now();
     let job = Job {
         script,
-        share: None,
+        share,
         plugin: machine.plugin.clone(),
         driver: Some(driver::build()?),
         shell: false,
@@ -243,7 +287,7 @@ fn guest(
         }
         Err(error) => results.take(case(&format!("the guest: {error:#}"), Ended::Fail)),
     }
-    let compared = arguments.ours && group == PROGRAMS;
+    let compared = group == NATIVE || arguments.ours && group == PROGRAMS;
     if !compared {
         results.cases.iter_mut().for_each(known::excuse);
     }
@@ -339,5 +383,21 @@ fn list(results: &Results, outcome: &mut Outcome) {
     }
     for (reason, count) in reasons {
         println!("  skipped {count}: {}", reason.replace('\n', " / "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::native_filters;
+
+    #[test]
+    fn filters_choose_among_the_native_cases_alone() {
+        let chosen = |filters: &[&str]| {
+            let filters: Vec<String> = filters.iter().map(|&f| f.to_owned()).collect();
+            native_filters(&filters)
+        };
+        assert_eq!(chosen(&[]), ["native"]);
+        assert_eq!(chosen(&["soak"]), ["native soak"]);
+        assert_eq!(chosen(&["native c-", "kv"]), ["native c-", "native kv"]);
     }
 }
