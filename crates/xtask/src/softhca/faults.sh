@@ -26,14 +26,23 @@ check() {
 logged() { dmesg | grep -qE "$1"; }
 forget() { dmesg -c | grep -E 'WARNING:|BUG:|Call Trace' | sed 's/^/@kernel /'; }
 state() { grep -q "$1" /sys/class/infiniband/$RDMA_DEV/ports/1/state; }
+# Whether a server of ping-pongs can be connected to: on port 18515.
+listens() { grep -q ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; }
+taken() { ! listens; }
 # Two programs that ping-pong until they fail or the end of time.
 start() {
-    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 > /tmp/server 2>&1 &
+    timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 > /tmp/server 2>&1 &
     server=$!
-    sleep 1
-    timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 127.0.0.1 > /tmp/client 2>&1 &
+    until_true 30 listens
+    timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 127.0.0.1 > /tmp/client 2>&1 &
     client=$!
+    until_true 30 taken
     sleep 1
+}
+# FILES...: whether a program has said so; else what they have said.
+exceeded() {
+    cat "$@"
+    cat "$@" | grep -q "transport retry counter exceeded"
 }
 ended() { ! kill -0 $1 2> /dev/null; }
 
@@ -48,7 +57,7 @@ check "link down: a port event" until_true 20 grep -q IBV_EVENT_PORT_ERR /tmp/as
 # One message is under way, and its sender fails; the other may wait for ever.
 one_ended() { ended $server || ended $client; }
 check "link down: a program ends by itself" until_true 40 one_ended
-check "link down: its retries are exceeded" grep -q "transport retry counter exceeded" /tmp/client /tmp/server
+check "link down: its retries are exceeded" exceeded /tmp/client /tmp/server
 kill $server $client 2> /dev/null
 wait $server $client 2> /dev/null
 echo "@tell link up"
@@ -59,7 +68,7 @@ kill $watch
 # After it, all works.
 works() {
     timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c > /tmp/server 2>&1 &
-    sleep 1
+    until_true 30 listens
     timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c 127.0.0.1 && wait $!
 }
 if [ -n "$RDMA_ADDR" ]; then
@@ -128,15 +137,14 @@ sleep 1
 check "a wire that corrupts: a ping-pong" works
 echo "@counted corrupted=1- bad_icrc=1- retransmitted=1- : a wire that corrupts"
 # A wire that loses all: one message, sent again as often as it may be.
-timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 > /tmp/server 2>&1 &
+timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 > /tmp/server 2>&1 &
 server=$!
-sleep 1
+until_true 30 listens
 echo "@mark"
 echo "@tell wire loss=1"
 sleep 1
 timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 127.0.0.1 > /tmp/client 2>&1
-check "a wire that loses all: the retries are exceeded" \
-    grep -q "transport retry counter exceeded" /tmp/client
+check "a wire that loses all: the retries are exceeded" exceeded /tmp/client
 echo "@counted retransmitted=7-7 timeouts=8-8 : a wire that loses all, retry count 7"
 kill $server 2> /dev/null
 wait $server 2> /dev/null
