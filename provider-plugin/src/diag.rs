@@ -28,13 +28,16 @@ pub fn is_secure() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// A variable of the environment; none in a program with raised rights.
+/// A variable of the environment; none in a program with raised rights. To be
+/// looked at before the program runs on.
 pub fn variable(name: &CStr) -> Option<&'static [u8]> {
     if is_secure() {
         return None;
     }
-    // SAFETY: a NUL-terminated name. The value is read at once, during the
-    // load of a provider, when libibverbs reads its own variables too.
+    // SAFETY: a NUL-terminated name. The value is read at once, during the load
+    // of a provider or as a queue pair is made, when libibverbs and other
+    // providers read variables too: a program whose threads change the
+    // environment meanwhile is wrong with those.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())

@@ -14,6 +14,7 @@ use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
+use crate::diag;
 use crate::errno::Errno;
 use crate::qp::{Device, Made};
 use crate::srq::srq_of;
@@ -60,6 +61,14 @@ fn parts(made: QueuePair<CtxRef>) -> Made<Mlx5> {
     }
 }
 
+/// Whether short data may come in completions, by `MLX5_SCATTER_TO_CQE`: unless
+/// that is 0, as with the C provider, which asks for every queue pair as well.
+/// Programs whose work requests name memory that the processor has elsewhere,
+/// such as the device's own, set it before they make theirs.
+fn short_data(setting: Option<&[u8]>) -> bool {
+    setting != Some(b"0")
+}
+
 impl Device for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
@@ -84,7 +93,7 @@ impl Device for Mlx5 {
         let options = QpOptions {
             // Who does not say may post any.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
-            ..QpOptions::default()
+            short_data: short_data(diag::variable(c"MLX5_SCATTER_TO_CQE")),
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
@@ -157,5 +166,17 @@ impl Device for Mlx5 {
         for cq in unsafe { cqs(qp) } {
             cq.detach(&qp.besides.work);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_data;
+
+    #[test]
+    fn short_data_stays_out_of_completions_where_that_is_asked_for() {
+        assert!(short_data(None));
+        assert!(short_data(Some(b"1")));
+        assert!(!short_data(Some(b"0")));
     }
 }
