@@ -96,7 +96,10 @@ const REFUSED: &[Refused] = &[
     Refused {
         group: "pyverbs",
         name: "tests.",
-        said: &["Importing a device is not supported"],
+        said: &[
+            "Importing a device is not supported",
+            "Some object imports are not supported",
+        ],
         why: "opening a device by the descriptor of another process, which is missing",
     },
 ];
