@@ -235,8 +235,8 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
     ]
 }
 
-/// cmtime, which meets over TCP. Its invented QP numbers, which the oldest does
-/// without, must differ, since both sides are on one device.
+/// cmtime, which meets over TCP. Its invented QP numbers must differ, since both
+/// sides are on one device.
 fn cmtime(rdma_core: u32) -> Case {
     // The first to take the port is the one that others meet at.
     let (serve, connect) = if rdma_core < NEW_CMTIME {
@@ -244,21 +244,14 @@ fn cmtime(rdma_core: u32) -> Case {
     } else {
         ("-L -C {addr}", "-C {addr}")
     };
-    let numbers = |first: u32| match rdma_core < INVENTING_CMTIME {
-        true => String::new(),
-        false => format!("-q {first}"),
-    };
-    let (a, b) = (numbers(100_000), numbers(200_000));
     let shape = Shape::Pair {
-        server: format!("cmtime -b {{addr}} -c 20 -p {{port}} {a} {serve}"),
-        client: format!("cmtime -b {{addr}} -c 20 -p {{port}} {b} {connect}"),
+        server: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 100000 {serve}"),
+        client: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 200000 {connect}"),
         ready: Ready::Tcp,
     };
     Case::new("rdma_cm", "cmtime", shape)
 }
 
-/// The first version whose cmtime can invent QP numbers.
-const INVENTING_CMTIME: u32 = 45;
 /// The first version with cmtime for any number of peers, by other options.
 const NEW_CMTIME: u32 = 59;
 
