@@ -213,3 +213,39 @@ proptest! {
         }
     }
 }
+
+/// A row ends with the memory, whatever is behind it.
+#[test]
+fn a_row_ends_where_the_ring_does() {
+    let mut ring = CompletionRing::plain(1).unwrap();
+    let mut device = Device::of(&ring);
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    pair.send.begin();
+    for wr_id in 40..44 {
+        let open = pair.send.open(wr_id, Opcode::SEND, SendFlags::SIGNALED);
+        open.unwrap().no_data();
+        pair.send.accept();
+    }
+    // SAFETY: no memory is named.
+    unsafe { pair.send.publish() };
+    let sent = |slot| Raised {
+        user_index: 70,
+        slot,
+        request: 0x0a,
+        ..Raised::default()
+    };
+    device.raise(&sent(0));
+    device.raise(&sent(1));
+    // As if it were the next of the row: of the same queue, and of this round.
+    // SAFETY: behind the two entries is the rest of a page.
+    unsafe { device.entries.add(128).cast().write(sent(2).bytes()) };
+    let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 4];
+    // SAFETY: as above.
+    assert_eq!(unsafe { ring.take(&mut out) }, Ok(2));
+    device.raise(&sent(2));
+    // SAFETY: as above.
+    assert_eq!(unsafe { ring.take(&mut out) }, Ok(1));
+    // SAFETY: it was written.
+    assert_eq!(unsafe { out[0].assume_init() }.wr_id, 42);
+}
