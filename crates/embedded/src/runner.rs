@@ -92,6 +92,17 @@ impl Joined {
         }
     }
 
+    /// Before a time-out counts: takes in what has come meanwhile, and says
+    /// whether there may be more, or others have not read what they were sent.
+    fn is_behind(&self) -> bool {
+        let behind = |segment: &mut Segment| segment.pump(&self.epoll) || segment.is_unread();
+        match self.segment.try_lock() {
+            Ok(mut segment) => behind(&mut segment),
+            Err(TryLockError::Poisoned(mut segment)) => behind(segment.get_mut()),
+            Err(TryLockError::WouldBlock) => true,
+        }
+    }
+
     /// Until a frame comes, somebody wakes this, or the time is up.
     fn sleep(&self, limit: Option<Duration>) {
         let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
@@ -105,7 +116,7 @@ impl Joined {
 impl Shared {
     /// A turn of the devices, and of the way to others.
     fn turn(&self, devices: &[Arc<Device>]) -> Turn {
-        let mut found = turn(devices);
+        let mut found = turn(devices, self.joined.as_ref());
         if let Some(joined) = &self.joined {
             found.busy |= joined.pump();
         }
@@ -126,10 +137,15 @@ impl Shared {
     }
 }
 
-fn turn(devices: &[Arc<Device>]) -> Turn {
+fn turn(devices: &[Arc<Device>], joined: Option<&Joined>) -> Turn {
     let mut found = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
+        if state.due() == Some(0) {
+            let behind = joined.is_some_and(Joined::is_behind);
+            let behind = behind || state.hca.is_backlogged();
+            state.hca.set_patient(behind);
+        }
         found.busy |= state.turn();
         found.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {

@@ -209,6 +209,13 @@ impl Segment {
         self.receive_all(epoll) || sent
     }
 
+    /// Whether some of what was sent is still to be read: it waits here, or in
+    /// the socket of a process that has not come to it.
+    pub(crate) fn is_unread(&self) -> bool {
+        let mut sockets = self.members.iter().filter_map(|it| it.socket.as_ref());
+        self.held.is_some() || self.port.deadline().is_some() || sockets.any(has_unread)
+    }
+
     fn send_all(&mut self) -> bool {
         let mut active = false;
         for _ in 0..LIMIT {
@@ -355,6 +362,14 @@ fn reach(directory: &Path, number: u16) -> Option<OwnedFd> {
     // What the system does not grant is not needed either.
     let _ = setsockopt(&socket, sockopt::SndBuf, &ROOM);
     Some(socket)
+}
+
+/// Whether the other end has not read all that was sent to it.
+fn has_unread(socket: &OwnedFd) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: it writes an int, which this is.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    asked == 0 && bytes > 0
 }
 
 impl Drop for Segment {

@@ -6,7 +6,7 @@ mod driver;
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use driver::*;
 use nix::sys::socket::{
@@ -121,6 +121,46 @@ fn who_is_gone_is_noticed_and_his_place_is_free() {
     let next = directory.host("roce");
     assert_eq!(next.path(), there);
     exchange(QpType::RC, (&a, &next), 3);
+}
+
+/// Longer than all retries together take.
+const LONG: Duration = Duration::from_millis(800);
+
+#[test]
+fn who_has_not_read_what_it_was_sent_is_not_taken_for_gone() {
+    let directory = Directory::new("slow");
+    // Each is driven by hand: who is not driven gets no processor.
+    let host = || {
+        let network = Network::joined(Drive::Caller, &directory.0).unwrap();
+        Host::new(&network.strict_device("roce").unwrap())
+    };
+    let (a, b) = (host(), host());
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (from, to) = (a.memory(64), b.memory(64));
+    receive(&mut qb, 1, to.sge(0, 64));
+    post(&mut qa, 2, Work::Send, from.sge(0, 64));
+    let mut wait = |long: Duration| {
+        let end = Instant::now() + long;
+        while Instant::now() < end {
+            a.embedded.drive();
+            if let Some(completion) = poll_once(&mut cqa) {
+                return Some(completion);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    };
+    assert_eq!(wait(LONG), None);
+    while b.embedded.drive() {}
+    let completion = wait(Duration::from_secs(10)).unwrap();
+    assert_eq!((completion.wr_id, completion.status), (2, 0));
+    // But it is not waited for without end.
+    post(&mut qa, 3, Work::Send, from.sge(0, 64));
+    assert_eq!(wait(LONG), None);
+    let completion = wait(Duration::from_secs(60)).unwrap();
+    assert_eq!((completion.wr_id, completion.status), (3, 12));
 }
 
 #[test]

@@ -230,6 +230,17 @@ impl<P: Platform> Hca<P> {
         &self.core.complaints
     }
 
+    /// Whether frames wait at some port of the fabric.
+    #[must_use]
+    pub fn is_backlogged(&self) -> bool {
+        self.port.room() < self.port.config().queue
+    }
+
+    /// See [`Transport::set_patient`](crate::transport::Transport::set_patient).
+    pub fn set_patient(&mut self, patient: bool) {
+        self.transport.set_patient(patient);
+    }
+
     /// Plugs the cable in, or pulls it.
     pub fn set_cable(&mut self, plugged: bool) {
         self.core.cable = plugged;

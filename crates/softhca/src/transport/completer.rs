@@ -231,8 +231,13 @@ impl<L> Qp<L> {
         if self.req.deadline.is_some_and(|at| at <= now) {
             self.req.deadline = None;
             if self.state.sends() && self.req.una.before(self.req.high) {
-                io.counters.timeouts += 1;
-                self.retry(host, now);
+                if io.patient && self.req.patience > 0 {
+                    self.req.patience -= 1;
+                    self.restart_timer(now);
+                } else {
+                    io.counters.timeouts += 1;
+                    self.retry(host, now);
+                }
             }
         }
     }

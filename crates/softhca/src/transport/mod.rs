@@ -143,6 +143,7 @@ impl<L> Transport<L> {
                 pool,
                 out: VecDeque::new(),
                 counters: Counters::default(),
+                patient: false,
             },
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
@@ -186,6 +187,14 @@ impl<L> Transport<L> {
         qp.timers(host, &mut self.io, now);
         schedule(qp, &mut self.ready, &mut self.timers);
         Ok(())
+    }
+
+    /// While patient, a local ACK timeout that runs out begins again, and neither
+    /// retransmits nor counts as a retry; up to 64 times without progress. For
+    /// networks that know of frames that are still to be read: to send them
+    /// again would only make the queue longer.
+    pub fn set_patient(&mut self, patient: bool) {
+        self.io.patient = patient;
     }
 
     /// A stream of an initiator of dynamic connections goes on after an error;

@@ -16,6 +16,9 @@ pub(super) struct Io {
     pub pool: Pool,
     pub out: VecDeque<Packet>,
     pub counters: Counters,
+    /// Whoever is to answer may not have had the time: see
+    /// [`Transport::set_patient`](super::Transport::set_patient).
+    pub patient: bool,
 }
 
 impl Io {

@@ -48,6 +48,9 @@ impl<L> Pending<L> {
     }
 }
 
+/// How often a timeout begins again while the transport is patient.
+const PATIENCE: u8 = 64;
+
 pub(super) struct Requester<L> {
     pub works: VecDeque<Pending<L>>,
     pub next_psn: Psn,
@@ -60,6 +63,8 @@ pub(super) struct Requester<L> {
     pub reads: u32,
     pub read_psns: u32,
     pub retries_left: u8,
+    /// How often a timeout may still begin again.
+    pub patience: u8,
     pub rnr_left: u8,
     /// When to retransmit.
     pub deadline: Option<u64>,
@@ -92,6 +97,7 @@ impl<L> Requester<L> {
             reads: 0,
             read_psns: 0,
             retries_left: 0,
+            patience: PATIENCE,
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
@@ -131,6 +137,7 @@ impl<L> Requester<L> {
     /// All retries are available again.
     pub fn refill(&mut self, config: &QpConfig) {
         self.retries_left = config.retry_count;
+        self.patience = PATIENCE;
         self.rnr_left = config.rnr_retry;
     }
 
