@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::report::replace_between;
@@ -133,18 +133,17 @@ fn between(command: &Path) -> Result<Vec<Row>> {
         .spawn()
         .context("cannot run the command")?;
     let _server = Server(server, directory);
-    let mut last = None;
-    for _ in 0..TRIES {
+    let mut tries = 0;
+    loop {
+        tries += 1;
         match measure(command, &device, &["--port", &port, "127.0.0.1"]) {
             Ok(report) => return rows(&report),
             // It may not listen yet.
-            Err(error) => last = Some(error),
+            Err(error) if tries < TRIES && error.to_string().contains("connecting to") => {
+                sleep(Duration::from_millis(100));
+            }
+            Err(error) => return Err(error),
         }
-        sleep(Duration::from_millis(100));
-    }
-    match last {
-        Some(error) => Err(error),
-        None => bail!("no report"),
     }
 }
 
