@@ -16,30 +16,18 @@ pub fn all() -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// Whether that is a name of the ConnectX in this process.
-fn is_embedded(name: &str) -> bool {
-    name == "embedded" || name.starts_with("embedded:")
-}
-
 /// The devices a command is about: the one named, or all; at least one.
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
-    if let Some(name) = name.filter(|name| is_embedded(name)) {
-        return Ok(vec![named(name)?]);
-    }
-    let mut devices = all()?;
     if let Some(name) = name {
-        let there: Vec<String> = devices
-            .iter()
-            .map(|device| device.name().to_owned())
-            .collect();
-        devices.retain(|device| device.name() == name);
-        if devices.is_empty() {
-            return Err(Error::NoSuchDevice {
+        return match Device::named(name) {
+            Err(ringverbs::Error::NoDevice { .. }) => Err(Error::NoSuchDevice {
                 name: name.to_owned(),
-                there,
-            });
-        }
+                there: all()?.iter().map(|it| it.name().to_owned()).collect(),
+            }),
+            found => Ok(vec![found.map_err(choosing())?]),
+        };
     }
+    let devices = all()?;
     if devices.is_empty() {
         return Err(Error::NoDevice);
     }
@@ -52,8 +40,8 @@ pub fn open(device: &Device) -> Result<(kernel::Context, ContextInfo), Error> {
     device.open_kernel().map_err(doing)
 }
 
-fn named(name: &str) -> Result<Device, Error> {
-    Device::named(name).map_err(Error::native("choosing a device"))
+fn choosing() -> impl FnOnce(ringverbs::Error) -> Error {
+    Error::native("choosing a device")
 }
 
 /// A device for operations on it, open.
@@ -69,7 +57,7 @@ pub struct Chosen {
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
-        if is_embedded(&self.name) {
+        if self.context.device().is_some_and(Device::is_embedded) {
             f.write_str(", a ConnectX in this process")?;
         }
         match &self.instead {
@@ -109,7 +97,7 @@ impl Chosen {
 /// ConnectX in this process.
 pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Error> {
     if let Some(name) = name {
-        return Chosen::open(&named(name)?);
+        return Chosen::open(&Device::named(name).map_err(choosing())?);
     }
     let devices = ringverbs::devices().map_err(Error::native("listing the devices"));
     let mut reasons = Vec::new();
@@ -131,7 +119,7 @@ pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Erro
     let reasons: Vec<String> = reasons.iter().map(Error::to_string).collect();
     Ok(Chosen {
         instead: Some(reasons.join("; ")),
-        ..Chosen::open(&named("embedded")?)?
+        ..Chosen::open(&Device::embedded().map_err(choosing())?)?
     })
 }
 
