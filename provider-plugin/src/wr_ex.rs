@@ -42,7 +42,6 @@ pub fn operations<D: Device>(qp_type: u32) -> u64 {
 
 /// Sets the functions for the operations that the application asked for.
 pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
-    D::set_more(qp, asked);
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
@@ -85,23 +84,43 @@ unsafe extern "C" fn wr_start<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
     // is this caller's until wr_complete or wr_abort.
     unsafe {
         let qp: &Qp<D> = qp_of(qp);
-        A::enter(&qp.send_lock);
-        qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
-        (*qp.send.get()).begin();
+        if !A::try_quick(&qp.send_lock) {
+            return start_shared(qp);
+        }
+        start(qp);
     }
+}
+
+/// [`wr_start`] of a thread that is not the only one to post here; apart, so
+/// that the usual one saves no registers.
+///
+/// # Safety
+/// As for [`wr_start`].
+#[inline(never)]
+unsafe extern "C" fn start_shared<D: Device>(qp: &Qp<D>) {
+    qp.send_lock.lock_shared();
+    // SAFETY: as the caller says.
+    unsafe { start(qp) }
+}
+
+/// # Safety
+/// The queue's critical section has been entered.
+#[inline(always)]
+unsafe fn start<D: Device>(qp: &Qp<D>) {
+    qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
+    // SAFETY: as the caller says.
+    unsafe { (*qp.send.get()).begin() };
 }
 
 unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
         let qp: &Qp<D> = qp_of(qp);
-        // Out of the critical section the functions do nothing.
-        let failed = qp.failed.replace(libc::EINVAL);
-        if failed != 0 {
-            (*qp.send.get()).abandon();
-            A::leave(&qp.send_lock);
-            return failed;
+        if qp.failed.get() != 0 {
+            return give_up::<D, A>(qp);
         }
+        // Out of the critical section the functions do nothing.
+        qp.failed.set(libc::EINVAL);
         // SAFETY: what the work requests name is the application's affair.
         let any = (*qp.send.get()).publish();
         // Asked before the section is left, so that it is asked once.
@@ -114,14 +133,26 @@ unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_
     }
 }
 
+/// Ends a batch that is not published; the errno by which it has failed.
+///
+/// # Safety
+/// The application is after wr_start.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn give_up<D: Device, A: Access>(qp: &Qp<D>) -> c_int {
+    let failed = qp.failed.replace(libc::EINVAL);
+    // SAFETY: the send queue is this caller's.
+    unsafe { (*qp.send.get()).abandon() };
+    A::leave(&qp.send_lock);
+    failed
+}
+
 unsafe extern "C" fn wr_abort<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start. What was not published is
     // forgotten at the next `begin`.
     unsafe {
         let qp: &Qp<D> = qp_of(qp);
-        qp.failed.set(libc::EINVAL);
-        (*qp.send.get()).abandon();
-        A::leave(&qp.send_lock);
+        give_up::<D, A>(qp);
     }
 }
 
@@ -187,7 +218,10 @@ unsafe fn amend<D: Device>(
 /// Builders: each is called between wr_start and wr_complete.
 macro_rules! builders {
     ($($name:ident($($arg:ident: $type:ty),*) $opcode:ident |$wqe:ident| $fill:expr;)+) => {$(
-        unsafe extern "C" fn $name<D: Device>(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+        /// The operation of that name. Between wr_start and wr_complete.
+        // Not inlined where a quicker one ends in it.
+        #[inline(never)]
+        pub unsafe extern "C" fn $name<D: Device>(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
             // SAFETY: the application is between wr_start and wr_complete, and
             // passes live objects.
             unsafe {
@@ -276,7 +310,9 @@ unsafe fn set_inline<D: Device>(
     }
 }
 
-unsafe extern "C" fn wr_set_inline_data<D: Device>(
+/// `ibv_wr_set_inline_data`. Between wr_start and wr_complete.
+#[inline(never)]
+pub unsafe extern "C" fn wr_set_inline_data<D: Device>(
     qp: *mut ibv_qp_ex,
     addr: *mut c_void,
     length: usize,
@@ -321,7 +357,14 @@ unsafe fn set_gather<D: Device>(
     }
 }
 
-unsafe extern "C" fn wr_set_sge<D: Device>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+/// `ibv_wr_set_sge`. Between wr_start and wr_complete.
+#[inline(never)]
+pub unsafe extern "C" fn wr_set_sge<D: Device>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    addr: u64,
+    length: u32,
+) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe { set_gather::<D>(qp, |wqe| wqe.gather_one(Sge { addr, length, lkey })) }
 }

@@ -2,6 +2,7 @@
 //! device's doorbell registers.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping, Watched};
@@ -241,14 +242,14 @@ impl DeviceContext {
             _ => self.register_size / 2,
         };
         let exclusive = uar * PER_UAR + which >= self.registers.saturating_sub(WANTED_EXCLUSIVE);
-        page.register(position, || {
+        let at = page.register(position, || {
             let offset = in_page * UAR + REGISTERS + which as usize * self.register_size;
             // SAFETY: in the page, by the bounds that `from_answer` checked,
             // and kept with it. An exclusive register is one queue pair's at a
             // time, whose posts are made one at a time.
             unsafe { BlueFlame::new(page.mapping.as_ptr().add(offset), half, !exclusive) }
         })?;
-        Ok(Register { page, position })
+        Ok(Register { at, _page: page })
     }
 }
 
@@ -285,17 +286,15 @@ impl<C: ContextRef> OwnRegister<C> {
             });
         }
         let page = Page::map_at(context, place.mmap_offset, place.page_id)?;
+        let page = Arc::new(page);
         let half = device.register_size / 2;
         // SAFETY: in the first UAR of the page, by the bounds that
         // `DeviceContext::open` checked, and kept with it. Those who post
         // through it do so one at a time: that is what a thread domain is for.
         let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, false) };
-        page.register(0, make)?;
+        let at = page.register(0, make)?;
         Ok(Self {
-            register: Register {
-                page: Arc::new(page),
-                position: 0,
-            },
+            register: Register { at, _page: page },
             uar,
         })
     }
@@ -361,32 +360,34 @@ impl Page {
         &self,
         position: usize,
         make: impl FnOnce() -> BlueFlame,
-    ) -> Result<(), CreateError> {
+    ) -> Result<NonNull<BlueFlame>, CreateError> {
         let place = self.registers.get(position);
         let place = place.ok_or(CreateError::BadAnswer {
             what: "more UARs in a page than fit",
         })?;
-        place.get_or_init(make);
-        Ok(())
+        Ok(NonNull::from(place.get_or_init(make)))
     }
 }
 
 /// A register, and the page that it is in.
 #[derive(Clone, Debug)]
 pub(crate) struct Register {
-    page: Arc<Page>,
-    position: usize,
+    /// One of the page's.
+    at: NonNull<BlueFlame>,
+    _page: Arc<Page>,
 }
+
+// SAFETY: it leads to what any thread may use, as it may the page.
+unsafe impl Send for Register {}
+// SAFETY: as above.
+unsafe impl Sync for Register {}
 
 impl Register {
     #[inline(always)]
     pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: `DeviceContext::register` has checked the position and made
-        // the register before it made this.
-        unsafe {
-            let place = self.page.registers.get_unchecked(self.position);
-            place.get().unwrap_unchecked()
-        }
+        // SAFETY: it was made before this, and stays where it is, and as it is,
+        // for as long as the page, of which this has a share.
+        unsafe { self.at.as_ref() }
     }
 }
 
@@ -468,8 +469,12 @@ pub(crate) mod testing {
             });
             // SAFETY: in the page, which is kept beside it.
             let make = || unsafe { BlueFlame::new(at, half, false) };
-            page.register(0, make).unwrap();
-            (Self { page, position: 0 }, at.cast())
+            let register = page.register(0, make).unwrap();
+            let made = Self {
+                at: register,
+                _page: page,
+            };
+            (made, at.cast())
         }
     }
 

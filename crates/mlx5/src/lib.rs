@@ -57,7 +57,7 @@ pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use qp::{QpOptions, QueuePair, alloc_pd};
 pub use recv::RecvQueue;
-pub use send::{Bind, LONGEST_WINDOW, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
+pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
 pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
 /// What all devices share.
 pub use usual::Usual;

@@ -4,37 +4,44 @@
 //! the operation's own fields and its data through [`Wqe`], and
 //! [`SendQueue::accept`]; at the end [`SendQueue::publish`] once, which rings
 //! too. What was not accepted and published never happened, so a batch is
-//! aborted by forgetting it. [`SendQueue::push_one`] is the quick way for a
-//! work request of one element.
+//! aborted by forgetting it. Quick ways for nearly all work requests, those of
+//! one element on a connection: [`SendQueue::push_one`] in a batch,
+//! [`SendQueue::post_one`] alone, and [`SendQueue::build`] for one whose data is
+//! set afterwards.
 //!
 //! A work request is a row of segments of 16 bytes, in the order control,
 //! address (datagrams, XRC), remote memory, atomic operands, data; the queue is a
 //! ring of blocks of four. A work request begins with a block and may go on at
 //! the ring's beginning; a segment does not straddle the end, inline data may.
 
+mod build;
 pub(crate) mod keys;
 mod one;
 mod wqe;
 
+pub use build::Besides;
 pub use keys::{Bind, LONGEST_WINDOW, WindowKind};
 pub use one::One;
 pub use wqe::Wqe;
 
+use std::hint::cold_path;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{BlueFlame, DoorbellRecord};
+use ring::DoorbellRecord;
 
-use crate::abi::{
-    BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, ControlSegment, SEGMENT,
-};
+use crate::abi::{BLOCK, ControlSegment, SEGMENT};
 use crate::context::Register;
 use crate::operation::Form;
 use crate::{Opcode, PostError, SendFlags, Service, Work};
 
 /// One more than the longest scatter/gather element: its length has 31 bits.
 pub const MAX_SEGMENT: u32 = 1 << 31;
+
+/// The bits of a control segment's first 8 bytes that say how many segments
+/// there are.
+const SEGMENTS: u32 = 0x3f;
 
 /// Segments of a block.
 const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
@@ -54,24 +61,33 @@ pub struct SendQueue {
     posted: u32,
     /// Work requests that the device has been given, ever.
     count: u32,
+    /// Those, and the batch's.
+    marked: u32,
+    /// As many may be given before it is to be asked again how many have
+    /// completed.
+    room_until: u32,
     /// Where the next work request of the batch begins, in blocks.
     next: u32,
-    /// Work requests of the batch.
-    batch: u32,
     /// Fence bits of the next work request; and of the first of the next batch.
     fence: u8,
     fence_posted: u8,
+    /// One that was built quickly, and is the batch's last.
+    built: Option<Built>,
     open: Open,
-    /// Where the work request that was accepted last begins, in blocks, and
-    /// its segments: the one opened last may have been refused.
-    accepted: (u32, u32),
+    /// Where the work request that was accepted last begins, in blocks: the one
+    /// opened last may have been refused.
+    accepted: u32,
     capacity: u32,
     max_sge: u32,
+    /// Bytes of the longest element, if there may be one.
+    longest: u32,
     max_inline: u32,
     qp_num: u32,
     service: Service,
-    /// Every work request completes visibly.
-    signal_all: bool,
+    /// The control segment's bits, by the three lowest flags.
+    control: [u8; 8],
+    /// The number in a control segment's first 8 bytes.
+    qpn: u64,
     record: DoorbellRecord,
     register: Register,
     work: Arc<Work>,
@@ -90,6 +106,16 @@ struct Open {
     wr_id: u64,
 }
 
+/// A work request that [`SendQueue::build`] has made.
+#[derive(Clone, Copy, Debug)]
+struct Built {
+    /// Its control segment; its data follows in the same block.
+    control: NonNull<u64>,
+    /// The first 8 bytes of it, in this machine's order, with the segments of
+    /// no data.
+    first: u64,
+}
+
 // SAFETY: the memory belongs to `work`, and is written under `&mut`.
 unsafe impl Send for SendQueue {}
 // SAFETY: nothing is done through a shared reference.
@@ -103,10 +129,12 @@ impl SendQueue {
             mask: (work.send.bytes() as u32).saturating_sub(1),
             posted: 0,
             count: 0,
+            marked: 0,
+            room_until: work.send.capacity,
             next: 0,
-            batch: 0,
             fence: 0,
             fence_posted: 0,
+            built: None,
             open: Open {
                 at: 0,
                 data_at: 1,
@@ -114,13 +142,19 @@ impl SendQueue {
                 form: Form::NONE,
                 wr_id: 0,
             },
-            accepted: (0, 0),
+            accepted: 0,
             capacity: work.send.capacity,
             max_sge: work.send.max_sge,
+            longest: if work.send.max_sge == 0 {
+                0
+            } else {
+                MAX_SEGMENT - 1
+            },
             max_inline: work.send.max_inline,
             qp_num,
             service: work.service,
-            signal_all,
+            control: one::control(signal_all),
+            qpn: u64::from(qp_num << 8),
             record: work.memory.records.record(1),
             register,
             work,
@@ -147,8 +181,9 @@ impl SendQueue {
     /// The queue pair has been reset: starts anew. Its completions have been
     /// taken out before ([`crate::CompletionRing::clean`]).
     pub fn reset(&mut self) {
-        (self.posted, self.count, self.next, self.batch) = (0, 0, 0, 0);
-        (self.fence, self.fence_posted) = (0, 0);
+        (self.posted, self.count, self.next, self.marked) = (0, 0, 0, 0);
+        self.room_until = self.capacity;
+        (self.fence, self.fence_posted, self.built) = (0, 0, None);
         self.work.sends.reset();
         self.record.publish(0);
     }
@@ -157,8 +192,9 @@ impl SendQueue {
     #[inline(always)]
     pub fn begin(&mut self) {
         self.next = self.posted;
-        self.batch = 0;
+        self.marked = self.count;
         self.fence = self.fence_posted;
+        self.built = None;
     }
 
     /// Gives the batch up, so that no completion finds anything of it, whatever
@@ -193,10 +229,11 @@ impl SendQueue {
         if form.keys && !self.work.send.keys {
             return Err(PostError::BadOperation);
         }
-        let mark = self.count.wrapping_add(self.batch).wrapping_add(1);
-        if mark.wrapping_sub(self.work.sends.completed()) > self.capacity {
+        if !self.has_room(self.marked) {
             return Err(PostError::Full);
         }
+        let mark = self.marked.wrapping_add(1);
+        self.built = None;
         let data_at = 1 + u32::from(form.before);
         self.open = Open {
             at: self.next,
@@ -205,22 +242,14 @@ impl SendQueue {
             form,
             wr_id,
         };
-        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-        let fence = if flags.contains(SendFlags::FENCE) {
-            CONTROL_FENCE
-        } else {
-            self.fence
-        };
-        let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
+        let fence = one::fence_unless(self.fence, flags);
         let control = ControlSegment {
             opmod_idx_opcode: ((self.next & 0xffff) << 8 | u32::from(form.opcode)).to_be(),
             // Without the segments, whose number is not known yet.
             qpn_ds: (self.qp_num << 8).to_be(),
             signature: 0,
             dci_stream_channel_id: [0; 2],
-            fm_ce_se: bit(signaled, CONTROL_CQ_UPDATE)
-                | bit(flags.contains(SendFlags::SOLICITED), CONTROL_SOLICITED)
-                | fence,
+            fm_ce_se: self.control[(flags.bits() & 7) as usize] | fence,
             imm: 0,
         };
         // SAFETY: a segment of the queue, aligned, that is not the device's:
@@ -243,10 +272,9 @@ impl SendQueue {
     /// Makes the opened work request part of the batch.
     #[inline(always)]
     pub fn accept(&mut self) {
-        self.batch += 1;
-        let mark = self.count.wrapping_add(self.batch);
+        self.marked = self.marked.wrapping_add(1);
         // Not before: one that is refused is not outstanding.
-        self.work.sends.post(self.open.at, self.open.wr_id, mark);
+        (self.work.sends).post(self.open.at, self.open.wr_id, self.marked);
         self.fence = self.open.form.fence_after;
         self.settle();
     }
@@ -255,7 +283,13 @@ impl SendQueue {
     /// afterwards; none in a batch without any. [`SendQueue::settle`] follows.
     #[inline(always)]
     pub fn last(&mut self) -> Option<Wqe<'_>> {
-        (self.batch != 0).then(|| self.opened())
+        if self.marked == self.count {
+            return None;
+        }
+        if let Some(built) = self.built {
+            self.reopen(built);
+        }
+        Some(self.opened())
     }
 
     /// The next work request begins behind what the last one has now.
@@ -263,7 +297,7 @@ impl SendQueue {
     pub fn settle(&mut self) {
         let blocks = self.open.segments.div_ceil(PER_BLOCK);
         self.next = self.open.at.wrapping_add(blocks);
-        self.accepted = (self.open.at, self.open.segments);
+        self.accepted = self.open.at;
         // SAFETY: a word of the control segment that `open` has written.
         unsafe {
             let at = self.segment(0).add(offset_of!(ControlSegment, qpn_ds));
@@ -283,30 +317,63 @@ impl SendQueue {
     /// break that; the type system cannot see it from here.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> bool {
-        let batch = self.batch;
+        let batch = self.marked.wrapping_sub(self.count);
         if batch == 0 {
             return false;
         }
-        self.count = self.count.wrapping_add(batch);
-        self.posted = self.next;
-        self.batch = 0;
-        self.fence_posted = self.fence;
-        self.record.publish(self.posted & 0xffff);
-        let register: &BlueFlame = self.register.get();
-        let (at, segments) = self.accepted;
-        let bytes = (segments * SEGMENT as u32) as usize;
-        // SAFETY: the control segment of the work request that was accepted
-        // last, which is aligned to a block.
-        let first = unsafe { self.block(at, 0).read() };
+        self.count = self.marked;
+        self.built = None;
+        let (next, fence) = (self.next, self.fence);
+        self.hand_over(next, fence);
+        let register = self.register.get();
+        let at = self.accepted;
+        // The control segment of the work request that was accepted last, which
+        // is aligned to a block.
+        let block = self.block(at, 0);
+        // SAFETY: one of the queue's.
+        let first = unsafe { block.read() };
+        let segments = u64::from_be(first) as u32 & SEGMENTS;
         // A copy that only tells what the doorbell tells is not worth it.
-        if batch == 1 && bytes > SEGMENT && bytes <= register.room() {
-            let blocks = (0..bytes.div_ceil(BLOCK)).map(|block| self.block(at, block));
-            // SAFETY: blocks of the queue.
-            unsafe { register.copy(blocks) };
-        } else {
+        if batch != 1 || segments == 1 {
             register.ring(first);
+        } else if segments <= PER_BLOCK {
+            // SAFETY: one of the queue's.
+            unsafe { register.copy_one(block) };
+        } else {
+            self.copy_several(at, segments);
         }
         true
+    }
+
+    /// Writes a work request of more than a block to the register, or rings.
+    #[inline(never)]
+    fn copy_several(&self, at: u32, segments: u32) {
+        let blocks = (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(at, n as usize));
+        // SAFETY: blocks of the queue.
+        unsafe { self.register.get().copy(blocks) };
+    }
+
+    /// Writes the doorbell record: the device has all before `next`.
+    #[inline(always)]
+    fn hand_over(&mut self, next: u32, fence: u8) {
+        self.posted = next;
+        self.fence_posted = fence;
+        self.record.publish(next & 0xffff);
+    }
+
+    /// Whether there is room for one more work request than `mark`, those of
+    /// the batch among them.
+    #[inline(always)]
+    fn has_room(&mut self, mark: u32) -> bool {
+        if mark != self.room_until {
+            return true;
+        }
+        // What was known of is used up. Here, and not in a function of its own,
+        // for which callers would save registers.
+        cold_path();
+        let completed = self.work.sends.completed();
+        self.room_until = completed.wrapping_add(self.capacity);
+        mark != self.room_until
     }
 
     #[inline(always)]

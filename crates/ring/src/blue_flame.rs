@@ -59,8 +59,21 @@ impl BlueFlame {
     /// published before.
     #[inline(always)]
     pub fn ring(&self, first: u64) {
-        // SAFETY: 8 bytes of either half, by the contract of `new`.
-        self.turn(|register| unsafe { register.write_volatile(first) });
+        match &self.lock {
+            // SAFETY: 8 bytes of either half, by the contract of `new`.
+            None => self.write(|register| unsafe { register.write_volatile(first) }),
+            Some(lock) => self.ring_locked(lock, first),
+        }
+    }
+
+    // Functions of their own, so that who needs no lock saves no registers.
+
+    #[inline(never)]
+    fn ring_locked(&self, lock: &SpinLock, first: u64) {
+        lock.lock();
+        // SAFETY: as in `ring`.
+        self.write(|register| unsafe { register.write_volatile(first) });
+        lock.unlock();
     }
 
     /// Writes an entry whole. Of more blocks than there is room for none is
@@ -68,10 +81,12 @@ impl BlueFlame {
     ///
     /// # Safety
     /// Each block is readable, and aligned to 8 bytes.
-    #[inline(always)]
-    pub unsafe fn copy(&self, blocks: impl ExactSizeIterator<Item = NonNull<u64>> + Clone) {
+    pub unsafe fn copy(&self, blocks: impl ExactSizeIterator<Item = NonNull<u64>>) {
+        if let Some(lock) = &self.lock {
+            lock.lock();
+        }
         let fits = blocks.len() * Self::BLOCK <= self.half;
-        self.turn(|mut register| {
+        self.write(|mut register| {
             for block in blocks {
                 // SAFETY: the block is readable, and, since all of them fit,
                 // lies in the half; the first 8 bytes always do.
@@ -80,20 +95,42 @@ impl BlueFlame {
                         register.write_volatile(block.read());
                         return;
                     }
-                    for word in 0..Self::BLOCK / 8 {
-                        register.add(word).write_volatile(block.add(word).read());
-                    }
+                    write_block(register, block);
                     register = register.add(Self::BLOCK / 8);
                 }
             }
         });
+        if let Some(lock) = &self.lock {
+            lock.unlock();
+        }
+    }
+
+    /// As [`BlueFlame::copy`], of an entry of one block.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn copy_one(&self, block: NonNull<u64>) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if self.lock.is_some() || self.half == 0 {
+                return self.copy_one_slowly(block);
+            }
+            // SAFETY: a half is some blocks.
+            self.write(|register| write_block(register, block));
+        }
+    }
+
+    /// # Safety
+    /// As for [`BlueFlame::copy`].
+    #[inline(never)]
+    unsafe fn copy_one_slowly(&self, block: NonNull<u64>) {
+        // SAFETY: as the caller says.
+        unsafe { self.copy(std::iter::once(block)) };
     }
 
     #[inline(always)]
-    fn turn(&self, write: impl FnOnce(*mut u64)) {
-        if let Some(lock) = &self.lock {
-            lock.lock();
-        }
+    fn write(&self, write: impl FnOnce(*mut u64)) {
         order::memory_before_register();
         let turn = self.turn.load(Ordering::Relaxed);
         write(self.at.as_ptr().wrapping_byte_add(turn));
@@ -101,9 +138,18 @@ impl BlueFlame {
         // before this one.
         order::flush_registers();
         self.turn.store(turn ^ self.half, Ordering::Relaxed);
-        if let Some(lock) = &self.lock {
-            lock.unlock();
-        }
+    }
+}
+
+/// Copies a block, from its beginning to its end.
+///
+/// # Safety
+/// The one is writable, the other readable; both are aligned to 8 bytes.
+#[inline(always)]
+unsafe fn write_block(register: *mut u64, block: NonNull<u64>) {
+    for word in 0..BlueFlame::BLOCK / 8 {
+        // SAFETY: as the caller says.
+        unsafe { register.add(word).write_volatile(block.add(word).read()) };
     }
 }
 

@@ -20,6 +20,7 @@ mod pd;
 pub mod post;
 mod qp;
 mod srq;
+mod wr_ex;
 mod writers;
 
 /// ConnectX devices.

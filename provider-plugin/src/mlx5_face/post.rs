@@ -14,18 +14,28 @@ use crate::mw;
 use crate::post::{push_list, refuse, report, write_list};
 use crate::qp::qp_of;
 
-/// Adds a work request by the quick way, if it is one of nearly all.
+/// How to take a work request by the quick way.
+#[derive(Clone, Copy)]
+enum How {
+    /// As one of a batch.
+    Push,
+    /// As a list of its own.
+    Post,
+}
+
+/// Takes a work request by the quick way, if it is one of nearly all.
 ///
 /// # Safety
 /// The work request is the application's, with what its opcode needs.
 #[inline(always)]
-unsafe fn write_quickly(queue: &mut SendQueue, wr: &ibv_send_wr) -> bool {
+unsafe fn write_quickly(queue: &mut SendQueue, wr: &ibv_send_wr, how: How) -> bool {
     if wr.num_sge != 1 {
         return false;
     }
     // SAFETY: any bytes are an address and a key; the work request says that it
     // has one element, the application that it is there, and that its data is
     // readable if it is to be copied. The two types of elements are the same.
+    // What the work request names is the application's affair.
     unsafe {
         let one = One {
             wr_id: wr.wr_id,
@@ -36,10 +46,11 @@ unsafe fn write_quickly(queue: &mut SendQueue, wr: &ibv_send_wr) -> bool {
             rkey: wr.wr.rdma.rkey,
             sge: &*wr.sg_list.cast::<Sge>(),
         };
-        if wr.send_flags & IBV_SEND_INLINE != 0 {
-            queue.push_one_inline(&one)
-        } else {
-            queue.push_one(&one)
+        match (how, wr.send_flags & IBV_SEND_INLINE != 0) {
+            (How::Push, false) => queue.push_one(&one),
+            (How::Push, true) => queue.push_one_inline(&one),
+            (How::Post, false) => queue.post_one(&one),
+            (How::Post, true) => queue.post_one_inline(&one),
         }
     }
 }
@@ -67,7 +78,16 @@ pub unsafe extern "C" fn post_send(
         if !own.send_lock.try_quick() && !own.single {
             return post_shared(own, wr, bad_wr);
         }
-        post(own, wr, bad_wr)
+        if !(*wr).next.is_null() {
+            return post_several(own, wr, bad_wr);
+        }
+        if !write_quickly(&mut *own.send.get(), &*wr, How::Post) {
+            return post_several(own, wr, bad_wr);
+        }
+        // Of a queue pair with one owner nobody took it: a plain store, less
+        // than to ask.
+        own.send_lock.unlock_quick();
+        0
     }
 }
 
@@ -93,23 +113,25 @@ unsafe extern "C" fn post_shared(
 ///
 /// # Safety
 /// As for [`post_send`].
-#[inline(always)]
-unsafe fn post(own: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+#[inline(never)]
+unsafe extern "C" fn post_several(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
         let queue = &mut *own.send.get();
         queue.begin();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            if !write_quickly(queue, request) {
+            if !write_quickly(queue, request, How::Push) {
                 return post_rest(own, next, bad_wr);
             }
             next = request.next;
         }
         // SAFETY: what the work requests name is the application's affair.
         queue.publish();
-        // Of a queue pair with one owner nobody took it: a plain store, less
-        // than to ask.
         own.send_lock.unlock_quick();
         0
     }

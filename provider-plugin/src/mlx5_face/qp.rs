@@ -10,6 +10,7 @@ use super::Mlx5;
 use super::cq::Cq;
 use super::memory::Allocators;
 use super::pd::Thread;
+use super::wr_ex;
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
@@ -158,6 +159,10 @@ impl Device for Mlx5 {
             IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND => KEYS,
             _ => 0,
         }
+    }
+
+    fn set_more(qp: &mut Qp, asked: u64) {
+        wr_ex::set_functions(qp, asked);
     }
 
     /// Completions that were not read are gone.

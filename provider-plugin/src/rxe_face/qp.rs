@@ -109,7 +109,7 @@ impl Device for Rxe {
         wr_ex::operations(qp_type)
     }
 
-    fn set_more(qp: &mut verbs_qp, asked: u64) {
-        wr_ex::set_functions(qp, asked);
+    fn set_more(qp: &mut Qp, asked: u64) {
+        wr_ex::set_functions(&mut qp.public, asked);
     }
 }

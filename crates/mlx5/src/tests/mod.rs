@@ -1,6 +1,7 @@
 //! The queues against a device that is written by hand: where it reads and
 //! writes what is counted here, not taken from `abi`.
 
+mod build;
 mod clock;
 mod completion;
 mod device_memory;

@@ -425,7 +425,8 @@ proptest! {
 }
 
 proptest! {
-    /// The quick way writes the same bytes as the other, or does nothing.
+    /// The quick ways, in a batch and alone, write the same bytes as the other, or
+    /// do nothing.
     #[test]
     fn the_quick_way_is_the_long_one(
         requests in prop::collection::vec(
@@ -437,7 +438,7 @@ proptest! {
     ) {
         let service = if unreliable { Service::UnreliableConnection } else { RC };
         let make = || Pair::with(work(1, service, &cap(4, 1, 60), None), signal_all);
-        let (mut quick, mut long) = (make(), make());
+        let (mut quick, mut long, mut alone) = (make(), make(), make());
         let data = [0x5au8; 80];
         let mut posted = 0;
         for (opcode, flags, [wr_id, remote, addr], [imm, rkey, lkey], length) in requests {
@@ -461,6 +462,18 @@ proptest! {
             };
             // SAFETY: there is no device.
             prop_assert_eq!(unsafe { quick.send.publish() }, taken);
+            // SAFETY: as above.
+            let posted_alone = unsafe {
+                if inline {
+                    alone.send.post_one_inline(&one)
+                } else {
+                    alone.send.post_one(&one)
+                }
+            };
+            prop_assert_eq!(posted_alone, taken);
+            prop_assert!(alone.send.last().is_none());
+            // SAFETY: as above.
+            prop_assert_eq!(unsafe { alone.send.publish() }, false);
             if !taken {
                 continue;
             }
@@ -480,13 +493,15 @@ proptest! {
             // SAFETY: there is no device.
             unsafe { long.send.publish() };
             let size = quick.work.send.bytes();
-            prop_assert_eq!(quick.sent(0, size), long.sent(0, size));
-            prop_assert_eq!(quick.record(1), long.record(1));
-            for word in 0..64 {
-                prop_assert_eq!(quick.flamed(word), long.flamed(word));
+            for pair in [&quick, &alone] {
+                prop_assert_eq!(pair.sent(0, size), long.sent(0, size));
+                prop_assert_eq!(pair.record(1), long.record(1));
+                for word in 0..64 {
+                    prop_assert_eq!(pair.flamed(word), long.flamed(word));
+                }
             }
             // It completes, so that there is room.
-            for pair in [&quick, &long] {
+            for pair in [&quick, &long, &alone] {
                 let found = pair.work.sends.find(begin);
                 prop_assert_eq!(found.map(|found| found.wr_id), Some(wr_id));
                 pair.work.sends.complete(found.unwrap());
