@@ -12,8 +12,6 @@ pub trait Access {
     fn try_quick(lock: &BiasedLock) -> bool;
     /// Leaves it after [`Access::try_quick`].
     fn leave_quick(lock: &BiasedLock);
-    /// Enters the queue's critical section; waits for it if need be.
-    fn enter(lock: &BiasedLock);
     /// Leaves it, however it was entered.
     fn leave(lock: &BiasedLock);
 }
@@ -35,10 +33,6 @@ impl Access for Shared {
         lock.unlock_quick();
     }
     #[inline(always)]
-    fn enter(lock: &BiasedLock) {
-        lock.lock();
-    }
-    #[inline(always)]
     fn leave(lock: &BiasedLock) {
         lock.unlock();
     }
@@ -51,8 +45,6 @@ impl Access for Single {
     }
     #[inline(always)]
     fn leave_quick(_: &BiasedLock) {}
-    #[inline(always)]
-    fn enter(_: &BiasedLock) {}
     #[inline(always)]
     fn leave(_: &BiasedLock) {}
 }

@@ -46,15 +46,59 @@ pub trait Device: Sized + 'static {
     /// for one caller at a time, or for any threads.
     fn cursor(single: bool) -> Cursor;
 
-    /// The completion under the cursor.
-    ///
-    /// # Safety
-    /// The application is between start_poll and end_poll. The result is good
-    /// until it takes the next step.
-    unsafe fn current(completions: &Self::Completions) -> *const WorkCompletion;
+    /// Sets the functions that read the fields that were asked for.
+    fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64);
+}
 
-    /// Sets the functions that read fields beyond the standard ones.
-    fn set_readers(_cq: &mut ibv_cq_ex, _wc_flags: u64) {}
+/// A field of the completion under the cursor. Each is called with a live queue
+/// of ours, between `ibv_start_poll` and `ibv_end_poll`.
+type Reader<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
+
+/// Functions of `ibv_cq_ex` that read fields.
+pub struct Readers {
+    /// `ibv_wc_read_opcode`.
+    pub opcode: Reader<u32>,
+    /// `ibv_wc_read_vendor_err`.
+    pub vendor_err: Reader<u32>,
+    /// `ibv_wc_read_wc_flags`.
+    pub wc_flags: Reader<u32>,
+    /// `ibv_wc_read_byte_len`.
+    pub byte_len: Reader<u32>,
+    /// `ibv_wc_read_imm_data`.
+    pub imm_data: Reader<u32>,
+    /// `ibv_wc_read_qp_num`.
+    pub qp_num: Reader<u32>,
+    /// `ibv_wc_read_src_qp`.
+    pub src_qp: Reader<u32>,
+    /// `ibv_wc_read_slid`.
+    pub slid: Reader<u32>,
+    /// `ibv_wc_read_sl`.
+    pub sl: Reader<u8>,
+    /// `ibv_wc_read_dlid_path_bits`.
+    pub dlid_path_bits: Reader<u8>,
+}
+
+impl Readers {
+    /// Sets those for the fields that every queue has and that were asked for.
+    pub fn set(&self, cq: &mut ibv_cq_ex, wc_flags: u64) {
+        cq.read_opcode = Some(self.opcode);
+        cq.read_vendor_err = Some(self.vendor_err);
+        cq.read_wc_flags = Some(self.wc_flags);
+        macro_rules! optional {
+            ($($flag:ident => $field:ident, $reader:ident;)+) => {
+                $(if wc_flags & $flag != 0 { cq.$field = Some(self.$reader); })+
+            };
+        }
+        optional! {
+            IBV_WC_EX_WITH_BYTE_LEN => read_byte_len, byte_len;
+            IBV_WC_EX_WITH_IMM => read_imm_data, imm_data;
+            IBV_WC_EX_WITH_QP_NUM => read_qp_num, qp_num;
+            IBV_WC_EX_WITH_SRC_QP => read_src_qp, src_qp;
+            IBV_WC_EX_WITH_SLID => read_slid, slid;
+            IBV_WC_EX_WITH_SL => read_sl, sl;
+            IBV_WC_EX_WITH_DLID_PATH_BITS => read_dlid_path_bits, dlid_path_bits;
+        }
+    }
 }
 
 /// Functions of `ibv_cq_ex`. Each is called with a live queue of ours, the
@@ -228,23 +272,6 @@ fn set_cursor<D: Device>(cq: &mut ibv_cq_ex, single: bool, wc_flags: u64) {
     cq.start_poll = Some(cursor.start_poll);
     cq.next_poll = Some(cursor.next_poll);
     cq.end_poll = Some(cursor.end_poll);
-    cq.read_opcode = Some(read_opcode::<D>);
-    cq.read_vendor_err = Some(read_vendor_err::<D>);
-    cq.read_wc_flags = Some(read_wc_flags::<D>);
-    macro_rules! optional {
-        ($($flag:ident => $field:ident;)+) => {
-            $(if wc_flags & $flag != 0 { cq.$field = Some($field::<D>); })+
-        };
-    }
-    optional! {
-        IBV_WC_EX_WITH_BYTE_LEN => read_byte_len;
-        IBV_WC_EX_WITH_IMM => read_imm_data;
-        IBV_WC_EX_WITH_QP_NUM => read_qp_num;
-        IBV_WC_EX_WITH_SRC_QP => read_src_qp;
-        IBV_WC_EX_WITH_SLID => read_slid;
-        IBV_WC_EX_WITH_SL => read_sl;
-        IBV_WC_EX_WITH_DLID_PATH_BITS => read_dlid_path_bits;
-    }
     D::set_readers(cq, wc_flags);
 }
 
@@ -312,31 +339,4 @@ pub unsafe fn room<'a>(
 pub extern "C" fn no_entry() -> c_int {
     Errno(libc::ENOENT).set();
     libc::ENOENT
-}
-
-/// Functions that read a field of the completion under the cursor.
-macro_rules! readers {
-    ($($name:ident: $field:ident -> $type:ty;)+) => {$(
-        unsafe extern "C" fn $name<D: Device>(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: the application is between start_poll and end_poll, so
-            // the completion is there; any bytes are one.
-            unsafe {
-                let current = D::current(&cq_of::<D, _>(cq).completions);
-                (&raw const (*current).$field).read().into()
-            }
-        }
-    )+};
-}
-
-readers! {
-    read_opcode: opcode -> u32;
-    read_vendor_err: vendor_err -> u32;
-    read_byte_len: byte_len -> u32;
-    read_imm_data: ex -> u32;
-    read_qp_num: qp_num -> u32;
-    read_src_qp: src_qp -> u32;
-    read_wc_flags: wc_flags -> u32;
-    read_slid: slid -> u32;
-    read_sl: sl -> u8;
-    read_dlid_path_bits: dlid_path_bits -> u8;
 }

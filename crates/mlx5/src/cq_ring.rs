@@ -43,7 +43,7 @@ pub struct CompletionRing {
     /// Where the fields of the first entry are.
     fields: NonNull<u8>,
     /// The device's clock when the completion read last was written.
-    time: u64,
+    pub(crate) time: u64,
     consumed: DoorbellRecord,
     pub(crate) directory: Directory,
     /// Completions that were told together, of which some are not read yet.
@@ -430,11 +430,9 @@ impl CompletionRing {
     }
 
     /// Goes on behind `count` entries that were read by themselves, which are
-    /// no more than there are to the memory's end; `time` is of the last,
-    /// `next` is behind it.
+    /// no more than there are to the memory's end; `next` is behind the last.
     #[inline(always)]
-    pub(crate) fn pass(&mut self, count: usize, time: u64, next: NonNull<Cqe>) {
-        self.time = time;
+    pub(crate) fn pass(&mut self, count: usize, next: NonNull<Cqe>) {
         self.at = self.at.wrapping_add(count as u32);
         self.next = next;
         if self.at & self.mask == 0 {

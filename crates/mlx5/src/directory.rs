@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ring::Outstanding;
 
-use crate::{CreateError, Role, Work};
+use crate::{CreateError, Role, SharedWork, Work};
 
 /// Numbers of queue pairs and user indices have 24 bits.
 pub(crate) const NUMBER: u32 = 0xff_ffff;
@@ -29,16 +29,30 @@ pub(crate) struct Directory {
     /// By the upper bits of the user index; each empty or of [`PAGE`] entries.
     pages: Vec<Box<[Option<Entry>]>>,
     /// Whose completion was read last, for sends and for receives.
-    recent: [Option<Recent>; 2],
+    recent: [Recent; 2],
 }
 
 /// A queue that was looked up.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Recent {
-    /// The field of a completion that names it, as it is there.
-    field: u32,
+    /// The field of a completion that names it, as it is there, which has 32
+    /// bits; more, if there is none.
+    field: u64,
     /// One of an entry's.
     queue: NonNull<Outstanding>,
+}
+
+impl Recent {
+    const NONE: Self = Self {
+        field: u64::MAX,
+        queue: NonNull::dangling(),
+    };
+}
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 // SAFETY: `recent` leads to what `pages` owns a share of.
@@ -58,17 +72,26 @@ impl Directory {
     /// completion.
     #[inline(always)]
     pub(crate) fn queue(&mut self, receives: bool, field: u32) -> Option<&Outstanding> {
-        let found = match &self.recent[usize::from(receives)] {
-            Some(recent) if recent.field == field => recent.queue,
-            _ => self.look_up(receives, field)?,
-        };
+        if self.recent[usize::from(receives)].field != u64::from(field) {
+            self.look_up(receives, field)?;
+        }
+        self.recent(receives, field)
+    }
+
+    /// As [`Directory::queue`], if it is the one that was asked for last.
+    #[inline(always)]
+    pub(crate) fn recent(&self, receives: bool, field: u32) -> Option<&Outstanding> {
+        let recent = &self.recent[usize::from(receives)];
+        if recent.field != u64::from(field) {
+            return None;
+        }
         // SAFETY: its entry is there: with an entry what is recent is forgotten.
-        Some(unsafe { found.as_ref() })
+        Some(unsafe { recent.queue.as_ref() })
     }
 
     /// As [`Directory::queue`], of another queue than the last time.
     #[inline(never)]
-    fn look_up(&mut self, receives: bool, field: u32) -> Option<NonNull<Outstanding>> {
+    fn look_up(&mut self, receives: bool, field: u32) -> Option<()> {
         let entry = self.find(user_index(field))?;
         let work = &entry.work;
         let queue = if !receives && entry.role.contains(Role::SEND) {
@@ -79,8 +102,22 @@ impl Directory {
             return None;
         };
         let queue = NonNull::from(queue);
-        self.recent[usize::from(receives)] = Some(Recent { field, queue });
-        Some(queue)
+        self.recent[usize::from(receives)] = Recent {
+            field: field.into(),
+            queue,
+        };
+        Some(())
+    }
+
+    /// The shared queue that a completion of a receive is about, if it is of a
+    /// queue pair without one of its own.
+    #[inline(always)]
+    pub(crate) fn shared(&self, field: u32) -> Option<&SharedWork> {
+        let entry = self.find(user_index(field))?;
+        if !entry.role.contains(Role::RECEIVE) {
+            return None;
+        }
+        entry.work.shared.as_deref()
     }
 
     #[inline(always)]
@@ -118,7 +155,7 @@ impl Directory {
 
     /// Forgets a queue pair.
     pub(crate) fn remove(&mut self, user_index: u32) -> Option<Entry> {
-        self.recent = [None, None];
+        self.recent = [Recent::NONE; 2];
         let index = user_index as usize;
         self.pages
             .get_mut(index / PAGE)?

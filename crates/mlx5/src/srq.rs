@@ -96,6 +96,15 @@ impl SharedWork {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// To take several receives in a row.
+    #[inline(always)]
+    pub(crate) fn taking(&self) -> TakingShared<'_> {
+        TakingShared {
+            list: self.list(),
+            work: self,
+        }
+    }
+
     pub(crate) fn entry(&self, slot: u16) -> std::ptr::NonNull<u8> {
         let slot = u32::from(slot) & (self.entries - 1);
         // SAFETY: one of the entries, by the mask.
@@ -120,25 +129,12 @@ impl SharedWork {
 
     /// The receive in a slot, if one is outstanding there.
     pub(crate) fn find(&self, slot: u16) -> Option<u64> {
-        let list = self.list();
-        let slot = list.slots.get(usize::from(slot))?;
-        slot.outstanding.then_some(slot.wr_id)
+        self.taking().find(slot)
     }
 
     /// The receive in a slot has completed: the slot is free.
     pub(crate) fn free(&self, slot: u16) {
-        let mut list = self.list();
-        let Some(known) = list.slots.get_mut(usize::from(slot)) else {
-            return;
-        };
-        if !std::mem::take(&mut known.outstanding) {
-            return;
-        }
-        let last = list.last;
-        list.slots[usize::from(last)].next = slot;
-        list.last = slot;
-        // Before the device can get there: `last` itself is not posted yet.
-        self.link(last, slot);
+        self.taking().free(slot);
     }
 
     /// As [`crate::Work::scatter_receive`].
@@ -154,6 +150,38 @@ impl SharedWork {
         });
         // SAFETY: as the caller says.
         unsafe { scatter(segments, data) }
+    }
+}
+
+/// Receives that are taken, under the lock against those who post.
+pub(crate) struct TakingShared<'s> {
+    list: std::sync::MutexGuard<'s, List>,
+    work: &'s SharedWork,
+}
+
+impl TakingShared<'_> {
+    /// As [`SharedWork::find`].
+    #[inline(always)]
+    pub(crate) fn find(&self, slot: u16) -> Option<u64> {
+        let slot = self.list.slots.get(usize::from(slot))?;
+        slot.outstanding.then_some(slot.wr_id)
+    }
+
+    /// As [`SharedWork::free`].
+    #[inline(always)]
+    pub(crate) fn free(&mut self, slot: u16) {
+        let list = &mut *self.list;
+        let Some(known) = list.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        if !std::mem::take(&mut known.outstanding) {
+            return;
+        }
+        let last = list.last;
+        list.slots[usize::from(last)].next = slot;
+        list.last = slot;
+        // Before the device can get there: `last` itself is not posted yet.
+        self.work.link(last, slot);
     }
 }
 

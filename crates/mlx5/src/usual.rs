@@ -15,7 +15,7 @@ use crate::abi::{Cqe, cqe_opcode, opcode as request};
 use crate::cq_ring::is_written;
 use crate::directory::NUMBER;
 use crate::wc::{flags, opcode};
-use crate::{CompletionRing, WorkCompletion};
+use crate::{CompletionRing, Shown, WorkCompletion};
 
 /// Why reading the quick way has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,13 @@ trait Kind {
     /// # Safety
     /// An entry of this kind that the device has written.
     unsafe fn tell(entry: NonNull<Cqe>, wr_id: u64, out: &mut MaybeUninit<WorkCompletion>) -> bool;
+
+    /// Its opcode and flags, as a work completion has them; none if it is not
+    /// one of the usual.
+    ///
+    /// # Safety
+    /// As for [`Kind::tell`].
+    unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)>;
 }
 
 /// A send or a write of this side's.
@@ -71,10 +78,8 @@ impl Kind for Sent {
     unsafe fn tell(entry: NonNull<Cqe>, wr_id: u64, out: &mut MaybeUninit<WorkCompletion>) -> bool {
         // SAFETY: as the caller says.
         let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
-        let opcode = match number >> 24 {
-            SEND => opcode::SEND,
-            RDMA_WRITE => opcode::RDMA_WRITE,
-            _ => return false,
+        let Some(opcode) = sent(number) else {
+            return false;
         };
         out.write(WorkCompletion {
             wr_id,
@@ -84,7 +89,27 @@ impl Kind for Sent {
         });
         true
     }
+
+    #[inline(always)]
+    unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)> {
+        // SAFETY: as the caller says.
+        let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
+        Some((sent(number)?, 0))
+    }
 }
+
+/// The opcode of a send or a write, of which the number has the request's.
+#[inline(always)]
+fn sent(number: u32) -> Option<u32> {
+    match number >> 24 {
+        SEND => Some(opcode::SEND),
+        RDMA_WRITE => Some(opcode::RDMA_WRITE),
+        _ => None,
+    }
+}
+
+/// Bits of the sender's number that say that there is a global header.
+const GLOBAL: u32 = 3 << 28;
 
 const SEND: u32 = request::SEND as u32;
 const RDMA_WRITE: u32 = request::RDMA_WRITE as u32;
@@ -121,7 +146,7 @@ unsafe fn tell_received<const IMMEDIATE: bool>(
             qp_num: u32::from_be(field!(entry, sop_drop_qpn)) & NUMBER;
         }
         let sender = u32::from_be(field!(entry, flags_rqpn));
-        let global = sender >> 28 & 3 != 0;
+        let global = sender & GLOBAL != 0;
         set! {
             src_qp: sender & NUMBER;
             wc_flags: if IMMEDIATE { flags::WITH_IMM } else { 0 };
@@ -154,6 +179,18 @@ macro_rules! received {
                 // SAFETY: as the caller says.
                 unsafe { tell_received::<$immediate>(entry, wr_id, out) };
                 true
+            }
+
+            #[inline(always)]
+            unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)> {
+                // SAFETY: as the caller says.
+                let sender = unsafe { field!(entry, flags_rqpn) };
+                let mut is = if $immediate { flags::WITH_IMM } else { 0 };
+                if sender & GLOBAL.to_be() != 0 {
+                    cold_path();
+                    is |= flags::GRH;
+                }
+                Some((opcode::RECV, is))
             }
         }
     )+};
@@ -227,6 +264,11 @@ impl CompletionRing {
                     _ => return (taken, Usual::Nothing),
                 }
             };
+            let more = match more {
+                // SAFETY: as above.
+                0 => unsafe { self.take_shared(owner, place, left) },
+                some => some,
+            };
             if more == 0 {
                 return (taken, Usual::Other);
             }
@@ -234,6 +276,103 @@ impl CompletionRing {
             place = unsafe { place.add(more) };
             left -= more;
         }
+    }
+
+    /// Shows the next completion in `shown`, if it is one of nearly all and of
+    /// a queue that was read last; its identifier, or why not. Its time is in
+    /// [`Shown::time`] only.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::show`].
+    #[inline(always)]
+    pub unsafe fn show_usual(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+        // SAFETY: `next` is an entry of this ring's.
+        let owner = unsafe { owner_of(self.next) };
+        // SAFETY: as the caller says; the entry is written, in this round.
+        unsafe {
+            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                SENT => self.show_one::<Sent>(shown),
+                RECEIVED => self.show_one::<Received>(shown),
+                RECEIVED_IMMEDIATE => self.show_one::<ReceivedImmediate>(shown),
+                _ if self.is_in_session() || is_written(owner, self.round as u8) => {
+                    Err(Usual::Other)
+                }
+                _ => Err(Usual::Nothing),
+            }
+        }
+    }
+
+    /// As [`CompletionRing::show_usual`], after that has left one: of any queue.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn show_another(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+        let entry = self.next;
+        // SAFETY: an entry of this ring's; if the device has not written it,
+        // what is found by it is not looked for.
+        let (owner, whose) = unsafe { (owner_of(entry), field!(entry, srqn_uidx)) };
+        let receives = u32::from(owner >> 4) != SENT >> 4;
+        let known = self.directory.queue(receives, whose).is_some();
+        // SAFETY: as the caller says; the entry is written, in this round.
+        unsafe {
+            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                RECEIVED if !known => self.show_shared::<Received>(shown),
+                RECEIVED_IMMEDIATE if !known => self.show_shared::<ReceivedImmediate>(shown),
+                _ => self.show_usual(shown),
+            }
+        }
+    }
+
+    /// As [`CompletionRing::show_one`], of a receive of a shared queue's.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn show_shared<K: Kind>(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+        let entry = self.next;
+        // SAFETY: the device has written the entry; any bytes are a valid one.
+        let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry) as u16) };
+        let shared = self.directory.shared(whose).ok_or(Usual::Other)?;
+        let mut taking = shared.taking();
+        let wr_id = taking.find(slot).ok_or(Usual::Other)?;
+        // SAFETY: as above, of this kind.
+        let (opcode, flags) = unsafe { K::what(entry) }.ok_or(Usual::Other)?;
+        taking.free(slot);
+        drop(taking);
+        // SAFETY: as the caller says.
+        unsafe { Shown::set(shown, entry, opcode, flags) };
+        // SAFETY: what is behind it is in the memory, or its end.
+        unsafe { self.pass(1, entry.byte_add(self.step)) };
+        Ok(wr_id)
+    }
+
+    /// Shows a completion of this kind, which the next entry is.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::show`]; the next entry is written, and of this
+    /// kind.
+    #[inline(always)]
+    unsafe fn show_one<K: Kind>(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+        let entry = self.next;
+        // SAFETY: the device has written the entry; any bytes are a valid one.
+        let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry)) };
+        let Some(queue) = self.directory.recent(K::RECEIVES, whose) else {
+            return Err(Usual::Other);
+        };
+        let Some(found) = queue.find(slot) else {
+            return Err(Usual::Other);
+        };
+        // SAFETY: as above, of this kind.
+        let Some((opcode, flags)) = (unsafe { K::what(entry) }) else {
+            return Err(Usual::Other);
+        };
+        queue.complete(found);
+        // SAFETY: as the caller says.
+        unsafe { Shown::set(shown, entry, opcode, flags) };
+        // SAFETY: what is behind it is in the memory, or its end.
+        unsafe { self.pass(1, entry.byte_add(self.step)) };
+        Ok(found.wr_id)
     }
 
     /// Reads the next completion into `out`, if it is one of nearly all.
@@ -254,7 +393,84 @@ impl CompletionRing {
                 _ => return Usual::Nothing,
             }
         };
-        if taken { Usual::Taken } else { Usual::Other }
+        // SAFETY: as above; there is one place.
+        if taken || unsafe { self.take_shared(owner, out, 1) } != 0 {
+            Usual::Taken
+        } else {
+            Usual::Other
+        }
+    }
+
+    /// Reads completions of one kind and queue pair whose receives are a shared
+    /// queue's, of which the next entry is the first, into no more than `room`
+    /// places from `place` on; how many. None if it is of another kind.
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::read`]; `owner` is the next entry's last byte.
+    /// There is room for one, and as much as is said.
+    #[inline(never)]
+    unsafe fn take_shared(
+        &mut self,
+        owner: u8,
+        place: *mut MaybeUninit<WorkCompletion>,
+        room: usize,
+    ) -> usize {
+        // SAFETY: as the caller says; the entry is written, in this round.
+        unsafe {
+            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                RECEIVED => self.take_shared_row::<Received>(place, room),
+                RECEIVED_IMMEDIATE => self.take_shared_row::<ReceivedImmediate>(place, room),
+                _ => 0,
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`CompletionRing::take_row`].
+    #[inline(always)]
+    unsafe fn take_shared_row<K: Kind>(
+        &mut self,
+        place: *mut MaybeUninit<WorkCompletion>,
+        room: usize,
+    ) -> usize {
+        let most = room.min(self.to_end());
+        let owner = (K::OWNER | self.round) as u8;
+        let mut entry = self.next;
+        // SAFETY: the device has written the entry; any bytes are a valid one.
+        let whose = unsafe { field!(entry, srqn_uidx) };
+        let Some(shared) = self.directory.shared(whose) else {
+            return 0;
+        };
+        let mut taking = shared.taking();
+        let mut count = 0;
+        while count < most {
+            // SAFETY: not at the end, so an entry; of this kind, or it is the
+            // end of the row. There are so many places.
+            unsafe {
+                if count != 0
+                    && (owner_of(entry) & !SOLICITED != owner || field!(entry, srqn_uidx) != whose)
+                {
+                    break;
+                }
+                let slot = slot_of(entry) as u16;
+                let Some(wr_id) = taking.find(slot) else {
+                    break;
+                };
+                if !K::tell(entry, wr_id, &mut *place.add(count)) {
+                    break;
+                }
+                taking.free(slot);
+                entry = entry.byte_add(self.step);
+            }
+            count += 1;
+        }
+        drop(taking);
+        if count != 0 {
+            // SAFETY: the entry before it was read above.
+            self.time = unsafe { time_of(entry.byte_sub(self.step)) };
+            self.pass(count, entry);
+        }
+        count
     }
 
     /// Reads a completion of this kind, which the next entry is; whether it is
@@ -278,8 +494,10 @@ impl CompletionRing {
             return false;
         }
         queue.end();
-        // SAFETY: as above, and what is behind it is in the memory, or its end.
-        unsafe { self.pass(1, time_of(entry), entry.byte_add(self.step)) };
+        // SAFETY: as above.
+        self.time = unsafe { time_of(entry) };
+        // SAFETY: what is behind it is in the memory, or its end.
+        unsafe { self.pass(1, entry.byte_add(self.step)) };
         true
     }
 
@@ -331,7 +549,8 @@ impl CompletionRing {
         let count = most - left;
         if count != 0 {
             // SAFETY: the entry before it was read above.
-            unsafe { self.pass(count, time_of(entry.byte_sub(step)), entry) };
+            self.time = unsafe { time_of(entry.byte_sub(step)) };
+            self.pass(count, entry);
         }
         count
     }

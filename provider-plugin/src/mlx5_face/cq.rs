@@ -3,12 +3,12 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::mem::MaybeUninit;
+use core::hint::cold_path;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, Lender, Look, Role, Usual, WallClock,
-    Work, WorkCompletion,
+    Arming, CompletionError, CompletionQueue, CompletionRing, Lender, Look, Role, Shown, Usual,
+    WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -17,7 +17,7 @@ use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, cq_of, no_entry, room};
+use crate::cq::{Cursor, Device, Readers, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -28,7 +28,7 @@ pub struct Completions {
     look: Look,
     ring: UnsafeCell<CompletionRing>,
     /// The completion between start_poll and end_poll.
-    current: UnsafeCell<WorkCompletion>,
+    shown: UnsafeCell<Shown>,
     /// Asks for events; any thread.
     arming: Arming,
     /// For completions' times by the wall clock, where the device has them.
@@ -62,7 +62,7 @@ impl Device for Mlx5 {
             // SAFETY: it goes with the ring.
             look: unsafe { made.ring.look() },
             ring: UnsafeCell::new(made.ring),
-            current: UnsafeCell::default(),
+            shown: UnsafeCell::default(),
             arming: made.arming,
             wall: ctx.mlx5()?.clock().wall(),
             lender,
@@ -96,11 +96,9 @@ impl Device for Mlx5 {
         }
     }
 
-    unsafe fn current(completions: &Completions) -> *const WorkCompletion {
-        completions.current.get()
-    }
-
+    #[inline(never)]
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64) {
+        READERS.set(cq, wc_flags);
         if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
             cq.read_completion_ts = Some(read_completion_ts);
         }
@@ -114,8 +112,12 @@ impl Cq {
     /// Runs `f` on the ring, for itself.
     fn with<R>(&self, f: impl FnOnce(&mut CompletionRing) -> R) -> R {
         locked(self.single, &self.lock, || {
-            // SAFETY: in the critical section.
-            f(unsafe { &mut *self.completions.ring.get() })
+            // SAFETY: in the critical section. A single owner may be stepping
+            // through the queue just now.
+            f(unsafe {
+                Shown::keep(self.completions.shown.get());
+                &mut *self.completions.ring.get()
+            })
         })
     }
 
@@ -267,16 +269,14 @@ unsafe fn show_next(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it.
     unsafe {
-        let current = own.completions.current.get();
-        let place = current.cast::<MaybeUninit<WorkCompletion>>();
-        match (*own.completions.ring.get()).read_usual(&mut *place) {
-            Usual::Taken => {
+        match (*own.completions.ring.get()).show_usual(own.completions.shown.get()) {
+            Ok(wr_id) => {
                 (*cq).status = 0;
-                (*cq).wr_id = (*current).wr_id;
+                (*cq).wr_id = wr_id;
                 0
             }
-            Usual::Nothing => no_entry(),
-            Usual::Other => show_other(cq, own),
+            Err(Usual::Nothing) => no_entry(),
+            Err(_) => show_other(cq, own),
         }
     }
 }
@@ -286,19 +286,24 @@ unsafe fn show_next(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
 /// # Safety
 /// As there.
 #[inline(never)]
-unsafe fn show_other(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+unsafe extern "C" fn show_other(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
-        match (*own.completions.ring.get()).read() {
-            Some(Ok(wc)) => {
-                (*cq).status = wc.status;
-                (*cq).wr_id = wc.wr_id;
-                *own.completions.current.get() = wc;
-                0
-            }
-            Some(Err(error)) => -senseless(error),
-            None => no_entry(),
-        }
+        let (ring, shown) = (
+            &mut *own.completions.ring.get(),
+            own.completions.shown.get(),
+        );
+        let (wr_id, status) = match ring.show_another(shown) {
+            Ok(wr_id) => (wr_id, 0),
+            Err(_) => match ring.show(shown) {
+                Some(Ok(told)) => told,
+                Some(Err(error)) => return -senseless(error),
+                None => return no_entry(),
+            },
+        };
+        (*cq).status = status;
+        (*cq).wr_id = wr_id;
+        0
     }
 }
 
@@ -309,11 +314,48 @@ unsafe extern "C" fn start_poll<A: Access>(
     // SAFETY: the application passes a live queue of ours and its attributes.
     unsafe {
         if (*attr).comp_mask != 0 {
+            cold_path();
             return libc::EINVAL;
         }
         let own: &Cq = cq_of(cq);
-        A::enter(&own.lock);
-        let shown = show_next(cq, own);
+        if !A::try_quick(&own.lock) {
+            return start_shared(cq, own);
+        }
+        match (*own.completions.ring.get()).show_usual(own.completions.shown.get()) {
+            Ok(wr_id) => {
+                (*cq).status = 0;
+                (*cq).wr_id = wr_id;
+                0
+            }
+            Err(Usual::Nothing) => {
+                A::leave_quick(&own.lock);
+                no_entry()
+            }
+            Err(_) => start_other::<A>(cq, own),
+        }
+    }
+}
+
+/// [`start_poll`] of a thread that is not the only one to poll here.
+///
+/// # Safety
+/// `cq` is a live queue of ours.
+#[inline(never)]
+unsafe extern "C" fn start_shared(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+    own.lock.lock_shared();
+    // SAFETY: as the caller says; in the critical section.
+    unsafe { start_other::<Shared>(cq, own) }
+}
+
+/// [`start_poll`] in the critical section, of any completion.
+///
+/// # Safety
+/// As for [`show_next`].
+#[inline(never)]
+unsafe extern "C" fn start_other<A: Access>(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let shown = show_other(cq, own);
         if shown != 0 {
             // What was passed over is consumed.
             if shown != libc::ENOENT {
@@ -339,10 +381,46 @@ unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
     }
 }
 
-unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: the application is between start_poll and end_poll.
-    unsafe { (*cq_of::<Mlx5, _>(cq).completions.ring.get()).time() }
+/// Functions that read a field of the completion under the cursor.
+macro_rules! readers {
+    ($($name:ident: $field:ident -> $type:ty;)+) => {$(
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: the application is between start_poll and end_poll, so a
+            // completion is shown, and the cell is its own.
+            unsafe {
+                let own: &Cq = cq_of(cq);
+                Shown::$field(own.completions.shown.get()).into()
+            }
+        }
+    )+};
 }
+
+readers! {
+    read_opcode: opcode -> u32;
+    read_vendor_err: vendor_err -> u32;
+    read_wc_flags: wc_flags -> u32;
+    read_byte_len: byte_len -> u32;
+    read_imm_data: imm_data -> u32;
+    read_qp_num: qp_num -> u32;
+    read_src_qp: src_qp -> u32;
+    read_slid: slid -> u32;
+    read_sl: sl -> u8;
+    read_dlid_path_bits: dlid_path_bits -> u8;
+    read_completion_ts: time -> u64;
+}
+
+const READERS: Readers = Readers {
+    opcode: read_opcode,
+    vendor_err: read_vendor_err,
+    wc_flags: read_wc_flags,
+    byte_len: read_byte_len,
+    imm_data: read_imm_data,
+    qp_num: read_qp_num,
+    src_qp: read_src_qp,
+    slid: read_slid,
+    sl: read_sl,
+    dlid_path_bits: read_dlid_path_bits,
+};
 
 /// Nanoseconds since 1970; 0 if the driver's record of the clocks was not to be
 /// had when the queue was made, or is gone.
@@ -351,7 +429,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // the only one at the ring and at the clock.
     unsafe {
         let own: &Cq = cq_of(cq);
-        let time = (*own.completions.ring.get()).time();
+        let time = Shown::time(own.completions.shown.get());
         match (&own.completions.wall, own.object.context().mlx5()) {
             (Some(wall), Ok(device)) => wall.nanoseconds(device.clock(), time),
             _ => 0,

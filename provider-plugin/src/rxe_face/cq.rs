@@ -12,7 +12,7 @@ use super::Rxe;
 use crate::abi::*;
 use crate::access::{Access, Shared, Single, locked};
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, cq_of, no_entry, room};
+use crate::cq::{Cursor, Device, Readers, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -76,10 +76,9 @@ impl Device for Rxe {
         }
     }
 
-    #[inline(always)]
-    unsafe fn current(completions: &Completions) -> *const WorkCompletion {
-        // SAFETY: as the caller says, so the cell is its own.
-        unsafe { *completions.entry.get() }
+    #[inline(never)]
+    fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64) {
+        READERS.set(cq, wc_flags);
     }
 }
 
@@ -298,4 +297,46 @@ unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
         (*own.completions.ring.get()).release(&*own.completions.span.get());
         A::leave(&own.lock);
     }
+}
+
+/// Where a field of a work completion is.
+macro_rules! field {
+    ($wc:ident, imm_data) => {
+        (&raw const (*$wc).ex)
+    };
+    ($wc:ident, $field:ident) => {
+        (&raw const (*$wc).$field)
+    };
+}
+
+/// Functions that read a field of the completion under the cursor.
+macro_rules! readers {
+    ($($name:ident: $field:ident -> $type:ty;)+) => {
+        const READERS: Readers = Readers { $($field: $name,)+ };
+        $(
+            unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+                // SAFETY: the application is between start_poll and end_poll, so
+                // the completion is there, and the cell is its own; any bytes
+                // are one.
+                unsafe {
+                    let own: &Cq = cq_of(cq);
+                    let current = *own.completions.entry.get();
+                    field!(current, $field).read().into()
+                }
+            }
+        )+
+    };
+}
+
+readers! {
+    read_opcode: opcode -> u32;
+    read_vendor_err: vendor_err -> u32;
+    read_byte_len: byte_len -> u32;
+    read_imm_data: imm_data -> u32;
+    read_qp_num: qp_num -> u32;
+    read_src_qp: src_qp -> u32;
+    read_wc_flags: wc_flags -> u32;
+    read_slid: slid -> u32;
+    read_sl: sl -> u8;
+    read_dlid_path_bits: dlid_path_bits -> u8;
 }

@@ -1,10 +1,13 @@
 //! Shared receive queues.
 
+use std::mem::MaybeUninit;
+
+use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
 use crate::srq::SharedQueue;
-use crate::{PostError, Role};
+use crate::{PostError, Role, Shown, WorkCompletion};
 
 fn sge(addr: u64) -> Sge {
     Sge {
@@ -72,6 +75,101 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
         ring.publish();
         for slot in [4, 5, u16::MAX] {
             assert_eq!(shared.find(slot), None);
+        }
+    }
+}
+
+proptest! {
+    /// Receives of a shared queue are told in rows, and by a cursor, as one by
+    /// one, and their slots come back in the same order.
+    #[test]
+    fn the_quick_ways_tell_what_the_long_one_does(
+        steps in prop::collection::vec(
+            (prop::collection::vec((0u16..9, 0u8..8, any::<u32>()), 1..6), 1usize..6),
+            1..20,
+        ),
+    ) {
+        let make = || {
+            let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
+            let queue = SharedQueue::new(Arc::clone(&shared));
+            let mut ring = CompletionRing::plain(3).unwrap();
+            for index in [5, 6] {
+                let work = work(
+                    index,
+                    Service::ReliableConnection,
+                    &cap(1, 1, 0),
+                    Some(Arc::clone(&shared)),
+                );
+                ring.attach(&work, Role::RECEIVE).unwrap();
+            }
+            let device = Device::of(&ring);
+            (shared, queue, ring, device)
+        };
+        let (mut rows, mut cursor, mut long) = (make(), make(), make());
+        let mut posted = 0;
+        for (raised, room) in steps {
+            while long.1.push(posted, &[]).is_ok() {
+                for (_, queue, ..) in [&mut rows, &mut cursor] {
+                    queue.push(posted, &[]).unwrap();
+                }
+                posted += 1;
+            }
+            for (slot, what, word) in &raised {
+                for (.., device) in [&mut rows, &mut cursor, &mut long] {
+                    device.raise(&Raised {
+                        opcode: 2 + (what & 1),
+                        user_index: 5 + u32::from(what >> 1 & 1),
+                        // Twice, or none at all: some make no sense.
+                        slot: *slot,
+                        byte_count: *word,
+                        immediate: word.rotate_left(8),
+                        flags_rqpn: word.rotate_left(16),
+                        time: (*word).into(),
+                        ..Raised::default()
+                    });
+                }
+            }
+            let mut told = Vec::new();
+            while told.len() != raised.len() {
+                let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 6];
+                // SAFETY: no receive names memory.
+                match unsafe { rows.2.take(&mut out[..room]) } {
+                    // SAFETY: as many were written.
+                    Ok(count) => told.extend(out[..count].iter().map(|wc| Ok(unsafe { wc.assume_init() }))),
+                    Err(error) => told.push(Err(error)),
+                }
+            }
+            let mut shown = Shown::default();
+            let shown = &raw mut shown;
+            for told in told {
+                // SAFETY: as above.
+                prop_assert_eq!(unsafe { long.2.read() }, Some(told));
+                // SAFETY: as above; it is this test's.
+                let one = unsafe {
+                    match cursor.2.show_another(shown) {
+                        Ok(wr_id) => Ok((wr_id, 0)),
+                        Err(_) => cursor.2.show(shown).unwrap(),
+                    }
+                };
+                prop_assert_eq!(one, told.map(|wc| (wc.wr_id, wc.status)));
+                if let Ok(wc) = told {
+                    // SAFETY: it was shown, and nothing published.
+                    let fields = unsafe {
+                        (Shown::opcode(shown), Shown::byte_len(shown), Shown::wc_flags(shown))
+                    };
+                    prop_assert_eq!(fields, (wc.opcode, wc.byte_len, wc.wc_flags));
+                }
+            }
+            long.2.publish();
+            cursor.2.publish();
+            prop_assert_eq!(rows.3.consumed(), long.3.consumed());
+            prop_assert_eq!(rows.2.time(), long.2.time());
+            for slot in 0..8 {
+                for other in [&rows.0, &cursor.0] {
+                    prop_assert_eq!(other.find(slot), long.0.find(slot));
+                    prop_assert_eq!(next(other, slot), next(&long.0, slot));
+                }
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CompletionError, Opcode, Role, SendFlags, Usual, WorkCompletion};
+use crate::{CompletionError, Opcode, Role, SendFlags, Shown, Usual, WorkCompletion};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.
@@ -248,4 +248,118 @@ fn a_row_ends_where_the_ring_does() {
     assert_eq!(unsafe { ring.take(&mut out) }, Ok(1));
     // SAFETY: it was written.
     assert_eq!(unsafe { out[0].assume_init() }.wr_id, 42);
+}
+
+proptest! {
+    /// What a cursor shows is what is read, whichever way it goes, and stays so
+    /// when the ring is changed meanwhile.
+    #[test]
+    fn what_is_shown_is_what_is_read(
+        (opcode, request, user_index, slot) in (0u8..=15, 0u8..0x26, 69u32..72, 0u16..2),
+        (byte_count, immediate, flags_rqpn) in (any::<u32>(), any::<u32>(), any::<u32>()),
+        (slid, path, time) in (any::<u16>(), any::<u8>(), any::<u64>()),
+        (common, keep, again) in any::<(bool, bool, bool)>(),
+    ) {
+        let raised = Raised {
+            opcode: if common { [0, 2, 3][opcode as usize % 3] } else { opcode },
+            request: if common { [0x0a, 0x08][request as usize % 2] } else { request },
+            user_index: if common { 70 } else { user_index },
+            slot: if common { 0 } else { slot },
+            byte_count,
+            immediate,
+            flags_rqpn,
+            slid,
+            path,
+            time,
+            syndrome: 5,
+            vendor: 6,
+            ..Raised::default()
+        };
+        let (mut cursor, mut cursor_device, pair) = outstanding();
+        let (mut long, mut long_device, other) = outstanding();
+        cursor_device.raise(&raised);
+        long_device.raise(&raised);
+        let mut shown = Shown::default();
+        let shown = &raw mut shown;
+        // SAFETY: no work request names memory; it is this test's.
+        let told = unsafe {
+            match cursor.show_usual(shown) {
+                Ok(wr_id) => Some(Ok((wr_id, 0))),
+                Err(Usual::Nothing) => None,
+                Err(_) => match if again { cursor.show_another(shown) } else { Err(Usual::Other) } {
+                    Ok(wr_id) => Some(Ok((wr_id, 0))),
+                    Err(_) => cursor.show(shown),
+                },
+            }
+        };
+        // SAFETY: as above.
+        let read = unsafe { long.read() };
+        prop_assert_eq!(told.is_some(), read.is_some());
+        prop_assert_eq!(cursor.position(), long.position());
+        let (Some(told), Some(read)) = (told, read) else { return Ok(()) };
+        let Ok(wc) = read else {
+            prop_assert_eq!(told.err(), read.err());
+            return Ok(());
+        };
+        prop_assert_eq!(told, Ok((wc.wr_id, wc.status)));
+        if keep {
+            // SAFETY: it is this test's.
+            unsafe { Shown::keep(shown) };
+            cursor_device.put(0, [0xff; 64]);
+        }
+        // SAFETY: it was shown, and nothing published.
+        unsafe {
+            prop_assert_eq!(Shown::opcode(shown), wc.opcode);
+            prop_assert_eq!(Shown::wc_flags(shown), wc.wc_flags);
+            prop_assert_eq!(Shown::vendor_err(shown), wc.vendor_err);
+            prop_assert_eq!(Shown::qp_num(shown), wc.qp_num);
+            if wc.status != 0 {
+                return Ok(());
+            }
+            prop_assert_eq!(Shown::time(shown), time);
+            if wc.wc_flags & 2 != 0 {
+                prop_assert_eq!(Shown::imm_data(shown), wc.ex);
+            }
+            if wc.opcode >= 128 {
+                prop_assert_eq!(Shown::byte_len(shown), wc.byte_len);
+                prop_assert_eq!(Shown::src_qp(shown), wc.src_qp);
+                prop_assert_eq!(Shown::slid(shown), wc.slid);
+                prop_assert_eq!(Shown::sl(shown), wc.sl);
+                prop_assert_eq!(Shown::dlid_path_bits(shown), wc.dlid_path_bits);
+            }
+        }
+        let both = [&pair, &other].map(|pair| {
+            (pair.work.sends.completed(), pair.work.receives.completed())
+        });
+        prop_assert_eq!(both[0], both[1]);
+    }
+}
+
+/// A cursor looks a queue up when it is another's turn, and forgets one that is
+/// gone.
+#[test]
+fn a_cursor_remembers_the_queue_read_last() {
+    let (mut ring, mut device, pair) = outstanding();
+    let received = Raised {
+        opcode: 2,
+        user_index: 70,
+        ..Raised::default()
+    };
+    device.raise(&received);
+    let mut shown = Shown::default();
+    // SAFETY: no work request names memory; it is this test's.
+    unsafe {
+        assert_eq!(ring.show_usual(&mut shown), Err(Usual::Other));
+        assert_eq!(ring.show_another(&mut shown), Ok(50));
+    }
+    ring.publish();
+    ring.detach(&pair.work);
+    device.raise(&received);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(ring.show_usual(&mut shown), Err(Usual::Other));
+        assert_eq!(ring.show_another(&mut shown), Err(Usual::Other));
+        let gone = CompletionError::UnknownQueue { user_index: 70 };
+        assert_eq!(ring.show(&mut shown), Some(Err(gone)));
+    }
 }
