@@ -140,7 +140,7 @@ fn tests_that_promises_name_exist() {
             for name in names.split(", ").map(|name| name.trim_matches('`')) {
                 let there = match name.contains('/') {
                     true => root().join(name).exists(),
-                    false => there.contains(&format!("fn {name}()")),
+                    false => there.contains(&format!("fn {name}(")),
                 };
                 assert!(there, "{name} is not in {folder}: {row}");
                 named += 1;
