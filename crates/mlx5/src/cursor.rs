@@ -128,7 +128,8 @@ impl Shown {
     /// The ring is about to be changed: what is shown is so in it no longer.
     ///
     /// # Safety
-    /// As for [`Shown::set`]; the ring that it was last shown of is still there.
+    /// `shown` is this caller's to write to; the ring that it was last shown of is
+    /// still there.
     pub unsafe fn keep(shown: *mut Self) {
         // SAFETY: as the caller says: entries that are replaced stay readable.
         unsafe {
