@@ -226,8 +226,11 @@ mod tests {
                 prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
                 prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
                 // The longest work requests, as many as it holds, fit.
-                let data = (plan.max_sge as usize * 16)
-                    .max((plan.max_inline as usize + 4).next_multiple_of(16));
+                let inline = match plan.max_inline as usize {
+                    0 => 0,
+                    bytes => (bytes + 4).next_multiple_of(16),
+                };
+                let data = (plan.max_sge as usize * 16).max(inline);
                 let segments = (overhead(service) + data) / 16;
                 prop_assert!(segments <= 63);
                 let segments = segments.max(if plan.keys { 12 } else { 0 });
