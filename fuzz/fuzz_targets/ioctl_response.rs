@@ -101,6 +101,8 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
     let mut driver = [0xaa; 24];
     let _ = context.get_context(Udata::output(&mut driver));
     let _ = context.query_context();
+    let _ = uverbs::mlx5_import::query_context(context, &mut driver);
+    let _ = uverbs::mlx5_import::query_pd(context, PdHandle(1));
     let _ = context.query_device();
     if let Ok(attr) = context.query_device_ex(Udata::none()) {
         assert!(attr.response_length >= 184);

@@ -41,7 +41,20 @@ const RXE: Kind = Kind {
 const MLX5: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_MLX5),
     ops: |lib| &lib.mlx5_ops,
-    make: |state| match mlx5::DeviceContext::open(&state.uverbs) {
+    make: |state| mlx5(state, mlx5::DeviceContext::open),
+};
+
+/// The kernel's context is another process's.
+const IMPORTED_MLX5: Kind = Kind {
+    make: |state| mlx5(state, mlx5::DeviceContext::import),
+    ..MLX5
+};
+
+fn mlx5(
+    state: &mut VerbsContext,
+    by: fn(&uverbs::Context) -> Result<(ContextInfo, mlx5::DeviceContext), mlx5::CreateError>,
+) -> Result<ContextInfo, Errno> {
+    match by(&state.uverbs) {
         Ok((info, device)) => {
             state.mlx5 = Some(device);
             Ok(info)
@@ -50,8 +63,8 @@ const MLX5: Kind = Kind {
             tracing::warn!(%error, "cannot open the device");
             Err(error.into())
         }
-    },
-};
+    }
+}
 
 /// Bytes allocated beyond our state, so that a `verbs_context` that is larger
 /// than the table says can be noticed before it does harm.
@@ -77,6 +90,17 @@ pub unsafe extern "C" fn alloc_mlx5_context(
 ) -> *mut c_void {
     // SAFETY: as in `alloc_context`.
     entry::pointer(|| unsafe { open(&MLX5, device, cmd_fd) })
+}
+
+/// `verbs_device_ops.import_context`: opens an mlx5 device whose file `cmd_fd` is,
+/// in which somebody else has made the kernel's context. Owns `cmd_fd`, as
+/// [`alloc_context`] does.
+pub unsafe extern "C" fn import_mlx5_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+) -> *mut c_void {
+    // SAFETY: as in `alloc_context`.
+    entry::pointer(|| unsafe { open(&IMPORTED_MLX5, device, cmd_fd) })
 }
 
 /// # Safety
@@ -136,7 +160,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
         Ok(info) => info,
         Err(errno) => {
             // SAFETY: initialised above, not used afterwards.
-            unsafe { ptr::drop_in_place(state) };
+            unsafe { end(state) };
             return Err(undo(errno));
         }
     };
@@ -152,12 +176,26 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
     if !unsafe { ops.is_installed(layout, &(*public).ops) } {
         mislaid(layout, "verbs_context_ops");
         // SAFETY: initialised above, not used afterwards.
-        unsafe { ptr::drop_in_place(state) };
+        unsafe { end(state) };
         return Err(undo(Errno(libc::EPROTO)));
     }
     // async_fd stays -1: libibverbs then makes the event file itself.
     tracing::debug!(fd = cmd_fd, "device opened");
     Ok(vctx)
+}
+
+/// Ends what is ours of a context.
+///
+/// # Safety
+/// It is initialised, its file is open, and it is not used afterwards.
+unsafe fn end(state: *mut VerbsContext) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if let Some(device) = &(*state).mlx5 {
+            device.close(&(*state).uverbs);
+        }
+        ptr::drop_in_place(state);
+    }
 }
 
 /// Says, once, on stderr, that the release is not what its symbols and its
@@ -185,7 +223,7 @@ pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
             let vctx = context
                 .byte_sub(layout::current().context_offset())
                 .cast::<c_void>();
-            ptr::drop_in_place(&raw mut (*context.cast::<WithState>()).state);
+            end(&raw mut (*context.cast::<WithState>()).state);
             (lib.uninit_context)(vctx); // closes the files
             libc::free(vctx); // libibverbs allocated it with calloc
         }

@@ -178,6 +178,12 @@ pub trait Device: 'static {
     /// Makes the kernel object.
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
 
+    /// Looks whether there is a kernel object of that number, if the device can
+    /// say.
+    fn find_pd(_ctx: &CtxRef, _pd: PdHandle) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// What a thread domain has.
     type Thread;
 
@@ -237,8 +243,13 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 }
 
 /// `ibv_import_pd`: a second name for a protection domain of the same file.
-pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+pub unsafe extern "C" fn import_pd<D: Device>(
+    context: *mut ibv_context,
+    handle: u32,
+) -> *mut ibv_pd {
     entry::pointer(|| {
+        // SAFETY: libibverbs passes an open context of ours.
+        D::find_pd(&unsafe { CtxRef::of(context) }, PdHandle(handle))?;
         let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
         pd.public.handle = handle;
         Ok(Box::into_raw(pd).cast())
@@ -248,7 +259,14 @@ pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *m
 /// `ibv_unimport_pd`: forgets the name; the kernel's object stays.
 pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: libibverbs passes what import_pd made, once.
-    entry::unit(|| drop(unsafe { Box::from_raw(pd.cast::<Pd>()) }));
+    entry::unit(|| unsafe {
+        // A parent domain still leads to it: rather lost than freed.
+        if pd_of(pd).users.any() {
+            tracing::error!("a protection domain is unimported that a parent domain contains");
+            return;
+        }
+        drop(Box::from_raw(pd.cast::<Pd>()));
+    });
 }
 
 /// `ibv_alloc_td`. EINVAL for attributes that are not defined yet.

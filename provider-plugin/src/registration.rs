@@ -138,7 +138,7 @@ static MLX5_DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     static_providers: core::ptr::null(),
     match_device: None,
     alloc_context: Some(crate::open::alloc_mlx5_context),
-    import_context: None,
+    import_context: Some(crate::open::import_mlx5_context),
     alloc_device: Some(crate::device::alloc_device),
     uninit_device: Some(crate::device::uninit_device),
 });

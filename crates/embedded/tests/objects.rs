@@ -238,7 +238,14 @@ fn completions_come_in_each_form_that_there_is() {
         for compression in [None, Some(MiniFormat::Hash), Some(MiniFormat::Checksum)] {
             let (a, b) = Host::two("ib", Drive::Caller);
             let mut cqa = a.cq(64);
-            let mut cqb = b.cq_with(64, CqOptions { wide, compression });
+            let mut cqb = b.cq_with(
+                64,
+                CqOptions {
+                    wide,
+                    compression,
+                    ..CqOptions::default()
+                },
+            );
             let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
             join(QpType::RC, (&qa, &a), (&qb, &b));
             let (from, to) = (a.memory(100), b.memory(64 * 100));

@@ -104,6 +104,10 @@ pub struct CreateCq {
     pub reserved1: u32,
 }
 
+/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`: `uar_page_index` is the number of a
+/// page of registers that was allocated, in which the queue is armed.
+pub const CQ_FLAG_UAR_PAGE_INDEX: u16 = 1 << 1;
+
 /// `MLX5_IB_CQE_RES_FORMAT_...`: what is told of a compressed completion.
 pub mod mini_format {
     pub const HASH: u8 = 1 << 0;

@@ -1,23 +1,17 @@
-//! What the driver and this side agree on when a device is opened, and the
-//! device's doorbell registers.
+//! What the driver and this side agree on when a device is opened or imported.
 
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping, Watched};
-use uverbs::{Context, ContextInfo, ContextRef, Mlx5Uar, Udata};
+use uverbs::{Context, ContextInfo, Udata};
 
 use crate::Clock;
 use crate::CreateError;
 use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Plain};
+use crate::own_registers::{Numbered, OwnPages};
+use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
 
-/// Bytes of a UAR, the device's unit of registers.
-const UAR: usize = 4096;
-/// Where its two BlueFlame registers begin.
-const REGISTERS: usize = 0x800;
-/// Where completion queues are armed.
-const ARM: usize = 0x20;
 /// Registers of a UAR that queue pairs may have.
 const PER_UAR: u32 = 2;
 /// Registers of a UAR as the driver numbers them in its answers.
@@ -25,8 +19,8 @@ const NUMBERED_PER_UAR: u32 = 4;
 
 /// Registers that are asked for, and how many of them only one queue pair
 /// each gets: what the C provider asks for.
-const WANTED_REGISTERS: u32 = 16;
-const WANTED_EXCLUSIVE: u32 = 4;
+pub(crate) const WANTED_REGISTERS: u32 = 16;
+pub(crate) const WANTED_EXCLUSIVE: u32 = 4;
 /// More than this no driver gives.
 const MOST_REGISTERS: u32 = 512;
 
@@ -58,19 +52,33 @@ pub struct Limits {
 pub struct DeviceContext {
     /// What the device can do.
     pub limits: Limits,
-    /// Registers that there are.
-    registers: u32,
     /// Bytes of a register, of two halves; 0: no BlueFlame.
     register_size: usize,
-    uars_per_page: u32,
-    pages: Mutex<Vec<Option<Arc<Page>>>>,
+    registers: Registers,
     indices: Arc<Indices>,
     /// Where completion queues are armed.
     arm: (BlueFlame, Arc<Page>),
+    /// The number of that page, which completion queues have to be told if it is
+    /// not the context's first.
+    arm_page: Option<u16>,
     /// The device's time.
     clock: Clock,
     /// Reads give nothing, and writes go nowhere, with this key.
     null_key: Option<u32>,
+}
+
+/// Whose registers they are.
+#[derive(Debug)]
+enum Registers {
+    /// The driver's, which tells each queue pair its own.
+    Given {
+        /// How many there are.
+        count: u32,
+        uars_per_page: u32,
+        pages: Mutex<Vec<Option<Arc<Page>>>>,
+    },
+    /// Of an imported context.
+    Own(OwnPages),
 }
 
 /// Maps `size` bytes of what mlx5_ib has under a command (`enum
@@ -135,16 +143,37 @@ impl DeviceContext {
         // SAFETY: the request names no address.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let info = context.get_context(udata)?;
-        Ok((info, Self::from_answer(context, &answer)?))
+        Ok((info, Self::from_answer(context, &answer, Self::given)?))
     }
 
-    fn from_answer(context: &Context, answer: &AllocUcontextResp) -> Result<Self, CreateError> {
-        let bad = |what| CreateError::BadAnswer { what };
-        if answer.cqe_version != CQE_VERSION {
-            return Err(CreateError::Unsupported {
-                what: "a device whose completions carry no user index",
-            });
+    /// As [`DeviceContext::open`], of a context that another process has made,
+    /// or this one by another descriptor of the same file. Nothing of its
+    /// registers is touched: this one allocates its own, which
+    /// [`DeviceContext::close`] gives back.
+    ///
+    /// # Errors
+    /// Those of QUERY_CONTEXT (EINVAL if nobody has made the file's context),
+    /// of UAR_OBJ_ALLOC, and of [`DeviceContext::open`]. Nothing is left behind.
+    pub fn import(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
+        let mut answer = AllocUcontextResp::default();
+        let info = uverbs::mlx5_import::query_context(context, answer.bytes_mut())?;
+        Ok((info, Self::from_answer(context, &answer, Self::own)?))
+    }
+
+    /// Gives back what an imported context has allocated, after everything that
+    /// was made from it. Without it that stays until the last process has closed
+    /// the file.
+    pub fn close(&self, context: &Context) {
+        if let Registers::Own(own) = &self.registers {
+            own.release(context);
         }
+    }
+
+    fn given(
+        context: &Context,
+        answer: &AllocUcontextResp,
+    ) -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError> {
+        let bad = |what| CreateError::BadAnswer { what };
         // Kernels before 4K UARs leave this out.
         let uars_per_page = answer.num_uars_per_page.max(1);
         if uars_per_page as usize * UAR > Mapping::page_size() {
@@ -152,6 +181,43 @@ impl DeviceContext {
         }
         if !(1..=MOST_REGISTERS).contains(&answer.tot_bfregs) {
             return Err(bad("the number of registers"));
+        }
+        let first = Arc::new(Page::map(context, 0)?);
+        // SAFETY: in the first UAR of the page, which is kept beside it.
+        // Several queues are armed through it.
+        let arm = unsafe { BlueFlame::new(first.mapping.as_ptr().add(ARM), 0, true) };
+        let registers = Registers::Given {
+            count: answer.tot_bfregs,
+            uars_per_page,
+            pages: Mutex::new(vec![Some(Arc::clone(&first))]),
+        };
+        Ok((registers, arm, first, None))
+    }
+
+    fn own(
+        context: &Context,
+        answer: &AllocUcontextResp,
+    ) -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError> {
+        let own = OwnPages::new(context, answer.bf_reg_size as usize)?;
+        let (arm, page, number) = own.arm()?;
+        Ok((Registers::Own(own), arm, page, Some(number)))
+    }
+
+    /// `registers` is asked when all else makes sense.
+    fn from_answer(
+        context: &Context,
+        answer: &AllocUcontextResp,
+        registers: impl FnOnce(
+            &Context,
+            &AllocUcontextResp,
+        )
+            -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError>,
+    ) -> Result<Self, CreateError> {
+        let bad = |what| CreateError::BadAnswer { what };
+        if answer.cqe_version != CQE_VERSION {
+            return Err(CreateError::Unsupported {
+                what: "a device whose completions carry no user index",
+            });
         }
         let register_size = answer.bf_reg_size as usize;
         // The UAR's second half has four of them.
@@ -163,10 +229,7 @@ impl DeviceContext {
         if answer.max_sq_desc_sz < 64 || answer.max_rq_desc_sz < 16 {
             return Err(bad("the size of a work request"));
         }
-        let first = Arc::new(Page::map(context, 0)?);
-        // SAFETY: in the first UAR of the page, which is kept beside it.
-        // Several queues are armed through it.
-        let arm = unsafe { BlueFlame::new(first.mapping.as_ptr().add(ARM), 0, true) };
+        let (registers, arm, page, arm_page) = registers(context, answer)?;
         Ok(Self {
             limits: Limits {
                 max_send_entry: answer.max_sq_desc_sz.into(),
@@ -176,12 +239,11 @@ impl DeviceContext {
                 max_srq_wr: answer.max_srq_recv_wr,
                 ports: answer.num_ports.into(),
             },
-            registers: answer.tot_bfregs,
             register_size,
-            uars_per_page,
-            pages: Mutex::new(vec![Some(Arc::clone(&first))]),
+            registers,
             indices: Arc::default(),
-            arm: (arm, first),
+            arm: (arm, page),
+            arm_page,
             clock: Clock::of(context, answer),
             null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
         })
@@ -210,18 +272,50 @@ impl DeviceContext {
         UserIndex::take(&self.indices)
     }
 
+    /// The number of the page in which completion queues are armed, if they have
+    /// to be told ([`crate::CqOptions::arm_page`]).
+    pub fn arm_page(&self) -> Option<u16> {
+        self.arm_page
+    }
+
+    /// Bytes of a register, of two halves; 0: no BlueFlame.
+    pub(crate) fn register_size(&self) -> usize {
+        self.register_size
+    }
+
+    /// The register of a queue pair that is about to be made, if it is not for
+    /// the driver to choose.
+    pub(crate) fn choose_register(
+        &self,
+        context: &Context,
+    ) -> Result<Option<Numbered>, CreateError> {
+        match &self.registers {
+            Registers::Given { .. } => Ok(None),
+            Registers::Own(own) => own.take(context).map(Some),
+        }
+    }
+
     /// The register that the driver has given a queue pair, by its number.
     pub(crate) fn register(&self, context: &Context, number: u32) -> Result<Register, CreateError> {
         let bad = || CreateError::BadAnswer {
             what: "the number of a queue pair's register",
         };
+        let (count, uars_per_page, pages) = match &self.registers {
+            Registers::Given {
+                count,
+                uars_per_page,
+                pages,
+            } => (*count, *uars_per_page, pages),
+            // It chooses none.
+            Registers::Own(own) => return own.doorbells(),
+        };
         let (uar, which) = (number / NUMBERED_PER_UAR, number % NUMBERED_PER_UAR);
-        if which >= PER_UAR || uar * PER_UAR + which >= self.registers {
+        if which >= PER_UAR || uar * PER_UAR + which >= count {
             return Err(bad());
         }
         // Under the lock all the while: a page is mapped once.
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let page = uar / self.uars_per_page;
+        let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let page = uar / uars_per_page;
         let index = page as usize;
         if pages.len() <= index {
             pages.resize(index + 1, None);
@@ -234,160 +328,22 @@ impl DeviceContext {
                 page
             }
         };
-        let in_page = (uar % self.uars_per_page) as usize;
+        let in_page = (uar % uars_per_page) as usize;
         let position = in_page * PER_UAR as usize + which as usize;
         // The first register of all takes doorbells only.
         let half = match number {
             0 => 0,
             _ => self.register_size / 2,
         };
-        let exclusive = uar * PER_UAR + which >= self.registers.saturating_sub(WANTED_EXCLUSIVE);
-        let at = page.register(position, || {
-            let offset = in_page * UAR + REGISTERS + which as usize * self.register_size;
-            // SAFETY: in the page, by the bounds that `from_answer` checked,
-            // and kept with it. An exclusive register is one queue pair's at a
-            // time, whose posts are made one at a time.
-            unsafe { BlueFlame::new(page.mapping.as_ptr().add(offset), half, !exclusive) }
-        })?;
-        Ok(Register { at, _page: page })
-    }
-}
-
-/// A register of a thread domain's own: it takes whole entries, and what is
-/// posted through it takes no lock.
-///
-/// It is destroyed after the queue pairs that were made with it: the kernel
-/// refuses before.
-#[derive(Debug)]
-pub struct OwnRegister<C: ContextRef> {
-    register: Register,
-    uar: Mlx5Uar<C>,
-}
-
-impl<C: ContextRef> OwnRegister<C> {
-    /// Allocates a page of registers, of which one is used.
-    ///
-    /// # Errors
-    /// Those of UAR_OBJ_ALLOC and of mapping;
-    /// [`CreateError::Unsupported`] of a device without BlueFlame.
-    pub fn allocate(context: &C, device: &DeviceContext) -> Result<Self, CreateError> {
-        if device.register_size == 0 {
-            return Err(CreateError::Unsupported {
-                what: "a register of one's own on a device without BlueFlame",
-            });
-        }
-        let uar = Mlx5Uar::alloc(context)?;
-        let place = uar.place();
-        let length = place.mmap_length as usize;
-        // What was asked about registers holds for these too.
-        if length < UAR || length > Mapping::page_size() {
-            return Err(CreateError::BadAnswer {
-                what: "the length of a page of registers",
-            });
-        }
-        let page = Page::map_at(context, place.mmap_offset, place.page_id)?;
-        let page = Arc::new(page);
-        let half = device.register_size / 2;
-        // SAFETY: in the first UAR of the page, by the bounds that
-        // `DeviceContext::open` checked, and kept with it. Those who post
-        // through it do so one at a time: that is what a thread domain is for.
-        let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, false) };
-        let at = page.register(0, make)?;
-        Ok(Self {
-            register: Register { at, _page: page },
-            uar,
+        let exclusive = uar * PER_UAR + which >= count.saturating_sub(WANTED_EXCLUSIVE);
+        let offset = in_page * UAR + REGISTERS + which as usize * self.register_size;
+        let start = page.mapping.as_ptr();
+        Register::of(page, position, || {
+            // SAFETY: in the page, by the bounds that were checked when the
+            // device was opened, and kept with it. An exclusive register is one
+            // queue pair's at a time, whose posts are made one at a time.
+            unsafe { BlueFlame::new(start.add(offset), half, !exclusive) }
         })
-    }
-
-    /// The number by which queue pairs are made to use it.
-    pub(crate) fn page_id(&self) -> u32 {
-        self.uar.place().page_id
-    }
-
-    pub(crate) fn register(&self) -> Register {
-        self.register.clone()
-    }
-
-    /// Gives it back to the kernel.
-    ///
-    /// # Errors
-    /// Those of UAR_OBJ_DESTROY; it is as it was.
-    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
-        let Self { register, uar } = self;
-        uar.destroy()
-            .map_err(|(uar, error)| (Self { register, uar }, error))
-    }
-}
-
-/// A mapped page of registers.
-#[derive(Debug)]
-struct Page {
-    mapping: Mapping,
-    /// Made when first asked for, and kept: a register's halves are in turn
-    /// whoever writes to it.
-    registers: [std::sync::OnceLock<BlueFlame>; Self::MOST],
-}
-
-// SAFETY: the mapping is written to through the registers only.
-unsafe impl Send for Page {}
-// SAFETY: as above.
-unsafe impl Sync for Page {}
-
-impl Page {
-    /// Registers of a page at most: 16 UARs in 64 KiB.
-    const MOST: usize = 32;
-
-    fn map(context: &Context, page: u32) -> Result<Self, CreateError> {
-        // Command 0, MLX5_IB_MMAP_REGULAR_PAGE, in the bits above the index.
-        let size = Mapping::page_size() as u64;
-        Self::map_at(context, u64::from(page) * size, page)
-    }
-
-    /// Maps from an offset of the command descriptor; `page` is for the error.
-    fn map_at(context: &Context, offset: u64, page: u32) -> Result<Self, CreateError> {
-        // SAFETY: the context keeps its descriptor open for the length of the
-        // call.
-        let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-        let mapping = Mapping::new(fd, offset, Mapping::page_size())
-            .map_err(|error| CreateError::Map { page, error })?;
-        Ok(Self {
-            mapping,
-            registers: Default::default(),
-        })
-    }
-
-    fn register(
-        &self,
-        position: usize,
-        make: impl FnOnce() -> BlueFlame,
-    ) -> Result<NonNull<BlueFlame>, CreateError> {
-        let place = self.registers.get(position);
-        let place = place.ok_or(CreateError::BadAnswer {
-            what: "more UARs in a page than fit",
-        })?;
-        Ok(NonNull::from(place.get_or_init(make)))
-    }
-}
-
-/// A register, and the page that it is in.
-#[derive(Clone, Debug)]
-pub(crate) struct Register {
-    /// One of the page's.
-    at: NonNull<BlueFlame>,
-    _page: Arc<Page>,
-}
-
-// SAFETY: it leads to what any thread may use, as it may the page.
-unsafe impl Send for Register {}
-// SAFETY: as above.
-unsafe impl Sync for Register {}
-
-impl Register {
-    #[inline(always)]
-    pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: it was made before this, and stays where it is, and as it is,
-        // for as long as the page, of which this has a share.
-        unsafe { self.at.as_ref() }
     }
 }
 
@@ -442,9 +398,7 @@ impl Drop for UserIndex {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! Registers in ordinary memory, and user indices without a device.
-
-    use std::ptr::NonNull;
+    //! User indices without a device.
 
     use super::*;
 
@@ -455,26 +409,6 @@ pub(crate) mod testing {
                 indices: Arc::default(),
                 index,
             }
-        }
-    }
-
-    impl Register {
-        /// In ordinary memory, which is returned.
-        pub(crate) fn in_memory(half: usize) -> (Self, NonNull<u64>) {
-            let mapping = Mapping::anonymous(UAR).unwrap();
-            let at = mapping.as_ptr();
-            let page = Arc::new(Page {
-                mapping,
-                registers: Default::default(),
-            });
-            // SAFETY: in the page, which is kept beside it.
-            let make = || unsafe { BlueFlame::new(at, half, false) };
-            let register = page.register(0, make).unwrap();
-            let made = Self {
-                at: register,
-                _page: page,
-            };
-            (made, at.cast())
         }
     }
 

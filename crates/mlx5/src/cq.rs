@@ -3,7 +3,7 @@
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
 use crate::Lender;
-use crate::abi::{CreateCq, CreateCqResp, Plain, ResizeCq, mini_format};
+use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Plain, ResizeCq, mini_format};
 use crate::cq_ring::Shape;
 use crate::{Arming, CompletionRing, CreateError};
 
@@ -26,6 +26,9 @@ pub struct CqOptions {
     /// Several may be told together: less for the device to write, and more to
     /// read for whoever polls.
     pub compression: Option<MiniFormat>,
+    /// The page of registers in which the queue is armed, if that is not the
+    /// context's first: [`crate::DeviceContext::arm_page`].
+    pub arm_page: Option<u16>,
 }
 
 /// A completion queue. The parts are public so that a face can put each under
@@ -84,6 +87,11 @@ impl<C: ContextRef> CompletionQueue<C> {
                 Some(MiniFormat::Hash) => mini_format::HASH,
                 Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
             },
+            flags: match options.arm_page {
+                None => 0,
+                Some(_) => CQ_FLAG_UAR_PAGE_INDEX,
+            },
+            uar_page_index: options.arm_page.unwrap_or_default(),
             ..CreateCq::default()
         };
         let mut answer = CreateCqResp::default();

@@ -25,6 +25,16 @@ pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
     )?)
 }
 
+/// Looks whether a context has a protection domain of that number, which may be
+/// another process's.
+///
+/// # Errors
+/// Those of PD_QUERY.
+pub fn find_pd(context: &Context, pd: PdHandle) -> Result<(), CreateError> {
+    uverbs::mlx5_import::query_pd(context, pd)?;
+    Ok(())
+}
+
 fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
@@ -130,6 +140,10 @@ impl<C: ContextRef> QueuePair<C> {
         } else {
             RecvPlan::default()
         };
+        let chosen = match own {
+            Some(own) => Some(own.numbered()),
+            None => device.choose_register(context)?,
+        };
         let index = device.user_index()?;
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = options.short_data;
@@ -141,8 +155,8 @@ impl<C: ContextRef> QueuePair<C> {
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
             flags: flag(options.short_data, QP_FLAG_SCATTER_CQE)
-                | flag(own.is_some(), QP_FLAG_UAR_PAGE_INDEX),
-            bfreg_index: own.map_or(0, OwnRegister::page_id),
+                | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX),
+            bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),
             ..CreateQp::default()
         };
@@ -152,8 +166,8 @@ impl<C: ContextRef> QueuePair<C> {
         // lives in the same value, behind it.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Qp::create(context, init, udata)?;
-        let register = match own {
-            Some(own) => own.register(),
+        let register = match chosen {
+            Some(chosen) => chosen.register,
             None => device.register(context, answer.bfreg_index)?,
         };
         Ok(Self {

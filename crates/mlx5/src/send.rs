@@ -32,8 +32,8 @@ use std::sync::Arc;
 use ring::DoorbellRecord;
 
 use crate::abi::{BLOCK, ControlSegment, SEGMENT};
-use crate::context::Register;
 use crate::operation::Form;
+use crate::registers::Register;
 use crate::{Opcode, PostError, SendFlags, Service, Work};
 
 /// One more than the longest scatter/gather element: its length has 31 bits.

@@ -155,6 +155,14 @@ impl Context {
     /// # Errors
     /// EOPNOTSUPP if the driver cannot share contexts.
     pub fn query_context(&self) -> Result<ContextInfo, Error> {
+        self.query_context_of(None)
+    }
+
+    /// With room for the driver's answer, in an attribute of its own.
+    pub(crate) fn query_context_of(
+        &self,
+        driver: Option<(u16, &mut [u8])>,
+    ) -> Result<ContextInfo, Error> {
         let (mut vectors, mut support) = (0u32, 0u64);
         let mut ioctl = Ioctl::new(
             Command::QueryContext,
@@ -166,7 +174,10 @@ impl Context {
             vectors.as_mut_bytes(),
         );
         ioctl.output(ids::ATTR_QUERY_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
-        ioctl.run(self)?.written(slot)?;
+        let driver = driver.map(|(attr, answer)| ioctl.output(attr, answer));
+        let answer = ioctl.run(self)?;
+        answer.written(slot)?;
+        driver.map_or(Ok(()), |driver| answer.written(driver))?;
         Ok(ContextInfo {
             num_comp_vectors: vectors,
             core_support: support,

@@ -107,6 +107,7 @@ commands! {
     DestroyAh = "AH_DESTROY" on "address handle";
     OpenXrcd = "OPEN_XRCD" on "XRC domain";
     CloseXrcd = "XRCD_DESTROY" on "XRC domain";
+    QueryPd = "PD_QUERY" on "protection domain";
     AllocUar = "UAR_OBJ_ALLOC" on "page of registers";
     DestroyUar = "UAR_OBJ_DESTROY" on "page of registers";
     ListDevices = "RDMA_NLDEV_CMD_GET" on "device list";

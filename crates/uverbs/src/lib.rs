@@ -43,6 +43,7 @@ mod event_file;
 mod handle;
 pub mod kernel;
 pub mod mlx5_dm;
+pub mod mlx5_import;
 pub mod mlx5_uar;
 pub mod mr;
 pub mod mw;
@@ -76,7 +77,7 @@ pub use handle::{
     XrcdHandle,
 };
 pub use mlx5_dm::{Mlx5Dm, Mlx5DmPlace};
-pub use mlx5_uar::{Mlx5Uar, Mlx5UarPlace};
+pub use mlx5_uar::{Mlx5Uar, Mlx5UarKind, Mlx5UarPlace};
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
 pub use operation::{Opcode, SendFlags};

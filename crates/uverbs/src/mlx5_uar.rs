@@ -28,6 +28,15 @@ pub struct Mlx5UarPlace {
     pub page_id: u32,
 }
 
+/// What registers a page has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlx5UarKind {
+    /// Such as take whole entries (BlueFlame). Not every device has them.
+    BlueFlame,
+    /// Such as take doorbells only, which are not combined on their way.
+    Doorbells,
+}
+
 /// A page of registers of an mlx5 device.
 #[derive(Debug)]
 pub struct Mlx5Uar<C: ContextRef> {
@@ -38,17 +47,22 @@ pub struct Mlx5Uar<C: ContextRef> {
 owned_methods!(Mlx5Uar, Mlx5UarHandle, (), "A mapping of it stays valid.");
 
 impl<C: ContextRef> Mlx5Uar<C> {
-    /// Allocates a page of registers that take whole entries (BlueFlame).
+    /// Allocates a page of registers.
     ///
     /// # Errors
     /// EPROTONOSUPPORT if the driver does not allocate any, EOPNOTSUPP if the
     /// device has no such registers, ENOMEM if it has no more.
-    pub fn alloc(context: &C) -> Result<Self, Error> {
-        let (handle, place) = alloc(context)?;
-        Ok(Self {
+    pub fn alloc(context: &C, kind: Mlx5UarKind) -> Result<Self, Error> {
+        let (handle, place) = alloc(context, kind)?;
+        Ok(Self::from_handle(context, handle, place))
+    }
+
+    /// Takes over a page of registers by its number.
+    pub fn from_handle(context: &C, handle: Mlx5UarHandle, place: Mlx5UarPlace) -> Self {
+        Self {
             owned: Owned::new(context, handle),
             place,
-        })
+        }
     }
 
     /// Where it is.
@@ -61,11 +75,15 @@ impl<C: ContextRef> Mlx5Uar<C> {
 ///
 /// # Errors
 /// As [`Mlx5Uar::alloc`].
-pub fn alloc(context: &Context) -> Result<(Mlx5UarHandle, Mlx5UarPlace), Error> {
+pub fn alloc(context: &Context, kind: Mlx5UarKind) -> Result<(Mlx5UarHandle, Mlx5UarPlace), Error> {
+    let kind = match kind {
+        Mlx5UarKind::BlueFlame => mlx5::UAR_TYPE_BLUE_FLAME,
+        Mlx5UarKind::Doorbells => mlx5::UAR_TYPE_NON_CACHED,
+    };
     let mut place = Mlx5UarPlace::default();
     let mut ioctl = Ioctl::new(Command::AllocUar, mlx5::OBJECT_UAR, mlx5::METHOD_UAR_ALLOC);
     let object = ioctl.new_object(mlx5::ATTR_ALLOC_UAR_HANDLE);
-    ioctl.constant(mlx5::ATTR_ALLOC_UAR_TYPE, mlx5::UAR_TYPE_BLUE_FLAME);
+    ioctl.constant(mlx5::ATTR_ALLOC_UAR_TYPE, kind);
     let outputs = [
         ioctl.output(
             mlx5::ATTR_ALLOC_UAR_MMAP_OFFSET,

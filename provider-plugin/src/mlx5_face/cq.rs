@@ -7,8 +7,8 @@ use core::hint::cold_path;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, Lender, Look, Role, Shown, Usual,
-    WallClock, Work,
+    Arming, CompletionError, CompletionQueue, CompletionRing, CqOptions, Lender, Look, Role, Shown,
+    Usual, WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -57,7 +57,11 @@ impl Device for Mlx5 {
         // SAFETY: null or live, as the caller says.
         let lender = unsafe { Allocators::of(domain) };
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
-        let made = CompletionQueue::create_with(ctx, init, entries::asked(), asked)?;
+        let options = CqOptions {
+            arm_page: ctx.mlx5()?.arm_page(),
+            ..entries::asked()
+        };
+        let made = CompletionQueue::create_with(ctx, init, options, asked)?;
         let completions = Completions {
             // SAFETY: it goes with the ring.
             look: unsafe { made.ring.look() },

@@ -51,6 +51,7 @@ mod tests {
         let is = |wide, compressed: bool| CqOptions {
             wide,
             compression: compressed.then_some(MiniFormat::Hash),
+            ..CqOptions::default()
         };
         assert_eq!(parse(b""), is(false, false));
         assert_eq!(parse(b"64, \xff"), is(false, false));

@@ -40,4 +40,8 @@ impl Device for Mlx5 {
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {
         Ok(mlx5::alloc_pd(ctx)?)
     }
+
+    fn find_pd(ctx: &CtxRef, pd: PdHandle) -> Result<(), Errno> {
+        Ok(mlx5::find_pd(ctx, pd)?)
+    }
 }

@@ -5,6 +5,7 @@ mod build;
 mod clock;
 mod completion;
 mod device_memory;
+mod import;
 mod keys;
 mod look;
 mod objects;
@@ -20,8 +21,9 @@ use std::sync::Arc;
 
 use uverbs::QpCap;
 
-use crate::context::{Register, UserIndex};
+use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
+use crate::registers::Register;
 use crate::{CompletionRing, Limits, RecvQueue, SendQueue, Service, SharedWork, Work};
 
 pub const LIMITS: Limits = Limits {

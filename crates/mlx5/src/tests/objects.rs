@@ -11,13 +11,13 @@ use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata}
 
 use super::*;
 use crate::{
-    CompletionQueue, CreateError, DeviceContext, OwnRegister, QpOptions, QueuePair,
+    CompletionQueue, CqOptions, CreateError, DeviceContext, OwnRegister, QpOptions, QueuePair,
     SharedReceiveQueue,
 };
 
-const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
+pub const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
-const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
+pub const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
 pub const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
 pub const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
@@ -54,7 +54,7 @@ pub const GOOD: Answer = Answer {
 };
 
 impl Answer {
-    fn bytes(&self) -> [u8; 72] {
+    pub fn bytes(&self) -> [u8; 72] {
         let mut bytes = [0; 72];
         let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         set(4, &self.register_size.to_ne_bytes());
@@ -109,6 +109,14 @@ impl Machine {
     }
 
     pub fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
+        self.cq_with(cqe, CqOptions::default())
+    }
+
+    pub fn cq_with(
+        &self,
+        cqe: u32,
+        options: CqOptions,
+    ) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
         self.fake.on(CREATE_CQ, |reply| {
             let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
             reply.set(ATTR_CREATE_CQ_RESP_CQE, &cqe.to_ne_bytes());
@@ -119,7 +127,7 @@ impl Machine {
             cqe,
             ..CqInit::default()
         };
-        CompletionQueue::create(&self.context, &init)
+        CompletionQueue::create_with(&self.context, &init, options, None)
     }
 
     /// Queue pairs are made, of this register.
@@ -133,7 +141,7 @@ impl Machine {
     }
 
     /// Of all objects only protection domains, which the tests leave, are there.
-    fn assert_only_domains_left(&self) {
+    pub fn assert_only_domains_left(&self) {
         let live = self.fake.live_objects();
         assert!(
             live.iter().all(|(_, object)| *object == OBJECT_PD),
@@ -141,7 +149,7 @@ impl Machine {
         );
     }
 
-    fn qp(
+    pub fn qp(
         &self,
         device: &DeviceContext,
         register: u32,
@@ -149,7 +157,7 @@ impl Machine {
         self.qp_with(device, register, None)
     }
 
-    fn qp_with(
+    pub fn qp_with(
         &self,
         device: &DeviceContext,
         register: u32,

@@ -289,7 +289,11 @@ fn the_driver_is_told_what_entries_look_like() {
             cqe: 7,
             ..uverbs::CqInit::default()
         };
-        let options = CqOptions { wide, compression };
+        let options = CqOptions {
+            wide,
+            compression,
+            ..CqOptions::default()
+        };
         let cq = CompletionQueue::create_with(&machine.context, &init, options, None).unwrap();
         assert_eq!(cq.ring.capacity(), 8);
         let calls = machine.fake.take_ioctls();

@@ -27,6 +27,19 @@ pub const ATTR_DESTROY_UAR_HANDLE: u16 = DRIVER;
 
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`: with registers that take whole entries.
 pub const UAR_TYPE_BLUE_FLAME: u64 = 0;
+/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`: with registers for doorbells.
+pub const UAR_TYPE_NON_CACHED: u64 = 1;
+
+/// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`, of the device's QUERY_CONTEXT: what
+/// the driver answered when the context was made.
+pub const ATTR_QUERY_CONTEXT_RESP: u16 = DRIVER;
+
+/// `MLX5_IB_METHOD_PD_QUERY`, of a protection domain.
+pub const METHOD_PD_QUERY: u16 = DRIVER;
+/// `MLX5_IB_ATTR_QUERY_PD_HANDLE`.
+pub const ATTR_QUERY_PD_HANDLE: u16 = DRIVER;
+/// `MLX5_IB_ATTR_QUERY_PD_RESP_PDN`.
+pub const ATTR_QUERY_PD_NUMBER: u16 = DRIVER + 1;
 
 /// `MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET`: where the memory begins.
 pub const ATTR_ALLOC_DM_START_OFFSET: u16 = DRIVER;

@@ -299,7 +299,7 @@ fn refused_creations() {
         (
             Target::Method(abi::mlx5::OBJECT_UAR, abi::mlx5::METHOD_UAR_ALLOC),
             Command::AllocUar,
-            Box::new(|| Mlx5Uar::alloc(c).err()),
+            Box::new(|| Mlx5Uar::alloc(c, Mlx5UarKind::BlueFlame).err()),
         ),
         (
             Target::Write(cmd::CMD_CREATE_COMP_CHANNEL),
@@ -375,6 +375,7 @@ fn refused_changes_name_the_object() {
         ah::destroy(c, AhHandle(5)).err(),
         xrcd::destroy(c, XrcdHandle(5)).err(),
         mlx5_uar::destroy(c, Mlx5UarHandle(5)).err(),
+        mlx5_import::query_pd(c, PdHandle(5)).err(),
         pd::destroy(c, PdHandle(5)).err(),
         // And there is one, but of another kind.
         qp::destroy(c, QpHandle(pd.handle().0)).err(),

@@ -100,6 +100,15 @@ const METHODS: &[MethodSpec] = &[
         )],
     },
     MethodSpec {
+        object: OBJECT_PD,
+        method: mlx5::METHOD_PD_QUERY,
+        udata: false,
+        attrs: &[
+            must(mlx5::ATTR_QUERY_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(mlx5::ATTR_QUERY_PD_NUMBER, OUT32),
+        ],
+    },
+    MethodSpec {
         object: OBJECT_DM,
         method: METHOD_DM_ALLOC,
         udata: false,
@@ -169,6 +178,8 @@ const METHODS: &[MethodSpec] = &[
         attrs: &[
             may(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, OUT32),
             may(ATTR_QUERY_CONTEXT_CORE_SUPPORT, OUT64),
+            // Up to the key of nothing, as the driver wants it.
+            may(mlx5::ATTR_QUERY_CONTEXT_RESP, Ty::Out(68)),
         ],
     },
     MethodSpec {

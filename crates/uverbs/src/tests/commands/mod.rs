@@ -2,6 +2,7 @@
 //! answer.
 
 mod device_memory;
+mod import;
 mod memory;
 mod queries;
 mod queue_pair;

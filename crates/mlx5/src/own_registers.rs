@@ -1,0 +1,230 @@
+//! Registers that are allocated page by page, beyond those that the driver gives
+//! a context: a thread domain's, and those of an imported context.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ring::{BlueFlame, Mapping};
+use uverbs::{Context, ContextRef, Mlx5Uar, Mlx5UarHandle, Mlx5UarKind, Mlx5UarPlace};
+
+use crate::context::{WANTED_EXCLUSIVE, WANTED_REGISTERS};
+use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
+use crate::{CreateError, DeviceContext};
+
+/// Maps an allocated page.
+fn map(context: &Context, place: Mlx5UarPlace) -> Result<Arc<Page>, CreateError> {
+    let length = place.mmap_length as usize;
+    // What was asked about registers holds for these too.
+    if length < UAR || length > Mapping::page_size() {
+        return Err(CreateError::BadAnswer {
+            what: "the length of a page of registers",
+        });
+    }
+    let page = Page::map_at(context, place.mmap_offset, place.page_id)?;
+    Ok(Arc::new(page))
+}
+
+/// The register of such a page, of which one is used.
+///
+/// # Safety
+/// `half` is a half of a register of the device. If not `shared`, what is posted
+/// through it is posted by one caller at a time.
+unsafe fn only_register(
+    page: &Arc<Page>,
+    half: usize,
+    shared: bool,
+) -> Result<Register, CreateError> {
+    // SAFETY: in the first UAR of the page, by the bounds that `map` and
+    // `DeviceContext` checked, and kept with it. For the rest the caller
+    // answers.
+    let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, shared) };
+    Register::of(Arc::clone(page), 0, make)
+}
+
+/// A register of a thread domain's own: it takes whole entries, and what is
+/// posted through it takes no lock.
+///
+/// It is destroyed after the queue pairs that were made with it: the kernel
+/// refuses before.
+#[derive(Debug)]
+pub struct OwnRegister<C: ContextRef> {
+    register: Register,
+    uar: Mlx5Uar<C>,
+}
+
+impl<C: ContextRef> OwnRegister<C> {
+    /// Allocates a page of registers, of which one is used.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_ALLOC and of mapping;
+    /// [`CreateError::Unsupported`] of a device without BlueFlame.
+    pub fn allocate(context: &C, device: &DeviceContext) -> Result<Self, CreateError> {
+        if device.register_size() == 0 {
+            return Err(CreateError::Unsupported {
+                what: "a register of one's own on a device without BlueFlame",
+            });
+        }
+        let uar = Mlx5Uar::alloc(context, Mlx5UarKind::BlueFlame)?;
+        let page = map(context, uar.place())?;
+        // SAFETY: those who post through it do so one at a time: that is what a
+        // thread domain is for.
+        let register = unsafe { only_register(&page, device.register_size() / 2, false)? };
+        Ok(Self { register, uar })
+    }
+
+    pub(crate) fn numbered(&self) -> Numbered {
+        Numbered {
+            register: self.register.clone(),
+            page_id: self.uar.place().page_id,
+        }
+    }
+
+    /// Gives it back to the kernel.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_DESTROY; it is as it was.
+    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
+        let Self { register, uar } = self;
+        uar.destroy()
+            .map_err(|(uar, error)| (Self { register, uar }, error))
+    }
+}
+
+/// A register, and the number of its page by which a queue pair is made to use
+/// it.
+pub(crate) struct Numbered {
+    pub(crate) register: Register,
+    pub(crate) page_id: u32,
+}
+
+#[derive(Debug)]
+struct OwnPage {
+    handle: Mlx5UarHandle,
+    place: Mlx5UarPlace,
+    /// Queue pairs that use it have a share.
+    page: Arc<Page>,
+}
+
+/// The registers of an imported context. Those that the driver gave its file
+/// belong to the process that opened it: which half of one is next nobody else
+/// knows. So this process allocates its own, of which no other knows.
+///
+/// They are the file's, which others may keep open: whoever closes the context
+/// gives them back.
+#[derive(Debug)]
+pub(crate) struct OwnPages {
+    /// Bytes of a half; 0: doorbells only.
+    half: usize,
+    /// First the one where completion queues are armed; then as many as a queue
+    /// pair each gets, and those that queue pairs share. Each is allocated when
+    /// it is first needed.
+    pages: Mutex<Vec<OwnPage>>,
+}
+
+impl OwnPages {
+    /// Allocates the first page.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_ALLOC and of mapping; [`CreateError::Unsupported`] if the
+    /// page has a number that no completion queue can be told.
+    pub(crate) fn new(context: &Context, register_size: usize) -> Result<Self, CreateError> {
+        let first = Self::allocate(context, Mlx5UarKind::Doorbells, |place| {
+            u16::try_from(place.page_id)
+                .map(drop)
+                .map_err(|_| CreateError::Unsupported {
+                    what: "a page of registers of so large a number for completion queues",
+                })
+        })?;
+        Ok(Self {
+            half: register_size / 2,
+            pages: Mutex::new(vec![first]),
+        })
+    }
+
+    fn allocate(
+        context: &Context,
+        kind: Mlx5UarKind,
+        check: impl FnOnce(Mlx5UarPlace) -> Result<(), CreateError>,
+    ) -> Result<OwnPage, CreateError> {
+        // Given back on an error.
+        let uar = Mlx5Uar::alloc(&context, kind)?;
+        let place = uar.place();
+        check(place)?;
+        let page = map(context, place)?;
+        Ok(OwnPage {
+            handle: uar.into_handle(),
+            place,
+            page,
+        })
+    }
+
+    fn locked<T>(&self, what: impl FnOnce(&mut Vec<OwnPage>) -> T) -> T {
+        what(&mut self.pages.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where completion queues are armed, and the number of that page.
+    pub(crate) fn arm(&self) -> Result<(BlueFlame, Arc<Page>, u16), CreateError> {
+        self.locked(|pages| {
+            let first = pages.first().ok_or(CreateError::NoMemory)?;
+            let page = Arc::clone(&first.page);
+            // SAFETY: in the first UAR of the page, which is kept beside it.
+            // Several queues are armed through it.
+            let arm = unsafe { BlueFlame::new(page.mapping.as_ptr().add(ARM), 0, true) };
+            // `new` has checked the number.
+            Ok((arm, page, first.place.page_id as u16))
+        })
+    }
+
+    /// A register for doorbells alone, which all share.
+    pub(crate) fn doorbells(&self) -> Result<Register, CreateError> {
+        self.locked(|pages| Self::give(pages.first(), 0, true).map(|given| given.register))
+    }
+
+    fn give(page: Option<&OwnPage>, half: usize, shared: bool) -> Result<Numbered, CreateError> {
+        let own = page.ok_or(CreateError::NoMemory)?;
+        // SAFETY: the size was checked when the device was opened; who shares
+        // what `take` says.
+        let register = unsafe { only_register(&own.page, half, shared)? };
+        Ok(Numbered {
+            register,
+            page_id: own.place.page_id,
+        })
+    }
+
+    /// A register for a queue pair: one that no other has, while there are any;
+    /// else the one of the fewest.
+    pub(crate) fn take(&self, context: &Context) -> Result<Numbered, CreateError> {
+        if self.half == 0 {
+            return self.locked(|pages| Self::give(pages.first(), 0, true));
+        }
+        let exclusive = 1..=WANTED_EXCLUSIVE as usize;
+        self.locked(|pages| {
+            let users = |own: &OwnPage| Arc::strong_count(&own.page) - 1;
+            // Shares of an unused page are only taken here, under the lock.
+            let unused = |(at, own): &(usize, &OwnPage)| exclusive.contains(at) && users(own) == 0;
+            if let Some((_, own)) = pages.iter().enumerate().find(unused) {
+                return Self::give(Some(own), self.half, false);
+            }
+            if pages.len() < WANTED_REGISTERS as usize
+                && pages.try_reserve(1).is_ok()
+                && let Ok(own) = Self::allocate(context, Mlx5UarKind::BlueFlame, |_| Ok(()))
+            {
+                pages.push(own);
+                let shared = !exclusive.contains(&(pages.len() - 1));
+                return Self::give(pages.last(), self.half, shared);
+            }
+            // There are no more: one that is shared, or the first, of doorbells.
+            let shared = pages.iter().skip(1 + WANTED_EXCLUSIVE as usize);
+            match shared.min_by_key(|own| users(own)) {
+                Some(own) => Self::give(Some(own), self.half, true),
+                None => Self::give(pages.first(), 0, true),
+            }
+        })
+    }
+
+    /// Gives all pages back to the kernel, after the queues that use them.
+    pub(crate) fn release(&self, context: &Context) {
+        for own in self.locked(std::mem::take) {
+            drop(Mlx5Uar::from_handle(&context, own.handle, own.place));
+        }
+    }
+}

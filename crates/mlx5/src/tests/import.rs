@@ -1,0 +1,243 @@
+//! A context that another process has made, of a kernel that is played: its
+//! registers are this process's own.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use uverbs::Context;
+use uverbs::abi::ids::*;
+use uverbs::abi::mlx5::*;
+use uverbs::kernel::fake::Target;
+
+use super::objects::{ALLOC_UAR, Answer, CREATE_CQ, CREATE_QP, GOOD, Machine};
+use super::*;
+use crate::{CqOptions, CreateError, DeviceContext, OwnRegister, QueuePair};
+
+const QUERY_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_QUERY_CONTEXT);
+/// The number of the first page that is allocated; the others follow. They lie
+/// in the file in this order, from its beginning.
+const FIRST: u32 = 0x70;
+/// One for doorbells, four that a queue pair each has, eleven that they share.
+const PAGES: usize = 16;
+
+/// Of a file that rdma-core's provider has opened: the driver gave it none.
+const NONE_GIVEN: Answer = Answer {
+    registers: 0,
+    ..GOOD
+};
+
+type Pair = QueuePair<Arc<Context>>;
+
+/// A machine that allocates so many pages of registers, and the kind of each.
+fn machine(most: u32) -> (Machine, Arc<std::sync::Mutex<Vec<u64>>>) {
+    let machine = Machine::new();
+    machine.pages.set_len(0x20 * 4096).unwrap();
+    let kinds = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (given, count) = (Arc::clone(&kinds), AtomicU32::new(0));
+    machine.fake.on(ALLOC_UAR, move |reply| {
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        if number >= most {
+            return Err(uverbs::Errno::new(libc::ENOSPC));
+        }
+        (given.lock().unwrap()).push(reply.call().u64(ATTR_ALLOC_UAR_TYPE).unwrap());
+        let offset = u64::from(number) * 4096;
+        reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &offset.to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &4096u32.to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_PAGE_ID, &(FIRST + number).to_ne_bytes());
+        Ok(())
+    });
+    (machine, kinds)
+}
+
+fn import(machine: &Machine, answer: &Answer) -> Result<DeviceContext, CreateError> {
+    let bytes = answer.bytes();
+    machine.fake.on(QUERY_CONTEXT, move |reply| {
+        reply.set(ATTR_QUERY_CONTEXT_RESP, &bytes);
+        Ok(())
+    });
+    DeviceContext::import(&machine.context).map(|(_, device)| device)
+}
+
+/// A queue pair, and the page that the driver was told for it. What the driver
+/// answers about registers means nothing then.
+fn pair(machine: &Machine, device: &DeviceContext) -> (Pair, u32) {
+    let qp = machine.qp(device, u32::MAX).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
+    assert_eq!(word(28) & 1 << 10, 1 << 10, "a page by its number");
+    (qp, word(36) - FIRST)
+}
+
+fn read(machine: &Machine, page: u32, at: u64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let offset = u64::from(page) * 4096 + at;
+    machine.pages.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+fn ring(qp: &mut Pair) {
+    qp.send.begin();
+    qp.send
+        .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
+        .unwrap();
+    qp.send.accept();
+    // SAFETY: there is no device.
+    unsafe { qp.send.publish() };
+}
+
+#[test]
+fn an_imported_context_has_registers_of_its_own() {
+    // Whether the driver gave the file any, which are the other process's, or not.
+    for answer in [NONE_GIVEN, GOOD] {
+        let (machine, kinds) = machine(u32::MAX);
+        let device = import(&machine, &answer).unwrap();
+        assert_eq!(device.limits, LIMITS);
+        assert_eq!(device.arm_page(), Some(FIRST as u16));
+
+        // Completion queues are armed in the first page, of doorbells.
+        let options = CqOptions {
+            arm_page: device.arm_page(),
+            ..CqOptions::default()
+        };
+        let cq = machine.cq_with(3, options).unwrap();
+        let told = machine.driver_in(CREATE_CQ);
+        assert_eq!(told[22..26], [2, 0, FIRST as u8, 0]);
+        cq.arming.arm(device.arm_register(), false);
+        assert_eq!(be32(&read(&machine, 0, 0x20), 4), 0x99);
+
+        let mut pairs: Vec<_> = (0..40).map(|_| pair(&machine, &device)).collect();
+        assert_eq!(
+            kinds.lock().unwrap()[..],
+            [&[1][..], &[0; PAGES - 1]].concat()
+        );
+        for (qp, page) in &mut pairs {
+            ring(qp);
+            assert_eq!(be32(&read(&machine, *page, 0x800), 4), QPN << 8 | 1);
+        }
+        // Four have one to themselves; of the others each has as many as the
+        // next, or one more.
+        let mut users = [0; PAGES];
+        pairs
+            .iter()
+            .for_each(|(_, page)| users[*page as usize] += 1);
+        assert_eq!(users[..5], [0, 1, 1, 1, 1]);
+        assert!(users[5..].iter().all(|n| [3, 4].contains(n)), "{users:?}");
+
+        // One that is free again is the next queue pair's.
+        let freed = pairs.swap_remove(2);
+        assert_eq!(freed.1, 3);
+        drop(freed);
+        assert_eq!(pair(&machine, &device).1, 3);
+
+        drop((pairs, cq));
+        let live = machine.fake.live_objects();
+        let pages = live.iter().filter(|(_, object)| *object == OBJECT_UAR);
+        assert_eq!(pages.count(), PAGES);
+        device.close(&machine.context);
+        machine.assert_only_domains_left();
+    }
+}
+
+#[test]
+fn queue_pairs_share_what_there_is() {
+    // Pages that there are, and what three queue pairs get: nothing but the first,
+    // of doorbells; one that is the first's; four of those, and one to share.
+    for (most, alone, expected) in [(1, 0, [0, 0, 0]), (2, 0, [1, 0, 0]), (6, 4, [5, 5, 5])] {
+        let (machine, _) = machine(most);
+        let device = import(&machine, &NONE_GIVEN).unwrap();
+        let kept: Vec<_> = (0..alone).map(|_| pair(&machine, &device)).collect();
+        let mut pairs: Vec<_> = (0..3).map(|_| pair(&machine, &device)).collect();
+        let pages: Vec<_> = pairs.iter().map(|(_, page)| *page).collect();
+        assert_eq!(pages, expected);
+        for (qp, page) in &mut pairs {
+            ring(qp);
+            assert_eq!(be32(&read(&machine, *page, 0x800), 4), QPN << 8 | 1);
+        }
+        drop((pairs, kept));
+        device.close(&machine.context);
+        machine.assert_only_domains_left();
+    }
+}
+
+#[test]
+fn a_device_without_blue_flame_has_doorbells_alone() {
+    let none = Answer {
+        register_size: 0,
+        ..NONE_GIVEN
+    };
+    let (machine, kinds) = machine(u32::MAX);
+    let device = import(&machine, &none).unwrap();
+    let mut both: Vec<_> = (0..2).map(|_| pair(&machine, &device)).collect();
+    for (qp, page) in &mut both {
+        assert_eq!(*page, 0);
+        ring(qp);
+    }
+    // One place for both: there are no halves.
+    assert_eq!(be32(&read(&machine, 0, 0x800), 4), QPN << 8 | 1);
+    assert_eq!(kinds.lock().unwrap()[..], [1]);
+    let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+    assert_eq!(error.errno(), libc::EOPNOTSUPP);
+    drop(both);
+    device.close(&machine.context);
+    machine.assert_only_domains_left();
+}
+
+#[test]
+fn what_cannot_be_imported_leaves_nothing() {
+    for errno in [libc::EINVAL, libc::EIO, libc::EPROTONOSUPPORT] {
+        let (machine, _) = machine(u32::MAX);
+        machine
+            .fake
+            .on(QUERY_CONTEXT, move |_| Err(uverbs::Errno::new(errno)));
+        let error = DeviceContext::import(&machine.context).unwrap_err();
+        assert_eq!(error.errno(), errno);
+        assert!(machine.fake.live_objects().is_empty());
+    }
+    let bad: [(Answer, i32); 3] = [
+        (
+            Answer {
+                cqe_version: 0,
+                ..GOOD
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            Answer {
+                register_size: 4096,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+        (
+            Answer {
+                send_entry: 0,
+                ..GOOD
+            },
+            libc::EPROTO,
+        ),
+    ];
+    for (answer, errno) in &bad {
+        let (machine, _) = machine(u32::MAX);
+        assert_eq!(import(&machine, answer).unwrap_err().errno(), *errno);
+        assert!(machine.fake.live_objects().is_empty());
+    }
+    // No page of registers, one that is none, one whose number is too large.
+    let (none, _) = machine(0);
+    let error = import(&none, &NONE_GIVEN).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOSPC);
+    for (length, number, errno) in [
+        (2048u32, 1u32, libc::EPROTO),
+        (4096, 1 << 16, libc::EOPNOTSUPP),
+    ] {
+        let (machine, _) = machine(u32::MAX);
+        machine.fake.on(ALLOC_UAR, move |reply| {
+            reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &0u64.to_ne_bytes());
+            reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());
+            reply.set(ATTR_ALLOC_UAR_PAGE_ID, &number.to_ne_bytes());
+            Ok(())
+        });
+        let error = import(&machine, &NONE_GIVEN).unwrap_err();
+        assert_eq!(error.errno(), errno);
+        assert!(machine.fake.live_objects().is_empty());
+    }
+}

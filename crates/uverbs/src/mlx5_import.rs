@@ -1,0 +1,34 @@
+//! What mlx5_ib says of objects that another process has made in a file that both
+//! have.
+
+use zerocopy::IntoBytes;
+
+use crate::abi::{ids, mlx5};
+use crate::command::Ioctl;
+use crate::{Command, Context, ContextInfo, Error, PdHandle};
+
+/// What [`Context::get_context`] said, with the driver's answer, for a file whose
+/// context somebody else has made. The answer is cleared first; a driver that
+/// knows a shorter one leaves the rest zero.
+///
+/// # Errors
+/// EINVAL if the file has no context yet; EPROTONOSUPPORT from a kernel that
+/// cannot say (before Linux 5.9); EIO if the device is gone.
+pub fn query_context(context: &Context, answer: &mut [u8]) -> Result<ContextInfo, Error> {
+    context.query_context_of(Some((mlx5::ATTR_QUERY_CONTEXT_RESP, answer)))
+}
+
+/// The device's number of a protection domain.
+///
+/// # Errors
+/// ENOENT if there is none of that number; EPROTONOSUPPORT from a kernel that
+/// cannot say (before Linux 5.9).
+pub fn query_pd(context: &Context, pd: PdHandle) -> Result<u32, Error> {
+    let mut number = 0u32;
+    let mut ioctl = Ioctl::new(Command::QueryPd, ids::OBJECT_PD, mlx5::METHOD_PD_QUERY);
+    ioctl.about(pd.0);
+    ioctl.handle(mlx5::ATTR_QUERY_PD_HANDLE, pd.0);
+    let slot = ioctl.output(mlx5::ATTR_QUERY_PD_NUMBER, number.as_mut_bytes());
+    ioctl.run(context)?.written(slot)?;
+    Ok(number)
+}
