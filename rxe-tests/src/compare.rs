@@ -93,15 +93,6 @@ const REFUSED: &[Refused] = &[
         said: &["Create QP type 8 is not supported", "Create Raw Packet QP "],
         why: "raw packets",
     },
-    Refused {
-        group: "pyverbs",
-        name: "tests.",
-        said: &[
-            "Importing a device is not supported",
-            "Some object imports are not supported",
-        ],
-        why: "opening a device by the descriptor of another process, which is missing",
-    },
 ];
 
 /// Why ours refuses a case that has said `detail`; `None` if it is no refusal.
