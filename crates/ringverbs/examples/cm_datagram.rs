@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ringverbs::cm::{Connector, Listener, Options};
 use ringverbs::{
-    AddressHandle, Completion, CompletionQueue, Inline, Operation, ProtectionDomain, QueuePair,
-    Transport, WorkRequest,
+    AddressHandle, Completion, CompletionQueue, Gid, Inline, Operation, ProtectionDomain,
+    QueuePair, Transport, WorkRequest,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -99,11 +99,14 @@ fn service() -> Result<()> {
     // Who asks is told; who that was, its datagrams say.
     let last = all(&mut cq, Operation::Receive)?;
     let number = last.result?.immediate().ok_or("no number")?;
-    let from = last.sender().ok_or("no route header")?;
-    println!("from {from} queue pair {number}");
     let local = domain.context().local_address(1)?;
+    let path = last.way_back(&local).ok_or("nobody's datagram")?;
+    match path.is_global {
+        true => println!("from {} queue pair {number}", Gid(path.grh.dgid)),
+        false => println!("from LID {} queue pair {number}", path.dlid),
+    }
     let key = qp.query()?.qkey;
-    let path = domain.address_handle_to(&local, from)?;
+    let path = domain.address_handle(&path)?;
     send(&mut qp, &path, number, key)?;
     all(&mut cq, Operation::Send)?;
     println!("{MESSAGES} datagrams there and back");

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             gid: local.gid,
             qp_num: qp.qp_num(),
         };
-        let path = domain.address_handle_to(&local, address.gid)?;
+        let path = domain.address_handle_to(&local, &local)?;
         let peer = Peer {
             address,
             path,

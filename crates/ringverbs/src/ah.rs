@@ -7,7 +7,7 @@ use uverbs::AhAttr;
 
 use crate::device;
 use crate::pd::Identity;
-use crate::qp::LocalAddress;
+use crate::qp::{LocalAddress, PortAddress};
 use crate::query::Gid;
 use crate::{CloseError, Error, ProtectionDomain, Result};
 
@@ -43,12 +43,25 @@ impl ProtectionDomain {
         })
     }
 
-    /// An address handle for the way from an address here to a GID.
+    /// An address handle for the way from an address here to a peer's port.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::address_handle`].
-    pub fn address_handle_to(&self, local: &LocalAddress, gid: Gid) -> Result<AddressHandle> {
-        self.address_handle(&local.path_to(gid, 0))
+    /// As [`ProtectionDomain::address_handle`]; [`Error::Invalid`] of a peer
+    /// without a LID where the port here has one, which is InfiniBand: a switch
+    /// there knows LIDs only.
+    pub fn address_handle_to(
+        &self,
+        local: &LocalAddress,
+        peer: impl Into<PortAddress>,
+    ) -> Result<AddressHandle> {
+        let PortAddress { gid, lid } = peer.into();
+        if local.lid != 0 && lid == 0 {
+            return Err(Error::Invalid {
+                what: "on InfiniBand a path has the peer's LID, which a GID does not tell: \
+                       give an Endpoint, or a completion's way_back",
+            });
+        }
+        self.address_handle(&local.path_to(gid, lid))
     }
 }
 

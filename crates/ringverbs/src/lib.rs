@@ -77,8 +77,8 @@ pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};
 pub use pd::ProtectionDomain;
 pub use qp::{
-    BatchError, ConnectOptions, Endpoint, FlushRange, FlushTo, LocalAddress, PostError, QueuePair,
-    Transport, WorkRequest,
+    BatchError, ConnectOptions, Endpoint, FlushRange, FlushTo, LocalAddress, PortAddress,
+    PostError, QueuePair, Transport, WorkRequest,
 };
 pub use query::{Gid, GidEntry};
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};

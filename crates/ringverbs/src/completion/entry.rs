@@ -2,12 +2,15 @@
 
 use std::fmt;
 
+use uverbs::AhAttr;
+
 use super::address::source_gid;
 use crate::data::Payload;
 use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};
 use crate::memory::Buffer;
 use crate::operation::Operation;
+use crate::qp::LocalAddress;
 use crate::query::Gid;
 
 /// How an operation ended (`enum ibv_wc_status`).
@@ -156,6 +159,10 @@ pub struct Success {
     /// The sender's queue pair, of a datagram.
     pub src_qp: u32,
     flags: u32,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
     opcode: u32,
 }
 
@@ -167,8 +174,37 @@ impl Success {
             ex: wc.ex,
             src_qp: wc.src_qp,
             flags: wc.wc_flags,
+            pkey_index: wc.pkey_index,
+            slid: wc.slid,
+            sl: wc.sl,
+            dlid_path_bits: wc.dlid_path_bits,
             opcode: wc.opcode,
         }
+    }
+
+    /// The sender's LID, of a datagram on InfiniBand; 0 on Ethernet.
+    #[inline]
+    pub fn slid(&self) -> u16 {
+        self.slid
+    }
+
+    /// The service level that a datagram came with.
+    #[inline]
+    pub fn service_level(&self) -> u8 {
+        self.sl
+    }
+
+    /// Which of the port's LIDs a datagram was sent to: the low bits, as many as
+    /// its mask has (`lmc` of [`Context::query_port`](crate::Context::query_port)).
+    #[inline]
+    pub fn path_bits(&self) -> u8 {
+        self.dlid_path_bits
+    }
+
+    /// Which of the port's partition keys a datagram came with.
+    #[inline]
+    pub fn pkey_index(&self) -> u16 {
+        self.pkey_index
     }
 
     /// Immediate data that came with the message, host byte order.
@@ -321,8 +357,28 @@ impl Completion {
         }
     }
 
+    /// The way back to whoever sent a datagram to this address: for an answer,
+    /// with [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
+    /// The sender's LID, and its GID if the datagram says that, at the service
+    /// level that it came with (as `ibv_init_ah_from_wc(3)` has it).
+    ///
+    /// `None` of what is no datagram's receive, and of one that says neither.
+    pub fn way_back(&self, local: &LocalAddress) -> Option<AhAttr> {
+        let success = self.result.ok()?;
+        let gid = self.sender();
+        if self.operation != Operation::Receive || gid.is_none() && success.slid == 0 {
+            return None;
+        }
+        let mut path = local.path_to(gid.unwrap_or_default(), success.slid);
+        path.is_global = gid.is_some();
+        path.sl = success.sl;
+        path.src_path_bits = success.dlid_path_bits;
+        Some(path)
+    }
+
     /// The address that a datagram came from, out of the route header in its
-    /// buffer: [`source_gid`](super::source_gid).
+    /// buffer: [`source_gid`](super::source_gid). On InfiniBand datagrams may come
+    /// without: [`way_back`](Self::way_back).
     pub fn sender(&self) -> Option<Gid> {
         let success = self.result.ok()?;
         if !success.has_grh() {

@@ -70,6 +70,38 @@ impl Context {
     }
 }
 
+/// Where a peer's port is: what [`ProtectionDomain::address_handle_to`] takes.
+///
+/// Made of an [`Endpoint`], of a [`LocalAddress`] (a peer on the same port), or,
+/// on Ethernet, of a [`Gid`] alone.
+///
+/// [`ProtectionDomain::address_handle_to`]: crate::ProtectionDomain::address_handle_to
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAddress {
+    /// The GID.
+    pub gid: Gid,
+    /// The LID, of a group its MLID; 0 on Ethernet.
+    pub lid: u16,
+}
+
+impl From<Gid> for PortAddress {
+    fn from(gid: Gid) -> Self {
+        Self { gid, lid: 0 }
+    }
+}
+
+impl From<&Endpoint> for PortAddress {
+    fn from(&Endpoint { gid, lid, .. }: &Endpoint) -> Self {
+        Self { gid, lid }
+    }
+}
+
+impl From<&LocalAddress> for PortAddress {
+    fn from(&LocalAddress { gid, lid, .. }: &LocalAddress) -> Self {
+        Self { gid, lid }
+    }
+}
+
 impl LocalAddress {
     /// The path from here to a peer's address.
     pub fn path_to(&self, gid: Gid, lid: u16) -> AhAttr {

@@ -38,7 +38,7 @@ use crate::{
 
 pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
-pub use endpoint::{Endpoint, LocalAddress};
+pub use endpoint::{Endpoint, LocalAddress, PortAddress};
 pub use multicast::Membership;
 pub use options::ConnectOptions;
 pub(crate) use post::WITHOUT_WINDOWS;

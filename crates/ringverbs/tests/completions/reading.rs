@@ -201,7 +201,7 @@ fn row_11_source_addresses() {
     let mut receiver = bench.datagram(reader.queue());
     let path = bench
         .domain
-        .address_handle_to(&bench.local, bench.local.gid)
+        .address_handle_to(&bench.local, &bench.local)
         .unwrap();
     let mut peers = AddressVector::<&str>::new().strict();
     let mut out: [(DataEntry, Sender); 4] = Default::default();

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use ringverbs::{
-    AccessFlags, FlushRange, FlushTo, Inline, Operation, RemoteRegion, Status, Transport,
-    WorkRequest,
+    AccessFlags, AhAttr, Error, FlushRange, FlushTo, Gid, GlobalRoute, Inline, Operation,
+    RemoteRegion, Status, Transport, WorkRequest,
 };
 
 use crate::{Pair, QKEY};
@@ -199,7 +199,7 @@ fn datagrams() {
     let mut pair = Pair::new(Transport::Datagram);
     let path = pair
         .domain
-        .address_handle_to(&pair.local, pair.local.gid)
+        .address_handle_to(&pair.local, &pair.local)
         .unwrap();
     let (incoming, outgoing) = (pair.buffer(100), pair.filled(b"datagram"));
     pair.b.receive(incoming, 1).unwrap();
@@ -213,7 +213,38 @@ fn datagrams() {
     assert_eq!(success.immediate(), Some(5));
     assert!(success.has_grh());
     assert_eq!(done[0].sender(), Some(pair.local.gid));
+    let back = done[0].way_back(&pair.local).unwrap();
+    assert_eq!(
+        (back.dlid, back.port_num),
+        (pair.local.lid, pair.local.port)
+    );
+    assert_eq!((back.is_global, Gid(back.grh.dgid)), (true, pair.local.gid));
     assert_eq!(&done[0].take_buffer().unwrap()[40..], b"datagram");
+
+    // Without a route header there is a way back on InfiniBand, by LIDs.
+    if pair.local.lid != 0 {
+        let short = AhAttr {
+            is_global: false,
+            grh: GlobalRoute {
+                dgid: [0; 16],
+                ..back.grh
+            },
+            sl: 3,
+            ..back
+        };
+        let path = pair.domain.address_handle(&short).unwrap();
+        let (incoming, outgoing) = (pair.buffer(100), pair.filled(b"by LID"));
+        pair.b.receive(incoming, 1).unwrap();
+        let request = WorkRequest::send(outgoing).to(&path, pair.b.qp_num(), QKEY);
+        pair.a.post(request.token(2)).unwrap();
+        let mut done = pair.wait(2);
+        assert_eq!(done[0].sender(), None);
+        assert_eq!(done[0].way_back(&pair.local), Some(short));
+        assert_eq!(done[1].way_back(&pair.local), None);
+        assert_eq!(&done[0].take_buffer().unwrap()[40..], b"by LID");
+        let nowhere = pair.domain.address_handle_to(&pair.local, pair.local.gid);
+        assert!(matches!(nowhere.unwrap_err(), Error::Invalid { .. }));
+    }
 
     let outgoing = pair.filled(b"nowhere");
     let refused = pair.a.send(outgoing, 3).unwrap_err();

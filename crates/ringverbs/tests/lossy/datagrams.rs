@@ -140,7 +140,7 @@ fn datagrams_that_arrive_are_whole() {
     let (mut a, mut b) = ends(Transport::Datagram);
     a.qp.activate(&a.local, QKEY).unwrap();
     b.qp.activate(&b.local, QKEY).unwrap();
-    let path = found(|| a.domain.address_handle_to(&a.local, b.local.gid));
+    let path = found(|| a.domain.address_handle_to(&a.local, &b.local));
     let longest = a.local.mtu.bytes() as usize;
     post_receives(&mut b);
     let mut messages = Messages {
