@@ -188,7 +188,7 @@ impl Device {
             return Ok((context, info));
         }
         let context = uverbs::Context::open(Box::new(RealKernel), &self.found)?;
-        let info = context.get_context(Udata::none())?;
+        let (info, _) = Provider::open(&context, self.found.driver_id)?;
         Ok((context, info))
     }
 }

@@ -23,8 +23,11 @@ const DEPTH: u32 = 16;
 /// Bytes of a message.
 const SIZE: usize = 64;
 /// KiB of the process's own that an idle queue pair may cost: the tables of
-/// what is in flight on its two queues, and the handle.
+/// what is in flight on its two queues, and the handle. The rings of rdma_rxe are
+/// the kernel's; of a ConnectX the queues are the process's too, and the rings that
+/// work requests are written in before they are carried over.
 const OWN_LIMIT: f64 = 8.0;
+const OWN_LIMIT_MLX5: f64 = 24.0;
 
 /// A completion queue, with all that completes there.
 struct Group {
@@ -211,8 +214,12 @@ fn round(qps: usize, cqs: usize) -> Usage {
         each(-idle.available),
         each(idle.slab),
     );
-    // An embedded device's memory is the process's own, too.
-    assert!(!on_device() || each(idle.anonymous) < OWN_LIMIT);
+    match std::env::var("RXE_DEV") {
+        Ok(name) if name.starts_with("mlx5") => assert!(each(idle.anonymous) < OWN_LIMIT_MLX5),
+        Ok(_) => assert!(each(idle.anonymous) < OWN_LIMIT),
+        // An embedded device's memory is the process's own, too.
+        Err(_) => {}
+    }
 
     for group in groups {
         group.destroy();

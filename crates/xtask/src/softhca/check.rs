@@ -40,6 +40,10 @@ pub const FAIL: &str = "@fail ";
 
 /// What strict mode says in the log.
 const STRICT: &str = "strict: ";
+/// What it says once of each of these cases of the Rust crate, which fill a
+/// completion queue beyond its end to see that the program is told.
+const OVERRUN: [&str; 2] = ["device", "completions"];
+const IS_OVERRUN: &str = "is in error: overrun";
 
 /// What became of one guest.
 struct Run {
@@ -283,7 +287,18 @@ fn guest(
                 results.take(case(&why, Ended::Fail));
             }
             let strict = log.lines().filter_map(|line| line.split_once(STRICT));
-            reports.extend(strict.map(|(_, report)| format!("strict: {report}")));
+            let mut strict: Vec<_> = strict.map(|(_, report)| report).collect();
+            let ran = |name: &&&str| results.cases.iter().any(|case| case.name == **name);
+            for name in OVERRUN.iter().filter(|it| group == NATIVE && ran(it)) {
+                match strict.iter().position(|it| it.ends_with(IS_OVERRUN)) {
+                    Some(at) => drop(strict.remove(at)),
+                    None if arguments.serve.iter().any(|it| it == "--strict") => {
+                        reports.push(format!("strict: nothing of the queue that {name} overruns"));
+                    }
+                    None => {}
+                }
+            }
+            reports.extend(strict.into_iter().map(|report| format!("strict: {report}")));
         }
         Err(error) => results.take(case(&format!("the guest: {error:#}"), Ended::Fail)),
     }
