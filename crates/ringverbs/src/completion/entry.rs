@@ -163,6 +163,9 @@ pub struct Success {
     slid: u16,
     sl: u8,
     dlid_path_bits: u8,
+    port_num: u8,
+    /// Told by nobody; with it, one piece.
+    reserved: u8,
     opcode: u32,
 }
 
@@ -178,6 +181,8 @@ impl Success {
             slid: wc.slid,
             sl: wc.sl,
             dlid_path_bits: wc.dlid_path_bits,
+            port_num: wc.port_num,
+            reserved: wc.reserved,
             opcode: wc.opcode,
         }
     }
@@ -201,12 +206,6 @@ impl Success {
         self.dlid_path_bits
     }
 
-    /// Which of the port's partition keys a datagram came with.
-    #[inline]
-    pub fn pkey_index(&self) -> u16 {
-        self.pkey_index
-    }
-
     /// Immediate data that came with the message, host byte order.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
@@ -217,6 +216,12 @@ impl Success {
     #[inline]
     pub fn invalidated(&self) -> Option<u32> {
         (self.flags & device::FLAG_INVALIDATED != 0).then_some(self.ex)
+    }
+
+    /// Which of the port's partition keys a datagram came with.
+    #[inline]
+    pub fn pkey_index(&self) -> u16 {
+        self.pkey_index
     }
 
     /// Whether the first 40 bytes of a datagram's buffer are the global route
@@ -366,13 +371,13 @@ impl Completion {
     pub fn way_back(&self, local: &LocalAddress) -> Option<AhAttr> {
         let success = self.result.ok()?;
         let gid = self.sender();
-        if self.operation != Operation::Receive || gid.is_none() && success.slid == 0 {
+        if self.operation != Operation::Receive || gid.is_none() && success.slid() == 0 {
             return None;
         }
-        let mut path = local.path_to(gid.unwrap_or_default(), success.slid);
+        let mut path = local.path_to(gid.unwrap_or_default(), success.slid());
         path.is_global = gid.is_some();
-        path.sl = success.sl;
-        path.src_path_bits = success.dlid_path_bits;
+        path.sl = success.service_level();
+        path.src_path_bits = success.path_bits();
         Some(path)
     }
 
