@@ -32,8 +32,8 @@ plain() { sed -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d'; }
 # asks the kernel whatever the driver is.
 told_by_driver() {
     case $RXE_DEV in
-        mlx5_*) sed -e '/^tso_caps:/,/^SUPPORT_RAW_PACKET/d' -e '/^rx_hash_/d' \
-            -e '/^packet_pacing_caps:/,/^qp_rate_limit_max/d' ;;
+        mlx5_*) sed -e '/^tso_caps:/,/^rss_caps:/{/^rss_caps:/!d}' -e '/^rx_hash_/d' \
+            -e '/^packet_pacing_caps:/,/^tag matching/{/^tag matching/!d}' ;;
         *) cat ;;
     esac
 }
