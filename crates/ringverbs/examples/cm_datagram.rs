@@ -101,10 +101,8 @@ fn service() -> Result<()> {
     let number = last.result?.immediate().ok_or("no number")?;
     let local = domain.context().local_address(1)?;
     let path = last.way_back(&local).ok_or("nobody's datagram")?;
-    match path.is_global {
-        true => println!("from {} queue pair {number}", Gid(path.grh.dgid)),
-        false => println!("from LID {} queue pair {number}", path.dlid),
-    }
+    let (lid, gid) = (path.dlid, Gid(path.grh.dgid));
+    println!("from {gid}, LID {lid}, queue pair {number}");
     let key = qp.query()?.qkey;
     let path = domain.address_handle(&path)?;
     send(&mut qp, &path, number, key)?;
