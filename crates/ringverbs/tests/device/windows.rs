@@ -1,12 +1,18 @@
 //! Memory windows: whom they give access to what, and how it is taken back.
 
+use ringverbs::kernel::discovery::DriverId;
 use ringverbs::{
-    AccessFlags, Error, Inline, MemoryWindow, RemoteAddr, RemoteRegion, Status, Transport,
+    AccessFlags, Context, Error, Inline, MemoryWindow, RemoteAddr, RemoteRegion, Status, Transport,
     WindowType, WorkRequest,
 };
 
 use crate::operations::{bytes, remote};
 use crate::{Pair, has};
+
+fn is_rxe(context: &Context) -> bool {
+    let device = context.device();
+    device.is_some_and(|device| device.found().driver_id == DriverId::RXE)
+}
 
 /// Binds a window to bytes 64 to 128 of a region of the second queue pair's
 /// side, as a work request of that: it is written to.
@@ -38,10 +44,17 @@ fn windows_give_access_and_take_it_back() {
                 let request = WorkRequest::write(outgoing, at).immediate(5);
                 pair.a.post(request.token(2)).unwrap();
                 for done in pair.wait(2) {
-                    done.result.unwrap();
+                    assert!(done.result.is_ok(), "{transport:?} {kind:?}: {done:?}");
                 }
                 assert_eq!(bytes(&region, 64, 16), b"through a window");
                 region.write_at(64, &[0; 16]).unwrap();
+                if (transport, kind) == (Transport::Unreliable, WindowType::Two)
+                    && is_rxe(&pair.context)
+                {
+                    // `rxe_wr_opcode_info` of Linux's rxe_opcode.c.
+                    println!("SKIPPED: rdma_rxe invalidates on reliable connections only");
+                    break;
+                }
                 let request = match kind {
                     WindowType::One => WorkRequest::unbind(&window),
                     WindowType::Two => WorkRequest::local_invalidate(window.rkey()),
@@ -104,6 +117,12 @@ fn what_was_taken_back_gives_no_access() {
     ];
     for (kind, way) in ways {
         let mut pair = Pair::new(Transport::Reliable);
+        if matches!(way, Way::Outside) && is_rxe(&pair.context) {
+            // It holds accesses against the bounds of the region, not of the
+            // window (`check_rkey` of Linux's rxe_resp.c).
+            println!("SKIPPED: rdma_rxe lets a window's peer beyond its end");
+            continue;
+        }
         let region = remote(&pair, AccessFlags::MW_BIND);
         region.write_at(0, &[9; 4096]).unwrap();
         let Some(window) = has(pair.domain.memory_window(kind)) else {
