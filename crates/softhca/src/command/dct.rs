@@ -92,6 +92,7 @@ impl<P: Platform> Hca<P> {
             send_cq: 0,
             recv_cq: cqn,
             srqn: Some(srqn),
+            xrcd: None,
             counter_set: COUNTER_SET.get(&context),
             send: None,
             recv: None,

@@ -56,6 +56,7 @@ const RAE: Field = flag(0x90, 13);
 const PAGE_OFFSET: Field = field(0x90, 11, 6);
 const MIN_RNR_NAK: Field = field(0x94, 28, 24);
 const NEXT_RCV_PSN: Field = field(0x94, 23, 0);
+const XRC_DOMAIN: Field = field(0x98, 23, 0);
 const CQN_RCV: Field = field(0x9c, 23, 0);
 const DOORBELL: usize = 0xa0;
 const Q_KEY: Field = field(0xa8, 31, 0);
@@ -335,6 +336,7 @@ impl<P: Platform> Hca<P> {
             send_cq,
             recv_cq,
             srqn,
+            xrcd: (service == Service::XrcTarget).then(|| XRC_DOMAIN.get(context)),
             counter_set: COUNTER_SET.get(context),
             send,
             recv,

@@ -6,6 +6,7 @@ use super::cq::{self, Completion};
 use super::eq::event;
 use super::mkey::{Asker, Place, Rights};
 use super::qp::{Qp, SendId};
+use super::srq::{SRQN_SHIFT, Srq};
 use super::wqe::{Kept, Local, opcode};
 use crate::packet::{L3, Link};
 use crate::platform::Platform;
@@ -41,7 +42,7 @@ impl<P: Platform> Core<P> {
     fn asker(&self, target: Target) -> Result<Asker, Fault> {
         let qp = self.qp(target.qpn).ok_or(Fault::Protection)?;
         let srq = match target.xrc_srqn {
-            Some(srqn) => Some(self.srqs.get(srqn).ok_or(Fault::Protection)?),
+            Some(srqn) => Some(self.xrc_srq(qp, srqn).ok_or(Fault::Protection)?),
             None => None,
         };
         Ok(Asker {
@@ -49,6 +50,12 @@ impl<P: Platform> Core<P> {
             pd: srq.map_or(qp.pd, |srq| srq.pd),
             privileged: false,
         })
+    }
+
+    /// The SRQ that a peer of an XRC target names: one of the target's domain.
+    fn xrc_srq(&self, target: &Qp, srqn: u32) -> Option<&Srq> {
+        let srq = self.srqs.get(srqn)?;
+        (srq.xrcd.is_some() && srq.xrcd == target.xrcd).then_some(srq)
     }
 
     fn local_asker(qpn: u32, local: &Local) -> Asker {
@@ -322,6 +329,11 @@ impl<P: Platform> Host for Core<P> {
         );
     }
 
+    fn may_name(&self, qpn: u32, xrc_srqn: u32) -> bool {
+        self.qp(qpn)
+            .is_some_and(|qp| self.xrc_srq(qp, xrc_srqn).is_some())
+    }
+
     fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Local>> {
         let (srqn, limit) = {
             let qp = self.qp(qpn)?;
@@ -353,8 +365,9 @@ impl<P: Platform> Host for Core<P> {
         let Some(qp) = self.qp(qpn) else { return };
         let special = qp.config.any_pkey;
         let counter_set = qp.counter_set;
-        let (cqn, uidx) = match done.xrc_srqn {
-            Some(srqn) => match self.srqs.get(srqn) {
+        // By where it was taken: the last packet of a message may name another.
+        let (cqn, uidx) = match qp.xrcd {
+            Some(_) => match self.srqs.get((work.id >> SRQN_SHIFT) as u32) {
                 Some(srq) => (srq.cqn, srq.uidx),
                 None => return,
             },

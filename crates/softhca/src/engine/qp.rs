@@ -64,6 +64,8 @@ pub(crate) struct Qp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) srqn: Option<u32>,
+    /// Of an XRC target.
+    pub(crate) xrcd: Option<u32>,
     pub(crate) counter_set: u32,
     pub(crate) send: Option<Ring>,
     pub(crate) recv: Option<Ring>,

@@ -8,6 +8,9 @@ use crate::bits::field;
 use crate::platform::Platform;
 use crate::transport::RecvWork;
 
+/// Where the SRQ's number is in the id of a receive, above the entry's index.
+pub(crate) const SRQN_SHIFT: u32 = 32;
+
 /// In the first segment of an entry: which entry is used after it.
 const NEXT: crate::bits::Field = field(0, 15, 0);
 /// Bytes of that segment.
@@ -72,7 +75,7 @@ impl<P: Platform> Core<P> {
         }
         self.stats.receive_requests += 1;
         Some(RecvWork {
-            id: u64::from(index),
+            id: u64::from(srqn) << SRQN_SHIFT | u64::from(index),
             length,
             local,
         })

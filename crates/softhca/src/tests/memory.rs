@@ -424,6 +424,7 @@ fn an_xrc_peer_uses_the_domain_of_the_srq() {
             .or(0x1c, 0, other)
             .or(0x20, 15, 1)
             .or(0x24, 0, uar)
+            .or(0xb0, 0, domain)
             .or(0xc4, 24, 3),
     );
     // It has no SRQ of its own: the second kind, with the first one's bit.

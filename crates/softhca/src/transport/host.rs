@@ -345,8 +345,12 @@ pub trait Host {
     /// A work request has ended: every one that was taken, in order.
     fn send_done(&mut self, qpn: u32, work: SendWork<Self::Local>, done: SendDone);
 
+    /// Whether the peer of an XRC target may name an SRQ: it is of the target's
+    /// domain.
+    fn may_name(&self, qpn: u32, xrc_srqn: u32) -> bool;
+
     /// The next work request of the receive queue, or of the SRQ that the queue
-    /// pair uses, or of SRQ `xrc_srqn`. None is "receiver not ready".
+    /// pair uses, or of SRQ `xrc_srqn`, which it may name. None is "receiver not ready".
     fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Self::Local>>;
 
     /// A receive work request has ended.

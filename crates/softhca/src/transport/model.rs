@@ -72,6 +72,8 @@ pub struct Model {
 
 /// The queues of an XRC SRQ are found under its number plus this.
 pub const XRC_SRQ: u32 = 1 << 24;
+/// XRC SRQs from this number on are in a domain that no target is in.
+pub const XRC_STRANGERS: u32 = 0x80_0000;
 
 impl Model {
     /// The queues of a number, made when first asked for.
@@ -170,6 +172,10 @@ impl Host for Model {
         if !self.count_only {
             self.queues(qpn).sent.push((work.id, done));
         }
+    }
+
+    fn may_name(&self, _: u32, xrc_srqn: u32) -> bool {
+        xrc_srqn < XRC_STRANGERS
     }
 
     fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Range>> {

@@ -349,8 +349,11 @@ impl<L> Qp<L> {
         if let Some(spare) = self.resp.spare.take().or_else(|| self.peers.kept()) {
             return Ok(spare);
         }
-        host.next_recv(self.number, self.xrc_srqn(view))
-            .ok_or(Refusal::NotReady)
+        let named = self.xrc_srqn(view);
+        if named.is_some_and(|srqn| !host.may_name(self.number, srqn)) {
+            return Err(Refusal::Nak(NakCode::InvalidRequest));
+        }
+        host.next_recv(self.number, named).ok_or(Refusal::NotReady)
     }
 
     fn recv_done<H: Host<Local = L>>(
