@@ -18,6 +18,9 @@ use crate::runner::Runner;
 use crate::state::State;
 use crate::{Result, refuse};
 
+const TOO_LONG: &str = "the directory's path is longer than 87 bytes, \
+    so sockets in it would have no address; name one with a shorter path";
+
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
@@ -84,18 +87,23 @@ impl Network {
     /// that is gone, however it went, no longer answers.
     ///
     /// # Errors
-    /// EUSERS if 32 processes are there already; ENAMETOOLONG for a path of
-    /// about a hundred bytes; those of making files and sockets there; and as
-    /// [`new`](Self::new).
+    /// [`Error::Invalid`] for a path of more than 87 bytes, from the root on; EUSERS
+    /// if 32 processes are there already; those of making files and sockets there;
+    /// and as [`new`](Self::new).
     pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
         Self::made(drive, Some(directory))
     }
 
     fn made(drive: Drive, directory: Option<&Path>) -> std::result::Result<Self, Error> {
         let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory);
-        Ok(Self {
-            runner: runner.map_err(refused(Command::Open))?,
-        })
+        match runner {
+            Ok(runner) => Ok(Self { runner }),
+            Err(errno) if errno.raw() == libc::ENAMETOOLONG => Err(Error::Invalid {
+                command: Command::Open,
+                what: TOO_LONG,
+            }),
+            Err(errno) => Err(refused(Command::Open)(errno)),
+        }
     }
 
     /// Adds a device of a profile ([`profiles`](Self::profiles)). Each has

@@ -39,6 +39,9 @@ const ROOM: usize = 1 << 20;
 /// How long a frame waits for a process that takes none. It may only be busy;
 /// but all others wait as well.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Bytes of the directory's path: with `/cm-SPACE-PORT.socket`, the longest name
+/// in it, it must be an address (`sun_path`: 108 bytes, the last of them zero).
+pub(crate) const LONGEST_PATH: usize = 107 - "/cm-106-65535.socket".len();
 /// LIDs from here on are multicast.
 const MULTICAST_LID: u16 = 0xc000;
 
@@ -164,6 +167,9 @@ impl Segment {
         }
         // Wherever the process goes later.
         let directory = directory.canonicalize().map_err(io)?;
+        if directory.as_os_str().len() > LONGEST_PATH {
+            return Err(Errno::new(libc::ENAMETOOLONG));
+        }
         let (number, lock) = take_number(&directory)?;
         let at = address(&directory, number)?;
         if let Some(left) = at.path()
@@ -424,6 +430,18 @@ mod tests {
         }
         assert_eq!(destination(LinkKind::Ethernet, &[0xff; 14]), To::All);
         assert_eq!(destination(LinkKind::Ib, &[0, 0, 0xc0, 1]), To::All);
+    }
+
+    #[test]
+    fn every_name_in_the_directory_is_an_address() {
+        // What is said of it, by the words of the error and by the manual.
+        assert_eq!(LONGEST_PATH, 87);
+        let directory = PathBuf::from("/".to_owned() + &"d".repeat(LONGEST_PATH - 1));
+        assert!(address(&directory, MEMBERS - 1).is_ok());
+        let longest = "cm-106-65535.socket";
+        assert!(UnixAddr::new(&directory.join(longest)).is_ok());
+        let longer = PathBuf::from(format!("{}d", directory.display()));
+        assert!(UnixAddr::new(&longer.join(longest)).is_err());
     }
 
     #[test]
