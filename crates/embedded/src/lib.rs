@@ -25,7 +25,7 @@
 //! let embedded = ringverbs_embedded::Embedded::new("ib")?;
 //! let context = Arc::new(embedded.context()?);
 //! let (info, device) = mlx5::DeviceContext::open(&context)?;
-//! assert_eq!(info.num_comp_vectors, 1);
+//! assert_eq!(info.num_comp_vectors, 4);
 //! assert_eq!(context.query_port(1)?.legacy.lid, 1);
 //! # Ok(())
 //! # }
@@ -51,6 +51,7 @@ mod segment;
 mod state;
 mod watch;
 mod writes;
+mod xrc;
 
 pub use network::{Drive, Embedded, Network};
 

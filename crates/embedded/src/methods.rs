@@ -12,7 +12,7 @@ use crate::event::{EventFile, Reported};
 use crate::files::{ContextFile, File, REGISTERS};
 use crate::object::{Events, Is, Object};
 use crate::request::Request;
-use crate::state::State;
+use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 
 impl State {
@@ -59,6 +59,9 @@ impl State {
             (OBJECT_CQ, METHOD_CQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_CQ_HANDLE),
             (OBJECT_QP, METHOD_QP_DESTROY) => self.remove(fd, request, ATTR_DESTROY_QP_HANDLE),
             (OBJECT_SRQ, METHOD_SRQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_SRQ_HANDLE),
+            (OBJECT_XRCD, METHOD_XRCD_DESTROY) => {
+                self.remove(fd, request, ATTR_DESTROY_XRCD_HANDLE)
+            }
             _ => refuse(libc::EPROTONOSUPPORT),
         }
     }
@@ -145,7 +148,7 @@ impl State {
             }
             Is::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
             Is::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Mw { .. } | Is::Ah => {}
+            Is::Pd { .. } | Is::Mr(_) | Is::Xrcd(_) | Is::Mw { .. } | Is::Ah => {}
         }
         Ok(())
     }
@@ -170,10 +173,12 @@ impl State {
             }
             Is::Qp(qp) => {
                 self.forget_events(fd, &qp.events);
-                self.context(fd)?.give_back_register(qp.register);
+                if let Some(register) = qp.register {
+                    self.context(fd)?.give_back_register(register);
+                }
             }
             Is::Srq(srq) => self.forget_events(fd, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Mw { .. } | Is::Ah => {}
+            Is::Pd { .. } | Is::Mr(_) | Is::Xrcd(_) | Is::Mw { .. } | Is::Ah => {}
         }
         Ok(object)
     }
@@ -209,7 +214,7 @@ impl State {
 
 fn answer_context(request: &mut Request) {
     // The same attributes in both commands.
-    request.answer(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &1u32);
+    request.answer(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     let support = CORE_SUPPORT_OPTIONAL_MR_ACCESS;
     request.answer(ATTR_GET_CONTEXT_CORE_SUPPORT, &support);
 }

@@ -1,7 +1,7 @@
 //! The objects of the contexts, by handle.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use uverbs::abi::write::ModifyQp;
@@ -42,8 +42,10 @@ pub(crate) struct Qp {
     pub(crate) kind: u32,
     pub(crate) cap: [u32; 5],
     pub(crate) signal_all: bool,
-    /// Which of a context's registers it has.
-    pub(crate) register: u32,
+    /// Which of a context's registers it has; an XRC target has none.
+    pub(crate) register: Option<u32>,
+    /// Of an XRC target: the device's number of its domain.
+    pub(crate) domain: Option<u32>,
     /// As they were set; the device knows the state.
     pub(crate) attributes: ModifyQp,
     /// The multicast groups that it is in.
@@ -57,7 +59,19 @@ pub(crate) struct Srq {
     pub(crate) number: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
+    /// Whether it is of an XRC domain.
+    pub(crate) xrc: bool,
     pub(crate) events: Events,
+}
+
+/// An XRC domain, as often as it was opened.
+#[derive(Debug)]
+pub(crate) struct Xrcd {
+    pub(crate) number: u32,
+    /// The file that names it: device and inode.
+    pub(crate) inode: Option<(u64, u64)>,
+    /// The file itself, so that no other has its inode meanwhile.
+    pub(crate) _file: Option<OwnedFd>,
 }
 
 /// A memory region.
@@ -78,6 +92,7 @@ pub(crate) enum Is {
     Cq(Cq),
     Qp(Box<Qp>),
     Srq(Srq),
+    Xrcd(Xrcd),
     Mw { key: u32 },
     Ah,
 }
@@ -92,6 +107,7 @@ impl Is {
             Self::Cq(_) => ids::OBJECT_CQ,
             Self::Qp(_) => ids::OBJECT_QP,
             Self::Srq(_) => ids::OBJECT_SRQ,
+            Self::Xrcd(_) => ids::OBJECT_XRCD,
             Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
         }
@@ -145,6 +161,7 @@ typed! {
     cq, cq_mut: Cq(Cq);
     qp, qp_mut: Qp(Qp);
     srq, srq_mut: Srq(Srq);
+    xrcd, xrcd_mut: Xrcd(Xrcd);
 }
 
 impl Objects {
@@ -230,7 +247,17 @@ impl Objects {
 
     /// The first object that `find` takes.
     pub(crate) fn find(&self, find: impl Fn(&Is) -> bool) -> Option<&Object> {
-        self.objects.values().find(|object| find(&object.is))
+        self.all().find(|object| find(&object.is))
+    }
+
+    /// All objects, of every context.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
+    /// The same, to change them.
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Object> {
+        self.objects.values_mut()
     }
 
     /// Changes what an object needs.

@@ -8,7 +8,7 @@ use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
-use crate::object::Qp;
+use crate::object::{Is, Qp};
 use crate::query::{mac_of, multicast_mac};
 use crate::request::Request;
 use crate::state::State;
@@ -67,7 +67,10 @@ struct Transition {
 /// The transition between two states; none if there is not.
 fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
     let connected = kind != QpType::UD;
-    let reliable = kind == QpType::RC;
+    // XRC has a reliable connection's two halves in two queue pairs.
+    let requests = matches!(kind, QpType::RC | QpType::XRC_INI);
+    let responds = matches!(kind, QpType::RC | QpType::XRC_TGT);
+    let reliable = requests || responds;
     let when = |condition: bool, mask: Mask| if condition { mask } else { Mask::empty() };
     let rights = if connected {
         Mask::ACCESS_FLAGS
@@ -94,14 +97,13 @@ fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
         (QpState::INIT, QpState::RTR) => {
             let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
             let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
-            let must = when(connected, path) | when(reliable, reads);
+            let must = when(connected, path) | when(responds, reads);
             with(op::INIT2RTR_QP, must, Mask::PKEY_INDEX | rights | alternate)
         }
         (QpState::RTR, QpState::RTS) => {
-            let retries =
-                Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
-            let must = Mask::SQ_PSN | when(reliable, retries);
-            let may = Mask::CUR_STATE | rights | migration | when(reliable, Mask::MIN_RNR_TIMER);
+            let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+            let must = Mask::SQ_PSN | when(reliable, Mask::TIMEOUT) | when(requests, retries);
+            let may = Mask::CUR_STATE | rights | migration | when(responds, Mask::MIN_RNR_TIMER);
             with(op::RTR2RTS_QP, must, may)
         }
         (QpState::RTS | QpState::SQE | QpState::SQD, QpState::RTS) => {
@@ -111,7 +113,7 @@ fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
                 QpState::SQE => op::SQERR2RTS_QP,
                 _ => op::SQD_RTS_QP,
             };
-            let may = Mask::CUR_STATE | rights | migration | when(reliable, Mask::MIN_RNR_TIMER);
+            let may = Mask::CUR_STATE | rights | migration | when(responds, Mask::MIN_RNR_TIMER);
             with(opcode, none, may)
         }
         // The device has no way to drain a send queue.
@@ -258,11 +260,17 @@ impl State {
             _ => self.describe(input, &attributes, mask, kind)?,
         };
         run(&mut self.hca, &input, 16)?;
-        let qp = self.objects.qp_mut(fd, given.qp_handle)?;
-        qp.attributes = match to {
-            QpState::RESET => ModifyQp::default(),
-            _ => attributes,
-        };
+        if to == QpState::RESET {
+            attributes = ModifyQp::default();
+        }
+        // An XRC target may have been opened more than once.
+        for object in self.objects.all_mut() {
+            if let Is::Qp(qp) = &mut object.is
+                && qp.number == number
+            {
+                qp.attributes = attributes;
+            }
+        }
         Ok(())
     }
 
@@ -427,10 +435,15 @@ mod tests {
             of(QpType::UC, QpState::ERR, QpState::RESET),
             Some(op::TO_RST_QP)
         );
-        let must = transition(QpType::UD, QpState::INIT, QpState::RTR)
-            .unwrap()
-            .must;
-        assert!(must.is_empty());
+        let must = |kind, from, to| transition(kind, from, to).unwrap().must;
+        assert!(must(QpType::UD, QpState::INIT, QpState::RTR).is_empty());
+        let ready = |kind| must(kind, QpState::INIT, QpState::RTR);
+        let sends = |kind| must(kind, QpState::RTR, QpState::RTS);
+        // XRC: who asks, and who answers.
+        assert_eq!(ready(QpType::XRC_TGT), ready(QpType::RC));
+        assert_eq!(ready(QpType::XRC_INI), ready(QpType::UC));
+        assert_eq!(sends(QpType::XRC_INI), sends(QpType::RC));
+        assert_eq!(sends(QpType::XRC_TGT), Mask::SQ_PSN | Mask::TIMEOUT);
     }
 
     #[test]

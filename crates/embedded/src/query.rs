@@ -159,8 +159,8 @@ impl State {
             max_qp: 1 << 17,
             max_qp_wr: 1 << 15,
             // Events of active ports, a system image GUID, answers that the
-            // receiver is not ready; windows of type 1 and 2B.
-            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 24,
+            // receiver is not ready; windows of type 1 and 2B; XRC.
+            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 24,
             max_mw: 1 << 22,
             max_sge: 30,
             max_sge_rd: 30,

@@ -15,7 +15,8 @@ use crate::command::{self, Input, NUMBER, PAGES_AT, is_page, log_page_size, make
 use crate::event::Reported;
 use crate::object::{Cq, Events, Is, Object, Qp, Srq};
 use crate::request::{Request, long, word};
-use crate::state::State;
+use crate::state::{State, VECTORS};
+use crate::xrc::XRC as XRC_SERVICE;
 use crate::{Result, refuse};
 
 /// Bytes of the doorbell records of a queue.
@@ -35,12 +36,12 @@ const CQ_RECORDS: usize = CQ + 0x38;
 const CQ_LONGEST: u32 = 22;
 
 const QP: usize = 0x18;
-const QP_SERVICE: Field = field(QP, 23, 16);
+pub(crate) const QP_SERVICE: Field = field(QP, 23, 16);
 const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
-const QP_PD: Field = field(QP + 0x4, 23, 0);
+pub(crate) const QP_PD: Field = field(QP + 0x4, 23, 0);
 const QP_LOG_RQ: Field = field(QP + 0x8, 22, 19);
 const QP_RQ_STRIDE: Field = field(QP + 0x8, 18, 16);
-const QP_NO_SQ: Field = flag(QP + 0x8, 15);
+pub(crate) const QP_NO_SQ: Field = flag(QP + 0x8, 15);
 const QP_LOG_SQ: Field = field(QP + 0x8, 14, 11);
 const QP_UAR: Field = field(QP + 0xc, 23, 0);
 const QP_USER_INDEX: Field = field(QP + 0x10, 23, 0);
@@ -48,12 +49,12 @@ const QP_PAGE_SIZE: Field = field(QP + 0x14, 28, 24);
 const QP_SEND_CQ: Field = field(QP + 0x7c, 23, 0);
 const QP_RECV_CQ: Field = field(QP + 0x9c, 23, 0);
 const QP_RECORDS: usize = QP + 0xa0;
-const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
+pub(crate) const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
 const QP_SRQ: Field = field(QP + 0xac, 23, 0);
 const QP_SCATTER_READ: Field = field(QP + 0xc4, 15, 8);
 const QP_SCATTER_RECEIVED: Field = field(QP + 0xc4, 7, 0);
 /// Values of the last three and of the type.
-const RQ_SHARED: u32 = 1;
+pub(crate) const RQ_SHARED: u32 = 1;
 const RQ_NONE: u32 = 3;
 const SCATTER_READ_32: u32 = 0x11;
 const SCATTER_READ_64: u32 = 0x22;
@@ -77,6 +78,22 @@ const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
 const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
 const WQ_LOG_SIZE: Field = field(WQ + 0x20, 4, 0);
 const READY: u32 = 1;
+
+const XRC: usize = 0x10;
+const XRC_LOG_SIZE: Field = field(XRC, 27, 24);
+const XRC_STRIDE: Field = field(XRC + 0x4, 26, 24);
+const XRC_DOMAIN: Field = field(XRC + 0x4, 23, 0);
+const XRC_CQ: Field = field(XRC + 0x8, 23, 0);
+const XRC_PAGE_SIZE: Field = field(XRC + 0x10, 29, 24);
+const XRC_USER_INDEX: Field = field(XRC + 0x10, 23, 0);
+const XRC_PD: Field = field(XRC + 0x18, 23, 0);
+const XRC_LIMIT: Field = field(XRC + 0x1c, 31, 16);
+const XRC_RECORDS: usize = XRC + 0x28;
+/// Values of `ib_uverbs_srq_type`.
+const SRQ_BASIC: u64 = 0;
+const SRQ_XRC: u64 = 1;
+/// Where the driver's data of a shared queue have its user index.
+const USER_INDEX: usize = 24;
 /// Bytes of an entry before its list, and of an element of that.
 const SEGMENT: u32 = 16;
 
@@ -136,7 +153,7 @@ impl State {
         made
     }
 
-    fn events(&self, request: &Request, user_handle: u64, id: u16) -> Result<Events> {
+    pub(crate) fn events(&self, request: &Request, user_handle: u64, id: u16) -> Result<Events> {
         Ok(Events {
             user_handle,
             file: self.event_file(request, id)?,
@@ -163,7 +180,8 @@ impl State {
             2 => 1,
             _ => return refuse(libc::EOPNOTSUPP),
         };
-        require(request.value::<u32>(ATTR_CREATE_CQ_COMP_VECTOR)? == 0)?;
+        let vector: u32 = request.value(ATTR_CREATE_CQ_COMP_VECTOR)?;
+        require(vector < VECTORS)?;
         // As the driver has it: as many as the next power of two.
         let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
         require((1..1 << CQ_LONGEST).contains(&asked))?;
@@ -181,7 +199,7 @@ impl State {
             .set(CQ_FORMAT, format)
             .set(CQ_LOG_SIZE, log_size)
             .set(CQ_UAR, self.uar)
-            .set(CQ_EQN, self.event_queue())
+            .set(CQ_EQN, self.event_queue(vector))
             .set(CQ_PAGE_SIZE, log_page_size(bytes))
             .long(CQ_RECORDS, place.records)
             .long(PAGES_AT, place.entries);
@@ -257,6 +275,8 @@ impl State {
             QpType::RC => 0,
             QpType::UC => 1,
             QpType::UD => 2,
+            QpType::XRC_INI => XRC_SERVICE,
+            QpType::XRC_TGT => return self.create_target(fd, request),
             _ => return refuse(libc::EOPNOTSUPP),
         };
         let driver = request.driver::<48>();
@@ -270,11 +290,15 @@ impl State {
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
-        let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
+        // Who only asks receives nothing.
+        let initiator = service == XRC_SERVICE;
+        let recv_cq = request.optional_handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
+        require(recv_cq.is_some() != initiator)?;
         let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)?;
         let size = |n: u32| n == 0 || (n.is_power_of_two() && n <= LONGEST);
         require(size(blocks) && size(receives))?;
-        require(srq.is_none() || receives == 0)?;
+        require((srq.is_none() && !initiator) || receives == 0)?;
+        require(srq.is_none() || !initiator)?;
         require(receives == 0 || STRIDES.contains(&shift))?;
         let place = Place::new(&driver)?;
         let received = u64::from(receives) << if receives == 0 { 0 } else { shift };
@@ -293,9 +317,11 @@ impl State {
             .set(QP_USER_INDEX, user_index)
             .set(QP_PAGE_SIZE, log_page_size(bytes))
             .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
-            .set(QP_RECV_CQ, self.objects.cq(fd, recv_cq)?.number)
             .long(QP_RECORDS, place.records)
             .long(PAGES_AT, place.entries);
+        if let Some(cq) = recv_cq {
+            input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
+        }
         input = match blocks {
             0 => input.set(QP_NO_SQ, 1),
             _ => input.set(QP_LOG_SQ, blocks.ilog2()),
@@ -313,13 +339,13 @@ impl State {
             let entry = self.objects.cq(fd, cq).map(|cq| cq.entry);
             entry.map(|entry| if entry == 128 { wide } else { narrow })
         };
-        if scatter && connected {
+        if let Some(recv_cq) = recv_cq.filter(|_| scatter && connected) {
             let value = by_entry(recv_cq, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64)?;
             input = input.set(QP_SCATTER_RECEIVED, value);
         }
         // What a read brings comes in its completion only if every one has
         // a completion.
-        if scatter && service == 0 && signal_all {
+        if scatter && matches!(service, 0 | XRC_SERVICE) && signal_all {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }
@@ -334,12 +360,14 @@ impl State {
             kind,
             cap: zerocopy::transmute!(cap),
             signal_all,
-            register,
+            register: Some(register),
+            domain: None,
             attributes: ModifyQp::default(),
             groups: Vec::new(),
             events,
         };
-        let mut needs = vec![pd, send_cq, recv_cq];
+        let mut needs = vec![pd, send_cq];
+        needs.extend(recv_cq);
         needs.extend(srq);
         let handle = self.objects.insert(Object {
             file: fd,
@@ -360,9 +388,14 @@ impl State {
     /// # Safety
     /// As of [`State::execute`].
     pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        if request.value::<u64>(ATTR_CREATE_SRQ_TYPE)? != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let xrc = match request.value::<u64>(ATTR_CREATE_SRQ_TYPE)? {
+            SRQ_BASIC => None,
+            SRQ_XRC => Some((
+                request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?,
+                request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?,
+            )),
+            _ => return refuse(libc::EOPNOTSUPP),
+        };
         let driver = request.driver::<32>();
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
@@ -380,14 +413,26 @@ impl State {
         let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD)?;
         let place = Place::new(&driver)?;
         let bytes = u64::from(entries) * u64::from(entry);
-        let input = Input::new(op::CREATE_RMP, PAGES_AT + 8)
-            .set(POOL_STATE, READY)
-            .set(WQ_PD, self.objects.pd(fd, pd)?)
-            .set(WQ_STRIDE, entry.ilog2())
-            .set(WQ_PAGE_SIZE, log_page_size(bytes))
-            .set(WQ_LOG_SIZE, entries.ilog2())
-            .long(WQ_RECORDS, place.records)
-            .long(PAGES_AT, place.entries);
+        let pd_number = self.objects.pd(fd, pd)?;
+        let input = match xrc {
+            None => Input::new(op::CREATE_RMP, PAGES_AT + 8)
+                .set(POOL_STATE, READY)
+                .set(WQ_PD, pd_number)
+                .set(WQ_STRIDE, entry.ilog2())
+                .set(WQ_PAGE_SIZE, log_page_size(bytes))
+                .set(WQ_LOG_SIZE, entries.ilog2())
+                .long(WQ_RECORDS, place.records),
+            Some((xrcd, cq)) => Input::new(op::CREATE_XRC_SRQ, PAGES_AT + 8)
+                .set(XRC_LOG_SIZE, entries.ilog2())
+                .set(XRC_STRIDE, entry.ilog2() - 4)
+                .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
+                .set(XRC_CQ, self.objects.cq(fd, cq)?.number)
+                .set(XRC_PAGE_SIZE, log_page_size(bytes))
+                .set(XRC_USER_INDEX, word(&driver, USER_INDEX))
+                .set(XRC_PD, pd_number)
+                .long(XRC_RECORDS, place.records),
+        };
+        let input = input.long(PAGES_AT, place.entries);
         let given = place.given(bytes);
         // SAFETY: passed on.
         let number = unsafe { self.make_in(&given, &input) }?;
@@ -395,49 +440,72 @@ impl State {
             number,
             max_wr: entries - 1,
             max_sge: entry / SEGMENT - 1,
+            xrc: xrc.is_some(),
             events,
         };
         let answers = (srq.max_wr, srq.max_sge);
+        let mut needs = vec![pd];
+        if let Some((xrcd, cq)) = xrc {
+            needs.extend([xrcd, cq]);
+        }
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![pd],
+            needs,
             uses: 0,
             given,
             is: Is::Srq(srq),
         });
         if limit != 0 {
-            self.arm_srq(number, limit)?;
+            self.arm_srq(number, xrc.is_some(), limit)?;
         }
         request.made(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
+        request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
         request.driver_answer(&number.to_ne_bytes());
         Ok(())
     }
 
     /// Asks for an event when fewer receives than a limit are left.
-    pub(crate) fn arm_srq(&mut self, number: u32, limit: u32) -> Result<()> {
+    pub(crate) fn arm_srq(&mut self, number: u32, xrc: bool, limit: u32) -> Result<()> {
         const LIMIT: Field = field(0xc, 15, 0);
-        let input = Input::about(op::ARM_RQ, number).set(LIMIT, limit);
+        let opcode = if xrc { op::ARM_XRC_SRQ } else { op::ARM_RQ };
+        let input = Input::about(opcode, number).set(LIMIT, limit);
         run(&mut self.hca, &input, 16).map(drop)
     }
 
     /// The limit that is armed, or 0.
-    pub(crate) fn srq_limit(&mut self, number: u32) -> Result<u32> {
+    pub(crate) fn srq_limit(&mut self, number: u32, xrc: bool) -> Result<u32> {
         const LIMIT: Field = field(WQ + 0x4, 15, 0);
-        let input = Input::about(op::QUERY_RMP, number);
-        run(&mut self.hca, &input, PAGES_AT).map(|output| LIMIT.get(&output))
+        let (opcode, limit) = match xrc {
+            true => (op::QUERY_XRC_SRQ, XRC_LIMIT),
+            false => (op::QUERY_RMP, LIMIT),
+        };
+        let input = Input::about(opcode, number);
+        run(&mut self.hca, &input, PAGES_AT).map(|output| limit.get(&output))
     }
 
     /// Has the device destroy what it has of an object.
     pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
-        let (opcode, number) = match &self.objects.get(fd, handle)?.is {
+        let is = &self.objects.get(fd, handle)?.is;
+        // What was opened again is the device's until the last one goes.
+        let opened = match is {
+            Is::Xrcd(it) => self.objects.xrcds(it.number).count(),
+            Is::Qp(it) => self.objects.qps(it.number).count(),
+            _ => 1,
+        };
+        if opened > 1 {
+            return Ok(());
+        }
+        let (opcode, number) = match is {
             Is::Pd { number } => (op::DEALLOC_PD, *number),
             Is::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
             Is::Mw { key } => (op::DESTROY_MKEY, key >> 8),
             Is::Cq(cq) => (op::DESTROY_CQ, cq.number),
             Is::Qp(qp) => (op::DESTROY_QP, qp.number),
+            Is::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
             Is::Srq(srq) => (op::DESTROY_RMP, srq.number),
+            Is::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
             Is::Ah => return Ok(()),
         };
         let input = Input::new(opcode, 16).set(NUMBER, number);

@@ -30,6 +30,8 @@ const PAGE: u64 = 4096;
 const ARM_CQ: u64 = 0x20;
 const UPDATE_EQ: u64 = 0x48;
 
+/// Completion vectors.
+pub(crate) const VECTORS: u32 = 4;
 const EQ_LOG_SIZE: u32 = 12;
 const EQ_ENTRY: usize = 64;
 const EQ_OWNER: usize = 63;
@@ -50,9 +52,14 @@ pub(crate) struct State {
     pub(crate) watch: Watch,
     /// The UAR page that its queues are made with.
     pub(crate) uar: u32,
+    /// The protection domain of XRC targets, which name none: what is asked of
+    /// them is in that of the shared queue that is named.
+    pub(crate) pd: u32,
     /// The low byte of the next memory key.
     pub(crate) variant: u8,
-    events: EventQueue,
+    /// One for each completion vector; events that are not of a completion come
+    /// in the first.
+    events: Vec<EventQueue>,
 }
 
 // The page numbers of UARs, and what an Ethernet port is told.
@@ -86,13 +93,18 @@ impl State {
             .set(HOST_ORDER, 1);
         command::run(&mut hca, &input, 16)?;
         let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
-        let events = EventQueue::new(&mut hca, uar)?;
+        let pd = make(&mut hca, &Input::new(op::ALLOC_PD, 16))?;
+        // All events but completions, which are none of those chosen.
+        let chosen = |vector| if vector == 0 { u64::MAX } else { 0 };
+        let queue = |vector| EventQueue::new(&mut hca, uar, chosen(vector));
+        let events = (0..VECTORS).map(queue).collect::<Result<_>>()?;
         let mut state = Self {
             hca,
             objects: Objects::default(),
             files: HashMap::new(),
             watch: Watch::default(),
             uar,
+            pd,
             variant: 0,
             events,
         };
@@ -184,17 +196,23 @@ impl State {
 
     /// Takes the device's events; whether there were any.
     fn take_events(&mut self, mut each: impl FnMut(&mut Self, &[u8; EQ_ENTRY])) -> bool {
-        let before = self.events.consumed;
-        while let Some(entry) = self.events.next() {
-            each(self, &entry);
+        let mut any = false;
+        for vector in 0..self.events.len() {
+            let before = self.events[vector].consumed;
+            while let Some(entry) = self.events[vector].next() {
+                each(self, &entry);
+            }
+            let EventQueue {
+                number, consumed, ..
+            } = self.events[vector];
+            if consumed != before {
+                let word = number << 24 | consumed & 0xff_ffff;
+                let at = u64::from(self.uar) * PAGE + UPDATE_EQ;
+                self.hca.write(at, &word.to_be_bytes());
+                any = true;
+            }
         }
-        let consumed = self.events.consumed;
-        if consumed != before {
-            let word = self.events.number << 24 | consumed & 0xff_ffff;
-            let at = u64::from(self.uar) * PAGE + UPDATE_EQ;
-            self.hca.write(at, &word.to_be_bytes());
-        }
-        consumed != before
+        any
     }
 
     /// Passes an event of the device on.
@@ -258,16 +276,17 @@ impl State {
         });
     }
 
+    /// An XRC target is as many objects as it was opened; others are one.
     fn tell_object(&mut self, what: Async, events: impl Fn(&Is) -> Option<&Events>) {
-        let Some(object) = self.objects.find(|is| events(is).is_some()) else {
-            return;
-        };
-        let Some(of) = events(&object.is) else { return };
-        let default = self.files.get(&object.file).and_then(File::default_events);
-        let Some(file) = of.file.as_ref().or(default) else {
-            return;
-        };
-        push(file, what, of.user_handle, Some(&of.reported));
+        for object in self.objects.all() {
+            let Some(of) = events(&object.is) else {
+                continue;
+            };
+            let default = self.files.get(&object.file).and_then(File::default_events);
+            if let Some(file) = of.file.as_ref().or(default) {
+                push(file, what, of.user_handle, Some(&of.reported));
+            }
+        }
     }
 
     fn tell_all(&mut self, element: u64, what: Async) {
@@ -296,7 +315,7 @@ fn push(file: &EventFile, what: Async, element: u64, of: Option<&Reported>) {
 }
 
 impl EventQueue {
-    fn new(hca: &mut Hca<Process>, uar: u32) -> Result<Self> {
+    fn new(hca: &mut Hca<Process>, uar: u32, events: u64) -> Result<Self> {
         let length = EQ_ENTRY << EQ_LOG_SIZE;
         let memory = MmapOptions::new(length).and_then(MmapOptions::map_mut);
         let Ok(mut memory) = memory else {
@@ -314,8 +333,7 @@ impl EventQueue {
             .set(EQ_SIZE, EQ_LOG_SIZE)
             .set(EQ_UAR, uar)
             .set(EQ_PAGE_SIZE, command::log_page_size(length as u64))
-            // All events but completions, which are none of those chosen.
-            .long(EQ_EVENTS, u64::MAX)
+            .long(EQ_EVENTS, events)
             .long(PAGES_AT, address);
         let output = command::run(hca, &input, 16)?;
         Ok(Self {
@@ -342,8 +360,9 @@ impl EventQueue {
 }
 
 impl State {
-    /// The event queue that completion queues are made with.
-    pub(crate) fn event_queue(&self) -> u32 {
-        self.events.number
+    /// The event queue that completion queues of a vector, which there is, are
+    /// made with.
+    pub(crate) fn event_queue(&self, vector: u32) -> u32 {
+        self.events[vector as usize].number
     }
 }

@@ -58,6 +58,8 @@ impl State {
                 let asked: ExModifyCq = request.core()?;
                 return self.objects.cq(fd, asked.cq_handle).map(drop);
             }
+            CMD_OPEN_XRCD => return self.open_xrcd(fd, request),
+            CMD_OPEN_QP => return self.open_qp(fd, request),
             CMD_MODIFY_SRQ => return self.modify_srq(fd, request),
             CMD_QUERY_SRQ => return self.query_srq(fd, request),
             CMD_CREATE_AH => return self.create_ah(fd, request),
@@ -115,9 +117,9 @@ impl State {
         if asked.attr_mask & !LIMIT != 0 || asked.srq_limit > srq.max_wr {
             return refuse(libc::EINVAL);
         }
-        let number = srq.number;
+        let (number, xrc) = (srq.number, srq.xrc);
         if asked.attr_mask & LIMIT != 0 {
-            self.arm_srq(number, asked.srq_limit)?;
+            self.arm_srq(number, xrc, asked.srq_limit)?;
         }
         Ok(())
     }
@@ -125,8 +127,9 @@ impl State {
     fn query_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: QuerySrq = request.core()?;
         let srq = self.objects.srq(fd, asked.srq_handle)?;
-        let (number, max_wr, max_sge) = (srq.number, srq.max_wr, srq.max_sge);
-        let srq_limit = self.srq_limit(number)?;
+        let (number, xrc) = (srq.number, srq.xrc);
+        let (max_wr, max_sge) = (srq.max_wr, srq.max_sge);
+        let srq_limit = self.srq_limit(number, xrc)?;
         request.core_answer(&QuerySrqResp {
             max_wr,
             max_sge,

@@ -38,6 +38,49 @@ fn cq_on(host: &Host, channel: RawFd) -> Cq {
 }
 
 #[test]
+fn each_completion_vector_tells_of_its_queues() {
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let vectors = b.device_info().num_comp_vectors;
+    assert_eq!(vectors, 4);
+    let channel = CompletionChannel::create(&b.context).unwrap();
+    let on = |vector: u32| {
+        let init = CqInit {
+            cqe: 16,
+            user_handle: vector.into(),
+            channel: Some(channel.fd()),
+            comp_vector: vector,
+            ..CqInit::default()
+        };
+        CompletionQueue::create(&b.context, &init)
+    };
+    assert!(on(vectors).is_err());
+    let mut queues: Vec<_> = (0..vectors).map(|vector| on(vector).unwrap()).collect();
+    let (from, to) = (a.memory(64), b.memory(64));
+    let mut cqa = a.cq(16);
+    let pairs: Vec<_> = queues
+        .iter_mut()
+        .map(|cqb| {
+            let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, cqb));
+            join(QpType::RC, (&qa, &a), (&qb, &b));
+            cqb.arming.arm(b.device.arm_register(), false);
+            receive(&mut qb, 1, to.sge(0, 64));
+            post(&mut qa, 1, Work::Send, from.sge(0, 64));
+            poll(&a, &mut cqa);
+            (qa, qb)
+        })
+        .collect();
+    while b.embedded.drive() {}
+    channel.set_nonblocking(true).unwrap();
+    let mut told: Vec<_> = pairs
+        .iter()
+        .map(|_| channel.read_event().unwrap())
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1, 2, 3]);
+    assert!(!readable(channel.fd(), 0));
+}
+
+#[test]
 fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
     for drive in [Drive::Thread, Drive::Caller] {
         let (a, b) = Host::two("ib", drive);

@@ -67,6 +67,6 @@ fn what_it_is_can_be_asked() {
     let device = Device::embedded().unwrap();
     assert_eq!(device.name(), "embedded");
     let (context, info) = device.open_kernel().unwrap();
-    assert_eq!(info.num_comp_vectors, 1);
+    assert_eq!(info.num_comp_vectors, 4);
     assert_eq!(context.query_port(1).unwrap().legacy.state, 4);
 }

@@ -56,6 +56,11 @@ impl Host {
         }
     }
 
+    /// What the kernel says of a context.
+    pub fn device_info(&self) -> uverbs::ContextInfo {
+        self.context.query_context().unwrap()
+    }
+
     /// One device, driven by its thread.
     pub fn alone(profile: &str) -> Self {
         let network = Network::new(Drive::Thread).unwrap();
@@ -308,11 +313,9 @@ pub fn connect(qp: &Qp, kind: QpType, peer: u32, path: AhAttr) {
 
 /// Takes a queue pair to RTS, whose peer may do that much.
 pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: AccessFlags) {
-    let rc = if kind == QpType::RC {
-        Mask::all()
-    } else {
-        Mask::empty()
-    };
+    let when = |condition, mask| if condition { mask } else { Mask::empty() };
+    let asks = matches!(kind, QpType::RC | QpType::XRC_INI);
+    let answers = matches!(kind, QpType::RC | QpType::XRC_TGT);
     let ud = kind == QpType::UD;
     let attr = QpAttr {
         qp_state: QpState::INIT,
@@ -339,7 +342,7 @@ pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: Acces
     };
     let route = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
     let route = if ud { Mask::empty() } else { route };
-    let reads = (Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER) & rc;
+    let reads = when(answers, Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER);
     modify(qp, &attr, Mask::STATE | route | reads);
     let attr = QpAttr {
         qp_state: QpState::RTS,
@@ -350,8 +353,9 @@ pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: Acces
         max_rd_atomic: 4,
         ..QpAttr::default()
     };
-    let retries = Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
-    modify(qp, &attr, Mask::STATE | Mask::SQ_PSN | retries & rc);
+    let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+    let retries = when(asks || answers, Mask::TIMEOUT) | when(asks, retries);
+    modify(qp, &attr, Mask::STATE | Mask::SQ_PSN | retries);
 }
 
 /// Connects two queue pairs of two hosts.

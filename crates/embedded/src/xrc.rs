@@ -1,0 +1,176 @@
+//! XRC: domains, and targets, which are found by number in their domain.
+//!
+//! What was opened more than once, by whatever contexts, is one thing of the
+//! device and as many objects; it goes with the last of them.
+
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
+use nix::sys::stat::fstat;
+use softhca::bits::{Field, field};
+use softhca::command::opcode as op;
+use uverbs::QpType;
+use uverbs::abi::ids::*;
+use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
+use zerocopy::IntoBytes;
+
+use crate::command::{Input, PAGES_AT, make};
+use crate::event::Reported;
+use crate::object::{Events, Is, Object, Objects, Qp, Xrcd};
+use crate::queues::{QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, RQ_SHARED};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// The domain in a queue pair's context.
+const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
+/// Its service.
+pub(crate) const XRC: u32 = 3;
+
+/// A descriptor of the same file, and what names it.
+fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
+    if fd < 0 {
+        return refuse(libc::EBADF);
+    }
+    // SAFETY: it is not -1, and dup(2) answers for a descriptor that is not open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let Ok(file) = fd.try_clone_to_owned() else {
+        return refuse(libc::EBADF);
+    };
+    match fstat(&file) {
+        Ok(stat) => Ok((file, (stat.st_dev, stat.st_ino))),
+        Err(errno) => refuse(errno as i32),
+    }
+}
+
+impl Objects {
+    /// The objects that are a domain of the device.
+    pub(crate) fn xrcds(&self, number: u32) -> impl Iterator<Item = &Xrcd> {
+        self.all().filter_map(move |object| match &object.is {
+            Is::Xrcd(it) if it.number == number => Some(it),
+            _ => None,
+        })
+    }
+
+    /// The objects that are a queue pair of the device.
+    pub(crate) fn qps(&self, number: u32) -> impl Iterator<Item = &Qp> {
+        self.all().filter_map(move |object| match &object.is {
+            Is::Qp(it) if it.number == number => Some(&**it),
+            _ => None,
+        })
+    }
+}
+
+impl State {
+    pub(crate) fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const NONE: u32 = u32::MAX;
+        let asked: OpenXrcd = request.core()?;
+        let oflags = asked.oflags.cast_signed();
+        let (file, inode) = match asked.fd {
+            NONE => (None, None),
+            of => {
+                let (file, inode) = same_file(of.cast_signed())?;
+                (Some(file), Some(inode))
+            }
+        };
+        let there = self
+            .objects
+            .find(|is| matches!(is, Is::Xrcd(it) if it.inode.is_some() && it.inode == inode));
+        let there = match there.map(|object| &object.is) {
+            Some(Is::Xrcd(it)) => Some(it.number),
+            _ => None,
+        };
+        let number = match there {
+            Some(_) if oflags & libc::O_EXCL != 0 => return refuse(libc::EINVAL),
+            Some(number) => number,
+            None if inode.is_some() && oflags & libc::O_CREAT == 0 => return refuse(libc::EAGAIN),
+            None => make(&mut self.hca, &Input::new(op::ALLOC_XRCD, 16))?,
+        };
+        let xrcd_handle = self.objects.insert(Object {
+            file: fd,
+            needs: Vec::new(),
+            uses: 0,
+            given: Vec::new(),
+            is: Is::Xrcd(Xrcd {
+                number,
+                inode,
+                _file: file,
+            }),
+        });
+        request.core_answer(&OpenXrcdResp { xrcd_handle });
+        Ok(())
+    }
+
+    /// Makes an XRC target, which has no queues: what is asked for of them, the
+    /// driver's data too, is passed over.
+    pub(crate) fn create_target(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
+        let domain = self.objects.xrcd(fd, xrcd)?.number;
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD)?;
+        let input = Input::new(op::CREATE_QP, PAGES_AT)
+            .set(QP_SERVICE, XRC)
+            .set(QP_PD, self.pd)
+            .set(QP_NO_SQ, 1)
+            .set(QP_DOMAIN, domain)
+            .set(QP_RQ_TYPE, RQ_SHARED);
+        let number = make(&mut self.hca, &input)?;
+        let qp = target(number, domain, ModifyQp::default(), events);
+        let handle = self.objects.insert(object(fd, xrcd, qp));
+        request.made(ATTR_CREATE_QP_HANDLE, handle);
+        request.put(ATTR_CREATE_QP_RESP_CAP, [0u32; 5].as_bytes());
+        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        Ok(())
+    }
+
+    /// Opens an XRC target of a domain, by its number.
+    pub(crate) fn open_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: OpenQp = request.core()?;
+        let xrcd = asked.pd_handle;
+        let domain = self.objects.xrcd(fd, xrcd)?.number;
+        if QpType(asked.qp_type.into()) != QpType::XRC_TGT {
+            return refuse(libc::EINVAL);
+        }
+        let of_domain = |qp: &&Qp| qp.domain == Some(domain);
+        let Some(qp) = self.objects.qps(asked.qpn).find(of_domain) else {
+            return refuse(libc::EINVAL);
+        };
+        let attributes = qp.attributes;
+        let events = Events {
+            user_handle: asked.user_handle,
+            file: None,
+            reported: Reported::default(),
+        };
+        let qp = target(asked.qpn, domain, attributes, events);
+        let qp_handle = self.objects.insert(object(fd, xrcd, qp));
+        request.core_answer(&CreateQpResp {
+            qp_handle,
+            qpn: asked.qpn,
+            ..CreateQpResp::default()
+        });
+        Ok(())
+    }
+}
+
+fn target(number: u32, domain: u32, attributes: ModifyQp, events: Events) -> Qp {
+    Qp {
+        number,
+        kind: QpType::XRC_TGT.0,
+        cap: [0; 5],
+        signal_all: false,
+        register: None,
+        domain: Some(domain),
+        attributes,
+        groups: Vec::new(),
+        events,
+    }
+}
+
+fn object(fd: RawFd, xrcd: u32, qp: Qp) -> Object {
+    Object {
+        file: fd,
+        needs: vec![xrcd],
+        uses: 0,
+        given: Vec::new(),
+        is: Is::Qp(Box::new(qp)),
+    }
+}
