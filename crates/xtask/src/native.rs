@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use rxe_tests::driver::programs::manifest;
@@ -66,7 +67,7 @@ pub fn build(to: &Path) -> Result<()> {
             !in_c.join(name).with_extension("c").exists(),
             "{name} is a C program of rxe-tests as well: another name is wanted"
         );
-        fs::copy(path, to.join(name)).with_context(|| format!("cannot copy {}", path.display()))?;
+        copy_without_lines(path, &to.join(name))?;
     }
     let sources = driver::root().join(FOLDER);
     for entry in fs::read_dir(&sources)? {
@@ -81,6 +82,20 @@ pub fn build(to: &Path) -> Result<()> {
         ("rxe-tests/programs/wire.sh", "wire.sh"),
     ] {
         fs::copy(driver::root().join(script), to.join(name))?;
+    }
+    Ok(())
+}
+
+/// Copies a program without the tables of its source's lines, most of it: an
+/// emulated guest takes minutes to read those of all. By `strip`, which comes with
+/// the linker; where it is missing, as it is.
+fn copy_without_lines(program: &Path, to: &Path) -> Result<()> {
+    let strip = Command::new("strip")
+        .args(["--strip-debug", "-o"])
+        .args([to, program])
+        .status();
+    if !strip.is_ok_and(|status| status.success()) {
+        fs::copy(program, to).with_context(|| format!("cannot copy {}", program.display()))?;
     }
     Ok(())
 }
