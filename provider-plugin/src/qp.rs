@@ -8,7 +8,7 @@ use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::null_mut;
 
 use ring::BiasedLock;
-use uverbs::{CqHandle, QpCap, QpHandle, QpInit, QpOpen, QpType, SrqHandle, Udata};
+use uverbs::{CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, SrqHandle, Udata};
 
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
@@ -30,6 +30,10 @@ pub trait Device: pd::Device + cq::Device + srq::Device {
     type RecvQueue: Receives;
     /// What else a queue pair has; read by any thread.
     type Besides;
+
+    /// Creation flags that the kernel's driver may have; for which queue pairs it
+    /// knows.
+    const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
 
     /// Makes the kernel object and its queues. `operations` are those
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
@@ -211,6 +215,7 @@ unsafe fn create<D: Device>(
     domain: Domain,
     given: &mut ibv_qp_init_attr,
     comp_mask: u32,
+    flags: QpCreateFlags,
     operations: Option<u64>,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
     let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
@@ -243,6 +248,7 @@ unsafe fn create<D: Device>(
             max_inline_data: cap.max_inline_data,
         },
         sq_sig_all: attr.sq_sig_all != 0,
+        flags,
         user_handle: place.as_ptr().expose_provenance() as u64,
         async_fd: Some(async_fd),
         ..QpInit::default()
@@ -337,7 +343,14 @@ pub unsafe extern "C" fn create_qp<D: Device>(
         if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
             return Err(Errno::INVAL);
         }
-        Ok(Box::into_raw(create::<D>(domain, &mut *attr, 0, None)?).cast())
+        Ok(Box::into_raw(create::<D>(
+            domain,
+            &mut *attr,
+            0,
+            QpCreateFlags::empty(),
+            None,
+        )?)
+        .cast())
     })
 }
 
@@ -356,9 +369,11 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
     entry::pointer(|| unsafe {
         let comp_mask = (*attr).comp_mask;
         let has = |member| comp_mask & member != 0;
-        if comp_mask & !members != 0
-            || has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*attr).create_flags != 0
-        {
+        let flags = match has(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+            true => QpCreateFlags::from_bits_retain((*attr).create_flags),
+            false => QpCreateFlags::empty(),
+        };
+        if comp_mask & !members != 0 || !D::CREATE_FLAGS.contains(flags) {
             return Err(Errno::OPNOTSUPP);
         }
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
@@ -385,7 +400,7 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
                 xrcd: null_mut(),
             }
         };
-        let mut qp = create::<D>(domain, &mut *attr.cast(), VERBS_QP_EX, operations)?;
+        let mut qp = create::<D>(domain, &mut *attr.cast(), VERBS_QP_EX, flags, operations)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
             wr_ex::set_functions::<D>(&mut qp.public, operations, qp.single);

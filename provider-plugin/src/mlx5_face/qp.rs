@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mlx5::{Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
-use uverbs::{QpCap, QpInit, QpOpen};
+use uverbs::{QpCap, QpCreateFlags, QpInit, QpOpen};
 
 use super::Mlx5;
 use super::cq::Cq;
@@ -74,6 +74,8 @@ impl Device for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
     type Besides = Besides;
+
+    const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
 
     /// EOPNOTSUPP for types other than RC, UC, UD and the two of XRC.
     unsafe fn make_qp(
