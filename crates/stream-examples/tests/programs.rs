@@ -64,6 +64,30 @@ async fn both_directions_at_once() {
     }
 }
 
+/// Credits that go out behind the end of what is written have to arrive as well
+/// before all has.
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn the_end_arrives_while_the_peer_is_still_read() {
+    let (mut client, mut server) = pair().await;
+    // More than the client has receives for.
+    let data = bytes(7, 4 << 20);
+    let (half, sent) = (Duration::from_millis(50), data.clone());
+    let server = tokio::spawn(async move {
+        server.write_all(&sent).await.expect("write");
+        server
+    });
+    let _ = tokio::time::timeout(half, std::future::pending::<()>()).await;
+    let _ = tokio::time::timeout(Duration::ZERO, client.shutdown()).await;
+    let mut read = vec![0; data.len()];
+    client.read_exact(&mut read).await.expect("read");
+    assert!(read == data);
+    // The server's stream is open until then.
+    let ended = tokio::time::timeout(Duration::from_secs(20), client.shutdown()).await;
+    ended.expect("all has arrived").expect("shutdown");
+    drop(server.await.expect("a task"));
+}
+
 /// Reads and writes that are dropped before they are done.
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
@@ -193,6 +217,6 @@ fn on_the_embedded_device() {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");
-    assert!(out.contains("5 passed; 0 failed"), "{out}");
+    assert!(out.contains("6 passed; 0 failed"), "{out}");
     println!("{out}");
 }

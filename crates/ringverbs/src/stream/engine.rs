@@ -266,8 +266,9 @@ impl Engine {
             && let Some(note) = self.flow.due()
         {
             let mut request = WorkRequest::send(()).immediate(note.encode());
-            if note.fin {
-                // All before it is retired with it.
+            if self.flow.end_is_sent() {
+                // All before it is retired with it; and behind the end nothing
+                // else comes that would be.
                 self.unsignaled = 0;
             } else {
                 request = request.unsignaled();
