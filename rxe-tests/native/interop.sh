@@ -64,7 +64,9 @@ judge() {
     if [ $client_status -eq 0 ] && [ $server_status -eq 0 ] && "${@:-true}"; then
         ok "$name: $(tail -1 "$scratch/client")"
     else
-        bad "$name (statuses $server_status and $client_status)" \
+        # Its last words first: perftest may have no figures for a reason.
+        words=$(cat "$scratch/server.err" "$scratch/client.err" | tail -1)
+        bad "$name (statuses $server_status and $client_status) $words" \
             "$scratch/server" "$scratch/server.err" "$scratch/client" "$scratch/client.err"
     fi
 }
