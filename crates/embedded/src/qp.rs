@@ -263,12 +263,16 @@ impl State {
         if to == QpState::RESET {
             attributes = ModifyQp::default();
         }
+        let qp = self.objects.qp_mut(fd, given.qp_handle)?;
+        qp.attributes = attributes;
         // An XRC target may have been opened more than once.
-        for object in self.objects.all_mut() {
-            if let Is::Qp(qp) = &mut object.is
-                && qp.number == number
-            {
-                qp.attributes = attributes;
+        if qp.domain.is_some() {
+            for object in self.objects.all_mut() {
+                if let Is::Qp(qp) = &mut object.is
+                    && qp.number == number
+                {
+                    qp.attributes = attributes;
+                }
             }
         }
         Ok(())

@@ -297,8 +297,9 @@ impl State {
         let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)?;
         let size = |n: u32| n == 0 || (n.is_power_of_two() && n <= LONGEST);
         require(size(blocks) && size(receives))?;
-        require((srq.is_none() && !initiator) || receives == 0)?;
-        require(srq.is_none() || !initiator)?;
+        // Receives come from one place, and to who only asks from none.
+        let places = [initiator, srq.is_some(), receives != 0];
+        require(places.into_iter().filter(|it| *it).count() <= 1)?;
         require(receives == 0 || STRIDES.contains(&shift))?;
         let place = Place::new(&driver)?;
         let received = u64::from(receives) << if receives == 0 { 0 } else { shift };
@@ -491,7 +492,7 @@ impl State {
         // What was opened again is the device's until the last one goes.
         let opened = match is {
             Is::Xrcd(it) => self.objects.xrcds(it.number).count(),
-            Is::Qp(it) => self.objects.qps(it.number).count(),
+            Is::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),
             _ => 1,
         };
         if opened > 1 {

@@ -56,15 +56,34 @@ pub struct DeviceContext {
     register_size: usize,
     registers: Registers,
     indices: Arc<Indices>,
-    /// Where completion queues are armed.
-    arm: (BlueFlame, Arc<Page>),
-    /// The number of that page, which completion queues have to be told if it is
-    /// not the context's first.
-    arm_page: Option<u16>,
+    arm: Arm,
     /// The device's time.
     clock: Clock,
     /// Reads give nothing, and writes go nowhere, with this key.
     null_key: Option<u32>,
+}
+
+/// Where completion queues are armed.
+#[derive(Debug)]
+pub(crate) struct Arm {
+    pub(crate) register: BlueFlame,
+    /// The number of its page, which completion queues have to be told if it is
+    /// not the context's first.
+    pub(crate) number: Option<u16>,
+    /// Kept for the register.
+    _page: Arc<Page>,
+}
+
+impl Arm {
+    pub(crate) fn of(page: &Arc<Page>, number: Option<u16>) -> Self {
+        Self {
+            // SAFETY: in the first UAR of the page, which is kept beside it.
+            // Several queues are armed through it.
+            register: unsafe { BlueFlame::new(page.mapping.as_ptr().add(ARM), 0, true) },
+            number,
+            _page: Arc::clone(page),
+        }
+    }
 }
 
 /// Whose registers they are.
@@ -172,7 +191,7 @@ impl DeviceContext {
     fn given(
         context: &Context,
         answer: &AllocUcontextResp,
-    ) -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError> {
+    ) -> Result<(Registers, Arm), CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
         // Kernels before 4K UARs leave this out.
         let uars_per_page = answer.num_uars_per_page.max(1);
@@ -183,35 +202,26 @@ impl DeviceContext {
             return Err(bad("the number of registers"));
         }
         let first = Arc::new(Page::map(context, 0)?);
-        // SAFETY: in the first UAR of the page, which is kept beside it.
-        // Several queues are armed through it.
-        let arm = unsafe { BlueFlame::new(first.mapping.as_ptr().add(ARM), 0, true) };
+        let arm = Arm::of(&first, None);
         let registers = Registers::Given {
             count: answer.tot_bfregs,
             uars_per_page,
-            pages: Mutex::new(vec![Some(Arc::clone(&first))]),
+            pages: Mutex::new(vec![Some(first)]),
         };
-        Ok((registers, arm, first, None))
+        Ok((registers, arm))
     }
 
-    fn own(
-        context: &Context,
-        answer: &AllocUcontextResp,
-    ) -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError> {
+    fn own(context: &Context, answer: &AllocUcontextResp) -> Result<(Registers, Arm), CreateError> {
         let own = OwnPages::new(context, answer.bf_reg_size as usize)?;
-        let (arm, page, number) = own.arm()?;
-        Ok((Registers::Own(own), arm, page, Some(number)))
+        let arm = own.arm()?;
+        Ok((Registers::Own(own), arm))
     }
 
     /// `registers` is asked when all else makes sense.
     fn from_answer(
         context: &Context,
         answer: &AllocUcontextResp,
-        registers: impl FnOnce(
-            &Context,
-            &AllocUcontextResp,
-        )
-            -> Result<(Registers, BlueFlame, Arc<Page>, Option<u16>), CreateError>,
+        registers: impl FnOnce(&Context, &AllocUcontextResp) -> Result<(Registers, Arm), CreateError>,
     ) -> Result<Self, CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
         if answer.cqe_version != CQE_VERSION {
@@ -229,7 +239,7 @@ impl DeviceContext {
         if answer.max_sq_desc_sz < 64 || answer.max_rq_desc_sz < 16 {
             return Err(bad("the size of a work request"));
         }
-        let (registers, arm, page, arm_page) = registers(context, answer)?;
+        let (registers, arm) = registers(context, answer)?;
         Ok(Self {
             limits: Limits {
                 max_send_entry: answer.max_sq_desc_sz.into(),
@@ -242,8 +252,7 @@ impl DeviceContext {
             register_size,
             registers,
             indices: Arc::default(),
-            arm: (arm, page),
-            arm_page,
+            arm,
             clock: Clock::of(context, answer),
             null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
         })
@@ -264,7 +273,7 @@ impl DeviceContext {
     /// Where completion queues are armed.
     #[inline(always)]
     pub fn arm_register(&self) -> &BlueFlame {
-        &self.arm.0
+        &self.arm.register
     }
 
     /// A user index that nobody else has.
@@ -275,7 +284,7 @@ impl DeviceContext {
     /// The number of the page in which completion queues are armed, if they have
     /// to be told ([`crate::CqOptions::arm_page`]).
     pub fn arm_page(&self) -> Option<u16> {
-        self.arm_page
+        self.arm.number
     }
 
     /// Bytes of a register, of two halves; 0: no BlueFlame.

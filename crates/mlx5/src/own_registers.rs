@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::{BlueFlame, Mapping};
 use uverbs::{Context, ContextRef, Mlx5Uar, Mlx5UarHandle, Mlx5UarKind, Mlx5UarPlace};
 
-use crate::context::{WANTED_EXCLUSIVE, WANTED_REGISTERS};
-use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
+use crate::context::{Arm, WANTED_EXCLUSIVE, WANTED_REGISTERS};
+use crate::registers::{Page, REGISTERS, Register, UAR};
 use crate::{CreateError, DeviceContext};
 
 /// Maps an allocated page.
@@ -161,16 +161,12 @@ impl OwnPages {
         what(&mut self.pages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where completion queues are armed, and the number of that page.
-    pub(crate) fn arm(&self) -> Result<(BlueFlame, Arc<Page>, u16), CreateError> {
+    /// Where completion queues are armed.
+    pub(crate) fn arm(&self) -> Result<Arm, CreateError> {
         self.locked(|pages| {
             let first = pages.first().ok_or(CreateError::NoMemory)?;
-            let page = Arc::clone(&first.page);
-            // SAFETY: in the first UAR of the page, which is kept beside it.
-            // Several queues are armed through it.
-            let arm = unsafe { BlueFlame::new(page.mapping.as_ptr().add(ARM), 0, true) };
             // `new` has checked the number.
-            Ok((arm, page, first.place.page_id as u16))
+            Ok(Arm::of(&first.page, Some(first.place.page_id as u16)))
         })
     }
 

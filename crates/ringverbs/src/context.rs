@@ -181,15 +181,18 @@ impl Device {
     /// # Errors
     /// EACCES without permission on its character device.
     pub fn open_kernel(&self) -> Result<(uverbs::Context, ContextInfo)> {
-        #[cfg(feature = "embedded")]
-        if let Some(embedded) = &self.embedded {
-            let context = embedded.context()?;
-            let (info, _) = Provider::open(&context, self.found.driver_id)?;
-            return Ok((context, info));
-        }
-        let context = uverbs::Context::open(Box::new(RealKernel), &self.found)?;
+        let context = self.kernel_context()?;
         let (info, _) = Provider::open(&context, self.found.driver_id)?;
         Ok((context, info))
+    }
+
+    /// Without the kernel's context in it, which the driver's code asks for.
+    fn kernel_context(&self) -> Result<uverbs::Context> {
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            return Ok(embedded.context()?);
+        }
+        Ok(uverbs::Context::open(Box::new(RealKernel), &self.found)?)
     }
 }
 

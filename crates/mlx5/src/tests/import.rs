@@ -9,7 +9,7 @@ use uverbs::abi::ids::*;
 use uverbs::abi::mlx5::*;
 use uverbs::kernel::fake::Target;
 
-use super::objects::{ALLOC_UAR, Answer, CREATE_CQ, CREATE_QP, GOOD, Machine};
+use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GOOD, Machine};
 use super::*;
 use crate::{CqOptions, CreateError, DeviceContext, OwnRegister, QueuePair};
 
@@ -193,30 +193,7 @@ fn what_cannot_be_imported_leaves_nothing() {
         assert_eq!(error.errno(), errno);
         assert!(machine.fake.live_objects().is_empty());
     }
-    let bad: [(Answer, i32); 3] = [
-        (
-            Answer {
-                cqe_version: 0,
-                ..GOOD
-            },
-            libc::EOPNOTSUPP,
-        ),
-        (
-            Answer {
-                register_size: 4096,
-                ..GOOD
-            },
-            libc::EPROTO,
-        ),
-        (
-            Answer {
-                send_entry: 0,
-                ..GOOD
-            },
-            libc::EPROTO,
-        ),
-    ];
-    for (answer, errno) in &bad {
+    for (answer, errno) in &BAD {
         let (machine, _) = machine(u32::MAX);
         assert_eq!(import(&machine, answer).unwrap_err().errno(), *errno);
         assert!(machine.fake.live_objects().is_empty());
