@@ -87,8 +87,12 @@ check "after a failed command: a ping-pong" works
 
 # Queues that fail by themselves.
 cat > /tmp/events.py << 'P'
-import os, signal, sys
-import pyverbs.enums as e
+import os, signal, sys, types
+# Up to rdma-core 44 one module, from 65 on only the other.
+try:
+    import pyverbs.libibverbs_enums as enums
+except ImportError:
+    import pyverbs.enums as enums
 from pyverbs.addr import GID
 from pyverbs.cq import CQ
 from pyverbs.device import Context
@@ -96,6 +100,11 @@ from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR
+
+# The names are the module's, from rdma-core 65 on its enumerations' alone.
+e = types.SimpleNamespace(**vars(enums))
+for kind in vars(enums).values():
+    vars(e).update(getattr(kind, '__members__', {}))
 
 what, order, wanted = sys.argv[1:]
 signal.alarm(30)
