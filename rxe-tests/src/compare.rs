@@ -76,6 +76,7 @@ const REFUSED: &[Refused] = &[
             "schedule elements is not supported",
             "Converting timestamp to nanoseconds is not supported",
             "UAR allocation",
+            "UAR dmabuf export is not supported",
             "VAR allocation is not supported",
             "Modifying a QP UDP sport is not supported",
         ],
@@ -446,6 +447,16 @@ mod tests {
             text.contains("2 of what stock passes, refused by ours: mlx5dv, which is libmlx5's own (test_mlx5_x 2)"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_refusal_is_known_by_what_its_module_says() {
+        let said = |name, said| refusal("pyverbs", name, said).is_some();
+        let uar = "tests.test_mlx5_uar.Mlx5UarTestCase.test_uar_export_dmabuf_fd";
+        assert!(said(uar, "UAR dmabuf export is not supported"));
+        let memory = "tests.test_mr.DeviceMemoryAPITest.test_dm_export_dmabuf_fd";
+        assert!(!said(memory, "DM dmabuf export is not supported"));
+        assert!(!said(uar, "DM dmabuf export is not supported"));
     }
 
     #[test]
