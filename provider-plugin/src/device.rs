@@ -248,6 +248,22 @@ pub unsafe extern "C" fn query_port(
     })
 }
 
+/// `ibv_query_port_speed`: in units of 100 Mbit/s. EOPNOTSUPP or
+/// EPROTONOSUPPORT of a driver or a kernel that does not tell; `speed` is left
+/// as it was then.
+pub unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    // SAFETY: libibverbs passes an open context of ours, the application a place
+    // for the answer.
+    entry::int(|| unsafe {
+        speed.write(CtxRef::of(context).query_port_speed(port)?);
+        Ok(())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@
 //! operations do not come through here: they are written so as not to panic.
 
 use core::ffi::c_int;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::errno::{Errno, int_result, ptr_result};
@@ -21,6 +22,16 @@ pub fn int(verb: impl FnOnce() -> Result<(), Errno>) -> c_int {
 pub fn pointer<T>(verb: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     // AssertUnwindSafe: as in `int`.
     ptr_result(catch_unwind(AssertUnwindSafe(verb)).unwrap_or(Err(Errno::IO)))
+}
+
+/// Runs a verb that returns a descriptor: that, or -1 with `errno` set.
+pub fn descriptor(verb: impl FnOnce() -> Result<RawFd, Errno>) -> c_int {
+    // AssertUnwindSafe: as in `int`.
+    let result = catch_unwind(AssertUnwindSafe(verb)).unwrap_or(Err(Errno::IO));
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
 }
 
 /// Runs a verb without a result.
@@ -44,6 +55,9 @@ mod tests {
         Errno(0).set();
         assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
         assert_eq!(errno(), libc::EIO);
+        Errno(0).set();
+        assert_eq!(descriptor(|| panic!("on purpose")), -1);
+        assert_eq!(errno(), libc::EIO);
         unit(|| panic!("on purpose"));
     }
 
@@ -53,6 +67,9 @@ mod tests {
         assert_eq!(errno(), libc::EBUSY);
         assert!(pointer::<u8>(|| Err(Errno::NOMEM)).is_null());
         assert_eq!(errno(), libc::ENOMEM);
+        assert_eq!(descriptor(|| Err(Errno::OPNOTSUPP)), -1);
+        assert_eq!(errno(), libc::EOPNOTSUPP);
         assert_eq!(int(|| Ok(())), 0);
+        assert_eq!(descriptor(|| Ok(7)), 7);
     }
 }

@@ -47,6 +47,7 @@ impl Device for Mlx5 {
             bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
+            dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;
             free_dm: fn(*mut ibv_dm) -> c_int = dm::free_dm;
             import_dm: fn(*mut ibv_context, u32) -> *mut ibv_dm = dm::import_dm;
             open_qp: fn(*mut ibv_context, *mut ibv_qp_open_attr)
@@ -109,6 +110,8 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
         query_device_ex: fn(*mut ibv_context, *const ibv_query_device_ex_input,
             *mut ibv_device_attr_ex, usize) -> c_int = device::query_device_ex::<D>;
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int = device::query_port;
+        query_port_speed: fn(*mut ibv_context, u32, *mut u64)
+            -> c_int = device::query_port_speed;
         query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr)
             -> c_int = qp::query_qp::<D>;
         query_srq: fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int = srq::query_srq::<D>;
@@ -152,6 +155,7 @@ mod tests {
                         let since = match name {
                             "import_dm" | "unimport_dm" => 35,
                             "reg_mr_ex" => 59,
+                            "dm_export_dmabuf_fd" | "query_port_speed" => 62,
                             _ => 0,
                         };
                         assert!(layout.first < since, "{layout}: {name}");
@@ -167,6 +171,19 @@ mod tests {
     fn every_operation_is_in_its_place_once() {
         every_operation_is_in_its_place::<Rxe>();
         every_operation_is_in_its_place::<Mlx5>();
+    }
+
+    /// What we do not set, the documentation names, and says why.
+    #[test]
+    fn every_operation_is_ours_or_documented_as_refused() {
+        let page = include_str!("../../docs/mlx5.md");
+        let section = page.split("## What is refused").nth(1).unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let refused: Vec<_> = section.split('`').skip(1).step_by(2).collect();
+        let ours: Vec<_> = operations::<Mlx5>().map(|(name, _)| name).collect();
+        for name in LAYOUTS.iter().flat_map(Layout::ops) {
+            assert!(ours.contains(&name) != refused.contains(&name), "{name}");
+        }
     }
 
     /// libibverbs leaves its own, empty ones in the places that are not filled.

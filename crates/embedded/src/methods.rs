@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use uverbs::abi::ids::*;
+use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
@@ -42,6 +43,7 @@ impl State {
                 Ok(())
             }
             (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
+            (OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED) => self.query_port_speed(request),
             (OBJECT_DEVICE, METHOD_QUERY_GID_TABLE) => self.query_gid_table(request),
             (OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(request),
             (OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC) => self.alloc_events(fd, request),

@@ -3,6 +3,7 @@
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
+use uverbs::abi::later::*;
 use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
 use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
 use zerocopy::IntoBytes;
@@ -24,6 +25,8 @@ const LINK_UP: u8 = 5;
 const DISABLED: u8 = 3;
 /// 4096 bytes, as MTUs are coded.
 const MTU_4096: u8 = 5;
+/// 4X, EDR, in units of 100 Mbit/s.
+const SPEED: u64 = 1000;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
@@ -111,6 +114,14 @@ impl State {
             ..QueryPortRespEx::default()
         };
         request.answer(ATTR_QUERY_PORT_RESP, &answer);
+        Ok(())
+    }
+
+    pub(crate) fn query_port_speed(&self, request: &mut Request) -> Result<()> {
+        if request.value::<u64>(ATTR_QUERY_PORT_SPEED_PORT_NUM)? != 1 {
+            return refuse(libc::EINVAL);
+        }
+        request.answer(ATTR_QUERY_PORT_SPEED_RESP, &SPEED);
         Ok(())
     }
 

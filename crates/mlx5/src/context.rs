@@ -100,9 +100,16 @@ enum Registers {
     Own(OwnPages),
 }
 
-/// Maps `size` bytes of what mlx5_ib has under a command (`enum
+/// Where the device's file has what mlx5_ib has under a command (`enum
 /// mlx5_ib_mmap_cmd`) and an index: in units of pages, the index's low half,
-/// the command, the index's high half.
+/// the command, the index's high half. In bytes.
+pub(crate) fn file_offset(command: u8, index: u16) -> u64 {
+    let [high, low] = index.to_be_bytes().map(u64::from);
+    let pages = high << 16 | u64::from(command) << 8 | low;
+    pages * Mapping::page_size() as u64
+}
+
+/// Maps `size` bytes of what is at a command's [`file_offset`].
 pub(crate) fn map_command(
     context: &Context,
     command: u8,
@@ -131,13 +138,11 @@ fn map_by<T>(
     index: u16,
     map: impl FnOnce(BorrowedFd<'_>, u64) -> std::io::Result<T>,
 ) -> Result<T, CreateError> {
-    let [high, low] = index.to_be_bytes().map(u64::from);
-    let pages = high << 16 | u64::from(command) << 8 | low;
-    let offset = pages * Mapping::page_size() as u64;
+    let offset = file_offset(command, index);
     // SAFETY: the context keeps its descriptor open for the length of the call.
     let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
     map(fd, offset).map_err(|error| CreateError::Map {
-        page: pages as u32,
+        page: (offset / Mapping::page_size() as u64) as u32,
         error,
     })
 }

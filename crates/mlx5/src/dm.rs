@@ -1,10 +1,10 @@
 //! Memory of the device's own: allocated, mapped, and copied to and from.
 
 use ring::{DeviceWords, Mapping};
-use uverbs::{Context, ContextRef, DmHandle, Mlx5Dm, Mlx5DmPlace};
+use uverbs::{Context, ContextRef, DmHandle, Dmabuf, Mlx5Dm, Mlx5DmPlace};
 
 use crate::CreateError;
-use crate::context::map_command;
+use crate::context::{file_offset, map_command};
 
 /// `MLX5_IB_MMAP_DEVICE_MEM`.
 pub(crate) const MMAP_DEVICE_MEMORY: u8 = 8;
@@ -14,7 +14,11 @@ pub(crate) const MMAP_DEVICE_MEMORY: u8 = 8;
 ///
 /// Any thread may use it; see [`DeviceWords`] for what a copy promises.
 #[derive(Debug)]
-pub struct DeviceBytes(DeviceWords);
+pub struct DeviceBytes {
+    words: DeviceWords,
+    /// The number that they are mapped by.
+    page_index: u16,
+}
 
 /// Why nothing was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +52,12 @@ impl DeviceBytes {
         // process but for its place in a page.
         let start = (place.start_offset % page as u64) as usize;
         let mapping = map_command(context, MMAP_DEVICE_MEMORY, place.page_index, whole)?;
-        DeviceWords::new(mapping, start, length)
-            .map(Self)
-            .map_err(|_| bad("where device memory begins"))
+        let words = DeviceWords::new(mapping, start, length)
+            .map_err(|_| bad("where device memory begins"))?;
+        Ok(Self {
+            words,
+            page_index: place.page_index,
+        })
     }
 
     /// Memory that somebody else has allocated in this context, by its number.
@@ -62,11 +69,21 @@ impl DeviceBytes {
         Self::map(context, place, length)
     }
 
+    /// The pages that the memory lies in, as a DMA buffer for other devices;
+    /// `context` is the one that it is of. It begins where a page does, the
+    /// memory perhaps later.
+    ///
+    /// # Errors
+    /// Those of [`Dmabuf::export`].
+    pub fn export<C: ContextRef>(&self, context: &C) -> Result<Dmabuf<C>, uverbs::Error> {
+        Dmabuf::export(context, file_offset(MMAP_DEVICE_MEMORY, self.page_index))
+    }
+
     /// What is wrong with copying so many bytes there.
     fn check(&self, offset: u64, length: usize) -> Result<usize, CopyError> {
         let offset = usize::try_from(offset).map_err(|_| CopyError::Beyond)?;
         let end = offset.checked_add(length).ok_or(CopyError::Beyond)?;
-        if end > self.0.len() {
+        if end > self.words.len() {
             return Err(CopyError::Beyond);
         }
         Ok(offset)
@@ -87,7 +104,7 @@ impl DeviceBytes {
     ) -> Result<(), CopyError> {
         let offset = self.check(offset, length)?;
         // SAFETY: as the caller says.
-        let copied = unsafe { self.0.write(offset, from, length) };
+        let copied = unsafe { self.words.write(offset, from, length) };
         copied.then_some(()).ok_or(CopyError::NotWords)
     }
 
@@ -101,7 +118,7 @@ impl DeviceBytes {
     pub unsafe fn read(&self, offset: u64, to: *mut u8, length: usize) -> Result<(), CopyError> {
         let offset = self.check(offset, length)?;
         // SAFETY: as the caller says.
-        let copied = unsafe { self.0.read(offset, to, length) };
+        let copied = unsafe { self.words.read(offset, to, length) };
         copied.then_some(()).ok_or(CopyError::NotWords)
     }
 }

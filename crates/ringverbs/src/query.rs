@@ -109,6 +109,17 @@ impl Context {
         Ok(self.uverbs().query_port(port)?)
     }
 
+    /// What a port, counted from 1, carries now, in units of 100 Mbit/s: also
+    /// what no width and enumerated speed of [`Self::query_port`] would tell, as
+    /// of ports that are bonded.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT from a
+    /// driver or a kernel that does not tell, as all of them before Linux 7.
+    pub fn query_port_speed(&self, port: u8) -> Result<u64> {
+        Ok(self.uverbs().query_port_speed(port.into())?)
+    }
+
     /// The GID of a port at that place of its table.
     ///
     /// # Errors

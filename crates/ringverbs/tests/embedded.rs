@@ -69,4 +69,10 @@ fn what_it_is_can_be_asked() {
     let (context, info) = device.open_kernel().unwrap();
     assert_eq!(info.num_comp_vectors, 4);
     assert_eq!(context.query_port(1).unwrap().legacy.state, 4);
+    // 100 Gbit/s.
+    assert_eq!(context.query_port_speed(1), Ok(1000));
+    assert_eq!(
+        context.query_port_speed(2).unwrap_err().errno().raw(),
+        libc::EINVAL
+    );
 }

@@ -66,6 +66,7 @@ commands! {
     QueryDevice = "QUERY_DEVICE" on "device";
     QueryDeviceEx = "QUERY_DEVICE (extended)" on "device";
     QueryPort = "QUERY_PORT" on "port";
+    QueryPortSpeed = "QUERY_PORT_SPEED" on "port";
     QueryGidTable = "QUERY_GID_TABLE" on "GID table";
     QueryGidEntry = "QUERY_GID_ENTRY" on "GID table";
     AllocPd = "ALLOC_PD" on "protection domain";
@@ -79,6 +80,7 @@ commands! {
     AllocDm = "DM_ALLOC" on "device memory";
     QueryDm = "DM_QUERY" on "device memory";
     FreeDm = "DM_FREE" on "device memory";
+    AllocDmabuf = "DMABUF_ALLOC" on "DMA buffer";
     RegDmMr = "DM_MR_REG" on "memory region";
     AllocMw = "ALLOC_MW" on "memory window";
     DeallocMw = "MW_DESTROY" on "memory window";
@@ -198,6 +200,10 @@ impl Error {
             }
             (_, libc::EIO) => "the device is gone, and its objects with it",
             (_, libc::EBUSY) => "other objects still use this one; destroy them first",
+            (
+                Command::AllocDmabuf | Command::QueryPortSpeed,
+                libc::EOPNOTSUPP | libc::EPROTONOSUPPORT,
+            ) => "the device's driver lacks this, or the kernel is older than 7.0",
             (_, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOTTY) => {
                 "the device's driver lacks this, or the kernel is older than 6.1"
             }

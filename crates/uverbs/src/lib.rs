@@ -37,6 +37,7 @@ mod command;
 mod context;
 pub mod cq;
 pub mod discovery;
+mod dmabuf;
 mod doorbell;
 mod error;
 mod event_file;
@@ -70,6 +71,7 @@ pub use channel::CompletionChannel;
 pub use command::Udata;
 pub use context::{Context, ContextInfo, ContextRef};
 pub use cq::{Cq, CqEvents, CqInit};
+pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{

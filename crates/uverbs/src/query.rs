@@ -2,8 +2,8 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::ids;
 use crate::abi::write::{CMD_FLAG_EXTENDED, ExQueryDevice, ExQueryDeviceResp, QueryDevice, cmd};
+use crate::abi::{ids, later};
 use crate::command::Ioctl;
 use crate::{Command, Context, DeviceAttr, DeviceAttrEx, Error, GidEntry, PortAttr, Udata};
 
@@ -61,6 +61,26 @@ impl Context {
         let slot = ioctl.output(ids::ATTR_QUERY_PORT_RESP, attr.as_mut_bytes());
         ioctl.run(self)?.written(slot)?;
         Ok(attr)
+    }
+
+    /// What a port, counted from 1, carries now, in units of 100 Mbit/s: also
+    /// what no width and enumerated speed would tell, as of ports that are
+    /// bonded.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT from a
+    /// driver or a kernel that does not tell.
+    pub fn query_port_speed(&self, port: u32) -> Result<u64, Error> {
+        let mut speed = 0u64;
+        let mut ioctl = Ioctl::new(
+            Command::QueryPortSpeed,
+            ids::OBJECT_DEVICE,
+            later::METHOD_QUERY_PORT_SPEED,
+        );
+        ioctl.constant(later::ATTR_QUERY_PORT_SPEED_PORT_NUM, port.into());
+        let slot = ioctl.output(later::ATTR_QUERY_PORT_SPEED_RESP, speed.as_mut_bytes());
+        ioctl.run(self)?.written(slot)?;
+        Ok(speed)
     }
 
     /// All GIDs of all ports that are not empty, into `entries`; gives how many.

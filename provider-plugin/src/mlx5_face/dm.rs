@@ -101,6 +101,17 @@ pub unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     entry::unit(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
 }
 
+/// `ibv_dm_export_dmabuf_fd`: the pages that the memory lies in as a DMA
+/// buffer, whose descriptor the application closes; -1 and errno. EOPNOTSUPP or
+/// EPROTONOSUPPORT of a driver or a kernel that does not do it.
+pub unsafe extern "C" fn dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: libibverbs passes live memory of ours.
+    entry::descriptor(|| unsafe {
+        let ctx = CtxRef::of((*dm).context);
+        Ok(dm_of(dm).bytes.export(&ctx)?.into_fd())
+    })
+}
+
 /// Ends a copy; errno is not set, as with the C provider.
 fn copied(result: Result<(), CopyError>) -> c_int {
     result.map_or_else(CopyError::errno, |()| 0)

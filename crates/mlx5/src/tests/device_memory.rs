@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use uverbs::abi::ids::*;
+use uverbs::abi::later::*;
 use uverbs::abi::mlx5::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, ExQueryDeviceResp, cmd};
 use uverbs::kernel::fake::Target;
@@ -69,6 +70,20 @@ fn device_memory_is_where_the_driver_says() {
     // SAFETY: as many bytes as that.
     unsafe { again.read(0xf8, read.as_mut_ptr(), 8) }.unwrap();
     assert_eq!(read, from);
+
+    // What it is exported by is where it is mapped, under either name.
+    for bytes in [&dm.bytes, &again] {
+        machine.fake.take_ioctls();
+        let buffer = bytes.export(&machine.context).unwrap();
+        let calls = machine.fake.take_ioctls();
+        let [export] = calls.as_slice() else {
+            panic!("{calls:?}");
+        };
+        let method = (export.object, export.method);
+        assert_eq!(method, (OBJECT_DMABUF, METHOD_DMABUF_ALLOC));
+        assert_eq!(export.u64(ATTR_ALLOC_DMABUF_PGOFF), Some(at(2, 3)));
+        drop(buffer);
+    }
 
     dm.object.destroy().unwrap();
     assert!(machine.fake.live_objects().is_empty());

@@ -8,12 +8,14 @@
 //! |---|---|
 //! | [`ioctl`] | `rdma_user_ioctl_cmds.h`: the ioctl's frame |
 //! | [`ids`] | `ib_user_ioctl_cmds.h`: objects, methods, attributes |
+//! | [`later`] | the same, those that came after Linux 6.1 |
 //! | [`verbs`] | `ib_user_ioctl_verbs.h`: structures of the ioctl methods |
 //! | [`mod@write`] | `ib_user_verbs.h`: structures of the write commands |
 //! | [`netlink`] | `rdma_netlink.h` and the parts of `netlink.h` that it needs |
 
 pub mod ids;
 pub mod ioctl;
+pub mod later;
 pub mod mlx5;
 pub mod netlink;
 pub mod verbs;

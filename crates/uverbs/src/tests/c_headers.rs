@@ -339,6 +339,27 @@ fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
     }
 }
 
+/// Numbers that the installed headers may be too old for.
+#[test]
+fn later_c_headers_agree() {
+    let mut c = String::from("#include <rdma/ib_user_ioctl_cmds.h>\n");
+    let newest = "int newest = UVERBS_METHOD_DMABUF_ALLOC;\n";
+    match compile(&format!("{c}{newest}")) {
+        Some(Ok(())) => {}
+        Some(Err(_)) => return println!("skipped: the kernel's headers are older than Linux 7.0"),
+        None => return println!("skipped: there is no C compiler (cc)"),
+    }
+    let mut count = 0;
+    for (name, number) in constants(include_str!("../abi/later.rs")) {
+        writeln!(c, "_Static_assert(UVERBS_{name} == {number}, \"{name}\");").unwrap();
+        count += 1;
+    }
+    assert_eq!(count, 7);
+    if let Some(Err(complaints)) = compile(&c) {
+        panic!("{complaints}");
+    }
+}
+
 /// `pub const NAME: uN = NUMBER;` lines of a source file.
 fn constants(source: &'static str) -> impl Iterator<Item = (&'static str, u64)> {
     source.lines().filter_map(|line| {

@@ -8,6 +8,7 @@ use super::{IoctlCall, Target};
 use crate::Errno;
 use crate::abi::ids::*;
 use crate::abi::ioctl::ATTR_F_MANDATORY;
+use crate::abi::later::*;
 use crate::abi::mlx5;
 use crate::abi::write::cmd::*;
 use crate::abi::write::*;
@@ -189,6 +190,24 @@ const METHODS: &[MethodSpec] = &[
         attrs: &[
             must(ATTR_QUERY_PORT_PORT_NUM, CONST),
             must(ATTR_QUERY_PORT_RESP, Ty::Out(42)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_PORT_SPEED,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_PORT_SPEED_PORT_NUM, CONST),
+            must(ATTR_QUERY_PORT_SPEED_RESP, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DMABUF,
+        method: METHOD_DMABUF_ALLOC,
+        udata: false,
+        attrs: &[
+            must(ATTR_ALLOC_DMABUF_HANDLE, Ty::NewFd),
+            must(ATTR_ALLOC_DMABUF_PGOFF, U64),
         ],
     },
     MethodSpec {

@@ -2,6 +2,7 @@
 
 use super::super::with_pd;
 use super::*;
+use crate::abi::later::*;
 use crate::abi::mlx5;
 
 const ALLOC: Target = Target::Method(OBJECT_DM, METHOD_DM_ALLOC);
@@ -123,4 +124,49 @@ fn what_is_answered_by_half_is_freed_again() {
     }
     drop(dm);
     assert_eq!(fake.live_objects(), [(pd.handle().0, OBJECT_PD)]);
+}
+
+#[test]
+fn a_dma_buffer_is_closed_once_or_given_up() {
+    const EXPORT: Target = Target::Method(OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
+    let (fake, context) = context();
+    let before = fake.open_fds();
+    let buffer = Dmabuf::export(&context, 0x1_0200_3000).unwrap();
+    let call = only(&fake);
+    is_method(&call, OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
+    assert_eq!(
+        sent(&call),
+        [
+            Sent::Object(ATTR_ALLOC_DMABUF_HANDLE, 0),
+            in64(ATTR_ALLOC_DMABUF_PGOFF, 0x1_0200_3000),
+        ]
+    );
+    let fd = buffer.fd();
+    assert!(!before.contains(&fd) && fake.open_fds().contains(&fd));
+    drop(buffer);
+    assert_eq!(fake.open_fds(), before);
+
+    let kept = Dmabuf::export(&context, 0).unwrap().into_fd();
+    assert!(fake.open_fds().contains(&kept));
+    fake.take_calls();
+
+    fake.on(EXPORT, |reply| {
+        reply.set_data(ATTR_ALLOC_DMABUF_HANDLE, u64::MAX);
+        Ok(())
+    });
+    let error = Dmabuf::export(&context, 0).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::BadAnswer {
+            command: Command::AllocDmabuf,
+            ..
+        }
+    ));
+    // A kernel without the object.
+    fake.on(EXPORT, |_| Err(Errno::new(libc::EPROTONOSUPPORT)));
+    let error = Dmabuf::export(&context, 0).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EPROTONOSUPPORT);
+    let text = error.to_string();
+    assert!(text.starts_with("DMABUF_ALLOC on DMA buffer: "), "{text}");
+    assert!(text.ends_with("or the kernel is older than 7.0"), "{text}");
 }

@@ -5,6 +5,7 @@ use zerocopy::IntoBytes;
 use super::super::context;
 use super::*;
 use crate::abi::ids::*;
+use crate::abi::later::*;
 use crate::abi::write::{self, CMD_FLAG_EXTENDED, cmd};
 use crate::kernel::fake::Target;
 use crate::*;
@@ -83,6 +84,42 @@ fn queries() {
             Sent::Out(ATTR_QUERY_PORT_RESP, 48)
         ]
     );
+}
+
+#[test]
+fn the_speed_of_a_port() {
+    let (fake, context) = context();
+    let asked = Target::Method(OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED);
+    fake.on(asked, |reply| {
+        let speed = 0x1_0000_0fa0u64;
+        reply.set(ATTR_QUERY_PORT_SPEED_RESP, speed.as_bytes());
+        Ok(())
+    });
+    assert_eq!(context.query_port_speed(0x102), Ok(0x1_0000_0fa0));
+    let call = only(&fake);
+    is_method(&call, OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED);
+    assert_eq!(
+        sent(&call),
+        [
+            in64(ATTR_QUERY_PORT_SPEED_PORT_NUM, 0x102),
+            Sent::Out(ATTR_QUERY_PORT_SPEED_RESP, 8)
+        ]
+    );
+
+    fake.on(asked, |reply| {
+        reply.set_unwritten(ATTR_QUERY_PORT_SPEED_RESP);
+        Ok(())
+    });
+    let error = context.query_port_speed(1).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EPROTO);
+
+    // A kernel without the method.
+    fake.on(asked, |_| Err(Errno::new(libc::EPROTONOSUPPORT)));
+    let error = context.query_port_speed(1).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EPROTONOSUPPORT);
+    let text = error.to_string();
+    assert!(text.starts_with("QUERY_PORT_SPEED on port: "), "{text}");
+    assert!(text.ends_with("or the kernel is older than 7.0"), "{text}");
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! What a device lets programs map, as a DMA buffer for other devices.
+
+use std::os::fd::RawFd;
+
+use crate::abi::later;
+use crate::command::Ioctl;
+use crate::{Command, ContextRef, Error};
+
+/// The descriptor of a DMA buffer. Closed when dropped.
+#[derive(Debug)]
+pub struct Dmabuf<C: ContextRef> {
+    context: C,
+    fd: RawFd,
+}
+
+impl<C: ContextRef> Dmabuf<C> {
+    /// The buffer of what `mmap` of the device's file has at `offset`, which
+    /// must be that of something that this context was given to map.
+    ///
+    /// One system call. The descriptor is closed on exec.
+    ///
+    /// # Errors
+    /// EINVAL if nothing is there; EPROTONOSUPPORT or EOPNOTSUPP from a kernel
+    /// or a driver that does not do it; EMFILE, ENOMEM.
+    pub fn export(context: &C, offset: u64) -> Result<Self, Error> {
+        let mut ioctl = Ioctl::new(
+            Command::AllocDmabuf,
+            later::OBJECT_DMABUF,
+            later::METHOD_DMABUF_ALLOC,
+        );
+        let object = ioctl.new_object(later::ATTR_ALLOC_DMABUF_HANDLE);
+        ioctl.u64(later::ATTR_ALLOC_DMABUF_PGOFF, offset);
+        let fd = ioctl.run(context)?.fd(object)?;
+        Ok(Self {
+            context: context.clone(),
+            fd,
+        })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Gives the descriptor up without closing it.
+    pub fn into_fd(mut self) -> RawFd {
+        std::mem::replace(&mut self.fd, -1)
+    }
+}
+
+impl<C: ContextRef> Drop for Dmabuf<C> {
+    fn drop(&mut self) {
+        if self.fd >= 0
+            && let Err(errno) = self.context.kernel().close(self.fd)
+        {
+            tracing::error!(%errno, fd = self.fd, "closing a DMA buffer failed");
+        }
+    }
+}
