@@ -67,6 +67,8 @@ pub(crate) struct Cq {
     pub(crate) armed: Armed,
     /// One past the last completion that is solicited or an error.
     pub(crate) solicited: u32,
+    /// What came since the last event.
+    pub(crate) untold: Untold,
     pub(crate) failed: bool,
     /// Of a queue that compresses: what is not written yet.
     pub(crate) session: Option<Box<Session>>,
@@ -78,6 +80,15 @@ pub(crate) enum Armed {
     No,
     Solicited,
     Any,
+}
+
+/// The completions that no event has told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Untold {
+    Nothing,
+    Some,
+    /// One of them is solicited or an error.
+    Solicited,
 }
 
 /// A completion to be written.
@@ -196,9 +207,20 @@ impl<P: Platform> Core<P> {
         self.stats.cqes += u64::from(count);
         if notable {
             cq.solicited = cq.producer;
+            cq.untold = Untold::Solicited;
+        } else {
+            cq.untold = cq.untold.max(Untold::Some);
         }
         if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && notable) {
+            self.tell_of_completions(cqn);
+        }
+    }
+
+    /// The event that the driver waits for.
+    fn tell_of_completions(&mut self, cqn: u32) {
+        if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.armed = Armed::No;
+            cq.untold = Untold::Nothing;
             let eqn = cq.eqn;
             self.post_completion_event(eqn, cqn);
         }
@@ -219,7 +241,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// What the driver writes to a UAR page: it has seen all up to an index
-    /// and wants an event for what comes next.
+    /// and wants an event for what comes next. What came since the last event
+    /// and is not among what it has seen is told of at once; what that event
+    /// told of is not told of again, seen or not.
     pub(crate) fn arm_cq(&mut self, word: u32, cqn: u32) {
         const SOLICITED_ONLY: u32 = 1 << 24;
         self.stats.arms += 1;
@@ -235,16 +259,13 @@ impl<P: Platform> Core<P> {
             distance != 0 && distance < 1 << 23
         };
         let solicited_only = word & SOLICITED_ONLY != 0;
-        // What came since the driver looked is told at once.
         let missed = if solicited_only {
-            ahead(cq.solicited)
+            cq.untold == Untold::Solicited && ahead(cq.solicited)
         } else {
-            ahead(cq.producer)
+            cq.untold != Untold::Nothing && ahead(cq.producer)
         };
         if missed {
-            cq.armed = Armed::No;
-            let eqn = cq.eqn;
-            self.post_completion_event(eqn, cqn);
+            self.tell_of_completions(cqn);
         } else {
             cq.armed = if solicited_only {
                 Armed::Solicited

@@ -140,6 +140,8 @@ pub struct Qp {
 
 /// In a work request: it completes.
 pub const SIGNALED: u8 = 8;
+/// The peer's completion is a solicited event.
+pub const SOLICITED: u8 = 2;
 
 /// Receives of a queue pair, as a power of two; of 64 bytes each.
 pub const RECV_LOG: u32 = 4;
