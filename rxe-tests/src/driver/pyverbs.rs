@@ -381,9 +381,10 @@ mod tests {
         );
         put(
             "test_fates.py",
-            "import os, unittest\n\
+            "import multiprocessing, os, unittest\n\
              class Fates(unittest.TestCase):\n    \
-                 def test_a_pass(self): pass\n    \
+                 def test_a_pass(self):\n        \
+                     self.assertEqual(multiprocessing.get_start_method(True), 'fork')\n    \
                  def test_b_skip(self): self.skipTest('not here')\n    \
                  def test_c_fail(self): self.assertEqual(1, 2)\n    \
                  def test_d_late(self): self.addCleanup(lambda: 1 / 0)\n    \

@@ -12,6 +12,7 @@ whoever reads knows which test a crash or a hang belongs to.
 import faulthandler
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 import unittest
@@ -83,6 +84,9 @@ def main():
     folder, parts, wanted, results = sys.argv[1:5]
     sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[5:]
     faulthandler.enable()
+    # The tests give processes what cannot be sent to one that is not a fork;
+    # from Python 3.14 on forks are no longer what they get unasked.
+    multiprocessing.set_start_method('fork')
     with open(parts) as lines:
         parts = lines.read().splitlines()
     tests = [t for t in flatten(load(folder))
