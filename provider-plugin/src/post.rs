@@ -7,18 +7,56 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 
 use ring::BiasedLock;
-use uverbs::{Opcode, SendFlags, Sge};
+use uverbs::{OneElement, Opcode, SendFlags, Sge};
 
 use crate::abi::*;
-use crate::access::locked;
 use crate::qp::{self, Qp, qp_of};
 use crate::srq::{self, Srq, srq_of};
-use crate::writers::{Entry, Receives, Sends};
+use crate::writers::{Entry, Receives, ReceivesQuickly, Sends};
 
 const _: () = {
     assert!(size_of::<ibv_sge>() == size_of::<Sge>());
     assert!(align_of::<ibv_sge>() >= align_of::<Sge>());
 };
+
+/// A work request of the C interface of one element, as
+/// the quick ways read it.
+pub struct Posted<'a>(pub &'a ibv_send_wr);
+
+impl OneElement for Posted<'_> {
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        Opcode(self.0.opcode)
+    }
+    #[inline(always)]
+    fn flags(&self) -> SendFlags {
+        SendFlags::from_bits_retain(self.0.send_flags)
+    }
+    #[inline(always)]
+    fn immediate_or_key(&self) -> u32 {
+        self.0.imm_data
+    }
+    #[inline(always)]
+    fn remote_addr(&self) -> u64 {
+        // SAFETY: any bytes are an address.
+        unsafe { self.0.wr.rdma.remote_addr }
+    }
+    #[inline(always)]
+    fn rkey(&self) -> u32 {
+        // SAFETY: any bytes are a key.
+        unsafe { self.0.wr.rdma.rkey }
+    }
+    #[inline(always)]
+    fn sge(&self) -> &Sge {
+        // SAFETY: the work request says that it has one element, and the
+        // application that it is there; the two types are the same.
+        unsafe { &*self.0.sg_list.cast::<Sge>() }
+    }
+}
 
 /// A scatter list of the application, if it is no longer than `max`.
 ///
@@ -165,7 +203,7 @@ pub unsafe fn report<T>(wr: *mut T, bad_wr: *mut *mut T) {
 /// # Safety
 /// The list is the application's; in the critical section.
 #[inline(always)]
-pub unsafe fn push_list<Q: Receives>(
+unsafe fn push_list<Q: Receives>(
     queue: &mut Q,
     mut next: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -186,29 +224,136 @@ pub unsafe fn push_list<Q: Receives>(
     0
 }
 
-/// Posts a list of receives in the plain way ([`Receives::post`]).
+/// What receives are posted to: a queue pair, or a shared receive queue.
+///
+/// Passed on as it is, and asked again where need be: so the quick way keeps
+/// nothing of it in registers.
+pub trait Receiver {
+    /// Its queue.
+    type Queue: Receives;
+
+    /// Guards the queue.
+    fn lock(&self) -> &BiasedLock;
+    /// One caller at a time by the application's promise: no lock.
+    fn single(&self) -> bool;
+    /// Where the queue is; null if there is none.
+    fn queue(&self) -> *mut Self::Queue;
+}
+
+/// Posts a list of receives.
 ///
 /// # Safety
-/// As there.
+/// There is a queue; the list is the application's. The queue is this call's
+/// once the lock is taken or the application has promised it.
 #[inline(always)]
-pub unsafe fn receive<Q: Receives>(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut Q,
+unsafe fn receives<R: Receiver>(
+    own: &R,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    locked(single, lock, || {
-        // SAFETY: as the caller says; in the critical section. What the
-        // receives name is the application's affair.
-        unsafe {
-            let queue = &mut *queue;
-            queue.begin();
-            let result = push_list(queue, wr, bad_wr);
-            queue.publish();
-            result
+    // SAFETY: as the caller says.
+    unsafe {
+        // Whatever takes longer goes on in a function of its own, so that this
+        // one saves no registers.
+        if !own.lock().try_quick() && !own.single() {
+            return receive_shared(own, wr, bad_wr);
         }
-    })
+        // Of a queue with one owner nobody took it: a plain store to leave,
+        // less than to ask.
+        receive(own, wr, bad_wr, BiasedLock::unlock_quick)
+    }
+}
+
+/// [`receives`] of a thread that is not the only one to post here.
+///
+/// # Safety
+/// As for [`receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_shared<R: Receiver>(
+    own: &R,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !own.lock().try_spin() {
+            return receive_contended(own, wr, bad_wr);
+        }
+        receive(own, wr, bad_wr, BiasedLock::unlock_spin)
+    }
+}
+
+/// # Safety
+/// As for [`receives`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn receive_contended<R: Receiver>(
+    own: &R,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    own.lock().lock_shared();
+    // SAFETY: as the caller says.
+    unsafe {
+        (*own.queue()).begin().keep();
+        receive_rest(own, wr, bad_wr)
+    }
+}
+
+/// Posts a list of receives in the critical section that was entered, and
+/// leaves it.
+///
+/// # Safety
+/// As for [`receives`].
+#[inline(always)]
+unsafe fn receive<R: Receiver>(
+    own: &R,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    leave: fn(&BiasedLock),
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut batch = (*own.queue()).begin();
+        let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            let pushed = request.num_sge == 1
+                && batch.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
+            if !pushed {
+                batch.keep();
+                return receive_rest(own, next, bad_wr);
+            }
+            next = request.next;
+        }
+        // SAFETY: what the receives name is the application's affair.
+        batch.publish();
+        leave(own.lock());
+        0
+    }
+}
+
+/// Posts what is left of a list from `next` on, in the critical section that
+/// was entered, in any way that it needs.
+///
+/// # Safety
+/// As for [`receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_rest<R: Receiver>(
+    own: &R,
+    next: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.queue();
+        let result = push_list(queue, next, bad_wr);
+        // SAFETY: what the receives name is the application's affair.
+        queue.publish();
+        if !own.single() {
+            own.lock().unlock();
+        }
+        result
+    }
 }
 
 /// `ibv_post_recv`. EINVAL for a bad work request, the RESET state, or a
@@ -223,11 +368,10 @@ pub unsafe extern "C" fn post_recv<D: qp::Device>(
     // work requests of its own.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
-        let queue = own.recv();
-        if wr.is_null() || queue.is_null() || !own.may_receive() {
+        if wr.is_null() || own.queue().is_null() || !own.may_receive() {
             return refuse(wr, bad_wr);
         }
-        D::RecvQueue::post(own.single, &own.recv_lock, queue, wr, bad_wr)
+        receives(own, wr, bad_wr)
     }
 }
 
@@ -241,6 +385,6 @@ pub unsafe extern "C" fn post_srq_recv<D: srq::Device>(
     // SAFETY: as for `post_recv`.
     unsafe {
         let own: &Srq<D> = srq_of(srq);
-        D::SharedQueue::post(own.single, &own.lock, own.recv.get(), wr, bad_wr)
+        receives(own, wr, bad_wr)
     }
 }

@@ -19,6 +19,7 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::pd::{self, PdRef, pd_of, thread_domain_of};
+use crate::post::Receiver;
 use crate::writers::{Receives, Sends};
 use crate::{cq, srq, wr_ex, xrc};
 
@@ -164,10 +165,21 @@ impl<D: Device> Qp<D> {
     pub fn may_receive(&self) -> bool {
         self.public.qp_ex.qp_base.state != IBV_QPS_RESET
     }
+}
 
-    /// The receive queue, to be used under `recv_lock`; null if there is none.
+impl<D: Device> Receiver for Qp<D> {
+    type Queue = D::RecvQueue;
+
     #[inline(always)]
-    pub fn recv(&self) -> *mut D::RecvQueue {
+    fn lock(&self) -> &BiasedLock {
+        &self.recv_lock
+    }
+    #[inline(always)]
+    fn single(&self) -> bool {
+        self.single
+    }
+    #[inline(always)]
+    fn queue(&self) -> *mut D::RecvQueue {
         self.recv_place
     }
 }

@@ -14,6 +14,7 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::pd::{PdRef, pd_of};
+use crate::post::Receiver;
 use crate::writers::Receives;
 
 /// What a kind of device has for shared receive queues.
@@ -80,6 +81,23 @@ pub struct Srq<D: Device> {
     /// Destroyed by `destroy_srq` through its handle, never dropped.
     pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
     _pd: PdRef,
+}
+
+impl<D: Device> Receiver for Srq<D> {
+    type Queue = D::SharedQueue;
+
+    #[inline(always)]
+    fn lock(&self) -> &BiasedLock {
+        &self.lock
+    }
+    #[inline(always)]
+    fn single(&self) -> bool {
+        self.single
+    }
+    #[inline(always)]
+    fn queue(&self) -> *mut D::SharedQueue {
+        self.recv.get()
+    }
 }
 
 /// The provider's view of a shared receive queue.

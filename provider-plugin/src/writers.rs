@@ -3,7 +3,6 @@
 
 use core::ffi::c_int;
 
-use ring::BiasedLock;
 use uverbs::{Opcode, SendFlags, Sge};
 
 use crate::abi::*;
@@ -117,10 +116,13 @@ pub trait Entry {
 
 /// A receive queue's writer. One caller at a time; errors are errnos.
 pub trait Receives: Sized + 'static {
-    /// Starts a batch.
-    fn begin(&mut self);
+    /// The quick way to write a batch.
+    type Quick<'q>: ReceivesQuickly;
 
-    /// Adds a receive.
+    /// Starts a batch.
+    fn begin(&mut self) -> Self::Quick<'_>;
+
+    /// Adds a receive to the batch.
     fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
 
     /// Hands the batch to the device.
@@ -131,19 +133,23 @@ pub trait Receives: Sized + 'static {
 
     /// Scatter elements that a receive has at most.
     fn max_sge(&self) -> u32;
+}
 
-    /// Posts a list of receives.
+/// The quick way to write a batch of receives, of which nearly all have one
+/// element. Where the batch ends need not be in memory meanwhile.
+pub trait ReceivesQuickly {
+    /// Adds a receive of one element. False, and nothing is done, if that takes
+    /// a closer look: [`Receives::push`] says what is wrong, if anything is.
+    fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool;
+
+    /// Hands the batch to the device.
     ///
     /// # Safety
-    /// The list is the application's; the queue is this call's once the lock
-    /// is taken or the application has promised it (`single`).
-    unsafe fn post(
-        single: bool,
-        lock: &BiasedLock,
-        queue: *mut Self,
-        wr: *mut ibv_recv_wr,
-        bad_wr: *mut *mut ibv_recv_wr,
-    ) -> c_int;
+    /// As for [`Receives::publish`].
+    unsafe fn publish(self);
+
+    /// Ends the quick way: the batch goes on by [`Receives`].
+    fn keep(self);
 }
 
 /// Implements [`Sends`] by a queue's methods of the same names, and by what is
@@ -229,10 +235,16 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-/// Implements [`Receives`], likewise; lists are posted by the function `post`.
+/// Implements [`Receives`] and [`ReceivesQuickly`], likewise.
 macro_rules! receives {
-    ($queue:ident, $post:path, { $($given:item)* }) => {
+    ($queue:ident, $quick:ident) => {
         impl $crate::writers::Receives for $queue {
+            type Quick<'q> = $quick<'q>;
+
+            #[inline(always)]
+            fn begin(&mut self) -> $quick<'_> {
+                $queue::begin(self)
+            }
             #[inline(always)]
             fn push(&mut self, wr_id: u64, list: &[uverbs::Sge]) -> Result<(), c_int> {
                 $queue::push(self, wr_id, list).map_err(|error| error.errno())
@@ -246,18 +258,22 @@ macro_rules! receives {
             fn max_sge(&self) -> u32 {
                 $queue::max_sge(self)
             }
+        }
+
+        impl $crate::writers::ReceivesQuickly for $quick<'_> {
             #[inline(always)]
-            unsafe fn post(
-                single: bool,
-                lock: &ring::BiasedLock,
-                queue: *mut Self,
-                wr: *mut ibv_recv_wr,
-                bad_wr: *mut *mut ibv_recv_wr,
-            ) -> c_int {
-                // SAFETY: as the caller says.
-                unsafe { $post(single, lock, queue, wr, bad_wr) }
+            fn push_one(&mut self, wr_id: u64, sge: &uverbs::Sge) -> bool {
+                $quick::push_one(self, wr_id, sge)
             }
-            $($given)*
+            #[inline(always)]
+            unsafe fn publish(self) {
+                // SAFETY: as the caller says.
+                unsafe { $quick::publish(self) }
+            }
+            #[inline(always)]
+            fn keep(self) {
+                let _ = $quick::keep(self);
+            }
         }
     };
 }

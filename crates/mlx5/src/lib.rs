@@ -61,10 +61,10 @@ pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_registers::OwnRegister;
 pub use qp::{QpOptions, QueuePair, alloc_pd, find_pd};
-pub use recv::RecvQueue;
-pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, One, SendQueue, WindowKind, Wqe};
-pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork};
+pub use recv::{RecvQueue, RecvWriter};
+pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, PostedOne, SendQueue, WindowKind, Wqe};
+pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork, SharedWriter};
 /// What all devices share.
 pub use usual::Usual;
-pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};
+pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};
 pub use work::{Role, Work};

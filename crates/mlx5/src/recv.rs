@@ -1,5 +1,6 @@
 //! Receive queues of queue pairs.
 
+use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,8 +13,9 @@ use crate::{PostError, Work};
 
 /// A receive queue.
 ///
-/// A batch: [`RecvQueue::begin`], [`RecvQueue::push`] for each receive, and
-/// [`RecvQueue::publish`] once.
+/// A batch: [`RecvQueue::begin`], and the quick way for the commonest receives
+/// ([`RecvWriter`]), from which [`RecvWriter::keep`] leads to the general one,
+/// [`RecvQueue::push`]; at the end [`RecvQueue::publish`] once.
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// calls the system.
@@ -65,8 +67,11 @@ impl RecvQueue {
 
     /// Starts a batch. A batch before it that was not published is gone.
     #[inline(always)]
-    pub fn begin(&mut self) {
-        self.next = self.posted;
+    pub fn begin(&mut self) -> RecvWriter<'_> {
+        RecvWriter {
+            next: self.posted,
+            queue: self,
+        }
     }
 
     /// Adds a receive into the memory of `list` to the batch. Every batch
@@ -77,59 +82,37 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if !self.has_room() {
+        if !self.has_room(self.next) {
             return Err(PostError::Full);
         }
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
         // SAFETY: an entry of `max_sge` segments; there is room.
-        unsafe { write_list(self.entry(), list, self.max_sge)? };
-        self.accept(wr_id);
+        unsafe { write_list(self.entry(self.next), list, self.max_sge)? };
+        self.next = self.accept(self.next, wr_id);
         Ok(())
     }
 
-    /// As [`RecvQueue::push`] of one element; false if it is empty or longer
-    /// than any, or there is no room: then nothing was done, and that one says
-    /// what to do.
+    /// Whether there is room for the receive `next`.
     #[inline(always)]
-    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 && self.max_sge != 0;
-        if !usual || !self.has_room() {
-            return false;
+    fn has_room(&mut self, next: u32) -> bool {
+        if next != self.room_until {
+            return true;
         }
-        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
-        unsafe {
-            let to = self.entry();
-            to.write(segment(sge));
-            if self.max_sge != 1 {
-                to.add(1).write(END);
-            }
-        }
-        self.accept(wr_id);
-        true
-    }
-
-    /// Whether there is room for one more.
-    #[inline(always)]
-    fn has_room(&mut self) -> bool {
-        self.next != self.room_until || self.has_more_room()
-    }
-
-    /// As [`RecvQueue::has_room`], when what was known of is used up.
-    #[cold]
-    #[inline(never)]
-    fn has_more_room(&mut self) -> bool {
+        // What was known of is used up. Here, and not in a function of its own,
+        // for which callers would save registers.
+        cold_path();
         let completed = self.work.receives.completed();
-        self.room_until = completed.wrapping_add(self.capacity());
-        self.next != self.room_until
+        self.room_until = completed.wrapping_add(self.work.recv.entries);
+        next != self.room_until
     }
 
-    /// The next entry.
+    /// The entry of the receive `next`.
     #[inline(always)]
-    fn entry(&self) -> NonNull<DataSegment> {
+    fn entry(&self, next: u32) -> NonNull<DataSegment> {
         let plan = &self.work.recv;
-        let slot = self.next & (plan.entries - 1);
+        let slot = next & (plan.entries - 1);
         // SAFETY: an entry of the queue, by the mask: where there is room, there
         // are entries.
         let entry = unsafe {
@@ -142,12 +125,12 @@ impl RecvQueue {
         entry.cast()
     }
 
-    /// The next entry is written.
+    /// The entry of the receive `next` is written; the one after it.
     #[inline(always)]
-    fn accept(&mut self, wr_id: u64) {
-        let mark = self.next.wrapping_add(1);
-        self.work.receives.post(self.next, wr_id, mark);
-        self.next = mark;
+    fn accept(&self, next: u32, wr_id: u64) -> u32 {
+        let mark = next.wrapping_add(1);
+        self.work.receives.post(next, wr_id, mark);
+        mark
     }
 
     /// Hands the batch to the device.
@@ -157,10 +140,66 @@ impl RecvQueue {
     /// written by the process, until its receive has completed.
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
-        if self.next != self.posted {
-            self.posted = self.next;
-            self.record.publish(self.posted & 0xffff);
+        self.hand_over(self.next);
+    }
+
+    #[inline(always)]
+    fn hand_over(&mut self, next: u32) {
+        if next != self.posted {
+            self.posted = next;
+            self.record.publish(next & 0xffff);
         }
+    }
+}
+
+/// The quick way to add the commonest receives to a batch. Where the batch
+/// ends is kept here until [`RecvWriter::keep`].
+#[derive(Debug)]
+pub struct RecvWriter<'q> {
+    next: u32,
+    queue: &'q mut RecvQueue,
+}
+
+impl<'q> RecvWriter<'q> {
+    /// Adds a receive into one element to the batch. False, and nothing is
+    /// done, if that takes a closer look (an element that is empty or longer
+    /// than any, a full queue): go on with [`RecvQueue::push`], which says what
+    /// is wrong, if anything is.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 && self.queue.max_sge != 0;
+        if !usual || !self.queue.has_room(self.next) {
+            return false;
+        }
+        // First the identifier, then the entry: few values at a time.
+        let at = self.next;
+        self.next = self.queue.accept(at, wr_id);
+        let to = self.queue.entry(at);
+        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
+        unsafe {
+            to.write(segment(sge));
+            if self.queue.max_sge != 1 {
+                to.add(1).write(END);
+            }
+        }
+        true
+    }
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish(self) {
+        self.queue.hand_over(self.next);
+    }
+
+    /// Ends the quick way; the batch is the queue's, to go on with or to
+    /// publish.
+    #[inline(always)]
+    pub fn keep(self) -> &'q mut RecvQueue {
+        self.queue.next = self.next;
+        self.queue
     }
 }
 

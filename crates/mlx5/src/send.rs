@@ -21,7 +21,7 @@ mod wqe;
 
 pub use build::Besides;
 pub use keys::{Bind, LONGEST_WINDOW, WindowKind};
-pub use one::One;
+pub use one::PostedOne;
 pub use wqe::Wqe;
 
 use std::hint::cold_path;
@@ -84,6 +84,10 @@ pub struct SendQueue {
     max_inline: u32,
     qp_num: u32,
     service: Service,
+    /// The operations that go the quick way, as bits; and those of them that
+    /// may have inline data.
+    quick: u16,
+    quick_inline: u16,
     /// The control segment's bits, by the three lowest flags.
     control: [u8; 8],
     /// The number in a control segment's first 8 bytes.
@@ -153,6 +157,8 @@ impl SendQueue {
             max_inline: work.send.max_inline,
             qp_num,
             service: work.service,
+            quick: one::quick(work.service, false),
+            quick_inline: one::quick(work.service, true),
             control: one::control(signal_all),
             qpn: u64::from(qp_num << 8),
             record: work.memory.records.record(1),
@@ -325,27 +331,40 @@ impl SendQueue {
         self.built = None;
         let (next, fence) = (self.next, self.fence);
         self.hand_over(next, fence);
-        let register = self.register.get();
-        let at = self.accepted;
-        // The control segment of the work request that was accepted last, which
-        // is aligned to a block.
-        let block = self.block(at, 0);
-        // SAFETY: one of the queue's.
-        let first = unsafe { block.read() };
-        let segments = u64::from_be(first) as u32 & SEGMENTS;
-        // A copy that only tells what the doorbell tells is not worth it.
-        if batch != 1 || segments == 1 {
-            register.ring(first);
-        } else if segments <= PER_BLOCK {
-            // SAFETY: one of the queue's.
-            unsafe { register.copy_one(block) };
+        if batch == 1 {
+            self.tell();
         } else {
-            self.copy_several(at, segments);
+            self.register.get().ring(self.first_of_last());
         }
         true
     }
 
-    /// Writes a work request of more than a block to the register, or rings.
+    /// The first 8 bytes of the work request that was accepted last.
+    #[inline(always)]
+    fn first_of_last(&self) -> u64 {
+        // SAFETY: its control segment, which is aligned to a block.
+        unsafe { self.block(self.accepted, 0).read() }
+    }
+
+    /// Writes the work request that was accepted last to the register, or rings.
+    #[inline(always)]
+    fn tell(&self) {
+        let (register, at) = (self.register.get(), self.accepted);
+        let first = self.first_of_last();
+        let segments = u64::from_be(first) as u32 & SEGMENTS;
+        // A copy that only tells what the doorbell tells is not worth it.
+        if segments == 1 {
+            register.ring(first);
+            return;
+        }
+        // SAFETY: one of the queue's.
+        let told = segments <= PER_BLOCK && unsafe { register.try_copy_one(self.block(at, 0)) };
+        if !told {
+            self.copy_several(at, segments);
+        }
+    }
+
+    /// Writes a work request of any length to any register, or rings.
     #[inline(never)]
     fn copy_several(&self, at: u32, segments: u32) {
         let blocks = (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(at, n as usize));

@@ -220,6 +220,13 @@ impl SharedQueue {
         self.work.max_sge
     }
 
+    /// Starts a batch. It has none to forget: what is pushed is linked to the
+    /// rest.
+    #[inline(always)]
+    pub fn begin(&mut self) -> SharedWriter<'_> {
+        SharedWriter(self)
+    }
+
     /// Adds a receive into the memory of `list`.
     ///
     /// # Errors
@@ -260,6 +267,36 @@ impl SharedQueue {
     /// What queue pairs that take their receives from here are made with.
     pub fn work(&self) -> &Arc<SharedWork> {
         &self.work
+    }
+}
+
+/// Receives of one element, added to a shared queue as
+/// [`RecvWriter`](crate::RecvWriter) adds them to a queue pair's.
+#[derive(Debug)]
+pub struct SharedWriter<'q>(&'q mut SharedQueue);
+
+impl<'q> SharedWriter<'q> {
+    /// Adds a receive. False, and nothing is done, if it is refused:
+    /// [`SharedQueue::push`] says why.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        self.0.push(wr_id, std::slice::from_ref(sge)).is_ok()
+    }
+
+    /// Hands what was pushed to the device.
+    ///
+    /// # Safety
+    /// As for [`SharedQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish(self) {
+        // SAFETY: as the caller says.
+        unsafe { self.0.publish() }
+    }
+
+    /// The queue, with what was pushed.
+    #[inline(always)]
+    pub fn keep(self) -> &'q mut SharedQueue {
+        self.0
     }
 }
 

@@ -105,28 +105,19 @@ impl BlueFlame {
         }
     }
 
-    /// As [`BlueFlame::copy`], of an entry of one block.
+    /// As [`BlueFlame::copy`], of an entry of one block, if the register takes
+    /// entries and needs no lock. False, and nothing was done, if not.
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub unsafe fn copy_one(&self, block: NonNull<u64>) {
-        // SAFETY: as the caller says.
-        unsafe {
-            if self.lock.is_some() || self.half == 0 {
-                return self.copy_one_slowly(block);
-            }
-            // SAFETY: a half is some blocks.
-            self.write(|register| write_block(register, block));
+    pub unsafe fn try_copy_one(&self, block: NonNull<u64>) -> bool {
+        if self.lock.is_some() || self.half == 0 {
+            return false;
         }
-    }
-
-    /// # Safety
-    /// As for [`BlueFlame::copy`].
-    #[inline(never)]
-    unsafe fn copy_one_slowly(&self, block: NonNull<u64>) {
-        // SAFETY: as the caller says.
-        unsafe { self.copy(std::iter::once(block)) };
+        // SAFETY: a half is some blocks; as the caller says.
+        self.write(|register| unsafe { write_block(register, block) });
+        true
     }
 
     #[inline(always)]
@@ -194,6 +185,22 @@ mod tests {
         assert_eq!(memory.0[..32], entry[..32]);
         assert_eq!(memory.0[32], 1);
         assert_eq!(memory.0[33..], [0; 31]);
+    }
+
+    #[test]
+    fn an_entry_of_one_block_is_copied_at_once_where_nobody_is_in_the_way() {
+        let entry = [1u64, 2, 3, 4, 5, 6, 7, 8];
+        for (half, shared, copied) in [(256, false, true), (256, true, false), (0, false, false)] {
+            let mut memory = Memory([0; 64]);
+            let flame = register(&mut memory, half, shared);
+            // SAFETY: one block.
+            let done = unsafe { flame.try_copy_one(NonNull::from(&entry[0])) };
+            assert_eq!(done, copied);
+            assert_eq!(memory.0[..8], if copied { entry } else { [0; 8] });
+            // The turn is taken only then.
+            flame.ring(9);
+            assert_eq!(memory.0[if copied { 32 } else { 0 }], 9);
+        }
     }
 
     #[test]

@@ -34,10 +34,10 @@ pub use posted::{PostedRecv, PostedSend};
 pub use qp::QueuePair;
 pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;
-pub use send::{MAX_MESSAGE, OneElement, Opened, SendQueue, SendWriter, Wqe};
+pub use send::{MAX_MESSAGE, Opened, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
 /// The system call that tells rxe to look at a send queue.
 pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};
 /// What all devices share: [`WorkCompletion`] is the entry of a completion
 /// queue as rxe writes it, [`Sge`] an element of its scatter lists.
-pub use uverbs::{Opcode, SendFlags, Sge, WorkCompletion};
+pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};

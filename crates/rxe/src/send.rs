@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use ring::{Producer, Ring};
 
 use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe};
-use crate::{Opcode, PostError, SendFlags, Sge};
+use crate::{OneElement, Opcode, PostError, SendFlags, Sge};
 
 /// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
 pub const MAX_MESSAGE: u32 = 1 << 31;
@@ -331,29 +331,6 @@ impl Opened<'_> {
     pub fn accept(self) {
         *self.next = self.after;
     }
-}
-
-/// A send, write or read of one element, wherever a face has it. Each value is
-/// asked for once, just before it is written.
-///
-/// The immediate data, remote address and key are written whether or not the
-/// operation has them; the driver uses those that it has.
-pub trait OneElement {
-    /// The work request's identifier.
-    fn wr_id(&self) -> u64;
-    /// SEND, SEND_WITH_IMM, SEND_WITH_INV, RDMA_WRITE, RDMA_WRITE_WITH_IMM or
-    /// RDMA_READ.
-    fn opcode(&self) -> Opcode;
-    /// INLINE or not as it is added.
-    fn flags(&self) -> SendFlags;
-    /// As [`Wqe::immediate_or_key`].
-    fn immediate_or_key(&self) -> u32;
-    /// As [`Wqe::rdma`].
-    fn remote_addr(&self) -> u64;
-    /// As [`Wqe::rdma`].
-    fn rkey(&self) -> u32;
-    /// The data.
-    fn sge(&self) -> &Sge;
 }
 
 /// One entry of a send queue while it is written.

@@ -82,7 +82,7 @@ pub use mlx5_dm::{Mlx5Dm, Mlx5DmPlace};
 pub use mlx5_uar::{Mlx5Uar, Mlx5UarKind, Mlx5UarPlace};
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
-pub use operation::{Opcode, SendFlags};
+pub use operation::{OneElement, Opcode, SendFlags};
 pub use pd::Pd;
 pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
 pub use qp_attr::{QpAttr, QpAttrMask};

@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::Sge;
+
 /// What a send work request asks for (`enum ib_uverbs_wr_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode(pub u32);
@@ -47,4 +49,26 @@ bitflags! {
         const INLINE = 8;
         const _ = !0;
     }
+}
+
+/// A send, write or read of one element, wherever a face has it. Each value is
+/// asked for just before it is written.
+///
+/// The immediate data, remote address and key may be asked for whether or not
+/// the operation has them: then they are any number.
+pub trait OneElement {
+    /// The work request's identifier.
+    fn wr_id(&self) -> u64;
+    /// The operation.
+    fn opcode(&self) -> Opcode;
+    /// Its flags; INLINE or not as it is posted.
+    fn flags(&self) -> SendFlags;
+    /// Immediate data, as it goes on the wire, or the key to invalidate.
+    fn immediate_or_key(&self) -> u32;
+    /// Remote memory.
+    fn remote_addr(&self) -> u64;
+    /// Its key.
+    fn rkey(&self) -> u32;
+    /// The data.
+    fn sge(&self) -> &Sge;
 }

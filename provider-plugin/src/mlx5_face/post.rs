@@ -4,54 +4,29 @@
 
 use core::ffi::c_int;
 
-use mlx5::{One, RecvQueue, SendQueue};
-use ring::BiasedLock;
-use uverbs::{Opcode, SendFlags, Sge};
+use mlx5::{PostedOne, SendQueue};
 
 use super::qp::Qp;
 use crate::abi::*;
 use crate::mw;
-use crate::post::{push_list, refuse, report, write_list};
+use crate::post::{Posted, refuse, report, write_list};
 use crate::qp::qp_of;
 
-/// How to take a work request by the quick way.
-#[derive(Clone, Copy)]
-enum How {
-    /// As one of a batch.
-    Push,
-    /// As a list of its own.
-    Post,
-}
-
-/// Takes a work request by the quick way, if it is one of nearly all.
+/// Adds a work request to the batch by the quick way, if it is one of nearly
+/// all.
 ///
 /// # Safety
 /// The work request is the application's, with what its opcode needs.
 #[inline(always)]
-unsafe fn write_quickly(queue: &mut SendQueue, wr: &ibv_send_wr, how: How) -> bool {
+unsafe fn push_quickly(queue: &mut SendQueue, wr: &ibv_send_wr) -> bool {
     if wr.num_sge != 1 {
         return false;
     }
-    // SAFETY: any bytes are an address and a key; the work request says that it
-    // has one element, the application that it is there, and that its data is
-    // readable if it is to be copied. The two types of elements are the same.
-    // What the work request names is the application's affair.
-    unsafe {
-        let one = One {
-            wr_id: wr.wr_id,
-            opcode: Opcode(wr.opcode),
-            flags: SendFlags::from_bits_retain(wr.send_flags),
-            immediate: wr.imm_data,
-            remote_addr: wr.wr.rdma.remote_addr,
-            rkey: wr.wr.rdma.rkey,
-            sge: &*wr.sg_list.cast::<Sge>(),
-        };
-        match (how, wr.send_flags & IBV_SEND_INLINE != 0) {
-            (How::Push, false) => queue.push_one(&one),
-            (How::Push, true) => queue.push_one_inline(&one),
-            (How::Post, false) => queue.post_one(&one),
-            (How::Post, true) => queue.post_one_inline(&one),
-        }
+    if wr.send_flags & IBV_SEND_INLINE != 0 {
+        // SAFETY: the application says that the data is readable.
+        unsafe { queue.push_one_inline(&Posted(wr)) }
+    } else {
+        queue.push_one(&Posted(wr))
     }
 }
 
@@ -78,16 +53,61 @@ pub unsafe extern "C" fn post_send(
         if !own.send_lock.try_quick() && !own.single {
             return post_shared(own, wr, bad_wr);
         }
-        if !(*wr).next.is_null() {
+        let request = &*wr;
+        if !request.next.is_null() || request.num_sge != 1 {
             return post_several(own, wr, bad_wr);
         }
-        if !write_quickly(&mut *own.send.get(), &*wr, How::Post) {
-            return post_several(own, wr, bad_wr);
+        if request.send_flags & IBV_SEND_INLINE != 0 {
+            return post_inline(own, wr, bad_wr);
         }
-        // Of a queue pair with one owner nobody took it: a plain store, less
-        // than to ask.
-        own.send_lock.unlock_quick();
-        0
+        // SAFETY: what the work request names is the application's affair.
+        match (*own.send.get()).post_one(&Posted(request)) {
+            PostedOne::No => post_several(own, wr, bad_wr),
+            PostedOne::Written => tell_posted(own),
+            PostedOne::Told => {
+                // Of a queue pair with one owner nobody took it: a plain store,
+                // less than to ask.
+                own.send_lock.unlock_quick();
+                0
+            }
+        }
+    }
+}
+
+/// Tells the device of what was posted, and leaves the critical section.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn tell_posted(own: &Qp) -> c_int {
+    // SAFETY: in the critical section.
+    unsafe { (*own.send.get()).tell_posted() };
+    own.send_lock.unlock_quick();
+    0
+}
+
+/// Posts a list of one work request of one element, which is copied now, in the
+/// critical section that was entered, and leaves it.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_inline(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says; the application says that the data is
+    // readable, and what else the work request names is its affair.
+    unsafe {
+        match (*own.send.get()).post_one_inline(&Posted(&*wr)) {
+            PostedOne::No => post_several(own, wr, bad_wr),
+            PostedOne::Written => tell_posted(own),
+            PostedOne::Told => {
+                own.send_lock.unlock_quick();
+                0
+            }
+        }
     }
 }
 
@@ -125,7 +145,7 @@ unsafe extern "C" fn post_several(
         queue.begin();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            if !write_quickly(queue, request, How::Push) {
+            if !push_quickly(queue, request) {
                 return post_rest(own, next, bad_wr);
             }
             next = request.next;
@@ -164,87 +184,6 @@ unsafe extern "C" fn post_rest(
             },
             |()| 0,
         )
-    }
-}
-
-/// Posts a list of receives.
-///
-/// # Safety
-/// As for [`crate::writers::Receives::post`].
-#[inline(always)]
-pub unsafe fn receives(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says; in the critical section.
-    unsafe {
-        if !lock.try_quick() && !single {
-            return receive_shared(lock, queue, wr, bad_wr);
-        }
-        let own = &mut *queue;
-        own.begin();
-        let mut next = wr;
-        while let Some(request) = next.as_ref() {
-            let pushed = request.num_sge == 1
-                && own.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
-            if !pushed {
-                return receive_rest(single, lock, queue, next, bad_wr);
-            }
-            next = request.next;
-        }
-        // SAFETY: what the receives name is the application's affair.
-        own.publish();
-        // As for sends.
-        lock.unlock_quick();
-        0
-    }
-}
-
-/// [`receives`] of a thread that is not the only one to post here.
-///
-/// # Safety
-/// As there.
-#[inline(never)]
-unsafe extern "C" fn receive_shared(
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    lock.lock_shared();
-    // SAFETY: as the caller says; in the critical section.
-    unsafe {
-        (*queue).begin();
-        receive_rest(false, lock, queue, wr, bad_wr)
-    }
-}
-
-/// Posts what is left of a list from `next` on, in the critical section that
-/// was entered, in any way that it needs.
-///
-/// # Safety
-/// As for [`receives`].
-#[inline(never)]
-unsafe extern "C" fn receive_rest(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    next: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let queue = &mut *queue;
-        let result = push_list(queue, next, bad_wr);
-        // SAFETY: what the receives name is the application's affair.
-        queue.publish();
-        if !single {
-            lock.unlock();
-        }
-        result
     }
 }
 

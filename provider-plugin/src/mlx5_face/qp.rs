@@ -17,6 +17,7 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::diag;
 use crate::errno::Errno;
+use crate::post::Receiver;
 use crate::qp::{Device, Made};
 use crate::srq::srq_of;
 
@@ -146,7 +147,7 @@ impl Device for Mlx5 {
                 cq.clean(&qp.besides.work);
             }
             locked(qp.single, &qp.send_lock, || (*qp.send.get()).reset());
-            if let Some(recv) = qp.recv().as_mut() {
+            if let Some(recv) = qp.queue().as_mut() {
                 locked(qp.single, &qp.recv_lock, || recv.reset());
             }
         }

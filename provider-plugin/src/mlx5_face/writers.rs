@@ -2,13 +2,11 @@
 
 use core::ffi::c_int;
 
-use mlx5::{Bind, RecvQueue, SendQueue, SharedQueue, WindowKind, Wqe};
+use mlx5::{Bind, RecvQueue, RecvWriter, SendQueue, SharedQueue, SharedWriter, WindowKind, Wqe};
 
 use super::Mlx5;
-use super::post as quick;
 use crate::abi::*;
 use crate::ah::ah_of;
-use crate::post;
 use crate::writers::{entry, receives, sends};
 
 sends!(SendQueue, Wqe, {
@@ -70,15 +68,5 @@ entry!(Wqe, {
     }
 });
 
-receives!(RecvQueue, quick::receives, {
-    #[inline(always)]
-    fn begin(&mut self) {
-        RecvQueue::begin(self);
-    }
-});
-
-receives!(SharedQueue, post::receive, {
-    /// It has no batches to forget: what is pushed is linked to the rest.
-    #[inline(always)]
-    fn begin(&mut self) {}
-});
+receives!(RecvQueue, RecvWriter);
+receives!(SharedQueue, SharedWriter);

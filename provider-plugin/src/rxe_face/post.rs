@@ -9,51 +9,13 @@
 use core::ffi::c_int;
 
 use ring::BiasedLock;
-use rxe::{OneElement, Opcode, RecvQueue, Refused, SendFlags, SendWriter, Sge};
+use rxe::{Refused, SendWriter};
 
 use super::qp::Qp;
 use crate::abi::*;
 use crate::mw;
-use crate::post::{push_list, refuse, report, write_list};
+use crate::post::{Posted, refuse, report, write_list};
 use crate::qp::qp_of;
-
-/// A work request of the C interface as the queue's quick way reads it.
-struct Posted<'a>(&'a ibv_send_wr);
-
-impl OneElement for Posted<'_> {
-    #[inline(always)]
-    fn wr_id(&self) -> u64 {
-        self.0.wr_id
-    }
-    #[inline(always)]
-    fn opcode(&self) -> Opcode {
-        Opcode(self.0.opcode)
-    }
-    #[inline(always)]
-    fn flags(&self) -> SendFlags {
-        SendFlags::from_bits_retain(self.0.send_flags)
-    }
-    #[inline(always)]
-    fn immediate_or_key(&self) -> u32 {
-        self.0.imm_data
-    }
-    #[inline(always)]
-    fn remote_addr(&self) -> u64 {
-        // SAFETY: any bytes are an address.
-        unsafe { self.0.wr.rdma.remote_addr }
-    }
-    #[inline(always)]
-    fn rkey(&self) -> u32 {
-        // SAFETY: any bytes are a key.
-        unsafe { self.0.wr.rdma.rkey }
-    }
-    #[inline(always)]
-    fn sge(&self) -> &Sge {
-        // SAFETY: the work request says that it has one element, and the
-        // application that it is there; the two types are the same.
-        unsafe { &*self.0.sg_list.cast::<Sge>() }
-    }
-}
 
 /// Adds a work request by the quick way, if it is one of nearly all.
 ///
@@ -222,127 +184,6 @@ unsafe extern "C" fn post_rest(
             },
             |()| 0,
         )
-    }
-}
-
-/// Posts a list of receives.
-///
-/// # Safety
-/// The list is the application's; the queue is this call's once the lock is
-/// taken or the application has promised it (`single`).
-#[inline(always)]
-pub unsafe fn post_receives(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        if !lock.try_quick() && !single {
-            return receive_shared(lock, queue, wr, bad_wr);
-        }
-        // As in `post_send`: taken or not.
-        receive(single, lock, queue, wr, bad_wr, BiasedLock::unlock_quick)
-    }
-}
-
-/// [`post_receives`] of a thread that is not the only one to post here.
-///
-/// # Safety
-/// As for [`post_receives`].
-#[inline(never)]
-unsafe extern "C" fn receive_shared(
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        if !lock.try_spin() {
-            return receive_contended(lock, queue, wr, bad_wr);
-        }
-        receive(false, lock, queue, wr, bad_wr, BiasedLock::unlock_spin)
-    }
-}
-
-/// # Safety
-/// As for [`post_receives`].
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn receive_contended(
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    lock.lock_shared();
-    // SAFETY: as the caller says.
-    unsafe {
-        let _ = (*queue).begin().keep();
-        receive_rest(false, lock, queue, wr, bad_wr)
-    }
-}
-
-/// Posts a list of receives in the critical section that was entered, and
-/// leaves it.
-///
-/// # Safety
-/// As for [`post_receives`].
-#[inline(always)]
-unsafe fn receive(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-    leave: fn(&BiasedLock),
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let mut writer = (*queue).begin();
-        let mut next = wr;
-        while let Some(request) = next.as_ref() {
-            let pushed = request.num_sge == 1
-                && writer.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
-            if !pushed {
-                let _ = writer.keep();
-                return receive_rest(single, lock, queue, next, bad_wr);
-            }
-            next = request.next;
-        }
-        // SAFETY: what the receives name is the application's affair.
-        writer.publish();
-        leave(lock);
-        0
-    }
-}
-
-/// Posts what is left of a list from `next` on, in the critical section that
-/// was entered, in any way that it needs.
-///
-/// # Safety
-/// As for [`post_receives`].
-#[inline(never)]
-unsafe extern "C" fn receive_rest(
-    single: bool,
-    lock: &BiasedLock,
-    queue: *mut RecvQueue,
-    next: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let queue = &mut *queue;
-        let result = push_list(queue, next, bad_wr);
-        // SAFETY: what the receives name is the application's affair.
-        queue.publish();
-        if !single {
-            lock.unlock();
-        }
-        result
     }
 }
 

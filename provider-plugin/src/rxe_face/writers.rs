@@ -2,10 +2,9 @@
 
 use core::ffi::c_int;
 
-use rxe::{BindMwWr, RecvQueue, SendQueue, Sge, Wqe};
+use rxe::{BindMwWr, RecvQueue, RecvWriter, SendQueue, Sge, Wqe};
 
 use super::Rxe;
-use super::post::post_receives;
 use crate::abi::*;
 use crate::ah::ah_of;
 use crate::writers::{entry, receives, sends};
@@ -66,9 +65,4 @@ entry!(Wqe, {
     }
 });
 
-receives!(RecvQueue, post_receives, {
-    #[inline(always)]
-    fn begin(&mut self) {
-        let _ = RecvQueue::begin(self).keep();
-    }
-});
+receives!(RecvQueue, RecvWriter);

@@ -265,7 +265,7 @@ pub fn post(qp: &mut Qp, wr_id: u64, work: Work<'_>, sge: Sge) {
 
 pub fn receive(qp: &mut Qp, wr_id: u64, sge: Sge) {
     let recv = qp.recv.as_mut().unwrap();
-    recv.begin();
+    recv.begin().keep();
     recv.push(wr_id, &[sge]).unwrap();
     // SAFETY: as in `post`.
     unsafe { recv.publish() };

@@ -28,7 +28,7 @@ pub struct Besides {
 impl SendQueue {
     /// Whether [`SendQueue::build`] has operations here: on connections.
     pub fn builds(&self) -> bool {
-        self.quick(false)
+        self.quick != 0
     }
 
     /// Adds a work request without data to the batch: as [`SendQueue::open`]
@@ -48,20 +48,21 @@ impl SendQueue {
                 _ => Short::NONE,
             }
         };
-        if short.before == 0 || !self.quick(short.reads) || !self.has_room(self.marked) {
+        let usual = short.before() != 0 && self.quick >> OPERATION & 1 != 0;
+        if !usual || !self.has_room(self.marked) {
             return false;
         }
         let at = self.next;
         // SAFETY: a block of the queue that is not the device's: there is room
         // for a work request.
         let control = unsafe { self.blocks.add(self.offset(at)).cast::<u64>() };
-        let first = self.first(at, short, short.before.into());
-        let second = self.second(self.fence, flags, besides.immediate & short.immediate);
+        let first = self.first(at, short, 0);
+        let second = self.second(self.fence, flags, besides.immediate & short.immediate());
         // SAFETY: as above; the first two segments are in the block.
         unsafe {
             control.write(first.to_be());
             control.add(1).write(second);
-            if short.before == 2 {
+            if short.before() == 2 {
                 control.add(2).write(besides.remote_addr.to_be());
                 let key = u64::from(besides.rkey) << 32;
                 control.add(3).write(key.to_be());

@@ -5,6 +5,7 @@
 //! here, so a caller tries this way first and takes the other one then.
 
 use std::hint::cold_path;
+use std::ptr::NonNull;
 
 use uverbs::Sge;
 
@@ -12,83 +13,74 @@ use super::{PER_BLOCK, SendQueue};
 use crate::abi::{
     CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, INLINE_SEGMENT, SEGMENT, opcode,
 };
-use crate::{Opcode, SendFlags, Service};
+use crate::{OneElement, Opcode, SendFlags, Service};
 
-/// A work request of one element. What the operation does not have is ignored.
-#[derive(Clone, Copy, Debug)]
-pub struct One<'a> {
-    /// The identifier.
-    pub wr_id: u64,
-    /// The operation.
-    pub opcode: Opcode,
-    /// Its flags.
-    pub flags: SendFlags,
-    /// Immediate data, as it goes on the wire.
-    pub immediate: u32,
-    /// Remote memory.
-    pub remote_addr: u64,
-    /// Its key.
-    pub rkey: u32,
-    /// The element.
-    pub sge: &'a Sge,
-}
-
-/// How the device has an operation.
+/// How the device has an operation, in one number: where the control segment
+/// has it, its number (bits 32 to 39) and the segments before the data (bits 0
+/// and 1; none: not done here); and what it is besides, in the upper bits.
 #[derive(Clone, Copy)]
-pub(super) struct Short {
-    opcode: u8,
-    /// Segments before the data; 0: not done here.
-    pub before: u8,
-    /// Whether it reads, and so has no inline data.
-    pub reads: bool,
-    /// All bits, if there is immediate data.
-    pub immediate: u32,
-}
+pub(super) struct Short(u64);
 
 impl Short {
+    /// There is immediate data. The highest bit, so that it is soon spread.
+    const IMMEDIATE: u64 = 1 << 63;
+    /// It reads, and so has no inline data.
+    const READS: u64 = 1 << 62;
     /// Of an operation that is not done here.
-    pub const NONE: Self = Self {
-        opcode: 0,
-        before: 0,
-        reads: false,
-        immediate: 0,
-    };
+    pub const NONE: Self = Self(0);
+
+    const fn new(opcode: u8, before: u8, besides: u64) -> Self {
+        assert!(before == 1 || before == 2);
+        Self((opcode as u64) << 32 | before as u64 | besides)
+    }
+
+    /// Segments before the data.
+    #[inline(always)]
+    pub const fn before(self) -> u32 {
+        self.0 as u32 & 3
+    }
+
+    /// All bits, if there is immediate data.
+    #[inline(always)]
+    pub const fn immediate(self) -> u32 {
+        (self.0 as i64 >> 63) as u32
+    }
+
+    const fn reads(self) -> bool {
+        self.0 & Self::READS != 0
+    }
+
+    /// As the control segment has it, without data.
+    #[inline(always)]
+    const fn form(self) -> u64 {
+        self.0 & !(Self::IMMEDIATE | Self::READS)
+    }
 }
 
 /// By the operation's number.
 pub(super) const OPERATIONS: [Short; 16] = {
-    let none = Short::NONE;
-    let mut all = [none; 16];
-    all[Opcode::SEND.0 as usize] = Short {
-        opcode: opcode::SEND,
-        before: 1,
-        ..none
-    };
-    all[Opcode::SEND_WITH_IMM.0 as usize] = Short {
-        opcode: opcode::SEND_IMM,
-        before: 1,
-        immediate: !0,
-        ..none
-    };
-    all[Opcode::RDMA_WRITE.0 as usize] = Short {
-        opcode: opcode::RDMA_WRITE,
-        before: 2,
-        ..none
-    };
-    all[Opcode::RDMA_WRITE_WITH_IMM.0 as usize] = Short {
-        opcode: opcode::RDMA_WRITE_IMM,
-        before: 2,
-        immediate: !0,
-        ..none
-    };
-    all[Opcode::RDMA_READ.0 as usize] = Short {
-        opcode: opcode::RDMA_READ,
-        before: 2,
-        reads: true,
-        ..none
-    };
+    let mut all = [Short::NONE; 16];
+    all[Opcode::SEND.0 as usize] = Short::new(opcode::SEND, 1, 0);
+    all[Opcode::SEND_WITH_IMM.0 as usize] = Short::new(opcode::SEND_IMM, 1, Short::IMMEDIATE);
+    all[Opcode::RDMA_WRITE.0 as usize] = Short::new(opcode::RDMA_WRITE, 2, 0);
+    all[Opcode::RDMA_WRITE_WITH_IMM.0 as usize] =
+        Short::new(opcode::RDMA_WRITE_IMM, 2, Short::IMMEDIATE);
+    all[Opcode::RDMA_READ.0 as usize] = Short::new(opcode::RDMA_READ, 2, Short::READS);
     all
 };
+
+/// The operations that go the quick way on a service, as bits; `inline`: those
+/// of them that may have inline data.
+pub(super) fn quick(service: Service, inline: bool) -> u16 {
+    let reads = match service {
+        Service::ReliableConnection => !inline,
+        Service::UnreliableConnection => false,
+        _ => return 0,
+    };
+    let is_quick = |it: &Short| it.before() != 0 && (reads || !it.reads());
+    let bit = |(n, it)| u16::from(is_quick(it)) << n;
+    OPERATIONS.iter().enumerate().map(bit).sum()
+}
 
 /// The control segment's bits, by the three lowest flags; `all` work requests
 /// complete visibly, or those that ask for it.
@@ -109,11 +101,57 @@ const _: () = {
     assert!(three == 7);
 };
 
+/// What has become of a work request that was to be posted by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum PostedOne {
+    /// It is not one of nearly all: nothing was done.
+    No,
+    /// The device has been told.
+    Told,
+    /// It is posted, but takes longer to tell: [`SendQueue::tell_posted`] is
+    /// called next. Apart, so that whoever needs it not saves no registers.
+    Written,
+}
+
+/// A work request that is written but for its inline data: they are copied by a
+/// call, for which few values are kept when all else is done.
+struct Written {
+    /// Its first segment.
+    control: NonNull<u64>,
+    segments: u32,
+    /// Where inline data go.
+    data: NonNull<u8>,
+    /// How much, as there is room for: whoever is asked again may say another
+    /// length.
+    length: u32,
+}
+
+impl Written {
+    /// Copies inline data.
+    ///
+    /// # Safety
+    /// What was written for it is not the device's yet; with `INLINE` the
+    /// element's memory is readable.
+    #[inline(always)]
+    unsafe fn copy<const INLINE: bool>(&self, sge: &Sge) {
+        if INLINE {
+            // By its number alone, as the application gave it.
+            let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+            // SAFETY: as the caller says; there is room for so many bytes.
+            unsafe {
+                let to = self.data.as_ptr();
+                to.copy_from_nonoverlapping(from, self.length as usize);
+            }
+        }
+    }
+}
+
 impl SendQueue {
     /// Adds a work request to the batch; false if it is not one of nearly all,
     /// and then nothing was done.
     #[inline(always)]
-    pub fn push_one(&mut self, one: &One<'_>) -> bool {
+    pub fn push_one(&mut self, one: &impl OneElement) -> bool {
         // SAFETY: no data is read.
         unsafe { self.push::<false>(one) }
     }
@@ -123,19 +161,19 @@ impl SendQueue {
     /// # Safety
     /// The element's memory is readable.
     #[inline(always)]
-    pub unsafe fn push_one_inline(&mut self, one: &One<'_>) -> bool {
+    pub unsafe fn push_one_inline(&mut self, one: &impl OneElement) -> bool {
         // SAFETY: as the caller says.
         unsafe { self.push::<true>(one) }
     }
 
     /// Posts a list of one work request: [`SendQueue::begin`],
-    /// [`SendQueue::push_one`] and [`SendQueue::publish`] in one. False if it is
-    /// not one of nearly all, and then nothing was done.
+    /// [`SendQueue::push_one`] and [`SendQueue::publish`] in one, if it is one of
+    /// nearly all.
     ///
     /// # Safety
     /// As for [`SendQueue::publish`].
     #[inline(always)]
-    pub unsafe fn post_one(&mut self, one: &One<'_>) -> bool {
+    pub unsafe fn post_one(&mut self, one: &impl OneElement) -> PostedOne {
         // SAFETY: no data is read; as the caller says.
         unsafe { self.post::<false>(one) }
     }
@@ -145,7 +183,7 @@ impl SendQueue {
     /// # Safety
     /// As there, and the element's memory is readable.
     #[inline(always)]
-    pub unsafe fn post_one_inline(&mut self, one: &One<'_>) -> bool {
+    pub unsafe fn post_one_inline(&mut self, one: &impl OneElement) -> PostedOne {
         // SAFETY: as the caller says.
         unsafe { self.post::<true>(one) }
     }
@@ -153,16 +191,19 @@ impl SendQueue {
     /// # Safety
     /// With `INLINE` the element's memory is readable.
     #[inline(always)]
-    unsafe fn push<const INLINE: bool>(&mut self, one: &One<'_>) -> bool {
-        let (at, mark, fence) = (self.next, self.marked, self.fence);
-        // SAFETY: as the caller says.
-        let Some(segments) = (unsafe { self.write_one::<INLINE>(one, at, mark, fence) }) else {
+    unsafe fn push<const INLINE: bool>(&mut self, one: &impl OneElement) -> bool {
+        let (at, mark) = (self.next, self.marked);
+        if self.fence != 0 {
+            return false;
+        }
+        let Some(written) = self.write_one::<INLINE>(one, at, mark) else {
             return false;
         };
         self.marked = mark.wrapping_add(1);
-        self.no_fence();
         self.accepted = at;
-        self.next = at.wrapping_add(blocks::<INLINE>(segments));
+        self.next = at.wrapping_add(blocks::<INLINE>(written.segments));
+        // SAFETY: it was written just now; as the caller says.
+        unsafe { written.copy::<INLINE>(one.sge()) };
         true
     }
 
@@ -170,101 +211,110 @@ impl SendQueue {
     /// As for [`SendQueue::publish`]; with `INLINE` the element's memory is
     /// readable.
     #[inline(always)]
-    unsafe fn post<const INLINE: bool>(&mut self, one: &One<'_>) -> bool {
-        let (at, mark, fence) = (self.posted, self.count, self.fence_posted);
-        // SAFETY: as the caller says.
-        let Some(segments) = (unsafe { self.write_one::<INLINE>(one, at, mark, fence) }) else {
-            return false;
+    unsafe fn post<const INLINE: bool>(&mut self, one: &impl OneElement) -> PostedOne {
+        let (at, mark) = (self.posted, self.count);
+        if self.fence_posted != 0 {
+            return PostedOne::No;
+        }
+        let Some(written) = self.write_one::<INLINE>(one, at, mark) else {
+            return PostedOne::No;
         };
+        let segments = written.segments;
         self.count = mark.wrapping_add(1);
         // No batch is under way.
         self.marked = self.count;
-        self.hand_over(at.wrapping_add(blocks::<INLINE>(segments)), 0);
-        if segments <= PER_BLOCK {
-            let block = self.block(at, 0);
-            // SAFETY: one of the queue's.
-            unsafe { self.register.get().copy_one(block) };
+        let next = at.wrapping_add(blocks::<INLINE>(segments));
+        self.posted = next;
+        // SAFETY: it was written just now; as the caller says.
+        unsafe { written.copy::<INLINE>(one.sge()) };
+        self.record.publish(next & 0xffff);
+        // SAFETY: one of the queue's.
+        if segments <= PER_BLOCK && unsafe { self.register.get().try_copy_one(written.control) } {
+            PostedOne::Told
         } else {
-            self.copy_several(at, segments);
+            self.accepted = at;
+            PostedOne::Written
         }
-        true
     }
 
-    /// Writes a work request that begins at `at`, behind `mark` others, and takes
-    /// note of it; how many segments it has. None if it is not one of nearly all.
-    ///
-    /// # Safety
-    /// What is from `at` on is not the device's, as far as there is room. With
-    /// `INLINE` the element's memory is readable.
+    /// Tells the device of what [`PostedOne::Written`] says.
+    #[inline(never)]
+    pub fn tell_posted(&mut self) {
+        self.tell();
+    }
+
+    /// Writes a work request that begins at `at`, behind `mark` others and with
+    /// no fence after them, but for inline data, and takes note of it. None if it
+    /// is not one of nearly all.
     #[inline(always)]
-    unsafe fn write_one<const INLINE: bool>(
+    fn write_one<const INLINE: bool>(
         &mut self,
-        one: &One<'_>,
+        one: &impl OneElement,
         at: u32,
         mark: u32,
-        fence: u8,
-    ) -> Option<u32> {
-        let short = *OPERATIONS.get(one.opcode.0 as usize)?;
-        let length = one.sge.length;
-        let before = u32::from(short.before);
-        let begin = self.offset(at);
-        let most = if INLINE {
-            self.max_inline
+    ) -> Option<Written> {
+        let (quick, most) = if INLINE {
+            (self.quick_inline, self.max_inline)
         } else {
-            self.longest
+            (self.quick, self.longest)
         };
-        let usual = before != 0
-            && self.quick(short.reads)
-            && length.wrapping_sub(1) < most
+        let opcode = one.opcode().0;
+        if opcode >= 16 || quick >> opcode & 1 == 0 {
+            return None;
+        }
+        let short = OPERATIONS[opcode as usize];
+        let before = short.before();
+        let length = one.sge().length;
+        let usual = length.wrapping_sub(1) < most
             // In one piece, not over the end of the queue.
             && !(INLINE
-                && (short.reads
-                    || begin + before as usize * SEGMENT + 4 + length as usize
-                        > self.mask as usize + 1))
+                && self.offset(at) + before as usize * SEGMENT + 4 + length as usize
+                    > self.mask as usize + 1)
             && self.has_room(mark);
         if !usual {
             return None;
         }
-        let segments = before
-            + if INLINE {
-                (4 + length).div_ceil(SEGMENT as u32)
-            } else {
-                1
-            };
-        let first = self.first(at, short, segments);
-        let second = self.second(fence, one.flags, one.immediate & short.immediate);
-        // SAFETY: from `begin` on there is a work request's room that is not
-        // the device's, aligned to a block. Three segments lie in its first
-        // block; inline data, as was looked at above, in the queue.
+        self.work.sends.post(at, one.wr_id(), mark.wrapping_add(1));
+        let data_segments = if INLINE {
+            (4 + length).div_ceil(SEGMENT as u32)
+        } else {
+            1
+        };
+        let first = self.first(at, short, data_segments);
+        // SAFETY: from `at` on there is a work request's room that is not the
+        // device's, aligned to a block. Three segments lie in its first block;
+        // inline data, as was looked at above, in the queue.
         unsafe {
-            let to = self.blocks.add(begin).cast::<u64>();
+            let to = self.blocks.add(self.offset(at)).cast::<u64>();
             to.write(first.to_be());
-            to.add(1).write(second);
+            let immediate = one.immediate_or_key() & short.immediate();
+            to.add(1).write(self.second(0, one.flags(), immediate));
             if before == 2 {
-                to.add(2).write(one.remote_addr.to_be());
-                to.add(3).write((u64::from(one.rkey) << 32).to_be());
+                to.add(2).write(one.remote_addr().to_be());
+                to.add(3).write((u64::from(one.rkey()) << 32).to_be());
             }
             let data = to.add(before as usize * SEGMENT / 8);
             if INLINE {
                 data.cast::<u32>().write((length | INLINE_SEGMENT).to_be());
-                // By its number alone, as the application gave it.
-                let from = std::ptr::with_exposed_provenance::<u8>(one.sge.addr as usize);
-                let to = data.cast::<u8>().as_ptr().add(4);
-                to.copy_from_nonoverlapping(from, length as usize);
             } else {
-                let head = u64::from(length) << 32 | u64::from(one.sge.lkey);
+                let sge = one.sge();
+                let head = u64::from(length) << 32 | u64::from(sge.lkey);
                 data.write(head.to_be());
-                data.add(1).write(one.sge.addr.to_be());
+                data.add(1).write(sge.addr.to_be());
             }
+            Some(Written {
+                control: to,
+                segments: before + data_segments,
+                data: data.cast::<u8>().add(4),
+                length,
+            })
         }
-        self.work.sends.post(at, one.wr_id, mark.wrapping_add(1));
-        Some(segments)
     }
 
     /// The first 8 bytes of a control segment, in this machine's order.
     #[inline(always)]
-    pub(super) fn first(&self, at: u32, short: Short, segments: u32) -> u64 {
-        let form = u64::from(short.opcode) << 32 | u64::from(segments);
+    pub(super) fn first(&self, at: u32, short: Short, data_segments: u32) -> u64 {
+        let form = short.form() + u64::from(data_segments);
         u64::from(at & 0xffff) << 40 | form | self.qpn
     }
 
@@ -292,16 +342,6 @@ impl SendQueue {
         if self.fence != 0 {
             cold_path();
             self.fence = 0;
-        }
-    }
-
-    /// Whether the service has the operation.
-    #[inline(always)]
-    pub(super) fn quick(&self, reads: bool) -> bool {
-        match self.service {
-            Service::ReliableConnection => true,
-            Service::UnreliableConnection => !reads,
-            _ => false,
         }
     }
 }

@@ -45,7 +45,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
 
 fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
-    pair.recv.begin();
+    pair.recv.begin().keep();
     pair.recv.push(wr_id, list).unwrap();
     // SAFETY: as above.
     unsafe { pair.recv.publish() };
@@ -435,7 +435,7 @@ proptest! {
                 bytes[32..36].copy_from_slice(&70u32.to_be_bytes());
                 bytes[60..62].copy_from_slice(&slot.to_be_bytes());
             }
-            pair.recv.begin();
+            pair.recv.begin().keep();
             if pair.recv.push(1, &list).is_ok() {
                 // SAFETY: the memory outlives the loop.
                 unsafe { pair.recv.publish() };

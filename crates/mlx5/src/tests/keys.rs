@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use uverbs::Sge;
 
+use super::send::One;
 use super::*;
-use crate::{Bind, Opcode, PostError, Role, SendFlags, WindowKind};
+use crate::{Bind, Opcode, PostError, PostedOne, Role, SendFlags, WindowKind};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -181,6 +182,25 @@ fn what_comes_after_a_change_waits_for_it() {
     assert_eq!(fences(&pair, 8), 0x80);
     post(&mut pair, SendFlags::empty(), &[Change::Send, Change::Send]);
     assert_eq!((fences(&pair, 10), fences(&pair, 11)), (0x20, 0));
+    // The quick ways know no fence: they take the second one only.
+    let element = Sge {
+        addr: 0x1000,
+        length: 8,
+        lkey: 1,
+    };
+    let one = One::of(Opcode::SEND, &element);
+    let quick = |pair: &mut Pair| {
+        pair.send.begin();
+        let pushed = pair.send.push_one(&one);
+        pair.send.begin();
+        // SAFETY: there is no device.
+        let posted = unsafe { pair.send.post_one(&one) } != PostedOne::No;
+        (pushed, posted)
+    };
+    post(&mut pair, SendFlags::empty(), &[Change::Invalidate(2)]);
+    assert_eq!(quick(&mut pair), (false, false));
+    post(&mut pair, SendFlags::empty(), &[Change::Send]);
+    assert_eq!(quick(&mut pair), (true, true));
     // The queue starts anew.
     post(&mut pair, SendFlags::empty(), &[Change::Invalidate(3)]);
     pair.send.reset();

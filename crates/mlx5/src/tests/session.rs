@@ -43,7 +43,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode) -> u16 {
 
 fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
-    pair.recv.begin();
+    pair.recv.begin().keep();
     pair.recv.push(wr_id, list).unwrap();
     // SAFETY: the test heeds the list.
     unsafe { pair.recv.publish() };

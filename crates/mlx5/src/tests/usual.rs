@@ -18,7 +18,7 @@ fn outstanding() -> (CompletionRing, Device, Pair) {
     let open = pair.send.open(40, Opcode::SEND, SendFlags::SIGNALED);
     open.unwrap().no_data();
     pair.send.accept();
-    pair.recv.begin();
+    pair.recv.begin().keep();
     pair.recv.push(50, &[]).unwrap();
     // SAFETY: there is no device but the test, and no memory is named.
     unsafe {
@@ -100,7 +100,7 @@ fn what_is_gone_is_not_remembered() {
     let open = pair.send.open(41, Opcode::SEND, SendFlags::SIGNALED);
     open.unwrap().no_data();
     pair.send.accept();
-    pair.recv.begin();
+    pair.recv.begin().keep();
     pair.recv.push(51, &[]).unwrap();
     // SAFETY: no memory is named.
     unsafe {
@@ -157,7 +157,7 @@ proptest! {
                         (slot, 0, 0)
                     } else {
                         let slot = pair.record(0);
-                        pair.recv.begin();
+                        pair.recv.begin().keep();
                         let _ = pair.recv.push(n, &[]);
                         (slot, 2 + (what >> 2), 1)
                     };

@@ -192,7 +192,7 @@ impl Receiver {
     pub fn carry(&mut self) {
         let end = self.taken.indices.own_producer();
         if let Receives::Own(queue) = &mut self.queue {
-            queue.begin();
+            queue.begin().keep();
         }
         while self.taken.at != end {
             // SAFETY: as in `Sender::carry`.
