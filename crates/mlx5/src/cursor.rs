@@ -17,11 +17,12 @@ use crate::{CompletionError, CompletionRing, WorkCompletion};
 pub struct Shown {
     /// Where the fields are: in the ring, or `told`; null before the first.
     entry: *const Cqe,
-    opcode: u32,
-    wc_flags: u32,
-    vendor_err: u32,
+    /// Its opcode and flags.
+    what: What,
     /// One that is in no entry as it is meant, or not any more.
     told: Cqe,
+    /// Of that one: what an entry says by itself has none.
+    vendor_err: u32,
 }
 
 // SAFETY: it leads to entries of a ring, which is another thread's as soon as
@@ -32,11 +33,29 @@ impl Default for Shown {
     fn default() -> Self {
         Self {
             entry: ptr::null(),
-            opcode: 0,
-            wc_flags: 0,
-            vendor_err: 0,
+            what: What::new(0, 0),
             told: Cqe::default(),
+            vendor_err: 0,
         }
+    }
+}
+
+/// A completion's opcode and flags, as a work completion has them. In one
+/// number, which is written at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct What(u64);
+
+impl What {
+    pub const fn new(opcode: u32, wc_flags: u32) -> Self {
+        Self((wc_flags as u64) << 32 | opcode as u64)
+    }
+
+    const fn opcode(self) -> u32 {
+        self.0 as u32
+    }
+
+    const fn wc_flags(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 }
 
@@ -69,9 +88,15 @@ macro_rules! entry {
 
 impl Shown {
     fields! {
-        opcode: u32 = |shown| (*shown).opcode;
-        wc_flags: u32 = |shown| (*shown).wc_flags;
-        vendor_err: u32 = |shown| (*shown).vendor_err;
+        opcode: u32 = |shown| (*shown).what.opcode();
+        wc_flags: u32 = |shown| (*shown).what.wc_flags();
+        vendor_err: u32 = |shown| {
+            if (*shown).entry == &raw const (*shown).told {
+                (*shown).vendor_err
+            } else {
+                0
+            }
+        };
         byte_len: u32 = |shown| u32::from_be(entry!(shown, byte_cnt));
         imm_data: u32 = |shown| entry!(shown, imm_inval_pkey);
         qp_num: u32 = |shown| u32::from_be(entry!(shown, sop_drop_qpn)) & NUMBER;
@@ -91,13 +116,11 @@ impl Shown {
     /// # Safety
     /// `shown` is this caller's to write to.
     #[inline(always)]
-    pub(crate) unsafe fn set(shown: *mut Self, entry: NonNull<Cqe>, opcode: u32, wc_flags: u32) {
+    pub(crate) unsafe fn set(shown: *mut Self, entry: NonNull<Cqe>, what: What) {
         // SAFETY: as the caller says.
         unsafe {
             (*shown).entry = entry.as_ptr();
-            (*shown).opcode = opcode;
-            (*shown).wc_flags = wc_flags;
-            (*shown).vendor_err = 0;
+            (*shown).what = what;
         }
     }
 
@@ -105,7 +128,7 @@ impl Shown {
     ///
     /// # Safety
     /// As for [`Shown::set`].
-    unsafe fn tell(shown: *mut Self, wc: &WorkCompletion, time: u64) {
+    pub(crate) unsafe fn tell(shown: *mut Self, wc: &WorkCompletion, time: u64) {
         // SAFETY: as the caller says.
         unsafe {
             (*shown).told = Cqe {
@@ -119,8 +142,7 @@ impl Shown {
                 ..Cqe::default()
             };
             (*shown).entry = &raw const (*shown).told;
-            (*shown).opcode = wc.opcode;
-            (*shown).wc_flags = wc.wc_flags;
+            (*shown).what = What::new(wc.opcode, wc.wc_flags);
             (*shown).vendor_err = wc.vendor_err;
         }
     }
@@ -133,10 +155,11 @@ impl Shown {
     pub unsafe fn keep(shown: *mut Self) {
         // SAFETY: as the caller says: entries that are replaced stay readable.
         unsafe {
-            if !(*shown).entry.is_null() {
-                let copy = (*shown).entry.read_volatile();
-                (*shown).told = copy;
-                (*shown).entry = &raw const (*shown).told;
+            let (entry, told) = ((*shown).entry, &raw mut (*shown).told);
+            if !entry.is_null() && entry != told {
+                told.write(entry.read_volatile());
+                (*shown).vendor_err = 0;
+                (*shown).entry = told;
             }
         }
     }

@@ -13,6 +13,7 @@ use ring::Owner;
 
 use crate::abi::{Cqe, cqe_opcode, opcode as request};
 use crate::cq_ring::is_written;
+use crate::cursor::What;
 use crate::directory::NUMBER;
 use crate::wc::{flags, opcode};
 use crate::{CompletionRing, Shown, WorkCompletion};
@@ -60,7 +61,7 @@ trait Kind {
     ///
     /// # Safety
     /// As for [`Kind::tell`].
-    unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)>;
+    unsafe fn what(entry: NonNull<Cqe>) -> Option<What>;
 }
 
 /// A send or a write of this side's.
@@ -91,10 +92,10 @@ impl Kind for Sent {
     }
 
     #[inline(always)]
-    unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)> {
+    unsafe fn what(entry: NonNull<Cqe>) -> Option<What> {
         // SAFETY: as the caller says.
         let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
-        Some((sent(number)?, 0))
+        Some(What::new(sent(number)?, 0))
     }
 }
 
@@ -182,7 +183,7 @@ macro_rules! received {
             }
 
             #[inline(always)]
-            unsafe fn what(entry: NonNull<Cqe>) -> Option<(u32, u32)> {
+            unsafe fn what(entry: NonNull<Cqe>) -> Option<What> {
                 // SAFETY: as the caller says.
                 let sender = unsafe { field!(entry, flags_rqpn) };
                 let mut is = if $immediate { flags::WITH_IMM } else { 0 };
@@ -190,7 +191,7 @@ macro_rules! received {
                     cold_path();
                     is |= flags::GRH;
                 }
-                Some((opcode::RECV, is))
+                Some(What::new(opcode::RECV, is))
             }
         }
     )+};
@@ -286,14 +287,15 @@ impl CompletionRing {
     /// As for [`CompletionRing::show`].
     #[inline(always)]
     pub unsafe fn show_usual(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+        let entry = self.next;
         // SAFETY: `next` is an entry of this ring's.
-        let owner = unsafe { owner_of(self.next) };
+        let owner = unsafe { owner_of(entry) };
         // SAFETY: as the caller says; the entry is written, in this round.
         unsafe {
             match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                SENT => self.show_one::<Sent>(shown),
-                RECEIVED => self.show_one::<Received>(shown),
-                RECEIVED_IMMEDIATE => self.show_one::<ReceivedImmediate>(shown),
+                SENT => self.show_one::<Sent>(entry, shown),
+                RECEIVED => self.show_one::<Received>(entry, shown),
+                RECEIVED_IMMEDIATE => self.show_one::<ReceivedImmediate>(entry, shown),
                 _ if self.is_in_session() || is_written(owner, self.round as u8) => {
                     Err(Usual::Other)
                 }
@@ -337,24 +339,27 @@ impl CompletionRing {
         let mut taking = shared.taking();
         let wr_id = taking.find(slot).ok_or(Usual::Other)?;
         // SAFETY: as above, of this kind.
-        let (opcode, flags) = unsafe { K::what(entry) }.ok_or(Usual::Other)?;
+        let what = unsafe { K::what(entry) }.ok_or(Usual::Other)?;
         taking.free(slot);
         drop(taking);
         // SAFETY: as the caller says.
-        unsafe { Shown::set(shown, entry, opcode, flags) };
+        unsafe { Shown::set(shown, entry, what) };
         // SAFETY: what is behind it is in the memory, or its end.
         unsafe { self.pass(1, entry.byte_add(self.step)) };
         Ok(wr_id)
     }
 
-    /// Shows a completion of this kind, which the next entry is.
+    /// Shows a completion of this kind, which the next entry is: `entry`.
     ///
     /// # Safety
     /// As for [`CompletionRing::show`]; the next entry is written, and of this
     /// kind.
     #[inline(always)]
-    unsafe fn show_one<K: Kind>(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
-        let entry = self.next;
+    unsafe fn show_one<K: Kind>(
+        &mut self,
+        entry: NonNull<Cqe>,
+        shown: *mut Shown,
+    ) -> Result<u64, Usual> {
         // SAFETY: the device has written the entry; any bytes are a valid one.
         let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry)) };
         let Some(queue) = self.directory.recent(K::RECEIVES, whose) else {
@@ -364,12 +369,12 @@ impl CompletionRing {
             return Err(Usual::Other);
         };
         // SAFETY: as above, of this kind.
-        let Some((opcode, flags)) = (unsafe { K::what(entry) }) else {
+        let Some(what) = (unsafe { K::what(entry) }) else {
             return Err(Usual::Other);
         };
         queue.complete(found);
         // SAFETY: as the caller says.
-        unsafe { Shown::set(shown, entry, opcode, flags) };
+        unsafe { Shown::set(shown, entry, what) };
         // SAFETY: what is behind it is in the memory, or its end.
         unsafe { self.pass(1, entry.byte_add(self.step)) };
         Ok(found.wr_id)

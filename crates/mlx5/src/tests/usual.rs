@@ -281,6 +281,10 @@ proptest! {
         long_device.raise(&raised);
         let mut shown = Shown::default();
         let shown = &raw mut shown;
+        // One before it had failed.
+        let failed = WorkCompletion { vendor_err: 9, ..WorkCompletion::default() };
+        // SAFETY: it is this test's.
+        unsafe { Shown::tell(shown, &failed, 0) };
         // SAFETY: no work request names memory; it is this test's.
         let told = unsafe {
             match cursor.show_usual(shown) {
