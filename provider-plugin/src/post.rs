@@ -255,7 +255,7 @@ unsafe fn receives<R: Receiver>(
     unsafe {
         // Whatever takes longer goes on in a function of its own, so that this
         // one saves no registers.
-        if !own.lock().try_quick() && !own.single() {
+        if !own.single() && !own.lock().try_quick() {
             return receive_shared(own, wr, bad_wr);
         }
         // Of a queue with one owner nobody took it: a plain store to leave,

@@ -50,7 +50,7 @@ pub unsafe extern "C" fn post_send(
         }
         // Whatever takes longer goes on in a function of its own, so that this
         // one saves no registers.
-        if !own.send_lock.try_quick() && !own.single {
+        if !own.single && !own.send_lock.try_quick() {
             return post_shared(own, wr, bad_wr);
         }
         let request = &*wr;
