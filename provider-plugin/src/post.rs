@@ -19,9 +19,17 @@ const _: () = {
     assert!(align_of::<ibv_sge>() >= align_of::<Sge>());
 };
 
-/// A work request of the C interface of one element, as
-/// the quick ways read it.
-pub struct Posted<'a>(pub &'a ibv_send_wr);
+/// A work request of the C interface, of one element, as the quick ways read it.
+pub struct Posted<'a>(&'a ibv_send_wr);
+
+impl<'a> Posted<'a> {
+    /// # Safety
+    /// The work request says that it has one element, and it is there.
+    #[inline(always)]
+    pub unsafe fn new(wr: &'a ibv_send_wr) -> Self {
+        Self(wr)
+    }
+}
 
 impl OneElement for Posted<'_> {
     #[inline(always)]
@@ -52,8 +60,7 @@ impl OneElement for Posted<'_> {
     }
     #[inline(always)]
     fn sge(&self) -> &Sge {
-        // SAFETY: the work request says that it has one element, and the
-        // application that it is there; the two types are the same.
+        // SAFETY: by the contract of `new`; the two types are the same.
         unsafe { &*self.0.sg_list.cast::<Sge>() }
     }
 }

@@ -329,8 +329,8 @@ impl SendQueue {
         }
         self.count = self.marked;
         self.built = None;
-        let (next, fence) = (self.next, self.fence);
-        self.hand_over(next, fence);
+        (self.posted, self.fence_posted) = (self.next, self.fence);
+        self.record.publish(self.posted & 0xffff);
         if batch == 1 {
             self.tell();
         } else {
@@ -370,14 +370,6 @@ impl SendQueue {
         let blocks = (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(at, n as usize));
         // SAFETY: blocks of the queue.
         unsafe { self.register.get().copy(blocks) };
-    }
-
-    /// Writes the doorbell record: the device has all before `next`.
-    #[inline(always)]
-    fn hand_over(&mut self, next: u32, fence: u8) {
-        self.posted = next;
-        self.fence_posted = fence;
-        self.record.publish(next & 0xffff);
     }
 
     /// Whether there is room for one more work request than `mark`, those of

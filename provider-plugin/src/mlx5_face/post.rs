@@ -22,11 +22,15 @@ unsafe fn push_quickly(queue: &mut SendQueue, wr: &ibv_send_wr) -> bool {
     if wr.num_sge != 1 {
         return false;
     }
-    if wr.send_flags & IBV_SEND_INLINE != 0 {
-        // SAFETY: the application says that the data is readable.
-        unsafe { queue.push_one_inline(&Posted(wr)) }
-    } else {
-        queue.push_one(&Posted(wr))
+    // SAFETY: the application says that the element is there, and readable if it
+    // is to be copied.
+    unsafe {
+        let one = Posted::new(wr);
+        if wr.send_flags & IBV_SEND_INLINE != 0 {
+            queue.push_one_inline(&one)
+        } else {
+            queue.push_one(&one)
+        }
     }
 }
 
@@ -61,15 +65,33 @@ pub unsafe extern "C" fn post_send(
             return post_inline(own, wr, bad_wr);
         }
         // SAFETY: what the work request names is the application's affair.
-        match (*own.send.get()).post_one(&Posted(request)) {
-            PostedOne::No => post_several(own, wr, bad_wr),
-            PostedOne::Written => tell_posted(own),
-            PostedOne::Told => {
-                // Of a queue pair with one owner nobody took it: a plain store,
-                // less than to ask.
-                own.send_lock.unlock_quick();
-                0
-            }
+        let posted = (*own.send.get()).post_one(&Posted::new(request));
+        end_one(own, posted, wr, bad_wr)
+    }
+}
+
+/// Goes on after a list of one by what has become of it, and leaves the critical
+/// section.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+unsafe fn end_one(
+    own: &Qp,
+    posted: PostedOne,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    match posted {
+        // SAFETY: as the caller says.
+        PostedOne::No => unsafe { post_several(own, wr, bad_wr) },
+        // SAFETY: as the caller says.
+        PostedOne::Written => unsafe { tell_posted(own) },
+        PostedOne::Told => {
+            // Of a queue pair with one owner nobody took it: a plain store, less
+            // than to ask.
+            own.send_lock.unlock_quick();
+            0
         }
     }
 }
@@ -100,14 +122,8 @@ unsafe extern "C" fn post_inline(
     // SAFETY: as the caller says; the application says that the data is
     // readable, and what else the work request names is its affair.
     unsafe {
-        match (*own.send.get()).post_one_inline(&Posted(&*wr)) {
-            PostedOne::No => post_several(own, wr, bad_wr),
-            PostedOne::Written => tell_posted(own),
-            PostedOne::Told => {
-                own.send_lock.unlock_quick();
-                0
-            }
-        }
+        let posted = (*own.send.get()).post_one_inline(&Posted::new(&*wr));
+        end_one(own, posted, wr, bad_wr)
     }
 }
 

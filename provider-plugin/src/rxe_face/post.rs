@@ -26,11 +26,15 @@ unsafe fn write_quickly(writer: &mut SendWriter<'_>, plain: u32, wr: &ibv_send_w
     if wr.opcode >= 32 || plain & 1 << wr.opcode == 0 || wr.num_sge != 1 {
         return false;
     }
-    if wr.send_flags & IBV_SEND_INLINE != 0 {
-        // SAFETY: the application says that the data is readable.
-        unsafe { writer.push_one_inline(&Posted(wr)) }
-    } else {
-        writer.push_one(&Posted(wr))
+    // SAFETY: the application says that the element is there, and readable if it
+    // is to be copied.
+    unsafe {
+        let one = Posted::new(wr);
+        if wr.send_flags & IBV_SEND_INLINE != 0 {
+            writer.push_one_inline(&one)
+        } else {
+            writer.push_one(&one)
+        }
     }
 }
 

@@ -32,8 +32,9 @@ impl SendQueue {
     }
 
     /// Adds a work request without data to the batch: as [`SendQueue::open`]
-    /// and [`SendQueue::accept`]. False if the queue is full, or the operation
-    /// is none that is built here: then nothing was done, and those say why.
+    /// and [`SendQueue::accept`]. False if the queue is full, the operation
+    /// is none that is built here, or a fence is before it: then nothing was
+    /// done, and it is theirs.
     #[inline(always)]
     pub fn build<const OPERATION: u32>(
         &mut self,
@@ -48,7 +49,7 @@ impl SendQueue {
                 _ => Short::NONE,
             }
         };
-        let usual = short.before() != 0 && self.quick >> OPERATION & 1 != 0;
+        let usual = short.before() != 0 && self.quick >> OPERATION & 1 != 0 && self.fence == 0;
         if !usual || !self.has_room(self.marked) {
             return false;
         }
@@ -57,7 +58,7 @@ impl SendQueue {
         // for a work request.
         let control = unsafe { self.blocks.add(self.offset(at)).cast::<u64>() };
         let first = self.first(at, short, 0);
-        let second = self.second(self.fence, flags, besides.immediate & short.immediate());
+        let second = self.second(flags, besides.immediate & short.immediate());
         // SAFETY: as above; the first two segments are in the block.
         unsafe {
             control.write(first.to_be());
@@ -70,7 +71,6 @@ impl SendQueue {
         }
         self.marked = self.marked.wrapping_add(1);
         self.work.sends.post(at, wr_id, self.marked);
-        self.no_fence();
         self.accepted = at;
         self.next = at.wrapping_add(1);
         self.built = Some(Built { control, first });

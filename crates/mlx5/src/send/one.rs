@@ -4,7 +4,6 @@
 //! What is unusual is left to [`SendQueue::open`]: nothing is done for it
 //! here, so a caller tries this way first and takes the other one then.
 
-use std::hint::cold_path;
 use std::ptr::NonNull;
 
 use uverbs::Sge;
@@ -288,7 +287,7 @@ impl SendQueue {
             let to = self.blocks.add(self.offset(at)).cast::<u64>();
             to.write(first.to_be());
             let immediate = one.immediate_or_key() & short.immediate();
-            to.add(1).write(self.second(0, one.flags(), immediate));
+            to.add(1).write(self.second(one.flags(), immediate));
             if before == 2 {
                 to.add(2).write(one.remote_addr().to_be());
                 to.add(3).write((u64::from(one.rkey()) << 32).to_be());
@@ -320,28 +319,14 @@ impl SendQueue {
 
     /// The other 8 bytes, as they are written.
     #[inline(always)]
-    pub(super) fn second(&self, fence: u8, flags: SendFlags, immediate: u32) -> u64 {
-        let mut bits = self.control[(flags.bits() & 7) as usize];
-        if fence != 0 {
-            cold_path();
-            bits |= fence_unless(fence, flags);
-        }
+    pub(super) fn second(&self, flags: SendFlags, immediate: u32) -> u64 {
+        let bits = self.control[(flags.bits() & 7) as usize];
         let (bits, immediate) = (u64::from(u32::from(bits).to_be()), u64::from(immediate));
         // The bytes of the one and then of the other.
         if cfg!(target_endian = "little") {
             immediate << 32 | bits
         } else {
             bits << 32 | immediate
-        }
-    }
-
-    /// A work request is part of the batch that is none after which there is a
-    /// fence.
-    #[inline(always)]
-    pub(super) fn no_fence(&mut self) {
-        if self.fence != 0 {
-            cold_path();
-            self.fence = 0;
         }
     }
 }
