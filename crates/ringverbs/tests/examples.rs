@@ -355,10 +355,8 @@ fn datagram_service() {
             break String::from_utf8(output.stdout).unwrap();
         }
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            said.contains("no datagram service: nobody listens"),
-            "{said}"
-        );
+        // Nobody listens: what a program's end prints is the error's parts.
+        assert!(said.contains("Sidr(UNSUPPORTED)"), "{said}");
         assert!(Instant::now() < end, "nobody listens");
         std::thread::sleep(Duration::from_millis(5));
     };
