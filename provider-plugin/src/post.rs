@@ -4,6 +4,7 @@
 //! that is not posted. How a device takes a whole list of sends is its face's.
 
 use core::ffi::c_int;
+use core::hint::cold_path;
 use core::ptr::NonNull;
 
 use ring::BiasedLock;
@@ -265,10 +266,37 @@ unsafe fn receives<R: Receiver>(
         if !own.single() && !own.lock().try_quick() {
             return receive_shared(own, wr, bad_wr);
         }
+        if !(*wr).next.is_null() {
+            // So that one alone is all in a row.
+            cold_path();
+            return receive_several(own, wr, bad_wr);
+        }
+        let mut batch = (*own.queue()).begin();
+        if !push_quickly(&mut batch, &*wr) {
+            batch.keep();
+            return receive_rest(own, wr, bad_wr);
+        }
+        // SAFETY: what the receive names is the application's affair.
+        batch.publish();
         // Of a queue with one owner nobody took it: a plain store to leave,
         // less than to ask.
-        receive(own, wr, bad_wr, BiasedLock::unlock_quick)
+        own.lock().unlock_quick();
+        0
     }
+}
+
+/// [`receives`] of more than one, in the critical section that was entered.
+///
+/// # Safety
+/// As for [`receives`].
+#[inline(never)]
+unsafe extern "C" fn receive_several<R: Receiver>(
+    own: &R,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { receive(own, wr, bad_wr, BiasedLock::unlock_quick) }
 }
 
 /// [`receives`] of a thread that is not the only one to post here.
@@ -307,6 +335,17 @@ unsafe extern "C" fn receive_contended<R: Receiver>(
     }
 }
 
+/// Adds a receive to the batch by the quick way, if it is one of nearly all.
+///
+/// # Safety
+/// The work request is the application's.
+#[inline(always)]
+unsafe fn push_quickly(batch: &mut impl ReceivesQuickly, wr: &ibv_recv_wr) -> bool {
+    // SAFETY: the application says that the element is there; the two types are
+    // the same.
+    wr.num_sge == 1 && batch.push_one(wr.wr_id, unsafe { &*wr.sg_list.cast::<Sge>() })
+}
+
 /// Posts a list of receives in the critical section that was entered, and
 /// leaves it.
 ///
@@ -324,9 +363,7 @@ unsafe fn receive<R: Receiver>(
         let mut batch = (*own.queue()).begin();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            let pushed = request.num_sge == 1
-                && batch.push_one(request.wr_id, &*request.sg_list.cast::<Sge>());
-            if !pushed {
+            if !push_quickly(&mut batch, request) {
                 batch.keep();
                 return receive_rest(own, next, bad_wr);
             }

@@ -50,6 +50,13 @@ impl What {
         Self((wc_flags as u64) << 32 | opcode as u64)
     }
 
+    /// With a flag if `bits` are `bit`, without if they are 0.
+    #[inline(always)]
+    pub const fn with(self, bits: u32, bit: u32, flag: u32) -> Self {
+        let place = 32 + flag.trailing_zeros() - bit.trailing_zeros();
+        Self(self.0 | (bits as u64) << place)
+    }
+
     const fn opcode(self) -> u32 {
         self.0 as u32
     }

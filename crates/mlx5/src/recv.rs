@@ -4,7 +4,7 @@ use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::DoorbellRecord;
+use ring::{DoorbellRecord, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{DataSegment, INVALID_LKEY};
@@ -29,9 +29,21 @@ pub struct RecvQueue {
     /// completed.
     room_until: u32,
     max_sge: u32,
+    /// Bytes of the longest element, if there may be one.
+    longest: u32,
+    /// Where the entries are, one less than their number, and the logarithm of
+    /// their size.
+    entries: NonNull<u8>,
+    mask: u32,
+    shift: u32,
     record: DoorbellRecord,
     work: Arc<Work>,
 }
+
+// SAFETY: the memory belongs to `work`, and is written under `&mut`.
+unsafe impl Send for RecvQueue {}
+// SAFETY: nothing is done through a shared reference.
+unsafe impl Sync for RecvQueue {}
 
 impl RecvQueue {
     /// The writer over a queue pair's receive queue.
@@ -41,6 +53,13 @@ impl RecvQueue {
             next: 0,
             room_until: work.recv.entries,
             max_sge: work.recv.max_sge,
+            longest: match work.recv.max_sge {
+                0 => 0,
+                _ => MAX_SEGMENT - 1,
+            },
+            entries: work.memory.entries.first(),
+            mask: work.recv.entries.saturating_sub(1),
+            shift: work.recv.shift,
             record: work.memory.records.record(0),
             work,
         }
@@ -111,17 +130,10 @@ impl RecvQueue {
     /// The entry of the receive `next`.
     #[inline(always)]
     fn entry(&self, next: u32) -> NonNull<DataSegment> {
-        let plan = &self.work.recv;
-        let slot = next & (plan.entries - 1);
+        let slot = (next & self.mask) as usize;
         // SAFETY: an entry of the queue, by the mask: where there is room, there
         // are entries.
-        let entry = unsafe {
-            self.work
-                .memory
-                .entries
-                .first()
-                .add((slot as usize) << plan.shift)
-        };
+        let entry = unsafe { self.entries.add(slot << self.shift) };
         entry.cast()
     }
 
@@ -166,7 +178,7 @@ impl<'q> RecvWriter<'q> {
     /// is wrong, if anything is.
     #[inline(always)]
     pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1 && self.queue.max_sge != 0;
+        let usual = sge.length.wrapping_sub(1) < self.queue.longest;
         if !usual || !self.queue.has_room(self.next) {
             return false;
         }
@@ -176,7 +188,7 @@ impl<'q> RecvWriter<'q> {
         let to = self.queue.entry(at);
         // SAFETY: an entry of `max_sge` segments, which are some; there is room.
         unsafe {
-            to.write(segment(sge));
+            write_segment(to, sge);
             if self.queue.max_sge != 1 {
                 to.add(1).write(END);
             }
@@ -202,14 +214,15 @@ impl<'q> RecvWriter<'q> {
     }
 }
 
-/// An element as the device has it.
+/// Writes an element as the device has it ([`DataSegment`]).
+///
+/// # Safety
+/// The segment is writable, and aligned to its size.
 #[inline(always)]
-fn segment(sge: &Sge) -> DataSegment {
-    DataSegment {
-        byte_count: sge.length.to_be(),
-        lkey: sge.lkey.to_be(),
-        addr: sge.addr.to_be(),
-    }
+pub(crate) unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
+    let head = u64::from(sge.length) << 32 | u64::from(sge.lkey);
+    // SAFETY: as the caller says.
+    unsafe { write_pair(to.cast(), head.to_be(), sge.addr.to_be()) };
 }
 
 /// What follows the last element of a list that is shorter than the entry.
@@ -241,7 +254,7 @@ pub(crate) unsafe fn write_list(
             continue;
         }
         // SAFETY: the list is no longer than the room.
-        unsafe { to.add(at).write(segment(sge)) };
+        unsafe { write_segment(to.add(at), sge) };
         at += 1;
     }
     if at < room as usize {

@@ -15,6 +15,7 @@
 //! the ring's beginning; a segment does not straddle the end, inline data may.
 
 mod build;
+mod copy;
 pub(crate) mod keys;
 mod one;
 mod wqe;
@@ -358,7 +359,8 @@ impl SendQueue {
             return;
         }
         // SAFETY: one of the queue's.
-        let told = segments <= PER_BLOCK && unsafe { register.try_copy_one(self.block(at, 0)) };
+        let told =
+            segments <= PER_BLOCK && unsafe { register.try_copy_one::<false>(self.block(at, 0)) };
         if !told {
             self.copy_several(at, segments);
         }

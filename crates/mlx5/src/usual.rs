@@ -42,6 +42,9 @@ const SOLICITED: u8 = 0x2;
 const SENT: u32 = (cqe_opcode::REQ as u32) << 4;
 const RECEIVED: u32 = (cqe_opcode::RESP_SEND as u32) << 4;
 const RECEIVED_IMMEDIATE: u32 = (cqe_opcode::RESP_SEND_IMM as u32) << 4;
+/// What the two have that others have not, and of it what only the second has.
+const IMMEDIATE: u32 = RECEIVED ^ RECEIVED_IMMEDIATE;
+const _: () = assert!(IMMEDIATE.is_power_of_two() && RECEIVED & IMMEDIATE == 0);
 
 /// A kind of completion, all of which is said by an entry's last byte.
 trait Kind {
@@ -55,13 +58,6 @@ trait Kind {
     /// # Safety
     /// An entry of this kind that the device has written.
     unsafe fn tell(entry: NonNull<Cqe>, wr_id: u64, out: &mut MaybeUninit<WorkCompletion>) -> bool;
-
-    /// Its opcode and flags, as a work completion has them; none if it is not
-    /// one of the usual.
-    ///
-    /// # Safety
-    /// As for [`Kind::tell`].
-    unsafe fn what(entry: NonNull<Cqe>) -> Option<What>;
 }
 
 /// A send or a write of this side's.
@@ -89,13 +85,6 @@ impl Kind for Sent {
             ..WorkCompletion::default()
         });
         true
-    }
-
-    #[inline(always)]
-    unsafe fn what(entry: NonNull<Cqe>) -> Option<What> {
-        // SAFETY: as the caller says.
-        let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
-        Some(What::new(sent(number)?, 0))
     }
 }
 
@@ -181,18 +170,6 @@ macro_rules! received {
                 unsafe { tell_received::<$immediate>(entry, wr_id, out) };
                 true
             }
-
-            #[inline(always)]
-            unsafe fn what(entry: NonNull<Cqe>) -> Option<What> {
-                // SAFETY: as the caller says.
-                let sender = unsafe { field!(entry, flags_rqpn) };
-                let mut is = if $immediate { flags::WITH_IMM } else { 0 };
-                if sender & GLOBAL.to_be() != 0 {
-                    cold_path();
-                    is |= flags::GRH;
-                }
-                Some(What::new(opcode::RECV, is))
-            }
         }
     )+};
 }
@@ -200,6 +177,35 @@ macro_rules! received {
 received! {
     Received: RECEIVED, false;
     ReceivedImmediate: RECEIVED_IMMEDIATE, true;
+}
+
+/// The opcode and flags of a send or a write, as a work completion has them; none
+/// of anything else that was sent.
+///
+/// # Safety
+/// As for [`Kind::tell`].
+#[inline(always)]
+unsafe fn what_sent(entry: NonNull<Cqe>) -> Option<What> {
+    // SAFETY: as the caller says.
+    let number = u32::from_be(unsafe { field!(entry, sop_drop_qpn) });
+    Some(What::new(sent(number)?, 0))
+}
+
+/// The same of a message, with immediate data or without, which `kind` says.
+///
+/// # Safety
+/// As for [`Kind::tell`].
+#[inline(always)]
+unsafe fn what_received(entry: NonNull<Cqe>, kind: u32) -> What {
+    // SAFETY: as the caller says.
+    let sender = unsafe { field!(entry, flags_rqpn) };
+    // Without a branch.
+    let what = What::new(opcode::RECV, 0).with(kind & IMMEDIATE, IMMEDIATE, flags::WITH_IMM);
+    if sender & GLOBAL.to_be() != 0 {
+        cold_path();
+        return what.with(1, 1, flags::GRH);
+    }
+    what
 }
 
 /// The last byte of an entry, of which the rest is read after it.
@@ -292,14 +298,18 @@ impl CompletionRing {
         let owner = unsafe { owner_of(entry) };
         // SAFETY: as the caller says; the entry is written, in this round.
         unsafe {
-            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                SENT => self.show_one::<Sent>(entry, shown),
-                RECEIVED => self.show_one::<Received>(entry, shown),
-                RECEIVED_IMMEDIATE => self.show_one::<ReceivedImmediate>(entry, shown),
-                _ if self.is_in_session() || is_written(owner, self.round as u8) => {
-                    Err(Usual::Other)
-                }
-                _ => Err(Usual::Nothing),
+            let kind = (u32::from(owner) ^ self.round) & !u32::from(SOLICITED);
+            if kind & !IMMEDIATE == RECEIVED {
+                return self
+                    .show_one::<true>(entry, shown, |entry| Some(what_received(entry, kind)));
+            }
+            if kind == SENT {
+                return self.show_one::<false>(entry, shown, |entry| what_sent(entry));
+            }
+            if self.is_in_session() || is_written(owner, self.round as u8) {
+                Err(Usual::Other)
+            } else {
+                Err(Usual::Nothing)
             }
         }
     }
@@ -318,10 +328,11 @@ impl CompletionRing {
         let known = self.directory.queue(receives, whose).is_some();
         // SAFETY: as the caller says; the entry is written, in this round.
         unsafe {
-            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                RECEIVED if !known => self.show_shared::<Received>(shown),
-                RECEIVED_IMMEDIATE if !known => self.show_shared::<ReceivedImmediate>(shown),
-                _ => self.show_usual(shown),
+            let kind = (u32::from(owner) ^ self.round) & !u32::from(SOLICITED);
+            if kind & !IMMEDIATE == RECEIVED && !known {
+                self.show_shared(kind, shown)
+            } else {
+                self.show_usual(shown)
             }
         }
     }
@@ -331,7 +342,7 @@ impl CompletionRing {
     /// # Safety
     /// As there.
     #[inline(always)]
-    unsafe fn show_shared<K: Kind>(&mut self, shown: *mut Shown) -> Result<u64, Usual> {
+    unsafe fn show_shared(&mut self, kind: u32, shown: *mut Shown) -> Result<u64, Usual> {
         let entry = self.next;
         // SAFETY: the device has written the entry; any bytes are a valid one.
         let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry) as u16) };
@@ -339,7 +350,7 @@ impl CompletionRing {
         let mut taking = shared.taking();
         let wr_id = taking.find(slot).ok_or(Usual::Other)?;
         // SAFETY: as above, of this kind.
-        let what = unsafe { K::what(entry) }.ok_or(Usual::Other)?;
+        let what = unsafe { what_received(entry, kind) };
         taking.free(slot);
         drop(taking);
         // SAFETY: as the caller says.
@@ -349,27 +360,28 @@ impl CompletionRing {
         Ok(wr_id)
     }
 
-    /// Shows a completion of this kind, which the next entry is: `entry`.
+    /// Shows a completion, which the next entry is (`entry`), of a receive or of
+    /// what was sent; `what` says which opcode and flags it has.
     ///
     /// # Safety
-    /// As for [`CompletionRing::show`]; the next entry is written, and of this
+    /// As for [`CompletionRing::show`]; the next entry is written, and of such a
     /// kind.
     #[inline(always)]
-    unsafe fn show_one<K: Kind>(
+    unsafe fn show_one<const RECEIVES: bool>(
         &mut self,
         entry: NonNull<Cqe>,
         shown: *mut Shown,
+        what: impl FnOnce(NonNull<Cqe>) -> Option<What>,
     ) -> Result<u64, Usual> {
         // SAFETY: the device has written the entry; any bytes are a valid one.
         let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry)) };
-        let Some(queue) = self.directory.recent(K::RECEIVES, whose) else {
+        let Some(queue) = self.directory.recent(RECEIVES, whose) else {
             return Err(Usual::Other);
         };
         let Some(found) = queue.find(slot) else {
             return Err(Usual::Other);
         };
-        // SAFETY: as above, of this kind.
-        let Some(what) = (unsafe { K::what(entry) }) else {
+        let Some(what) = what(entry) else {
             return Err(Usual::Other);
         };
         queue.complete(found);

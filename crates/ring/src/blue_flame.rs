@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use crate::pair::copy_pair;
 use crate::primitive::{AtomicUsize, Ordering};
 use crate::{SpinLock, order};
 
@@ -33,7 +34,7 @@ impl BlueFlame {
     /// The register at `at`, of two halves of `half` bytes each.
     ///
     /// # Safety
-    /// `at` is aligned to 8 bytes and valid for writes of 8 bytes and of twice
+    /// `at` is aligned to 16 bytes and valid for writes of 8 bytes and of twice
     /// `half` for as long as this value is used. If not `shared`, calls are
     /// made by one caller at a time.
     pub unsafe fn new(at: NonNull<u8>, half: usize, shared: bool) -> Self {
@@ -95,7 +96,7 @@ impl BlueFlame {
                         register.write_volatile(block.read());
                         return;
                     }
-                    write_block(register, block);
+                    write_block::<false>(register, block);
                     register = register.add(Self::BLOCK / 8);
                 }
             }
@@ -108,15 +109,19 @@ impl BlueFlame {
     /// As [`BlueFlame::copy`], of an entry of one block, if the register takes
     /// entries and needs no lock. False, and nothing was done, if not.
     ///
+    /// `PAIRS`: it was written by [`crate::write_pair`], and is read so. A
+    /// processor hands what was just written on to a read of the same piece;
+    /// one of several pieces waits for them.
+    ///
     /// # Safety
-    /// As there.
+    /// As there; with `PAIRS`, it is aligned to 16 bytes.
     #[inline(always)]
-    pub unsafe fn try_copy_one(&self, block: NonNull<u64>) -> bool {
+    pub unsafe fn try_copy_one<const PAIRS: bool>(&self, block: NonNull<u64>) -> bool {
         if self.lock.is_some() || self.half == 0 {
             return false;
         }
         // SAFETY: a half is some blocks; as the caller says.
-        self.write(|register| unsafe { write_block(register, block) });
+        self.write(|register| unsafe { write_block::<PAIRS>(register, block) });
         true
     }
 
@@ -135,12 +140,21 @@ impl BlueFlame {
 /// Copies a block, from its beginning to its end.
 ///
 /// # Safety
-/// The one is writable, the other readable; both are aligned to 8 bytes.
+/// The one is writable, the other readable; both are aligned to 8 bytes, with
+/// `PAIRS` to 16.
 #[inline(always)]
-unsafe fn write_block(register: *mut u64, block: NonNull<u64>) {
-    for word in 0..BlueFlame::BLOCK / 8 {
+unsafe fn write_block<const PAIRS: bool>(register: *mut u64, block: NonNull<u64>) {
+    let step = if PAIRS { 2 } else { 1 };
+    for word in (0..BlueFlame::BLOCK / 8).step_by(step) {
         // SAFETY: as the caller says.
-        unsafe { register.add(word).write_volatile(block.add(word).read()) };
+        unsafe {
+            let (to, from) = (register.add(word), block.add(word));
+            if PAIRS {
+                copy_pair(to, from);
+            } else {
+                to.write_volatile(from.read());
+            }
+        }
     }
 }
 
@@ -189,14 +203,21 @@ mod tests {
 
     #[test]
     fn an_entry_of_one_block_is_copied_at_once_where_nobody_is_in_the_way() {
-        let entry = [1u64, 2, 3, 4, 5, 6, 7, 8];
+        copied_at_once::<false>();
+        copied_at_once::<true>();
+    }
+
+    fn copied_at_once<const PAIRS: bool>() {
+        #[repr(align(64))]
+        struct Entry([u64; 8]);
+        let Entry(entry) = &Entry([1, 2, 3, 4, 5, 6, 7, 8]);
         for (half, shared, copied) in [(256, false, true), (256, true, false), (0, false, false)] {
             let mut memory = Memory([0; 64]);
             let flame = register(&mut memory, half, shared);
             // SAFETY: one block.
-            let done = unsafe { flame.try_copy_one(NonNull::from(&entry[0])) };
+            let done = unsafe { flame.try_copy_one::<PAIRS>(NonNull::from(&entry[0])) };
             assert_eq!(done, copied);
-            assert_eq!(memory.0[..8], if copied { entry } else { [0; 8] });
+            assert_eq!(memory.0[..8], if copied { *entry } else { [0; 8] });
             // The turn is taken only then.
             flame.ring(9);
             assert_eq!(memory.0[if copied { 32 } else { 0 }], 9);

@@ -41,6 +41,7 @@ mod lock;
 mod mapping;
 pub mod order;
 mod outstanding;
+mod pair;
 mod peek;
 mod primitive;
 mod producer;
@@ -64,6 +65,7 @@ pub use lock::SpinLock;
 #[cfg(not(loom))]
 pub use mapping::{Mapping, Retired};
 pub use outstanding::{Found, Outstanding, Taking};
+pub use pair::write_pair;
 pub use peek::Peek;
 pub use producer::Producer;
 pub use record::{DoorbellRecord, Owner};

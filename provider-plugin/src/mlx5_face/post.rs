@@ -52,8 +52,8 @@ pub unsafe extern "C" fn post_send(
         if wr.is_null() || !own.may_send() {
             return refuse(wr, bad_wr);
         }
-        // Whatever takes longer goes on in a function of its own, so that this
-        // one saves no registers.
+        // Every way goes on in a function of its own, so that this one saves no
+        // registers.
         if !own.single && !own.send_lock.try_quick() {
             return post_shared(own, wr, bad_wr);
         }
@@ -64,8 +64,25 @@ pub unsafe extern "C" fn post_send(
         if request.send_flags & IBV_SEND_INLINE != 0 {
             return post_inline(own, wr, bad_wr);
         }
-        // SAFETY: what the work request names is the application's affair.
-        let posted = (*own.send.get()).post_one(&Posted::new(request));
+        post_single(own, wr, bad_wr)
+    }
+}
+
+/// Posts a list of one work request of one element in the critical section that
+/// was entered, and leaves it.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe extern "C" fn post_single(
+    own: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the caller says; what the work request names is the
+    // application's affair.
+    unsafe {
+        let posted = (*own.send.get()).post_one(&Posted::new(&*wr));
         end_one(own, posted, wr, bad_wr)
     }
 }

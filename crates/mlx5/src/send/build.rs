@@ -6,12 +6,15 @@
 //! setter. Whatever a setter here refuses is as it was before, for
 //! [`SendQueue::last`] and the setters of [`super::Wqe`].
 
+use ring::write_pair;
 use uverbs::Sge;
 
+use super::copy::write_long;
 use super::one::{OPERATIONS, Short};
 use super::{Built, PER_BLOCK, SEGMENTS, SendQueue};
-use crate::abi::{BLOCK, INLINE_SEGMENT, SEGMENT, opcode};
+use crate::abi::{BLOCK, SEGMENT, opcode};
 use crate::operation::Form;
+use crate::recv::write_segment;
 use crate::{Opcode, SendFlags};
 
 /// What an operation has besides its data. What it does not have is ignored.
@@ -64,9 +67,8 @@ impl SendQueue {
             control.write(first.to_be());
             control.add(1).write(second);
             if short.before() == 2 {
-                control.add(2).write(besides.remote_addr.to_be());
                 let key = u64::from(besides.rkey) << 32;
-                control.add(3).write(key.to_be());
+                write_pair(control.add(2), besides.remote_addr.to_be(), key.to_be());
             }
         }
         self.marked = self.marked.wrapping_add(1);
@@ -90,13 +92,11 @@ impl SendQueue {
         }
         let before = built.first as u32 & SEGMENTS;
         let (data, first) = (before as usize * SEGMENT / 8, built.first + 1);
-        let head = u64::from(sge.length) << 32 | u64::from(sge.lkey);
         // SAFETY: `before` is 1 or 2, so the segment after it is in the block,
         // which is this batch's.
         unsafe {
             built.control.write(first.to_be());
-            built.control.add(data).write(head.to_be());
-            built.control.add(data + 1).write(sge.addr.to_be());
+            write_segment(built.control.add(data).cast(), &sge);
         }
         // However long it was.
         self.next = self.accepted.wrapping_add(1);
@@ -130,11 +130,8 @@ impl SendQueue {
         // has room for; the bytes are readable, as the caller says.
         unsafe {
             built.control.write((built.first + u64::from(more)).to_be());
-            let to = built.control.cast::<u8>().add(data);
-            let word = length as u32 | INLINE_SEGMENT;
-            to.cast::<u32>().write(word.to_be());
             // Last, so that a caller can end in it.
-            to.as_ptr().add(4).copy_from_nonoverlapping(from, length);
+            write_long(built.control.byte_add(data), from, length as u32);
         }
         true
     }

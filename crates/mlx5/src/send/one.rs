@@ -6,12 +6,13 @@
 
 use std::ptr::NonNull;
 
+use ring::write_pair;
 use uverbs::Sge;
 
+use super::copy::{write_long, write_short};
 use super::{PER_BLOCK, SendQueue};
-use crate::abi::{
-    CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, INLINE_SEGMENT, SEGMENT, opcode,
-};
+use crate::abi::{BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, SEGMENT, opcode};
+use crate::recv::write_segment;
 use crate::{OneElement, Opcode, SendFlags, Service};
 
 /// How the device has an operation, in one number: where the control segment
@@ -113,34 +114,39 @@ pub enum PostedOne {
     Written,
 }
 
-/// A work request that is written but for its inline data: they are copied by a
-/// call, for which few values are kept when all else is done.
+/// A work request that is written but for its inline data: they are copied when
+/// all else is done, and few values are kept.
 struct Written {
     /// Its first segment.
     control: NonNull<u64>,
     segments: u32,
-    /// Where inline data go.
-    data: NonNull<u8>,
+    /// Where its data begins; inline data, with the word that says how much.
+    data: NonNull<u64>,
     /// How much, as there is room for: whoever is asked again may say another
     /// length.
     length: u32,
 }
 
 impl Written {
-    /// Copies inline data.
+    /// Copies inline data; those of a work request that is posted `ALONE` are in
+    /// its first block.
     ///
     /// # Safety
     /// What was written for it is not the device's yet; with `INLINE` the
     /// element's memory is readable.
     #[inline(always)]
-    unsafe fn copy<const INLINE: bool>(&self, sge: &Sge) {
+    unsafe fn copy<const INLINE: bool, const ALONE: bool>(&self, sge: &Sge) {
         if INLINE {
             // By its number alone, as the application gave it.
             let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            // SAFETY: as the caller says; there is room for so many bytes.
+            // SAFETY: as the caller says; there is room for so many bytes, which
+            // are some.
             unsafe {
-                let to = self.data.as_ptr();
-                to.copy_from_nonoverlapping(from, self.length as usize);
+                if ALONE {
+                    write_short(self.data, from, self.length);
+                } else {
+                    write_long(self.data, from, self.length);
+                }
             }
         }
     }
@@ -195,14 +201,14 @@ impl SendQueue {
         if self.fence != 0 {
             return false;
         }
-        let Some(written) = self.write_one::<INLINE>(one, at, mark) else {
+        let Some(written) = self.write_one::<INLINE, false>(one, at, mark) else {
             return false;
         };
         self.marked = mark.wrapping_add(1);
         self.accepted = at;
         self.next = at.wrapping_add(blocks::<INLINE>(written.segments));
         // SAFETY: it was written just now; as the caller says.
-        unsafe { written.copy::<INLINE>(one.sge()) };
+        unsafe { written.copy::<INLINE, false>(one.sge()) };
         true
     }
 
@@ -215,20 +221,20 @@ impl SendQueue {
         if self.fence_posted != 0 {
             return PostedOne::No;
         }
-        let Some(written) = self.write_one::<INLINE>(one, at, mark) else {
+        let Some(written) = self.write_one::<INLINE, true>(one, at, mark) else {
             return PostedOne::No;
         };
-        let segments = written.segments;
         self.count = mark.wrapping_add(1);
         // No batch is under way.
         self.marked = self.count;
-        let next = at.wrapping_add(blocks::<INLINE>(segments));
+        let next = at.wrapping_add(1);
         self.posted = next;
         // SAFETY: it was written just now; as the caller says.
-        unsafe { written.copy::<INLINE>(one.sge()) };
+        unsafe { written.copy::<INLINE, true>(one.sge()) };
         self.record.publish(next & 0xffff);
-        // SAFETY: one of the queue's.
-        if segments <= PER_BLOCK && unsafe { self.register.get().try_copy_one(written.control) } {
+        let register = self.register.get();
+        // SAFETY: one of the queue's, aligned to a block.
+        if unsafe { register.try_copy_one::<true>(written.control) } {
             PostedOne::Told
         } else {
             self.accepted = at;
@@ -244,9 +250,10 @@ impl SendQueue {
 
     /// Writes a work request that begins at `at`, behind `mark` others and with
     /// no fence after them, but for inline data, and takes note of it. None if it
-    /// is not one of nearly all.
+    /// is not one of nearly all; of those that are to be posted `ALONE`, those
+    /// that have one block.
     #[inline(always)]
-    fn write_one<const INLINE: bool>(
+    fn write_one<const INLINE: bool, const ALONE: bool>(
         &mut self,
         one: &impl OneElement,
         at: u32,
@@ -266,9 +273,14 @@ impl SendQueue {
         let length = one.sge().length;
         let usual = length.wrapping_sub(1) < most
             // In one piece, not over the end of the queue.
-            && !(INLINE
-                && self.offset(at) + before as usize * SEGMENT + 4 + length as usize
-                    > self.mask as usize + 1)
+            && !(INLINE && {
+                let (from, end) = if ALONE {
+                    (0, BLOCK)
+                } else {
+                    (self.offset(at), self.mask as usize + 1)
+                };
+                from + before as usize * SEGMENT + 4 + length as usize > end
+            })
             && self.has_room(mark);
         if !usual {
             return None;
@@ -285,26 +297,21 @@ impl SendQueue {
         // inline data, as was looked at above, in the queue.
         unsafe {
             let to = self.blocks.add(self.offset(at)).cast::<u64>();
-            to.write(first.to_be());
             let immediate = one.immediate_or_key() & short.immediate();
-            to.add(1).write(self.second(one.flags(), immediate));
+            write_pair(to, first.to_be(), self.second(one.flags(), immediate));
             if before == 2 {
-                to.add(2).write(one.remote_addr().to_be());
-                to.add(3).write((u64::from(one.rkey()) << 32).to_be());
+                let key = u64::from(one.rkey()) << 32;
+                write_pair(to.add(2), one.remote_addr().to_be(), key.to_be());
             }
             let data = to.add(before as usize * SEGMENT / 8);
-            if INLINE {
-                data.cast::<u32>().write((length | INLINE_SEGMENT).to_be());
-            } else {
+            if !INLINE {
                 let sge = one.sge();
-                let head = u64::from(length) << 32 | u64::from(sge.lkey);
-                data.write(head.to_be());
-                data.add(1).write(sge.addr.to_be());
+                write_segment(data.cast(), &Sge { length, ..*sge });
             }
             Some(Written {
                 control: to,
                 segments: before + data_segments,
-                data: data.cast::<u8>().add(4),
+                data,
                 length,
             })
         }

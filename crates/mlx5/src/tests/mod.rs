@@ -16,6 +16,7 @@ mod shared;
 mod usual;
 mod xrc;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -128,6 +129,20 @@ impl Pair {
         assert!(word < 64);
         // SAFETY: inside the page that stands in for it.
         u64::from_be(unsafe { self.register.add(word).read() })
+    }
+
+    /// Makes bytes of the work request that begins with a block zeros, in the
+    /// queue and in the half of the register that it was written to.
+    pub fn wipe(&self, block: u32, half: usize, bytes: Range<usize>) {
+        let begin = block as usize * 64 % self.work.send.bytes();
+        for at in bytes {
+            // SAFETY: inside the queue, since the work request is in one piece,
+            // and in the page.
+            unsafe {
+                self.work.send_at().add(begin + at).write(0);
+                self.register.cast::<u8>().add(half * 256 + at).write(0);
+            }
+        }
     }
 }
 

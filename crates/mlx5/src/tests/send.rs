@@ -489,7 +489,7 @@ proptest! {
         let make = || Pair::with(work(1, service, &cap(4, 1, 60), None), signal_all);
         let (mut quick, mut long, mut alone) = (make(), make(), make());
         let data = [0x5au8; 80];
-        let mut posted = 0;
+        let (mut posted, mut half) = (0, 1);
         for (opcode, flags, [wr_id, remote, addr], [imm, rkey, lkey], length) in requests {
             let inline = flags & SendFlags::INLINE.bits() != 0;
             let element = if inline {
@@ -522,7 +522,17 @@ proptest! {
             if posted_alone == PostedOne::Written {
                 alone.send.tell_posted();
             }
-            prop_assert_eq!(posted_alone != PostedOne::No, taken);
+            // Inline data behind the first block are left to a batch.
+            let before = if opcode.0 < 2 { 2 } else { 1 };
+            let end = before * 16 + 4 + length as usize;
+            let apart = taken && inline && end > 64;
+            prop_assert_eq!(posted_alone != PostedOne::No, taken && !apart);
+            if apart {
+                alone.send.begin();
+                // SAFETY: as above.
+                let posted = unsafe { alone.send.push_one_inline(&one) && alone.send.publish() };
+                prop_assert!(posted);
+            }
             prop_assert!(alone.send.last().is_none());
             // SAFETY: as above.
             prop_assert_eq!(unsafe { alone.send.publish() }, false);
@@ -544,6 +554,14 @@ proptest! {
             long.send.accept();
             // SAFETY: there is no device.
             unsafe { long.send.publish() };
+            half ^= 1;
+            if inline {
+                // What is behind the data is any bytes, and alone zeros.
+                let behind = end..end.next_multiple_of(16);
+                for pair in [&quick, &long, &alone].into_iter().take(if apart { 3 } else { 2 }) {
+                    pair.wipe(begin, half, behind.clone());
+                }
+            }
             let size = quick.work.send.bytes();
             for pair in [&quick, &alone] {
                 prop_assert_eq!(pair.sent(0, size), long.sent(0, size));

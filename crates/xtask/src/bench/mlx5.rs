@@ -60,14 +60,14 @@ fn most(row: &str) -> Option<f64> {
         "poll-send/1" => (124.0, 114.0),
         "poll-send/16" => (54.0, 53.0),
         "poll-empty/1" => (33.0, 23.0),
-        "cursor/1" => (122.0, 110.0),
-        "cursor/16" => (94.0, 93.0),
-        "send/1" => (140.0, 138.0),
-        "send/16" => (87.0, 87.0),
-        "send-inline/1" => (192.0, 190.0),
+        "cursor/1" => (120.0, 108.0),
+        "cursor/16" => (93.0, 92.0),
+        "send/1" => (140.0, 132.0),
+        "send/16" => (91.0, 91.0),
+        "send-inline/1" => (184.0, 176.0),
         "send-inline/16" => (119.0, 119.0),
-        "recv/1" => (83.0, 81.0),
-        "recv/16" => (45.0, 45.0),
+        "recv/1" => (73.0, 65.0),
+        "recv/16" => (43.0, 43.0),
         "wr-send/1" => (188.0, 175.0),
         "wr-send/16" => (95.0, 94.0),
         "wr-inline/1" => (244.0, 231.0),
@@ -310,8 +310,8 @@ mod tests {
             };
             broken(&[(name.to_owned(), count)]).len()
         };
-        assert_eq!(row("recv/16", 45.0, 0.0, 0.0), 0);
-        assert_eq!(row("recv/16", 45.1, 0.0, 0.0), 1);
+        assert_eq!(row("recv/16", 43.0, 0.0, 0.0), 0);
+        assert_eq!(row("recv/16", 43.1, 0.0, 0.0), 1);
         assert_eq!(row("single-send/16", 1.0, 0.0, 0.125), 0);
         assert_eq!(row("single-send/16", 1.0, 0.0625, 0.1875), 2);
         assert_eq!(row("poll-send/1", 1.0, 0.0, 1.0), 1);

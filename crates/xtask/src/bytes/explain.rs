@@ -1,6 +1,8 @@
 //! The reasons for which the two providers' bytes may differ. Each is as narrow
 //! as it can be said; docs/mlx5.md has the same list.
 
+use std::ops::Range;
+
 /// Why a line differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
@@ -12,6 +14,8 @@ pub enum Reason {
     NoCompare,
     /// What an XRC work request's address has beside the queue's number.
     BesideQueue,
+    /// What is behind inline data in their last segment.
+    BehindInline,
     /// What a change of a key does not change.
     KeptOfKey,
     /// The source port of a handle without a flow label.
@@ -32,11 +36,12 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
         Self::BesideQueue,
+        Self::BehindInline,
         Self::KeptOfKey,
         Self::AnyPort,
         Self::NoBytes,
@@ -54,6 +59,7 @@ impl Reason {
             Self::NoImmediate => "no immediate",
             Self::NoCompare => "no compare operand",
             Self::BesideQueue => "beside the queue",
+            Self::BehindInline => "behind inline data",
             Self::KeptOfKey => "kept of a key",
             Self::AnyPort => "any source port",
             Self::NoBytes => "elements of no bytes",
@@ -82,6 +88,10 @@ impl Reason {
             Self::BesideQueue => {
                 "an XRC work request: the three words behind the number of the peer's shared \
                  queue are reserved; the C provider leaves what was there, ours are 0"
+            }
+            Self::BehindInline => {
+                "one work request with inline data: behind them, to the end of their last segment, \
+                 the C provider leaves what was there, ours is 0; the device does not look"
             }
             Self::KeptOfKey => {
                 "a window is bound or a key invalidated: of the key's fields that the mask does \
@@ -172,8 +182,8 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
         "posted" => errno(difference, refusal.as_deref()?),
         "shared" => same_but_for_empty(difference).then(|| vec![Reason::NoBytes]),
         "entry" => {
-            let operation = operation(&what, refusal.is_some(), number.parse().ok()?)?;
-            entry(difference, kind, operation)
+            let request = request(&what, refusal.is_some(), number.parse().ok()?)?;
+            entry(difference, kind, request)
         }
         "register" if refusal.as_deref() == Some("too much inline data") => {
             // The first work request went out alone, so as a whole or by its
@@ -183,8 +193,8 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
         }
         "register" => {
             // More than a doorbell only of a work request that was alone.
-            let operation = operation(&what, refusal.is_some(), 0)?;
-            entry(difference, kind, operation)
+            let request = request(&what, refusal.is_some(), 0)?;
+            entry(difference, kind, request)
         }
         "from" | "completion" | "data" => completion(difference, kind, &what.join(" "), subject),
         _ => None,
@@ -272,20 +282,23 @@ fn kind_posts_lists(kind: &str) -> bool {
     !kind.ends_with("-wr")
 }
 
-/// The operation of a case's work request, by its place.
-fn operation<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str> {
+/// A case's work request, by its place: its operation, its number of elements
+/// and whether they are inline.
+fn request<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str> {
     if refused {
         return Some("send");
     }
     if what.first() != Some(&"post") {
         return None;
     }
-    what.get(place + 1)?.split('/').next()
+    what.get(place + 1).copied()
 }
 
 /// Of the words that differ each has to be one that a reason is about. A
 /// register gets what was in the queue, what was left there too.
-fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Reason>> {
+fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reason>> {
+    let operation = request.split('/').next()?;
+    let behind = behind_inline(difference.ours, request);
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
@@ -309,6 +322,9 @@ fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Rea
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
             64..128 if left && changes_keys => Reason::KeptOfKey,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
+            word if left && kind_posts_lists(kind) && is_behind(&behind, word, old, new) => {
+                Reason::BehindInline
+            }
             _ => return None,
         };
         if !reasons.contains(&reason) {
@@ -316,6 +332,30 @@ fn entry(difference: &Difference, kind: &str, operation: &str) -> Option<Vec<Rea
         }
     }
     (!reasons.is_empty()).then_some(reasons)
+}
+
+/// Where the bytes are that are behind a work request's inline data in their
+/// last segment; none where there are no such data.
+fn behind_inline(line: &str, request: &str) -> Range<usize> {
+    let begin = if request.starts_with("write") { 32 } else { 16 };
+    let word = line.get(begin * 2..begin * 2 + 8);
+    let length = word.and_then(|word| u32::from_str_radix(word, 16).ok());
+    match length {
+        Some(length) if request.ends_with("/inline") && length >> 31 == 1 => {
+            let end = begin + 4 + (length & 0x7fff_ffff) as usize;
+            end..end.next_multiple_of(16)
+        }
+        _ => 0..0,
+    }
+}
+
+/// Whether two words, which begin at a byte of the entry, differ in such bytes
+/// alone.
+fn is_behind(behind: &Range<usize>, at: usize, old: &str, new: &str) -> bool {
+    (0..4).all(|i| {
+        let place = i * 2..i * 2 + 2;
+        behind.contains(&(at + i)) || old.get(place.clone()) == new.get(place)
+    })
 }
 
 fn has_immediate(operation: &str) -> bool {
@@ -423,6 +463,34 @@ mod tests {
         assert_eq!(ask(header, "00123457"), None);
         assert_eq!(ask("case xrc-keys 1 post bind/0", "00123456"), None);
         assert_eq!(ask("case rc-4 1 post send/1", "00123456"), None);
+    }
+
+    #[test]
+    fn behind_inline_data_only_what_was_left_may_differ() {
+        let ask = |header: &str, length: &str, stock: &str, ours: &str| {
+            let text = |word: &str| format!("{:032}{length}aabbccdd{word}", 0);
+            of(header, "entry 0", &text(stock), &text(ours))
+        };
+        // Of 7 bytes, which begin with byte 20, the last is byte 26.
+        let left = format!("112233{:02x}", pattern(27));
+        let (other, ours) = (format!("112233{:02x}", !pattern(27)), "11223300");
+        let header = "case rc-4 1 post send/1/inline";
+        let why = Some(vec![Reason::BehindInline]);
+        assert_eq!(ask(header, "80000007", &left, ours), why);
+        assert_eq!(ask(header, "80000007", &other, ours), None);
+        // Of the data.
+        assert_eq!(ask(header, "80000008", &left, ours), None);
+        assert_eq!(ask(header, "80000007", &left, "11223200"), None);
+        // Not inline; not by a list.
+        assert_eq!(
+            ask("case rc-4 1 post send/1", "80000007", &left, ours),
+            None
+        );
+        assert_eq!(ask(header, "00000007", &left, ours), None);
+        assert_eq!(
+            ask("case rc-4-wr 1 post send/1/inline", "80000007", &left, ours),
+            None
+        );
     }
 
     #[test]
