@@ -37,6 +37,7 @@ mod copy;
 mod event;
 mod files;
 mod kernel;
+mod leaving;
 mod memory;
 mod methods;
 mod network;

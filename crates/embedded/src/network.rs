@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use softhca::Settings;
 use softhca::fabric::Fabric;
@@ -245,6 +245,11 @@ impl Device {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         state
+    }
+
+    /// Whether somebody is at it.
+    pub(crate) fn is_in_turn(&self) -> bool {
+        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// The device, for a turn: after those who wait for it.

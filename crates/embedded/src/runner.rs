@@ -18,8 +18,8 @@ use uverbs::Errno;
 
 use crate::cm::Manager;
 use crate::network::{Device, Drive};
-use crate::segment::{self, DEVICES, Segment};
-use crate::{Result, refuse};
+use crate::segment::{self, DEVICES, PATIENCE, Segment};
+use crate::{Result, leaving, refuse};
 
 /// How long after the last event the thread spins. Then it sleeps: on a busy
 /// machine, who yields waits for everybody, and who sleeps is let in when the
@@ -37,7 +37,7 @@ pub(crate) struct Runner {
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     fabric: Fabric,
     pool: Pool,
     devices: Mutex<Vec<Arc<Device>>>,
@@ -103,6 +103,20 @@ impl Joined {
         }
     }
 
+    /// Has frames moved on; whether there are some that this process has sent and
+    /// no socket has yet.
+    fn is_sending(&self) -> bool {
+        let sending = |segment: &mut Segment| {
+            segment.pump(&self.epoll);
+            segment.is_sending()
+        };
+        match self.segment.try_lock() {
+            Ok(mut segment) => sending(&mut segment),
+            Err(TryLockError::Poisoned(mut segment)) => sending(segment.get_mut()),
+            Err(TryLockError::WouldBlock) => true,
+        }
+    }
+
     /// Until a frame comes, somebody wakes this, or the time is up.
     fn sleep(&self, limit: Option<Duration>) {
         let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
@@ -130,6 +144,28 @@ impl Shared {
             (None, Some(limit)) => thread::park_timeout(limit),
             (None, None) => thread::park(),
         }
+    }
+
+    /// Waits until what the devices have sent is in the sockets of whom it is for,
+    /// as long as a frame may wait.
+    pub(crate) fn let_go(&self) {
+        let end = Instant::now() + PATIENCE;
+        while self.is_sending() && Instant::now() < end {
+            thread::yield_now();
+        }
+    }
+
+    fn is_sending(&self) -> bool {
+        let Some(joined) = &self.joined else {
+            return false;
+        };
+        // A turn that is under way may not have sent all of which it has told.
+        let in_turn = match self.devices.try_lock() {
+            Ok(devices) => devices.iter().any(|device| device.is_in_turn()),
+            Err(TryLockError::Poisoned(_)) => false,
+            Err(TryLockError::WouldBlock) => true,
+        };
+        in_turn || joined.is_sending()
     }
 
     fn devices(&self) -> MutexGuard<'_, Vec<Arc<Device>>> {
@@ -174,6 +210,9 @@ impl Runner {
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
+        if shared.joined.is_some() {
+            leaving::note(Arc::downgrade(&shared));
+        }
         let thread = match drive {
             Drive::Caller => None,
             Drive::Thread => {
@@ -252,6 +291,7 @@ impl Drop for Runner {
             // It has only ended if it panicked.
             let _ = thread.join();
         }
+        self.shared.let_go();
     }
 }
 

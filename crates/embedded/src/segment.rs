@@ -38,7 +38,7 @@ const LIMIT: usize = 64;
 const ROOM: usize = 1 << 20;
 /// How long a frame waits for a process that takes none. It may only be busy;
 /// but all others wait as well.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// Bytes of the directory's path: with `/cm-SPACE-PORT.socket`, the longest name
 /// in it, it must be an address (`sun_path`: 108 bytes, the last of them zero).
 pub(crate) const LONGEST_PATH: usize = 107 - "/cm-106-65535.socket".len();
@@ -219,7 +219,12 @@ impl Segment {
     /// the socket of a process that has not come to it.
     pub(crate) fn is_unread(&self) -> bool {
         let mut sockets = self.members.iter().filter_map(|it| it.socket.as_ref());
-        self.held.is_some() || self.port.deadline().is_some() || sockets.any(has_unread)
+        self.is_sending() || sockets.any(has_unread)
+    }
+
+    /// Whether something is to be sent.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.held.is_some() || self.port.deadline().is_some()
     }
 
     fn send_all(&mut self) -> bool {
