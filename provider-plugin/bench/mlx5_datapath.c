@@ -94,10 +94,10 @@ static void check_rows(struct bench *b)
 
 /* Median time of one call. */
 static double median_call(struct bench *b, const struct row *row, run_fn run,
-			  unsigned int samples)
+			  struct queues *q, unsigned int samples)
 {
 	static double times[MAX_SAMPLES];
-	struct queues *q = row_queues(b, row);
+	bool real = q == row_queues(b, row);
 
 	for (unsigned int s = 0; s < samples; s++) {
 		double sum = 0;
@@ -105,7 +105,7 @@ static double median_call(struct bench *b, const struct row *row, run_fn run,
 		for (unsigned int r = 0; r < ROUNDS; r++) {
 			double start;
 
-			if (run == row->run)
+			if (real && run == row->run)
 				make_ready(b, row, row->calls);
 			start = now_ns();
 			run(b, q, row->calls);
@@ -113,7 +113,8 @@ static double median_call(struct bench *b, const struct row *row, run_fn run,
 		}
 		times[s] = sum / (ROUNDS * row->calls);
 	}
-	take_all(b, q);
+	if (real)
+		take_all(b, q);
 	qsort(times, samples, sizeof(times[0]), by_value);
 	return times[samples / 2];
 }
@@ -122,11 +123,16 @@ static void time_rows(struct bench *b, unsigned int samples)
 {
 	for (unsigned int i = 0; i < nrows; i++) {
 		const struct row *row = &rows[i];
-		double nothing = median_call(b, row, run_nothing, samples);
-		double call = median_call(b, row, row->run, samples);
+		struct queues *q = row_queues(b, row);
+		double nothing = median_call(b, row, run_nothing, q, samples);
+		double call = median_call(b, row, row->run, q, samples);
+		double empty = median_call(b, row, row->run, empty_queues(),
+					   samples);
 
 		printf("time %s %.4f\n", row->name,
 		       (call - nothing) / row->batch);
+		printf("calls %s %.4f\n", row->name,
+		       (empty - nothing) / row->batch);
 	}
 }
 

@@ -6,8 +6,11 @@
  * polling as many are posted, and between rounds of posting all complete. That
  * is not measured.
  */
+#define _GNU_SOURCE
+
 #include "mlx5_rows.h"
 
+#include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
@@ -307,6 +310,41 @@ static const char *check_recv(struct bench *b, struct queues *q,
 			return "a receive entry has another element";
 	}
 	return NULL;
+}
+
+/* ---- a provider that does nothing ---- */
+
+/* What libibverbs has behind the queue pair (struct verbs_qp), somewhere: that it
+ * is one for ibv_wr_* (VERBS_QP_EX). */
+struct empty_qp {
+	struct ibv_qp_ex qp;
+	uint32_t is_extended[16];
+};
+
+struct queues *empty_queues(void)
+{
+	static struct ibv_context context;
+	static struct ibv_cq cq;
+	static struct ibv_cq_ex cqx;
+	static struct empty_qp qp;
+	static struct queues queues;
+	mlx5_empty_fn set =
+		(mlx5_empty_fn)(uintptr_t)dlsym(RTLD_DEFAULT, "mlx5_empty");
+
+	if (!set)
+		die("preload mlx5_standin.so (LD_PRELOAD)");
+	set(&context, &cqx, &qp.qp);
+	cq.context = &context;
+	qp.qp.qp_base.context = &context;
+	for (unsigned int i = 0; i < 16; i++)
+		qp.is_extended[i] = 1 << 1;
+	queues.cq = &cq;
+	queues.cqx = &cqx;
+	queues.pair.qp = &qp.qp.qp_base;
+	queues.extended.qp = &qp.qp.qp_base;
+	if (ibv_qp_to_qp_ex(queues.extended.qp) != &qp.qp)
+		die("libibverbs finds no extended queue pair");
+	return &queues;
 }
 
 /* ---- the table ---- */

@@ -75,6 +75,8 @@ void run_nothing(struct bench *b, struct queues *q, unsigned int calls);
 void make_ready(struct bench *b, const struct row *row, unsigned int calls);
 /* Takes out of the completion queues what a check has left. */
 void take_all(struct bench *b, struct queues *q);
+/* Queues on which every function returns at once. */
+struct queues *empty_queues(void);
 struct queues *row_queues(struct bench *b, const struct row *row);
 
 #endif

@@ -23,6 +23,7 @@
 #define _GNU_SOURCE
 #include "mlx5_standin.h"
 #include "standin_common.c"
+#include "mlx5_empty.c"
 
 #include <rdma/mlx5-abi.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>

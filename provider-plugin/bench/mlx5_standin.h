@@ -35,6 +35,13 @@ struct mlx5_object {
 typedef const struct mlx5_object *(*mlx5_object_fn)(enum mlx5_kind kind,
 						    uint32_t handle);
 
+struct ibv_context;
+struct ibv_cq_ex;
+struct ibv_qp_ex;
+/* Sets what the bench's rows call to functions that return at once. */
+typedef void (*mlx5_empty_fn)(struct ibv_context *context, struct ibv_cq_ex *cq,
+			      struct ibv_qp_ex *qp);
+
 /* Bytes of half a BlueFlame register. */
 #define MLX5_HALF 256
 /* Ports: one of each link. */

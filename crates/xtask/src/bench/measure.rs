@@ -64,6 +64,8 @@ pub struct Row {
     pub ratio: Spread,
     /// Stock over stock, of neighbouring processes.
     pub noise: Spread,
+    /// What the program's loop and its calls take alone, if that was timed.
+    pub calls_ns: f64,
 }
 
 impl Row {
@@ -141,6 +143,7 @@ pub fn measure(
             noise: Spread::of(noise),
             stock_ns: Spread::of(stock).median,
             ours_ns: Spread::of(ours).median,
+            ..Row::default()
         });
     }
     let layers = match native {
@@ -166,15 +169,15 @@ pub fn pairwise(left: &[f64], right: &[f64], with: impl Fn(f64, f64) -> f64) -> 
 
 /// The times of a row, one of each process.
 pub fn times_of(runs: &[Output], name: &str) -> Result<Vec<f64>> {
-    runs.iter()
-        .map(|run| {
-            run.times
-                .iter()
-                .find(|(row, _)| row == name)
-                .map(|(_, ns)| *ns)
-                .with_context(|| format!("row {name} was not timed in every process"))
-        })
-        .collect()
+    runs.iter().map(|run| time_of(&run.times, name)).collect()
+}
+
+/// The time of a row.
+pub fn time_of(times: &[(String, f64)], name: &str) -> Result<f64> {
+    let found = times.iter().find(|(row, _)| row == name);
+    found
+        .map(|(_, ns)| *ns)
+        .with_context(|| format!("row {name} was not timed in every process"))
 }
 
 /// The name of the file that a provider's path leads to, without its folder.

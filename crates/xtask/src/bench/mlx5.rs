@@ -9,8 +9,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::measure::{self, Count, Row, Spread, pairwise, times_of};
-use super::programs::parse;
+use super::measure::{self, Count, Row, Spread, pairwise, time_of, times_of};
+use super::programs::{Output, parse};
 use super::{limits, report};
 use crate::driver;
 use crate::mlx5::Program;
@@ -142,6 +142,7 @@ fn cells(row: &Row, timed: bool) -> Vec<String> {
         row.name.clone(),
         report::ns(row.stock_ns, timed),
         report::ns(row.ours_ns, timed),
+        report::ns(row.calls_ns, timed),
         report::around(row.ratio, timed),
         report::between(row.noise, timed),
         limit(ratio, 2),
@@ -154,10 +155,11 @@ fn cells(row: &Row, timed: bool) -> Vec<String> {
     ]
 }
 
-const HEADINGS: [&str; 12] = [
+const HEADINGS: [&str; 13] = [
     "operation / batch",
     "stock ns",
     "ours ns",
+    "calls alone ns",
     "ratio (quartiles)",
     "stock against itself",
     "at most",
@@ -205,6 +207,7 @@ fn measure(
             noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
             stock_ns: Spread::of(times_of(&stock, name)?).median,
             ours_ns: Spread::of(new).median,
+            calls_ns: calls_of(&our, name)?,
         })
     };
     let rows = stock_counts.counts.iter().map(row);
@@ -229,6 +232,12 @@ fn measure(
         table(&single),
     );
     Ok((text, broken(&our_counts.counts)))
+}
+
+/// What the calls of a row take alone: the median of all processes.
+fn calls_of(runs: &[Output], name: &str) -> Result<f64> {
+    let calls = runs.iter().map(|run| time_of(&run.calls, name));
+    Ok(Spread::of(calls.collect::<Result<_>>()?).median)
 }
 
 /// Builds, measures, prints, and writes docs/performance.md if asked to; which

@@ -36,6 +36,8 @@ pub struct Output {
     pub counts: Vec<(String, Count)>,
     /// Of each row that was timed, in nanoseconds.
     pub times: Vec<(String, f64)>,
+    /// Of the same, where every call returns at once.
+    pub calls: Vec<(String, f64)>,
 }
 
 impl Output {
@@ -138,6 +140,7 @@ pub fn parse(text: &str) -> Result<Output> {
             ["provider", ..] => output.provider = line["provider ".len()..].to_owned(),
             ["thread-domain", answer] => output.thread_domain = *answer == "yes",
             ["time", row, ..] => output.times.push(((*row).to_owned(), number(2)?)),
+            ["calls", row, ..] => output.calls.push(((*row).to_owned(), number(2)?)),
             ["count", row, ..] => output.counts.push((
                 (*row).to_owned(),
                 Count {
