@@ -184,18 +184,28 @@ has_bandwidth() {
         END { exit !found }' size="$2" count="$3" "$1"
 }
 
+# perftest measures the processor's clock first. Where other work keeps it from
+# that it ends well but without figures, and is tried again.
+knows_no_clock() { grep -q 'Correlation coefficient' "$scratch/$1" "$scratch/$1.err"; }
+
 perf() {
     # A packet's worth, more, and less than a place in perftest's page.
     tests=${TESTS:-send:4096,send:20000,write:100,write:20000,read:20000}
     for test in $(echo "$tests" | tr , ' '); do
         operation=${test%:*} size=${test#*:}
         theirs="ib_${operation}_bw -n 100 -s $size -F"
-        start tcp_listens 18515 $theirs -d $dev1 -x $gid1
-        ask perftest_peer "$RXE_DEV" $operation 100 $size $host1
+        for _ in 1 2 3; do
+            start tcp_listens 18515 $theirs -d $dev1 -x $gid1
+            ask perftest_peer "$RXE_DEV" $operation 100 $size $host1
+            knows_no_clock server || break
+        done
         judge "ib_${operation}_bw serves perftest_peer, $size bytes" \
             has_bandwidth "$scratch/server" "$size" 100
-        start tcp_listens 18515 perftest_peer "$dev1" $operation 100 $size
-        ask $theirs -d "$RXE_DEV" -x "$RXE_GID" $host1
+        for _ in 1 2 3; do
+            start tcp_listens 18515 perftest_peer "$dev1" $operation 100 $size
+            ask $theirs -d "$RXE_DEV" -x "$RXE_GID" $host1
+            knows_no_clock client || break
+        done
         judge "perftest_peer serves ib_${operation}_bw, $size bytes" \
             has_bandwidth "$scratch/client" "$size" 100
     done
