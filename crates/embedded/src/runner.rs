@@ -87,8 +87,12 @@ impl Joined {
         match self.segment.try_lock() {
             Ok(mut segment) => segment.pump(&self.epoll),
             Err(TryLockError::Poisoned(mut segment)) => segment.get_mut().pump(&self.epoll),
-            // Somebody else is at it.
-            Err(TryLockError::WouldBlock) => false,
+            // Somebody else is at it, perhaps without a processor to go on: who
+            // drives without a pause would keep it for a tick.
+            Err(TryLockError::WouldBlock) => {
+                thread::yield_now();
+                false
+            }
         }
     }
 
