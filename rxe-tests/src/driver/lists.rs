@@ -21,10 +21,7 @@ pub fn all(rdma_core: u32) -> Vec<Case> {
     let pairs = [ping_pong(), perftest(), rdma_cm(rdma_core)]
         .into_iter()
         .flatten();
-    cases.extend(pairs.map(|case| {
-        let attempts = case.attempts.max(ATTEMPTS);
-        case.attempts(attempts)
-    }));
+    cases.extend(pairs.map(|case| case.attempts(ATTEMPTS)));
     cases
 }
 
@@ -206,12 +203,13 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
     let mckey = |name: &str, options: &str| {
         let shape = Shape::Pair {
             server: format!("mckey -m 239.1.77.1 -b {{addr}} {options}"),
-            client: format!("mckey -m 239.1.77.1 -b {{addr}} {options} -s"),
+            client: format!("chrt --idle 0 mckey -m 239.1.77.1 -b {{addr}} {options} -s"),
             ready: Ready::Group(Ipv4Addr::new(239, 1, 77, 1)),
         };
-        // It waits for every datagram, and a busy machine loses some, with
-        // either provider; without a loss it takes 4 s.
-        Case::new("rdma_cm", name, shape).within(20).attempts(9)
+        // The sender ends without a look at its completions: it destroys the
+        // address handle under rdma_rxe's thread, which then drops what was
+        // posted, with either provider. So that thread goes first. It takes 4 s.
+        Case::new("rdma_cm", name, shape).within(20)
     };
     let udpong = Shape::Service {
         server: "udpong -S 512 -C 100 -b {addr} -p {port}".to_owned(),
