@@ -28,6 +28,8 @@ pub struct RecvQueue {
     /// As many may be given before it is to be asked again how many have
     /// completed.
     room_until: u32,
+    /// Receives that the queue holds.
+    capacity: u32,
     max_sge: u32,
     /// Bytes of the longest element, if there may be one.
     longest: u32,
@@ -52,6 +54,7 @@ impl RecvQueue {
             posted: 0,
             next: 0,
             room_until: work.recv.entries,
+            capacity: work.recv.entries,
             max_sge: work.recv.max_sge,
             longest: match work.recv.max_sge {
                 0 => 0,
@@ -67,7 +70,7 @@ impl RecvQueue {
 
     /// Receives that the queue holds at most.
     pub fn capacity(&self) -> u32 {
-        self.work.recv.entries
+        self.capacity
     }
 
     /// Scatter/gather elements that a receive holds at most.
@@ -123,7 +126,7 @@ impl RecvQueue {
         // for which callers would save registers.
         cold_path();
         let completed = self.work.receives.completed();
-        self.room_until = completed.wrapping_add(self.work.recv.entries);
+        self.room_until = completed.wrapping_add(self.capacity);
         next != self.room_until
     }
 

@@ -89,8 +89,8 @@ pub struct SendQueue {
     /// may have inline data.
     quick: u16,
     quick_inline: u16,
-    /// The control segment's bits, by the three lowest flags.
-    control: [u8; 8],
+    /// The control segment's bits, by the three lowest flags, in their word.
+    control: [u32; 8],
     /// The number in a control segment's first 8 bytes.
     qpn: u64,
     record: DoorbellRecord,
@@ -256,7 +256,7 @@ impl SendQueue {
             qpn_ds: (self.qp_num << 8).to_be(),
             signature: 0,
             dci_stream_channel_id: [0; 2],
-            fm_ce_se: self.control[(flags.bits() & 7) as usize] | fence,
+            fm_ce_se: u32::from_be(self.control[(flags.bits() & 7) as usize]) as u8 | fence,
             imm: 0,
         };
         // SAFETY: a segment of the queue, aligned, that is not the device's:

@@ -27,6 +27,7 @@
 //! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
 //!   beside a queue.
 
+mod address;
 mod asymmetric;
 mod biased;
 #[cfg(not(loom))]
@@ -53,6 +54,7 @@ mod thread;
 #[cfg(not(loom))]
 mod watched;
 
+pub use address::as_one;
 pub use biased::BiasedLock;
 #[cfg(not(loom))]
 pub use blue_flame::BlueFlame;

@@ -52,7 +52,7 @@ impl SendQueue {
                 _ => Short::NONE,
             }
         };
-        let usual = short.before() != 0 && self.quick >> OPERATION & 1 != 0 && self.fence == 0;
+        let usual = short.before != 0 && self.quick >> OPERATION & 1 != 0 && self.fence == 0;
         if !usual || !self.has_room(self.marked) {
             return false;
         }
@@ -60,13 +60,13 @@ impl SendQueue {
         // SAFETY: a block of the queue that is not the device's: there is room
         // for a work request.
         let control = unsafe { self.blocks.add(self.offset(at)).cast::<u64>() };
-        let first = self.first(at, short, 0);
-        let second = self.second(flags, besides.immediate & short.immediate());
+        let first = self.first(at, &short, 0);
+        let second = self.second(flags, besides.immediate & short.immediate);
         // SAFETY: as above; the first two segments are in the block.
         unsafe {
             control.write(first.to_be());
             control.add(1).write(second);
-            if short.before() == 2 {
+            if short.before == 2 {
                 let key = u64::from(besides.rkey) << 32;
                 write_pair(control.add(2), besides.remote_addr.to_be(), key.to_be());
             }

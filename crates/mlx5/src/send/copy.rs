@@ -61,12 +61,15 @@ pub(super) unsafe fn write_short(to: NonNull<u64>, from: *const u8, length: u32)
             9.. => (four(0), end(eight(length - 8), 8, length - 4)),
             5.. => (four(0), end(four(length - 4), 4, length - 4)),
             4 => (four(0), 0),
-            _ => (
-                one(0)
-                    | one(length / 2) << (length / 2 * 8)
-                    | one(length - 1) << ((length - 1) * 8),
-                0,
-            ),
+            _ => {
+                let mut bytes = one(length - 1);
+                // Apart, for which fewer registers are needed.
+                if length > 1 {
+                    let middle = one(length / 2) << (length / 2 * 8);
+                    bytes = bytes << ((length - 1) * 8) | middle | one(0);
+                }
+                (bytes, 0)
+            }
         };
         write(to, header | first << 32, second);
         return;

@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 
-use ring::write_pair;
+use ring::{as_one, write_pair};
 use uverbs::Sge;
 
 use super::copy::{write_long, write_short};
@@ -15,57 +15,64 @@ use crate::abi::{BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, SEG
 use crate::recv::write_segment;
 use crate::{OneElement, Opcode, SendFlags, Service};
 
-/// How the device has an operation, in one number: where the control segment
-/// has it, its number (bits 32 to 39) and the segments before the data (bits 0
-/// and 1; none: not done here); and what it is besides, in the upper bits.
+/// How the device has an operation, each field as it is used: what is read where
+/// it is used need not be kept.
 #[derive(Clone, Copy)]
-pub(super) struct Short(u64);
+#[repr(align(16))]
+pub(super) struct Short {
+    /// The operation's number, where the control segment's first 8 bytes have
+    /// it, and the segments before the data.
+    form: u64,
+    /// All bits, if there is immediate data.
+    pub immediate: u32,
+    /// Segments before the data: 1 or 2; none: not done here.
+    pub before: u16,
+    /// It reads, and so has no inline data.
+    reads: bool,
+}
 
 impl Short {
-    /// There is immediate data. The highest bit, so that it is soon spread.
-    const IMMEDIATE: u64 = 1 << 63;
-    /// It reads, and so has no inline data.
-    const READS: u64 = 1 << 62;
     /// Of an operation that is not done here.
-    pub const NONE: Self = Self(0);
+    pub const NONE: Self = Self {
+        form: 0,
+        immediate: 0,
+        before: 0,
+        reads: false,
+    };
 
-    const fn new(opcode: u8, before: u8, besides: u64) -> Self {
+    const fn new(opcode: u8, before: u16) -> Self {
         assert!(before == 1 || before == 2);
-        Self((opcode as u64) << 32 | before as u64 | besides)
+        Self {
+            form: (opcode as u64) << 32 | before as u64,
+            before,
+            ..Self::NONE
+        }
     }
 
-    /// Segments before the data.
-    #[inline(always)]
-    pub const fn before(self) -> u32 {
-        self.0 as u32 & 3
+    const fn with_immediate(self) -> Self {
+        Self {
+            immediate: !0,
+            ..self
+        }
     }
 
-    /// All bits, if there is immediate data.
-    #[inline(always)]
-    pub const fn immediate(self) -> u32 {
-        (self.0 as i64 >> 63) as u32
-    }
-
-    const fn reads(self) -> bool {
-        self.0 & Self::READS != 0
-    }
-
-    /// As the control segment has it, without data.
-    #[inline(always)]
-    const fn form(self) -> u64 {
-        self.0 & !(Self::IMMEDIATE | Self::READS)
+    const fn that_reads(self) -> Self {
+        Self {
+            reads: true,
+            ..self
+        }
     }
 }
 
 /// By the operation's number.
 pub(super) const OPERATIONS: [Short; 16] = {
     let mut all = [Short::NONE; 16];
-    all[Opcode::SEND.0 as usize] = Short::new(opcode::SEND, 1, 0);
-    all[Opcode::SEND_WITH_IMM.0 as usize] = Short::new(opcode::SEND_IMM, 1, Short::IMMEDIATE);
-    all[Opcode::RDMA_WRITE.0 as usize] = Short::new(opcode::RDMA_WRITE, 2, 0);
+    all[Opcode::SEND.0 as usize] = Short::new(opcode::SEND, 1);
+    all[Opcode::SEND_WITH_IMM.0 as usize] = Short::new(opcode::SEND_IMM, 1).with_immediate();
+    all[Opcode::RDMA_WRITE.0 as usize] = Short::new(opcode::RDMA_WRITE, 2);
     all[Opcode::RDMA_WRITE_WITH_IMM.0 as usize] =
-        Short::new(opcode::RDMA_WRITE_IMM, 2, Short::IMMEDIATE);
-    all[Opcode::RDMA_READ.0 as usize] = Short::new(opcode::RDMA_READ, 2, Short::READS);
+        Short::new(opcode::RDMA_WRITE_IMM, 2).with_immediate();
+    all[Opcode::RDMA_READ.0 as usize] = Short::new(opcode::RDMA_READ, 2).that_reads();
     all
 };
 
@@ -77,22 +84,23 @@ pub(super) fn quick(service: Service, inline: bool) -> u16 {
         Service::UnreliableConnection => false,
         _ => return 0,
     };
-    let is_quick = |it: &Short| it.before() != 0 && (reads || !it.reads());
+    let is_quick = |it: &Short| it.before != 0 && (reads || !it.reads);
     let bit = |(n, it)| u16::from(is_quick(it)) << n;
     OPERATIONS.iter().enumerate().map(bit).sum()
 }
 
-/// The control segment's bits, by the three lowest flags; `all` work requests
-/// complete visibly, or those that ask for it.
-pub(super) fn control(all: bool) -> [u8; 8] {
+/// The control segment's bits, by the three lowest flags, in their word as it is
+/// written; `all` work requests complete visibly, or those that ask for it.
+pub(super) fn control(all: bool) -> [u32; 8] {
     std::array::from_fn(|flags| {
         let flags = SendFlags::from_bits_retain(flags as u32);
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-        bit(
+        let bits = bit(
             all || flags.contains(SendFlags::SIGNALED),
             CONTROL_CQ_UPDATE,
         ) | bit(flags.contains(SendFlags::SOLICITED), CONTROL_SOLICITED)
-            | bit(flags.contains(SendFlags::FENCE), CONTROL_FENCE)
+            | bit(flags.contains(SendFlags::FENCE), CONTROL_FENCE);
+        u32::from(bits).to_be()
     })
 }
 
@@ -204,7 +212,6 @@ impl SendQueue {
         let Some(written) = self.write_one::<INLINE, false>(one, at, mark) else {
             return false;
         };
-        self.marked = mark.wrapping_add(1);
         self.accepted = at;
         self.next = at.wrapping_add(blocks::<INLINE>(written.segments));
         // SAFETY: it was written just now; as the caller says.
@@ -224,9 +231,6 @@ impl SendQueue {
         let Some(written) = self.write_one::<INLINE, true>(one, at, mark) else {
             return PostedOne::No;
         };
-        self.count = mark.wrapping_add(1);
-        // No batch is under way.
-        self.marked = self.count;
         let next = at.wrapping_add(1);
         self.posted = next;
         // SAFETY: it was written just now; as the caller says.
@@ -268,8 +272,8 @@ impl SendQueue {
         if opcode >= 16 || quick >> opcode & 1 == 0 {
             return None;
         }
-        let short = OPERATIONS[opcode as usize];
-        let before = short.before();
+        let short = &OPERATIONS[opcode as usize];
+        let mut before = if INLINE { u32::from(short.before) } else { 0 };
         let length = one.sge().length;
         let usual = length.wrapping_sub(1) < most
             // In one piece, not over the end of the queue.
@@ -285,9 +289,21 @@ impl SendQueue {
         if !usual {
             return None;
         }
-        self.work.sends.post(at, one.wr_id(), mark.wrapping_add(1));
+        if !INLINE {
+            // Not sooner, or it is kept meanwhile.
+            before = u32::from(short.before);
+        }
+        // Done with first, so that it is not kept.
+        let mark = mark.wrapping_add(1);
+        self.marked = mark;
+        if ALONE {
+            // No batch is under way.
+            self.count = mark;
+        }
+        self.work.sends.post(at, one.wr_id(), mark);
         let data_segments = if INLINE {
-            (4 + length).div_ceil(SEGMENT as u32)
+            // No longer than a queue: the sum is one of 32 bits.
+            (4 + length + (SEGMENT as u32 - 1)) >> SEGMENT.ilog2()
         } else {
             1
         };
@@ -296,8 +312,8 @@ impl SendQueue {
         // device's, aligned to a block. Three segments lie in its first block;
         // inline data, as was looked at above, in the queue.
         unsafe {
-            let to = self.blocks.add(self.offset(at)).cast::<u64>();
-            let immediate = one.immediate_or_key() & short.immediate();
+            let to = as_one(self.blocks.add(self.offset(at)).cast::<u64>());
+            let immediate = one.immediate_or_key() & short.immediate;
             write_pair(to, first.to_be(), self.second(one.flags(), immediate));
             if before == 2 {
                 let key = u64::from(one.rkey()) << 32;
@@ -319,16 +335,16 @@ impl SendQueue {
 
     /// The first 8 bytes of a control segment, in this machine's order.
     #[inline(always)]
-    pub(super) fn first(&self, at: u32, short: Short, data_segments: u32) -> u64 {
-        let form = short.form() + u64::from(data_segments);
+    pub(super) fn first(&self, at: u32, short: &Short, data_segments: u32) -> u64 {
+        let form = short.form + u64::from(data_segments);
         u64::from(at & 0xffff) << 40 | form | self.qpn
     }
 
     /// The other 8 bytes, as they are written.
     #[inline(always)]
     pub(super) fn second(&self, flags: SendFlags, immediate: u32) -> u64 {
-        let bits = self.control[(flags.bits() & 7) as usize];
-        let (bits, immediate) = (u64::from(u32::from(bits).to_be()), u64::from(immediate));
+        let bits = u64::from(self.control[(flags.bits() & 7) as usize]);
+        let immediate = u64::from(immediate);
         // The bytes of the one and then of the other.
         if cfg!(target_endian = "little") {
             immediate << 32 | bits
