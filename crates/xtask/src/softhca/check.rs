@@ -317,7 +317,8 @@ fn guest(
     })
 }
 
-/// A case of a script; its name may say after a colon why it failed.
+/// A case of a script; behind its name and a colon may be why it failed, or
+/// passed late.
 /// With ours it must pass, whatever stock does.
 pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Record {
     let (name, detail) = line.split_once(": ").unwrap_or((line, ""));
@@ -387,7 +388,12 @@ fn list(results: &Results, outcome: &mut Outcome) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &results.cases {
         match case.outcome {
-            Ended::Pass => outcome.passed += 1,
+            Ended::Pass => {
+                outcome.passed += 1;
+                if !case.detail.is_empty() {
+                    println!("  passed {} {}: {}", case.group, case.name, case.detail);
+                }
+            }
             Ended::Skip => {
                 outcome.skipped += 1;
                 *reasons.entry(&case.detail).or_default() += 1;
