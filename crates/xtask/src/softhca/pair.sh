@@ -34,10 +34,15 @@ pair() {
     for attempt in 1 2 3; do
         once "$@"
         [ $client = 0 ] && [ $server = 0 ] && echo "@pass $name$again" && return
-        # A ping-pong's server ends with its last message. If what told the
-        # client of its own last one was lost, nobody is there to tell it again.
-        [ $server = 0 ] && grep -q "retry counter exceeded" /tmp/client.errors || break
-        again=": at attempt $((attempt + 1)); before: $(said client)"
+        # Who has all messages of a ping-pong ends. If what acknowledged the
+        # other's last one was lost, nobody is there to say it again.
+        case $client,$server in
+            0,*) other=server ;;
+            *,0) other=client ;;
+            *) break ;;
+        esac
+        grep -q "retry counter exceeded" /tmp/$other.errors || break
+        again=": at attempt $((attempt + 1)); before: $other $(said $other)"
     done
     echo "@fail $name: client $client $(said client) server $server $(said server)"
 }
