@@ -610,7 +610,10 @@ impl<L> Qp<L> {
         }
         if view.has(Traits::SEND) || view.has(Traits::WRITE) {
             if view.bth.ack_request {
-                self.resp.acknowledge(psn);
+                // Not of what came again: the acknowledgement of something later
+                // may be waiting, and is replaced by this one.
+                let done = self.resp.expected.minus(1);
+                self.resp.acknowledge(done);
             }
             return;
         }

@@ -447,6 +447,31 @@ fn a_late_acknowledgement_before_a_local_operation() {
     assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
 }
 
+/// A request that comes again is not what is acknowledged last: no timer is running
+/// that would have the later one sent again.
+#[test]
+fn a_duplicate_does_not_take_back_an_acknowledgement() {
+    let config = QpConfig {
+        ack_timeout: 0,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ethernet, 4096, 1, &config);
+    for id in 0..2 {
+        world.hcas[1].post_recv(200, id, 0, 64);
+        world.hcas[0].post_send(100, work(id, Operation::Send, 0, 64, 0));
+    }
+    world.hcas[0].turn(0);
+    let hca = &mut world.hcas[1];
+    let [first, second] = [(); 2].map(|()| hca.port.recv(0).unwrap());
+    for request in [first.clone(), second, first] {
+        hca.transport.receive(&mut hca.host, 0, request);
+    }
+    world.settle(SECOND);
+    assert_eq!(world.hcas[1].transport.counters().duplicates, 1);
+    let sent = statuses(&mut world.hcas[0], 100);
+    assert_eq!(sent, [(0, Status::Success), (1, Status::Success)]);
+}
+
 /// Reads between writes, without losses: nothing is taken for lost.
 #[test]
 fn answers_keep_the_order_of_requests() {
