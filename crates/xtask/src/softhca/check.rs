@@ -36,9 +36,9 @@ const NATIVE: &str = "native";
 
 /// What a script's line begins with that says how a case ended.
 pub const PASS: &str = "@pass ";
+pub const FAIL: &str = "@fail ";
 /// So begins what a script says behind the name of what passed late.
 const LATE: &str = "at attempt ";
-pub const FAIL: &str = "@fail ";
 
 /// What strict mode says in the log.
 const STRICT: &str = "strict: ";
