@@ -231,6 +231,23 @@ impl Results {
         self.cases.iter().filter(late).collect()
     }
 
+    /// A line of each of those.
+    pub fn repeated_text(&self) -> String {
+        let mut out = String::new();
+        for case in self.repeated() {
+            let _ = writeln!(
+                out,
+                "  passed at attempt {}: {} [{}] {}; the first: {}",
+                case.attempts,
+                case.group,
+                case.provider,
+                case.name,
+                case.earlier.replace('\n', " / ")
+            );
+        }
+        out
+    }
+
     /// Counts by group and provider, of outcomes as they are.
     pub fn counts(&self) -> BTreeMap<(String, Provider), Count> {
         let mut counts: BTreeMap<_, Count> = BTreeMap::new();
@@ -333,17 +350,7 @@ impl Results {
                 modules.join(", ")
             );
         }
-        for case in self.repeated() {
-            let _ = writeln!(
-                out,
-                "  passed at attempt {}: {} [{}] {}; the first: {}",
-                case.attempts,
-                case.group,
-                case.provider,
-                case.name,
-                case.earlier.replace('\n', " / ")
-            );
-        }
+        out.push_str(&self.repeated_text());
         if self.unreadable > 0 {
             let _ = writeln!(out, "  FAILED: {} unreadable records", self.unreadable);
         }

@@ -45,11 +45,11 @@ impl Slot {
     #[inline(always)]
     fn store(&self, wr_id: u64, mark: u32) {
         const _: () = assert!(size_of::<Slot>() == 16);
-        // SAFETY: every such processor has SSE2. The slot is 16 bytes, all of
-        // them atomics and aligned to as many; to whoever reads it is two
-        // relaxed stores, as the processor stores neither word in parts.
+        let pair = crate::pair::pair_of(wr_id, u64::from(mark));
+        // SAFETY: the slot is 16 bytes, all of them atomics and aligned to as
+        // many; to whoever reads, this is two relaxed stores, as the processor
+        // stores neither word in parts.
         unsafe {
-            let pair = core::arch::x86_64::_mm_set_epi64x(i64::from(mark), wr_id as i64);
             core::arch::asm!(
                 "movaps xmmword ptr [{slot}], {pair}",
                 slot = in(reg) self,

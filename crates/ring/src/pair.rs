@@ -5,13 +5,26 @@ use std::ptr::NonNull;
 
 /// As the machine has it in a register; aligned to 16 bytes.
 #[cfg(target_arch = "x86_64")]
-type Pair = core::arch::x86_64::__m128i;
+pub(crate) type Pair = core::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Pair([u64; 2]);
+pub(crate) struct Pair([u64; 2]);
 
 const _: () = assert!(size_of::<Pair>() == 16 && align_of::<Pair>() == 16);
+
+/// `first` and behind it `second`.
+#[inline(always)]
+pub(crate) fn pair_of(first: u64, second: u64) -> Pair {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every such processor has SSE2. Asked for by name, or the compiler
+    // makes two stores of it; the lower word is the first.
+    unsafe {
+        core::arch::x86_64::_mm_set_epi64x(second as i64, first as i64)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    Pair([first, second])
+}
 
 /// Writes `first` and behind it `second`.
 ///
@@ -19,14 +32,8 @@ const _: () = assert!(size_of::<Pair>() == 16 && align_of::<Pair>() == 16);
 /// `to` is writable for 16 bytes, and aligned to as many.
 #[inline(always)]
 pub unsafe fn write_pair(to: NonNull<u64>, first: u64, second: u64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every such processor has SSE2. Asked for by name, or the compiler
-    // makes two stores of it; the lower word is the first.
-    let pair = unsafe { core::arch::x86_64::_mm_set_epi64x(second as i64, first as i64) };
-    #[cfg(not(target_arch = "x86_64"))]
-    let pair = Pair([first, second]);
     // SAFETY: as the caller says.
-    unsafe { to.cast::<Pair>().write(pair) };
+    unsafe { to.cast::<Pair>().write(pair_of(first, second)) };
 }
 
 /// Copies two words to a register of a device.

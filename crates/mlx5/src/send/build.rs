@@ -9,7 +9,7 @@
 use ring::write_pair;
 use uverbs::Sge;
 
-use super::copy::write_long;
+use super::copy::{segments_of, write_long};
 use super::one::{OPERATIONS, Short};
 use super::{Built, PER_BLOCK, SEGMENTS, SendQueue};
 use crate::abi::{BLOCK, SEGMENT, opcode};
@@ -123,7 +123,8 @@ impl SendQueue {
         if self.offset(self.accepted) + data + 4 + length > self.mask as usize + 1 {
             return false;
         }
-        let more = (4 + length).div_ceil(SEGMENT) as u32;
+        let length = length as u32;
+        let more = segments_of(length);
         let blocks = (before + more).div_ceil(PER_BLOCK);
         self.next = self.accepted.wrapping_add(blocks);
         // SAFETY: not over the end of the queue, and no more than a work request
@@ -131,7 +132,7 @@ impl SendQueue {
         unsafe {
             built.control.write((built.first + u64::from(more)).to_be());
             // Last, so that a caller can end in it.
-            write_long(built.control.byte_add(data), from, length as u32);
+            write_long(built.control.byte_add(data), from, length);
         }
         true
     }

@@ -5,7 +5,15 @@ use std::ptr::NonNull;
 
 use ring::write_pair;
 
-use crate::abi::INLINE_SEGMENT;
+use crate::abi::{INLINE_SEGMENT, SEGMENT};
+
+/// Segments of `length` bytes of inline data, with the word that says how much; no
+/// more than a queue has, so the sum is one of 32 bits.
+#[inline(always)]
+pub(super) fn segments_of(length: u32) -> u32 {
+    // Upwards; `div_ceil` makes more of it for what may overflow.
+    (4 + length + (SEGMENT as u32 - 1)) >> SEGMENT.ilog2()
+}
 
 /// Writes inline data of any length.
 ///

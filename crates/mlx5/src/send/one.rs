@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use ring::{as_one, write_pair};
 use uverbs::Sge;
 
-use super::copy::{write_long, write_short};
+use super::copy::{segments_of, write_long, write_short};
 use super::{PER_BLOCK, SendQueue};
 use crate::abi::{BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, SEGMENT, opcode};
 use crate::recv::write_segment;
@@ -301,12 +301,7 @@ impl SendQueue {
             self.count = mark;
         }
         self.work.sends.post(at, one.wr_id(), mark);
-        let data_segments = if INLINE {
-            // No longer than a queue: the sum is one of 32 bits.
-            (4 + length + (SEGMENT as u32 - 1)) >> SEGMENT.ilog2()
-        } else {
-            1
-        };
+        let data_segments = if INLINE { segments_of(length) } else { 1 };
         let first = self.first(at, short, data_segments);
         // SAFETY: from `at` on there is a work request's room that is not the
         // device's, aligned to a block. Three segments lie in its first block;

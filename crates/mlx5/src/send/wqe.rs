@@ -4,6 +4,7 @@ use std::mem::offset_of;
 
 use uverbs::Sge;
 
+use super::copy::segments_of;
 use super::{MAX_SEGMENT, SendQueue};
 use crate::abi::{
     AddressVector, AtomicSegment, BLOCK, ControlSegment, DataSegment, EXTENDED_AV, INLINE_SEGMENT,
@@ -244,7 +245,7 @@ impl Wqe<'_> {
         let open = &mut queue.open;
         open.segments = open.data_at;
         if length != 0 {
-            open.segments += (4 + length).div_ceil(SEGMENT) as u32;
+            open.segments += segments_of(length as u32);
             // SAFETY: the data's first word.
             unsafe {
                 let at = queue.segment(queue.open.data_at).cast::<u32>();

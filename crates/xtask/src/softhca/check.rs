@@ -37,8 +37,9 @@ const NATIVE: &str = "native";
 /// What a script's line begins with that says how a case ended.
 pub const PASS: &str = "@pass ";
 pub const FAIL: &str = "@fail ";
-/// So begins what a script says behind the name of what passed late.
-const LATE: &str = "at attempt ";
+/// The same of what passed at a later attempt, whose number follows; behind its
+/// name is why the first failed.
+const LATE: &str = "@late ";
 
 /// What strict mode says in the log.
 const STRICT: &str = "strict: ";
@@ -266,6 +267,16 @@ fn guest(
         Line::Text(text) => {
             if let Some(name) = text.strip_prefix(PASS) {
                 results.take(case(name, Ended::Pass));
+            } else if let Some(line) = text.strip_prefix(LATE) {
+                let (attempts, name) = line.split_once(' ').unwrap_or(("", line));
+                if let Record::Case(case) = case(name, Ended::Pass) {
+                    results.take(Record::Case(Case {
+                        attempts: attempts.parse().unwrap_or(2),
+                        earlier: case.detail,
+                        detail: String::new(),
+                        ..case
+                    }));
+                }
             } else if let Some(name) = text.strip_prefix(FAIL) {
                 eprintln!("  {what}: {name}");
                 results.take(case(name, Ended::Fail));
@@ -319,8 +330,7 @@ fn guest(
     })
 }
 
-/// A case of a script; behind its name and a colon may be why it failed, or
-/// passed late.
+/// A case of a script; its name may say after a colon why it failed.
 /// With ours it must pass, whatever stock does.
 pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Record {
     let (name, detail) = line.split_once(": ").unwrap_or((line, ""));
@@ -390,12 +400,7 @@ fn list(results: &Results, outcome: &mut Outcome) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &results.cases {
         match case.outcome {
-            Ended::Pass => {
-                outcome.passed += 1;
-                if case.detail.starts_with(LATE) {
-                    println!("  passed {} {}: {}", case.group, case.name, case.detail);
-                }
-            }
+            Ended::Pass => outcome.passed += 1,
             Ended::Skip => {
                 outcome.skipped += 1;
                 *reasons.entry(&case.detail).or_default() += 1;
@@ -406,6 +411,7 @@ fn list(results: &Results, outcome: &mut Outcome) {
             }
         }
     }
+    print!("{}", results.repeated_text());
     for (reason, count) in reasons {
         println!("  skipped {count}: {}", reason.replace('\n', " / "));
     }

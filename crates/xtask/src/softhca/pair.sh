@@ -32,11 +32,14 @@ port=18600
 # NAME OPTION-OF-THE-GID PROGRAM...: the server on the second HCA, the client on
 # the first.
 pair() {
-    name=$1 again=
+    name=$1 first=
     shift
     for attempt in 1 2 3; do
         once "$@"
-        [ $client = 0 ] && [ $server = 0 ] && echo "@pass $name$again" && return
+        if [ $client = 0 ] && [ $server = 0 ]; then
+            [ $attempt = 1 ] && echo "@pass $name" || echo "@late $attempt $name: $first"
+            return
+        fi
         # Who has all messages of a ping-pong ends. If what acknowledged the
         # other's last one was lost, nobody is there to say it again.
         case $client,$server in
@@ -45,7 +48,7 @@ pair() {
             *) break ;;
         esac
         grep -q "retry counter exceeded" /tmp/$other.errors || break
-        again=": at attempt $((attempt + 1)); before: $other $(said $other)"
+        [ $attempt = 1 ] && first="$other $(said $other)"
     done
     echo "@fail $name: client $client $(said client) server $server $(said server)"
 }
