@@ -399,15 +399,6 @@ static void own_receives(struct subject *s, bool refused)
 	print_completions(s);
 }
 
-static uint16_t next_shared(const struct subject *s, uint16_t slot)
-{
-	const struct mlx5_wqe_srq_next_seg *next =
-		(const void *)(s->shared->buffer +
-			       ((size_t)slot << s->shared->srq_shift));
-
-	return be16toh(next->next_wqe_index) & (s->shared->entries - 1);
-}
-
 static void shared_receives(struct subject *s, bool refused)
 {
 	struct ibv_sge sges[MOST_REQUESTS][MOST_SGES];
@@ -439,9 +430,8 @@ static void shared_receives(struct subject *s, bool refused)
 	for (; (uint16_t)s->received != (uint16_t)record &&
 	       taken < MOST_REQUESTS;
 	     s->received++) {
-		const uint8_t *at = s->shared->buffer +
-				    ((size_t)s->next_slot
-				     << s->shared->srq_shift);
+		const uint8_t *at = device_shared_entry(s->shared,
+							s->next_slot);
 
 		printf("shared %u ", taken);
 		/* The index of the next is followed, not printed. */
@@ -453,7 +443,7 @@ static void shared_receives(struct subject *s, bool refused)
 		print_hex(QUEUE, at + 16, 16, entry - 16);
 		putchar('\n');
 		slots[taken++] = s->next_slot;
-		s->next_slot = next_shared(s, s->next_slot);
+		s->next_slot = device_shared_next(s->shared, s->next_slot);
 	}
 	/* They complete in any order. */
 	for (unsigned int i = taken; i-- > 0;) {

@@ -125,19 +125,14 @@ static uint16_t post_receive(struct subject *s, const uint32_t *lengths,
 	};
 	int err = s->srq ? ibv_post_srq_recv(s->srq, &wr, &bad) :
 			   ibv_post_recv(s->qp, &wr, &bad);
-	const struct mlx5_object *srq;
 	uint16_t slot;
 
 	if (err)
 		die("a receive: %s", strerror(err));
 	if (!s->srq)
 		return s->received++;
-	srq = device_srq(s->srq);
 	slot = s->next_slot;
-	s->next_slot = be16toh(((const struct mlx5_wqe_srq_next_seg *)(const void *)
-					(srq->buffer + ((size_t)slot << srq->srq_shift)))
-				       ->next_wqe_index) &
-		       (srq->entries - 1);
+	s->next_slot = device_shared_next(device_srq(s->srq), slot);
 	return slot;
 }
 

@@ -29,15 +29,30 @@
 
 /* ---- set up ---- */
 
+static struct ibv_srq *make_srq(struct ibv_pd *pd)
+{
+	struct ibv_srq_init_attr attr = {
+		.attr = { .max_wr = SRQ_ENTRIES, .max_sge = 1 },
+	};
+	struct ibv_srq *srq = ibv_create_srq(pd, &attr);
+
+	if (!srq)
+		die("ibv_create_srq: %s", strerror(errno));
+	return srq;
+}
+
+/* Receives are the queue pair's own, or `srq`'s. */
 static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 			     struct ibv_cq *cq, struct device_cq *device,
-			     bool extended)
+			     bool extended, struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq,
 		.recv_cq = cq,
-		.cap = { .max_send_wr = SQ_ENTRIES, .max_recv_wr = RQ_ENTRIES,
-			 .max_send_sge = 1, .max_recv_sge = 1,
+		.srq = srq,
+		.cap = { .max_send_wr = SQ_ENTRIES,
+			 .max_recv_wr = srq ? 0 : RQ_ENTRIES,
+			 .max_send_sge = 1, .max_recv_sge = srq ? 0 : 1,
 			 .max_inline_data = 64 },
 		.qp_type = IBV_QPT_RC,
 		.pd = pd,
@@ -51,7 +66,9 @@ static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 		die("ibv_create_qp_ex: %s", strerror(errno));
 	device_ready(qp, MLX5_PORT_ETHERNET);
 	return (struct pair){ .qp = qp, .object = device_qp(qp),
-			      .completions = device, .cq = cq };
+			      .completions = device, .cq = cq, .srq = srq,
+			      .receives = srq ? device_srq(srq) :
+						device_qp(qp) };
 }
 
 static void make_queues(struct bench *b, struct queues *q, bool single)
@@ -60,10 +77,11 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 
 	q->device = device_cq(q->cq);
 	q->devicex = device_cq(ibv_cq_ex_to_cq(q->cqx));
-	q->pair = make_pair(b, pd, q->cq, &q->device, false);
-	q->extended = make_pair(b, pd, q->cq, &q->device, true);
+	q->pair = make_pair(b, pd, q->cq, &q->device, false, NULL);
+	q->extended = make_pair(b, pd, q->cq, &q->device, true, NULL);
 	q->cursor = make_pair(b, pd, ibv_cq_ex_to_cq(q->cqx), &q->devicex,
-			      false);
+			      false, NULL);
+	q->shared = make_pair(b, pd, q->cq, &q->device, false, make_srq(pd));
 }
 
 static void set_up(struct bench *b)

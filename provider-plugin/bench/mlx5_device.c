@@ -205,6 +205,20 @@ uint8_t *device_recv_entry(const struct mlx5_object *qp, uint32_t index)
 	       ((size_t)(index & (qp->recv_entries - 1)) << qp->recv_shift);
 }
 
+uint8_t *device_shared_entry(const struct mlx5_object *srq, uint16_t slot)
+{
+	return srq->buffer +
+	       ((size_t)(slot & (srq->entries - 1)) << srq->srq_shift);
+}
+
+uint16_t device_shared_next(const struct mlx5_object *srq, uint16_t slot)
+{
+	const struct mlx5_wqe_srq_next_seg *next =
+		(const void *)device_shared_entry(srq, slot);
+
+	return be16toh(next->next_wqe_index) & (srq->entries - 1);
+}
+
 void device_ready(struct ibv_qp *qp, uint8_t port)
 {
 	static const enum ibv_qp_state path[] = { IBV_QPS_INIT, IBV_QPS_RTR,

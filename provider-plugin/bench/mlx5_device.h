@@ -64,6 +64,9 @@ const struct mlx5_object *device_srq(struct ibv_srq *srq);
 /* The queues of a queue pair; indices are counted by the device, and masked. */
 uint8_t *device_send_block(const struct mlx5_object *qp, uint32_t index);
 uint8_t *device_recv_entry(const struct mlx5_object *qp, uint32_t index);
+/* An entry of a shared queue, and which one the device takes after it. */
+uint8_t *device_shared_entry(const struct mlx5_object *srq, uint16_t slot);
+uint16_t device_shared_next(const struct mlx5_object *srq, uint16_t slot);
 
 /* A completion of the send work request that begins at a block. */
 struct mlx5_cqe64 device_sent(const struct mlx5_object *qp, uint32_t index);

@@ -26,10 +26,17 @@ struct queues *row_queues(struct bench *b, const struct row *row)
 
 /* ---- making ready ---- */
 
-static uint32_t posted(const struct pair *p, unsigned int record,
+static uint32_t posted(const struct mlx5_object *queue, unsigned int record,
 		       uint32_t before)
 {
-	return (be32toh(p->object->records[record]) - before) & 0xffff;
+	return (be32toh(queue->records[record]) - before) & 0xffff;
+}
+
+/* Receives that have not completed. A shared queue has its record where a queue
+ * pair has that of receives. */
+static uint32_t outstanding(const struct pair *p)
+{
+	return posted(p->receives, MLX5_RCV_DBR, p->received);
 }
 
 static void drain(struct bench *b, struct pair *p)
@@ -41,7 +48,7 @@ static void drain(struct bench *b, struct pair *p)
 /* Everything that was sent completes, by its last block. */
 static void empty_send_queue(struct bench *b, struct pair *p)
 {
-	uint32_t blocks = posted(p, MLX5_SND_DBR, p->sent);
+	uint32_t blocks = posted(p->object, MLX5_SND_DBR, p->sent);
 
 	if (!blocks)
 		return;
@@ -51,19 +58,50 @@ static void empty_send_queue(struct bench *b, struct pair *p)
 	drain(b, p);
 }
 
+/* Where the next receive is that the device takes. */
+static uint16_t take_slot(struct pair *p)
+{
+	uint16_t slot = p->slot;
+
+	if (!p->srq)
+		return p->received;
+	p->slot = device_shared_next(p->receives, slot);
+	return slot;
+}
+
+static void complete_receive(struct pair *p, uint16_t slot)
+{
+	struct mlx5_cqe64 cqe = device_received(p->object, slot,
+						64 + p->received % 8);
+
+	cqe.op_own = MLX5_CQE_RESP_SEND_IMM << 4;
+	cqe.imm_inval_pkey = htobe32(0x01020304);
+	device_complete(p->completions, cqe);
+	p->received++;
+}
+
 static void complete_receives(struct pair *p)
 {
-	uint32_t count = posted(p, MLX5_RCV_DBR, p->received);
+	uint32_t count = outstanding(p);
 
-	while (count--) {
-		struct mlx5_cqe64 cqe = device_received(p->object, p->received,
-							64 + p->received % 8);
+	while (count--)
+		complete_receive(p, take_slot(p));
+}
 
-		cqe.op_own = MLX5_CQE_RESP_SEND_IMM << 4;
-		cqe.imm_inval_pkey = htobe32(0x01020304);
-		device_complete(p->completions, cqe);
-		p->received++;
-	}
+/* All of a shared queue's complete, the last first, as those that several queue
+ * pairs have taken may: the list has another order from then on. */
+static void empty_shared_queue(struct bench *b, struct pair *p)
+{
+	uint32_t count = outstanding(p);
+	uint16_t slots[SRQ_ENTRIES];
+
+	if (count > SRQ_ENTRIES)
+		die("a shared queue of %d has %u receives", SRQ_ENTRIES, count);
+	for (unsigned int i = 0; i < count; i++)
+		slots[i] = take_slot(p);
+	while (count--)
+		complete_receive(p, slots[count]);
+	drain(b, p);
 }
 
 static void empty_recv_queue(struct bench *b, struct pair *p)
@@ -81,7 +119,8 @@ static void receive(struct bench *b, struct pair *p, unsigned int count)
 		struct ibv_recv_wr wr = *LAST(b->recv);
 
 		wr.wr_id = 1000 + (p->received + i) % RQ_ENTRIES;
-		if (ibv_post_recv(p->qp, &wr, &bad))
+		if (p->srq ? ibv_post_srq_recv(p->srq, &wr, &bad) :
+			     ibv_post_recv(p->qp, &wr, &bad))
 			die("a receive was refused");
 	}
 	complete_receives(p);
@@ -95,7 +134,7 @@ static void send(struct bench *b, struct pair *p, unsigned int count)
 	for (unsigned int i = 0; i < count; i++)
 		if (ibv_post_send(p->qp, LAST(b->send), &bad))
 			die("a send was refused");
-	blocks = posted(p, MLX5_SND_DBR, p->sent);
+	blocks = posted(p->object, MLX5_SND_DBR, p->sent);
 	if (blocks != count)
 		die("%u sends of a block have %u blocks", count, blocks);
 	while (count--)
@@ -128,6 +167,12 @@ void make_ready(struct bench *b, const struct row *row, unsigned int calls)
 	case RQ_EMPTY:
 		empty_recv_queue(b, &q->pair);
 		break;
+	case RECEIVED_SHARED:
+		receive(b, &q->shared, calls * row->batch);
+		break;
+	case SRQ_EMPTY:
+		empty_recv_queue(b, &q->shared);
+		break;
 	}
 }
 
@@ -137,6 +182,7 @@ void take_all(struct bench *b, struct queues *q)
 	empty_send_queue(b, &q->extended);
 	empty_recv_queue(b, &q->pair);
 	empty_recv_queue(b, &q->cursor);
+	empty_shared_queue(b, &q->shared);
 }
 
 /* ---- completion queue ---- */
@@ -144,8 +190,10 @@ void take_all(struct bench *b, struct queues *q)
 static const char *check_poll(struct bench *b, struct queues *q,
 			      const struct row *row)
 {
+	const struct pair *p =
+		row->ready == RECEIVED_SHARED ? &q->shared : &q->pair;
 	unsigned int want = row->ready == NOTHING ? 0 : row->batch;
-	uint32_t first = q->pair.received - want;
+	uint32_t first = p->received - want;
 
 	memset(b->wc, 0, sizeof(b->wc));
 	if (ibv_poll_cq(q->cq, row->batch, b->wc) != (int)want)
@@ -154,7 +202,7 @@ static const char *check_poll(struct bench *b, struct queues *q,
 		const struct ibv_wc *wc = &b->wc[i];
 		uint32_t at = first + i;
 
-		if (wc->status || wc->qp_num != q->pair.qp->qp_num)
+		if (wc->status || wc->qp_num != p->qp->qp_num)
 			return "ibv_poll_cq gave another status or number";
 		if (row->ready == SENT) {
 			if (wc->opcode != IBV_WC_SEND ||
@@ -203,7 +251,7 @@ static const char *check_cursor(struct bench *b, struct queues *q,
 	return NULL;
 }
 
-/* ---- send and receive queue ---- */
+/* ---- send and receive queues ---- */
 
 static inline void wr_list(struct bench *b, struct ibv_qp *base,
 			   unsigned int calls, unsigned int batch,
@@ -247,7 +295,7 @@ static const char *check_sent(struct bench *b, const struct pair *p,
 {
 	bool inline_data = strstr(row->name, "inline") != NULL;
 
-	if (posted(p, MLX5_SND_DBR, p->sent) != row->batch)
+	if (posted(p->object, MLX5_SND_DBR, p->sent) != row->batch)
 		return "the post left another doorbell record";
 	for (unsigned int i = 0; i < row->batch; i++) {
 		const uint8_t *block = device_send_block(p->object,
@@ -291,23 +339,72 @@ static const char *check_wr(struct bench *b, struct queues *q,
 	return check_sent(b, &q->extended, row);
 }
 
+/* What the device reads of a receive. */
+static bool is_the_receive(const struct bench *b, const uint8_t *element)
+{
+	const struct mlx5_wqe_data_seg *data = (const void *)element;
+
+	return be32toh(data->byte_count) == INLINE_LENGTH &&
+	       be32toh(data->lkey) == b->mr->lkey &&
+	       be64toh(data->addr) == (uintptr_t)b->buffer;
+}
+
 static const char *check_recv(struct bench *b, struct queues *q,
 			      const struct row *row)
 {
 	const struct pair *p = &q->pair;
 
 	row->run(b, q, 1);
-	if (posted(p, MLX5_RCV_DBR, p->received) != row->batch)
+	if (outstanding(p) != row->batch)
 		return "ibv_post_recv left another doorbell record";
-	for (unsigned int i = 0; i < row->batch; i++) {
-		const struct mlx5_wqe_data_seg *data =
-			(const void *)device_recv_entry(p->object,
-							p->received + i);
-
-		if (be32toh(data->byte_count) != INLINE_LENGTH ||
-		    be32toh(data->lkey) != b->mr->lkey ||
-		    be64toh(data->addr) != (uintptr_t)b->buffer)
+	for (unsigned int i = 0; i < row->batch; i++)
+		if (!is_the_receive(b, device_recv_entry(p->object,
+							 p->received + i)))
 			return "a receive entry has another element";
+	return NULL;
+}
+
+static void post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *list,
+			  unsigned int calls)
+{
+	struct ibv_recv_wr *bad;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_post_srq_recv(srq, list, &bad);
+		BARRIER();
+	}
+}
+
+static void run_srq_recv(struct bench *b, struct queues *q, unsigned int calls)
+{
+	post_srq_recv(q->shared.srq, LAST(b->recv), calls);
+}
+
+static void run_srq_recv_batch(struct bench *b, struct queues *q,
+			       unsigned int calls)
+{
+	post_srq_recv(q->shared.srq, b->recv, calls);
+}
+
+/* A whole round: as much as is posted before any of it completes. */
+static const char *check_srq_recv(struct bench *b, struct queues *q,
+				  const struct row *row)
+{
+	const struct pair *p = &q->shared;
+	uint32_t count = row->calls * row->batch;
+	uint16_t slot = p->slot;
+
+	row->run(b, q, row->calls);
+	if (outstanding(p) != count)
+		return "ibv_post_srq_recv left another doorbell record";
+	for (uint32_t i = 0; i < count; i++) {
+		uint8_t *element = device_shared_entry(p->receives, slot) + 16;
+
+		if (!is_the_receive(b, element))
+			return "a shared queue's entry has another element";
+		/* So that a list which comes back to it is seen. */
+		memset(element, 0, 16);
+		slot = device_shared_next(p->receives, slot);
 	}
 	return NULL;
 }
@@ -327,6 +424,7 @@ struct queues *empty_queues(void)
 	static struct ibv_cq cq;
 	static struct ibv_cq_ex cqx;
 	static struct empty_qp qp;
+	static struct ibv_srq srq;
 	static struct queues queues;
 	mlx5_empty_fn set =
 		(mlx5_empty_fn)(uintptr_t)dlsym(RTLD_DEFAULT, "mlx5_empty");
@@ -336,12 +434,14 @@ struct queues *empty_queues(void)
 	set(&context, &cqx, &qp.qp);
 	cq.context = &context;
 	qp.qp.qp_base.context = &context;
+	srq.context = &context;
 	for (unsigned int i = 0; i < 16; i++)
 		qp.is_extended[i] = 1 << 1;
 	queues.cq = &cq;
 	queues.cqx = &cqx;
 	queues.pair.qp = &qp.qp.qp_base;
 	queues.extended.qp = &qp.qp.qp_base;
+	queues.shared.srq = &srq;
 	if (ibv_qp_to_qp_ex(queues.extended.qp) != &qp.qp)
 		die("libibverbs finds no extended queue pair");
 	return &queues;
@@ -373,6 +473,14 @@ struct queues *empty_queues(void)
 	{ prefix "recv/1", 1, 112, single, RQ_EMPTY, run_recv, check_recv },  \
 	{ prefix "recv/16", BATCH, 7, single, RQ_EMPTY, run_recv_batch,       \
 	  check_recv },                                                       \
+	{ prefix "srq-recv/1", 1, 112, single, SRQ_EMPTY, run_srq_recv,       \
+	  check_srq_recv },                                                   \
+	{ prefix "srq-recv/16", BATCH, 7, single, SRQ_EMPTY,                  \
+	  run_srq_recv_batch, check_srq_recv },                               \
+	{ prefix "poll-srq/1", 1, 112, single, RECEIVED_SHARED, run_poll,     \
+	  check_poll },                                                       \
+	{ prefix "poll-srq/16", BATCH, 7, single, RECEIVED_SHARED,            \
+	  run_poll_batch, check_poll },                                       \
 	{ prefix "wr-send/1", 1, 112, single, SQX_EMPTY, run_wr, check_wr },  \
 	{ prefix "wr-send/16", BATCH, 7, single, SQX_EMPTY, run_wr_batch,     \
 	  check_wr },                                                         \

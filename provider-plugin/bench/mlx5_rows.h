@@ -15,6 +15,7 @@
 #define CQ_ENTRIES 127 /* 128 of 64 bytes, 8 KiB */
 #define SQ_ENTRIES 128
 #define RQ_ENTRIES 128
+#define SRQ_ENTRIES 127 /* 128 of 32 bytes: the list's last is never posted */
 #define INLINE_LENGTH 32
 
 /* A queue pair and the device's view of it. */
@@ -23,8 +24,11 @@ struct pair {
 	const struct mlx5_object *object;
 	struct device_cq *completions;
 	struct ibv_cq *cq; /* where both of its queues complete */
+	struct ibv_srq *srq; /* where it takes its receives from, if not its own */
+	const struct mlx5_object *receives; /* the queue of its receives */
 	uint32_t sent;     /* blocks that have completed */
 	uint32_t received;
+	uint16_t slot; /* of the shared queue: what the device takes next */
 };
 
 /* One set of queues: any thread may use them, or it is said that one does. */
@@ -35,6 +39,7 @@ struct queues {
 	struct pair pair;      /* for ibv_post_send, ibv_post_recv, ibv_poll_cq */
 	struct pair extended;  /* for ibv_wr_* */
 	struct pair cursor;    /* completes to `cqx` */
+	struct pair shared;    /* for ibv_post_srq_recv, ibv_poll_cq */
 	bool thread_domain;
 };
 
@@ -53,7 +58,7 @@ struct bench {
 
 /* What is made ready before each round, and not measured. */
 enum ready { NOTHING, RECEIVED, SENT, RECEIVED_CURSOR, SQ_EMPTY, SQX_EMPTY,
-	     RQ_EMPTY };
+	     RQ_EMPTY, RECEIVED_SHARED, SRQ_EMPTY };
 
 struct row {
 	const char *name;
