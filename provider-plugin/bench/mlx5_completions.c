@@ -113,6 +113,15 @@ static uint32_t post_send(struct subject *s, enum ibv_wr_opcode opcode,
 	return at;
 }
 
+/* The slot that the device takes from the shared queue next. */
+static uint16_t next_shared(struct subject *s)
+{
+	uint16_t slot = s->next_slot;
+
+	s->next_slot = device_shared_next(device_srq(s->srq), slot);
+	return slot;
+}
+
 /* The slot that it is in. */
 static uint16_t post_receive(struct subject *s, const uint32_t *lengths,
 			     unsigned int count)
@@ -125,15 +134,10 @@ static uint16_t post_receive(struct subject *s, const uint32_t *lengths,
 	};
 	int err = s->srq ? ibv_post_srq_recv(s->srq, &wr, &bad) :
 			   ibv_post_recv(s->qp, &wr, &bad);
-	uint16_t slot;
 
 	if (err)
 		die("a receive: %s", strerror(err));
-	if (!s->srq)
-		return s->received++;
-	slot = s->next_slot;
-	s->next_slot = device_shared_next(device_srq(s->srq), slot);
-	return slot;
+	return s->srq ? next_shared(s) : s->received++;
 }
 
 /* ---- reading ---- */
@@ -237,6 +241,64 @@ static void errors(struct subject *s)
 		device_complete(&s->completions,
 				failed(device_received(s->object, slot, 0),
 				       syndrome, vendor));
+		print_polled(s, DEPTH);
+	}
+}
+
+/* What the device finds in the shared queue. */
+static void print_shared(struct subject *s, uint16_t slot)
+{
+	const struct mlx5_wqe_data_seg *list =
+		(const void *)(device_shared_entry(device_srq(s->srq), slot) +
+			       sizeof(struct mlx5_wqe_srq_next_seg));
+
+	printf("posted %u:", be32toh(device_srq(s->srq)->records[0]) & 0xffff);
+	for (unsigned int i = 0; i < SGES; i++) {
+		if (list[i].lkey == htobe32(MLX5_INVALID_LKEY))
+			break;
+		printf(" %lu %u %s", be64toh(list[i].addr) - (uintptr_t)data,
+		       be32toh(list[i].byte_count),
+		       list[i].lkey == htobe32(region->lkey) ? "" : "other");
+	}
+	putchar('\n');
+}
+
+/* Receives whose memory was not there: they are posted again. */
+static void given_back(struct subject *s)
+{
+	static const uint32_t lengths[] = { 8, 3 };
+	enum { COUNT = 5, VENDOR_PAGE_FAULT = 0x93 };
+	uint16_t slots[COUNT];
+	char what[64];
+
+	/* Alone, and before and behind others. */
+	for (unsigned int faults = 0; faults < 1 << COUNT; faults++) {
+		unsigned int most = faults % 3 ? DEPTH : 1;
+
+		snprintf(what, sizeof(what), "shared: given back, %02x", faults);
+		print_case(what);
+		for (unsigned int i = 0; i < COUNT; i++)
+			slots[i] = post_receive(s, lengths, 1 + i % 2);
+		for (unsigned int i = 0; i < COUNT; i++) {
+			struct mlx5_cqe64 cqe = device_received(s->object, slots[i], 0);
+
+			device_complete(&s->completions,
+					faults & 1 << i ?
+						failed(cqe,
+						       MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR,
+						       VENDOR_PAGE_FAULT) :
+						cqe);
+		}
+		for (unsigned int i = 0; i <= COUNT; i++)
+			print_polled(s, most);
+		for (unsigned int i = 0; i < COUNT; i++) {
+			if (!(faults & 1 << i))
+				continue;
+			slots[i] = next_shared(s);
+			print_shared(s, slots[i]);
+			device_complete(&s->completions,
+					device_received(s->object, slots[i], 0));
+		}
 		print_polled(s, DEPTH);
 	}
 }
@@ -533,6 +595,7 @@ int main(int argc, char **argv)
 		die("entries of %u bytes", own.completions.object->cqe_bytes);
 	errors(&own);
 	errors(&shared);
+	given_back(&shared);
 	flushed(&own);
 	kinds_of_receives(&own);
 	kinds_of_receives(&shared);

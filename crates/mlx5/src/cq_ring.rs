@@ -229,6 +229,10 @@ impl CompletionRing {
     /// The next completion; none if there is none. What is read is consumed
     /// with [`CompletionRing::publish`].
     ///
+    /// A receive of a shared queue whose memory was not there (on-demand paging)
+    /// is posted again. Its completion is nobody's; if no other follows, it is
+    /// consumed here.
+    ///
     /// # Errors
     /// [`CompletionError`]: it makes no sense, and is passed over.
     ///
@@ -236,23 +240,36 @@ impl CompletionRing {
     /// The queues that complete here were published to as their contracts say.
     #[inline(always)]
     pub unsafe fn read(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
-        if self.session.left != 0 {
+        let mut faults = false;
+        loop {
+            if self.session.left != 0 {
+                // SAFETY: as the caller says.
+                return Some(unsafe { self.read_told_together() });
+            }
+            let Some(entry) = self.written(self.at) else {
+                if faults {
+                    // Nobody else would.
+                    self.publish();
+                }
+                return None;
+            };
+            // SAFETY: a valid entry, any bytes of which are one; it is this
+            // side's until consumed, and copied once, whatever the device does.
+            let cqe = unsafe { entry.read() };
+            if cqe.is_title() && self.shape.compresses {
+                // SAFETY: as the caller says.
+                return Some(unsafe { self.read_title(&cqe) });
+            }
+            self.stand_at(self.at.wrapping_add(1));
+            if cqe.is_page_fault() && self.directory.post_again(&cqe) {
+                faults = true;
+                continue;
+            }
+            self.time = u64::from_be_bytes(cqe.timestamp);
+            let before = Before::of(entry, self.shape.before());
             // SAFETY: as the caller says.
-            return Some(unsafe { self.read_told_together() });
+            return Some(unsafe { decode(&cqe, before, &self.directory) });
         }
-        let entry = self.written(self.at)?;
-        // SAFETY: a valid entry, any bytes of which are one; it is this side's
-        // until consumed, and copied once, whatever the device does.
-        let cqe = unsafe { entry.read() };
-        if cqe.is_title() && self.shape.compresses {
-            // SAFETY: as the caller says.
-            return Some(unsafe { self.read_title(&cqe) });
-        }
-        self.stand_at(self.at.wrapping_add(1));
-        self.time = u64::from_be_bytes(cqe.timestamp);
-        let before = Before::of(entry, self.shape.before());
-        // SAFETY: as the caller says.
-        Some(unsafe { decode(&cqe, before, &self.directory) })
     }
 
     /// As [`CompletionRing::read`], at a title.

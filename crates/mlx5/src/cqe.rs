@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::directory::{Directory, Entry, NUMBER, user_index};
 use crate::srq::SharedWork;
-use crate::wc::{flags, opcode, status, status_of};
+use crate::wc::{flags, opcode, status, status_of, syndrome};
 use crate::{CompletionError, Role, WorkCompletion};
 
 impl Cqe {
@@ -26,7 +26,7 @@ impl Cqe {
     }
 
     #[inline(always)]
-    fn slot(&self) -> u16 {
+    pub(crate) fn slot(&self) -> u16 {
         u16::from_be(self.wqe_counter)
     }
 
@@ -41,6 +41,15 @@ impl Cqe {
                 | cqe_opcode::RESP_SEND_INV
                 | cqe_opcode::RESP_ERR
         )
+    }
+
+    /// Whether it says that a receive could not be done because memory of its
+    /// list was not there (on-demand paging), and that the kernel was asked for
+    /// it: the message comes again, to another receive.
+    pub(crate) fn is_page_fault(&self) -> bool {
+        self.opcode() == cqe_opcode::RESP_ERR
+            && self.timestamp[SYNDROME] == syndrome::REMOTE_ABORTED
+            && self.timestamp[VENDOR_SYNDROME] == syndrome::VENDOR_PAGE_FAULT
     }
 
     /// Whether data came in it.
@@ -145,6 +154,16 @@ pub(crate) unsafe fn decode(
     // From here on the entry is the poster's again.
     taken.complete(slot);
     Ok(wc)
+}
+
+impl Directory {
+    /// Posts the receive again that a page fault gave back; whether it is one of
+    /// a shared queue's, and outstanding.
+    #[cold]
+    pub(crate) fn post_again(&self, cqe: &Cqe) -> bool {
+        self.shared(cqe.srqn_uidx)
+            .is_some_and(|shared| shared.taking().post_again(cqe.slot()))
+    }
 }
 
 /// The work request that a completion names, while it is looked at.

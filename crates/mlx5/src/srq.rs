@@ -29,13 +29,28 @@ pub struct SharedWork {
     list: Mutex<List>,
 }
 
-/// The order of the entries, as this side knows it.
+/// The order of the entries, as this side knows it, and how far the device has
+/// been told of it.
 #[derive(Debug)]
 struct List {
     /// What the next receive gets; of the last, none.
     head: u16,
     last: u16,
     slots: Box<[Slot]>,
+    /// Receives that were pushed, ever.
+    posted: u32,
+    /// Of these, how many the device has been told of.
+    published: u32,
+    record: DoorbellRecord,
+}
+
+impl List {
+    /// Hands what was pushed to the device.
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.published = self.posted;
+        self.record.publish(self.posted & 0xffff);
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +90,10 @@ impl SharedWork {
             next: next as u16,
             outstanding: false,
         }));
+        let memory = QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?;
+        let record = memory.records.record(0);
         let shared = Self {
-            memory: QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?,
+            memory,
             entries,
             shift: entry.ilog2(),
             max_sge: (entry / SEGMENT - 1) as u32,
@@ -84,6 +101,9 @@ impl SharedWork {
                 head: 0,
                 last: (entries - 1) as u16,
                 slots: slots.into_boxed_slice(),
+                posted: 0,
+                published: 0,
+                record,
             }),
         };
         for slot in 0..entries - 1 {
@@ -116,6 +136,30 @@ impl SharedWork {
         }
     }
 
+    /// As [`SharedQueue::push`], under the lock.
+    #[inline(always)]
+    fn push(&self, list: &mut List, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        let slot = list.head;
+        if slot == list.last {
+            return Err(PostError::Full);
+        }
+        // SAFETY: behind the entry's first segment there are `max_sge` more;
+        // it is not the device's before it is published.
+        unsafe {
+            let to = self.entry(slot).add(size_of::<NextSegment>());
+            write_list(to.cast::<DataSegment>(), sges, self.max_sge)?;
+        }
+        let known = &mut list.slots[usize::from(slot)];
+        known.wr_id = wr_id;
+        known.outstanding = true;
+        list.head = known.next;
+        list.posted = list.posted.wrapping_add(1);
+        Ok(())
+    }
+
     /// The device takes `next` after `slot`.
     fn link(&self, slot: u16, next: u16) {
         // SAFETY: an aligned field of an entry.
@@ -137,6 +181,12 @@ impl SharedWork {
         self.taking().free(slot);
     }
 
+    /// The word by which the device knows how many were posted.
+    #[cfg(test)]
+    pub(crate) fn record(&self) -> std::ptr::NonNull<u32> {
+        self.memory.records.first().cast()
+    }
+
     /// As [`crate::Work::scatter_receive`].
     ///
     /// # Safety
@@ -153,7 +203,9 @@ impl SharedWork {
     }
 }
 
-/// Receives that are taken, under the lock against those who post.
+/// Receives that are taken, under the lock against those who post, or the other
+/// way round.
+#[derive(Debug)]
 pub(crate) struct TakingShared<'s> {
     list: std::sync::MutexGuard<'s, List>,
     work: &'s SharedWork,
@@ -183,6 +235,41 @@ impl TakingShared<'_> {
         // Before the device can get there: `last` itself is not posted yet.
         self.work.link(last, slot);
     }
+
+    /// The device could not do the receive in a slot now, and has given it back:
+    /// it is posted again, behind all others. False, and nothing is done, if none
+    /// is outstanding there.
+    ///
+    /// Its entry becomes the free list's last, so that the kernel, which may be
+    /// reading there which memory was missing, finds it for as long as can be.
+    #[cold]
+    pub(crate) fn post_again(&mut self, slot: u16) -> bool {
+        let Some(wr_id) = self.find(slot) else {
+            return false;
+        };
+        // Now the head is not the last, nor this slot.
+        self.free(slot);
+        let list = &mut *self.list;
+        let head = list.head;
+        // SAFETY: two different entries, of as many segments.
+        unsafe {
+            let [from, to] =
+                [slot, head].map(|slot| self.work.entry(slot).add(size_of::<NextSegment>()));
+            to.copy_from_nonoverlapping(from, self.work.max_sge as usize * SEGMENT);
+        }
+        let known = &mut list.slots[usize::from(head)];
+        known.wr_id = wr_id;
+        known.outstanding = true;
+        list.head = known.next;
+        let told_all = list.published == list.posted;
+        list.posted = list.posted.wrapping_add(1);
+        // What has been pushed and not published is the poster's to publish, and
+        // this behind it.
+        if told_all {
+            list.publish();
+        }
+        true
+    }
 }
 
 /// The writer over a shared receive queue.
@@ -195,19 +282,12 @@ impl TakingShared<'_> {
 /// those who read completions.
 #[derive(Debug)]
 pub struct SharedQueue {
-    /// Receives that were pushed, ever.
-    posted: u32,
-    record: DoorbellRecord,
     work: Arc<SharedWork>,
 }
 
 impl SharedQueue {
     pub(crate) fn new(work: Arc<SharedWork>) -> Self {
-        Self {
-            posted: 0,
-            record: work.memory.records.record(0),
-            work,
-        }
+        Self { work }
     }
 
     /// Receives that the queue holds at most.
@@ -220,11 +300,11 @@ impl SharedQueue {
         self.work.max_sge
     }
 
-    /// Starts a batch. It has none to forget: what is pushed is linked to the
-    /// rest.
+    /// Starts a batch, under the lock until it ends. It has none to forget: what
+    /// is pushed is linked to the rest.
     #[inline(always)]
     pub fn begin(&mut self) -> SharedWriter<'_> {
-        SharedWriter(self)
+        SharedWriter(self.work.taking())
     }
 
     /// Adds a receive into the memory of `list`.
@@ -233,26 +313,7 @@ impl SharedQueue {
     /// [`PostError::Full`], [`PostError::TooManySges`],
     /// [`PostError::MessageTooLong`]; nothing is added.
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        if sges.len() > self.work.max_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        let mut list = self.work.list();
-        let slot = list.head;
-        if slot == list.last {
-            return Err(PostError::Full);
-        }
-        // SAFETY: behind the entry's first segment there are `max_sge` more;
-        // it is not the device's before it is published.
-        unsafe {
-            let to = self.work.entry(slot).add(size_of::<NextSegment>());
-            write_list(to.cast::<DataSegment>(), sges, self.work.max_sge)?;
-        }
-        let known = &mut list.slots[usize::from(slot)];
-        known.wr_id = wr_id;
-        known.outstanding = true;
-        list.head = known.next;
-        self.posted = self.posted.wrapping_add(1);
-        Ok(())
+        self.work.push(&mut self.work.list(), wr_id, sges)
     }
 
     /// Hands what was pushed to the device.
@@ -261,7 +322,7 @@ impl SharedQueue {
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed.
     pub unsafe fn publish(&mut self) {
-        self.record.publish(self.posted & 0xffff);
+        self.work.list().publish();
     }
 
     /// What queue pairs that take their receives from here are made with.
@@ -273,14 +334,15 @@ impl SharedQueue {
 /// Receives of one element, added to a shared queue as
 /// [`RecvWriter`](crate::RecvWriter) adds them to a queue pair's.
 #[derive(Debug)]
-pub struct SharedWriter<'q>(&'q mut SharedQueue);
+pub struct SharedWriter<'q>(TakingShared<'q>);
 
-impl<'q> SharedWriter<'q> {
+impl SharedWriter<'_> {
     /// Adds a receive. False, and nothing is done, if it is refused:
     /// [`SharedQueue::push`] says why.
     #[inline(always)]
     pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        self.0.push(wr_id, std::slice::from_ref(sge)).is_ok()
+        let TakingShared { list, work } = &mut self.0;
+        work.push(list, wr_id, std::slice::from_ref(sge)).is_ok()
     }
 
     /// Hands what was pushed to the device.
@@ -288,16 +350,14 @@ impl<'q> SharedWriter<'q> {
     /// # Safety
     /// As for [`SharedQueue::publish`].
     #[inline(always)]
-    pub unsafe fn publish(self) {
-        // SAFETY: as the caller says.
-        unsafe { self.0.publish() }
+    pub unsafe fn publish(mut self) {
+        self.0.list.publish();
     }
 
-    /// The queue, with what was pushed.
+    /// Ends the quick way: what was pushed goes out when the queue is published
+    /// next.
     #[inline(always)]
-    pub fn keep(self) -> &'q mut SharedQueue {
-        self.0
-    }
+    pub fn keep(self) {}
 }
 
 /// A shared receive queue. The parts are public so that a face can put the

@@ -47,9 +47,10 @@ impl CompletionRing {
                 if let Some(shared) = &work.shared
                     && cqe.is_receive()
                 {
-                    let slot = u16::from_be(cqe.wqe_counter);
-                    if shared.find(slot).is_some() {
-                        shared.free(slot);
+                    let mut taking = shared.taking();
+                    // One that was given back is not done.
+                    if !cqe.is_page_fault() || !taking.post_again(cqe.slot()) {
+                        taking.free(cqe.slot());
                     }
                 }
                 continue;

@@ -53,6 +53,9 @@ pub(crate) mod syndrome {
     pub const RETRY_EXCEEDED: u8 = 0x15;
     pub const RNR_RETRY_EXCEEDED: u8 = 0x16;
     pub const REMOTE_ABORTED: u8 = 0x22;
+    /// With [`REMOTE_ABORTED`], the vendor's part
+    /// (`MLX5_CQE_VENDOR_SYNDROME_ODP_PFAULT`).
+    pub const VENDOR_PAGE_FAULT: u8 = 0x93;
 }
 
 /// The status for a syndrome; a general error for one that is not known.

@@ -24,6 +24,8 @@ link up|down                    the cable
 command OPCODE [COUNT]          the next commands of a name or number fail
 lose-event TYPE [COUNT]         the next events of a type are lost
 lose-completion [COUNT]         the next completions are lost
+return-receive [COUNT]          the next receives that connections take from shared
+                                queues come back: their memory is not there
 qp-error QPN                    a queue pair fails
 cq-error CQN                    a completion queue fails
 health SYNDROME [fatal]         the health syndrome; 0 is healthy. After a fatal
@@ -155,6 +157,10 @@ fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, Stri
         "lose-completion" => {
             let count = number(words.next(), Some(1))?;
             hca.faults().lose_completions(count);
+        }
+        "return-receive" => {
+            let count = number(words.next(), Some(1))?;
+            hca.faults().return_receives(count);
         }
         "qp-error" => {
             let qpn = number(words.next(), None)?;

@@ -79,6 +79,130 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
     }
 }
 
+/// A receive whose memory was not there.
+fn page_fault(slot: u16) -> Raised {
+    Raised {
+        opcode: 14,
+        user_index: 5,
+        slot,
+        syndrome: 0x22,
+        vendor: 0x93,
+        ..Raised::default()
+    }
+}
+
+#[test]
+fn a_receive_whose_memory_was_not_there_is_posted_again() {
+    let shared = Arc::new(SharedWork::sized(3, 2, &LIMITS, None).unwrap());
+    let mut queue = SharedQueue::new(Arc::clone(&shared));
+    let mut ring = CompletionRing::plain(4).unwrap();
+    let pair = work(
+        5,
+        Service::ReliableConnection,
+        &cap(1, 1, 0),
+        Some(Arc::clone(&shared)),
+    );
+    let mut device = Device::of(&ring);
+    ring.attach(&pair, Role::RECEIVE).unwrap();
+    // SAFETY: no receive names memory.
+    let read = |ring: &mut CompletionRing| unsafe { ring.read() };
+    let posted = || {
+        // SAFETY: the first word of the records.
+        u32::from_be(unsafe { shared.record().read() })
+    };
+    let address = |slot: u16, element: usize| {
+        // SAFETY: the address of one of an entry's two elements.
+        u64::from_be(unsafe {
+            let at = shared.entry(slot).add(16 * element + 24);
+            at.cast::<u64>().read()
+        })
+    };
+    for wr_id in 0..3 {
+        queue.push(wr_id, &[sge(100 + wr_id), sge(200)]).unwrap();
+    }
+    // SAFETY: there is no device that writes.
+    unsafe { queue.publish() };
+    assert_eq!(posted(), 3);
+
+    // The queue is full: it gets the one entry that nobody has, and its own is
+    // free in its place.
+    device.raise(&page_fault(1));
+    assert_eq!(read(&mut ring), None);
+    assert_eq!((device.consumed(), posted()), (1, 4));
+    assert_eq!(
+        (next(&shared, 2), shared.find(1), shared.find(3)),
+        (3, None, Some(1))
+    );
+    assert_eq!((address(3, 0), address(3, 1)), (101, 200));
+    assert_eq!(queue.push(9, &[]), Err(PostError::Full));
+
+    // Again, and another behind it: one completion is told, with the time of it.
+    device.raise(&page_fault(3));
+    device.raise(&Raised {
+        opcode: 2,
+        user_index: 5,
+        slot: 0,
+        time: 77,
+        ..Raised::default()
+    });
+    let wc = read(&mut ring).unwrap().unwrap();
+    assert_eq!((wc.wr_id, wc.status, ring.time()), (0, 0, 77));
+    assert_eq!(
+        (posted(), next(&shared, 1), shared.find(1)),
+        (5, 3, Some(1))
+    );
+
+    // What has been pushed and not published stays so.
+    queue.push(7, &[sge(107)]).unwrap();
+    device.raise(&page_fault(1));
+    assert_eq!(read(&mut ring), None);
+    assert_eq!(posted(), 5);
+    // SAFETY: as above.
+    unsafe { queue.publish() };
+    assert_eq!(posted(), 7);
+    // Behind the one that was pushed: slot 0 was its, then it.
+    let (pushed, again) = (next(&shared, 1), next(&shared, next(&shared, 1)));
+    assert_eq!(
+        (shared.find(pushed), shared.find(again)),
+        (Some(7), Some(1))
+    );
+    assert_eq!(address(again, 0), 101);
+
+    // One that is nowhere outstanding makes no sense; another failure is one.
+    device.raise(&page_fault(1));
+    assert!(read(&mut ring).unwrap().is_err());
+    device.raise(&Raised {
+        vendor: 0,
+        ..page_fault(again)
+    });
+    let wc = read(&mut ring).unwrap().unwrap();
+    assert_eq!((wc.wr_id, wc.status), (1, 16));
+
+    // The queue pair goes: what it had not done is another's to do.
+    device.raise(&page_fault(2));
+    ring.detach(&pair);
+    assert_eq!(posted(), 8);
+    let wr_ids: Vec<_> = (0..4).filter_map(|slot| shared.find(slot)).collect();
+    assert_eq!(wr_ids.len(), 2);
+    assert!(wr_ids.contains(&2) && wr_ids.contains(&7));
+}
+
+#[test]
+fn a_page_fault_of_a_queue_of_its_own_is_told() {
+    let mut ring = CompletionRing::plain(4).unwrap();
+    let mut pair = Pair::new(5, Service::ReliableConnection, &cap(2, 1, 0));
+    let mut device = Device::of(&ring);
+    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    pair.recv.begin().keep();
+    pair.recv.push(3, &[]).unwrap();
+    // SAFETY: there is no device that writes.
+    unsafe { pair.recv.publish() };
+    device.raise(&page_fault(0));
+    // SAFETY: as above.
+    let wc = unsafe { ring.read() }.unwrap().unwrap();
+    assert_eq!((wc.wr_id, wc.status, wc.vendor_err), (3, 16, 0x93));
+}
+
 proptest! {
     /// Receives of a shared queue are told in rows, and by a cursor, as one by
     /// one, and their slots come back in the same order.
@@ -116,6 +240,10 @@ proptest! {
             }
             for (slot, what, word) in &raised {
                 for (.., device) in [&mut rows, &mut cursor, &mut long] {
+                    if *what == 7 {
+                        device.raise(&page_fault(*slot));
+                        continue;
+                    }
                     device.raise(&Raised {
                         opcode: 2 + (what & 1),
                         user_index: 5 + u32::from(what >> 1 & 1),
@@ -130,10 +258,11 @@ proptest! {
                 }
             }
             let mut told = Vec::new();
-            while told.len() != raised.len() {
+            loop {
                 let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 6];
                 // SAFETY: no receive names memory.
                 match unsafe { rows.2.take(&mut out[..room]) } {
+                    Ok(0) => break,
                     // SAFETY: as many were written.
                     Ok(count) => told.extend(out[..count].iter().map(|wc| Ok(unsafe { wc.assume_init() }))),
                     Err(error) => told.push(Err(error)),
@@ -159,6 +288,11 @@ proptest! {
                     };
                     prop_assert_eq!(fields, (wc.opcode, wc.byte_len, wc.wc_flags));
                 }
+            }
+            // SAFETY: as above.
+            unsafe {
+                prop_assert_eq!(long.2.read(), None);
+                prop_assert_eq!(cursor.2.show(shown), None);
             }
             long.2.publish();
             cursor.2.publish();

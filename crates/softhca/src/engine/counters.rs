@@ -61,6 +61,8 @@ pub struct Stats {
     pub cqes_compressed: u64,
     /// Pages that the driver was asked for.
     pub page_faults: u64,
+    /// Receives that were given back because it was planted so.
+    pub receives_returned: u64,
     pub eqes: u64,
     pub interrupts: u64,
     pub send_requests: u64,
@@ -92,6 +94,7 @@ impl Stats {
             cqes_inline,
             cqes_compressed,
             page_faults,
+            receives_returned,
             eqes,
             interrupts,
             send_requests,

@@ -10,6 +10,7 @@ pub struct Faults {
     commands: HashMap<u16, u32>,
     events: HashMap<u8, u32>,
     completions: u32,
+    receives: u32,
     /// The health syndrome that the device shows; 0 is healthy.
     pub(crate) health: u8,
     /// The device has failed for good, and asks to be reset.
@@ -32,6 +33,12 @@ impl Faults {
         self.completions = count;
     }
 
+    /// The next `count` receives that a connection takes from a shared queue
+    /// are given back, since memory of theirs is not there (on-demand paging).
+    pub fn return_receives(&mut self, count: u32) {
+        self.receives = count;
+    }
+
     pub(crate) fn command(&mut self, opcode: u16) -> Option<Refused> {
         if self.commands.is_empty() {
             return None;
@@ -46,6 +53,10 @@ impl Faults {
 
     pub(crate) fn lose_completion(&mut self) -> bool {
         take(&mut self.completions)
+    }
+
+    pub(crate) fn return_receive(&mut self) -> bool {
+        take(&mut self.receives)
     }
 }
 

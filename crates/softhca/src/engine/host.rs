@@ -33,11 +33,18 @@ fn syndrome(status: Status) -> (u8, u8) {
         Status::RetryExceeded => (0x15, 0x81),
         Status::RnrRetryExceeded => (0x16, 0x87),
         Status::RemoteAborted => (0x22, 0x8b),
+        Status::Returned => (0x22, 0x93),
         Status::Fatal => (0x02, 0x01),
     }
 }
 
 impl<P: Platform> Core<P> {
+    /// Whether a message that a queue pair cannot take now comes again.
+    fn takes_again(&self, qpn: u32) -> bool {
+        self.qp(qpn)
+            .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())
+    }
+
     /// A queue pair asks for memory that a peer names.
     fn asker(&self, target: Target) -> Result<Asker, Fault> {
         let qp = self.qp(target.qpn).ok_or(Fault::Protection)?;
@@ -344,6 +351,13 @@ impl<P: Platform> Host for Core<P> {
             None => self.next_of_qp(qpn),
         };
         match work {
+            Some(work)
+                if srqn.is_some() && self.takes_again(qpn) && self.faults.return_receive() =>
+            {
+                self.stats.receives_returned += 1;
+                self.recv_done(qpn, work, RecvDone::failed(Status::Returned));
+                None
+            }
             Some(mut work) => {
                 if xrc_srqn.is_none() {
                     work.local.kept = Kept::up_to(limit);

@@ -459,6 +459,43 @@ fn an_srq_follows_its_chain() {
 }
 
 #[test]
+fn a_receive_that_is_given_back_is_followed_by_the_next() {
+    let mut driver = Driver::new("ib");
+    let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
+    let srqn = driver.create_srq(buffer, doorbell);
+    let mut cq = driver.create_cq(4);
+    let mut a = driver.create_qp(0, &cq, None);
+    let b = driver.create_qp(0, &cq, Some(srqn));
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    let key = driver.key;
+    for (index, next) in [(0_u64, 1_u8), (1, 2), (2, 3)] {
+        let mut entry = vec![0, 0, 0, next];
+        entry.resize(16, 0);
+        entry.extend(segment(64, key, memory));
+        driver.write(buffer + index * 32, &entry);
+    }
+    driver.write(doorbell, &3_u32.to_be_bytes());
+    driver.hca.faults().return_receives(2);
+    driver.post(&mut a, 0x0a, 8, &segment(8, key, memory));
+    // Two come back; the message comes again each time, and then goes in.
+    for index in 0..4_usize {
+        let entry = (0..10_000).find_map(|_| {
+            driver.run();
+            driver.poll(&mut cq)
+        });
+        let entry = entry.unwrap();
+        // A send's, of this side, comes last.
+        let (opcode, slot) = [(14, 0), (14, 1), (2, 2), (0, 0)][index];
+        assert_eq!((entry[63] >> 4, word(&entry, 60) >> 16), (opcode, slot));
+        if opcode == 14 {
+            assert_eq!((entry[54], entry[55]), (0x93, 0x22));
+        }
+    }
+    assert_eq!(driver.hca.stats().receives_returned, 2);
+}
+
+#[test]
 fn small_data_comes_in_the_completion() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(4);

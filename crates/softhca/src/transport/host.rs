@@ -163,6 +163,9 @@ pub enum Status {
     RnrRetryExceeded,
     /// The peer gave up.
     RemoteAborted,
+    /// A receive is given back, since its memory is not there now. The message
+    /// comes again, to another.
+    Returned,
     /// The engine is broken.
     Fatal,
 }
@@ -221,6 +224,21 @@ pub struct RecvDone {
     pub source: Option<Source>,
     /// The SRQ that the sender named (XRC).
     pub xrc_srqn: Option<u32>,
+}
+
+impl RecvDone {
+    /// Nothing of a message came into it.
+    pub const fn failed(status: Status) -> Self {
+        Self {
+            status,
+            kind: RecvKind::Send,
+            length: 0,
+            imm: 0,
+            solicited: false,
+            source: None,
+            xrc_srqn: None,
+        }
+    }
 }
 
 /// Through what a peer asks for memory.

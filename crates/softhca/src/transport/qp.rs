@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::config::{QpConfig, QpState, QpView, Service};
 use super::dynamic::{Initiator, Peers};
-use super::host::{Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, SendDone, Status};
+use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{Counters, LIMIT_MESSAGE};
@@ -166,16 +166,7 @@ impl<L> Qp<L> {
     }
 
     fn recv_flushed<H: Host<Local = L>>(&mut self, host: &mut H, work: RecvWork<L>) {
-        let done = RecvDone {
-            status: Status::Flushed,
-            kind: RecvKind::Send,
-            length: 0,
-            imm: 0,
-            solicited: false,
-            source: None,
-            xrc_srqn: None,
-        };
-        host.recv_done(self.number, work, done);
+        host.recv_done(self.number, work, RecvDone::failed(Status::Flushed));
     }
 
     /// Flushes one work request; whether there was one.

@@ -139,6 +139,20 @@ python3 /tmp/events.py "completion queue" "cq-error of QPN" IBV_EVENT_CQ_ERR ||
     echo "@fail a failed completion queue: no event"
 check "after failed queues: a ping-pong" works
 
+# Receives of shared queues that the device gives back, since memory of theirs is
+# not there: the provider posts them again, and no program is told.
+shared() {
+    timeout 60 ibv_srq_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100 -c > /tmp/server 2>&1 &
+    server=$!
+    until_true 30 listens
+    timeout 60 ibv_srq_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100 -c 127.0.0.1 && wait $server
+}
+echo "@mark"
+echo "@tell return-receive 50"
+sleep 1
+check "receives that come back: a ping-pong over shared queues" shared
+echo "@counted receives_returned=50-50 cqes_with_error=50-50 : receives that come back"
+
 # What a wire changes is noticed and sent again.
 echo "@mark"
 echo "@tell wire corrupt=0.05"
