@@ -465,7 +465,7 @@ fn a_receive_that_is_given_back_is_followed_by_the_next() {
     let srqn = driver.create_srq(buffer, doorbell);
     let mut cq = driver.create_cq(4);
     let mut a = driver.create_qp(0, &cq, None);
-    let b = driver.create_qp(0, &cq, Some(srqn));
+    let mut b = driver.create_qp(0, &cq, Some(srqn));
     driver.connect(a.number, b.number, 1);
     driver.connect(b.number, a.number, 1);
     let key = driver.key;
@@ -477,6 +477,10 @@ fn a_receive_that_is_given_back_is_followed_by_the_next() {
     }
     driver.write(doorbell, &3_u32.to_be_bytes());
     driver.hca.faults().return_receives(2);
+    // Not of a queue of its own.
+    driver.post_recv(&mut a, &segment(64, key, memory));
+    driver.post(&mut b, 0x0a, 0, &segment(8, key, memory));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
     driver.post(&mut a, 0x0a, 8, &segment(8, key, memory));
     // Two come back; the message comes again each time, and then goes in.
     for index in 0..4_usize {
