@@ -410,7 +410,7 @@ impl Drop for UserIndex {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fake"))]
 pub(crate) mod testing {
     //! User indices without a device.
 

@@ -492,7 +492,7 @@ impl CompletionRing {
     }
 
     /// The queue's memory, for tests that play the device.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fake"))]
     pub(crate) fn entries(&self) -> NonNull<u8> {
         self.memory.first()
     }

@@ -31,6 +31,8 @@ mod cursor;
 mod directory;
 mod dm;
 mod error;
+#[cfg(any(test, feature = "fake"))]
+pub mod hostile;
 mod memory;
 mod operation;
 mod own_registers;

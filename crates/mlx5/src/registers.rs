@@ -98,7 +98,7 @@ impl Register {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fake"))]
 pub(crate) mod testing {
     //! Registers in ordinary memory.
 

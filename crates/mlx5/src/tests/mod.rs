@@ -5,6 +5,7 @@ mod build;
 mod clock;
 mod completion;
 mod device_memory;
+mod hostile;
 mod import;
 mod keys;
 mod look;

@@ -1,0 +1,386 @@
+//! A device that writes completions of any bytes, for the tests and the fuzzer.
+//!
+//! What it cannot bring about, whatever it writes: a panic; a completion of a work
+//! request that is not outstanding, or a second one of one that was; a byte written
+//! outside of the memory of a list.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use uverbs::QpCap;
+
+use crate::context::UserIndex;
+use crate::cq_ring::Shape;
+use crate::plan::{RecvPlan, SendPlan};
+use crate::registers::Register;
+use crate::srq::SharedQueue;
+use crate::wc::opcode;
+use crate::{
+    CompletionRing, Limits, Opcode, RecvQueue, Role, SendFlags, SendQueue, Service, Sge,
+    SharedWork, Shown, Work, WorkCompletion,
+};
+
+const LIMITS: Limits = Limits {
+    max_send_entry: 1024,
+    max_recv_entry: 512,
+    max_send_blocks: 1 << 15,
+    max_recv_wr: 1 << 15,
+    max_srq_wr: 1 << 15,
+    ports: 1,
+};
+
+/// Queue pairs have these user indices and numbers.
+const FIRST: u32 = 5;
+/// Of the memory that lists name, and of what is around it.
+const NAMED: usize = 128;
+const AROUND: usize = 256;
+const UNTOUCHED: u8 = 0xa5;
+
+/// The script, byte by byte; zeros behind its end.
+struct Script<'s>(&'s [u8]);
+
+impl Script<'_> {
+    fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        *first
+    }
+
+    fn below(&mut self, end: u8) -> u8 {
+        self.byte() % end
+    }
+
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.byte())
+    }
+}
+
+/// A queue pair, and the identifiers of what is outstanding in its queues, oldest
+/// first.
+struct Pair {
+    work: Arc<Work>,
+    send: SendQueue,
+    recv: RecvQueue,
+    sends: Vec<u64>,
+    receives: Vec<u64>,
+}
+
+impl Pair {
+    fn new(place: u32, shared: Option<&Arc<SharedWork>>) -> Self {
+        let cap = QpCap {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline_data: 0,
+        };
+        let service = match place {
+            1 => Service::Datagram,
+            _ => Service::ReliableConnection,
+        };
+        let send = SendPlan::new(&cap, service, &LIMITS, false);
+        let recv = match shared {
+            Some(_) => RecvPlan::default(),
+            None => RecvPlan::new(&cap, &LIMITS).expect("a small queue"),
+        };
+        let mut work = Work::new(
+            UserIndex::alone(FIRST + place),
+            service,
+            send.expect("a small queue"),
+            recv,
+            shared.map(Arc::clone),
+            None,
+        )
+        .expect("memory");
+        work.short_data = place != 2;
+        let work = Arc::new(work);
+        let (register, _) = Register::in_memory(256);
+        Self {
+            send: SendQueue::new(Arc::clone(&work), FIRST + place, false, register),
+            recv: RecvQueue::new(Arc::clone(&work)),
+            work,
+            sends: Vec::new(),
+            receives: Vec::new(),
+        }
+    }
+}
+
+/// All that there is.
+struct World<'s> {
+    script: Script<'s>,
+    /// What lists name is in the middle.
+    memory: Box<[u8; AROUND + NAMED + AROUND]>,
+    pairs: [Pair; 4],
+    shared: SharedQueue,
+    shared_receives: Vec<u64>,
+    ring: CompletionRing,
+    /// Completions that the device has written, ever.
+    raised: u32,
+    next_id: u64,
+}
+
+/// Runs a script. It panics if a device could do what it must not.
+pub fn completions(script: &[u8]) {
+    let mut script = Script(script);
+    let shape = Shape {
+        shift: 6 + u32::from(script.below(2)),
+        compresses: script.below(2) == 1,
+    };
+    let log2 = 1 + u32::from(script.below(4));
+    let shared = SharedWork::sized(3, 2, &LIMITS, None).expect("a small queue");
+    let shared = Arc::new(shared);
+    let pairs = [None, None, None, Some(&shared)];
+    let mut place = 0..;
+    let mut world = World {
+        script,
+        memory: Box::new([UNTOUCHED; AROUND + NAMED + AROUND]),
+        pairs: pairs.map(|shared| Pair::new(place.next().unwrap_or(0), shared)),
+        shared: SharedQueue::new(shared),
+        shared_receives: Vec::new(),
+        ring: CompletionRing::new(log2, shape, None).expect("a small queue"),
+        raised: 0,
+        next_id: 0,
+    };
+    for pair in &world.pairs {
+        let attached = world.ring.attach(&pair.work, Role::SEND | Role::RECEIVE);
+        attached.expect("memory");
+    }
+    while !world.script.is_over() {
+        world.step();
+        let (before, rest) = world.memory.split_at(AROUND);
+        let mut around = before.iter().chain(&rest[NAMED..]);
+        assert!(around.all(|byte| *byte == UNTOUCHED), "a byte outside");
+    }
+}
+
+impl World<'_> {
+    fn step(&mut self) {
+        match self.script.below(16) {
+            0..4 => self.post_send(),
+            4..6 => self.post_receive(),
+            6..10 => self.raise(),
+            10 => self.scribble(),
+            11 => self.poll(),
+            12 => self.look(),
+            13 => {
+                // SAFETY: lists name memory of this world's.
+                let read = unsafe { self.ring.read() };
+                if let Some(Ok(wc)) = read {
+                    self.done(&wc);
+                }
+            }
+            14 => self.ring.publish(),
+            _ => self.change(),
+        }
+    }
+
+    /// One or two elements of what lists may name.
+    fn list(&mut self) -> ([Sge; 2], usize) {
+        let begin = self.memory[AROUND..].as_mut_ptr().expose_provenance() as u64;
+        let elements = std::array::from_fn(|i| Sge {
+            addr: begin + (i * NAMED / 2) as u64,
+            length: u32::from(self.script.below(NAMED as u8 / 2 + 1)),
+            lkey: 1,
+        });
+        (elements, 1 + usize::from(self.script.below(2)))
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn post_send(&mut self) {
+        let ((list, count), wr_id) = (self.list(), self.id());
+        let pair = &mut self.pairs[usize::from(self.script.below(4))];
+        let operation = [
+            Opcode::SEND,
+            Opcode::RDMA_WRITE,
+            Opcode::RDMA_READ,
+            Opcode::ATOMIC_FETCH_AND_ADD,
+        ];
+        let operation = operation[usize::from(self.script.below(4))];
+        pair.send.begin();
+        if let Ok(mut wqe) = pair.send.open(wr_id, operation, SendFlags::SIGNALED) {
+            if wqe.sge_list(&list[..count]).is_ok() {
+                pair.send.accept();
+                pair.sends.push(wr_id);
+            } else {
+                pair.send.abandon();
+            }
+        }
+        // SAFETY: lists name memory of this world's.
+        unsafe { pair.send.publish() };
+    }
+
+    fn post_receive(&mut self) {
+        let ((list, count), wr_id) = (self.list(), self.id());
+        let list = &list[..count];
+        let pair = &mut self.pairs[usize::from(self.script.below(4))];
+        if pair.work.shared.is_some() {
+            if self.shared.push(wr_id, list).is_ok() {
+                self.shared_receives.push(wr_id);
+            }
+            // SAFETY: lists name memory of this world's.
+            unsafe { self.shared.publish() };
+            return;
+        }
+        pair.recv.begin().keep();
+        if pair.recv.push(wr_id, list).is_ok() {
+            pair.receives.push(wr_id);
+        }
+        // SAFETY: as above.
+        unsafe { pair.recv.publish() };
+    }
+
+    /// The device writes a completion, mostly one that could be.
+    fn raise(&mut self) {
+        let (what, shape) = (self.script.byte(), self.ring.shape());
+        let mut bytes: [u8; 64] = match what & 3 {
+            0 => self.script.bytes(),
+            _ => std::array::from_fn(|at| at as u8),
+        };
+        if what & 3 != 0 {
+            bytes[32..36].copy_from_slice(&(FIRST + u32::from(self.script.below(5))).to_be_bytes());
+            bytes[44..48].copy_from_slice(&u32::from(self.script.byte()).to_be_bytes());
+            bytes[54] = [0x93, 0x6b][usize::from(what >> 2 & 1)];
+            bytes[55] = [0x22, 0x05][usize::from(what >> 3 & 1)];
+            // Of a session, what its form is.
+            bytes[56] = [0x0a, 0x08, 0x10, 0x12][usize::from(what >> 4 & 3)];
+            bytes[60..62].copy_from_slice(&u16::from(self.script.below(9)).to_be_bytes());
+            let kind = [0, 1, 2, 3, 4, 13, 14, 5][usize::from(self.script.below(8))];
+            bytes[63] = kind << 4 | self.script.byte() & 0xe;
+        }
+        let capacity = self.ring.capacity();
+        bytes[63] = bytes[63] & !1 | (self.raised / capacity) as u8 & 1;
+        self.write(
+            (self.raised % capacity) as usize * shape.bytes() + shape.before(),
+            &bytes,
+        );
+        self.raised = self.raised.wrapping_add(1);
+    }
+
+    /// Writes to the entries.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let size = self.ring.shape().bytes() * self.ring.capacity() as usize;
+        let entries: NonNull<u8> = self.ring.entries();
+        for (i, byte) in bytes.iter().enumerate() {
+            // SAFETY: in the entries, by the remainder; nobody else writes now.
+            unsafe { entries.add((at + i) % size).write_volatile(*byte) };
+        }
+    }
+
+    /// The device writes anything anywhere.
+    fn scribble(&mut self) {
+        let at = usize::from(self.script.byte()) * 8;
+        let bytes: [u8; 8] = self.script.bytes();
+        self.write(at, &bytes);
+    }
+
+    fn poll(&mut self) {
+        let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 5];
+        let most = usize::from(self.script.below(5)) + 1;
+        // SAFETY: lists name memory of this world's.
+        let taken = unsafe { self.ring.take(&mut out[..most]) }.unwrap_or(0);
+        for wc in &out[..taken] {
+            // SAFETY: that many were written.
+            self.done(unsafe { wc.assume_init_ref() });
+        }
+    }
+
+    /// Steps of a cursor, whose fields are read.
+    fn look(&mut self) {
+        let mut shown = Shown::default();
+        let shown = &raw mut shown;
+        for _ in 0..=self.script.below(4) {
+            // SAFETY: lists name memory of this world's, and `shown` is this
+            // function's.
+            let (wr_id, status) = unsafe {
+                match self.ring.show_another(shown) {
+                    Ok(wr_id) => (wr_id, 0),
+                    Err(_) => match self.ring.show(shown) {
+                        Some(Ok(told)) => told,
+                        Some(Err(_)) => continue,
+                        None => break,
+                    },
+                }
+            };
+            // SAFETY: it was shown, and nothing published since.
+            let wc = unsafe {
+                WorkCompletion {
+                    wr_id,
+                    status,
+                    opcode: Shown::opcode(shown),
+                    byte_len: Shown::byte_len(shown),
+                    wc_flags: Shown::wc_flags(shown),
+                    qp_num: Shown::qp_num(shown),
+                    vendor_err: Shown::vendor_err(shown),
+                    ..WorkCompletion::default()
+                }
+            };
+            self.done(&wc);
+        }
+        self.ring.publish();
+    }
+
+    /// A queue pair goes, is reset, or the entries move.
+    fn change(&mut self) {
+        let pair = &mut self.pairs[usize::from(self.script.below(4))];
+        match self.script.below(3) {
+            0 => {
+                self.ring.detach(&pair.work);
+                let attached = self.ring.attach(&pair.work, Role::SEND | Role::RECEIVE);
+                attached.expect("memory");
+            }
+            1 => self.ring.clean(&pair.work),
+            _ => {
+                let log2 = 1 + u32::from(self.script.below(4));
+                let shape = self.ring.shape();
+                let memory = CompletionRing::fresh(log2, shape, None).expect("a small queue");
+                self.ring.suspend().expect("memory");
+                // With its mark, or without.
+                if self.script.below(2) == 1 {
+                    let capacity = self.ring.capacity();
+                    let at = (self.raised % capacity) as usize * shape.bytes() + shape.before();
+                    let owner = 5 << 4 | (self.raised / capacity) as u8 & 1;
+                    self.write(at + 63, &[owner]);
+                }
+                self.ring.move_to(memory, log2);
+                self.raised = self.ring.position();
+            }
+        }
+    }
+
+    /// A completion was told.
+    fn done(&mut self, wc: &WorkCompletion) {
+        // An error does not say which queue it is of: identifiers are all
+        // different.
+        let fails = wc.status != 0;
+        let receives = wc.opcode & opcode::RECV != 0;
+        let mut known = false;
+        for pair in &mut self.pairs {
+            for (of_receives, queue) in [(false, &mut pair.sends), (true, &mut pair.receives)] {
+                let Some(at) = queue.iter().position(|wr_id| *wr_id == wc.wr_id) else {
+                    continue;
+                };
+                assert!(fails || of_receives == receives, "another queue's kind");
+                known = true;
+                // Whatever was before it is done as well.
+                queue.drain(..=at);
+            }
+        }
+        if let Some(at) = (self.shared_receives.iter()).position(|wr_id| *wr_id == wc.wr_id) {
+            assert!(fails || receives, "a receive that was sent");
+            known = true;
+            self.shared_receives.remove(at);
+        }
+        assert!(known, "{} is not outstanding", wc.wr_id);
+    }
+}

@@ -1,0 +1,14 @@
+//! Completions of any bytes. The fuzzer looks longer (`fuzz/README.md`).
+
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_device_that_writes_what_it_likes_harms_nothing(
+        script in prop::collection::vec(any::<u8>(), 0..1500),
+    ) {
+        crate::hostile::completions(&script);
+    }
+}

@@ -1,0 +1,7 @@
+//! Completion queues of a ConnectX that writes what it likes.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|script: &[u8]| mlx5::hostile::completions(script));
