@@ -112,6 +112,14 @@ impl Pair {
     }
 }
 
+/// What of a queue pair completes here: of the third its sends only.
+fn role_of(work: &Work) -> Role {
+    match work.user_index() - FIRST {
+        2 => Role::SEND,
+        _ => Role::SEND | Role::RECEIVE,
+    }
+}
+
 /// All that there is.
 struct World<'s> {
     script: Script<'s>,
@@ -149,7 +157,7 @@ pub fn completions(script: &[u8]) {
         next_id: 0,
     };
     for pair in &world.pairs {
-        let attached = world.ring.attach(&pair.work, Role::SEND | Role::RECEIVE);
+        let attached = world.ring.attach(&pair.work, role_of(&pair.work));
         attached.expect("memory");
     }
     while !world.script.is_over() {
@@ -181,13 +189,16 @@ impl World<'_> {
         }
     }
 
-    /// One or two elements of what lists may name.
+    /// One or two elements of what lists may name. Each ends where its half does.
     fn list(&mut self) -> ([Sge; 2], usize) {
         let begin = self.memory[AROUND..].as_mut_ptr().expose_provenance() as u64;
-        let elements = std::array::from_fn(|i| Sge {
-            addr: begin + (i * NAMED / 2) as u64,
-            length: u32::from(self.script.below(NAMED as u8 / 2 + 1)),
-            lkey: 1,
+        let elements = std::array::from_fn(|i| {
+            let length = self.script.below(NAMED as u8 / 2 + 1);
+            Sge {
+                addr: begin + ((i + 1) * NAMED / 2) as u64 - u64::from(length),
+                length: length.into(),
+                lkey: 1,
+            }
         });
         (elements, 1 + usize::from(self.script.below(2)))
     }
@@ -252,8 +263,10 @@ impl World<'_> {
             bytes[44..48].copy_from_slice(&u32::from(self.script.byte()).to_be_bytes());
             bytes[54] = [0x93, 0x6b][usize::from(what >> 2 & 1)];
             bytes[55] = [0x22, 0x05][usize::from(what >> 3 & 1)];
-            // Of a session, what its form is.
-            bytes[56] = [0x0a, 0x08, 0x10, 0x12][usize::from(what >> 4 & 3)];
+            bytes[56] = match what >> 4 & 7 {
+                0..4 => [0x0a, 0x08, 0x10, 0x12][usize::from(what >> 4 & 3)],
+                _ => self.script.byte(),
+            };
             bytes[60..62].copy_from_slice(&u16::from(self.script.below(9)).to_be_bytes());
             let kind = [0, 1, 2, 3, 4, 13, 14, 5][usize::from(self.script.below(8))];
             bytes[63] = kind << 4 | self.script.byte() & 0xe;
@@ -336,7 +349,12 @@ impl World<'_> {
         match self.script.below(3) {
             0 => {
                 self.ring.detach(&pair.work);
-                let attached = self.ring.attach(&pair.work, Role::SEND | Role::RECEIVE);
+                // The same again, or another of its number.
+                if self.script.below(2) == 1 {
+                    let place = pair.work.user_index() - FIRST;
+                    *pair = Pair::new(place, pair.work.shared.clone().as_ref());
+                }
+                let attached = self.ring.attach(&pair.work, role_of(&pair.work));
                 attached.expect("memory");
             }
             1 => self.ring.clean(&pair.work),
@@ -371,6 +389,8 @@ impl World<'_> {
                     continue;
                 };
                 assert!(fails || of_receives == receives, "another queue's kind");
+                let role = [Role::SEND, Role::RECEIVE][usize::from(of_receives)];
+                assert!(role_of(&pair.work).contains(role), "it completes elsewhere");
                 known = true;
                 // Whatever was before it is done as well.
                 queue.drain(..=at);
