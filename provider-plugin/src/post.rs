@@ -429,6 +429,9 @@ pub unsafe extern "C" fn post_srq_recv<D: srq::Device>(
     // SAFETY: as for `post_recv`.
     unsafe {
         let own: &Srq<D> = srq_of(srq);
+        if wr.is_null() {
+            return refuse(wr, bad_wr);
+        }
         receives(own, wr, bad_wr)
     }
 }

@@ -26,6 +26,9 @@ pub trait Device: Sized + 'static {
 
     /// There are XRC domains, and what is made in them.
     const XRC: bool = false;
+    /// Those who read completions take the lock as well, so that there is no
+    /// queue without.
+    const SHARES_LOCK: bool = false;
 
     /// Makes the kernel object and its queue. `cq` is that of an XRC one.
     ///
@@ -37,6 +40,12 @@ pub trait Device: Sized + 'static {
         cq: *mut ibv_cq,
         domain: *mut ibv_pd,
     ) -> Result<Made<Self>, Errno>;
+
+    /// Guards the queue.
+    #[inline(always)]
+    fn lock(srq: &Srq<Self>) -> &BiasedLock {
+        &srq.lock
+    }
 
     /// The kernel object is gone, the queue goes next.
     ///
@@ -72,7 +81,7 @@ pub struct Srq<D: Device> {
     pub public: verbs_srq,
     /// One caller at a time by the application's promise: no lock.
     pub single: bool,
-    /// Guards `recv`.
+    /// Guards `recv`, where [`Device::lock`] says so.
     pub lock: BiasedLock,
     /// The queue.
     pub recv: UnsafeCell<D::SharedQueue>,
@@ -88,7 +97,7 @@ impl<D: Device> Receiver for Srq<D> {
 
     #[inline(always)]
     fn lock(&self) -> &BiasedLock {
-        &self.lock
+        D::lock(self)
     }
     #[inline(always)]
     fn single(&self) -> bool {
@@ -179,7 +188,7 @@ unsafe fn create<D: Device>(
     public.srq_num = made.srq_num;
     let srq = place.write(Srq {
         public,
-        single: domain.has_thread_domain(),
+        single: domain.has_thread_domain() && !D::SHARES_LOCK,
         lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
         besides: made.besides,

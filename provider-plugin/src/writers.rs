@@ -120,15 +120,23 @@ pub trait Receives: Sized + 'static {
     type Quick<'q>: ReceivesQuickly;
 
     /// Starts a batch.
-    fn begin(&mut self) -> Self::Quick<'_>;
+    ///
+    /// # Safety
+    /// The caller has the queue's lock ([`Receiver::lock`](crate::post::Receiver))
+    /// or the application's promise in its place, until the batch is published.
+    unsafe fn begin(&mut self) -> Self::Quick<'_>;
 
     /// Adds a receive to the batch.
-    fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
+    ///
+    /// # Safety
+    /// As for [`Receives::begin`].
+    unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
 
     /// Hands the batch to the device.
     ///
     /// # Safety
-    /// The memory of every list is left alone until its receive has completed.
+    /// As for [`Receives::begin`]. The memory of every list is left alone until
+    /// its receive has completed.
     unsafe fn publish(&mut self);
 
     /// Scatter elements that a receive has at most.
@@ -237,17 +245,26 @@ pub(crate) use entry;
 
 /// Implements [`Receives`] and [`ReceivesQuickly`], likewise.
 macro_rules! receives {
-    ($queue:ident, $quick:ident) => {
+    // Of methods that ask for the lock, and of those that do not.
+    (@ locked $call:expr) => {
+        // SAFETY: as the caller says.
+        unsafe { $call }
+    };
+    (@ $call:expr) => {
+        $call
+    };
+    ($queue:ident, $quick:ident $(, $locked:ident)?) => {
         impl $crate::writers::Receives for $queue {
             type Quick<'q> = $quick<'q>;
 
             #[inline(always)]
-            fn begin(&mut self) -> $quick<'_> {
-                $queue::begin(self)
+            unsafe fn begin(&mut self) -> $quick<'_> {
+                $crate::writers::receives!(@ $($locked)? $queue::begin(self))
             }
             #[inline(always)]
-            fn push(&mut self, wr_id: u64, list: &[uverbs::Sge]) -> Result<(), c_int> {
-                $queue::push(self, wr_id, list).map_err(|error| error.errno())
+            unsafe fn push(&mut self, wr_id: u64, list: &[uverbs::Sge]) -> Result<(), c_int> {
+                let pushed = $crate::writers::receives!(@ $($locked)? $queue::push(self, wr_id, list));
+                pushed.map_err(|error| error.errno())
             }
             #[inline(always)]
             unsafe fn publish(&mut self) {

@@ -8,7 +8,7 @@ use crate::abi::{
     self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode,
 };
 use crate::directory::{Directory, Entry, NUMBER, user_index};
-use crate::srq::SharedWork;
+use crate::shared::SharedWork;
 use crate::wc::{flags, opcode, status, status_of, syndrome};
 use crate::{CompletionError, Role, WorkCompletion};
 
@@ -160,7 +160,7 @@ impl Directory {
     /// Posts the receive again that a page fault gave back; whether it is one of
     /// a shared queue's, and outstanding.
     #[cold]
-    pub(crate) fn post_again(&self, cqe: &Cqe) -> bool {
+    pub(crate) fn post_again(&mut self, cqe: &Cqe) -> bool {
         self.shared(cqe.srqn_uidx)
             .is_some_and(|shared| shared.taking().post_again(cqe.slot()))
     }
@@ -179,7 +179,7 @@ impl<'e> Taken<'e> {
         let own = match &entry.work.shared {
             _ if role == Role::SEND => &entry.work.sends,
             None => &entry.work.receives,
-            Some(shared) => return Some(Self::Shared(shared, shared.find(slot)?)),
+            Some(shared) => return Some(Self::Shared(shared, shared.taking().find(slot)?)),
         };
         Some(Self::Own(own, own.find(slot.into())?))
     }
@@ -196,7 +196,7 @@ impl<'e> Taken<'e> {
     fn complete(self, slot: u16) {
         match self {
             Self::Own(queue, found) => queue.complete(found),
-            Self::Shared(queue, _) => queue.free(slot),
+            Self::Shared(queue, _) => queue.taking().free(slot),
         }
     }
 }

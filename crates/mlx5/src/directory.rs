@@ -29,27 +29,29 @@ pub(crate) struct Directory {
     /// By the upper bits of the user index; each empty or of [`PAGE`] entries.
     pages: Vec<Box<[Option<Entry>]>>,
     /// Whose completion was read last, for sends and for receives.
-    recent: [Recent; 2],
+    recent: [Recent<Outstanding>; 2],
+    /// The same of receives that were a shared queue's.
+    recent_shared: Recent<SharedWork>,
 }
 
 /// A queue that was looked up.
-#[derive(Clone, Copy, Debug)]
-struct Recent {
+#[derive(Debug)]
+struct Recent<Q> {
     /// The field of a completion that names it, as it is there, which has 32
     /// bits; more, if there is none.
     field: u64,
     /// One of an entry's.
-    queue: NonNull<Outstanding>,
+    queue: NonNull<Q>,
 }
 
-impl Recent {
+impl<Q> Recent<Q> {
     const NONE: Self = Self {
         field: u64::MAX,
         queue: NonNull::dangling(),
     };
 }
 
-impl Default for Recent {
+impl<Q> Default for Recent<Q> {
     fn default() -> Self {
         Self::NONE
     }
@@ -92,6 +94,9 @@ impl Directory {
     /// As [`Directory::queue`], of another queue than the last time.
     #[inline(never)]
     fn look_up(&mut self, receives: bool, field: u32) -> Option<()> {
+        if receives && self.recent_shared.field == u64::from(field) {
+            return None;
+        }
         let entry = self.find(user_index(field))?;
         let work = &entry.work;
         let queue = if !receives && entry.role.contains(Role::SEND) {
@@ -112,12 +117,26 @@ impl Directory {
     /// The shared queue that a completion of a receive is about, if it is of a
     /// queue pair without one of its own.
     #[inline(always)]
-    pub(crate) fn shared(&self, field: u32) -> Option<&SharedWork> {
+    pub(crate) fn shared(&mut self, field: u32) -> Option<&SharedWork> {
+        if self.recent_shared.field != u64::from(field) {
+            self.look_up_shared(field)?;
+        }
+        // SAFETY: its entry is there: with an entry what is recent is forgotten.
+        Some(unsafe { self.recent_shared.queue.as_ref() })
+    }
+
+    /// As [`Directory::shared`], of another queue pair than the last time.
+    #[inline(never)]
+    fn look_up_shared(&mut self, field: u32) -> Option<()> {
         let entry = self.find(user_index(field))?;
         if !entry.role.contains(Role::RECEIVE) {
             return None;
         }
-        entry.work.shared.as_deref()
+        self.recent_shared = Recent {
+            field: field.into(),
+            queue: NonNull::from(entry.work.shared.as_deref()?),
+        };
+        Some(())
     }
 
     #[inline(always)]
@@ -155,7 +174,8 @@ impl Directory {
 
     /// Forgets a queue pair.
     pub(crate) fn remove(&mut self, user_index: u32) -> Option<Entry> {
-        self.recent = [Recent::NONE; 2];
+        self.recent = Default::default();
+        self.recent_shared = Recent::NONE;
         let index = user_index as usize;
         self.pages
             .get_mut(index / PAGE)?

@@ -14,7 +14,7 @@ use crate::context::UserIndex;
 use crate::cq_ring::Shape;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::registers::Register;
-use crate::srq::SharedQueue;
+use crate::shared::SharedQueue;
 use crate::wc::opcode;
 use crate::{
     CompletionRing, Limits, Opcode, RecvQueue, Role, SendFlags, SendQueue, Service, Sge,
@@ -236,11 +236,12 @@ impl World<'_> {
         let list = &list[..count];
         let pair = &mut self.pairs[usize::from(self.script.below(4))];
         if pair.work.shared.is_some() {
-            if self.shared.push(wr_id, list).is_ok() {
+            let mut shared = self.shared.locked();
+            if shared.push(wr_id, list).is_ok() {
                 self.shared_receives.push(wr_id);
             }
             // SAFETY: lists name memory of this world's.
-            unsafe { self.shared.publish() };
+            unsafe { shared.publish() };
             return;
         }
         pair.recv.begin().keep();

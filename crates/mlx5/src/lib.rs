@@ -42,6 +42,7 @@ mod recv;
 mod registers;
 mod send;
 mod session;
+mod shared;
 mod srq;
 #[cfg(test)]
 mod tests;
@@ -65,7 +66,8 @@ pub use own_registers::OwnRegister;
 pub use qp::{QpOptions, QueuePair, alloc_pd, find_pd};
 pub use recv::{RecvQueue, RecvWriter};
 pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, PostedOne, SendQueue, WindowKind, Wqe};
-pub use srq::{SharedQueue, SharedReceiveQueue, SharedWork, SharedWriter};
+pub use shared::{LockedQueue, SharedQueue, SharedWork, SharedWriter};
+pub use srq::SharedReceiveQueue;
 /// What all devices share.
 pub use usual::Usual;
 pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};

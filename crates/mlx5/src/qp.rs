@@ -9,7 +9,7 @@ use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::plan::{RecvPlan, SendPlan};
-use crate::srq::SharedWork;
+use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, OwnRegister, RecvQueue, SendQueue, Service, Work};
 
 /// Makes a protection domain.

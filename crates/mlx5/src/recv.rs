@@ -229,7 +229,7 @@ pub(crate) unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
 }
 
 /// What follows the last element of a list that is shorter than the entry.
-const END: DataSegment = DataSegment {
+pub(crate) const END: DataSegment = DataSegment {
     byte_count: 0,
     lkey: INVALID_LKEY.to_be(),
     addr: 0,

@@ -9,7 +9,7 @@ use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT
 use crate::context::UserIndex;
 use crate::memory::{Lender, Purpose, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
-use crate::srq::SharedWork;
+use crate::shared::SharedWork;
 use crate::{CreateError, Service};
 use std::mem::offset_of;
 use std::sync::Arc;

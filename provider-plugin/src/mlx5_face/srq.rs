@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use mlx5::{Lender, Role, SharedQueue, SharedReceiveQueue, Work};
+use mlx5::{Lender, Role, SharedQueue, SharedReceiveQueue, SharedWork, Work};
+use ring::BiasedLock;
 use uverbs::{SrqInit, SrqModify, Udata};
 
 use super::Mlx5;
@@ -14,12 +15,25 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::srq::{Device, Made, Srq};
 
+/// What a shared receive queue has besides the writer.
+pub struct Besides {
+    /// The entries, with the lock.
+    work: Arc<SharedWork>,
+    /// Of an XRC one, what completions find it by.
+    xrc: Option<Arc<Work>>,
+}
+
 impl Device for Mlx5 {
     type SharedQueue = SharedQueue;
-    /// Of an XRC one, what completions find it by.
-    type SharedBesides = Option<Arc<Work>>;
+    type SharedBesides = Besides;
 
     const XRC: bool = true;
+    const SHARES_LOCK: bool = true;
+
+    #[inline(always)]
+    fn lock(srq: &Srq<Self>) -> &BiasedLock {
+        srq.besides.work.lock()
+    }
 
     unsafe fn make(
         ctx: &CtxRef,
@@ -40,16 +54,19 @@ impl Device for Mlx5 {
         Ok(Made {
             max_wr: made.recv.capacity(),
             max_sge: made.recv.max_sge(),
+            besides: Besides {
+                work: Arc::clone(made.recv.work()),
+                xrc: made.xrc,
+            },
             object: made.object,
             recv: made.recv,
             srq_num: made.srq_num,
-            besides: made.xrc,
         })
     }
 
     /// Completions that were not read are gone.
     unsafe fn shared_gone(srq: &Srq<Self>) {
-        if let Some(work) = &srq.besides {
+        if let Some(work) = &srq.besides.xrc {
             // SAFETY: live, as the caller says.
             let cq: &Cq = unsafe { cq_of(srq.public.cq) };
             cq.detach(work);

@@ -69,4 +69,4 @@ entry!(Wqe, {
 });
 
 receives!(RecvQueue, RecvWriter);
-receives!(SharedQueue, SharedWriter);
+receives!(SharedQueue, SharedWriter, locked);

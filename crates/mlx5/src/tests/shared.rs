@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
-use crate::srq::SharedQueue;
+use crate::shared::SharedQueue;
 use crate::{PostError, Role, Shown, WorkCompletion};
 
 fn sge(addr: u64) -> Sge {
@@ -21,6 +21,11 @@ fn sge(addr: u64) -> Sge {
 fn next(shared: &SharedWork, slot: u16) -> u16 {
     // SAFETY: two bytes of an entry.
     u16::from_be(unsafe { shared.entry(slot).add(2).cast::<u16>().read() })
+}
+
+/// The receive in a slot, if one is outstanding there.
+fn find(shared: &SharedWork, slot: u16) -> Option<u64> {
+    shared.taking().find(slot)
 }
 
 #[test]
@@ -45,7 +50,7 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
     let mut have = Vec::new();
     let mut posted = 0u64;
     for round in 0..50usize {
-        while queue.push(posted, &[sge(posted)]).is_ok() {
+        while queue.locked().push(posted, &[sge(posted)]).is_ok() {
             have.push((at, posted));
             // SAFETY: the receive's one segment, behind the first.
             let addr = unsafe { shared.entry(at).add(24).cast::<u64>().read() };
@@ -53,9 +58,9 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
             at = next(&shared, at);
             posted += 1;
         }
-        assert_eq!(queue.push(0, &[]), Err(PostError::Full));
+        assert_eq!(queue.locked().push(0, &[]), Err(PostError::Full));
         // SAFETY: there is no device that writes.
-        unsafe { queue.publish() };
+        unsafe { queue.locked().publish() };
         assert_eq!(have.len(), 3);
         let (slot, wr_id) = have.remove(round * 7 % 3);
         let raised = Raised {
@@ -74,7 +79,7 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
         assert!(unsafe { ring.read() }.unwrap().is_err());
         ring.publish();
         for slot in [4, 5, u16::MAX] {
-            assert_eq!(shared.find(slot), None);
+            assert_eq!(find(&shared, slot), None);
         }
     }
 }
@@ -106,10 +111,8 @@ fn a_receive_whose_memory_was_not_there_is_posted_again() {
     ring.attach(&pair, Role::RECEIVE).unwrap();
     // SAFETY: no receive names memory.
     let read = |ring: &mut CompletionRing| unsafe { ring.read() };
-    let posted = || {
-        // SAFETY: the first word of the records.
-        u32::from_be(unsafe { shared.record().read() })
-    };
+    // SAFETY: the first word of the records.
+    let posted = || u32::from_be(unsafe { shared.memory().records.first().cast::<u32>().read() });
     let address = |slot: u16, element: usize| {
         // SAFETY: the address of one of an entry's two elements.
         u64::from_be(unsafe {
@@ -118,10 +121,13 @@ fn a_receive_whose_memory_was_not_there_is_posted_again() {
         })
     };
     for wr_id in 0..3 {
-        queue.push(wr_id, &[sge(100 + wr_id), sge(200)]).unwrap();
+        queue
+            .locked()
+            .push(wr_id, &[sge(100 + wr_id), sge(200)])
+            .unwrap();
     }
     // SAFETY: there is no device that writes.
-    unsafe { queue.publish() };
+    unsafe { queue.locked().publish() };
     assert_eq!(posted(), 3);
 
     // The queue is full: it gets the one entry that nobody has, and its own is
@@ -130,11 +136,11 @@ fn a_receive_whose_memory_was_not_there_is_posted_again() {
     assert_eq!(read(&mut ring), None);
     assert_eq!((device.consumed(), posted()), (1, 4));
     assert_eq!(
-        (next(&shared, 2), shared.find(1), shared.find(3)),
+        (next(&shared, 2), find(&shared, 1), find(&shared, 3)),
         (3, None, Some(1))
     );
     assert_eq!((address(3, 0), address(3, 1)), (101, 200));
-    assert_eq!(queue.push(9, &[]), Err(PostError::Full));
+    assert_eq!(queue.locked().push(9, &[]), Err(PostError::Full));
 
     // Again, and another behind it: one completion is told, with the time of it.
     device.raise(&page_fault(3));
@@ -148,22 +154,22 @@ fn a_receive_whose_memory_was_not_there_is_posted_again() {
     let wc = read(&mut ring).unwrap().unwrap();
     assert_eq!((wc.wr_id, wc.status, ring.time()), (0, 0, 77));
     assert_eq!(
-        (posted(), next(&shared, 1), shared.find(1)),
+        (posted(), next(&shared, 1), find(&shared, 1)),
         (5, 3, Some(1))
     );
 
     // What has been pushed and not published stays so.
-    queue.push(7, &[sge(107)]).unwrap();
+    queue.locked().push(7, &[sge(107)]).unwrap();
     device.raise(&page_fault(1));
     assert_eq!(read(&mut ring), None);
     assert_eq!(posted(), 5);
     // SAFETY: as above.
-    unsafe { queue.publish() };
+    unsafe { queue.locked().publish() };
     assert_eq!(posted(), 7);
     // Behind the one that was pushed: slot 0 was its, then it.
     let (pushed, again) = (next(&shared, 1), next(&shared, next(&shared, 1)));
     assert_eq!(
-        (shared.find(pushed), shared.find(again)),
+        (find(&shared, pushed), find(&shared, again)),
         (Some(7), Some(1))
     );
     assert_eq!(address(again, 0), 101);
@@ -188,7 +194,7 @@ fn a_receive_whose_memory_was_not_there_is_posted_again() {
     device.raise(&page_fault(2));
     ring.detach(&pair);
     assert_eq!(posted(), 8);
-    let wr_ids: Vec<_> = (0..4).filter_map(|slot| shared.find(slot)).collect();
+    let wr_ids: Vec<_> = (0..4).filter_map(|slot| find(&shared, slot)).collect();
     assert_eq!(wr_ids, [2]);
 }
 
@@ -237,9 +243,9 @@ proptest! {
         let (mut rows, mut cursor, mut long) = (make(), make(), make());
         let mut posted = 0;
         for (raised, room) in steps {
-            while long.1.push(posted, &[]).is_ok() {
+            while long.1.locked().push(posted, &[]).is_ok() {
                 for (_, queue, ..) in [&mut rows, &mut cursor] {
-                    queue.push(posted, &[]).unwrap();
+                    queue.locked().push(posted, &[]).unwrap();
                 }
                 posted += 1;
             }
@@ -305,7 +311,7 @@ proptest! {
             prop_assert_eq!(rows.2.time(), long.2.time());
             for slot in 0..8 {
                 for other in [&rows.0, &cursor.0] {
-                    prop_assert_eq!(other.find(slot), long.0.find(slot));
+                    prop_assert_eq!(find(other, slot), find(&long.0, slot));
                     prop_assert_eq!(next(other, slot), next(&long.0, slot));
                 }
             }

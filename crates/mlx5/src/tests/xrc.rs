@@ -255,10 +255,10 @@ fn a_shared_queue_is_found_by_an_index_of_its_own() {
     ring.attach(&work, Role::RECEIVE).unwrap();
     let mut device = Device::of(&ring);
     for wr_id in [1, 2, 3] {
-        srq.recv.push(wr_id, &[]).unwrap();
+        srq.recv.locked().push(wr_id, &[]).unwrap();
     }
     // SAFETY: there is no device.
-    unsafe { srq.recv.publish() };
+    unsafe { srq.recv.locked().publish() };
     let receive = |slot: u16| Raised {
         opcode: 2,
         user_index: index,

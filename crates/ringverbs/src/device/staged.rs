@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ::mlx5::{Address, Bind, PostError, WindowKind};
 use ::rxe::{PostedRecv, PostedSend};
 use ring::{Indices, Ring, Slots};
-use uverbs::{Opcode, SendFlags};
+use uverbs::{Opcode, SendFlags, Sge};
 
 use crate::error::{Error, Result};
 
@@ -170,6 +170,26 @@ pub(crate) enum Receives {
     Shared(::mlx5::SharedQueue),
 }
 
+impl Taken {
+    /// Carries over the receives that were published. What is refused, and what is
+    /// behind it, stays where it is.
+    fn receives(
+        &mut self,
+        mut push: impl FnMut(u64, &[Sge]) -> std::result::Result<(), PostError>,
+    ) {
+        let end = self.indices.own_producer();
+        while self.at != end {
+            // SAFETY: as in `Sender::carry`.
+            let posted = unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) };
+            if let Err(error) = push(posted.wr_id(), posted.list()) {
+                tracing::error!(%error, "a receive stays behind");
+                break;
+            }
+            self.at = self.indices.next(self.at);
+        }
+    }
+}
+
 /// Carries receives over to a queue of a ConnectX.
 #[derive(Debug)]
 pub(crate) struct Receiver {
@@ -190,29 +210,20 @@ impl Receiver {
     /// stays where it is.
     #[inline(never)]
     pub fn carry(&mut self) {
-        let end = self.taken.indices.own_producer();
-        if let Receives::Own(queue) = &mut self.queue {
-            queue.begin().keep();
-        }
-        while self.taken.at != end {
-            // SAFETY: as in `Sender::carry`.
-            let posted = unsafe { PostedRecv::at(self.taken.slots.slot_inside(self.taken.at)) };
-            let pushed = match &mut self.queue {
-                Receives::Own(queue) => queue.push(posted.wr_id(), posted.list()),
-                Receives::Shared(queue) => queue.push(posted.wr_id(), posted.list()),
-            };
-            if let Err(error) = pushed {
-                tracing::error!(%error, "a receive stays behind");
-                break;
-            }
-            self.taken.at = self.taken.indices.next(self.taken.at);
-        }
         match &mut self.queue {
-            // SAFETY: that is the contract of those who have published it to the
-            // ring.
-            Receives::Own(queue) => unsafe { queue.publish() },
-            // SAFETY: as above.
-            Receives::Shared(queue) => unsafe { queue.publish() },
+            Receives::Own(queue) => {
+                queue.begin().keep();
+                self.taken.receives(|wr_id, list| queue.push(wr_id, list));
+                // SAFETY: that is the contract of those who have published it to
+                // the ring.
+                unsafe { queue.publish() };
+            }
+            Receives::Shared(queue) => {
+                let mut queue = queue.locked();
+                self.taken.receives(|wr_id, list| queue.push(wr_id, list));
+                // SAFETY: as above.
+                unsafe { queue.publish() };
+            }
         }
         self.taken.give_back();
     }

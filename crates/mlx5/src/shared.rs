@@ -1,0 +1,497 @@
+//! The entries of a shared receive queue.
+//!
+//! They are a list: each names the one that the device takes after it. A receive
+//! that has completed is put behind the list's last, in any order; the last is
+//! never posted, so that there is always one to append to.
+//!
+//! Those who post take from the list's front, those who read completions append
+//! to its end, and both do it under the queue's one lock.
+
+use std::cell::UnsafeCell;
+use std::hint::cold_path;
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ring::{BiasedLock, DoorbellRecord};
+use uverbs::Sge;
+
+use crate::abi::{DataSegment, NextSegment, SEGMENT};
+use crate::memory::{Lender, Purpose, QueueMemory};
+use crate::recv::{END, write_list, write_segment};
+use crate::work::{read_segment, scatter};
+use crate::{CreateError, Limits, MAX_SEGMENT, PostError};
+
+/// A shared receive queue's entries, shared by those who post to it and those
+/// who read completions of its receives.
+#[derive(Debug)]
+pub struct SharedWork {
+    /// Guards `list`.
+    lock: BiasedLock,
+    list: UnsafeCell<List>,
+    entries: u32,
+    max_sge: u32,
+    memory: QueueMemory,
+}
+
+// SAFETY: the list is used under the lock only; what it leads to is `memory`.
+unsafe impl Send for SharedWork {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWork {}
+
+/// The order of the entries, as this side knows it, and how far the device has
+/// been told of it.
+#[derive(Debug)]
+struct List {
+    /// What the next receive gets; of the last, none.
+    head: u16,
+    last: u16,
+    /// Binary logarithm of an entry's bytes.
+    shift: u8,
+    max_sge: u32,
+    /// The first entry.
+    first: NonNull<u8>,
+    /// As many as there are entries.
+    slots: Box<[Slot]>,
+    /// Receives that were pushed, ever.
+    posted: u32,
+    /// Of these, how many the device has been told of.
+    published: u32,
+    record: DoorbellRecord,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    wr_id: u64,
+    next: u16,
+    /// The device has it, or will when the batch is published.
+    outstanding: bool,
+}
+
+impl SharedWork {
+    pub(crate) fn sized(
+        max_wr: u32,
+        max_sge: u32,
+        limits: &Limits,
+        lender: Option<&dyn Lender>,
+    ) -> Result<Self, CreateError> {
+        let too_large = |what| CreateError::TooLarge { what };
+        let entry = (max_sge.max(1) as usize)
+            .checked_mul(SEGMENT)
+            .and_then(|bytes| bytes.checked_add(size_of::<NextSegment>()))
+            .and_then(usize::checked_next_power_of_two)
+            .filter(|entry| *entry <= limits.max_recv_entry)
+            .ok_or(too_large("max_sge"))?;
+        // One more: the last is never posted. Slots have 16 bits.
+        let entries = (max_wr.checked_add(1))
+            .and_then(u32::checked_next_power_of_two)
+            .filter(|entries| *entries <= limits.max_srq_wr.min(1 << 15))
+            .ok_or(too_large("max_wr"))?
+            .max(2);
+        let mut slots = Vec::new();
+        slots
+            .try_reserve_exact(entries as usize)
+            .map_err(|_| CreateError::NoMemory)?;
+        slots.extend((1..=entries).map(|next| Slot {
+            wr_id: 0,
+            next: next as u16,
+            outstanding: false,
+        }));
+        let memory = QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?;
+        let list = List {
+            head: 0,
+            last: (entries - 1) as u16,
+            shift: entry.ilog2() as u8,
+            max_sge: (entry / SEGMENT - 1) as u32,
+            first: memory.entries.first(),
+            slots: slots.into_boxed_slice(),
+            posted: 0,
+            published: 0,
+            record: memory.records.record(0),
+        };
+        for slot in 0..entries - 1 {
+            list.link(slot as u16, slot as u16 + 1);
+        }
+        Ok(Self {
+            lock: BiasedLock::new(),
+            entries,
+            max_sge: list.max_sge,
+            list: UnsafeCell::new(list),
+            memory,
+        })
+    }
+
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        &self.memory
+    }
+
+    /// What guards the list: whoever posts, or reads completions, has it
+    /// meanwhile.
+    #[inline(always)]
+    pub fn lock(&self) -> &BiasedLock {
+        &self.lock
+    }
+
+    /// Receives that the queue holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.entries - 1
+    }
+
+    /// Scatter/gather elements that a receive holds at most.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Takes the lock, for those who read completions.
+    #[inline(always)]
+    pub(crate) fn taking(&self) -> TakingShared<'_> {
+        self.lock.lock();
+        TakingShared { work: self }
+    }
+
+    /// The list, in the critical section.
+    ///
+    /// # Safety
+    /// The caller has the lock for as long as it uses it, and has it once.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "it is what the lock guards")]
+    unsafe fn list(&self) -> &mut List {
+        // SAFETY: as the caller says.
+        unsafe { &mut *self.list.get() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn entry(&self, slot: u16) -> NonNull<u8> {
+        self.taking().list().entry(slot)
+    }
+
+    /// As [`crate::Work::scatter_receive`].
+    ///
+    /// # Safety
+    /// The receive in `slot` is outstanding, and its memory valid, as whoever
+    /// posted it has said.
+    pub(crate) unsafe fn scatter(&self, slot: u16, data: &[u8]) -> bool {
+        let entry = self.taking().list().segments(slot);
+        let segments = (0..self.max_sge as usize).map(|i| {
+            // SAFETY: inside the entry.
+            unsafe { read_segment(entry.add(i).cast()) }
+        });
+        // SAFETY: as the caller says.
+        unsafe { scatter(segments, data) }
+    }
+}
+
+impl List {
+    #[inline(always)]
+    fn entry(&self, slot: u16) -> NonNull<u8> {
+        let slot = usize::from(slot) & (self.slots.len() - 1);
+        // SAFETY: one of the entries, by the mask: their number is a power of two.
+        unsafe { self.first.add(slot << self.shift) }
+    }
+
+    /// The segments of an entry's receive.
+    #[inline(always)]
+    fn segments(&self, slot: u16) -> NonNull<DataSegment> {
+        // SAFETY: in the entry, which is longer.
+        unsafe { self.entry(slot).add(size_of::<NextSegment>()).cast() }
+    }
+
+    /// The device takes `next` after `slot`.
+    #[inline(always)]
+    fn link(&self, slot: u16, next: u16) {
+        // SAFETY: an aligned field of an entry.
+        unsafe {
+            let at = self
+                .entry(slot)
+                .add(offset_of!(NextSegment, next_wqe_index));
+            at.cast::<u16>().write_volatile(next.to_be());
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, slot: u16) -> Option<u64> {
+        let slot = self.slots.get(usize::from(slot))?;
+        slot.outstanding.then_some(slot.wr_id)
+    }
+
+    #[inline(always)]
+    fn free(&mut self, slot: u16) {
+        let Some(known) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        if !std::mem::take(&mut known.outstanding) {
+            return;
+        }
+        let last = std::mem::replace(&mut self.last, slot);
+        self.slots[usize::from(last)].next = slot;
+        // Before the device can get there: `last` itself is not posted yet.
+        self.link(last, slot);
+    }
+
+    /// The receive in the head's slot, which is written, is posted; the next head.
+    #[inline(always)]
+    fn accept(&mut self, head: u16, wr_id: u64) -> u16 {
+        let known = &mut self.slots[usize::from(head)];
+        known.wr_id = wr_id;
+        known.outstanding = true;
+        known.next
+    }
+
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        let head = self.head;
+        if head == self.last {
+            return Err(PostError::Full);
+        }
+        // SAFETY: there are `max_sge` segments; they are not the device's before
+        // they are published.
+        unsafe { write_list(self.segments(head), sges, self.max_sge)? };
+        self.head = self.accept(head, wr_id);
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.published = self.posted;
+        self.record.publish(self.posted & 0xffff);
+    }
+
+    #[cold]
+    fn post_again(&mut self, slot: u16) -> bool {
+        let Some(wr_id) = self.find(slot) else {
+            return false;
+        };
+        // Now the head is not the last, nor this slot.
+        self.free(slot);
+        let (head, count) = (self.head, self.max_sge as usize);
+        // SAFETY: two different entries, of as many segments.
+        unsafe {
+            let from = self.segments(slot);
+            self.segments(head).copy_from_nonoverlapping(from, count);
+        }
+        self.head = self.accept(head, wr_id);
+        let told_all = self.published == self.posted;
+        self.posted = self.posted.wrapping_add(1);
+        // What has been pushed and not published is the poster's to publish, and
+        // this behind it.
+        if told_all {
+            self.publish();
+        }
+        true
+    }
+}
+
+/// Receives that are taken, under the lock.
+#[derive(Debug)]
+pub(crate) struct TakingShared<'s> {
+    work: &'s SharedWork,
+}
+
+impl Drop for TakingShared<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.work.lock.unlock();
+    }
+}
+
+impl TakingShared<'_> {
+    #[inline(always)]
+    fn list(&mut self) -> &mut List {
+        // SAFETY: the lock is this value's.
+        unsafe { self.work.list() }
+    }
+
+    /// The receive in a slot, if one is outstanding there.
+    #[inline(always)]
+    pub(crate) fn find(&mut self, slot: u16) -> Option<u64> {
+        self.list().find(slot)
+    }
+
+    /// The receive in a slot has completed: the slot is free.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, slot: u16) {
+        self.list().free(slot);
+    }
+
+    /// The device could not do the receive in a slot now, and has given it back:
+    /// it is posted again, behind all others. False, and nothing is done, if none
+    /// is outstanding there.
+    ///
+    /// Its entry becomes the free list's last, so that the kernel, which may be
+    /// reading there which memory was missing, finds it for as long as can be.
+    #[cold]
+    pub(crate) fn post_again(&mut self, slot: u16) -> bool {
+        self.list().post_again(slot)
+    }
+}
+
+/// The writer over a shared receive queue.
+///
+/// A batch: [`LockedQueue::push`] for each receive, and [`LockedQueue::publish`]
+/// once, both of [`SharedQueue::locked`]; or, by those who take the lock by
+/// themselves, the methods of the same names here. A receive that was pushed goes
+/// out with the next one that is published at the latest.
+#[derive(Debug)]
+pub struct SharedQueue {
+    work: Arc<SharedWork>,
+}
+
+impl SharedQueue {
+    pub(crate) fn new(work: Arc<SharedWork>) -> Self {
+        Self { work }
+    }
+
+    /// Receives that the queue holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.work.capacity()
+    }
+
+    /// Scatter/gather elements that a receive holds at most.
+    pub fn max_sge(&self) -> u32 {
+        self.work.max_sge()
+    }
+
+    /// What queue pairs that take their receives from here are made with.
+    pub fn work(&self) -> &Arc<SharedWork> {
+        &self.work
+    }
+
+    /// Takes the lock, until the value is dropped.
+    pub fn locked(&mut self) -> LockedQueue<'_> {
+        self.work.lock.lock();
+        LockedQueue(self)
+    }
+
+    /// Starts a batch. It has none to forget: what is pushed is linked to the
+    /// rest.
+    ///
+    /// # Safety
+    /// The caller has [`SharedWork::lock`] until the batch is published or kept.
+    #[inline(always)]
+    pub unsafe fn begin(&mut self) -> SharedWriter<'_> {
+        // SAFETY: as the caller says.
+        let list = unsafe { self.work.list() };
+        SharedWriter {
+            head: list.head,
+            posted: list.posted,
+            list,
+        }
+    }
+
+    /// Adds a receive into the memory of `list`.
+    ///
+    /// # Errors
+    /// [`PostError::Full`], [`PostError::TooManySges`],
+    /// [`PostError::MessageTooLong`]; nothing is added.
+    ///
+    /// # Safety
+    /// The caller has [`SharedWork::lock`].
+    pub unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: as the caller says.
+        unsafe { self.work.list() }.push(wr_id, list)
+    }
+
+    /// Hands what was pushed to the device.
+    ///
+    /// # Safety
+    /// The memory of every list stays registered, and is neither read nor
+    /// written by the process, until its receive has completed. The caller has
+    /// [`SharedWork::lock`].
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: as the caller says.
+        unsafe { self.work.list() }.publish();
+    }
+}
+
+/// A shared receive queue under its lock.
+#[derive(Debug)]
+pub struct LockedQueue<'q>(&'q mut SharedQueue);
+
+impl Drop for LockedQueue<'_> {
+    fn drop(&mut self) {
+        self.0.work.lock.unlock();
+    }
+}
+
+impl LockedQueue<'_> {
+    /// As [`SharedQueue::push`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the lock is this value's.
+        unsafe { self.0.push(wr_id, list) }
+    }
+
+    /// As [`SharedQueue::publish`].
+    ///
+    /// # Safety
+    /// As there, of memory.
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: the lock is this value's; the rest is as the caller says.
+        unsafe { self.0.publish() };
+    }
+}
+
+/// Receives of one element, added to a shared queue as
+/// [`RecvWriter`](crate::RecvWriter) adds them to a queue pair's. Where the batch
+/// ends is kept here until [`SharedWriter::keep`].
+#[derive(Debug)]
+pub struct SharedWriter<'q> {
+    head: u16,
+    posted: u32,
+    list: &'q mut List,
+}
+
+impl<'q> SharedWriter<'q> {
+    /// Adds a receive. False, and nothing is done, if that takes a closer look:
+    /// go on with [`SharedQueue::push`], which says what is wrong, if anything is.
+    #[inline(always)]
+    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        // Neither empty nor too long.
+        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1;
+        let head = self.head;
+        if !usual || head == self.list.last {
+            cold_path();
+            return false;
+        }
+        self.head = self.list.accept(head, wr_id);
+        self.posted = self.posted.wrapping_add(1);
+        let to = self.list.segments(head);
+        // SAFETY: there are `max_sge` segments, which are some; they are not the
+        // device's before they are published.
+        unsafe {
+            write_segment(to, sge);
+            if self.list.max_sge != 1 {
+                to.add(1).write(END);
+            }
+        }
+        true
+    }
+
+    /// Hands what was pushed to the device.
+    ///
+    /// # Safety
+    /// As for [`SharedQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish(self) {
+        self.settle().publish();
+    }
+
+    /// Ends the quick way: what was pushed goes out when the queue is published
+    /// next.
+    #[inline(always)]
+    pub fn keep(self) {
+        self.settle();
+    }
+
+    #[inline(always)]
+    fn settle(self) -> &'q mut List {
+        self.list.head = self.head;
+        self.list.posted = self.posted;
+        self.list
+    }
+}
