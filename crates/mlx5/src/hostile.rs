@@ -209,7 +209,7 @@ impl World<'_> {
     }
 
     fn post_send(&mut self) {
-        let ((list, count), wr_id) = (self.list(), self.id());
+        let ((mut list, count), wr_id) = (self.list(), self.id());
         let pair = &mut self.pairs[usize::from(self.script.below(4))];
         let operation = [
             Opcode::SEND,
@@ -218,6 +218,13 @@ impl World<'_> {
             Opcode::ATOMIC_FETCH_AND_ADD,
         ];
         let operation = operation[usize::from(self.script.below(4))];
+        if operation == Opcode::ATOMIC_FETCH_AND_ADD {
+            // It has 8 bytes, whatever the list says.
+            for element in &mut list {
+                element.addr = element.addr + u64::from(element.length) - 8;
+                element.length = 8;
+            }
+        }
         pair.send.begin();
         if let Ok(mut wqe) = pair.send.open(wr_id, operation, SendFlags::SIGNALED) {
             if wqe.sge_list(&list[..count]).is_ok() {
