@@ -166,10 +166,10 @@ fn asynchronous_events_name_their_object() {
     join(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     for n in 0..4 {
-        srq.recv.push(n, &[memory.sge(0, 64)]).unwrap();
+        srq.recv.locked().push(n, &[memory.sge(0, 64)]).unwrap();
     }
     // SAFETY: the memory lives to the end of the test.
-    unsafe { srq.recv.publish() };
+    unsafe { srq.recv.locked().publish() };
     let limit = SrqModify {
         limit: Some(3),
         ..SrqModify::default()

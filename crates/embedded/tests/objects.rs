@@ -332,10 +332,11 @@ fn shared_receives_go_to_whoever_needs_them() {
         .collect();
     for round in 0..20u64 {
         srq.recv
+            .locked()
             .push(round, &[memory.sge(round as usize % 8 * 64, 64)])
             .unwrap();
         // SAFETY: the memory lives to the end of the test.
-        unsafe { srq.recv.publish() };
+        unsafe { srq.recv.locked().publish() };
         let pair = &mut pairs[round as usize % 3];
         post(&mut pair.0, 1000, Work::Send, memory.sge(512, 33));
         let mut got = [wait(&mut cq), wait(&mut cq)].map(|wc| (wc.wr_id, wc.status, wc.qp_num));

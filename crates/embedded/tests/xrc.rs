@@ -72,9 +72,9 @@ fn shared(host: &Host, xrcd: XrcdHandle, cq: &mut Cq) -> Srq {
 }
 
 fn receive(srq: &mut Srq, wr_id: u64, sge: Sge) {
-    srq.recv.push(wr_id, &[sge]).unwrap();
+    srq.recv.locked().push(wr_id, &[sge]).unwrap();
     // SAFETY: the tests keep their memory until they have the completion.
-    unsafe { srq.recv.publish() };
+    unsafe { srq.recv.locked().publish() };
 }
 
 /// Posts a work request that names a shared queue.

@@ -196,7 +196,9 @@ impl<'e> Taken<'e> {
     fn complete(self, slot: u16) {
         match self {
             Self::Own(queue, found) => queue.complete(found),
-            Self::Shared(queue, _) => queue.taking().free(slot),
+            Self::Shared(queue, _) => {
+                queue.taking().take(slot);
+            }
         }
     }
 }

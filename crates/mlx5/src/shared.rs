@@ -215,17 +215,17 @@ impl List {
     }
 
     #[inline(always)]
-    fn free(&mut self, slot: u16) {
-        let Some(known) = self.slots.get_mut(usize::from(slot)) else {
-            return;
-        };
+    fn take(&mut self, slot: u16) -> Option<u64> {
+        let known = self.slots.get_mut(usize::from(slot))?;
         if !std::mem::take(&mut known.outstanding) {
-            return;
+            return None;
         }
+        let wr_id = known.wr_id;
         let last = std::mem::replace(&mut self.last, slot);
         self.slots[usize::from(last)].next = slot;
         // Before the device can get there: `last` itself is not posted yet.
         self.link(last, slot);
+        Some(wr_id)
     }
 
     /// The receive in the head's slot, which is written, is posted; the next head.
@@ -261,11 +261,10 @@ impl List {
 
     #[cold]
     fn post_again(&mut self, slot: u16) -> bool {
-        let Some(wr_id) = self.find(slot) else {
+        // After it the head is not the last, nor this slot.
+        let Some(wr_id) = self.take(slot) else {
             return false;
         };
-        // Now the head is not the last, nor this slot.
-        self.free(slot);
         let (head, count) = (self.head, self.max_sge as usize);
         // SAFETY: two different entries, of as many segments.
         unsafe {
@@ -310,10 +309,11 @@ impl TakingShared<'_> {
         self.list().find(slot)
     }
 
-    /// The receive in a slot has completed: the slot is free.
+    /// The receive in a slot, if one was outstanding there, has completed: the
+    /// slot is free.
     #[inline(always)]
-    pub(crate) fn free(&mut self, slot: u16) {
-        self.list().free(slot);
+    pub(crate) fn take(&mut self, slot: u16) -> Option<u64> {
+        self.list().take(slot)
     }
 
     /// The device could not do the receive in a slot now, and has given it back:

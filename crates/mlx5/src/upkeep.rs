@@ -50,7 +50,7 @@ impl CompletionRing {
                     let mut taking = shared.taking();
                     // One that was given back is not done.
                     if !cqe.is_page_fault() || !taking.post_again(cqe.slot()) {
-                        taking.free(cqe.slot());
+                        taking.take(cqe.slot());
                     }
                 }
                 continue;

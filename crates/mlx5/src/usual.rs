@@ -348,11 +348,10 @@ impl CompletionRing {
         let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry) as u16) };
         let shared = self.directory.shared(whose).ok_or(Usual::Other)?;
         let mut taking = shared.taking();
-        let wr_id = taking.find(slot).ok_or(Usual::Other)?;
+        let wr_id = taking.take(slot).ok_or(Usual::Other)?;
+        drop(taking);
         // SAFETY: as above, of this kind.
         let what = unsafe { what_received(entry, kind) };
-        taking.free(slot);
-        drop(taking);
         // SAFETY: as the caller says.
         unsafe { Shown::set(shown, entry, what) };
         // SAFETY: what is behind it is in the memory, or its end.
@@ -442,8 +441,11 @@ impl CompletionRing {
         }
     }
 
+    /// As [`CompletionRing::take_row`], of a kind of receives, all of which are
+    /// usual.
+    ///
     /// # Safety
-    /// As for [`CompletionRing::take_row`].
+    /// As there.
     #[inline(always)]
     unsafe fn take_shared_row<K: Kind>(
         &mut self,
@@ -469,14 +471,10 @@ impl CompletionRing {
                 {
                     break;
                 }
-                let slot = slot_of(entry) as u16;
-                let Some(wr_id) = taking.find(slot) else {
+                let Some(wr_id) = taking.take(slot_of(entry) as u16) else {
                     break;
                 };
-                if !K::tell(entry, wr_id, &mut *place.add(count)) {
-                    break;
-                }
-                taking.free(slot);
+                K::tell(entry, wr_id, &mut *place.add(count));
                 entry = entry.byte_add(self.step);
             }
             count += 1;
