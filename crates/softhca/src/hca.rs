@@ -8,6 +8,7 @@ use crate::engine::core::Core;
 use crate::engine::counters::Stats;
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
+use crate::engine::loopback::Origin;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::wqe::{self, Local};
 use crate::fabric::{Port, PortConfig, subnet};
@@ -320,6 +321,7 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.address_mappings);
         clear(&mut self.core.q_counters);
         self.core.steering.clear();
+        self.core.nic.loopback_off = 0;
         self.core.device_memory.clear();
         self.core.paging.clear();
         self.rung.clear();
@@ -551,13 +553,13 @@ impl<P: Platform> Hca<P> {
             return more;
         }
         let mut rung = std::mem::take(&mut self.rung);
-        rung.retain(|sqn| self.core.run_sq(*sqn, &self.pool, &mut self.frames));
+        rung.retain(|sqn| {
+            let before = self.frames.len();
+            let more = self.core.run_sq(*sqn, &self.pool, &mut self.frames);
+            self.core.loop_back(*sqn, &self.frames[before..]);
+            more
+        });
         self.rung = rung;
-        for packet in &self.frames {
-            if self.core.loops_back(packet.frame()) {
-                self.core.receive_frame(packet.frame(), true);
-            }
-        }
         if !self.frames.is_empty() {
             self.port.send_all(now, self.frames.drain(..));
         }
@@ -567,7 +569,7 @@ impl<P: Platform> Hca<P> {
             if let Some(other) = self.transport.receive(&mut self.core, now, packet)
                 && self.core.settings.profile.port == PortKind::Ethernet
             {
-                self.core.receive_frame(other.frame(), false);
+                self.core.receive_frame(other.frame(), Origin::Wire);
             }
         }
         let more = self.transport.run(&mut self.core, now, BUDGET);

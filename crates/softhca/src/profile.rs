@@ -142,6 +142,8 @@ pub mod cap {
     pub(super) const LOG_MAX_STRIDE_SZ_SQ: Field = field(0x74, 12, 8);
     pub(super) const LOG_MIN_STRIDE_SZ_SQ: Field = field(0x74, 4, 0);
     pub(super) const LOG_MAX_WQ_SZ: Field = field(0x78, 4, 0);
+    pub(super) const DISABLE_LOCAL_LB_UC: Field = flag(0x7c, 30);
+    pub(super) const DISABLE_LOCAL_LB_MC: Field = flag(0x7c, 29);
     pub(super) const LOG_MAX_VLAN_LIST: Field = field(0x7c, 20, 16);
     pub(super) const LOG_MAX_CURRENT_MC_LIST: Field = field(0x7c, 12, 8);
     pub(super) const LOG_MAX_CURRENT_UC_LIST: Field = field(0x7c, 4, 0);
@@ -356,6 +358,9 @@ const ETHERNET: &[Cap] = &[
     (General, NIC_FLOW_TABLE, 1),
     (General, GID_TABLE_SIZE, 4),
     (General, MAX_TC, 8),
+    // What the interface sends need not come back to it.
+    (General, DISABLE_LOCAL_LB_UC, 1),
+    (General, DISABLE_LOCAL_LB_MC, 1),
     (General, LOG_MAX_VLAN_LIST, 5),
     (General, LOG_MAX_CURRENT_MC_LIST, 6),
     (General, LOG_MAX_CURRENT_UC_LIST, 6),

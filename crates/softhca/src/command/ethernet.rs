@@ -18,6 +18,8 @@ const CONTEXT_SIZE: usize = 0xf0;
 const STATE: Field = field(0, 23, 20);
 const USER_INDEX: Field = field(4, 23, 0);
 const CQN: Field = field(8, 23, 0);
+/// The first of the TISes that a send queue has, which is its only one.
+const TIS: Field = field(0x2c, 23, 0);
 const READY: u32 = 1;
 
 impl<P: Platform> Core<P> {
@@ -155,6 +157,7 @@ impl<P: Platform> Hca<P> {
                 cqn,
                 uidx,
                 state: 0,
+                tis: TIS.get(&context),
                 ring,
                 context,
                 blue_flame: None,

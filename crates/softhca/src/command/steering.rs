@@ -8,15 +8,19 @@ use super::opcode as op;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32};
 use crate::engine::core::Core;
-use crate::engine::steering::{Destination, Object, Rule, Tir};
+use crate::engine::steering::{Destination, Leads, Object, Rule, Tir};
 use crate::platform::Platform;
 
 const CONTEXT: usize = 0x20;
 const TIR_CHOICE: Field = field(0x24, 31, 28);
 const TIR_QUEUE: Field = field(0x3c, 23, 0);
 const TIR_TABLE: Field = field(0x40, 23, 0);
-const TIR_OWN_BLOCKED: Field = field(0x44, 25, 24);
-const MODIFY_OWN_BLOCKED: Field = flag(0x14, 4);
+/// Linux calls it `self_lb_block`, and sets what is to be let through: for its
+/// test of loopback, and where the interface is to hear itself.
+const TIR_OWN: Field = field(0x44, 25, 24);
+const TIR_DOMAIN: Field = field(0x44, 23, 0);
+const MODIFY_OWN: Field = flag(0x14, 4);
+const TIS_DOMAIN: Field = field(0x44, 23, 0);
 const RQT_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
 const RQT_LIST: usize = CONTEXT + 0xf0;
 const MOST_QUEUES: usize = 1 << 12;
@@ -50,17 +54,13 @@ const TOO_MANY: super::Refused =
     refuse(Status::ExceedsLimit, "there are too many steering objects");
 
 fn tir(input: &[u8]) -> Tir {
-    let own_blocked = TIR_OWN_BLOCKED.is_set(input);
-    if TIR_CHOICE.is_set(input) {
-        Tir::Table {
-            rqt: TIR_TABLE.get(input),
-            own_blocked,
-        }
-    } else {
-        Tir::Queue {
-            rqn: TIR_QUEUE.get(input),
-            own_blocked,
-        }
+    Tir {
+        to: match TIR_CHOICE.is_set(input) {
+            true => Leads::Table(TIR_TABLE.get(input)),
+            false => Leads::Queue(TIR_QUEUE.get(input)),
+        },
+        domain: TIR_DOMAIN.get(input),
+        own: TIR_OWN.get(input),
     }
 }
 
@@ -84,7 +84,9 @@ impl<P: Platform> Core<P> {
     ) -> Outcome {
         let object = match opcode {
             op::CREATE_TIR => Object::Tir(tir(input)),
-            op::CREATE_TIS => Object::Tis,
+            op::CREATE_TIS => Object::Tis {
+                domain: TIS_DOMAIN.get(input),
+            },
             op::CREATE_RQT => Object::Rqt(rqt(input)),
             op::CREATE_FLOW_TABLE => Object::Table {
                 receives: TABLE_TYPE.get(input) == RECEIVES,
@@ -118,7 +120,7 @@ impl<P: Platform> Core<P> {
         };
         let right = match self.steering.get(number) {
             Some(Object::Tir(_)) => op::DESTROY_TIR,
-            Some(Object::Tis) => op::DESTROY_TIS,
+            Some(Object::Tis { .. }) => op::DESTROY_TIS,
             Some(Object::Rqt(_)) => op::DESTROY_RQT,
             Some(Object::Table { .. }) => op::DESTROY_FLOW_TABLE,
             Some(Object::Group { .. }) => op::DESTROY_FLOW_GROUP,
@@ -137,18 +139,16 @@ impl<P: Platform> Core<P> {
         match opcode {
             op::MODIFY_TIR => match self.steering.get_mut(number(input)) {
                 // What it leads to stays.
-                Some(Object::Tir(
-                    Tir::Queue { own_blocked, .. } | Tir::Table { own_blocked, .. },
-                )) => {
-                    if MODIFY_OWN_BLOCKED.is_set(input) {
-                        *own_blocked = TIR_OWN_BLOCKED.is_set(input);
+                Some(Object::Tir(tir)) => {
+                    if MODIFY_OWN.is_set(input) {
+                        tir.own = TIR_OWN.get(input);
                     }
                     Ok(())
                 }
                 _ => Err(UNKNOWN),
             },
             op::MODIFY_TIS => match self.steering.get(number(input)) {
-                Some(Object::Tis) => Ok(()),
+                Some(Object::Tis { .. }) => Ok(()),
                 _ => Err(UNKNOWN),
             },
             op::MODIFY_RQT => match self.steering.get_mut(number(input)) {

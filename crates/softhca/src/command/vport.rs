@@ -5,6 +5,7 @@ use super::load::number;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
 use crate::engine::core::{Core, RoceAddress};
+use crate::engine::loopback::{MULTICAST, UNICAST};
 use crate::fabric::subnet;
 use crate::hca::Hca;
 use crate::platform::Platform;
@@ -45,7 +46,8 @@ const NIC_ADMIN_STATE: Field = field(0xc, 7, 4);
 const NIC_STATE: Field = field(0xc, 3, 0);
 
 const LIST_TYPE: Field = field(0xc, 26, 24);
-const NIC_LOOPBACK: Field = field(0x0, 2, 1);
+/// What does not come back: `UNICAST`, `MULTICAST`.
+const NIC_LOOPBACK_OFF: Field = field(0x0, 2, 1);
 const NIC_ROCE: Field = flag(0x0, 0);
 const NIC_MTU: Field = field(0x24, 15, 0);
 const NIC_LIST_TYPE: Field = field(0xf0, 26, 24);
@@ -57,7 +59,8 @@ const SELECT: usize = 0xc;
 const SELECT_ROCE: u32 = 1 << 1;
 const SELECT_ADDRESS: u32 = 1 << 3;
 const SELECT_MTU: u32 = 1 << 6;
-const SELECT_LOOPBACK: u32 = 1 << 10 | 1 << 11;
+const SELECT_LOOPBACK_MULTICAST: u32 = 1 << 10;
+const SELECT_LOOPBACK_UNICAST: u32 = 1 << 11;
 const NIC_IN: usize = 0x100;
 
 const ROCE_INDEX: Field = field(8, 31, 16);
@@ -141,7 +144,7 @@ impl<P: Platform> Core<P> {
         let Some(context) = output.get_mut(CONTEXT..) else {
             return Err(refuse(Status::BadOutputLength, "no room for the context"));
         };
-        NIC_LOOPBACK.put(context, self.nic.loopback_off);
+        NIC_LOOPBACK_OFF.put(context, self.nic.loopback_off);
         NIC_ROCE.put(context, u32::from(self.nic.roce));
         NIC_MTU.put(context, self.nic.mtu);
         put64(context, SYSTEM_IMAGE_GUID, guid);
@@ -165,8 +168,14 @@ impl<P: Platform> Core<P> {
         if select & SELECT_MTU != 0 {
             self.nic.mtu = NIC_MTU.get(context);
         }
-        if select & SELECT_LOOPBACK != 0 {
-            self.nic.loopback_off = NIC_LOOPBACK.get(context);
+        for (selected, of) in [
+            (SELECT_LOOPBACK_UNICAST, UNICAST),
+            (SELECT_LOOPBACK_MULTICAST, MULTICAST),
+        ] {
+            if select & selected != 0 {
+                let off = NIC_LOOPBACK_OFF.get(context) & of;
+                self.nic.loopback_off = self.nic.loopback_off & !of | off;
+            }
         }
         if select & SELECT_ADDRESS != 0 {
             self.nic.mac = get_array(context, NIC_ADDRESS + 2);

@@ -38,6 +38,7 @@ pub(crate) struct Nic {
     pub(crate) mtu: u32,
     pub(crate) port_mtu: u32,
     pub(crate) roce: bool,
+    /// What it does not get back of what it sends: `UNICAST`, `MULTICAST`.
     pub(crate) loopback_off: u32,
     pub(crate) admin_up: bool,
 }

@@ -6,6 +6,7 @@
 
 use super::core::Core;
 use super::cq::{self, Completion};
+use super::loopback::Origin;
 use super::mkey::{Asker, Rights};
 use super::qp::{Fetched, Queue, take_receive};
 use super::wqe::{self, opcode};
@@ -21,10 +22,6 @@ const HEADER_LENGTH: Field = field(12, 31, 16);
 /// Where the inline header begins in the Ethernet segment.
 const HEADER: usize = 14;
 const CONTROL: usize = 16;
-
-/// Which of the frames that are sent the driver does not want to see.
-const LOOPBACK_OFF_UNICAST: u32 = 1;
-const LOOPBACK_OFF_MULTICAST: u32 = 2;
 
 /// The state of a receive queue that takes frames.
 const READY: u32 = 1;
@@ -182,28 +179,16 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Puts a frame from the wire, or one of its `own`, into the receive queues
-    /// that it is steered to.
-    pub(crate) fn receive_frame(&mut self, frame: &[u8], own: bool) {
-        let queues = self.steering.steer(frame, own);
+    /// Puts a frame into the receive queues that it is steered to.
+    pub(crate) fn receive_frame(&mut self, frame: &[u8], origin: Origin) {
+        let queues = self.steering.steer(frame, origin);
         if queues.is_empty() || frame.len() > CAPACITY {
-            self.stats.ethernet_dropped += u64::from(!own);
+            self.stats.ethernet_dropped += u64::from(origin == Origin::Wire);
             return;
         }
         for (rqn, tag) in queues {
             self.deliver_frame(rqn, tag, frame);
         }
-    }
-
-    /// Whether frames that are sent are looked at as received ones are.
-    pub(crate) fn loops_back(&self, frame: &[u8]) -> bool {
-        let multicast = frame.first().is_some_and(|byte| byte & 1 != 0);
-        let off = if multicast {
-            LOOPBACK_OFF_MULTICAST
-        } else {
-            LOOPBACK_OFF_UNICAST
-        };
-        self.nic.loopback_off & off == 0
     }
 
     fn deliver_frame(&mut self, rqn: u32, tag: u32, frame: &[u8]) {

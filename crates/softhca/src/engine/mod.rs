@@ -11,6 +11,7 @@ pub mod eq;
 pub mod ethernet;
 pub mod faults;
 pub(crate) mod host;
+pub(crate) mod loopback;
 pub(crate) mod mkey;
 pub mod paging;
 pub(crate) mod qp;

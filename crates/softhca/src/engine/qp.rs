@@ -93,6 +93,8 @@ pub(crate) struct Sq {
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
+    /// What it sends by.
+    pub(crate) tis: u32,
     pub(crate) ring: Ring,
     pub(crate) context: Vec<u8>,
     pub(crate) blue_flame: Option<BlueFlame>,

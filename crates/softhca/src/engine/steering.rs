@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::ethernet::{Layers, layers, u16_at};
+use super::loopback::{Origin, cast};
 use crate::bits::{field, put_bytes, put32};
 
 /// Bytes of what a rule matches.
@@ -42,18 +43,32 @@ pub(crate) struct Rule {
     pub(crate) destinations: Vec<Destination>,
 }
 
+/// The end of a frame's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tir {
+    pub(crate) to: Leads,
+    pub(crate) domain: u32,
+    /// What it takes of what its own transport domain sends: `UNICAST`,
+    /// `MULTICAST`.
+    pub(crate) own: u32,
+}
+
 /// What a TIR leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tir {
-    Queue { rqn: u32, own_blocked: bool },
-    Table { rqt: u32, own_blocked: bool },
+pub(crate) enum Leads {
+    /// A receive queue.
+    Queue(u32),
+    /// A table to choose one from.
+    Table(u32),
 }
 
 /// What steering is made of.
 #[derive(Debug)]
 pub(crate) enum Object {
     Tir(Tir),
-    Tis,
+    Tis {
+        domain: u32,
+    },
     /// Receive queues to choose from.
     Rqt(Vec<u32>),
     Table {
@@ -157,13 +172,14 @@ impl Steering {
 
     /// The receive queues that a frame goes to, each with the tag of the rule.
     /// One of the interface's own goes only where that is allowed.
-    pub(crate) fn steer(&self, frame: &[u8], own: bool) -> Vec<(u32, u32)> {
+    pub(crate) fn steer(&self, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
         let mut queues = Vec::new();
         if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
             let walk = Walk {
                 headers: &headers,
                 hash: hash(frame),
-                own,
+                cast: cast(frame),
+                origin,
             };
             self.pass(&walk, root, DEPTH, &mut queues);
         }
@@ -212,14 +228,16 @@ impl Steering {
         let Some(Object::Tir(tir)) = self.objects.get(&tir) else {
             return None;
         };
-        match *tir {
-            Tir::Queue { own_blocked, .. } | Tir::Table { own_blocked, .. }
-                if own_blocked && walk.own =>
-            {
-                None
-            }
-            Tir::Queue { rqn, .. } => Some(rqn),
-            Tir::Table { rqt, .. } => match self.objects.get(&rqt) {
+        let itself = match walk.origin {
+            Origin::Wire => false,
+            Origin::Here { domain } => domain == Some(tir.domain),
+        };
+        if itself && tir.own & walk.cast == 0 {
+            return None;
+        }
+        match tir.to {
+            Leads::Queue(rqn) => Some(rqn),
+            Leads::Table(rqt) => match self.objects.get(&rqt) {
                 Some(Object::Rqt(queues)) if !queues.is_empty() => {
                     Some(queues[walk.hash as usize % queues.len()])
                 }
@@ -233,7 +251,8 @@ impl Steering {
 struct Walk<'a> {
     headers: &'a [u8; MATCH],
     hash: u32,
-    own: bool,
+    cast: u32,
+    origin: Origin,
 }
 
 /// Spreads flows: frames of the same addresses and ports give the same number.
@@ -314,6 +333,7 @@ fn headers(frame: &[u8]) -> Option<Headers> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::loopback::{MULTICAST, UNICAST};
     use super::*;
 
     /// UDP over IPv4, from port 7 to 9.
@@ -374,46 +394,59 @@ mod tests {
             .unwrap();
         let by_port = steering.insert(Object::Group { criteria: ports }).unwrap();
         let mut tir = |tir| steering.insert(Object::Tir(tir)).unwrap();
-        let mine = tir(Tir::Queue {
-            rqn: 1,
-            own_blocked: false,
+        let mine = tir(Tir {
+            to: Leads::Queue(1),
+            domain: 3,
+            own: UNICAST | MULTICAST,
         });
-        let rest = tir(Tir::Queue {
-            rqn: 2,
-            own_blocked: true,
+        let rest = tir(Tir {
+            to: Leads::Queue(2),
+            domain: 3,
+            own: MULTICAST,
         });
         let mut value = zero.clone();
         value[0x1c..0x20].copy_from_slice(&[0, 7, 0, 9]);
         assert!(steering.set_rule(first, 3, rule(by_port, value, Destination::Tir(mine))));
         assert!(steering.set_rule(last, 0, rule(all, zero, Destination::Tir(rest))));
         assert!(
-            steering.steer(&frame(false), false).is_empty(),
+            steering.steer(&frame(false), Origin::Wire).is_empty(),
             "no root yet"
         );
         steering.root = Some(first);
-        assert_eq!(steering.steer(&frame(false), false), [(1, 5)]);
+        assert_eq!(steering.steer(&frame(false), Origin::Wire), [(1, 5)]);
         let mut other = frame(false);
         other[37] = 10;
-        assert_eq!(steering.steer(&other, false), [(2, 5)]);
+        assert_eq!(steering.steer(&other, Origin::Wire), [(2, 5)]);
+        let from = |domain| Origin::Here { domain };
+        assert_eq!(steering.steer(&frame(false), from(Some(3))), [(1, 5)]);
         assert!(
-            steering.steer(&other, true).is_empty(),
-            "its own, and blocked"
+            steering.steer(&other, from(Some(3))).is_empty(),
+            "its own, and not wanted"
         );
+        assert_eq!(steering.steer(&other, from(Some(4))), [(2, 5)], "another's");
+        assert_eq!(steering.steer(&other, from(None)), [(2, 5)]);
+        let mut to_all = other.clone();
+        to_all[0] |= 1;
+        assert_eq!(steering.steer(&to_all, from(Some(3))), [(2, 5)]);
         assert!(steering.remove_rule(first, 3) && !steering.remove_rule(first, 3));
-        assert_eq!(steering.steer(&frame(false), false), [(2, 5)]);
+        assert_eq!(steering.steer(&frame(false), Origin::Wire), [(2, 5)]);
         assert!(steering.set_rule(
             last,
             9,
             rule(all, Box::new([0; MATCH]), Destination::Tir(mine))
         ));
-        assert_eq!(steering.steer(&frame(false), false), [(2, 5)], "the first");
+        assert_eq!(
+            steering.steer(&frame(false), Origin::Wire),
+            [(2, 5)],
+            "the first"
+        );
         // Tables in a circle end.
         let Some(Object::Table { next, rules, .. }) = steering.get_mut(last) else {
             panic!("no table");
         };
         *next = Some(first);
         rules.clear();
-        assert!(steering.steer(&frame(false), false).is_empty());
+        assert!(steering.steer(&frame(false), Origin::Wire).is_empty());
     }
 
     #[test]
@@ -421,9 +454,10 @@ mod tests {
         let mut steering = Steering::default();
         let zero: Headers = Box::new([0; MATCH]);
         let rqt = steering.insert(Object::Rqt(vec![7, 8, 9, 10])).unwrap();
-        let tir = Tir::Table {
-            rqt,
-            own_blocked: false,
+        let tir = Tir {
+            to: Leads::Table(rqt),
+            domain: 3,
+            own: 0,
         };
         let tir = steering.insert(Object::Tir(tir)).unwrap();
         let all = steering
@@ -443,8 +477,8 @@ mod tests {
         for port in 0..64 {
             let mut frame = frame(false);
             frame[35] = port;
-            let one = steering.steer(&frame, false);
-            assert_eq!(one, steering.steer(&frame, false));
+            let one = steering.steer(&frame, Origin::Wire);
+            assert_eq!(one, steering.steer(&frame, Origin::Wire));
             seen.insert(one[0].0);
         }
         assert_eq!(seen.len(), 4, "all are used");

@@ -2,8 +2,8 @@
 //!
 //! InfiniBand ports are found by LID, Ethernet ports by MAC address (registered,
 //! or learned from what they send); multicast and unknown addresses go to all. A
-//! frame for the sender's own address comes back. InfiniBand ports find a [`subnet`]
-//! manager there. What goes wrong ([`Faults`]) is
+//! frame for the sender's own address comes back, on Ethernet if it is RDMA.
+//! InfiniBand ports find a [`subnet`] manager there. What goes wrong ([`Faults`]) is
 //! decided by a generator with a seed: the same calls in the same order give the
 //! same losses.
 //!

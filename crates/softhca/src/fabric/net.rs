@@ -243,12 +243,13 @@ impl Net {
                     return Destination::Nobody;
                 };
                 self.learn(from, source);
+                // What is RDMA may be for another queue pair of the sender, or for
+                // a member of a multicast group there; other frames do not come
+                // back.
+                let rdma = || Network::read(LinkKind::Ethernet, frame).is_ok();
                 if to[0] & 1 != 0 {
-                    // A multicast group's members may be at the sender, too; other
-                    // frames do not come back.
-                    let rdma = Network::read(LinkKind::Ethernet, frame).is_ok();
                     return Destination::All {
-                        own: rdma,
+                        own: rdma(),
                         here: true,
                     };
                 }
@@ -260,7 +261,11 @@ impl Net {
                     own: false,
                     here: true,
                 };
-                found.map_or(everybody, Destination::One)
+                match found {
+                    Some(to) if to == from && !rdma() => Destination::Nobody,
+                    Some(to) => Destination::One(to),
+                    None => everybody,
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::packet::Pool;
+use crate::packet::{Bth, Draft, Path, Pool, Template};
 
 fn ethernet(pool: &Pool, to: Mac, from: Mac, tag: u8) -> Packet {
     let mut frame = [tag; 60];
@@ -7,6 +7,11 @@ fn ethernet(pool: &Pool, to: Mac, from: Mac, tag: u8) -> Packet {
     frame[6..12].copy_from_slice(&from);
     frame[12..14].copy_from_slice(&[0x12, 0x34]);
     pool.copy_of(LinkKind::Ethernet, &frame).unwrap()
+}
+
+fn rdma(pool: &Pool, to: Mac, from: Mac) -> Packet {
+    let path = Template::new(&Path::roce_v2(from, to, [1; 16], [1; 16]));
+    Draft::new(pool, &path, Bth::default(), 0).finish()
 }
 
 fn ib(pool: &Pool, lid: u16, tag: u8) -> Packet {
@@ -38,9 +43,26 @@ fn unicast_broadcast_unknown_and_learned() {
     assert!(a.recv(0).is_some() && b.recv(0).is_some() && c.recv(0).is_none());
     a.send(0, ethernet(&pool, C, A, 4));
     assert!(b.recv(0).is_none() && c.recv(0).is_some());
-    // To oneself.
-    a.send(0, ethernet(&pool, A, A, 5));
-    assert!(a.recv(0).is_some());
+}
+
+#[test]
+fn what_is_rdma_comes_back() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let a = fabric.port(PortConfig::ethernet(A));
+    let b = fabric.port(PortConfig::ethernet(B));
+    for (to, heard) in [(A, [false; 2]), ([0xff; 6], [true; 2])] {
+        a.send(0, rdma(&pool, to, A));
+        assert!(a.recv(0).is_some(), "{to:x?}");
+        a.send(0, ethernet(&pool, to, A, 5));
+        assert!(a.recv(0).is_none(), "{to:x?}");
+        assert_eq!([0; 2].map(|_| b.recv(0).is_some()), heard, "{to:x?}");
+    }
+    // As to an address that is known by what was sent from it.
+    a.send(0, ethernet(&pool, B, C, 6));
+    a.send(0, ethernet(&pool, C, A, 7));
+    assert!(a.recv(0).is_none());
+    assert_eq!(a.counters().discarded, 2);
 }
 
 #[test]
@@ -212,7 +234,7 @@ fn a_trunk_joins_fabrics() {
         assert_eq!(to.recv(0).unwrap().frame(), expected);
     }
     // Local traffic stays local, multicast goes everywhere.
-    a.send(0, ethernet(&pool, A, A, 5));
+    a.send(0, rdma(&pool, A, A));
     pump();
     assert!(a.recv(0).is_some() && b.recv(0).is_none());
     c.send(0, ib(&pool, 0xc001, 6));

@@ -5,6 +5,7 @@ mod compression;
 mod copy;
 mod data;
 mod dynamic;
+mod ethernet;
 mod health;
 mod hostile;
 mod memory;

@@ -27,6 +27,8 @@ const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const PAIR: &str = include_str!("pair.sh");
 /// What the HCA counts of work requests.
 const COUNTERS: &str = include_str!("counters.sh");
+/// What the network interface hears of itself.
+const INTERFACE: &str = include_str!("interface.sh");
 /// Faults that are planted while programs run.
 const FAULTS: &str = include_str!("faults.sh");
 
@@ -146,12 +148,17 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
         true => format!("PLUGIN={plugin}\n{COUNTERS}"),
         false => String::new(),
     };
+    let interface = match wanted(arguments, "interface") {
+        true => INTERFACE,
+        false => "",
+    };
     // Some of pyverbs needs large pages.
     let script = format!(
         "{SETUP}
 echo 40 > /proc/sys/vm/nr_hugepages
 {SUITE}{options} || exit 1
 {counters}
+{interface}
 {END}"
     );
     guest(machine, arguments, profile, PROGRAMS, 1, script, None)

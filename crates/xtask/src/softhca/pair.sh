@@ -10,9 +10,6 @@ if [ -n "$RDMA_ADDR1" ]; then
     for card in all $one $two; do
         echo 1 > /proc/sys/net/ipv4/conf/$card/accept_local
         echo 0 > /proc/sys/net/ipv4/conf/$card/rp_filter
-        # A card hears its own broadcasts. It is not to answer for the other
-        # one's address: who is answered first by it sends to itself.
-        echo 1 > /proc/sys/net/ipv4/conf/$card/arp_ignore
     done
     ip rule add pref 100 lookup local
     ip rule del pref 0

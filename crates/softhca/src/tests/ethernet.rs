@@ -1,0 +1,305 @@
+//! The network interface: what it hears of what it sends, and what others hear.
+
+use crate::command::opcode as op;
+use crate::fabric::Fabric;
+use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, segment, status, word};
+
+const BROADCAST: [u8; 6] = [0xff; 6];
+const MULTICAST: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+const ELSEWHERE: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+/// Bits of a TIR, and of the port's context.
+const ONE: u32 = 1;
+const MANY: u32 = 2;
+
+/// One that sends and receives, with what the driver makes for that.
+struct Interface {
+    driver: Driver,
+    sq: Qp,
+    rq: Qp,
+    /// Of what arrived.
+    cq: Cq,
+    tir: u32,
+    page: u64,
+}
+
+/// A work queue: its number and its ring of 16 entries of 64 bytes.
+fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
+    let (ring, doorbell) = (driver.pages(1), driver.pages(1));
+    let create = Input::new(opcode, 0x118)
+        .or(0x28, 0, cqn)
+        .or(0x4c, 0, tis)
+        .or(0x58, 0, driver.pd)
+        .long(0x60, doorbell)
+        .or(0x70, 16, 6)
+        .or(0x70, 0, 4)
+        .long(0x110, ring);
+    let number = driver.number(create);
+    // To ready.
+    let modify = Input::new(opcode + 1, 0x110)
+        .or(8, 0, number)
+        .or(0x20, 20, 1);
+    driver.ok(&modify, 16);
+    Qp {
+        number,
+        recv: ring,
+        send: ring,
+        doorbell,
+        posted: 0,
+        received: 0,
+    }
+}
+
+impl Interface {
+    /// All frames lead to its TIR, whose transport domain is 7, as is that of what
+    /// it sends unless told otherwise. The link is up.
+    fn with(number: u16, fabric: &Fabric, sends_in: u32) -> Interface {
+        let mut driver = Driver::with("roce", number, fabric, true);
+        driver.ok(
+            &Input::new(op::ACCESS_REG, 0x20)
+                .or(8, 0, 0x5006)
+                .or(0x10, 8, 1),
+            0x20,
+        );
+        let tis = driver.number(Input::new(op::CREATE_TIS, 0xc0).or(0x44, 0, sends_in));
+        let (sent, cq) = (driver.create_cq(4), driver.create_cq(4));
+        let sq = work_queue(&mut driver, op::CREATE_SQ, sent.number, tis);
+        let mut rq = work_queue(&mut driver, op::CREATE_RQ, cq.number, 0);
+        let tir = Input::new(op::CREATE_TIR, 0x110)
+            .or(0x3c, 0, rq.number)
+            .or(0x44, 0, 7);
+        let tir = driver.number(tir);
+        let table = driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40));
+        let on_table = |opcode, length| Input::new(opcode, length).or(0x14, 0, table);
+        // A group of rules that match on nothing.
+        let group = driver.number(on_table(op::CREATE_FLOW_GROUP, 0x240));
+        let rule = on_table(op::SET_FLOW_TABLE_ENTRY, 0x348)
+            .or(0x44, 0, group)
+            .or(0x4c, 0, 4)
+            .or(0x50, 0, 1)
+            .or(0x340, 24, 2)
+            .or(0x340, 0, tir);
+        driver.ok(&rule, 16);
+        driver.ok(&on_table(op::SET_FLOW_TABLE_ROOT, 0x40), 16);
+        let page = driver.pages(2);
+        for _ in 0..8 {
+            let room = segment(2048, driver.key, page + 4096);
+            driver.post_recv(&mut rq, &room);
+        }
+        Interface {
+            driver,
+            sq,
+            rq,
+            cq,
+            tir,
+            page,
+        }
+    }
+
+    fn new(sends_in: u32) -> Interface {
+        Interface::with(0, &Fabric::new(1), sends_in)
+    }
+
+    fn own(&self) -> [u8; 6] {
+        self.driver.hca.settings().mac
+    }
+
+    fn send(&mut self, to: [u8; 6]) {
+        let mut frame = [0xa5; 60];
+        frame[..6].copy_from_slice(&to);
+        frame[6..12].copy_from_slice(&self.own());
+        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+        self.driver.write(self.page, &frame);
+        // No header in the work request.
+        let mut segments = vec![0; 16];
+        segments.extend_from_slice(&segment(60, self.driver.key, self.page));
+        self.driver.post(&mut self.sq, 0x0a, SIGNALED, &segments);
+    }
+
+    /// How many frames have come.
+    fn heard(&mut self) -> usize {
+        self.driver.run();
+        let mut count = 0;
+        while let Some(entry) = self.driver.poll(&mut self.cq) {
+            assert_eq!(word(&entry, 44), 60, "the length");
+            assert_eq!(self.driver.read(self.page + 4096 + 14, 46), [0xa5; 46]);
+            let room = segment(2048, self.driver.key, self.page + 4096);
+            self.driver.post_recv(&mut self.rq, &room);
+            count += 1;
+        }
+        count
+    }
+
+    /// What it hears of itself: of broadcasts, multicasts, frames to its own
+    /// address and to another.
+    fn hears_itself(&mut self) -> [usize; 4] {
+        [BROADCAST, MULTICAST, self.own(), ELSEWHERE].map(|to| {
+            self.send(to);
+            self.heard()
+        })
+    }
+
+    /// Says what the TIR takes of its own domain.
+    fn tir_takes(&mut self, own: u32) {
+        let modify = Input::new(op::MODIFY_TIR, 0x110)
+            .or(8, 0, self.tir)
+            .or(0x14, 4, 1)
+            .or(0x44, 24, own);
+        self.driver.ok(&modify, 16);
+    }
+
+    /// Turns loopback off for some frames and on for others of those selected.
+    fn port_drops(&mut self, selected: u32, off: u32) {
+        // The fields are selected in the other order.
+        let select = (selected & ONE) << 11 | (selected & MANY) << 9;
+        let modify = Input::new(op::MODIFY_NIC_VPORT_CONTEXT, 0x200)
+            .or(0xc, 0, select)
+            .or(0x100, 1, off);
+        self.driver.ok(&modify, 16);
+    }
+
+    fn port_says(&mut self) -> u32 {
+        let query = Input::new(op::QUERY_NIC_VPORT_CONTEXT, 16);
+        word(&self.driver.ok(&query, 0x110), 0x10) >> 1 & 3
+    }
+}
+
+#[test]
+fn a_user_hears_itself_if_its_tir_says_so() {
+    let mut interface = Interface::new(7);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+    interface.tir_takes(ONE);
+    assert_eq!(interface.hears_itself(), [0, 0, 1, 1]);
+    interface.tir_takes(MANY);
+    assert_eq!(interface.hears_itself(), [1, 1, 0, 0]);
+    interface.tir_takes(ONE | MANY);
+    assert_eq!(interface.hears_itself(), [1; 4]);
+    interface.tir_takes(0);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+    // What is modified is something else.
+    let modify = Input::new(op::MODIFY_TIR, 0x110)
+        .or(8, 0, interface.tir)
+        .or(0x44, 24, 3);
+    interface.driver.ok(&modify, 16);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+}
+
+#[test]
+fn users_hear_each_other_if_the_port_says_so() {
+    let mut interface = Interface::new(8);
+    assert_eq!(interface.hears_itself(), [1; 4], "as after power-on");
+    interface.port_drops(ONE | MANY, ONE | MANY);
+    assert_eq!(interface.port_says(), ONE | MANY);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+    // A TIR has nothing to say about others.
+    interface.tir_takes(ONE | MANY);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+    interface.tir_takes(0);
+    // One of the fields, whatever is in the other.
+    interface.port_drops(ONE, 0);
+    assert_eq!(interface.port_says(), MANY);
+    assert_eq!(interface.hears_itself(), [0, 0, 1, 1]);
+    interface.port_drops(MANY, ONE);
+    assert_eq!(interface.port_says(), 0);
+    assert_eq!(interface.hears_itself(), [1; 4]);
+    interface.port_drops(0, ONE | MANY);
+    assert_eq!(interface.port_says(), 0);
+    interface.port_drops(MANY, MANY);
+    assert_eq!(interface.port_says(), MANY);
+    assert_eq!(interface.hears_itself(), [0, 0, 1, 1]);
+    interface.driver.ok(&Input::new(op::TEARDOWN_HCA, 16), 16);
+    assert_eq!(
+        interface.port_says(),
+        0,
+        "for a driver that knows nothing of it"
+    );
+}
+
+#[test]
+fn the_port_comes_before_the_tir() {
+    let mut interface = Interface::new(7);
+    interface.tir_takes(ONE | MANY);
+    interface.port_drops(ONE | MANY, ONE | MANY);
+    assert_eq!(interface.hears_itself(), [0; 4]);
+    interface.port_drops(ONE | MANY, 0);
+    assert_eq!(interface.hears_itself(), [1; 4]);
+}
+
+#[test]
+fn others_on_the_network_hear_in_any_case() {
+    let fabric = Fabric::new(1);
+    let mut a = Interface::with(0, &fabric, 7);
+    let mut b = Interface::with(1, &fabric, 7);
+    for interface in [&mut a, &mut b] {
+        interface.port_drops(ONE | MANY, ONE | MANY);
+    }
+    for to in [BROADCAST, MULTICAST, b.own(), ELSEWHERE] {
+        a.send(to);
+        assert_eq!((a.heard(), b.heard()), (0, 1), "{to:x?}");
+    }
+    a.send(a.own());
+    assert_eq!((a.heard(), b.heard()), (0, 0));
+}
+
+#[test]
+fn ethernet_ports_say_that_loopback_can_be_turned_off() {
+    for (profile, wanted) in [("roce", 3), ("roce-umr", 3), ("ib", 0)] {
+        let mut driver = Driver::new(profile);
+        let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 1);
+        let capabilities = driver.ok(&query, 16 + 4096);
+        assert_eq!(
+            word(&capabilities, 16 + 0x7c) >> 29 & 3,
+            wanted,
+            "{profile}"
+        );
+    }
+}
+
+/// Connects a queue pair to another one of the same port by RoCE v2.
+fn connect(driver: &mut Driver, qp: u32, remote: u32, mac: [u8; 6], gid: u64) {
+    let mac = mac.iter().fold(0, |mac, byte| mac << 8 | u64::from(*byte));
+    driver.modify(op::RST2INIT_QP, qp, |input| input.or(0xa8, 13, 7));
+    driver.modify(op::INIT2RTR_QP, qp, |input| {
+        input
+            .or(0x20, 29, 3)
+            .or(0x2c, 0, remote)
+            .or(0x34, 23, 1)
+            .or(0x38, 0, 64)
+            .long(0x48, gid)
+            .or(0x54, 0, (mac >> 32) as u32)
+            .or(0x58, 0, mac as u32)
+            .or(0xa8, 21, 4)
+            .or(0xac, 0, 100)
+    });
+    driver.modify(op::RTR2RTS_QP, qp, |input| input.or(0x90, 0, 100));
+}
+
+#[test]
+fn queue_pairs_of_a_port_talk_whatever_comes_back_to_its_interface() {
+    // The lower half of an address that is the port's own.
+    const GID: u64 = 0xffff_c0a8_4e01;
+    for off in [0, ONE | MANY] {
+        let mut interface = Interface::new(7);
+        interface.port_drops(ONE | MANY, off);
+        let mac = interface.own();
+        let driver = &mut interface.driver;
+        let mut address = Input::new(op::SET_ROCE_ADDRESS, 0x30).long(0x18, GID);
+        address.0[0x22..0x28].copy_from_slice(&mac);
+        driver.ok(&address.or(0x28, 0, 2), 16);
+        let mut cq = driver.create_cq(4);
+        let mut a = driver.create_qp(0, &cq, None);
+        let mut b = driver.create_qp(0, &cq, None);
+        connect(driver, a.number, b.number, mac, GID);
+        connect(driver, b.number, a.number, mac, GID);
+        let (page, key) = (driver.pages(1), driver.key);
+        driver.write(page, b"to oneself");
+        driver.post_recv(&mut b, &segment(64, key, page + 64));
+        driver.post(&mut a, 0x0a, SIGNALED, &segment(10, key, page));
+        assert_eq!(driver.read(page + 64, 10), b"to oneself", "off: {off}");
+        for _ in 0..2 {
+            let entry = driver.poll(&mut cq).expect("two completions");
+            assert!(matches!(status(&entry), (0 | 2, 0)), "{entry:x?}");
+        }
+        assert_eq!(interface.heard(), 0, "off: {off}");
+    }
+}
