@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{BiasedLock, DoorbellRecord};
+use ring::{BiasedLock, DoorbellRecord, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{DataSegment, NextSegment, SEGMENT};
@@ -61,11 +61,43 @@ struct List {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
 struct Slot {
     wr_id: u64,
-    next: u16,
-    /// The device has it, or will when the batch is published.
-    outstanding: bool,
+    /// The slot after it, and [`OUTSTANDING`].
+    state: u64,
+}
+
+/// The device has a slot's receive, or will when the batch is published.
+const OUTSTANDING: u64 = 1 << 63;
+
+impl Slot {
+    fn free(next: u16) -> Self {
+        Self {
+            wr_id: 0,
+            state: next.into(),
+        }
+    }
+
+    /// Posts a receive in a free slot; the slot after it.
+    ///
+    /// # Safety
+    /// `slot` is one of the slots, and this caller's.
+    #[inline(always)]
+    unsafe fn post(slot: NonNull<Self>, wr_id: u64) -> usize {
+        // SAFETY: as the caller says; aligned. Written at once, as posting waits
+        // for stores.
+        unsafe {
+            let next = (*slot.as_ptr()).state;
+            write_pair(slot.cast(), wr_id, next | OUTSTANDING);
+            next as usize
+        }
+    }
+
+    #[inline(always)]
+    fn is_outstanding(&self) -> bool {
+        self.state & OUTSTANDING != 0
+    }
 }
 
 impl SharedWork {
@@ -92,11 +124,7 @@ impl SharedWork {
         slots
             .try_reserve_exact(entries as usize)
             .map_err(|_| CreateError::NoMemory)?;
-        slots.extend((1..=entries).map(|next| Slot {
-            wr_id: 0,
-            next: next as u16,
-            outstanding: false,
-        }));
+        slots.extend((1..=entries).map(|next| Slot::free(next as u16)));
         let memory = QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?;
         let list = List {
             head: 0,
@@ -211,18 +239,19 @@ impl List {
     #[inline(always)]
     fn find(&self, slot: u16) -> Option<u64> {
         let slot = self.slots.get(usize::from(slot))?;
-        slot.outstanding.then_some(slot.wr_id)
+        slot.is_outstanding().then_some(slot.wr_id)
     }
 
     #[inline(always)]
     fn take(&mut self, slot: u16) -> Option<u64> {
         let known = self.slots.get_mut(usize::from(slot))?;
-        if !std::mem::take(&mut known.outstanding) {
+        if !known.is_outstanding() {
             return None;
         }
+        known.state = 0;
         let wr_id = known.wr_id;
         let last = std::mem::replace(&mut self.last, slot);
-        self.slots[usize::from(last)].next = slot;
+        self.slots[usize::from(last)].state = slot.into();
         // Before the device can get there: `last` itself is not posted yet.
         self.link(last, slot);
         Some(wr_id)
@@ -231,10 +260,9 @@ impl List {
     /// The receive in the head's slot, which is written, is posted; the next head.
     #[inline(always)]
     fn accept(&mut self, head: u16, wr_id: u64) -> u16 {
-        let known = &mut self.slots[usize::from(head)];
-        known.wr_id = wr_id;
-        known.outstanding = true;
-        known.next
+        let known = NonNull::from(&mut self.slots[usize::from(head)]);
+        // SAFETY: a free one of the slots.
+        unsafe { Slot::post(known, wr_id) as u16 }
     }
 
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
@@ -375,8 +403,10 @@ impl SharedQueue {
         // SAFETY: as the caller says.
         let list = unsafe { self.work.list() };
         SharedWriter {
-            head: list.head,
+            head: list.head.into(),
+            last: list.last.into(),
             posted: list.posted,
+            slots: NonNull::from(&mut *list.slots).cast(),
             list,
         }
     }
@@ -441,8 +471,11 @@ impl LockedQueue<'_> {
 /// ends is kept here until [`SharedWriter::keep`].
 #[derive(Debug)]
 pub struct SharedWriter<'q> {
-    head: u16,
+    head: usize,
+    last: usize,
     posted: u32,
+    /// The list's.
+    slots: NonNull<Slot>,
     list: &'q mut List,
 }
 
@@ -454,16 +487,19 @@ impl<'q> SharedWriter<'q> {
         // Neither empty nor too long.
         let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1;
         let head = self.head;
-        if !usual || head == self.list.last {
+        if !usual || head == self.last {
             cold_path();
             return false;
         }
-        self.head = self.list.accept(head, wr_id);
         self.posted = self.posted.wrapping_add(1);
-        let to = self.list.segments(head);
-        // SAFETY: there are `max_sge` segments, which are some; they are not the
-        // device's before they are published.
+        // SAFETY: the head is one of the slots, since it is not the last and every
+        // other has one of them behind it; so it is one of the entries, which
+        // there are as many of. Nobody else has it before it is published: there
+        // are `max_sge` segments, which are some.
         unsafe {
+            self.head = Slot::post(self.slots.add(head), wr_id);
+            let entry = self.list.first.add(head << self.list.shift);
+            let to = entry.add(size_of::<NextSegment>()).cast();
             write_segment(to, sge);
             if self.list.max_sge != 1 {
                 to.add(1).write(END);
@@ -490,7 +526,7 @@ impl<'q> SharedWriter<'q> {
 
     #[inline(always)]
     fn settle(self) -> &'q mut List {
-        self.list.head = self.head;
+        self.list.head = self.head as u16;
         self.list.posted = self.posted;
         self.list
     }

@@ -409,8 +409,8 @@ impl CompletionRing {
                 _ => return Usual::Nothing,
             }
         };
-        // SAFETY: as above; there is one place.
-        if taken || unsafe { self.take_shared(owner, out, 1) } != 0 {
+        // SAFETY: as above.
+        if taken || unsafe { self.take_one_shared(owner, out) } {
             Usual::Taken
         } else {
             Usual::Other
@@ -441,6 +441,23 @@ impl CompletionRing {
         }
     }
 
+    /// As [`CompletionRing::take_shared`], of one; whether there was one.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn take_one_shared(&mut self, owner: u8, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as the caller says.
+        unsafe {
+            let count = match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                RECEIVED => self.take_shared_row::<Received>(out, 1),
+                RECEIVED_IMMEDIATE => self.take_shared_row::<ReceivedImmediate>(out, 1),
+                _ => 0,
+            };
+            count != 0
+        }
+    }
+
     /// As [`CompletionRing::take_row`], of a kind of receives, all of which are
     /// usual.
     ///
@@ -452,7 +469,12 @@ impl CompletionRing {
         place: *mut MaybeUninit<WorkCompletion>,
         room: usize,
     ) -> usize {
-        let most = room.min(self.to_end());
+        // There is one at least.
+        let most = if room == 1 {
+            1
+        } else {
+            room.min(self.to_end())
+        };
         let owner = (K::OWNER | self.round) as u8;
         let mut entry = self.next;
         // SAFETY: the device has written the entry; any bytes are a valid one.
