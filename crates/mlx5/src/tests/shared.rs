@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 
 use proptest::prelude::*;
+use ring::DoorbellRecord;
 use uverbs::Sge;
 
 use super::*;
@@ -82,6 +83,61 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
             assert_eq!(find(&shared, slot), None);
         }
     }
+}
+
+/// One thread posts, as fast as there is room, the other plays the device, and
+/// reads its completions: each receive is told once, in order.
+#[test]
+fn one_posts_while_another_reads() {
+    const RECEIVES: u64 = 200_000;
+    let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
+    let mut ring = CompletionRing::plain(4).unwrap();
+    let work = work(
+        5,
+        Service::Datagram,
+        &cap(1, 1, 0),
+        Some(Arc::clone(&shared)),
+    );
+    let mut device = Device::of(&ring);
+    ring.attach(&work, Role::RECEIVE).unwrap();
+    std::thread::scope(|scope| {
+        let mut queue = SharedQueue::new(Arc::clone(&shared));
+        scope.spawn(move || {
+            let mut wr_id = 0;
+            while wr_id != RECEIVES {
+                let mut queue = queue.locked();
+                while wr_id != RECEIVES && queue.push(wr_id, &[sge(wr_id)]).is_ok() {
+                    wr_id += 1;
+                }
+                // SAFETY: there is no device that writes.
+                unsafe { queue.publish() };
+                drop(queue);
+                std::thread::yield_now();
+            }
+        });
+        // SAFETY: a word, aligned, that lives as long as the queue.
+        let posted = unsafe { DoorbellRecord::new(shared.memory().records.first().cast()) };
+        let (mut slot, mut told) = (0, 0);
+        while told != RECEIVES {
+            if posted.published() as u16 == told as u16 {
+                std::thread::yield_now();
+                continue;
+            }
+            let behind = next(&shared, slot);
+            let taken = std::mem::replace(&mut slot, behind);
+            device.raise(&Raised {
+                opcode: 2,
+                user_index: 5,
+                slot: taken,
+                ..Raised::default()
+            });
+            // SAFETY: no receive is written to.
+            let wc = unsafe { ring.read() }.unwrap().unwrap();
+            assert_eq!(wc.wr_id, told);
+            ring.publish();
+            told += 1;
+        }
+    });
 }
 
 /// A receive whose memory was not there.
