@@ -49,6 +49,16 @@ impl<Q> Recent<Q> {
         field: u64::MAX,
         queue: NonNull::dangling(),
     };
+
+    /// The queue, if it is the one of this field.
+    #[inline(always)]
+    fn get(&self, field: u32) -> Option<&Q> {
+        if self.field != u64::from(field) {
+            return None;
+        }
+        // SAFETY: its entry is there: with an entry what is recent is forgotten.
+        Some(unsafe { self.queue.as_ref() })
+    }
 }
 
 impl<Q> Default for Recent<Q> {
@@ -75,7 +85,7 @@ impl Directory {
     #[inline(always)]
     pub(crate) fn queue(&mut self, receives: bool, field: u32) -> Option<&Outstanding> {
         if self.recent[usize::from(receives)].field != u64::from(field) {
-            self.look_up(receives, field)?;
+            self.look_up(receives, field);
         }
         self.recent(receives, field)
     }
@@ -83,35 +93,7 @@ impl Directory {
     /// As [`Directory::queue`], if it is the one that was asked for last.
     #[inline(always)]
     pub(crate) fn recent(&self, receives: bool, field: u32) -> Option<&Outstanding> {
-        let recent = &self.recent[usize::from(receives)];
-        if recent.field != u64::from(field) {
-            return None;
-        }
-        // SAFETY: its entry is there: with an entry what is recent is forgotten.
-        Some(unsafe { recent.queue.as_ref() })
-    }
-
-    /// As [`Directory::queue`], of another queue than the last time.
-    #[inline(never)]
-    fn look_up(&mut self, receives: bool, field: u32) -> Option<()> {
-        if receives && self.recent_shared.field == u64::from(field) {
-            return None;
-        }
-        let entry = self.find(user_index(field))?;
-        let work = &entry.work;
-        let queue = if !receives && entry.role.contains(Role::SEND) {
-            &work.sends
-        } else if receives && entry.role.contains(Role::RECEIVE) && work.shared.is_none() {
-            &work.receives
-        } else {
-            return None;
-        };
-        let queue = NonNull::from(queue);
-        self.recent[usize::from(receives)] = Recent {
-            field: field.into(),
-            queue,
-        };
-        Some(())
+        self.recent[usize::from(receives)].get(field)
     }
 
     /// The shared queue that a completion of a receive is about, if it is of a
@@ -119,24 +101,37 @@ impl Directory {
     #[inline(always)]
     pub(crate) fn shared(&mut self, field: u32) -> Option<&SharedWork> {
         if self.recent_shared.field != u64::from(field) {
-            self.look_up_shared(field)?;
+            self.look_up(true, field);
         }
-        // SAFETY: its entry is there: with an entry what is recent is forgotten.
-        Some(unsafe { self.recent_shared.queue.as_ref() })
+        self.recent_shared.get(field)
     }
 
-    /// As [`Directory::shared`], of another queue pair than the last time.
+    /// Looks up another queue than the last time. It is the recent one then, if
+    /// there is one, of the kind that it is.
     #[inline(never)]
-    fn look_up_shared(&mut self, field: u32) -> Option<()> {
-        let entry = self.find(user_index(field))?;
-        if !entry.role.contains(Role::RECEIVE) {
-            return None;
+    fn look_up(&mut self, receives: bool, field: u32) {
+        if receives && self.recent_shared.field == u64::from(field) {
+            return;
         }
-        self.recent_shared = Recent {
-            field: field.into(),
-            queue: NonNull::from(entry.work.shared.as_deref()?),
+        let Some(entry) = self.find(user_index(field)) else {
+            return;
         };
-        Some(())
+        let role = [Role::SEND, Role::RECEIVE][usize::from(receives)];
+        if !entry.role.contains(role) {
+            return;
+        }
+        let field = field.into();
+        match &entry.work.shared {
+            Some(shared) if receives => {
+                let queue = NonNull::from(&**shared);
+                self.recent_shared = Recent { field, queue };
+            }
+            _ => {
+                let queues = [&entry.work.sends, &entry.work.receives];
+                let queue = NonNull::from(queues[usize::from(receives)]);
+                self.recent[usize::from(receives)] = Recent { field, queue };
+            }
+        }
     }
 
     #[inline(always)]

@@ -402,15 +402,15 @@ impl CompletionRing {
         // SAFETY: as the caller says; the entry is written, in this round.
         let taken = unsafe {
             match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                SENT => self.take_one::<Sent>(out),
-                RECEIVED => self.take_one::<Received>(out),
-                RECEIVED_IMMEDIATE => self.take_one::<ReceivedImmediate>(out),
+                SENT => self.take_one::<Sent, false>(out),
+                RECEIVED => self.take_one::<Received, false>(out),
+                RECEIVED_IMMEDIATE => self.take_one::<ReceivedImmediate, false>(out),
                 _ if self.is_in_session() || is_written(owner, self.round as u8) => false,
                 _ => return Usual::Nothing,
             }
         };
         // SAFETY: as above.
-        if taken || unsafe { self.take_one_shared(owner, out) } {
+        if taken || unsafe { self.take_one_other(owner, out) } {
             Usual::Taken
         } else {
             Usual::Other
@@ -441,21 +441,32 @@ impl CompletionRing {
         }
     }
 
-    /// As [`CompletionRing::take_shared`], of one; whether there was one.
+    /// As [`CompletionRing::read_usual`], of one that was left there: of another
+    /// queue than the last time, or of a shared one; whether it is one of the usual.
+    ///
+    /// # Safety
+    /// As there; `owner` is the next entry's last byte.
+    #[inline(never)]
+    unsafe fn take_one_other(&mut self, owner: u8, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as the caller says; the entry is written, in this round.
+        unsafe {
+            match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
+                SENT => self.take_one::<Sent, true>(out),
+                RECEIVED => self.take_one_received::<Received>(out),
+                RECEIVED_IMMEDIATE => self.take_one_received::<ReceivedImmediate>(out),
+                _ => false,
+            }
+        }
+    }
+
+    /// As [`CompletionRing::take_one`], of receives, of a shared queue's as well.
     ///
     /// # Safety
     /// As there.
-    #[inline(never)]
-    unsafe fn take_one_shared(&mut self, owner: u8, out: &mut MaybeUninit<WorkCompletion>) -> bool {
-        // SAFETY: as the caller says.
-        unsafe {
-            let count = match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                RECEIVED => self.take_shared_row::<Received>(out, 1),
-                RECEIVED_IMMEDIATE => self.take_shared_row::<ReceivedImmediate>(out, 1),
-                _ => 0,
-            };
-            count != 0
-        }
+    #[inline(always)]
+    unsafe fn take_one_received<K: Kind>(&mut self, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as the caller says; there is one place.
+        unsafe { self.take_shared_row::<K>(out, 1) != 0 || self.take_one::<K, true>(out) }
     }
 
     /// As [`CompletionRing::take_row`], of a kind of receives, all of which are
@@ -511,17 +522,26 @@ impl CompletionRing {
     }
 
     /// Reads a completion of this kind, which the next entry is; whether it is
-    /// one of the usual.
+    /// one of the usual, and, unless another is looked up, of the queue that was
+    /// read last.
     ///
     /// # Safety
     /// As for [`CompletionRing::read`]; the next entry is written, and of this
     /// kind.
     #[inline(always)]
-    unsafe fn take_one<K: Kind>(&mut self, out: &mut MaybeUninit<WorkCompletion>) -> bool {
+    unsafe fn take_one<K: Kind, const LOOK_UP: bool>(
+        &mut self,
+        out: &mut MaybeUninit<WorkCompletion>,
+    ) -> bool {
         let entry = self.next;
         // SAFETY: the device has written the entry; any bytes are a valid one.
         let (whose, slot) = unsafe { (field!(entry, srqn_uidx), slot_of(entry)) };
-        let Some(queue) = self.directory.queue(K::RECEIVES, whose) else {
+        let queue = if LOOK_UP {
+            self.directory.queue(K::RECEIVES, whose)
+        } else {
+            self.directory.recent(K::RECEIVES, whose)
+        };
+        let Some(queue) = queue else {
             return false;
         };
         let mut queue = queue.taking();

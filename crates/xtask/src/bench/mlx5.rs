@@ -62,9 +62,9 @@ fn most(row: &str) -> Option<f64> {
         None => (row, false),
     };
     let (shared, owned) = match row {
-        "poll-recv/1" => (145.0, 135.0),
+        "poll-recv/1" => (139.0, 129.0),
         "poll-recv/16" => (70.0, 70.0),
-        "poll-send/1" => (124.0, 114.0),
+        "poll-send/1" => (118.0, 108.0),
         "poll-send/16" => (54.0, 53.0),
         "poll-empty/1" => (33.0, 23.0),
         "cursor/1" => (120.0, 108.0),
@@ -77,7 +77,7 @@ fn most(row: &str) -> Option<f64> {
         "recv/16" => (43.0, 43.0),
         "srq-recv/1" => (78.0, 78.0),
         "srq-recv/16" => (42.0, 42.0),
-        "poll-srq/1" => (223.0, 213.0),
+        "poll-srq/1" => (206.0, 196.0),
         "poll-srq/16" => (90.0, 89.0),
         "wr-send/1" => (188.0, 175.0),
         "wr-send/16" => (95.0, 94.0),
