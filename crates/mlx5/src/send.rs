@@ -89,6 +89,9 @@ pub struct SendQueue {
     /// may have inline data.
     quick: u16,
     quick_inline: u16,
+    /// By operation, bytes of inline data that one posted alone may have, to go the
+    /// quick way ([`one::alone`]); none while `fence_posted` says something.
+    inline_alone: [u8; 16],
     /// The control segment's bits, by the three lowest flags, in their word.
     control: [u32; 8],
     /// The number in a control segment's first 8 bytes.
@@ -160,6 +163,7 @@ impl SendQueue {
             service: work.service,
             quick: one::quick(work.service, false),
             quick_inline: one::quick(work.service, true),
+            inline_alone: one::alone(work.service, work.send.max_inline),
             control: one::control(signal_all),
             qpn: u64::from(qp_num << 8),
             record: work.memory.records.record(1),
@@ -190,7 +194,8 @@ impl SendQueue {
     pub fn reset(&mut self) {
         (self.posted, self.count, self.next, self.marked) = (0, 0, 0, 0);
         self.room_until = self.capacity;
-        (self.fence, self.fence_posted, self.built) = (0, 0, None);
+        (self.fence, self.built) = (0, None);
+        self.fence_is(0);
         self.work.sends.reset();
         self.record.publish(0);
     }
@@ -330,7 +335,11 @@ impl SendQueue {
         }
         self.count = self.marked;
         self.built = None;
-        (self.posted, self.fence_posted) = (self.next, self.fence);
+        self.posted = self.next;
+        if self.fence != self.fence_posted {
+            cold_path();
+            self.fence_is(self.fence);
+        }
         self.record.publish(self.posted & 0xffff);
         if batch == 1 {
             self.tell();
@@ -338,6 +347,15 @@ impl SendQueue {
             self.register.get().ring(self.first_of_last());
         }
         true
+    }
+
+    /// What is posted next has this fence: with one it does not go the quick way.
+    fn fence_is(&mut self, fence: u8) {
+        self.fence_posted = fence;
+        self.inline_alone = match fence {
+            0 => one::alone(self.service, self.max_inline),
+            _ => [0; 16],
+        };
     }
 
     /// The first 8 bytes of the work request that was accepted last.

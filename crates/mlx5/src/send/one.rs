@@ -89,6 +89,21 @@ pub(super) fn quick(service: Service, inline: bool) -> u16 {
     OPERATIONS.iter().enumerate().map(bit).sum()
 }
 
+/// Bytes of inline data that a work request may have which is posted alone, by its
+/// operation: as many as the queue was made for and as fit into its one block. None
+/// of those that do not go the quick way on a service.
+pub(super) fn alone(service: Service, max_inline: u32) -> [u8; 16] {
+    let quick = quick(service, true);
+    std::array::from_fn(|operation| {
+        let before = usize::from(OPERATIONS[operation].before);
+        let room = BLOCK - before * SEGMENT - size_of::<u32>();
+        match quick >> operation & 1 {
+            0 => 0,
+            _ => room.min(max_inline as usize) as u8,
+        }
+    })
+}
+
 /// The control segment's bits, by the three lowest flags, in their word as it is
 /// written; `all` work requests complete visibly, or those that ask for it.
 pub(super) fn control(all: bool) -> [u32; 8] {
@@ -225,7 +240,8 @@ impl SendQueue {
     #[inline(always)]
     unsafe fn post<const INLINE: bool>(&mut self, one: &impl OneElement) -> PostedOne {
         let (at, mark) = (self.posted, self.count);
-        if self.fence_posted != 0 {
+        // Of inline data `inline_alone` says so.
+        if !INLINE && self.fence_posted != 0 {
             return PostedOne::No;
         }
         let Some(written) = self.write_one::<INLINE, true>(one, at, mark) else {
@@ -263,36 +279,31 @@ impl SendQueue {
         at: u32,
         mark: u32,
     ) -> Option<Written> {
-        let (quick, most) = if INLINE {
-            (self.quick_inline, self.max_inline)
-        } else {
-            (self.quick, self.longest)
-        };
         let opcode = one.opcode().0;
-        if opcode >= 16 || quick >> opcode & 1 == 0 {
+        if opcode >= 16 {
             return None;
         }
+        let is_in = |quick: u16| quick >> opcode & 1 != 0;
+        let most = match (INLINE, ALONE) {
+            (false, _) if is_in(self.quick) => self.longest,
+            (true, false) if is_in(self.quick_inline) => self.max_inline,
+            (true, true) => self.inline_alone[opcode as usize].into(),
+            _ => return None,
+        };
         let short = &OPERATIONS[opcode as usize];
-        let mut before = if INLINE { u32::from(short.before) } else { 0 };
         let length = one.sge().length;
         let usual = length.wrapping_sub(1) < most
             // In one piece, not over the end of the queue.
-            && !(INLINE && {
-                let (from, end) = if ALONE {
-                    (0, BLOCK)
-                } else {
-                    (self.offset(at), self.mask as usize + 1)
-                };
-                from + before as usize * SEGMENT + 4 + length as usize > end
+            && !(INLINE && !ALONE && {
+                let from = self.offset(at) + usize::from(short.before) * SEGMENT;
+                from + 4 + length as usize > self.mask as usize + 1
             })
             && self.has_room(mark);
         if !usual {
             return None;
         }
-        if !INLINE {
-            // Not sooner, or it is kept meanwhile.
-            before = u32::from(short.before);
-        }
+        // Not sooner, or it is kept meanwhile.
+        let before = u32::from(short.before);
         // Done with first, so that it is not kept.
         let mark = mark.wrapping_add(1);
         self.marked = mark;
