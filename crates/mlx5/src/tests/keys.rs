@@ -183,8 +183,9 @@ fn what_comes_after_a_change_waits_for_it() {
     post(&mut pair, SendFlags::empty(), &[Change::Send, Change::Send]);
     assert_eq!((fences(&pair, 10), fences(&pair, 11)), (0x20, 0));
     // The quick ways know no fence: they take the second one only.
+    let element_data = [0u8; 8];
     let element = Sge {
-        addr: 0x1000,
+        addr: (&raw const element_data).expose_provenance() as u64,
         length: 8,
         lkey: 1,
     };
@@ -197,10 +198,21 @@ fn what_comes_after_a_change_waits_for_it() {
         let posted = unsafe { pair.send.post_one(&one) } != PostedOne::No;
         (pushed, posted)
     };
-    post(&mut pair, SendFlags::empty(), &[Change::Invalidate(2)]);
-    assert_eq!(quick(&mut pair), (false, false));
-    post(&mut pair, SendFlags::empty(), &[Change::Send]);
-    assert_eq!(quick(&mut pair), (true, true));
+    let quick_inline = |pair: &mut Pair| {
+        pair.send.begin();
+        // SAFETY: the element is `element_data`; there is no device.
+        let pushed = unsafe { pair.send.push_one_inline(&one) };
+        pair.send.begin();
+        // SAFETY: as above.
+        let posted = unsafe { pair.send.post_one_inline(&one) } != PostedOne::No;
+        (pushed, posted)
+    };
+    for quick in [&quick as &dyn Fn(&mut Pair) -> _, &quick_inline] {
+        post(&mut pair, SendFlags::empty(), &[Change::Invalidate(2)]);
+        assert_eq!(quick(&mut pair), (false, false));
+        post(&mut pair, SendFlags::empty(), &[Change::Send]);
+        assert_eq!(quick(&mut pair), (true, true));
+    }
     // The queue starts anew.
     post(&mut pair, SendFlags::empty(), &[Change::Invalidate(3)]);
     pair.send.reset();

@@ -484,9 +484,10 @@ proptest! {
         ),
         unreliable in any::<bool>(),
         signal_all in any::<bool>(),
+        room in prop::sample::select(vec![0u32, 12, 60]),
     ) {
         let service = if unreliable { Service::UnreliableConnection } else { RC };
-        let make = || Pair::with(work(1, service, &cap(4, 1, 60), None), signal_all);
+        let make = || Pair::with(work(1, service, &cap(4, 1, room), None), signal_all);
         let (mut quick, mut long, mut alone) = (make(), make(), make());
         let data = [0x5au8; 80];
         let (mut posted, mut half) = (0, 1);
