@@ -21,7 +21,8 @@ use crate::{
     SharedWork, Shown, Work, WorkCompletion,
 };
 
-const LIMITS: Limits = Limits {
+/// Of a device, where there is none.
+pub(crate) const LIMITS: Limits = Limits {
     max_send_entry: 1024,
     max_recv_entry: 512,
     max_send_blocks: 1 << 15,

@@ -148,17 +148,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::hostile::LIMITS;
 
     const RC: Service = Service::ReliableConnection;
-    const LIMITS: Limits = Limits {
-        max_send_entry: 1024,
-        max_recv_entry: 512,
-        max_send_blocks: 1 << 15,
-        max_recv_wr: 1 << 15,
-        max_srq_wr: 1 << 15,
-        ports: 1,
-    };
-
     fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
         QpCap {
             max_send_wr: wr,

@@ -26,16 +26,9 @@ use uverbs::QpCap;
 use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::registers::Register;
-use crate::{CompletionRing, Limits, RecvQueue, SendQueue, Service, SharedWork, Work};
+use crate::{CompletionRing, RecvQueue, SendQueue, Service, SharedWork, Work};
 
-pub const LIMITS: Limits = Limits {
-    max_send_entry: 1024,
-    max_recv_entry: 512,
-    max_send_blocks: 1 << 15,
-    max_recv_wr: 1 << 15,
-    max_srq_wr: 1 << 15,
-    ports: 1,
-};
+pub(crate) use crate::hostile::LIMITS;
 
 /// The number on the wire of every queue pair here.
 pub const QPN: u32 = 0xab_cdef;
