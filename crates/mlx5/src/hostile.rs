@@ -262,7 +262,7 @@ impl World<'_> {
 
     /// The device writes a completion, mostly one that could be.
     fn raise(&mut self) {
-        let (what, shape) = (self.script.byte(), self.ring.shape());
+        let what = self.script.byte();
         let mut bytes: [u8; 64] = match what & 3 {
             0 => self.script.bytes(),
             _ => std::array::from_fn(|at| at as u8),
@@ -280,13 +280,18 @@ impl World<'_> {
             let kind = [0, 1, 2, 3, 4, 13, 14, 5][usize::from(self.script.below(8))];
             bytes[63] = kind << 4 | self.script.byte() & 0xe;
         }
-        let capacity = self.ring.capacity();
-        bytes[63] = bytes[63] & !1 | (self.raised / capacity) as u8 & 1;
-        self.write(
-            (self.raised % capacity) as usize * shape.bytes() + shape.before(),
-            &bytes,
-        );
+        let (at, owner) = self.place();
+        bytes[63] = bytes[63] & !1 | owner;
+        self.write(at, &bytes);
         self.raised = self.raised.wrapping_add(1);
+    }
+
+    /// Where the fields of the next completion are, and its owner bit.
+    fn place(&self) -> (usize, u8) {
+        let (shape, capacity) = (self.ring.shape(), self.ring.capacity());
+        let slot = (self.raised % capacity) as usize;
+        let owner = (self.raised / capacity) as u8 & 1;
+        (slot * shape.bytes() + shape.before(), owner)
     }
 
     /// Writes to the entries.
@@ -374,10 +379,8 @@ impl World<'_> {
                 self.ring.suspend().expect("memory");
                 // With its mark, or without.
                 if self.script.below(2) == 1 {
-                    let capacity = self.ring.capacity();
-                    let at = (self.raised % capacity) as usize * shape.bytes() + shape.before();
-                    let owner = 5 << 4 | (self.raised / capacity) as u8 & 1;
-                    self.write(at + 63, &[owner]);
+                    let (at, owner) = self.place();
+                    self.write(at + 63, &[5 << 4 | owner]);
                 }
                 self.ring.move_to(memory, log2);
                 self.raised = self.ring.position();

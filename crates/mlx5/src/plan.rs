@@ -151,6 +151,7 @@ mod tests {
     use crate::hostile::LIMITS;
 
     const RC: Service = Service::ReliableConnection;
+
     fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
         QpCap {
             max_send_wr: wr,

@@ -10,8 +10,8 @@ use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::{SharedQueue, SharedWork};
 use crate::{CreateError, DeviceContext, Service, Work};
 
-/// A shared receive queue. The parts are public so that a face can put the
-/// queue under the lock that it needs.
+/// A shared receive queue. The parts are public; the queue has its own
+/// lock ([`SharedWork::lock`]).
 #[derive(Debug)]
 pub struct SharedReceiveQueue<C: ContextRef> {
     /// The kernel object.

@@ -45,6 +45,24 @@ impl Taken {
     fn give_back(&self) {
         self.indices.publish_consumer(self.at);
     }
+
+    /// Carries over the receives that were published. What is refused, and what is
+    /// behind it, stays where it is.
+    fn receives(
+        &mut self,
+        mut push: impl FnMut(u64, &[Sge]) -> std::result::Result<(), PostError>,
+    ) {
+        let end = self.indices.own_producer();
+        while self.at != end {
+            // SAFETY: as in `Sender::carry`.
+            let posted = unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) };
+            if let Err(error) = push(posted.wr_id(), posted.list()) {
+                tracing::error!(%error, "a receive stays behind");
+                break;
+            }
+            self.at = self.indices.next(self.at);
+        }
+    }
 }
 
 /// Carries send work requests over to a queue of a ConnectX.
@@ -168,26 +186,6 @@ fn binding(posted: PostedSend<'_>) -> Bind {
 pub(crate) enum Receives {
     Own(::mlx5::RecvQueue),
     Shared(::mlx5::SharedQueue),
-}
-
-impl Taken {
-    /// Carries over the receives that were published. What is refused, and what is
-    /// behind it, stays where it is.
-    fn receives(
-        &mut self,
-        mut push: impl FnMut(u64, &[Sge]) -> std::result::Result<(), PostError>,
-    ) {
-        let end = self.indices.own_producer();
-        while self.at != end {
-            // SAFETY: as in `Sender::carry`.
-            let posted = unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) };
-            if let Err(error) = push(posted.wr_id(), posted.list()) {
-                tracing::error!(%error, "a receive stays behind");
-                break;
-            }
-            self.at = self.indices.next(self.at);
-        }
-    }
 }
 
 /// Carries receives over to a queue of a ConnectX.

@@ -419,6 +419,17 @@ fn blue_flame_is_taken_from_its_buffer() {
     assert_eq!(driver.hca.stats().doorbells, 1);
 }
 
+/// Posts receives to an SRQ: each entry's index, and that of the one after it.
+fn chain(driver: &Driver, (buffer, doorbell): (u64, u64), memory: u64, order: &[(u64, u8)]) {
+    for (index, next) in order {
+        let mut entry = vec![0, 0, 0, *next];
+        entry.resize(16, 0);
+        entry.extend(segment(64, driver.key, memory));
+        driver.write(buffer + index * 32, &entry);
+    }
+    driver.write(doorbell, &(order.len() as u32).to_be_bytes());
+}
+
 #[test]
 fn an_srq_follows_its_chain() {
     let mut driver = Driver::new("ib");
@@ -431,13 +442,12 @@ fn an_srq_follows_its_chain() {
     driver.connect(b.number, a.number, 1);
     // 0, then 2, then 1.
     let key = driver.key;
-    for (index, next) in [(0_u64, 2_u8), (2, 1), (1, 3)] {
-        let mut entry = vec![0, 0, 0, next];
-        entry.resize(16, 0);
-        entry.extend(segment(64, key, memory));
-        driver.write(buffer + index * 32, &entry);
-    }
-    driver.write(doorbell, &3_u32.to_be_bytes());
+    chain(
+        &driver,
+        (buffer, doorbell),
+        memory,
+        &[(0, 2), (2, 1), (1, 3)],
+    );
     // An event when fewer than two are left.
     let arm = Input::new(op::MODIFY_RMP, 0x110)
         .or(8, 28, 1)
@@ -469,13 +479,12 @@ fn a_receive_that_is_given_back_is_followed_by_the_next() {
     driver.connect(a.number, b.number, 1);
     driver.connect(b.number, a.number, 1);
     let key = driver.key;
-    for (index, next) in [(0_u64, 1_u8), (1, 2), (2, 3)] {
-        let mut entry = vec![0, 0, 0, next];
-        entry.resize(16, 0);
-        entry.extend(segment(64, key, memory));
-        driver.write(buffer + index * 32, &entry);
-    }
-    driver.write(doorbell, &3_u32.to_be_bytes());
+    chain(
+        &driver,
+        (buffer, doorbell),
+        memory,
+        &[(0, 1), (1, 2), (2, 3)],
+    );
     driver.hca.faults().return_receives(2);
     // Not of a queue of its own.
     driver.post_recv(&mut a, &segment(64, key, memory));
