@@ -92,18 +92,25 @@ pings() {
     done
 }
 
-# A peer that is gone without a word.
+# A peer that is gone without a word: between two operations, mostly, and with
+# long pings in the middle of one.
 killed() {
-    start cm_listens 7174 rping_server
-    rping -c -a "$RXE_ADDR" > /dev/null 2>&1 &
-    client=$!
-    until_true contains 'rdma-ping-20' "$scratch/server"
-    kill -9 $client
-    if wait $server && contains 'then the client has disconnected' "$scratch/server"; then
-        ok "rping_server ends when its client is killed: $(tail -1 "$scratch/server")"
-    else
-        bad "rping_server ends when its client is killed" "$scratch/server"
-    fi
+    for size in 64 65000; do
+        start cm_listens 7174 rping_server
+        rping -c -S $size -a "$RXE_ADDR" > /dev/null 2>&1 &
+        client=$!
+        until_true contains 'rdma-ping-20' "$scratch/server"
+        kill -9 $client
+        wait $server
+        server_status=$?
+        name="rping_server ends when its client is killed, $size bytes"
+        if [ $server_status -eq 0 ] \
+            && contains 'then the client has disconnected' "$scratch/server"; then
+            ok "$name: $(tail -1 "$scratch/server")"
+        else
+            bad "$name (status $server_status) $(tail -1 "$scratch/server.err")" "$scratch/server"
+        fi
+    done
     rping -s -a "$RXE_ADDR" -v > "$scratch/server" 2>&1 &
     server=$!
     until_true cm_listens 7174

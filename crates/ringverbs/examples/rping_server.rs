@@ -15,6 +15,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const INFO: usize = 16;
 /// The longest ping that rping makes.
 const PING: usize = 64 * 1024;
+/// How long a failure may be known before its reason.
+const PATIENCE: Duration = Duration::from_secs(2);
 // Tokens: what has completed.
 const RECEIVED: u64 = 1;
 const MOVED: u64 = 2;
@@ -27,7 +29,10 @@ fn next(cq: &mut CompletionQueue, connection: &Connection, token: u64) -> Result
         for _ in 0..1000 {
             if let Some(mut completion) = cq.poll_one()? {
                 if let Err(failure) = completion.result {
-                    return Err(failure.into());
+                    // A client that is killed fails what is in flight, maybe
+                    // before its connection is known to be over.
+                    let over = connection.wait_disconnected(Some(PATIENCE));
+                    return over.map(|()| None).map_err(|_| failure.into());
                 }
                 if completion.token == token {
                     return Ok(completion.take_buffer());

@@ -248,6 +248,11 @@ impl Connection {
     /// Whether the peer has disconnected, or the device is gone. Reads the
     /// events that there are, without waiting: a system call.
     ///
+    /// A peer that is killed takes its memory and its queue pair with it, so what
+    /// is in flight can fail before this is known: after a failed completion,
+    /// [`wait_disconnected`](Connection::wait_disconnected) with a second or two
+    /// tells a peer that is gone from one that has done wrong.
+    ///
     /// # Errors
     /// [`Error::Manager`](super::Error::Manager) if the channel cannot be read.
     pub fn is_over(&self) -> Result<bool> {
