@@ -82,6 +82,8 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 	q->cursor = make_pair(b, pd, ibv_cq_ex_to_cq(q->cqx), &q->devicex,
 			      false, NULL);
 	q->shared = make_pair(b, pd, q->cq, &q->device, false, make_srq(pd));
+	for (unsigned int i = 0; i < MANY; i++)
+		q->many[i] = make_pair(b, pd, q->cq, &q->device, false, NULL);
 }
 
 static void set_up(struct bench *b)

@@ -126,6 +126,21 @@ static void receive(struct bench *b, struct pair *p, unsigned int count)
 	complete_receives(p);
 }
 
+/* Whose receive completes `before` turns before the next. */
+static struct pair *whose_turn(struct queues *q, unsigned int before)
+{
+	return &q->many[(q->turn - before) % MANY];
+}
+
+static void receive_in_turns(struct bench *b, struct queues *q,
+			     unsigned int count)
+{
+	while (count--) {
+		receive(b, whose_turn(q, 0), 1);
+		q->turn++;
+	}
+}
+
 static void send(struct bench *b, struct pair *p, unsigned int count)
 {
 	struct ibv_send_wr *bad;
@@ -170,6 +185,9 @@ void make_ready(struct bench *b, const struct row *row, unsigned int calls)
 	case RECEIVED_SHARED:
 		receive(b, &q->shared, calls * row->batch);
 		break;
+	case RECEIVED_MANY:
+		receive_in_turns(b, q, calls * row->batch);
+		break;
 	case SRQ_EMPTY:
 		empty_recv_queue(b, &q->shared);
 		break;
@@ -183,39 +201,57 @@ void take_all(struct bench *b, struct queues *q)
 	empty_recv_queue(b, &q->pair);
 	empty_recv_queue(b, &q->cursor);
 	empty_shared_queue(b, &q->shared);
+	for (unsigned int i = 0; i < MANY; i++)
+		empty_recv_queue(b, &q->many[i]);
 }
 
 /* ---- completion queue ---- */
 
+/* What is wrong with a completion of a receive; `at` is the receive's number. */
+static const char *check_received(const struct ibv_wc *wc,
+				  const struct pair *p, uint32_t at)
+{
+	if (wc->status || wc->qp_num != p->qp->qp_num)
+		return "ibv_poll_cq gave another status or number";
+	if (wc->wr_id != 1000 + at % RQ_ENTRIES ||
+	    wc->byte_len != 64 + at % 8 || wc->opcode != IBV_WC_RECV ||
+	    wc->imm_data != htobe32(0x01020304) || wc->src_qp != 0x777 ||
+	    wc->wc_flags != IBV_WC_WITH_IMM)
+		return "ibv_poll_cq gave other fields than the device's";
+	return NULL;
+}
+
 static const char *check_poll(struct bench *b, struct queues *q,
 			      const struct row *row)
 {
-	const struct pair *p =
-		row->ready == RECEIVED_SHARED ? &q->shared : &q->pair;
 	unsigned int want = row->ready == NOTHING ? 0 : row->batch;
-	uint32_t first = p->received - want;
 
 	memset(b->wc, 0, sizeof(b->wc));
 	if (ibv_poll_cq(q->cq, row->batch, b->wc) != (int)want)
 		return "ibv_poll_cq returned another number of completions";
 	for (unsigned int i = 0; i < want; i++) {
 		const struct ibv_wc *wc = &b->wc[i];
-		uint32_t at = first + i;
+		const struct pair *p = &q->pair;
+		/* As many have been received as will be polled. */
+		unsigned int before = want - i;
+		const char *wrong;
 
-		if (wc->status || wc->qp_num != p->qp->qp_num)
-			return "ibv_poll_cq gave another status or number";
 		if (row->ready == SENT) {
-			if (wc->opcode != IBV_WC_SEND ||
-			    wc->wr_id != BATCH - 1)
+			if (wc->status || wc->qp_num != p->qp->qp_num ||
+			    wc->opcode != IBV_WC_SEND || wc->wr_id != BATCH - 1)
 				return "ibv_poll_cq gave another send";
 			continue;
 		}
-		if (wc->wr_id != 1000 + at % RQ_ENTRIES ||
-		    wc->byte_len != 64 + at % 8 ||
-		    wc->opcode != IBV_WC_RECV ||
-		    wc->imm_data != htobe32(0x01020304) ||
-		    wc->src_qp != 0x777 || wc->wc_flags != IBV_WC_WITH_IMM)
-			return "ibv_poll_cq gave other fields than the device's";
+		if (row->ready == RECEIVED_MANY) {
+			/* One of each: a batch is less than a turn of all. */
+			p = whose_turn(q, before);
+			before = 1;
+		} else if (row->ready == RECEIVED_SHARED) {
+			p = &q->shared;
+		}
+		wrong = check_received(wc, p, p->received - before);
+		if (wrong)
+			return wrong;
 	}
 	if ((be32toh(q->device.object->records[0]) & 0xffffff) !=
 	    (q->device.written & 0xffffff))
@@ -480,6 +516,10 @@ struct queues *empty_queues(void)
 	{ prefix "poll-srq/1", 1, 112, single, RECEIVED_SHARED, run_poll,     \
 	  check_poll },                                                       \
 	{ prefix "poll-srq/16", BATCH, 7, single, RECEIVED_SHARED,            \
+	  run_poll_batch, check_poll },                                       \
+	{ prefix "poll-many/1", 1, 112, single, RECEIVED_MANY, run_poll,      \
+	  check_poll },                                                       \
+	{ prefix "poll-many/16", BATCH, 7, single, RECEIVED_MANY,             \
 	  run_poll_batch, check_poll },                                       \
 	{ prefix "wr-send/1", 1, 112, single, SQX_EMPTY, run_wr, check_wr },  \
 	{ prefix "wr-send/16", BATCH, 7, single, SQX_EMPTY, run_wr_batch,     \

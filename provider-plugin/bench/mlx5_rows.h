@@ -17,6 +17,7 @@
 #define RQ_ENTRIES 128
 #define SRQ_ENTRIES 127 /* 128 of 32 bytes: the list's last is never posted */
 #define INLINE_LENGTH 32
+#define MANY 32 /* queue pairs that take turns in one completion queue */
 
 /* A queue pair and the device's view of it. */
 struct pair {
@@ -40,6 +41,8 @@ struct queues {
 	struct pair extended;  /* for ibv_wr_* */
 	struct pair cursor;    /* completes to `cqx` */
 	struct pair shared;    /* for ibv_post_srq_recv, ibv_poll_cq */
+	struct pair many[MANY]; /* for ibv_poll_cq */
+	unsigned int turn;     /* whose receive completes next */
 	bool thread_domain;
 };
 
@@ -58,7 +61,7 @@ struct bench {
 
 /* What is made ready before each round, and not measured. */
 enum ready { NOTHING, RECEIVED, SENT, RECEIVED_CURSOR, SQ_EMPTY, SQX_EMPTY,
-	     RQ_EMPTY, RECEIVED_SHARED, SRQ_EMPTY };
+	     RQ_EMPTY, RECEIVED_SHARED, RECEIVED_MANY, SRQ_EMPTY };
 
 struct row {
 	const char *name;

@@ -28,42 +28,73 @@ const PAGE: usize = 64;
 pub(crate) struct Directory {
     /// By the upper bits of the user index; each empty or of [`PAGE`] entries.
     pages: Vec<Box<[Option<Entry>]>>,
-    /// Whose completion was read last, for sends and for receives.
+    /// Whose completions were read of late, for sends and for receives.
     recent: [Recent<Outstanding>; 2],
     /// The same of receives that were a shared queue's.
     recent_shared: Recent<SharedWork>,
 }
 
-/// A queue that was looked up.
+/// How many queue pairs may take turns before one has to be looked up again, if
+/// the lowest bits of their user indices differ, as those of neighbours do.
+const WAYS: usize = 64;
+
+/// The place among [`WAYS`] of the queue pair that a completion's field names:
+/// by the lowest bits of its user index.
+#[inline(always)]
+fn way(field: u32) -> usize {
+    usize::from(field.to_ne_bytes()[3]) % WAYS
+}
+
+/// Queues that were looked up, each in the place of the field that names it.
 #[derive(Debug)]
 struct Recent<Q> {
-    /// The field of a completion that names it, as it is there, which has 32
-    /// bits; more, if there is none.
-    field: u64,
-    /// One of an entry's.
-    queue: NonNull<Q>,
+    /// The fields of completions, as they are there. Where there is none, one
+    /// that has another place.
+    fields: [u32; WAYS],
+    /// The queues of entries.
+    queues: [NonNull<Q>; WAYS],
 }
 
 impl<Q> Recent<Q> {
-    const NONE: Self = Self {
-        field: u64::MAX,
-        queue: NonNull::dangling(),
-    };
-
-    /// The queue, if it is the one of this field.
+    /// The queue, if it is that of this field which is here.
     #[inline(always)]
     fn get(&self, field: u32) -> Option<&Q> {
-        if self.field != u64::from(field) {
+        if !self.has(field) {
             return None;
         }
-        // SAFETY: its entry is there: with an entry what is recent is forgotten.
-        Some(unsafe { self.queue.as_ref() })
+        // SAFETY: it was set with this field, and its entry is there: with an
+        // entry what is recent is forgotten.
+        Some(unsafe { self.queues[way(field)].as_ref() })
+    }
+
+    #[inline(always)]
+    fn has(&self, field: u32) -> bool {
+        self.fields[way(field)] == field
+    }
+
+    /// `queue` is one of an entry's, which this field names.
+    fn set(&mut self, field: u32, queue: NonNull<Q>) {
+        self.fields[way(field)] = field;
+        self.queues[way(field)] = queue;
+    }
+
+    /// What is in a place is forgotten.
+    fn forget(&mut self, way: usize) {
+        self.fields[way] = Self::elsewhere(way);
+    }
+
+    /// A field that has another place than this.
+    fn elsewhere(way: usize) -> u32 {
+        u32::from_ne_bytes([0, 0, 0, !(way as u8)])
     }
 }
 
 impl<Q> Default for Recent<Q> {
     fn default() -> Self {
-        Self::NONE
+        Self {
+            fields: std::array::from_fn(Self::elsewhere),
+            queues: [NonNull::dangling(); WAYS],
+        }
     }
 }
 
@@ -84,13 +115,19 @@ impl Directory {
     /// completion.
     #[inline(always)]
     pub(crate) fn queue(&mut self, receives: bool, field: u32) -> Option<&Outstanding> {
-        if self.recent[usize::from(receives)].field != u64::from(field) {
-            self.look_up(receives, field);
-        }
+        self.make_recent(receives, field);
         self.recent(receives, field)
     }
 
-    /// As [`Directory::queue`], if it is the one that was asked for last.
+    /// So that [`Directory::recent`] gives what [`Directory::queue`] would.
+    #[inline(always)]
+    pub(crate) fn make_recent(&mut self, receives: bool, field: u32) {
+        if !self.recent[usize::from(receives)].has(field) {
+            self.look_up(receives, field);
+        }
+    }
+
+    /// As [`Directory::queue`], if it is one that was asked for of late.
     #[inline(always)]
     pub(crate) fn recent(&self, receives: bool, field: u32) -> Option<&Outstanding> {
         self.recent[usize::from(receives)].get(field)
@@ -100,17 +137,17 @@ impl Directory {
     /// queue pair without one of its own.
     #[inline(always)]
     pub(crate) fn shared(&mut self, field: u32) -> Option<&SharedWork> {
-        if self.recent_shared.field != u64::from(field) {
+        if !self.recent_shared.has(field) {
             self.look_up(true, field);
         }
         self.recent_shared.get(field)
     }
 
-    /// Looks up another queue than the last time. It is the recent one then, if
-    /// there is one, of the kind that it is.
+    /// Looks up a queue. It is a recent one then, if there is one, of the kind
+    /// that it is.
     #[inline(never)]
     fn look_up(&mut self, receives: bool, field: u32) {
-        if receives && self.recent_shared.field == u64::from(field) {
+        if receives && self.recent_shared.has(field) {
             return;
         }
         let Some(entry) = self.find(user_index(field)) else {
@@ -120,16 +157,15 @@ impl Directory {
         if !entry.role.contains(role) {
             return;
         }
-        let field = field.into();
         match &entry.work.shared {
             Some(shared) if receives => {
                 let queue = NonNull::from(&**shared);
-                self.recent_shared = Recent { field, queue };
+                self.recent_shared.set(field, queue);
             }
             _ => {
-                let queues = [&entry.work.sends, &entry.work.receives];
-                let queue = NonNull::from(queues[usize::from(receives)]);
-                self.recent[usize::from(receives)] = Recent { field, queue };
+                let at = usize::from(receives);
+                let queue = NonNull::from([&entry.work.sends, &entry.work.receives][at]);
+                self.recent[at].set(field, queue);
             }
         }
     }
@@ -169,8 +205,11 @@ impl Directory {
 
     /// Forgets a queue pair.
     pub(crate) fn remove(&mut self, user_index: u32) -> Option<Entry> {
-        self.recent = Default::default();
-        self.recent_shared = Recent::NONE;
+        let way = way(user_index.to_be());
+        for recent in &mut self.recent {
+            recent.forget(way);
+        }
+        self.recent_shared.forget(way);
         let index = user_index as usize;
         self.pages
             .get_mut(index / PAGE)?

@@ -558,8 +558,9 @@ impl CompletionRing {
         true
     }
 
-    /// Reads completions of one kind and queue, of which the next entry is the
-    /// first, into no more than `room` places from `place` on; how many.
+    /// Reads completions of one kind and of queues that are known, of which the
+    /// next entry is the first, into no more than `room` places from `place` on;
+    /// how many.
     ///
     /// # Safety
     /// As for [`CompletionRing::read`]; the next entry is written, and of this
@@ -575,34 +576,43 @@ impl CompletionRing {
         let owner = (K::OWNER | self.round) as u8;
         let mut entry = self.next;
         // SAFETY: the device has written the entry; any bytes are a valid one.
-        let whose = unsafe { field!(entry, srqn_uidx) };
-        let Some(queue) = self.directory.queue(K::RECEIVES, whose) else {
-            return 0;
-        };
-        let mut queue = queue.taking();
+        let mut whose = unsafe { field!(entry, srqn_uidx) };
+        self.directory.make_recent(K::RECEIVES, whose);
         let mut left = most;
-        loop {
-            // SAFETY: as above.
-            let slot = unsafe { slot_of(entry) };
-            // SAFETY: as above, and of this kind; one of the places.
-            let tell = |wr_id| unsafe { K::tell(entry, wr_id, &mut *place) };
-            if !queue.take(slot, tell) {
-                break;
-            }
-            left -= 1;
-            // SAFETY: to the end of the entries, and of the places, at most.
-            (entry, place) = unsafe { (entry.byte_add(step), place.add(1)) };
-            if left == 0 {
-                break;
-            }
-            // SAFETY: not at the end, so an entry.
-            unsafe {
-                if owner_of(entry) & !SOLICITED != owner || field!(entry, srqn_uidx) != whose {
-                    break;
+        // Queues may take turns.
+        while let Some(queue) = self.directory.recent(K::RECEIVES, whose) {
+            let mut queue = queue.taking();
+            let more = loop {
+                // SAFETY: as above.
+                let slot = unsafe { slot_of(entry) };
+                // SAFETY: as above, and of this kind; one of the places.
+                let tell = |wr_id| unsafe { K::tell(entry, wr_id, &mut *place) };
+                if !queue.take(slot, tell) {
+                    break None;
                 }
+                left -= 1;
+                // SAFETY: to the end of the entries, and of the places, at most.
+                (entry, place) = unsafe { (entry.byte_add(step), place.add(1)) };
+                if left == 0 {
+                    break None;
+                }
+                // SAFETY: not at the end, so an entry.
+                let next = unsafe {
+                    if owner_of(entry) & !SOLICITED != owner {
+                        break None;
+                    }
+                    field!(entry, srqn_uidx)
+                };
+                if next != whose {
+                    break Some(next);
+                }
+            };
+            queue.end();
+            match more {
+                Some(next) => whose = next,
+                None => break,
             }
         }
-        queue.end();
         let count = most - left;
         if count != 0 {
             // SAFETY: the entry before it was read above.

@@ -5,6 +5,7 @@ mod build;
 mod clock;
 mod completion;
 mod device_memory;
+mod directory;
 mod hostile;
 mod import;
 mod keys;

@@ -39,9 +39,9 @@ fn required(row: &str) -> (Option<f64>, Option<f64>) {
         );
     }
     match row.strip_prefix("wr-").unwrap_or(row) {
-        "poll-recv/1" | "poll-send/1" | "poll-srq/1" => (Some(0.60), None),
+        "poll-recv/1" | "poll-send/1" | "poll-srq/1" | "poll-many/1" => (Some(0.60), None),
         "poll-recv/16" | "poll-send/16" => (Some(0.50), Some(70.0)),
-        "poll-srq/16" => (Some(0.50), None),
+        "poll-srq/16" | "poll-many/16" => (Some(0.50), None),
         "poll-empty/1" => (Some(0.50), None),
         "cursor/1" => (Some(0.65), None),
         "cursor/16" => (Some(0.60), None),
@@ -77,8 +77,10 @@ fn most(row: &str) -> Option<f64> {
         "recv/16" => (43.0, 43.0),
         "srq-recv/1" => (78.0, 78.0),
         "srq-recv/16" => (42.0, 42.0),
-        "poll-srq/1" => (206.0, 196.0),
+        "poll-srq/1" => (211.0, 201.0),
         "poll-srq/16" => (90.0, 89.0),
+        "poll-many/1" => (140.0, 130.0),
+        "poll-many/16" => (89.0, 89.0),
         "wr-send/1" => (188.0, 175.0),
         "wr-send/16" => (95.0, 94.0),
         "wr-inline/1" => (244.0, 231.0),
