@@ -17,6 +17,8 @@ pub struct BlueFlame {
     at: NonNull<u64>,
     /// Bytes of a half; 0 if the register takes doorbells only.
     half: usize,
+    /// The same, or 0 if there is a lock.
+    half_alone: usize,
     /// Which half is next, as its offset in bytes. Under the lock if there is
     /// one.
     turn: AtomicUsize,
@@ -38,10 +40,12 @@ impl BlueFlame {
     /// `half` for as long as this value is used. If not `shared`, calls are
     /// made by one caller at a time.
     pub unsafe fn new(at: NonNull<u8>, half: usize, shared: bool) -> Self {
+        // Blocks are written whole.
+        let half = half / Self::BLOCK * Self::BLOCK;
         Self {
             at: at.cast(),
-            // Blocks are written whole.
-            half: half / Self::BLOCK * Self::BLOCK,
+            half,
+            half_alone: if shared { 0 } else { half },
             turn: AtomicUsize::new(0),
             lock: shared.then(SpinLock::new),
         }
@@ -117,7 +121,7 @@ impl BlueFlame {
     /// As there; with `PAIRS`, it is aligned to 16 bytes.
     #[inline(always)]
     pub unsafe fn try_copy_one<const PAIRS: bool>(&self, block: NonNull<u64>) -> bool {
-        if self.lock.is_some() || self.half == 0 {
+        if self.half_alone == 0 {
             return false;
         }
         // SAFETY: a half is some blocks; as the caller says.

@@ -66,7 +66,7 @@ impl SendQueue {
         unsafe {
             control.write(first.to_be());
             control.add(1).write(second);
-            if short.before == 2 {
+            if short.is_remote() {
                 let key = u64::from(besides.rkey) << 32;
                 write_pair(control.add(2), besides.remote_addr.to_be(), key.to_be());
             }

@@ -54,6 +54,12 @@ pub(super) unsafe fn write_short(to: NonNull<u64>, from: *const u8, length: u32)
             from.add(at).cast::<u32>().read_unaligned()
         }))
     };
+    let two = |at: usize| {
+        // SAFETY: asked for where there are 2 bytes.
+        u64::from(u16::from_le(unsafe {
+            from.add(at).cast::<u16>().read_unaligned()
+        }))
+    };
     let one = |at: usize| {
         // SAFETY: asked for where there is a byte.
         u64::from(unsafe { from.add(at).read() })
@@ -69,15 +75,8 @@ pub(super) unsafe fn write_short(to: NonNull<u64>, from: *const u8, length: u32)
             9.. => (four(0), end(eight(length - 8), 8, length - 4)),
             5.. => (four(0), end(four(length - 4), 4, length - 4)),
             4 => (four(0), 0),
-            _ => {
-                let mut bytes = one(length - 1);
-                // Apart, for which fewer registers are needed.
-                if length > 1 {
-                    let middle = one(length / 2) << (length / 2 * 8);
-                    bytes = bytes << ((length - 1) * 8) | middle | one(0);
-                }
-                (bytes, 0)
-            }
+            2.. => (two(0) | one(length - 1) << ((length - 1) * 8), 0),
+            _ => (one(0), 0),
         };
         write(to, header | first << 32, second);
         return;

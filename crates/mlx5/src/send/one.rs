@@ -25,13 +25,19 @@ pub(super) struct Short {
     form: u64,
     /// All bits, if there is immediate data.
     pub immediate: u32,
-    /// Segments before the data: 1 or 2; none: not done here.
+    /// Bytes before the data, of 1 or 2 segments; none: not done here.
     pub before: u16,
     /// It reads, and so has no inline data.
     reads: bool,
 }
 
 impl Short {
+    /// Whether the segment of remote memory is before the data.
+    #[inline(always)]
+    pub fn is_remote(&self) -> bool {
+        usize::from(self.before) == 2 * SEGMENT
+    }
+
     /// Of an operation that is not done here.
     pub const NONE: Self = Self {
         form: 0,
@@ -40,11 +46,11 @@ impl Short {
         reads: false,
     };
 
-    const fn new(opcode: u8, before: u16) -> Self {
-        assert!(before == 1 || before == 2);
+    const fn new(opcode: u8, segments: u16) -> Self {
+        assert!(segments == 1 || segments == 2);
         Self {
-            form: (opcode as u64) << 32 | before as u64,
-            before,
+            form: (opcode as u64) << 32 | segments as u64,
+            before: segments * SEGMENT as u16,
             ..Self::NONE
         }
     }
@@ -96,7 +102,7 @@ pub(super) fn alone(service: Service, max_inline: u32) -> [u8; 16] {
     let quick = quick(service, true);
     std::array::from_fn(|operation| {
         let before = usize::from(OPERATIONS[operation].before);
-        let room = BLOCK - before * SEGMENT - size_of::<u32>();
+        let room = BLOCK - before - size_of::<u32>();
         match quick >> operation & 1 {
             0 => 0,
             _ => room.min(max_inline as usize) as u8,
@@ -295,15 +301,17 @@ impl SendQueue {
         let usual = length.wrapping_sub(1) < most
             // In one piece, not over the end of the queue.
             && !(INLINE && !ALONE && {
-                let from = self.offset(at) + usize::from(short.before) * SEGMENT;
+                let from = self.offset(at) + usize::from(short.before);
                 from + 4 + length as usize > self.mask as usize + 1
             })
             && self.has_room(mark);
         if !usual {
             return None;
         }
-        // Not sooner, or it is kept meanwhile.
-        let before = u32::from(short.before);
+        // Not sooner, or it is kept meanwhile. Read, and not worked out from the
+        // operation, which would be kept for that.
+        // SAFETY: a field of a constant.
+        let before = usize::from(unsafe { (&raw const short.before).read_volatile() });
         // Done with first, so that it is not kept.
         let mark = mark.wrapping_add(1);
         self.marked = mark;
@@ -321,18 +329,18 @@ impl SendQueue {
             let to = as_one(self.blocks.add(self.offset(at)).cast::<u64>());
             let immediate = one.immediate_or_key() & short.immediate;
             write_pair(to, first.to_be(), self.second(one.flags(), immediate));
-            if before == 2 {
+            if before == 2 * SEGMENT {
                 let key = u64::from(one.rkey()) << 32;
                 write_pair(to.add(2), one.remote_addr().to_be(), key.to_be());
             }
-            let data = to.add(before as usize * SEGMENT / 8);
+            let data = to.byte_add(before);
             if !INLINE {
                 let sge = one.sge();
                 write_segment(data.cast(), &Sge { length, ..*sge });
             }
             Some(Written {
                 control: to,
-                segments: before + data_segments,
+                segments: (before / SEGMENT) as u32 + data_segments,
                 data,
                 length,
             })

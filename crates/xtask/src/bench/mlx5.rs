@@ -69,9 +69,9 @@ fn most(row: &str) -> Option<f64> {
         "poll-empty/1" => (33.0, 23.0),
         "cursor/1" => (120.0, 108.0),
         "cursor/16" => (93.0, 92.0),
-        "send/1" => (131.0, 123.0),
+        "send/1" => (124.0, 116.0),
         "send/16" => (87.0, 87.0),
-        "send-inline/1" => (161.0, 153.0),
+        "send-inline/1" => (152.0, 144.0),
         "send-inline/16" => (112.0, 112.0),
         "recv/1" => (73.0, 65.0),
         "recv/16" => (43.0, 43.0),
@@ -83,8 +83,8 @@ fn most(row: &str) -> Option<f64> {
         "poll-many/16" => (89.0, 89.0),
         "wr-send/1" => (188.0, 175.0),
         "wr-send/16" => (95.0, 94.0),
-        "wr-inline/1" => (244.0, 231.0),
-        "wr-inline/16" => (150.0, 149.0),
+        "wr-inline/1" => (220.0, 208.0),
+        "wr-inline/16" => (127.0, 126.0),
         _ => return None,
     };
     Some(if single { owned } else { shared })
