@@ -609,7 +609,10 @@ impl CompletionRing {
             };
             queue.end();
             match more {
-                Some(next) => whose = next,
+                Some(next) => {
+                    whose = next;
+                    self.directory.make_recent(K::RECEIVES, whose);
+                }
                 None => break,
             }
         }
