@@ -68,7 +68,7 @@ pub use recv::{RecvQueue, RecvWriter};
 pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, PostedOne, SendQueue, WindowKind, Wqe};
 pub use shared::{LockedQueue, SharedQueue, SharedWork, SharedWriter};
 pub use srq::SharedReceiveQueue;
+pub use usual::{Place, Timed, Usual};
 /// What all devices share.
-pub use usual::Usual;
 pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};
 pub use work::{Role, Work};

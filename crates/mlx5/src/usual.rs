@@ -46,6 +46,73 @@ const RECEIVED_IMMEDIATE: u32 = (cqe_opcode::RESP_SEND_IMM as u32) << 4;
 const IMMEDIATE: u32 = RECEIVED ^ RECEIVED_IMMEDIATE;
 const _: () = assert!(IMMEDIATE.is_power_of_two() && RECEIVED & IMMEDIATE == 0);
 
+/// Where completions are read into, one after the other.
+///
+/// # Safety
+/// It begins with a [`WorkCompletion`].
+pub unsafe trait Place: Sized {
+    /// Whether it keeps when the completion was written.
+    const TIMED: bool;
+
+    /// Takes down when that was, if it is kept.
+    ///
+    /// # Safety
+    /// The place is writable.
+    unsafe fn set_time(place: *mut MaybeUninit<Self>, time: u64);
+}
+
+// SAFETY: it is one.
+unsafe impl Place for WorkCompletion {
+    const TIMED: bool = false;
+
+    #[inline(always)]
+    unsafe fn set_time(_: *mut MaybeUninit<Self>, _: u64) {}
+}
+
+/// A completion, and when the device wrote it, in ticks of its clock (of a
+/// failure, any number).
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct Timed {
+    /// What it says.
+    pub completion: WorkCompletion,
+    /// When.
+    pub time: u64,
+}
+
+const _: () = assert!(offset_of!(Timed, completion) == 0);
+
+// SAFETY: it begins with one, as is asserted.
+unsafe impl Place for Timed {
+    const TIMED: bool = true;
+
+    #[inline(always)]
+    unsafe fn set_time(place: *mut MaybeUninit<Self>, time: u64) {
+        // SAFETY: as the caller says.
+        unsafe { (&raw mut (*place.cast::<Self>()).time).write(time) };
+    }
+}
+
+/// Writes what an entry of a kind says to a place; whether it is one of the usual.
+///
+/// # Safety
+/// As for [`Kind::tell`]; the place is writable.
+#[inline(always)]
+unsafe fn tell<K: Kind, P: Place>(
+    entry: NonNull<Cqe>,
+    wr_id: u64,
+    place: *mut MaybeUninit<P>,
+) -> bool {
+    // SAFETY: as the caller says; a place begins with a completion.
+    unsafe {
+        let told = K::tell(entry, wr_id, &mut *place.cast());
+        if P::TIMED {
+            P::set_time(place, time_of(entry));
+        }
+        told
+    }
+}
+
 /// A kind of completion, all of which is said by an entry's last byte.
 trait Kind {
     /// That byte, without the owner bit and [`SOLICITED`].
@@ -250,7 +317,7 @@ impl CompletionRing {
     /// # Safety
     /// As for [`CompletionRing::read`].
     #[inline(always)]
-    pub unsafe fn take_usual(&mut self, out: &mut [MaybeUninit<WorkCompletion>]) -> (usize, Usual) {
+    pub unsafe fn take_usual<P: Place>(&mut self, out: &mut [MaybeUninit<P>]) -> (usize, Usual) {
         let mut left = out.len();
         let mut place = out.as_mut_ptr();
         loop {
@@ -264,9 +331,9 @@ impl CompletionRing {
             // there are so many places.
             let more = unsafe {
                 match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                    SENT => self.take_row::<Sent>(place, left),
-                    RECEIVED => self.take_row::<Received>(place, left),
-                    RECEIVED_IMMEDIATE => self.take_row::<ReceivedImmediate>(place, left),
+                    SENT => self.take_row::<Sent, P>(place, left),
+                    RECEIVED => self.take_row::<Received, P>(place, left),
+                    RECEIVED_IMMEDIATE => self.take_row::<ReceivedImmediate, P>(place, left),
                     _ if self.is_in_session() || is_written(owner, self.round as u8) => 0,
                     _ => return (taken, Usual::Nothing),
                 }
@@ -425,17 +492,17 @@ impl CompletionRing {
     /// As for [`CompletionRing::read`]; `owner` is the next entry's last byte.
     /// There is room for one, and as much as is said.
     #[inline(never)]
-    unsafe fn take_shared(
+    unsafe fn take_shared<P: Place>(
         &mut self,
         owner: u8,
-        place: *mut MaybeUninit<WorkCompletion>,
+        place: *mut MaybeUninit<P>,
         room: usize,
     ) -> usize {
         // SAFETY: as the caller says; the entry is written, in this round.
         unsafe {
             match (u32::from(owner) ^ self.round) & !u32::from(SOLICITED) {
-                RECEIVED => self.take_shared_row::<Received>(place, room),
-                RECEIVED_IMMEDIATE => self.take_shared_row::<ReceivedImmediate>(place, room),
+                RECEIVED => self.take_shared_row::<Received, P>(place, room),
+                RECEIVED_IMMEDIATE => self.take_shared_row::<ReceivedImmediate, P>(place, room),
                 _ => 0,
             }
         }
@@ -466,7 +533,7 @@ impl CompletionRing {
     #[inline(always)]
     unsafe fn take_one_received<K: Kind>(&mut self, out: &mut MaybeUninit<WorkCompletion>) -> bool {
         // SAFETY: as the caller says; there is one place.
-        unsafe { self.take_shared_row::<K>(out, 1) != 0 || self.take_one::<K, true>(out) }
+        unsafe { self.take_shared_row::<K, _>(out, 1) != 0 || self.take_one::<K, true>(out) }
     }
 
     /// As [`CompletionRing::take_row`], of a kind of receives, all of which are
@@ -475,9 +542,9 @@ impl CompletionRing {
     /// # Safety
     /// As there.
     #[inline(always)]
-    unsafe fn take_shared_row<K: Kind>(
+    unsafe fn take_shared_row<K: Kind, P: Place>(
         &mut self,
-        place: *mut MaybeUninit<WorkCompletion>,
+        place: *mut MaybeUninit<P>,
         room: usize,
     ) -> usize {
         // There is one at least.
@@ -507,7 +574,7 @@ impl CompletionRing {
                 let Some(wr_id) = taking.take(slot_of(entry) as u16) else {
                     break;
                 };
-                K::tell(entry, wr_id, &mut *place.add(count));
+                tell::<K, P>(entry, wr_id, place.add(count));
                 entry = entry.byte_add(self.step);
             }
             count += 1;
@@ -566,9 +633,9 @@ impl CompletionRing {
     /// As for [`CompletionRing::read`]; the next entry is written, and of this
     /// kind. There is room for one, and as much as is said.
     #[inline(always)]
-    unsafe fn take_row<K: Kind>(
+    unsafe fn take_row<K: Kind, P: Place>(
         &mut self,
-        mut place: *mut MaybeUninit<WorkCompletion>,
+        mut place: *mut MaybeUninit<P>,
         room: usize,
     ) -> usize {
         let most = room.min(self.to_end());
@@ -586,7 +653,7 @@ impl CompletionRing {
                 // SAFETY: as above.
                 let slot = unsafe { slot_of(entry) };
                 // SAFETY: as above, and of this kind; one of the places.
-                let tell = |wr_id| unsafe { K::tell(entry, wr_id, &mut *place) };
+                let tell = |wr_id| unsafe { tell::<K, P>(entry, wr_id, place) };
                 if !queue.take(slot, tell) {
                     break None;
                 }

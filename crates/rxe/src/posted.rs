@@ -37,26 +37,31 @@ impl<'r> PostedSend<'r> {
     }
 
     /// Its identifier.
+    #[inline(always)]
     pub fn wr_id(&self) -> u64 {
         get!(self, wr.wr_id)
     }
 
     /// What is to be done.
+    #[inline(always)]
     pub fn opcode(&self) -> Opcode {
         Opcode(get!(self, wr.opcode))
     }
 
     /// How.
+    #[inline(always)]
     pub fn flags(&self) -> SendFlags {
         SendFlags::from_bits_retain(get!(self, wr.send_flags))
     }
 
     /// As [`crate::Wqe::immediate_or_key`].
+    #[inline(always)]
     pub fn immediate_or_key(&self) -> u32 {
         get!(self, wr.ex)
     }
 
     /// Address and key of remote memory, of a read or write.
+    #[inline(always)]
     pub fn rdma(&self) -> (u64, u32) {
         (
             get!(self, wr.wr.rdma.remote_addr),
@@ -89,6 +94,7 @@ impl<'r> PostedSend<'r> {
     }
 
     /// Its data, if it is no inline data.
+    #[inline(always)]
     pub fn list(&self) -> &'r [Sge] {
         let count = get!(self, dma.num_sge) as usize;
         // SAFETY: the elements that the writer has put behind the fixed part;
@@ -97,6 +103,7 @@ impl<'r> PostedSend<'r> {
     }
 
     /// Its inline data.
+    #[inline(always)]
     pub fn inline(&self) -> &'r [u8] {
         let length = get!(self, dma.length) as usize;
         // SAFETY: as in `list`.
@@ -125,11 +132,13 @@ impl<'r> PostedRecv<'r> {
     }
 
     /// Its identifier.
+    #[inline(always)]
     pub fn wr_id(&self) -> u64 {
         get!(self, wr_id)
     }
 
     /// Where it goes.
+    #[inline(always)]
     pub fn list(&self) -> &'r [Sge] {
         let count = get!(self, dma.num_sge) as usize;
         // SAFETY: as in `PostedSend::list`.

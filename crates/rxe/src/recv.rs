@@ -122,6 +122,13 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// As [`Producer::rewind`].
+    #[inline(always)]
+    pub fn rewind(&mut self) {
+        self.producer.rewind();
+        self.next = self.producer.tail();
+    }
+
     /// Hands the batch to the device.
     ///
     /// # Safety

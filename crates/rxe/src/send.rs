@@ -95,6 +95,13 @@ impl SendQueue {
         }
     }
 
+    /// As [`Producer::rewind`].
+    #[inline(always)]
+    pub fn rewind(&mut self) {
+        self.producer.rewind();
+        self.next = self.producer.tail();
+    }
+
     /// Opens the next entry for one operation, without data, remote address
     /// or key so far. Every batch starts with [`SendQueue::begin`].
     ///
@@ -282,6 +289,13 @@ impl<'q> SendWriter<'q> {
             next: &mut self.next,
             after,
         })
+    }
+
+    /// As [`Producer::rewind`].
+    #[inline(always)]
+    pub fn rewind(&mut self) {
+        self.queue.producer.rewind();
+        self.next = self.queue.producer.tail();
     }
 
     /// Work requests that the queue holds at most.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CompletionError, Opcode, Role, SendFlags, Shown, Usual, WorkCompletion};
+use crate::{CompletionError, Opcode, Role, SendFlags, Shown, Timed, Usual, WorkCompletion};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.
@@ -121,6 +121,32 @@ fn what_is_gone_is_not_remembered() {
     assert_eq!(next(&mut ring, sent), Ok(1));
 }
 
+/// Reads so many completions with their times, as far as can be in rows.
+fn take_timed(
+    ring: &mut CompletionRing,
+    count: usize,
+) -> Vec<(Result<WorkCompletion, CompletionError>, u64)> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut out = [MaybeUninit::<Timed>::uninit(); 6];
+        // SAFETY: no work request names memory.
+        let (taken, why) = unsafe { ring.take_usual(&mut out[..count - all.len()]) };
+        all.extend(out[..taken].iter().map(|place| {
+            // SAFETY: as many were written.
+            let place = unsafe { place.assume_init() };
+            (Ok(place.completion), place.time)
+        }));
+        if why == Usual::Other {
+            // SAFETY: as above.
+            let next = unsafe { ring.read() }.expect("what was left");
+            all.push((next, ring.time()));
+        }
+        assert!(why != Usual::Nothing || all.len() == count, "too few");
+    }
+    ring.publish();
+    all
+}
+
 proptest! {
     /// However completions of several queues and kinds follow one another, and
     /// however many are asked for: those that are read in rows are those that
@@ -130,7 +156,7 @@ proptest! {
         log2 in 1u32..5,
         steps in prop::collection::vec((0u8..16, any::<u32>(), 0usize..6, any::<bool>()), 1..80),
     ) {
-        let mut sides: Vec<_> = (0..2).map(|_| {
+        let mut sides: Vec<_> = (0..3).map(|_| {
             let mut ring = CompletionRing::plain(log2).unwrap();
             let device = Device::of(&ring);
             // The last has the first's place among those that are remembered.
@@ -183,7 +209,8 @@ proptest! {
             if !take {
                 continue;
             }
-            let (rows, singles) = sides.split_at_mut(1);
+            let (rows, others) = sides.split_at_mut(1);
+            let (singles, timed) = others.split_at_mut(1);
             let ring = &mut rows[0].0;
             let before = told[0].len();
             let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 6];
@@ -196,11 +223,17 @@ proptest! {
                 Err(error) => told[0].push(Err(error)),
             }
             let other = &mut singles[0].0;
+            let mut times = Vec::new();
             for _ in before..told[0].len() {
                 // SAFETY: as above.
                 told[1].extend(unsafe { other.read() });
+                times.push(other.time());
             }
             other.publish();
+            let with_times = take_timed(&mut timed[0].0, told[0].len() - before);
+            let (same, at): (Vec<_>, Vec<_>) = with_times.into_iter().unzip();
+            prop_assert_eq!(&same, &told[1][before..]);
+            prop_assert_eq!(at, times);
             prop_assert_eq!(&told[0][before..], &told[1][before..]);
             // One that makes no sense may have been looked at for no use.
             if before != told[0].len() && told[0].len() == raised {

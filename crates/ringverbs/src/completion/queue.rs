@@ -515,13 +515,15 @@ impl CompletionQueue {
     #[inline(never)]
     fn prepared(&mut self, tell: bool) -> device::Span {
         if self.held {
-            self.give_back();
+            return self.give_back(tell);
         }
         self.ring.available(tell)
     }
 
+    /// Gives back the entry that a cursor has left, and looks.
     #[cold]
-    fn give_back(&mut self) {
+    #[inline(never)]
+    fn give_back(&mut self, tell: bool) -> device::Span {
         self.held = false;
         let mut span = self.ring.ready();
         // Not there any more if the ring could not be mapped when it was
@@ -530,6 +532,7 @@ impl CompletionQueue {
             self.ring.advance(&mut span);
             self.ring.release(&span);
         }
+        self.ring.available(tell)
     }
 
     /// Lets go of queues that have gone since this was asked last.

@@ -30,7 +30,7 @@ pub(crate) fn read(entry: &Entry<'_>) -> WorkCompletion {
 #[inline(always)]
 pub(crate) unsafe fn read_time(entry: &Entry<'_>) -> u64 {
     // SAFETY: there is one behind each entry of such a queue's ring
-    // (`Source::put`), aligned as the entry is.
+    // (`mlx5::Timed`), aligned as the entry is.
     unsafe { entry.as_ptr().add(1).cast::<u64>().read() }
 }
 
@@ -62,15 +62,22 @@ impl CompletionRing {
 
     /// The completions that are there now. Those that make no sense are left
     /// out, unless there is somebody to `tell`.
+    #[inline(always)]
     pub fn available(&mut self, tell: bool) -> Span {
         let span = self.ring.available();
-        match &mut self.source {
-            Some(source) if span.at == span.end => {
-                source.fill(tell);
-                self.ring.available()
-            }
+        match &self.source {
+            Some(source) if span.at == span.end && !source.is_idle() => self.decode(tell),
             _ => span,
         }
+    }
+
+    /// Decodes what has come, into the ring, which is empty.
+    #[inline(never)]
+    fn decode(&mut self, tell: bool) -> Span {
+        if let Some(source) = &mut self.source {
+            source.fill(tell);
+        }
+        self.ring.available()
     }
 
     /// The completion at `span.at`, in place.

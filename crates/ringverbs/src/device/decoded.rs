@@ -14,10 +14,13 @@
 //! whatever it says and however late it is read.
 
 use std::collections::HashMap;
+use std::hint::cold_path;
+use std::mem::{MaybeUninit, offset_of};
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::mlx5::{Arming, CompletionError, CompletionRing, DeviceContext, Role, Work};
+use ::mlx5::{Arming, CompletionError, CompletionRing, DeviceContext, Role, Timed, Usual, Work};
 use ring::{Epoch, Producer, Ring, Slots};
 use uverbs::WorkCompletion;
 
@@ -30,11 +33,11 @@ use crate::error::Result;
 /// enough to stay near.
 pub(super) const AHEAD: u32 = 127;
 /// Binary logarithm of the distance between them.
-pub(super) const LOG2_STRIDE: u32 = 6;
+pub(super) const LOG2_STRIDE: u32 = size_of::<Timed>().ilog2();
 const _: () = {
-    // A completion, and behind it its time (`read_time`).
-    assert!(size_of::<WorkCompletion>() + size_of::<u64>() <= 1 << LOG2_STRIDE);
-    assert!(size_of::<WorkCompletion>().is_multiple_of(align_of::<u64>()));
+    assert!(size_of::<Timed>().is_power_of_two());
+    // Where `read_time` looks.
+    assert!(offset_of!(Timed, time) == size_of::<WorkCompletion>());
 };
 
 /// What asks for events of completion queues, by the number of the queue: the
@@ -136,8 +139,6 @@ pub(crate) struct Source {
     /// The side of the ring that a driver has otherwise.
     filled: Producer,
     slots: Slots,
-    /// Whether each completion in the ring has its time behind it.
-    pub timed: bool,
     /// What follows in the ring makes no sense.
     senseless: bool,
     /// Completions that the device's queue holds.
@@ -182,7 +183,6 @@ impl Source {
             ring: queue.0,
             filled: Producer::new(ring.indices()),
             slots: ring.slots(),
-            timed: false,
             senseless: false,
             entries,
             read: 0,
@@ -217,11 +217,28 @@ impl Source {
                 at = self.put(at, senseless()).unwrap_or(at);
             }
         }
-        while !self.senseless && !self.ring.is_empty() {
+        while !self.senseless {
+            let room = self.room(at);
+            if room.is_empty() {
+                break;
+            }
+            // SAFETY: as below.
+            let (count, why) = unsafe { self.ring.take_usual(room) };
+            self.read += count as u64;
+            at = self.filled.indices().advance(at, count);
+            match why {
+                Usual::Taken => continue,
+                Usual::Nothing => break,
+                Usual::Other => {}
+            }
+            cold_path();
             // After the look at the completion, which may be the first of a
             // queue pair that has come since.
-            if self.members.changes.now() != self.seen && !self.read_news() {
-                break;
+            if self.members.changes.now() != self.seen {
+                if !self.read_news() {
+                    break;
+                }
+                continue;
             }
             if !self.filled.has_room(at) {
                 break;
@@ -259,18 +276,33 @@ impl Source {
         }
     }
 
-    /// Writes a completion to the ring, if there is room; what is after it.
+    /// Whether there is nothing to do: no completion, no news, nobody who leaves.
     #[inline(always)]
-    fn put(&mut self, at: usize, wc: WorkCompletion) -> Option<usize> {
+    pub fn is_idle(&self) -> bool {
+        self.ring.is_empty()
+            && self.members.changes.now() == self.seen
+            && self.leaving.is_empty()
+            && !self.senseless
+    }
+
+    /// The places from `at` on that may be filled, up to the end of the ring.
+    #[inline(always)]
+    fn room<'r>(&mut self, at: usize) -> &'r mut [MaybeUninit<Timed>] {
+        let count = self.filled.room_ahead(at);
+        // SAFETY: slots of the ring, which outlives this, from its indices:
+        // aligned, as long as they are apart, and nobody reads them before they
+        // are published. One such slice is there at a time.
+        unsafe { slice::from_raw_parts_mut(self.slots.slot_inside(at).cast().as_ptr(), count) }
+    }
+
+    /// Writes a completion to the ring, if there is room; what is after it.
+    fn put(&mut self, at: usize, completion: WorkCompletion) -> Option<usize> {
         let after = self.filled.after(at)?;
-        // SAFETY: a slot of the ring, from its indices, aligned and of
-        // `1 << LOG2_STRIDE` bytes; there is room, so nobody reads it.
+        let time = self.ring.time();
+        // SAFETY: as in `room`; there is room.
         unsafe {
-            let slot = self.slots.slot_inside(at).cast::<WorkCompletion>();
-            slot.write(wc);
-            if self.timed {
-                slot.add(1).cast().write(self.ring.time());
-            }
+            let slot = self.slots.slot_inside(at).cast::<Timed>();
+            slot.write(Timed { completion, time });
         }
         Some(after)
     }

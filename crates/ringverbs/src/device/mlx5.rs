@@ -167,12 +167,7 @@ impl Provider {
         }
     }
 
-    pub fn completion_queue(
-        &self,
-        context: &Ctx,
-        init: &CqInit,
-        timed: bool,
-    ) -> Result<CompletionQueue> {
+    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
         let made = ::mlx5::CompletionQueue::create(context, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
         let ring = Ring::anonymous(decoded::AHEAD, decoded::LOG2_STRIDE);
@@ -186,8 +181,7 @@ impl Provider {
         let (device, number) = (Arc::clone(&self.device), init.user_handle);
         let entries = made.object.cqe();
         let queue = (made.ring, made.arming);
-        let mut source = Source::new(queue, entries, &ring, number, device, &self.armings);
-        source.timed = timed;
+        let source = Source::new(queue, entries, &ring, number, device, &self.armings);
         let members = Arc::clone(source.members());
         let ring = ::rxe::CompletionRing::new(ring);
         Ok(CompletionQueue {

@@ -165,7 +165,7 @@ impl Provider {
                 what: "timestamps of completions",
             }),
             Self::Rxe => rxe::completion_queue(context, init),
-            Self::Mlx5(provider) => provider.completion_queue(context, init, timed),
+            Self::Mlx5(provider) => provider.completion_queue(context, init),
         }
     }
 

@@ -36,8 +36,11 @@ impl RecvQueue {
     pub unsafe fn publish(&mut self) {
         // SAFETY: passed on.
         unsafe { self.queue.publish() };
-        if let Some(receiver) = &mut self.receiver {
-            receiver.carry();
+        if let Some(receiver) = &mut self.receiver
+            && receiver.carry()
+        {
+            // The next entries are those that are near already.
+            self.queue.rewind();
         }
     }
 

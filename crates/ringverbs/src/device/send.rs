@@ -21,8 +21,13 @@ pub(crate) enum Doorbell {
 }
 
 impl Doorbell {
+    /// Rings. `rewind` is called where everything has been taken out of the ring,
+    /// and is to start again with its first entry.
+    ///
+    /// # Errors
+    /// [`Error::Doorbell`].
     #[inline(always)]
-    pub fn ring(&mut self) -> Result<()> {
+    pub fn ring(&mut self, rewind: impl FnOnce()) -> Result<()> {
         match self {
             Self::Direct(doorbell) => doorbell.ring().map_err(|refused| Error::Doorbell {
                 errno: refused.errno().raw(),
@@ -30,7 +35,12 @@ impl Doorbell {
             Self::Kernel(doorbell) => doorbell
                 .ring()
                 .map_err(|errno| Error::Doorbell { errno: errno.raw() }),
-            Self::Staged(sender) => sender.carry(),
+            Self::Staged(sender) => {
+                sender.carry()?;
+                // The next entries are those that are near already.
+                rewind();
+                Ok(())
+            }
         }
     }
 
@@ -87,6 +97,13 @@ impl SendQueue {
         unsafe { queue.publish() }
     }
 
+    /// For [`Doorbell::ring`].
+    #[inline(always)]
+    pub fn rewind(&mut self) {
+        let Self(queue) = self;
+        queue.rewind();
+    }
+
     pub fn capacity(&self) -> u32 {
         let Self(queue) = self;
         queue.capacity()
@@ -104,6 +121,13 @@ impl SendWriter<'_> {
         let capacity = writer.capacity();
         let opened = writer.open(wr_id, opcode, flags);
         opened.map(Opened).map_err(|_| full(capacity))
+    }
+
+    /// For [`Doorbell::ring`].
+    #[inline(always)]
+    pub fn rewind(&mut self) {
+        let Self(writer) = self;
+        writer.rewind();
     }
 
     /// As [`SendQueue::publish`].

@@ -6,9 +6,10 @@
 //! the kernel's driver stands with rdma_rxe. So the way down to the doorbell is
 //! the same code for every device, and costs rdma_rxe nothing.
 
+use std::borrow::Borrow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::mlx5::{Address, Bind, PostError, WindowKind};
+use ::mlx5::{Address, Bind, OneElement, PostError, PostedOne, WindowKind};
 use ::rxe::{PostedRecv, PostedSend};
 use ring::{Indices, Ring, Slots};
 use uverbs::{Opcode, SendFlags, Sge};
@@ -46,6 +47,33 @@ impl Taken {
         self.indices.publish_consumer(self.at);
     }
 
+    /// All of it was, and the writer starts again with the ring's first entry.
+    #[inline(always)]
+    fn rewind(&mut self) {
+        self.at = 0;
+    }
+
+    /// The next receive that is to be carried over, if there is one.
+    #[inline(always)]
+    fn receive(&self, end: usize) -> Option<PostedRecv<'_>> {
+        // SAFETY: a position of the ring between what was carried over and what
+        // is published: written by its queue, whose writer waits.
+        (self.at != end).then(|| unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) })
+    }
+
+    /// The same of a send.
+    #[inline(always)]
+    fn send(&self, end: usize) -> Option<PostedSend<'_>> {
+        // SAFETY: as in `receive`.
+        (self.at != end).then(|| unsafe { PostedSend::at(self.slots.slot_inside(self.at)) })
+    }
+
+    /// That one was carried over.
+    #[inline(always)]
+    fn carried(&mut self) {
+        self.at = self.indices.next(self.at);
+    }
+
     /// Carries over the receives that were published. What is refused, and what is
     /// behind it, stays where it is.
     fn receives(
@@ -53,15 +81,76 @@ impl Taken {
         mut push: impl FnMut(u64, &[Sge]) -> std::result::Result<(), PostError>,
     ) {
         let end = self.indices.own_producer();
-        while self.at != end {
-            // SAFETY: as in `Sender::carry`.
-            let posted = unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) };
+        while let Some(posted) = self.receive(end) {
             if let Err(error) = push(posted.wr_id(), posted.list()) {
                 tracing::error!(%error, "a receive stays behind");
                 break;
             }
-            self.at = self.indices.next(self.at);
+            self.carried();
         }
+    }
+}
+
+/// A work request in a ring, of one element, as the quick ways read it.
+struct One<'r, S> {
+    posted: PostedSend<'r>,
+    sge: S,
+}
+
+impl<'r> One<'r, &'r Sge> {
+    /// Of a list of one element. It is read in place: a copy would be read in
+    /// larger pieces than it was written just before, and wait for them.
+    #[inline(always)]
+    fn listed(posted: PostedSend<'r>) -> Option<Self> {
+        match posted.list() {
+            [sge] => Some(Self { posted, sge }),
+            _ => None,
+        }
+    }
+}
+
+impl<'r> One<'r, Sge> {
+    /// Of inline data.
+    #[inline(always)]
+    fn inline(posted: PostedSend<'r>) -> Self {
+        let bytes = posted.inline();
+        let sge = Sge {
+            addr: bytes.as_ptr().expose_provenance() as u64,
+            length: bytes.len() as u32,
+            lkey: 0,
+        };
+        Self { posted, sge }
+    }
+}
+
+impl<S: Borrow<Sge>> OneElement for One<'_, S> {
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.posted.wr_id()
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.posted.opcode()
+    }
+    #[inline(always)]
+    fn flags(&self) -> SendFlags {
+        self.posted.flags()
+    }
+    #[inline(always)]
+    fn immediate_or_key(&self) -> u32 {
+        self.posted.immediate_or_key()
+    }
+    #[inline(always)]
+    fn remote_addr(&self) -> u64 {
+        self.posted.rdma().0
+    }
+    #[inline(always)]
+    fn rkey(&self) -> u32 {
+        self.posted.rdma().1
+    }
+    #[inline(always)]
+    fn sge(&self) -> &Sge {
+        self.sge.borrow()
     }
 }
 
@@ -85,7 +174,8 @@ impl Sender {
         }
     }
 
-    /// Carries over what was published, and rings.
+    /// Carries over what was published, and rings. The ring's writer starts again
+    /// with its first entry.
     ///
     /// # Errors
     /// [`Error::Doorbell`] of a work request that the device's queue does not
@@ -93,31 +183,84 @@ impl Sender {
     #[inline(never)]
     pub fn carry(&mut self) -> Result<()> {
         let end = self.taken.indices.own_producer();
+        if self.taken.indices.next(self.taken.at) == end && self.post_alone(end) {
+            self.taken.rewind();
+            return Ok(());
+        }
+        self.carry_batch(end)
+    }
+
+    /// Posts what was published by itself, if it is one of nearly all; if not,
+    /// nothing was done.
+    #[inline(always)]
+    fn post_alone(&mut self, end: usize) -> bool {
+        let Some(posted) = self.taken.send(end) else {
+            return false;
+        };
+        // SAFETY: as in `carry_batch`; of inline data a slice is readable.
+        let told = unsafe {
+            if posted.flags().contains(SendFlags::INLINE) {
+                self.queue.post_one_inline(&One::inline(posted))
+            } else {
+                match One::listed(posted) {
+                    Some(one) => self.queue.post_one(&one),
+                    None => PostedOne::No,
+                }
+            }
+        };
+        if told == PostedOne::Written {
+            self.queue.tell_posted();
+        }
+        told != PostedOne::No
+    }
+
+    #[inline(never)]
+    fn carry_batch(&mut self, end: usize) -> Result<()> {
         let mut result = Ok(());
         self.queue.begin();
-        while self.taken.at != end {
-            // SAFETY: a position of the ring between what was carried over and
-            // what is published: written by its queue, whose writer waits.
-            let posted = unsafe { PostedSend::at(self.taken.slots.slot_inside(self.taken.at)) };
-            if let Err(error) = self.write(posted) {
-                result = Err(Error::Doorbell {
-                    errno: error.errno(),
-                });
-                break;
+        while let Some(posted) = self.taken.send(end) {
+            if !Self::push_one(&mut self.queue, posted) {
+                let written = Self::write(&mut self.queue, &self.paths, self.datagram, posted);
+                if let Err(error) = written {
+                    result = Err(Error::Doorbell {
+                        errno: error.errno(),
+                    });
+                    break;
+                }
+                self.queue.accept();
             }
-            self.queue.accept();
-            self.taken.at = self.taken.indices.next(self.taken.at);
+            self.taken.carried();
         }
         // SAFETY: that is the contract of those who have published it to the
         // ring.
         unsafe { self.queue.publish() };
-        self.taken.give_back();
+        match result {
+            Ok(()) => self.taken.rewind(),
+            Err(_) => self.taken.give_back(),
+        }
         result
     }
 
-    fn write(&mut self, posted: PostedSend<'_>) -> Result<(), PostError> {
+    /// Adds a work request to the batch, if it is one of nearly all.
+    #[inline(always)]
+    fn push_one(queue: &mut ::mlx5::SendQueue, posted: PostedSend<'_>) -> bool {
+        if posted.flags().contains(SendFlags::INLINE) {
+            // SAFETY: a slice is readable for its length.
+            return unsafe { queue.push_one_inline(&One::inline(posted)) };
+        }
+        One::listed(posted).is_some_and(|one| queue.push_one(&one))
+    }
+
+    /// Writes a work request of any kind.
+    #[inline(never)]
+    fn write(
+        queue: &mut ::mlx5::SendQueue,
+        paths: &Paths,
+        datagram: bool,
+        posted: PostedSend<'_>,
+    ) -> Result<(), PostError> {
         let (opcode, flags) = (posted.opcode(), posted.flags());
-        let mut wqe = self.queue.open(posted.wr_id(), opcode, flags)?;
+        let mut wqe = queue.open(posted.wr_id(), opcode, flags)?;
         match opcode {
             Opcode::BIND_MW => return wqe.bind_mw(&binding(posted)),
             // All of it but the key is written.
@@ -132,9 +275,9 @@ impl Sender {
                 let (addr, rkey, compare_add, swap) = posted.atomic();
                 wqe.atomic(addr, rkey, compare_add, swap);
             }
-            _ if self.datagram => {
+            _ if datagram => {
                 let (number, remote_qpn, remote_qkey) = posted.ud();
-                let address = self.paths.find(number).ok_or(PostError::BadOperation)?;
+                let address = paths.find(number).ok_or(PostError::BadOperation)?;
                 wqe.ud(&address, remote_qpn, remote_qkey);
             }
             // Sends have none, and ignore it.
@@ -204,10 +347,37 @@ impl Receiver {
         }
     }
 
-    /// Carries over what was published. What the device's queue does not take
+    /// Carries over what was published; whether that is all, and the ring's writer
+    /// starts again with its first entry. What the device's queue does not take
     /// stays where it is.
     #[inline(never)]
-    pub fn carry(&mut self) {
+    pub fn carry(&mut self) -> bool {
+        let Receives::Own(queue) = &mut self.queue else {
+            return self.carry_rest();
+        };
+        let end = self.taken.indices.own_producer();
+        let mut writer = queue.begin();
+        while let Some(posted) = self.taken.receive(end) {
+            let [sge] = posted.list() else { break };
+            if !writer.push_one(posted.wr_id(), sge) {
+                break;
+            }
+            self.taken.carried();
+        }
+        // SAFETY: that is the contract of those who have published it to the
+        // ring.
+        unsafe { writer.publish() };
+        if self.taken.at != end {
+            return self.carry_rest();
+        }
+        self.taken.rewind();
+        true
+    }
+
+    /// The same of what is not one of nearly all, and what is behind it. Apart, so
+    /// that nothing is saved for it.
+    #[inline(never)]
+    fn carry_rest(&mut self) -> bool {
         match &mut self.queue {
             Receives::Own(queue) => {
                 queue.begin().keep();
@@ -224,6 +394,7 @@ impl Receiver {
             }
         }
         self.taken.give_back();
+        false
     }
 
     /// The queue pair was reset, with nothing in flight.

@@ -230,7 +230,7 @@ impl SendHalf {
         // flight, and stays there until it has completed or the queue pair is
         // destroyed: registered, and out of everybody's reach.
         if unsafe { self.queue.publish() } {
-            self.doorbell.ring()
+            self.doorbell.ring(|| self.queue.rewind())
         } else {
             Ok(())
         }

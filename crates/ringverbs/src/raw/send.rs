@@ -200,7 +200,7 @@ impl SendQueue<'_> {
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: passed on to the caller.
         if unsafe { self.writer.publish() } {
-            self.doorbell.ring()
+            self.doorbell.ring(|| self.writer.rewind())
         } else {
             Ok(())
         }
