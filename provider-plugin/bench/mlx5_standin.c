@@ -90,8 +90,9 @@ static bool input(struct ib_uverbs_ioctl_hdr *hdr, uint16_t id, void *to,
 EXPORT const struct mlx5_object *mlx5_object(enum mlx5_kind kind,
 					     uint32_t handle)
 {
-	for (unsigned int i = 0; i < nobjects; i++)
-		if (objects[i].kind == kind && objects[i].handle == handle)
+	for (unsigned int i = nobjects; i-- > 0;)
+		if (objects[i].kind == kind &&
+		    (!handle || objects[i].handle == handle))
 			return &objects[i];
 	return NULL;
 }
@@ -234,10 +235,12 @@ static int create_cq(struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
+/* Registers that queue pairs have. */
+static uint32_t given;
+
 /* The driver's number of the register for the next queue pair. */
 static uint32_t next_register(void)
 {
-	static uint32_t given;
 	uint32_t first = context_registers - exclusive_registers;
 	uint32_t n = given++, number;
 
@@ -391,6 +394,9 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 		return 0;
 	case IB_USER_VERBS_CMD_CREATE_AH:
 		return create_ah(hdr);
+	case IB_USER_VERBS_CMD_DEALLOC_PD:
+	case IB_USER_VERBS_CMD_DEREG_MR:
+		return 0;
 	case IB_USER_VERBS_CMD_MODIFY_QP:
 	case IB_USER_VERBS_CMD_FLAG_EXTENDED | IB_USER_VERBS_EX_CMD_MODIFY_QP: {
 		uint64_t none[2] = {};
@@ -438,6 +444,8 @@ static int query_gid(struct ib_uverbs_ioctl_hdr *hdr)
 
 static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 {
+	uint64_t none[2] = {};
+
 	say("ioctl object %#x method %#x, %u attributes", hdr->object_id,
 	    hdr->method_id, hdr->num_attrs);
 	switch ((uint32_t)hdr->object_id << 16 | hdr->method_id) {
@@ -459,6 +467,18 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 		return create_srq(hdr);
 	case (uint32_t)MLX5_IB_OBJECT_UAR << 16 | MLX5_IB_METHOD_UAR_OBJ_ALLOC:
 		return alloc_uar(hdr);
+	/* What is destroyed stays known, so that numbers stay different. */
+	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_DESTROY:
+		output(hdr, UVERBS_ATTR_DESTROY_CQ_RESP, none, sizeof(none));
+		return 0;
+	case UVERBS_OBJECT_QP << 16 | UVERBS_METHOD_QP_DESTROY:
+		/* Its register is the next one's, if it was the newest. */
+		given -= given > 0;
+		output(hdr, UVERBS_ATTR_DESTROY_QP_RESP, none, sizeof(none));
+		return 0;
+	case UVERBS_OBJECT_PD << 16 | UVERBS_METHOD_PD_DESTROY:
+	case UVERBS_OBJECT_MR << 16 | UVERBS_METHOD_MR_DESTROY:
+		return 0;
 	}
 	say("object %#x method %#x: not known here", hdr->object_id,
 	    hdr->method_id);

@@ -31,7 +31,8 @@ struct mlx5_object {
 	uint8_t *blue_flame;  /* of a QP: its register there */
 };
 
-/* NULL when there is no such object. `handle` is the public one. */
+/* NULL when there is no such object. `handle` is the public one; 0, which none
+ * has, is the newest of the kind. */
 typedef const struct mlx5_object *(*mlx5_object_fn)(enum mlx5_kind kind,
 						    uint32_t handle);
 

@@ -12,6 +12,7 @@ mod layers;
 mod limits;
 mod measure;
 mod mlx5;
+mod mlx5_layers;
 mod plot;
 mod programs;
 mod report;
@@ -107,6 +108,11 @@ pub fn gate() -> Result<(usize, Vec<String>)> {
 /// The same on ConnectX's queues.
 pub fn mlx5_gate() -> Result<(usize, Vec<String>)> {
     mlx5::gate(&dist::dist()?.join("libringverbs"))
+}
+
+/// The same of the Rust crate's layers on them.
+pub fn native_mlx5_gate() -> Result<(usize, Vec<String>)> {
+    mlx5_layers::gate()
 }
 
 /// The same of the Rust crate's layers.

@@ -30,6 +30,17 @@ const DEVICE: &[(&str, &str)] = &[
     ),
 ];
 
+/// The stand-in for the driver.
+pub const STAND_IN: &str = "mlx5_standin.c";
+
+/// Compiles it, and makes the sysfs tree.
+///
+/// # Errors
+/// No compiler, missing headers, a folder that cannot be written.
+pub fn stand_in(dir: &Path) -> Result<StandIn> {
+    StandIn::build(dir, STAND_IN, DEVICE)
+}
+
 /// A compiled program and what it is run with.
 #[derive(Clone)]
 pub struct Program {
@@ -45,7 +56,7 @@ impl Program {
     /// # Errors
     /// No compiler, missing headers, a folder that cannot be written.
     pub fn build(dir: &Path, name: &str, files: &[&str]) -> Result<Self> {
-        let stand_in = StandIn::build(dir, "mlx5_standin.c", DEVICE)?;
+        let stand_in = stand_in(dir)?;
         let path = stand_in.program(name, files)?;
         Ok(Self {
             stand_in,

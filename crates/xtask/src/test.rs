@@ -360,6 +360,7 @@ fn without_a_guest() -> Vec<Line> {
         counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
         counts("data path", bench::NATIVE_NEEDS, bench::native_gate),
+        counts("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate),
         counts("plugin's data path", bench::NEEDS, bench::gate),
         counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate),
         mlx5_bytes(),

@@ -19,7 +19,7 @@ pub struct Count {
     pub fences: usize,
 }
 
-const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 17;
 const LEFT_OUT: &str = "standin.so";
 
 /// Where each instruction was.

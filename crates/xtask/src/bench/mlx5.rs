@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::measure::{self, Count, Row, Spread, pairwise, time_of, times_of};
+use super::mlx5_layers::{self, Native};
 use super::programs::{Output, parse};
 use super::{limits, report};
 use crate::driver;
@@ -22,6 +23,10 @@ const END: &str = "<!-- mlx5:end -->";
 const NATIVE_BEGIN: &str =
     "<!-- mlx5-native:begin, written by cargo xtask bench --device mlx5 --stock PATH --write -->";
 const NATIVE_END: &str = "<!-- mlx5-native:end -->";
+/// Of the Rust crate's layers.
+const CRATE_BEGIN: &str =
+    "<!-- mlx5-crate:begin, written by cargo xtask bench --device mlx5 --write -->";
+const CRATE_END: &str = "<!-- mlx5-crate:end -->";
 /// Rows of queues that one thread uses by promise.
 const SINGLE: &str = "single-";
 
@@ -92,7 +97,7 @@ fn most(row: &str) -> Option<f64> {
 
 /// Fences of one call: between the doorbell record and the register, and behind
 /// the register.
-fn fences(row: &str) -> f64 {
+pub(super) fn fences(row: &str) -> f64 {
     let row = row.strip_prefix(SINGLE).unwrap_or(row);
     if row.starts_with("send") || row.starts_with("wr-") {
         2.0
@@ -184,26 +189,30 @@ const HEADINGS: [&str; 13] = [
     "",
 ];
 
-/// Counts once with each provider, then times `pairs` pairs of processes; the
-/// tables, in Markdown, and which counts of ours are above their limits.
+/// Counts once with each provider and the Rust crate, then times `pairs` rounds of
+/// processes; the providers' tables and the crate's, in Markdown, and which counts
+/// of ours are above their limits.
 fn measure(
     program: &Program,
+    native: &Native,
     c_provider: Provider,
     ours: &Path,
     pairs: usize,
     samples: usize,
-) -> Result<(String, Vec<String>)> {
+) -> Result<([String; 2], Vec<String>)> {
     let load = measure::load();
     let run = |provider, arguments: &[&str]| parse(&program.run(provider, arguments)?);
     eprintln!("counting instructions of both providers");
     let stock_counts = run(c_provider, &["count"])?;
     let our_counts = run(Provider::Ours(ours), &["count"])?;
+    let native_counts = native.figures(&["count"])?;
     let samples = samples.to_string();
-    let (mut stock, mut our) = (Vec::new(), Vec::new());
+    let (mut stock, mut our, mut layers) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         eprint!("\rtiming pair {} of {pairs} ", pair + 1);
         stock.push(run(c_provider, &["time", &samples])?);
         our.push(run(Provider::Ours(ours), &["time", &samples])?);
+        layers.push(native.figures(&["time", &samples])?);
     }
     if pairs > 0 {
         eprintln!();
@@ -244,7 +253,10 @@ fn measure(
         table(&shared),
         table(&single),
     );
-    Ok((text, broken(&our_counts.counts)))
+    let layers = mlx5_layers::table(&rows, &native_counts, &layers, &stock)?;
+    let mut broken = broken(&our_counts.counts);
+    broken.extend(mlx5_layers::broken(&native_counts)?);
+    Ok(([text, layers], broken))
 }
 
 /// What the calls of a row take alone: the median of all processes.
@@ -270,15 +282,23 @@ pub fn bench(
         None => (Provider::Stock, BEGIN, END),
         Some(path) => (Provider::StockAt(path), NATIVE_BEGIN, NATIVE_END),
     };
-    let (text, broken) = measure(&program, provider, ours, pairs, samples)?;
-    print!("{text}");
+    let native = Native::build()?;
+    let ([text, layers], broken) = measure(&program, &native, provider, ours, pairs, samples)?;
+    print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
     if write {
         let page = driver::root().join("docs/performance.md");
-        let old =
+        let mut content =
             fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-        let new = report::replace_between(&old, begin, end, &text)
-            .with_context(|| format!("{} lacks {begin} or {end}", page.display()))?;
-        fs::write(&page, new).with_context(|| format!("cannot write {}", page.display()))?;
+        let mut parts = vec![(begin, end, &text)];
+        // It is beside the C provider that the system has.
+        if stock.is_none() {
+            parts.push((CRATE_BEGIN, CRATE_END, &layers));
+        }
+        for (begin, end, text) in parts {
+            content = report::replace_between(&content, begin, end, text)
+                .with_context(|| format!("{} lacks {begin} or {end}", page.display()))?;
+        }
+        fs::write(&page, content).with_context(|| format!("cannot write {}", page.display()))?;
     }
     Ok(broken)
 }
@@ -296,11 +316,15 @@ fn program() -> Result<Program> {
     )
 }
 
-/// Each instruction of a row, of both providers.
+/// Each instruction of a row, of both providers or of the Rust crate.
 ///
 /// # Errors
 /// A program that does not build or run.
 pub fn trace(ours: &Path, row: &str) -> Result<()> {
+    if row.starts_with("raw-") || row.starts_with("safe-") {
+        print!("{}", Native::build()?.trace(row)?);
+        return Ok(());
+    }
     let program = program()?;
     for provider in [Provider::Stock, Provider::Ours(ours)] {
         print!("{}", program.run(provider, &["trace", row])?);

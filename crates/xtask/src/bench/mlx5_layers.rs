@@ -1,0 +1,217 @@
+//! The Rust crate's layers on ConnectX's queues, beside the two providers: what
+//! is required of them, and the table.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use super::limits::{self, ROUNDING};
+use super::measure::{Count, Row, Spread, pairwise, times_of};
+use super::programs::{Output, parse};
+use super::report;
+use crate::driver;
+use crate::mlx5::{STAND_IN, stand_in};
+use crate::standin::{Provider, StandIn, printed};
+
+/// The program of the Rust crate, in which no C library is.
+pub struct Native {
+    stand_in: StandIn,
+    path: PathBuf,
+}
+
+impl Native {
+    /// Has cargo build it.
+    ///
+    /// # Errors
+    /// A program or a stand-in that does not build.
+    pub fn build() -> Result<Self> {
+        Ok(Self {
+            stand_in: stand_in(&driver::target_dir().join("bench-mlx5"))?,
+            path: driver::build_bench("ringverbs", "datapath-mlx5")?,
+        })
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        // It loads no provider.
+        let provider = Provider::Stock;
+        printed(&mut self.stand_in.command(&self.path, provider, arguments))
+    }
+
+    /// What a run comes to.
+    ///
+    /// # Errors
+    /// It failed, or printed something else.
+    pub fn figures(&self, arguments: &[&str]) -> Result<Output> {
+        let output = parse(&self.run(arguments)?)?;
+        let rows = output.counts.len().max(output.times.len());
+        ensure!(
+            rows == 2 * OPERATIONS.len(),
+            "the crate's bench on {STAND_IN} has {rows} rows, not those of the table"
+        );
+        Ok(output)
+    }
+
+    /// Each instruction of a row, as `step OFFSET FILE` lines.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn trace(&self, row: &str) -> Result<String> {
+        self.run(&["trace", row])
+    }
+}
+
+/// The rows, and the most instructions that the raw and the safe layer may have
+/// for an operation: a little more than were counted. `cargo xtask test` fails
+/// above that.
+const OPERATIONS: [(&str, [f64; 2]); 13] = [
+    ("poll-recv/1", [122.0, 238.0]),
+    ("poll-recv/16", [80.0, 181.0]),
+    ("poll-send/1", [106.0, 210.0]),
+    ("poll-send/16", [64.0, 153.0]),
+    ("poll-empty/1", [52.0, 65.0]),
+    ("cursor/1", [136.0, 358.0]),
+    ("cursor/16", [86.0, 272.0]),
+    ("send/1", [192.0, 256.0]),
+    ("send/16", [113.0, 180.0]),
+    ("send-inline/1", [206.0, 258.0]),
+    ("send-inline/16", [139.0, 177.0]),
+    ("recv/1", [137.0, 194.0]),
+    ("recv/16", [74.0, 129.0]),
+];
+const LAYERS: [&str; 2] = ["raw", "safe"];
+
+/// Counts of the layers that are above their limits, in words, and how many rows
+/// there are. No instruction is locked: each queue has one owner.
+///
+/// # Errors
+/// A program that does not build or run.
+pub fn gate() -> Result<(usize, Vec<String>)> {
+    let counts = Native::build()?.figures(&["count"])?;
+    Ok((2 * OPERATIONS.len(), broken(&counts)?))
+}
+
+/// Counts that are above their limits, in words.
+///
+/// # Errors
+/// A row that was not counted.
+pub fn broken(counts: &Output) -> Result<Vec<String>> {
+    let mut broken = Vec::new();
+    for (operation, most) in OPERATIONS {
+        for (layer, limit) in LAYERS.into_iter().zip(most) {
+            let row = format!("{layer}-{operation}");
+            let count = counts.count(&row)?;
+            let Count {
+                instructions,
+                locked,
+                fences,
+            } = count;
+            let calls = limits::batch(&row);
+            let mut check = |what: &str, is: f64, limit: f64| {
+                if is > limit + ROUNDING * calls {
+                    broken.push(format!("mlx5 {row}: {is:.2} {what}, at most {limit}"));
+                }
+            };
+            check("instructions", instructions, limit);
+            check("locked instructions a call", locked * calls, 0.0);
+            check(
+                "fences a call",
+                fences * calls,
+                super::mlx5::fences(operation),
+            );
+        }
+    }
+    Ok(broken)
+}
+
+const HEADINGS: [&str; 8] = [
+    "operation / batch",
+    "stock ns (instr.)",
+    "plugin, one owner",
+    "raw",
+    "safe",
+    "plugin / stock",
+    "raw / stock",
+    "safe / stock",
+];
+
+/// The layers beside both providers. `rows` has those of the C program: stock's
+/// queues are thread-safe, the plugin's and the crate's have one owner.
+///
+/// # Errors
+/// A row that one of the programs lacks.
+pub fn table(rows: &[Row], counts: &Output, runs: &[Output], stock: &[Output]) -> Result<String> {
+    let timed = !runs.is_empty();
+    let cell = |ns: f64, count: Count| {
+        let ns = if timed {
+            format!("{ns:.2}")
+        } else {
+            "-".to_owned()
+        };
+        format!("{ns} ({:.1})", count.instructions)
+    };
+    let mut cells = Vec::new();
+    for (operation, _) in OPERATIONS {
+        let find = |name: &str| rows.iter().find(|row| row.name == name);
+        let (Some(shared), Some(owned)) = (find(operation), find(&format!("single-{operation}")))
+        else {
+            anyhow::bail!("no provider was measured in {operation}");
+        };
+        let old = times_of(stock, operation)?;
+        let mut line = vec![
+            operation.to_owned(),
+            cell(shared.stock_ns, shared.stock_count),
+            cell(owned.ours_ns, owned.ours_count),
+        ];
+        let mut ratios = vec![report::around(owned.ratio, timed)];
+        for layer in LAYERS {
+            let name = format!("{layer}-{operation}");
+            let new = times_of(runs, &name)?;
+            let ratio = Spread::of(pairwise(&old, &new, |old, new| new / old));
+            ratios.push(report::around(ratio, timed));
+            line.push(cell(Spread::of(new).median, counts.count(&name)?));
+        }
+        line.extend(ratios);
+        cells.push(line);
+    }
+    Ok(report::markdown(&HEADINGS, &cells))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(of: impl Fn(f64) -> Count) -> Output {
+        let rows = OPERATIONS.iter().flat_map(|(operation, most)| {
+            let of = &of;
+            LAYERS
+                .into_iter()
+                .zip(*most)
+                .map(move |(layer, most)| (format!("{layer}-{operation}"), of(most)))
+        });
+        Output {
+            counts: rows.collect(),
+            ..Output::default()
+        }
+    }
+
+    #[test]
+    fn a_count_above_its_limit_is_broken() {
+        let count = |instructions, locked| Count {
+            instructions,
+            locked,
+            fences: 0.0,
+        };
+        let broken_by = |more: f64, locked| {
+            let counts = counted(|most| count(most + more, locked));
+            broken(&counts).unwrap().len()
+        };
+        assert_eq!(broken_by(0.0, 0.0), 0);
+        assert_eq!(broken_by(1.0, 0.0), 2 * OPERATIONS.len());
+        assert_eq!(broken_by(0.0, 1.0), 2 * OPERATIONS.len());
+    }
+
+    #[test]
+    fn a_row_that_was_not_counted_is_an_error() {
+        assert!(broken(&Output::default()).is_err());
+    }
+}
