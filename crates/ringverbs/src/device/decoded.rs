@@ -36,6 +36,8 @@ pub(super) const AHEAD: u32 = 127;
 pub(super) const LOG2_STRIDE: u32 = size_of::<Timed>().ilog2();
 const _: () = {
     assert!(size_of::<Timed>().is_power_of_two());
+    // The ring's first entry is behind its header, at the beginning of a page.
+    assert!(size_of::<ring::Header>().is_multiple_of(align_of::<Timed>()));
     // Where `read_time` looks.
     assert!(offset_of!(Timed, time) == size_of::<WorkCompletion>());
 };
