@@ -118,7 +118,7 @@ pub fn native_mlx5_gate() -> Result<(usize, Vec<String>)> {
 /// The same of the Rust crate's layers.
 pub fn native_gate() -> Result<(usize, Vec<String>)> {
     let stand_in = stand_in()?;
-    let native = Native::build(&stand_in)?;
+    let native = Native::build(&stand_in, "datapath")?;
     layers::broken_counts(&native.figures(&["count"])?)
 }
 
@@ -147,7 +147,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(outcome(&broken, arguments.gate));
     }
     let stand_in = stand_in()?;
-    let native = Native::build(&stand_in)?;
+    let native = Native::build(&stand_in, "datapath")?;
     if let Some(row) = &arguments.trace {
         if ["raw-", "safe-", "bare-"]
             .iter()

@@ -30,15 +30,12 @@ const DEVICE: &[(&str, &str)] = &[
     ),
 ];
 
-/// The stand-in for the driver.
-pub const STAND_IN: &str = "mlx5_standin.c";
-
-/// Compiles it, and makes the sysfs tree.
+/// Compiles the stand-in for the driver, and makes the sysfs tree.
 ///
 /// # Errors
 /// No compiler, missing headers, a folder that cannot be written.
 pub fn stand_in(dir: &Path) -> Result<StandIn> {
-    StandIn::build(dir, STAND_IN, DEVICE)
+    StandIn::build(dir, "mlx5_standin.c", DEVICE)
 }
 
 /// A compiled program and what it is run with.

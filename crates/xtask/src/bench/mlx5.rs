@@ -10,8 +10,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::measure::{self, Count, Row, Spread, pairwise, time_of, times_of};
-use super::mlx5_layers::{self, Native};
-use super::programs::{Output, parse};
+use super::mlx5_layers;
+use super::programs::{Native, Output, parse};
 use super::{limits, report};
 use crate::driver;
 use crate::mlx5::Program;
@@ -205,14 +205,14 @@ fn measure(
     eprintln!("counting instructions of both providers");
     let stock_counts = run(c_provider, &["count"])?;
     let our_counts = run(Provider::Ours(ours), &["count"])?;
-    let native_counts = native.figures(&["count"])?;
+    let native_counts = mlx5_layers::figures(native, &["count"])?;
     let samples = samples.to_string();
     let (mut stock, mut our, mut layers) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         eprint!("\rtiming pair {} of {pairs} ", pair + 1);
         stock.push(run(c_provider, &["time", &samples])?);
         our.push(run(Provider::Ours(ours), &["time", &samples])?);
-        layers.push(native.figures(&["time", &samples])?);
+        layers.push(mlx5_layers::figures(native, &["time", &samples])?);
     }
     if pairs > 0 {
         eprintln!();
@@ -282,7 +282,8 @@ pub fn bench(
         None => (Provider::Stock, BEGIN, END),
         Some(path) => (Provider::StockAt(path), NATIVE_BEGIN, NATIVE_END),
     };
-    let native = Native::build()?;
+    let stand_in = mlx5_layers::stand_in()?;
+    let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
     let ([text, layers], broken) = measure(&program, &native, provider, ours, pairs, samples)?;
     print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
     if write {
@@ -322,7 +323,9 @@ fn program() -> Result<Program> {
 /// A program that does not build or run.
 pub fn trace(ours: &Path, row: &str) -> Result<()> {
     if row.starts_with("raw-") || row.starts_with("safe-") {
-        print!("{}", Native::build()?.trace(row)?);
+        let stand_in = mlx5_layers::stand_in()?;
+        let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
+        print!("{}", native.trace(row)?);
         return Ok(());
     }
     let program = program()?;

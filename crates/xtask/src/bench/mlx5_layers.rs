@@ -1,63 +1,38 @@
 //! The Rust crate's layers on ConnectX's queues, beside the two providers: what
 //! is required of them, and the table.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, ensure};
 
 use super::limits::{self, ROUNDING};
 use super::measure::{Count, Row, Spread, pairwise, times_of};
-use super::programs::{Output, parse};
+use super::programs::{Native, Output};
 use super::report;
-use crate::driver;
-use crate::mlx5::{STAND_IN, stand_in};
-use crate::standin::{Provider, StandIn, printed};
+use crate::standin::StandIn;
+use crate::{driver, mlx5};
 
-/// The program of the Rust crate, in which no C library is.
-pub struct Native {
-    stand_in: StandIn,
-    path: PathBuf,
+/// The crate's program, by cargo's name for it.
+pub const PROGRAM: &str = "datapath-mlx5";
+
+/// Compiles the stand-in that it runs on.
+///
+/// # Errors
+/// No compiler, missing headers, a folder that cannot be written.
+pub fn stand_in() -> Result<StandIn> {
+    mlx5::stand_in(&driver::target_dir().join("bench-mlx5"))
 }
 
-impl Native {
-    /// Has cargo build it.
-    ///
-    /// # Errors
-    /// A program or a stand-in that does not build.
-    pub fn build() -> Result<Self> {
-        Ok(Self {
-            stand_in: stand_in(&driver::target_dir().join("bench-mlx5"))?,
-            path: driver::build_bench("ringverbs", "datapath-mlx5")?,
-        })
-    }
-
-    fn run(&self, arguments: &[&str]) -> Result<String> {
-        // It loads no provider.
-        let provider = Provider::Stock;
-        printed(&mut self.stand_in.command(&self.path, provider, arguments))
-    }
-
-    /// What a run comes to.
-    ///
-    /// # Errors
-    /// It failed, or printed something else.
-    pub fn figures(&self, arguments: &[&str]) -> Result<Output> {
-        let output = parse(&self.run(arguments)?)?;
-        let rows = output.counts.len().max(output.times.len());
-        ensure!(
-            rows == 2 * OPERATIONS.len(),
-            "the crate's bench on {STAND_IN} has {rows} rows, not those of the table"
-        );
-        Ok(output)
-    }
-
-    /// Each instruction of a row, as `step OFFSET FILE` lines.
-    ///
-    /// # Errors
-    /// It failed.
-    pub fn trace(&self, row: &str) -> Result<String> {
-        self.run(&["trace", row])
-    }
+/// What a run comes to, if it has the rows of the table.
+///
+/// # Errors
+/// It failed, or printed something else.
+pub fn figures(native: &Native, arguments: &[&str]) -> Result<Output> {
+    let output = native.figures(arguments)?;
+    let rows = output.counts.len().max(output.times.len());
+    ensure!(
+        rows == 2 * OPERATIONS.len(),
+        "{PROGRAM} has {rows} rows, not those of the table"
+    );
+    Ok(output)
 }
 
 /// The rows, and the most instructions that the raw and the safe layer may have
@@ -86,7 +61,8 @@ const LAYERS: [&str; 2] = ["raw", "safe"];
 /// # Errors
 /// A program that does not build or run.
 pub fn gate() -> Result<(usize, Vec<String>)> {
-    let counts = Native::build()?.figures(&["count"])?;
+    let stand_in = stand_in()?;
+    let counts = figures(&Native::build(&stand_in, PROGRAM)?, &["count"])?;
     Ok((2 * OPERATIONS.len(), broken(&counts)?))
 }
 

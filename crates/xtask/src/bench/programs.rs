@@ -99,9 +99,9 @@ pub struct Native<'s> {
 }
 
 impl<'s> Native<'s> {
-    /// Has cargo build it.
-    pub fn build(stand_in: &'s StandIn) -> Result<Self> {
-        let path = driver::build_bench("ringverbs", "datapath")?;
+    /// Has cargo build the one of that name, for that stand-in.
+    pub fn build(stand_in: &'s StandIn, name: &str) -> Result<Self> {
+        let path = driver::build_bench("ringverbs", name)?;
         Ok(Self { stand_in, path })
     }
 
