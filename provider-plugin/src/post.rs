@@ -251,11 +251,12 @@ pub trait Receiver {
 /// Posts a list of receives.
 ///
 /// # Safety
-/// There is a queue; the list is the application's. The queue is this call's
+/// `queue` is its queue; the list is the application's. The queue is this call's
 /// once the lock is taken or the application has promised it.
 #[inline(always)]
 unsafe fn receives<R: Receiver>(
     own: &R,
+    queue: *mut R::Queue,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
@@ -271,7 +272,7 @@ unsafe fn receives<R: Receiver>(
             cold_path();
             return receive_several(own, wr, bad_wr);
         }
-        let mut batch = (*own.queue()).begin();
+        let mut batch = (*queue).begin();
         if !push_quickly(&mut batch, &*wr) {
             batch.keep();
             return receive_rest(own, wr, bad_wr);
@@ -412,10 +413,11 @@ pub unsafe extern "C" fn post_recv<D: qp::Device>(
     // work requests of its own.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
-        if wr.is_null() || own.queue().is_null() || !own.may_receive() {
+        let queue = own.receiving();
+        if wr.is_null() || queue.is_null() {
             return refuse(wr, bad_wr);
         }
-        receives(own, wr, bad_wr)
+        receives(own, queue, wr, bad_wr)
     }
 }
 
@@ -432,6 +434,6 @@ pub unsafe extern "C" fn post_srq_recv<D: srq::Device>(
         if wr.is_null() {
             return refuse(wr, bad_wr);
         }
-        receives(own, wr, bad_wr)
+        receives(own, own.queue(), wr, bad_wr)
     }
 }

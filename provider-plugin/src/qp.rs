@@ -6,6 +6,7 @@ use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use ring::BiasedLock;
 use uverbs::{CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, SrqHandle, Udata};
@@ -133,6 +134,9 @@ pub struct Qp<D: Device> {
     /// Where it is, or null: what a posting thread asks before it has the lock
     /// must be no reference into the cell.
     recv_place: *mut D::RecvQueue,
+    /// The same while the state lets receives be posted; otherwise null. So one
+    /// look answers both.
+    receiving: AtomicPtr<D::RecvQueue>,
     /// Destroyed by `destroy_qp` through its handle, never dropped.
     object: ManuallyDrop<uverbs::Qp<CtxRef>>,
     _pd: PdRef,
@@ -160,10 +164,21 @@ impl<D: Device> Qp<D> {
         self.public.qp_ex.qp_base.state >= IBV_QPS_RTS
     }
 
-    /// Can receive work requests be posted in this state?
+    /// The receive queue, if there is one and receives can be posted to it in this
+    /// state (IBA 10.3.1: in all but "reset"); otherwise null.
     #[inline(always)]
-    pub fn may_receive(&self) -> bool {
-        self.public.qp_ex.qp_base.state != IBV_QPS_RESET
+    pub fn receiving(&self) -> *mut D::RecvQueue {
+        // Relaxed: who posts does it after the change of state, or races with it.
+        self.receiving.load(Ordering::Relaxed)
+    }
+
+    /// A command has put the queue pair into a state.
+    fn set_receiving(&self, state: u32) {
+        let place = match state {
+            IBV_QPS_RESET => null_mut(),
+            _ => self.recv_place,
+        };
+        self.receiving.store(place, Ordering::Relaxed);
     }
 }
 
@@ -323,6 +338,7 @@ pub unsafe fn install<D: Device>(
         recv_lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
         recv_place: null_mut(),
+        receiving: AtomicPtr::new(null_mut()),
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
@@ -447,6 +463,7 @@ pub unsafe extern "C" fn modify_qp<D: Device>(
             .modify(&attr_from_c(from), known, Udata::none())?;
         if mask as u32 & IBV_QP_STATE != 0 {
             D::changed(own, from.qp_state);
+            own.set_receiving(from.qp_state);
         }
         Ok(())
     })

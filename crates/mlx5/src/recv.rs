@@ -4,7 +4,7 @@ use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, write_pair};
+use ring::{DoorbellRecord, OutstandingSlots, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{DataSegment, INVALID_LKEY};
@@ -39,6 +39,8 @@ pub struct RecvQueue {
     mask: u32,
     shift: u32,
     record: DoorbellRecord,
+    /// Those of `work.receives`: one for each entry.
+    outstanding: OutstandingSlots,
     work: Arc<Work>,
 }
 
@@ -64,6 +66,7 @@ impl RecvQueue {
             mask: work.recv.entries.saturating_sub(1),
             shift: work.recv.shift,
             record: work.memory.records.record(0),
+            outstanding: work.receives.slots(),
             work,
         }
     }
@@ -130,13 +133,17 @@ impl RecvQueue {
         next != self.room_until
     }
 
+    #[inline(always)]
+    fn slot(&self, next: u32) -> usize {
+        (next & self.mask) as usize
+    }
+
     /// The entry of the receive `next`.
     #[inline(always)]
     fn entry(&self, next: u32) -> NonNull<DataSegment> {
-        let slot = (next & self.mask) as usize;
         // SAFETY: an entry of the queue, by the mask: where there is room, there
         // are entries.
-        let entry = unsafe { self.entries.add(slot << self.shift) };
+        let entry = unsafe { self.entries.add(self.slot(next) << self.shift) };
         entry.cast()
     }
 
@@ -144,7 +151,9 @@ impl RecvQueue {
     #[inline(always)]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
         let mark = next.wrapping_add(1);
-        self.work.receives.post(next, wr_id, mark);
+        // SAFETY: there is a slot for each entry, which stay with `work`; without
+        // any there is one.
+        unsafe { self.outstanding.post(self.slot(next), wr_id, mark) };
         mark
     }
 

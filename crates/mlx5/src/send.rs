@@ -30,7 +30,7 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::DoorbellRecord;
+use ring::{DoorbellRecord, OutstandingSlots};
 
 use crate::abi::{BLOCK, ControlSegment, SEGMENT};
 use crate::operation::Form;
@@ -98,6 +98,8 @@ pub struct SendQueue {
     qpn: u64,
     record: DoorbellRecord,
     register: Register,
+    /// Those of `work.sends`: one for each block.
+    outstanding: OutstandingSlots,
     work: Arc<Work>,
 }
 
@@ -168,6 +170,7 @@ impl SendQueue {
             qpn: u64::from(qp_num << 8),
             record: work.memory.records.record(1),
             register,
+            outstanding: work.sends.slots(),
             work,
         }
     }
@@ -286,7 +289,8 @@ impl SendQueue {
     pub fn accept(&mut self) {
         self.marked = self.marked.wrapping_add(1);
         // Not before: one that is refused is not outstanding.
-        (self.work.sends).post(self.open.at, self.open.wr_id, self.marked);
+        let offset = self.offset(self.open.at);
+        self.note(offset, self.open.wr_id, self.marked);
         self.fence = self.open.form.fence_after;
         self.settle();
     }
@@ -405,6 +409,14 @@ impl SendQueue {
         let completed = self.work.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);
         mark != self.room_until
+    }
+
+    /// Takes note of the work request that begins at `offset`.
+    #[inline(always)]
+    fn note(&self, offset: usize, wr_id: u64, mark: u32) {
+        // SAFETY: there is a slot for each block, which stay with `work`; without
+        // any, the offset is 0, and there is one.
+        unsafe { self.outstanding.post(offset / BLOCK, wr_id, mark) };
     }
 
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! Which work requests a device has.
 
+use std::ptr::NonNull;
+
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 
 /// The identifiers of the work requests that a device has, by the slot that it
@@ -102,6 +104,13 @@ impl Outstanding {
         self.slot(slot).store(wr_id, mark);
     }
 
+    /// The slots, for a poster that knows which is inside.
+    pub fn slots(&self) -> OutstandingSlots {
+        // SAFETY: a box's elements are somewhere.
+        let first = unsafe { NonNull::new_unchecked(self.slots.as_ptr().cast_mut()) };
+        OutstandingSlots { first }
+    }
+
     /// The work request in a slot, if one is outstanding there. By whoever
     /// reads completions.
     #[inline(always)]
@@ -166,6 +175,30 @@ impl Outstanding {
             slot.mark.store(0, Ordering::Relaxed);
         }
         self.completed.store(0, Ordering::Release);
+    }
+}
+
+/// The slots of an [`Outstanding`].
+#[derive(Clone, Copy, Debug)]
+pub struct OutstandingSlots {
+    first: NonNull<Slot>,
+}
+
+// SAFETY: they are atomics.
+unsafe impl Send for OutstandingSlots {}
+// SAFETY: as above.
+unsafe impl Sync for OutstandingSlots {}
+
+impl OutstandingSlots {
+    /// As [`Outstanding::post`].
+    ///
+    /// # Safety
+    /// What they are of is there, where it was, and was made for more than
+    /// `slot`.
+    #[inline(always)]
+    pub unsafe fn post(self, slot: usize, wr_id: u64, mark: u32) {
+        // SAFETY: as the caller says. Relaxed: see `Outstanding::post`.
+        unsafe { self.first.add(slot).as_ref() }.store(wr_id, mark);
     }
 }
 

@@ -57,9 +57,10 @@ impl SendQueue {
             return false;
         }
         let at = self.next;
+        let offset = self.offset(at);
         // SAFETY: a block of the queue that is not the device's: there is room
         // for a work request.
-        let control = unsafe { self.blocks.add(self.offset(at)).cast::<u64>() };
+        let control = unsafe { self.blocks.add(offset).cast::<u64>() };
         let first = self.first(at, &short, 0);
         let second = self.second(flags, besides.immediate & short.immediate);
         // SAFETY: as above; the first two segments are in the block.
@@ -72,7 +73,7 @@ impl SendQueue {
             }
         }
         self.marked = self.marked.wrapping_add(1);
-        self.work.sends.post(at, wr_id, self.marked);
+        self.note(offset, wr_id, self.marked);
         self.accepted = at;
         self.next = at.wrapping_add(1);
         self.built = Some(Built { control, first });

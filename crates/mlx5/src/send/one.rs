@@ -319,14 +319,15 @@ impl SendQueue {
             // No batch is under way.
             self.count = mark;
         }
-        self.work.sends.post(at, one.wr_id(), mark);
+        let offset = self.offset(at);
+        self.note(offset, one.wr_id(), mark);
         let data_segments = if INLINE { segments_of(length) } else { 1 };
         let first = self.first(at, short, data_segments);
         // SAFETY: from `at` on there is a work request's room that is not the
         // device's, aligned to a block. Three segments lie in its first block;
         // inline data, as was looked at above, in the queue.
         unsafe {
-            let to = as_one(self.blocks.add(self.offset(at)).cast::<u64>());
+            let to = as_one(self.blocks.add(offset).cast::<u64>());
             let immediate = one.immediate_or_key() & short.immediate;
             write_pair(to, first.to_be(), self.second(one.flags(), immediate));
             if before == 2 * SEGMENT {

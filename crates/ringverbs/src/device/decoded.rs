@@ -242,9 +242,6 @@ impl Source {
                 }
                 continue;
             }
-            if !self.filled.has_room(at) {
-                break;
-            }
             // SAFETY: what was published to the queues that complete here was
             // published under their contracts. (And no completion of theirs
             // touches memory of it: `QpOptions::short_data`.)
@@ -278,13 +275,14 @@ impl Source {
         }
     }
 
-    /// Whether there is nothing to do: no completion, no news, nobody who leaves.
+    /// Whether there is nothing to do: no completion, no news, nothing to tell.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
-        self.ring.is_empty()
-            && self.members.changes.now() == self.seen
-            && self.leaving.is_empty()
-            && !self.senseless
+        let idle =
+            self.ring.is_empty() && self.members.changes.now() == self.seen && !self.senseless;
+        // Who leaves is let go as soon as the queue is found empty.
+        debug_assert!(!idle || self.leaving.is_empty());
+        idle
     }
 
     /// The places from `at` on that may be filled, up to the end of the ring.

@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ringverbs::qp::{Init, Mtu, QueuePairBuilder, ReadyToReceive, ReadyToSend, State};
@@ -31,6 +33,13 @@ const SEND: u8 = 0x0a;
 const WITH_DATA: u8 = 4;
 /// Where completion queues are armed, in the first page of registers.
 const ARM: usize = 0x20;
+/// Registers, of which each page has numbers for four, and two: the first of all,
+/// which takes doorbells only; one that queue pairs share; one of their own.
+const DOORBELLS: u32 = 0;
+const SHARED: u32 = 5;
+const OWN: u32 = 24;
+/// Bytes of a register's half.
+const HALF: usize = 256;
 
 /// What the driver was told of a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,6 +91,8 @@ pub(crate) struct World {
     told: Arc<Mutex<Told>>,
     fake: Arc<FakeKernel>,
     registers: File,
+    /// The number of the register that the next queue pair is given.
+    register: Arc<AtomicU32>,
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -128,6 +139,8 @@ impl World {
             Ok(())
         });
         let qps = Arc::clone(&told);
+        let register = Arc::new(AtomicU32::new(SHARED));
+        let given = Arc::clone(&register);
         fake.on(CREATE_QP, move |reply| {
             let asked = reply.call().driver_in();
             let mut queue = Queues::of(asked);
@@ -141,8 +154,8 @@ impl World {
             };
             reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
             reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &number.to_ne_bytes());
-            // A register of its own to each.
-            reply.set_driver_out(&[&5u32.to_ne_bytes()[..], &[0; 36]].concat());
+            let register = given.load(Ordering::Relaxed).to_ne_bytes();
+            reply.set_driver_out(&[&register[..], &[0; 36]].concat());
             Ok(())
         });
         fake.on(CREATE_SRQ, |reply| {
@@ -168,6 +181,7 @@ impl World {
             told,
             fake,
             registers,
+            register,
         }
     }
 
@@ -254,10 +268,21 @@ impl World {
         self.told.lock().unwrap().cqs[0].record(0)
     }
 
+    /// What was written to a register: the beginnings of its two halves.
+    fn written(&self, register: u32) -> [[u8; 64]; 2] {
+        let (page, which) = (register / 4, register % 4);
+        let at = page as usize * 4096 + 0x800 + which as usize * 2 * HALF;
+        [at, at + HALF].map(|at| {
+            let mut bytes = [0; 64];
+            (self.registers.read_exact_at(&mut bytes, at as u64)).unwrap();
+            bytes
+        })
+    }
+
     /// The last that asked for an event.
     fn armed(&self) -> u64 {
         let mut bytes = [0; 8];
-        std::os::unix::fs::FileExt::read_exact_at(&self.registers, &mut bytes, ARM as u64).unwrap();
+        (self.registers.read_exact_at(&mut bytes, ARM as u64)).unwrap();
         u64::from_be_bytes(bytes)
     }
 }
@@ -503,6 +528,69 @@ fn a_queue_is_armed_anew_after_each_event() {
     drop(cq);
     world.fake.push_read(fd, Ok(id.to_ne_bytes().to_vec()));
     assert_eq!(channel.try_event().unwrap().unwrap().queue, id);
+}
+
+/// Of a batch by the doorbell, of one alone by all of it, where the register takes
+/// that: alone or in a queue pair's turn, whether it has that register for itself.
+#[test]
+fn the_device_is_told_of_all_that_is_posted() {
+    for register in [DOORBELLS, SHARED, OWN] {
+        let mut world = World::new(16);
+        world.register.store(register, Ordering::Relaxed);
+        let (mut qp, queues) = world.queue_pair(None);
+        let entry = |block: usize| {
+            // SAFETY: the send queue begins behind the receive queue, and is alive.
+            unsafe {
+                queues
+                    .at(queues.recv_bytes + block * 64)
+                    .cast::<[u8; 64]>()
+                    .read()
+            }
+        };
+        let rung = |block| std::array::from_fn(|at| if at < 8 { entry(block)[at] } else { 0 });
+        let alone = |block| match register {
+            DOORBELLS => rung(block),
+            _ => entry(block),
+        };
+        // Without halves it is always the first.
+        let next = usize::from(register != DOORBELLS);
+        qp.send(world.buffer(b"one"), 1).unwrap();
+        assert_eq!(world.written(register)[0], alone(0), "{register}");
+        let request = WorkRequest::send(ringverbs::Inline(b"two"));
+        qp.post(request.token(2)).unwrap();
+        assert_eq!(world.written(register)[next], alone(1), "{register}");
+        qp.batch(|to| {
+            for token in [3, 4] {
+                to.post(WorkRequest::send(world.buffer(b"more")).token(token))?;
+            }
+            Ok::<_, ringverbs::PostError<_>>(())
+        })
+        .unwrap();
+        // The rest is what was there before.
+        assert_eq!(world.written(register)[0][..8], entry(3)[..8]);
+        assert_eq!(queues.record(1), 4);
+        for slot in 0..4 {
+            world.raise(&queues, SENT, slot, 0);
+            assert_eq!(world.poll().unwrap().token, u64::from(slot) + 1);
+        }
+    }
+}
+
+/// What is decoded first is told first, and what made no sense behind it is told
+/// although nothing else is there any more.
+#[test]
+fn a_completion_that_makes_no_sense_is_told_in_its_turn() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    qp.send(world.buffer(b"x"), 1).unwrap();
+    world.raise(&queues, SENT, 0, 0);
+    world.raise(&queues, SENT, 3, 0);
+    assert_eq!(world.poll().unwrap().token, 1);
+    assert!(matches!(
+        world.cq.poll_one(),
+        Err(Error::Corruption { wr_id: 0, .. })
+    ));
+    assert!(world.poll().is_none());
 }
 
 #[test]
