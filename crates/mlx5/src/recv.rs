@@ -217,6 +217,24 @@ impl<'q> RecvWriter<'q> {
         self.queue.hand_over(self.next);
     }
 
+    /// The same, and goes on with the next batch.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish_any(&mut self) {
+        self.queue.hand_over(self.next);
+    }
+
+    /// Does something with the queue, and goes on where that ends.
+    #[inline(always)]
+    pub fn with_queue<R>(&mut self, work: impl FnOnce(&mut RecvQueue) -> R) -> R {
+        self.queue.next = self.next;
+        let result = work(self.queue);
+        self.next = self.queue.next;
+        result
+    }
+
     /// Ends the quick way; the batch is the queue's, to go on with or to
     /// publish.
     #[inline(always)]

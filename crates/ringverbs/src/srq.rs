@@ -9,7 +9,7 @@ use uverbs::{Srq, SrqInit, SrqKind, SrqModify};
 
 use crate::context::Ctx;
 use crate::data::Sink;
-use crate::device::{self, RecvQueue};
+use crate::device::{self, SharedRecvQueue};
 use crate::inflight::{Posted, Slab};
 use crate::operation::Operation;
 use crate::qp::{Companion, PostError, Released};
@@ -116,7 +116,7 @@ impl SharedReceiveQueueBuilder {
 /// the queue pair that used them, in any order. Queue pairs keep what they need
 /// of it, and what is in flight stays until it is gone for all of them.
 pub struct SharedReceiveQueue {
-    queue: ManuallyDrop<RecvQueue>,
+    queue: ManuallyDrop<SharedRecvQueue>,
     inner: Arc<Inner>,
 }
 
@@ -124,7 +124,7 @@ pub struct SharedReceiveQueue {
 pub(crate) struct Inner {
     object: ManuallyDrop<Srq<Ctx>>,
     /// The ring, once its owner is gone: the device still reads it.
-    parked: OnceLock<RecvQueue>,
+    parked: OnceLock<SharedRecvQueue>,
     /// 1 once the object is destroyed.
     destroyed: Hint,
     /// What its queue pairs are made with.
@@ -231,7 +231,6 @@ impl SharedReceiveQueue {
                 token,
             });
         };
-        self.queue.begin();
         let queue = &mut *self.queue;
         let max_sge = queue.max_sge();
         let pushed = data.scatter(max_sge, self.inner.domain.identity(), |list| {

@@ -30,7 +30,7 @@ pub use ah::AddressHandle;
 pub use cq::CompletionQueue;
 pub use cq_ring::{CompletionRing, Entry};
 pub use error::{CreateError, PostError};
-pub use posted::{PostedRecv, PostedSend};
+pub use posted::PostedSend;
 pub use qp::QueuePair;
 pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;

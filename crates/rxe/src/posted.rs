@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::abi::{BindMwWr, RecvWqe, SendWqe};
+use crate::abi::{BindMwWr, SendWqe};
 use crate::{Opcode, SendFlags, Sge};
 
 /// A send work request in a ring.
@@ -108,40 +108,5 @@ impl<'r> PostedSend<'r> {
         let length = get!(self, dma.length) as usize;
         // SAFETY: as in `list`.
         unsafe { std::slice::from_raw_parts(self.entry.as_ptr().add(1).cast(), length) }
-    }
-}
-
-/// A receive in a ring.
-#[derive(Clone, Copy)]
-pub struct PostedRecv<'r> {
-    entry: NonNull<RecvWqe>,
-    ring: PhantomData<&'r [u8]>,
-}
-
-impl<'r> PostedRecv<'r> {
-    /// The receive in the slot at `slot`.
-    ///
-    /// # Safety
-    /// As for [`PostedSend::at`], of a [`crate::RecvQueue`].
-    #[inline(always)]
-    pub unsafe fn at(slot: NonNull<u8>) -> Self {
-        Self {
-            entry: slot.cast(),
-            ring: PhantomData,
-        }
-    }
-
-    /// Its identifier.
-    #[inline(always)]
-    pub fn wr_id(&self) -> u64 {
-        get!(self, wr_id)
-    }
-
-    /// Where it goes.
-    #[inline(always)]
-    pub fn list(&self) -> &'r [Sge] {
-        let count = get!(self, dma.num_sge) as usize;
-        // SAFETY: as in `PostedSend::list`.
-        unsafe { std::slice::from_raw_parts(self.entry.as_ptr().add(1).cast(), count) }
     }
 }

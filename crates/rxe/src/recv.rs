@@ -23,8 +23,6 @@ pub struct RecvQueue {
     ring: Ring,
     next: usize,
     max_sge: u32,
-    /// As of a send queue.
-    takes_longest: bool,
 }
 
 impl RecvQueue {
@@ -41,22 +39,8 @@ impl RecvQueue {
             next: producer.tail(),
             producer,
             max_sge: max_sge.min(room as u32),
-            takes_longest: true,
             ring,
         }
-    }
-
-    /// As [`SendQueue::without_longest`](crate::SendQueue::without_longest).
-    pub fn without_longest(self) -> Self {
-        Self {
-            takes_longest: false,
-            ..self
-        }
-    }
-
-    #[cold]
-    fn takes(&self, bytes: u64) -> bool {
-        bytes == u64::from(MAX_MESSAGE) && self.takes_longest
     }
 
     /// Bytes that an entry must have at least: the fixed part and one element.
@@ -113,20 +97,13 @@ impl RecvQueue {
         // published.
         unsafe {
             let total = copy_sges(entry.add(1).cast().as_ptr(), list);
-            if total >= u64::from(MAX_MESSAGE) && !self.takes(total) {
+            if total > u64::from(MAX_MESSAGE) {
                 return Err(PostError::MessageTooLong);
             }
             fill(entry, wr_id, total as u32, list.len() as u32);
         }
         self.next = self.producer.indices().next(self.next);
         Ok(())
-    }
-
-    /// As [`Producer::rewind`].
-    #[inline(always)]
-    pub fn rewind(&mut self) {
-        self.producer.rewind();
-        self.next = self.producer.tail();
     }
 
     /// Hands the batch to the device.
@@ -186,10 +163,12 @@ impl<'q> RecvWriter<'q> {
                 .slot_inside(self.next)
                 .cast::<RecvWqe>();
             fill(entry, wr_id, length, 1);
-            entry
-                .add(1)
-                .cast::<Sge>()
-                .copy_from_nonoverlapping(NonNull::from(sge), 1);
+            // Field by field, as it may have been written just before: a read of
+            // several of them at once would wait for that.
+            let to = entry.add(1).cast::<Sge>().as_ptr();
+            (&raw mut (*to).addr).write(sge.addr);
+            (&raw mut (*to).length).write(length);
+            (&raw mut (*to).lkey).write(sge.lkey);
         }
         self.next = next;
         true
@@ -202,6 +181,24 @@ impl<'q> RecvWriter<'q> {
     #[inline(always)]
     pub unsafe fn publish(self) {
         self.queue.producer.publish(self.next);
+    }
+
+    /// The same, and goes on with the next batch.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish_any(&mut self) {
+        self.queue.producer.publish(self.next);
+    }
+
+    /// Does something with the queue, and goes on where that ends.
+    #[inline(always)]
+    pub fn with_queue<R>(&mut self, work: impl FnOnce(&mut RecvQueue) -> R) -> R {
+        self.queue.next = self.next;
+        let result = work(self.queue);
+        self.next = self.queue.next;
+        result
     }
 
     /// Ends the quick way; the batch is the queue's, to go on with or to

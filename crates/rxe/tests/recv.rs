@@ -98,21 +98,6 @@ fn the_quick_way() {
     assert!(driver.untouched_but(&[0, 1, 2]));
 }
 
-/// For a device that counts in 31 bits.
-#[test]
-fn two_gib_are_too_many_where_they_are() {
-    let (_driver, queue) = queue();
-    let mut queue = queue.without_longest();
-    let queue = queue.begin().keep();
-    for list in [
-        &[element(MAX_MESSAGE - 1), element(1)][..],
-        &[element(MAX_MESSAGE)],
-    ] {
-        assert_eq!(queue.push(4, list), Err(PostError::MessageTooLong));
-    }
-    queue.push(4, &[element(MAX_MESSAGE - 1)]).unwrap();
-}
-
 #[test]
 fn limits() {
     let (driver, mut queue) = queue();

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use ::mlx5::{DeviceContext, Link, QpOptions, Role};
-use ::rxe::{RecvQueue as Receives, SendQueue as Sends};
+use ::rxe::SendQueue as Sends;
 use ring::{Peek, Ring};
 use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, QpType, SrqInit};
 
 use super::decoded::{Armings, Source};
-use super::staged::{self, Paths, Receiver, Sender};
+use super::staged::{self, Paths, Sender};
 use super::{
     AddressHandle, Attachment, Beside, CompletionQueue, CompletionRing, Doorbell, QueuePair,
-    RecvQueue, SendQueue, SharedReceiveQueue, decoded,
+    RecvQueue, SendQueue, SharedReceiveQueue, SharedRecvQueue, decoded,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
@@ -61,8 +61,8 @@ impl Provider {
                 });
             }
         };
-        // One place of a ring stays free; the device's queue has as many as the
-        // ring without it.
+        // One place of the ring that sends are carried over from stays free; the
+        // device's queue has as many as the ring without it.
         let rounded = |wr: u32| match wr {
             0 => Some(0),
             wr => Some(wr.checked_add(1)?.checked_next_power_of_two()? - 1),
@@ -72,7 +72,6 @@ impl Provider {
         let init = QpInit {
             cap: QpCap {
                 max_send_wr: rounded(cap.max_send_wr).unwrap_or(cap.max_send_wr),
-                max_recv_wr: rounded(cap.max_recv_wr).unwrap_or(cap.max_recv_wr),
                 ..*cap
             },
             ..*init
@@ -93,7 +92,7 @@ impl Provider {
                 what: "memory windows",
             });
         }
-        let mut cap = QpCap {
+        let cap = QpCap {
             max_send_wr: init.cap.max_send_wr,
             ..made.cap
         };
@@ -103,14 +102,6 @@ impl Provider {
         )?;
         let sender = Sender::new(made.send, &ring, &self.paths, datagram);
         let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data).without_longest();
-        let recv = match made.recv {
-            None => None,
-            Some(queue) => {
-                cap.max_recv_wr = init.cap.max_recv_wr;
-                let queue = staged::Receives::Own(queue);
-                Some(receives(queue, cap.max_recv_wr, cap.max_recv_sge)?)
-            }
-        };
         let mut members = vec![(Arc::clone(sends), Role::SEND)];
         if Arc::ptr_eq(sends, receives_at) {
             members[0].1 |= Role::RECEIVE;
@@ -120,7 +111,7 @@ impl Provider {
         Ok(QueuePair {
             object: made.object,
             send: SendQueue(send),
-            recv,
+            recv: made.recv.map(RecvQueue::Mlx5),
             doorbell: Doorbell::Staged(Box::new(sender)),
             attachment: Attachment(Some(decoded::Attachment::new(members, made.work))),
             cap,
@@ -149,7 +140,10 @@ impl Provider {
             "max_recv_wr" => (
                 "depth of a receive queue",
                 cap.max_recv_wr,
-                places(limits.max_recv_wr),
+                limits
+                    .max_recv_wr
+                    .checked_ilog2()
+                    .map_or(0, |log2| 1 << log2),
             ),
             "max_send_sge" => ("pieces of a send", cap.max_send_sge, room / 16),
             "max_recv_sge" => (
@@ -213,9 +207,8 @@ impl Provider {
             error => error.into(),
         })?;
         let work = Arc::clone(made.recv.work());
-        let (capacity, max_sge) = (made.recv.capacity(), made.recv.max_sge());
         Ok(SharedReceiveQueue {
-            recv: receives(staged::Receives::Shared(made.recv), capacity, max_sge)?,
+            recv: SharedRecvQueue::Mlx5(made.recv),
             object: made.object,
             work: Some(work),
         })
@@ -235,16 +228,6 @@ impl Provider {
             place: Some(place),
         })
     }
-}
-
-/// The writer of receives that are carried over to a queue.
-fn receives(queue: staged::Receives, capacity: u32, max_sge: u32) -> Result<RecvQueue> {
-    let ring = staged::ring(capacity, Receives::entry_size(max_sge))?;
-    let receiver = Receiver::new(queue, &ring);
-    Ok(RecvQueue {
-        queue: Receives::new(ring, max_sge).without_longest(),
-        receiver: Some(Box::new(receiver)),
-    })
 }
 
 pub(super) fn too_many_entries(error: ::mlx5::CreateError, asked: u32) -> Error {

@@ -29,7 +29,7 @@ use crate::operation::Operation;
 pub(crate) use ::rxe::{BindMwWr as WindowBinding, Entry};
 pub(crate) use completion::{CompletionRing, SENSELESS, read, read_time};
 pub(crate) use decoded::Members;
-pub(crate) use recv::RecvQueue;
+pub(crate) use recv::{RecvQueue, RecvWriter, SharedRecvQueue};
 pub(crate) use ring::Span;
 pub(crate) use send::{Doorbell, Opened, SendQueue, SendWriter, Wqe};
 pub(crate) use uverbs::{Sge, WorkCompletion};
@@ -104,7 +104,7 @@ pub(crate) struct CompletionQueue {
 pub(crate) struct SharedReceiveQueue {
     /// Before the queue: destroyed first.
     pub object: uverbs::Srq<Ctx>,
-    pub recv: RecvQueue,
+    pub recv: SharedRecvQueue,
     pub work: SharedWork,
 }
 
@@ -270,18 +270,17 @@ impl AddressHandle {
 impl SharedReceiveQueue {
     pub fn modify(
         object: &uverbs::Srq<Ctx>,
-        recv: &mut RecvQueue,
+        recv: &mut SharedRecvQueue,
         change: &SrqModify,
     ) -> Result<()> {
-        match recv.receiver {
-            None => {
-                let queue = &mut recv.queue;
+        match recv {
+            SharedRecvQueue::Rxe(queue) => {
                 Ok(::rxe::SharedReceiveQueue::modify(object, queue, change)?)
             }
-            Some(_) if change.max_wr.is_some() => Err(Error::Unsupported {
+            SharedRecvQueue::Mlx5(_) if change.max_wr.is_some() => Err(Error::Unsupported {
                 what: "another size of a shared receive queue",
             }),
-            Some(_) => Ok(object.modify(change, Udata::none())?),
+            SharedRecvQueue::Mlx5(_) => Ok(object.modify(change, Udata::none())?),
         }
     }
 }

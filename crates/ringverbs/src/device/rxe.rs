@@ -4,7 +4,7 @@ use uverbs::{CqInit, PdHandle, QpInit, SrqInit};
 
 use super::{
     AddressHandle, Attachment, CompletionQueue, CompletionRing, Doorbell, QueuePair, RecvQueue,
-    SendQueue, SharedReceiveQueue,
+    SendQueue, SharedReceiveQueue, SharedRecvQueue,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
@@ -18,20 +18,13 @@ pub(super) fn queue_pair(context: &Ctx, init: &QpInit) -> Result<QueuePair> {
         cap: made.object.cap(),
         object: made.object,
         send: SendQueue(made.send),
-        recv: made.recv.map(of_the_driver),
+        recv: made.recv.map(RecvQueue::Rxe),
         doorbell: match direct {
             Some(direct) => Doorbell::Direct(direct),
             None => Doorbell::Kernel(made.doorbell),
         },
         attachment: Attachment(None),
     })
-}
-
-fn of_the_driver(queue: ::rxe::RecvQueue) -> RecvQueue {
-    RecvQueue {
-        queue,
-        receiver: None,
-    }
 }
 
 pub(super) fn completion_queue(context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
@@ -48,7 +41,7 @@ pub(super) fn shared_receive_queue(context: &Ctx, init: &SrqInit) -> Result<Shar
     let made = ::rxe::SharedReceiveQueue::create(context, init)?;
     Ok(SharedReceiveQueue {
         object: made.object,
-        recv: of_the_driver(made.recv),
+        recv: SharedRecvQueue::Rxe(made.recv),
         work: None,
     })
 }

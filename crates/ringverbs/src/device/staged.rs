@@ -1,6 +1,6 @@
-//! Work requests for a ConnectX.
+//! Send work requests for a ConnectX.
 //!
-//! All that writes work requests writes them into rings of rdma_rxe's form. For
+//! All that writes them writes them into rings of rdma_rxe's form. For
 //! a ConnectX those are in the process's own memory, and when a batch has been
 //! published, what is here carries it over to the device's queue: it stands where
 //! the kernel's driver stands with rdma_rxe. So the way down to the doorbell is
@@ -10,7 +10,7 @@ use std::borrow::Borrow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::mlx5::{Address, Bind, OneElement, PostError, PostedOne, WindowKind};
-use ::rxe::{PostedRecv, PostedSend};
+use ::rxe::PostedSend;
 use ring::{Indices, Ring, Slots};
 use uverbs::{Opcode, SendFlags, Sge};
 
@@ -53,18 +53,11 @@ impl Taken {
         self.at = 0;
     }
 
-    /// The next receive that is to be carried over, if there is one.
-    #[inline(always)]
-    fn receive(&self, end: usize) -> Option<PostedRecv<'_>> {
-        // SAFETY: a position of the ring between what was carried over and what
-        // is published: written by its queue, whose writer waits.
-        (self.at != end).then(|| unsafe { PostedRecv::at(self.slots.slot_inside(self.at)) })
-    }
-
-    /// The same of a send.
+    /// The next work request that is to be carried over, if there is one.
     #[inline(always)]
     fn send(&self, end: usize) -> Option<PostedSend<'_>> {
-        // SAFETY: as in `receive`.
+        // SAFETY: a position of the ring between what was carried over and what
+        // is published: written by its queue, whose writer waits.
         (self.at != end).then(|| unsafe { PostedSend::at(self.slots.slot_inside(self.at)) })
     }
 
@@ -72,22 +65,6 @@ impl Taken {
     #[inline(always)]
     fn carried(&mut self) {
         self.at = self.indices.next(self.at);
-    }
-
-    /// Carries over the receives that were published. What is refused, and what is
-    /// behind it, stays where it is.
-    fn receives(
-        &mut self,
-        mut push: impl FnMut(u64, &[Sge]) -> std::result::Result<(), PostError>,
-    ) {
-        let end = self.indices.own_producer();
-        while let Some(posted) = self.receive(end) {
-            if let Err(error) = push(posted.wr_id(), posted.list()) {
-                tracing::error!(%error, "a receive stays behind");
-                break;
-            }
-            self.carried();
-        }
     }
 }
 
@@ -321,88 +298,6 @@ fn binding(posted: PostedSend<'_>) -> Bind {
         length: bind.length,
         lkey: bind.mr_lkey,
         access: bind.access & !OF_QUEUE_PAIR,
-    }
-}
-
-/// A receive queue of a ConnectX.
-#[derive(Debug)]
-pub(crate) enum Receives {
-    Own(::mlx5::RecvQueue),
-    Shared(::mlx5::SharedQueue),
-}
-
-/// Carries receives over to a queue of a ConnectX.
-#[derive(Debug)]
-pub(crate) struct Receiver {
-    queue: Receives,
-    taken: Taken,
-}
-
-impl Receiver {
-    /// `ring`, of the queue that is written to, outlives it.
-    pub fn new(queue: Receives, ring: &Ring) -> Self {
-        Self {
-            queue,
-            taken: Taken::new(ring),
-        }
-    }
-
-    /// Carries over what was published; whether that is all, and the ring's writer
-    /// starts again with its first entry. What the device's queue does not take
-    /// stays where it is.
-    #[inline(never)]
-    pub fn carry(&mut self) -> bool {
-        let Receives::Own(queue) = &mut self.queue else {
-            return self.carry_rest();
-        };
-        let end = self.taken.indices.own_producer();
-        let mut writer = queue.begin();
-        while let Some(posted) = self.taken.receive(end) {
-            let [sge] = posted.list() else { break };
-            if !writer.push_one(posted.wr_id(), sge) {
-                break;
-            }
-            self.taken.carried();
-        }
-        // SAFETY: that is the contract of those who have published it to the
-        // ring.
-        unsafe { writer.publish() };
-        if self.taken.at != end {
-            return self.carry_rest();
-        }
-        self.taken.rewind();
-        true
-    }
-
-    /// The same of what is not one of nearly all, and what is behind it. Apart, so
-    /// that nothing is saved for it.
-    #[inline(never)]
-    fn carry_rest(&mut self) -> bool {
-        match &mut self.queue {
-            Receives::Own(queue) => {
-                queue.begin().keep();
-                self.taken.receives(|wr_id, list| queue.push(wr_id, list));
-                // SAFETY: that is the contract of those who have published it to
-                // the ring.
-                unsafe { queue.publish() };
-            }
-            Receives::Shared(queue) => {
-                let mut queue = queue.locked();
-                self.taken.receives(|wr_id, list| queue.push(wr_id, list));
-                // SAFETY: as above.
-                unsafe { queue.publish() };
-            }
-        }
-        self.taken.give_back();
-        false
-    }
-
-    /// The queue pair was reset, with nothing in flight.
-    pub fn reset(&mut self) {
-        if let Receives::Own(queue) = &mut self.queue {
-            queue.reset();
-        }
-        self.taken.forget();
     }
 }
 

@@ -228,13 +228,18 @@ impl QueuePairBuilder {
             scratch: None,
             inner: Arc::clone(&inner),
         };
+        let max_sge = made.recv.as_ref().map_or(0, device::RecvQueue::max_sge);
         let queue = made.recv.zip(recv_fifo).map(|(queue, fifo)| {
             // SAFETY: as above.
             (ManuallyDrop::new(queue), unsafe { FifoWriter::new(fifo) })
         });
         Ok(QueuePair {
             send,
-            recv: RecvHalf { queue, inner },
+            recv: RecvHalf {
+                queue,
+                max_sge,
+                inner,
+            },
         })
     }
 

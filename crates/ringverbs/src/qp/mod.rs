@@ -183,6 +183,8 @@ pub struct SendHalf {
 pub struct RecvHalf {
     /// None with a shared receive queue.
     queue: Option<(ManuallyDrop<RecvQueue>, FifoWriter)>,
+    /// Elements that a receive may have.
+    max_sge: u32,
     inner: Arc<Inner>,
 }
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use super::{Companion, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
+use super::{Companion, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Inline, Sink, Source};
-use crate::device::{Doorbell, RecvQueue, SendFlags, SendQueue};
-use crate::inflight::Note;
+use crate::device::{Doorbell, RecvQueue, RecvWriter, SendFlags, SendQueue};
+use crate::inflight::{FifoWriter, Note};
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
 
@@ -318,6 +318,77 @@ impl RecvHalf {
         Some(queue)
     }
 
+    /// Starts a batch; what another one left behind is gone.
+    #[inline(always)]
+    fn begin(&mut self) -> ReceiveBatch<'_> {
+        let queue = self.queue.as_mut().map(|(queue, in_flight)| {
+            in_flight.abandon();
+            (queue.writer(), in_flight)
+        });
+        ReceiveBatch {
+            queue,
+            max_sge: self.max_sge,
+            inner: &self.inner,
+        }
+    }
+
+    /// Posts a receive into `data`, as far as its capacity goes. A datagram
+    /// needs 40 bytes more, for its route header, which come first.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
+    /// [`Error::WrongDomain`], with `data`.
+    #[inline]
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        let mut batch = self.begin();
+        batch.push(data, token)?;
+        batch.publish();
+        Ok(())
+    }
+
+    /// Posts several receives at once, when `fill` returns `Ok`. If it returns
+    /// `Err`, or panics, none is posted, and their memory is released.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    #[inline]
+    pub fn batch<R, E>(
+        &mut self,
+        fill: impl FnOnce(&mut ReceiveBatch<'_>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let mut batch = self.begin();
+        let result = fill(&mut batch);
+        match result {
+            Ok(_) => batch.publish(),
+            Err(_) => drop(self.begin()),
+        }
+        result
+    }
+
+    /// Receives in flight.
+    pub fn in_flight(&self) -> u32 {
+        let queue = self.queue.as_ref();
+        queue.map_or(0, |(_, in_flight)| in_flight.fifo().len())
+    }
+}
+
+/// A batch of receives.
+pub struct ReceiveBatch<'h> {
+    queue: Option<(RecvWriter<'h>, &'h mut FifoWriter)>,
+    max_sge: u32,
+    inner: &'h Inner,
+}
+
+impl ReceiveBatch<'_> {
+    /// Adds one receive.
+    ///
+    /// # Errors
+    /// As [`RecvHalf::receive`]. The batch is as it was.
+    #[inline]
+    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+        self.push(data, token)
+    }
+
     #[inline(always)]
     fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         // As in `SendHalf::push`.
@@ -349,7 +420,7 @@ impl RecvHalf {
     fn write<D: Sink>(&mut self, data: &D) -> Result<()> {
         // In the error state it would only come back, and not of every device.
         let state = self.inner.state();
-        let Some((queue, in_flight)) = &mut self.queue else {
+        let Some((writer, in_flight)) = &mut self.queue else {
             return Err(Error::State {
                 verb: "post of a receive",
                 state,
@@ -368,88 +439,24 @@ impl RecvHalf {
                 capacity: in_flight.capacity(),
             });
         };
-        let max_sge = queue.max_sge();
-        data.scatter(max_sge, self.inner.domain.identity(), |list| {
-            queue.push(id.0, list)
+        data.scatter(self.max_sge, self.inner.domain.identity(), |list| {
+            writer.push(id.0, list)
         })
     }
 
     #[inline(always)]
-    fn begin(&mut self) {
-        if let Some((queue, in_flight)) = &mut self.queue {
-            in_flight.abandon();
-            queue.begin();
-        }
-    }
-
-    #[inline(always)]
     fn publish(&mut self) {
-        if let Some((queue, in_flight)) = &mut self.queue {
+        if let Some((writer, in_flight)) = &mut self.queue {
             in_flight.publish();
             // SAFETY: as in `SendHalf::publish`.
-            unsafe { queue.publish() };
+            unsafe { writer.publish() };
         }
-    }
-
-    /// Posts a receive into `data`, as far as its capacity goes. A datagram
-    /// needs 40 bytes more, for its route header, which come first.
-    ///
-    /// # Errors
-    /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
-    /// [`Error::WrongDomain`], with `data`.
-    #[inline]
-    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
-        self.begin();
-        self.push(data, token)?;
-        self.publish();
-        Ok(())
-    }
-
-    /// Posts several receives at once, when `fill` returns `Ok`. If it returns
-    /// `Err`, or panics, none is posted, and their memory is released.
-    ///
-    /// # Errors
-    /// Those of `fill`.
-    #[inline]
-    pub fn batch<R, E>(
-        &mut self,
-        fill: impl FnOnce(&mut ReceiveBatch<'_>) -> Result<R, E>,
-    ) -> Result<R, E> {
-        self.begin();
-        let result = fill(&mut ReceiveBatch { half: self });
-        match result {
-            Ok(_) => self.publish(),
-            Err(_) => self.begin(),
-        }
-        result
-    }
-
-    /// Receives in flight.
-    pub fn in_flight(&self) -> u32 {
-        let queue = self.queue.as_ref();
-        queue.map_or(0, |(_, in_flight)| in_flight.fifo().len())
-    }
-}
-
-/// A batch of receives.
-pub struct ReceiveBatch<'h> {
-    half: &'h mut RecvHalf,
-}
-
-impl ReceiveBatch<'_> {
-    /// Adds one receive.
-    ///
-    /// # Errors
-    /// As [`RecvHalf::receive`]. The batch is as it was.
-    #[inline]
-    pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
-        self.half.push(data, token)
     }
 }
 
 impl fmt::Debug for ReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReceiveBatch").field(&self.half).finish()
+        f.debug_struct("ReceiveBatch").finish_non_exhaustive()
     }
 }
 

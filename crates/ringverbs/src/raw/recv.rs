@@ -1,13 +1,13 @@
 //! The receive queue's writer.
 
-use crate::device::RecvQueue as Device;
+use crate::device::RecvWriter;
 use crate::qp::RecvHalf;
 use crate::raw::Sge;
 use crate::{Error, Result};
 
 /// A receive queue, lent by its half.
 pub struct RecvQueue<'h> {
-    queue: &'h mut Device,
+    writer: RecvWriter<'h>,
 }
 
 impl RecvHalf {
@@ -20,8 +20,9 @@ impl RecvHalf {
         let queue = self.lend().ok_or(Error::Invalid {
             what: "the queue pair has a shared receive queue",
         })?;
-        queue.begin();
-        Ok(RecvQueue { queue })
+        Ok(RecvQueue {
+            writer: queue.writer(),
+        })
     }
 }
 
@@ -32,7 +33,7 @@ impl RecvQueue<'_> {
     /// [`Error::QueueFull`], [`Error::Limit`]; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
-        self.queue.push(wr_id, list)
+        self.writer.push(wr_id, list)
     }
 
     /// Hands the batch to the device.
@@ -45,6 +46,6 @@ impl RecvQueue<'_> {
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
         // SAFETY: passed on to the caller.
-        unsafe { self.queue.publish() };
+        unsafe { self.writer.publish() };
     }
 }

@@ -35,8 +35,8 @@ const OPERATIONS: [Limits; 9] = [
     limits("send/16", [26.0, 92.0], Some(1.5)),
     limits("send-inline/1", [55.0, 109.0], None),
     limits("send-inline/16", [28.0, 66.0], None),
-    limits("recv/1", [54.0, 113.0], None),
-    limits("recv/16", [28.0, 82.0], None),
+    limits("recv/1", [54.0, 117.0], None),
+    limits("recv/16", [28.0, 78.0], None),
 ];
 
 /// Nanoseconds of an operation that the safe layer may take beyond the raw one.
