@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ringverbs::qp::{Init, Mtu, QueuePairBuilder, ReadyToReceive, ReadyToSend, State};
-use ringverbs::raw::{BindWindow, Flags, Flush, LocalInvalidate, Send};
+use ringverbs::raw::{BindWindow, Flags, Flush, LocalInvalidate, Send, Sge};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, ProtectionDomain,
     QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
@@ -79,6 +79,7 @@ impl Queues {
 struct Told {
     cqs: Vec<Queues>,
     qps: Vec<Queues>,
+    srqs: Vec<Queues>,
 }
 
 pub(crate) struct World {
@@ -158,7 +159,10 @@ impl World {
             reply.set_driver_out(&[&register[..], &[0; 36]].concat());
             Ok(())
         });
-        fake.on(CREATE_SRQ, |reply| {
+        let srqs = Arc::clone(&told);
+        fake.on(CREATE_SRQ, move |reply| {
+            let queue = Queues::of(reply.call().driver_in());
+            srqs.lock().unwrap().srqs.push(queue);
             for (asked, got) in [
                 (ATTR_CREATE_SRQ_MAX_WR, ATTR_CREATE_SRQ_RESP_MAX_WR),
                 (ATTR_CREATE_SRQ_MAX_SGE, ATTR_CREATE_SRQ_RESP_MAX_SGE),
@@ -602,16 +606,20 @@ fn a_queue_pair_that_was_reset_begins_anew() {
         world.raise(&queues, SENT, token as u16, 0);
         assert_eq!(world.poll().unwrap().token, token);
     }
-    assert_eq!(queues.record(1), 3);
+    qp.receive(world.buffer(b""), 8).unwrap();
+    world.raise(&queues, RECEIVED, 0, 0);
+    assert_eq!(world.poll().unwrap().token, 8);
+    assert_eq!((queues.record(0), queues.record(1)), (1, 3));
     let attr = ringverbs::qp::QpAttr {
         qp_state: State::RESET,
         ..Default::default()
     };
     qp.modify(&attr, ringverbs::qp::QpAttrMask::STATE).unwrap();
-    assert_eq!(queues.record(1), 0);
+    assert_eq!((queues.record(0), queues.record(1)), (0, 0));
     connect(&mut qp);
     qp.send(world.buffer(b"x"), 7).unwrap();
-    assert_eq!(queues.record(1), 1);
+    qp.receive(world.buffer(b""), 8).unwrap();
+    assert_eq!((queues.record(0), queues.record(1)), (1, 1));
     world.raise(&queues, SENT, 0, 0);
     assert_eq!(world.poll().unwrap().token, 7);
 }
@@ -754,6 +762,106 @@ fn what_a_connectx_lacks_is_refused_by_type() {
     assert_eq!(qp.in_flight(), (0, 0));
     // The queue goes on where it was.
     qp.send(world.buffer(b"x"), 1).unwrap();
+}
+
+/// Lists of none, one and two elements in one batch, each in its entry; and what
+/// is refused leaves the batch as it was.
+#[test]
+fn receives_of_any_list_are_written_in_their_order() {
+    let mut world = World::new(16);
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let (mut qp, queues) = world.build(builder.recv_pieces(2));
+    let sge = |length| Sge {
+        addr: 0x1000 + u64::from(length),
+        length,
+        lkey: 7,
+    };
+    // Length, key and address of a segment; what ends a list has no bytes and a
+    // key that is none.
+    let segment = |entry: usize, at: usize| {
+        // SAFETY: an entry of two segments of the receive queue, which is alive.
+        let bytes = unsafe { queues.at(entry * 32 + at * 16).cast::<[u8; 16]>().read() };
+        let length = u32::from_be_bytes(bytes[..4].try_into().unwrap());
+        let lkey = u32::from_be_bytes(bytes[4..8].try_into().unwrap());
+        (
+            length,
+            lkey,
+            u64::from_be_bytes(bytes[8..].try_into().unwrap()),
+        )
+    };
+    let written = |sge: Sge| (sge.length, sge.lkey, sge.addr);
+    const END: (u32, u32, u64) = (0, 0x100, 0);
+    let too_long = |list: &[Sge], error: Error| {
+        assert!(matches!(error, Error::Limit { .. }), "{list:?}: {error}");
+    };
+    let two = [sge(3), sge(4)];
+    let lists = [&[sge(1)][..], &two, &[], &[sge(0)], &[sge(5)]];
+    let mut queue = qp.recv_half().raw().unwrap();
+    for round in 0..5 {
+        for (id, list) in lists.into_iter().enumerate() {
+            queue.push(id as u64, list).unwrap();
+            for list in [
+                &[sge(1); 3][..],
+                &[sge(1 << 31)],
+                &[sge((1 << 31) - 1), sge(1)],
+            ] {
+                too_long(list, queue.push(9, list).unwrap_err());
+            }
+        }
+        // SAFETY: there is no device.
+        unsafe { queue.publish() };
+        assert_eq!(queues.record(0), (round + 1) * 5);
+        let entry = |n| (round as usize * 5 + n) % 8;
+        for n in [0, 4] {
+            assert_eq!(segment(entry(n), 0), written(lists[n][0]));
+            assert_eq!(segment(entry(n), 1), END);
+        }
+        assert_eq!([0, 1].map(|at| segment(entry(1), at)), two.map(written));
+        assert_eq!([2, 3].map(|n| segment(entry(n), 0)), [END; 2]);
+        for n in 0..5 {
+            world.raise(&queues, RECEIVED, (round * 5 + n) as u16, 0);
+        }
+        let mut ids = Vec::new();
+        assert_eq!(world.cq.poll_raw(8, |entry| ids.push(entry.wr_id())), 5);
+        assert_eq!(ids, [0, 1, 2, 3, 4]);
+    }
+    // As many as there is room for, in one batch; the one after it is refused.
+    for id in 0..8 {
+        queue.push(id, &two[..id as usize % 3]).unwrap();
+    }
+    for list in [&two[..1], &two] {
+        let full = queue.push(8, list).unwrap_err();
+        assert!(matches!(full, Error::QueueFull { capacity: 8 }), "{full}");
+    }
+    // A batch that was not published is gone.
+    let _ = queue;
+    let mut queue = qp.recv_half().raw().unwrap();
+    queue.push(0, &two).unwrap();
+    // SAFETY: there is no device.
+    unsafe { queue.publish() };
+    assert_eq!(queues.record(0), 26);
+}
+
+/// What a shared queue refuses is not in it.
+#[test]
+fn shared_receives_that_are_refused_are_given_back() {
+    let world = World::new(16);
+    let builder = world.domain.shared_receive_queue().depth(3).pieces(2);
+    let mut srq = builder.build().unwrap();
+    let queue = world.told.lock().unwrap().srqs[0];
+    // An entry has room for three.
+    let pieces: Vec<_> = (0..4).map(|_| world.buffer(b"")).collect();
+    let refused = srq.receive(pieces, 1).unwrap_err();
+    assert!(matches!(refused.error, Error::Limit { .. }));
+    assert_eq!(refused.data.unwrap().len(), 4);
+    for token in 0..u64::from(srq.capacity()) {
+        srq.receive(world.buffer(b""), token).unwrap();
+        assert_eq!(u64::from(queue.record(0)), token + 1);
+    }
+    let refused = srq.receive(world.buffer(b""), 9).unwrap_err();
+    assert!(matches!(refused.error, Error::QueueFull { capacity: 3 }));
+    assert!(refused.data.is_some());
+    assert_eq!((srq.in_flight(), queue.record(0)), (3, 3));
 }
 
 /// Identifiers of the raw layer are the caller's.
