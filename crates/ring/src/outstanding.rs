@@ -106,9 +106,9 @@ impl Outstanding {
 
     /// The slots, for a poster that knows which is inside.
     pub fn slots(&self) -> OutstandingSlots {
-        // SAFETY: a box's elements are somewhere.
-        let first = unsafe { NonNull::new_unchecked(self.slots.as_ptr().cast_mut()) };
-        OutstandingSlots { first }
+        OutstandingSlots {
+            first: NonNull::from(&*self.slots).cast(),
+        }
     }
 
     /// The work request in a slot, if one is outstanding there. By whoever
