@@ -40,7 +40,7 @@ macro_rules! field {
 const SOLICITED: u8 = 0x2;
 // Of these, neither data in the entry nor a title: those bits are 0.
 const SENT: u32 = (cqe_opcode::REQ as u32) << 4;
-const RECEIVED: u32 = (cqe_opcode::RESP_SEND as u32) << 4;
+pub(crate) const RECEIVED: u32 = (cqe_opcode::RESP_SEND as u32) << 4;
 const RECEIVED_IMMEDIATE: u32 = (cqe_opcode::RESP_SEND_IMM as u32) << 4;
 /// What the two have that others have not, and of it what only the second has.
 const IMMEDIATE: u32 = RECEIVED ^ RECEIVED_IMMEDIATE;
@@ -258,7 +258,8 @@ unsafe fn what_sent(entry: NonNull<Cqe>) -> Option<What> {
     Some(What::new(sent(number)?, 0))
 }
 
-/// The same of a message, with immediate data or without, which `kind` says.
+/// The same of a message, with immediate data or without, which a bit of `kind`
+/// says.
 ///
 /// # Safety
 /// As for [`Kind::tell`].
@@ -365,12 +366,15 @@ impl CompletionRing {
         let owner = unsafe { owner_of(entry) };
         // SAFETY: as the caller says; the entry is written, in this round.
         unsafe {
-            let kind = (u32::from(owner) ^ self.round) & !u32::from(SOLICITED);
-            if kind & !IMMEDIATE == RECEIVED {
+            // What it has that an entry of a message has not.
+            let other = u32::from(owner) ^ self.message;
+            if other & !(u32::from(SOLICITED) | IMMEDIATE) == 0 {
                 return self
-                    .show_one::<true>(entry, shown, |entry| Some(what_received(entry, kind)));
+                    .show_one::<true>(entry, shown, |entry| Some(what_received(entry, other)));
             }
-            if kind == SENT {
+            // So that messages are all in a row.
+            cold_path();
+            if other & !u32::from(SOLICITED) == SENT ^ RECEIVED {
                 return self.show_one::<false>(entry, shown, |entry| what_sent(entry));
             }
             if self.is_in_session() || is_written(owner, self.round as u8) {
