@@ -10,7 +10,7 @@ use super::objects::Machine;
 use super::*;
 use crate::cq_ring::Shape;
 use crate::{
-    CompletionError, CompletionQueue, CqOptions, MiniFormat, Opcode, Role, SendFlags,
+    CompletionError, CompletionQueue, CqOptions, MiniFormat, Opcode, Role, SendFlags, Shown, Usual,
     WorkCompletion,
 };
 
@@ -68,6 +68,46 @@ impl Device {
         self.write(title);
         self.raised += minis.len() as u32 - 1;
     }
+}
+
+/// What stands in an array may look like an entry that tells of a message, even of
+/// one that is outstanding: to a cursor it is none while the session lasts.
+#[test]
+fn a_cursor_takes_no_array_for_an_entry() {
+    let mut ring = CompletionRing::new(4, shape(false), None).unwrap();
+    let mut device = Device::of(&ring);
+    let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
+    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    for wr_id in 0..8 {
+        receive(&mut pair, wr_id, &[]);
+    }
+    let first = Raised {
+        opcode: 2,
+        user_index: 70,
+        ..Raised::default()
+    };
+    device.raise(&first);
+    let mut shown = Shown::default();
+    // The queue is the one that was read last.
+    // SAFETY: no work request names memory; it is this test's.
+    assert_eq!(unsafe { ring.show_another(&mut shown) }, Ok(0));
+    receive(&mut pair, 8, &[]);
+    // Hashes that are the queue pair's number; 32 bytes, whose first two are the slot
+    // of that receive, and the last is the kind.
+    let minis = [[0, 0, 0, 70, 0, 0, 0, 2 << 4]; 8];
+    device.tell(&Raised { slot: 1, ..first }, &minis);
+    for wr_id in 1..9 {
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(ring.show_usual(&mut shown), Err(Usual::Other));
+            assert_eq!(ring.show(&mut shown), Some(Ok((wr_id, 0))));
+            assert_eq!(Shown::byte_len(&shown), 32);
+        }
+        // Outstanding in the same slot again.
+        assert_eq!(u64::from(receive(&mut pair, wr_id + 8, &[])) % 8, wr_id % 8);
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { ring.show_usual(&mut shown) }, Err(Usual::Nothing));
 }
 
 #[test]

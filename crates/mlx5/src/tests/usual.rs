@@ -373,6 +373,62 @@ proptest! {
     }
 }
 
+/// A cursor goes round and round the quick way: what the last round has left in an
+/// entry is nothing, although the same slot has something outstanding again.
+#[test]
+fn a_cursor_takes_nothing_of_the_round_before() {
+    let (mut ring, mut device, mut pair) = outstanding();
+    let mut shown = Shown::default();
+    let mut next = [40, 50];
+    for opcode in [0, 2, 3] {
+        // As many slots as entries: the old entry's slot is the one that is
+        // outstanding now.
+        for n in 0..13 {
+            let (queue, next) = match opcode {
+                0 => (&pair.work.sends, &mut next[0]),
+                _ => (&pair.work.receives, &mut next[1]),
+            };
+            let (slot, wr_id) = (queue.completed() as u16, *next);
+            *next += 1;
+            // SAFETY: no work request names memory; it is this test's.
+            let show = |ring: &mut CompletionRing, shown| unsafe { ring.show_usual(shown) };
+            assert_eq!(show(&mut ring, &mut shown), Err(Usual::Nothing));
+            device.raise(&Raised {
+                opcode,
+                slot,
+                user_index: 70,
+                request: 0x0a,
+                ..Raised::default()
+            });
+            let told = match show(&mut ring, &mut shown) {
+                // The first of its queue is looked up.
+                Err(Usual::Other) if n == 0 && opcode != 3 => {
+                    // SAFETY: as above.
+                    unsafe { ring.show_another(&mut shown) }
+                }
+                told => told,
+            };
+            assert_eq!(told, Ok(wr_id), "{n}");
+            ring.publish();
+            // Its slot's turn comes again.
+            pair.send.begin();
+            pair.recv.begin().keep();
+            if opcode == 0 {
+                let open = pair.send.open(wr_id + 1, Opcode::SEND, SendFlags::SIGNALED);
+                open.unwrap().no_data();
+                pair.send.accept();
+            } else {
+                pair.recv.push(wr_id + 1, &[]).unwrap();
+            }
+            // SAFETY: no memory is named.
+            unsafe {
+                pair.send.publish();
+                pair.recv.publish();
+            }
+        }
+    }
+}
+
 /// A cursor looks a queue up when it is another's turn, and forgets one that is
 /// gone.
 #[test]
