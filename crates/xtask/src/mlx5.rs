@@ -2,6 +2,7 @@
 //! (`provider-plugin/bench/mlx5_*.c`), with the C provider or with ours.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 
@@ -72,7 +73,20 @@ impl Program {
     /// # Errors
     /// The program failed, or another provider served.
     pub fn run(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
-        let mut command = self.stand_in.command(&self.path, provider, arguments);
+        let command = self.stand_in.command(&self.path, provider, arguments);
+        self.run_as(command, provider)
+    }
+
+    /// The same, of the program among the libraries ([`StandIn::command_near`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_near(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
+        let command = (self.stand_in).command_near(&self.path, provider, arguments);
+        self.run_as(command, provider)
+    }
+
+    fn run_as(&self, mut command: Command, provider: Provider) -> Result<String> {
         command.env("RINGVERBS_DEVICES", "mlx5");
         // What changes what the C provider does.
         for (name, _) in std::env::vars_os() {

@@ -9,6 +9,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::driver;
 
+/// The dynamic loader, by the name that the ABI gives it.
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
 /// Which provider libibverbs is to take.
 #[derive(Clone, Copy)]
 pub enum Provider<'a> {
@@ -64,7 +67,18 @@ impl StandIn {
 
     /// A program on the stand-in; every symbol is resolved before it begins.
     pub fn command(&self, program: &Path, provider: Provider, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program);
+        self.equip(Command::new(program), provider, arguments)
+    }
+
+    /// The same program where libraries are mapped, among them, instead of far from
+    /// them: the loader maps it, as it maps them.
+    pub fn command_near(&self, program: &Path, provider: Provider, arguments: &[&str]) -> Command {
+        let mut loader = Command::new(LOADER);
+        loader.arg(program);
+        self.equip(loader, provider, arguments)
+    }
+
+    fn equip(&self, mut command: Command, provider: Provider, arguments: &[&str]) -> Command {
         command
             .args(arguments)
             .env("LD_PRELOAD", &self.library)

@@ -72,13 +72,13 @@ fn most(row: &str) -> Option<f64> {
         "poll-send/1" => (118.0, 108.0),
         "poll-send/16" => (55.0, 55.0),
         "poll-empty/1" => (33.0, 23.0),
-        "cursor/1" => (120.0, 108.0),
-        "cursor/16" => (93.0, 92.0),
-        "send/1" => (124.0, 116.0),
-        "send/16" => (87.0, 87.0),
-        "send-inline/1" => (152.0, 144.0),
-        "send-inline/16" => (112.0, 112.0),
-        "recv/1" => (73.0, 65.0),
+        "cursor/1" => (118.0, 106.0),
+        "cursor/16" => (91.0, 90.0),
+        "send/1" => (121.0, 113.0),
+        "send/16" => (83.0, 83.0),
+        "send-inline/1" => (149.0, 141.0),
+        "send-inline/16" => (107.0, 107.0),
+        "recv/1" => (69.0, 61.0),
         "recv/16" => (43.0, 43.0),
         "srq-recv/1" => (78.0, 78.0),
         "srq-recv/16" => (42.0, 42.0),
@@ -86,10 +86,10 @@ fn most(row: &str) -> Option<f64> {
         "poll-srq/16" => (90.0, 89.0),
         "poll-many/1" => (140.0, 130.0),
         "poll-many/16" => (91.0, 91.0),
-        "wr-send/1" => (188.0, 175.0),
-        "wr-send/16" => (95.0, 94.0),
-        "wr-inline/1" => (220.0, 208.0),
-        "wr-inline/16" => (127.0, 126.0),
+        "wr-send/1" => (182.0, 170.0),
+        "wr-send/16" => (90.0, 89.0),
+        "wr-inline/1" => (215.0, 203.0),
+        "wr-inline/16" => (122.0, 121.0),
         _ => return None,
     };
     Some(if single { owned } else { shared })
@@ -149,6 +149,24 @@ fn verdict(row: &Row, timed: bool) -> &'static str {
     }
 }
 
+/// The columns of [`HEADINGS`] that are times.
+const NEAR: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 12];
+const NEAR_HEADINGS: [&str; 8] = {
+    let mut headings = [""; 8];
+    let mut at = 0;
+    while at < NEAR.len() {
+        headings[at] = HEADINGS[NEAR[at]];
+        at += 1;
+    }
+    headings
+};
+
+/// Those of a row. What is counted is the same wherever the program is.
+fn near_cells(row: &Row, timed: bool) -> Vec<String> {
+    let cells = cells(row, timed);
+    NEAR.map(|at| cells[at].clone()).into()
+}
+
 /// A row's figures as words, one for each column.
 fn cells(row: &Row, timed: bool) -> Vec<String> {
     let (ratio, instructions) = required(&row.name);
@@ -202,38 +220,53 @@ fn measure(
 ) -> Result<([String; 2], Vec<String>)> {
     let load = measure::load();
     let run = |provider, arguments: &[&str]| parse(&program.run(provider, arguments)?);
+    let near = |provider, arguments: &[&str]| parse(&program.run_near(provider, arguments)?);
     eprintln!("counting instructions of both providers");
     let stock_counts = run(c_provider, &["count"])?;
     let our_counts = run(Provider::Ours(ours), &["count"])?;
     let native_counts = mlx5_layers::figures(native, &["count"])?;
     let samples = samples.to_string();
     let (mut stock, mut our, mut layers) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut near_stock, mut near_our) = (Vec::new(), Vec::new());
     for pair in 0..pairs {
         eprint!("\rtiming pair {} of {pairs} ", pair + 1);
         stock.push(run(c_provider, &["time", &samples])?);
         our.push(run(Provider::Ours(ours), &["time", &samples])?);
         layers.push(mlx5_layers::figures(native, &["time", &samples])?);
+        near_stock.push(near(c_provider, &["time", &samples])?);
+        near_our.push(near(Provider::Ours(ours), &["time", &samples])?);
     }
     if pairs > 0 {
         eprintln!();
     }
-    let row = |(name, counted): &(String, Count)| {
-        // Ours of one owner against stock's of any.
-        let against = name.strip_prefix(SINGLE).unwrap_or(name);
-        let (old, new) = (times_of(&stock, against)?, times_of(&our, name)?);
-        Ok(Row {
-            name: name.clone(),
-            stock_count: *counted,
-            ours_count: our_counts.count(name)?,
-            ratio: Spread::of(pairwise(&old, &new, |old, new| new / old)),
-            noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
-            stock_ns: Spread::of(times_of(&stock, name)?).median,
-            ours_ns: Spread::of(new).median,
-            calls_ns: calls_of(&our, name)?,
-        })
+    let rows_of = |stock: &[Output], our: &[Output]| {
+        let row = |(name, counted): &(String, Count)| {
+            // Ours of one owner against stock's of any.
+            let against = name.strip_prefix(SINGLE).unwrap_or(name);
+            let (old, new) = (times_of(stock, against)?, times_of(our, name)?);
+            Ok(Row {
+                name: name.clone(),
+                stock_count: *counted,
+                ours_count: our_counts.count(name)?,
+                ratio: Spread::of(pairwise(&old, &new, |old, new| new / old)),
+                noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
+                stock_ns: Spread::of(times_of(stock, name)?).median,
+                ours_ns: Spread::of(new).median,
+                calls_ns: calls_of(our, name)?,
+            })
+        };
+        stock_counts
+            .counts
+            .iter()
+            .map(row)
+            .collect::<Result<Vec<Row>>>()
     };
-    let rows = stock_counts.counts.iter().map(row);
-    let rows: Vec<Row> = rows.collect::<Result<_>>()?;
+    let rows = rows_of(&stock, &our)?;
+    let near_rows = rows_of(&near_stock, &near_our)?;
+    let near_cells: Vec<_> = near_rows
+        .iter()
+        .map(|row| near_cells(row, pairs > 0))
+        .collect();
     let (single, shared): (Vec<_>, Vec<_>) =
         rows.iter().partition(|row| row.name.starts_with(SINGLE));
     let table = |rows: &[&Row]| {
@@ -246,12 +279,14 @@ fn measure(
         "{pairs} pairs of processes on {}, load average before {load}; stock is {}, ours {}.\n\n\
          Thread-safe queues, used by one thread:\n\n{}\n\
          Queues owned by one thread by promise; the ratio is to the C provider's thread-safe \
-         queues, the nanoseconds and counts of stock are of its own single-threaded ones:\n\n{}",
+         queues, the nanoseconds and counts of stock are of its own single-threaded ones:\n\n{}\n\
+         The same program mapped among the libraries:\n\n{}",
         measure::processor(),
         measure::real_name(&stock_counts.provider),
         measure::real_name(&our_counts.provider),
         table(&shared),
         table(&single),
+        report::markdown(&NEAR_HEADINGS, &near_cells),
     );
     let layers = mlx5_layers::table(&rows, &native_counts, &layers, &stock)?;
     let mut broken = broken(&our_counts.counts);
