@@ -1,10 +1,13 @@
 //! One large buffer for many messages.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::{Completion, EntryFlags};
+use crate::data::Payload;
+use crate::memory::Registered;
 use crate::qp::{PostError, RecvHalf};
-use crate::{Buffer, Error, Result, SharedReceiveQueue};
+use crate::{Buffer, Error, Operation, Result, SharedReceiveQueue};
 
 /// What takes receives: the receiving half of a queue pair, or a shared receive
 /// queue.
@@ -45,10 +48,17 @@ impl ReceivePoster for crate::QueuePair {
 /// pieces of the longest message, each posted as a receive. Messages are looked
 /// at where they arrived. When the last piece has come back the buffer is
 /// whole again, and the caller's.
+///
+/// A piece is known by its memory: tokens are the caller's, and other receives
+/// may have the same.
 pub struct MultiReceive {
     pieces: Vec<Option<Buffer>>,
     tail: Option<Buffer>,
-    first_token: u64,
+    memory: Arc<Registered>,
+    /// Address of the first piece.
+    start: u64,
+    /// Bytes of each.
+    piece: usize,
     posted: usize,
 }
 
@@ -94,7 +104,9 @@ impl MultiReceive {
         let mut this = Self {
             pieces: Vec::with_capacity(count),
             tail: None,
-            first_token,
+            memory: Arc::clone(buffer.memory()),
+            start: buffer.device_addr(),
+            piece,
             posted: 0,
         };
         for number in 0..count {
@@ -139,9 +151,31 @@ impl MultiReceive {
         self.pieces.iter().filter(|piece| piece.is_none()).count()
     }
 
-    /// Whether a completion with that token is of this buffer.
-    pub fn owns(&self, token: u64) -> bool {
-        token.wrapping_sub(self.first_token) < self.posted as u64
+    /// Whether a completion is that of a piece in flight.
+    pub fn owns(&self, completion: &Completion) -> bool {
+        self.piece_of(completion).is_some()
+    }
+
+    fn piece_of(&self, completion: &Completion) -> Option<usize> {
+        match &completion.payload {
+            Payload::Buffer(buffer) if completion.operation == Operation::Receive => {
+                self.missing(buffer)
+            }
+            _ => None,
+        }
+    }
+
+    /// The number of a piece that has not come back.
+    fn missing(&self, buffer: &Buffer) -> Option<usize> {
+        if !Arc::ptr_eq(buffer.memory(), &self.memory) || buffer.capacity() != self.piece {
+            return None;
+        }
+        // A piece before the first wraps, and is out of range.
+        let offset = buffer.device_addr().wrapping_sub(self.start);
+        let piece = self.piece as u64;
+        let number = usize::try_from(offset / piece).ok()?;
+        let free = self.pieces.get(number)?.is_none();
+        (free && offset.is_multiple_of(piece)).then_some(number)
     }
 
     /// Takes the completion of a piece in, and shows the message.
@@ -149,19 +183,13 @@ impl MultiReceive {
     /// # Errors
     /// The completion, if it is none of this buffer's.
     pub fn take(&mut self, mut completion: Completion) -> Result<MultiMessage<'_>, Completion> {
-        let number = completion.token.wrapping_sub(self.first_token);
-        let free = usize::try_from(number)
-            .ok()
-            .and_then(|number| self.pieces.get(number))
-            .is_some_and(Option::is_none);
-        if !free {
+        let Some(number) = self.piece_of(&completion) else {
             return Err(completion);
-        }
+        };
         let Some(buffer) = completion.take_buffer() else {
             return Err(completion);
         };
-        let number = number as usize;
-        let offset = number * buffer.capacity();
+        let offset = number * self.piece;
         let mut flags = EntryFlags::RECV | EntryFlags::MSG;
         let failed = completion.result.is_err();
         self.pieces[number] = Some(buffer);
@@ -184,17 +212,13 @@ impl MultiReceive {
     ///
     /// # Errors
     /// The buffer, if it is none of this one's.
-    pub fn take_released(&mut self, token: u64, buffer: Buffer) -> Result<(), Buffer> {
-        let number = token.wrapping_sub(self.first_token);
-        let place = usize::try_from(number)
-            .ok()
-            .and_then(|number| self.pieces.get_mut(number));
-        match place {
-            Some(place @ None) => {
-                *place = Some(buffer);
+    pub fn take_released(&mut self, buffer: Buffer) -> Result<(), Buffer> {
+        match self.missing(&buffer) {
+            Some(number) => {
+                self.pieces[number] = Some(buffer);
                 Ok(())
             }
-            _ => Err(buffer),
+            None => Err(buffer),
         }
     }
 
@@ -222,7 +246,6 @@ impl MultiReceive {
 impl fmt::Debug for MultiReceive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiReceive")
-            .field("first_token", &self.first_token)
             .field("posted", &self.posted)
             .field("in_flight", &self.in_flight())
             .finish()

@@ -148,7 +148,7 @@ impl Buffer {
 
     /// What the device knows the bytes by.
     #[inline(always)]
-    pub(crate) fn memory(&self) -> &Registered {
+    pub(crate) fn memory(&self) -> &Arc<Registered> {
         &self.memory
     }
 

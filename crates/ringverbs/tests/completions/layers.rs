@@ -117,7 +117,7 @@ fn row_20_one_buffer_for_many_messages() {
         let Some(completion) = reader.queue_mut().poll_one().unwrap() else {
             continue;
         };
-        assert!(multi.owns(completion.token));
+        assert!(multi.owns(&completion));
         let message = multi.take(completion).unwrap();
         assert_eq!(message.data, [seen; 10]);
         assert_eq!(message.offset, usize::from(seen) * 128);
@@ -203,4 +203,57 @@ fn row_21_tagged_messages() {
             }
         }
     }
+}
+
+/// Tokens are the caller's: a receive of another queue pair with the same one is
+/// not taken for a piece, and the piece still is.
+#[test]
+fn row_20_a_piece_is_known_by_its_memory() {
+    let bench = Bench::new();
+    let mut cq = bench.context.completion_queue().build().unwrap();
+    let (mut a, mut b) = bench.pair(&cq, &cq);
+    let (mut c, mut d) = bench.pair(&cq, &cq);
+    let mut multi = MultiReceive::post(&mut b, bench.buffer(256), 128, 100).unwrap();
+    let mut same_region = bench.buffer(384);
+    let rest = same_region.split_off(128);
+    let mut other = MultiReceive::post(&mut d, rest, 128, 7).unwrap();
+    d.receive(same_region, 100).unwrap();
+    for (qp, count) in [(&mut a, 2), (&mut c, 3)] {
+        for _ in 0..count {
+            qp.post(WorkRequest::send(Inline(b"hello")).unsignaled())
+                .unwrap();
+        }
+    }
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    let (mut mine, mut theirs, mut alone) = (0, 0, 0);
+    while mine + theirs + alone < 5 {
+        assert!(std::time::Instant::now() < end);
+        let Some(completion) = cq.poll_one().unwrap() else {
+            continue;
+        };
+        let completion = match multi.take(completion) {
+            Ok(message) => {
+                assert_eq!((message.data, message.offset), (&b"hello"[..], mine * 128));
+                mine += 1;
+                continue;
+            }
+            Err(completion) => completion,
+        };
+        match other.take(completion) {
+            Ok(message) => {
+                assert_eq!(
+                    (message.data, message.offset),
+                    (&b"hello"[..], theirs * 128)
+                );
+                theirs += 1;
+            }
+            Err(completion) => {
+                assert_eq!(completion.token, 100);
+                alone += 1;
+            }
+        }
+    }
+    assert_eq!((mine, theirs, alone), (2, 2, 1));
+    assert_eq!(multi.into_buffer().unwrap().capacity(), 256);
+    assert_eq!(other.into_buffer().unwrap().capacity(), 256);
 }
