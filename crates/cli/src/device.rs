@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use ringverbs::kernel::ContextInfo;
-use ringverbs::kernel::discovery::DriverId;
-use ringverbs::{Context, Device, kernel};
+use ringverbs::query::{DriverId, Inspector};
+use ringverbs::{Context, Device};
 
 use crate::error::Error;
 use crate::info::names::PORT_ACTIVE;
@@ -34,10 +33,10 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// Opens a device, whatever its driver, to be asked.
-pub fn open(device: &Device) -> Result<(kernel::Context, ContextInfo), Error> {
+/// Opens a device, whatever its driver, to be queried.
+pub fn inspect(device: &Device) -> Result<Inspector, Error> {
     let doing = Error::native(format!("opening {}", device.name()));
-    device.open_kernel().map_err(doing)
+    device.inspect().map_err(doing)
 }
 
 fn choosing() -> impl FnOnce(ringverbs::Error) -> Error {
@@ -80,8 +79,8 @@ impl Chosen {
     /// The same, if the port can be used.
     fn usable(device: &Device, port: u8) -> Result<Self, Error> {
         let chosen = Self::open(device)?;
-        let doing = Error::doing(format!("asking {} for port {port}", chosen.name));
-        let asked = chosen.context.as_uverbs().query_port(port);
+        let doing = Error::native(format!("asking {} for port {port}", chosen.name));
+        let asked = chosen.context.query_port(port);
         match asked.map_err(doing)?.legacy.state {
             PORT_ACTIVE => Ok(chosen),
             _ => Err(Error::PortDown {

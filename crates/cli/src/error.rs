@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use ringverbs::kernel::Command;
+use ringverbs::Command;
 
 use crate::perf::PerfError;
 use crate::pingpong::{ExchangeError, PingPongError};
@@ -38,16 +38,9 @@ pub enum Error {
         /// How many ports it has.
         ports: u8,
     },
-    /// The kernel refused.
-    Verbs {
-        /// What was being done, as in "opening rxe0".
-        doing: String,
-        /// What the kernel said.
-        source: ringverbs::kernel::Error,
-    },
     /// A verb failed.
     Native {
-        /// What was being done.
+        /// What was being done, as in "opening rxe0".
         doing: String,
         /// Why it failed.
         source: ringverbs::Error,
@@ -88,12 +81,6 @@ impl Error {
         }
     }
 
-    /// For `map_err`: what was being done when the kernel refused.
-    pub fn doing(what: impl Into<String>) -> impl FnOnce(ringverbs::kernel::Error) -> Self {
-        let doing = what.into();
-        move |source| Self::Verbs { doing, source }
-    }
-
     /// For `map_err`: what was being done when a verb failed.
     pub fn native(what: impl Into<String>) -> impl FnOnce(ringverbs::Error) -> Self {
         let doing = what.into();
@@ -123,7 +110,6 @@ impl fmt::Display for Error {
                 port,
                 ports,
             } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
-            Self::Verbs { doing, source } => write!(f, "{doing}: {source}"),
             Self::Native { doing, source } => write!(f, "{doing}: {source}"),
             Self::PingPong(error) => error.fmt(f),
             Self::Perf(error) => error.fmt(f),

@@ -12,6 +12,7 @@ use uverbs::{AsyncEventFile, ContextInfo, Udata};
 use crate::device::Provider;
 use crate::inflight::{Registry, Slab};
 use crate::qp::FlushTo;
+use crate::query::Inspector;
 use crate::{CloseError, Error, Result};
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`.
@@ -174,16 +175,15 @@ impl Device {
         Context::open_with(Box::new(RealKernel), self)
     }
 
-    /// Opens the kernel's side of it alone, whatever its driver: it and its
-    /// ports can be asked for what they are. [`open`](Self::open) is for those
-    /// devices that there is a data path for.
+    /// Opens it to be queried only, whatever its driver: [`open`](Self::open) is
+    /// for those devices that there is a data path for.
     ///
     /// # Errors
     /// EACCES without permission on its character device.
-    pub fn open_kernel(&self) -> Result<(uverbs::Context, ContextInfo)> {
+    pub fn inspect(&self) -> Result<Inspector> {
         let context = self.kernel_context()?;
         let (info, _) = Provider::open(&context, self.found.driver_id)?;
-        Ok((context, info))
+        Ok(Inspector::new(context, info))
     }
 
     /// Without the kernel's context in it, which the driver's code asks for.
@@ -326,9 +326,13 @@ impl Context {
     ///
     /// # Errors
     /// Those of GET_CONTEXT.
+    ///
+    /// # Safety
+    /// Nobody else gives the context commands. What its kernel lets be mapped
+    /// stays there, as long as it says that it does.
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
-    pub fn over(context: uverbs::Context) -> Result<Self> {
+    pub unsafe fn over(context: uverbs::Context) -> Result<Self> {
         let driver = context.driver_id();
         Self::begin(context, driver, None)
     }
@@ -338,9 +342,12 @@ impl Context {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Safety
+    /// As there.
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
-    pub fn over_as(context: uverbs::Context, driver: discovery::DriverId) -> Result<Self> {
+    pub unsafe fn over_as(context: uverbs::Context, driver: discovery::DriverId) -> Result<Self> {
         Self::begin(context, driver, None)
     }
 
@@ -416,11 +423,6 @@ impl Context {
     /// valid ones are less than this.
     pub fn num_comp_vectors(&self) -> u32 {
         self.inner.info.num_comp_vectors
-    }
-
-    /// The kernel's side of it, for what this crate has no words for.
-    pub fn as_uverbs(&self) -> &Arc<uverbs::Context> {
-        &self.inner.uverbs
     }
 
     /// Closes the device.

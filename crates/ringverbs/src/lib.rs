@@ -83,11 +83,10 @@ pub use qp::{
 pub use query::{Gid, GidEntry};
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
-/// The kernel's interface itself: for what this crate has no words for
-/// ([`Context::as_uverbs`]), and for devices that it has no data path for
-/// ([`Device::open_kernel`]).
-pub use uverbs as kernel;
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};
+// No command of the kernel's interface by an object's number is reachable from
+// here: it would change an object behind the back of its owner.
+pub use uverbs::{Command, Errno, Error as KernelError};
 
 /// The guide's snippets, compiled as examples of the documentation are.
 #[cfg(doctest)]

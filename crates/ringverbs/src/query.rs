@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
+use uverbs::{ContextInfo, Udata};
+
 use crate::{Context, Error, Result};
 
 /// A global identifier: the address of a port, in network byte order.
@@ -76,6 +78,8 @@ pub use uverbs::DeviceAttr;
 pub use uverbs::DeviceAttrEx;
 /// State and limits of a port.
 pub use uverbs::PortAttr;
+/// What discovery finds out about a device ([`Device::found`](crate::Device::found)).
+pub use uverbs::discovery::{Device as FoundDevice, DriverId, NodeType};
 
 /// The partition that all are in, as full members (IBA 10.9.1.2).
 #[cfg(feature = "embedded")]
@@ -98,7 +102,7 @@ impl Context {
     /// # Errors
     /// EIO if the device is gone.
     pub fn query_device_ex(&self) -> Result<DeviceAttrEx> {
-        Ok(self.uverbs().query_device_ex(uverbs::Udata::none())?)
+        Ok(self.uverbs().query_device_ex(Udata::none())?)
     }
 
     /// State and limits of a port, counted from 1.
@@ -163,20 +167,81 @@ impl Context {
     /// # Errors
     /// EIO if the device is gone.
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
-        let mut entries = vec![uverbs::GidEntry::default(); MAX_GIDS];
-        let count = self.uverbs().query_gid_table(&mut entries)?;
-        entries.truncate(count);
-        let entries = entries.into_iter();
-        Ok(entries
-            .filter_map(|entry| {
-                Some(GidEntry {
-                    gid: Gid(entry.gid),
-                    port: entry.port_num.try_into().ok()?,
-                    index: entry.gid_index.try_into().ok()?,
-                    gid_type: entry.gid_type,
-                    ifindex: entry.netdev_ifindex,
-                })
+        gid_table(self.uverbs())
+    }
+}
+
+fn gid_table(context: &uverbs::Context) -> Result<Vec<GidEntry>> {
+    let mut entries = vec![uverbs::GidEntry::default(); MAX_GIDS];
+    let count = context.query_gid_table(&mut entries)?;
+    entries.truncate(count);
+    let entries = entries.into_iter();
+    Ok(entries
+        .filter_map(|entry| {
+            Some(GidEntry {
+                gid: Gid(entry.gid),
+                port: entry.port_num.try_into().ok()?,
+                index: entry.gid_index.try_into().ok()?,
+                gid_type: entry.gid_type,
+                ifindex: entry.netdev_ifindex,
             })
-            .collect())
+        })
+        .collect())
+}
+
+/// A device that is open to be queried only, whatever its driver. From
+/// [`Device::inspect`](crate::Device::inspect).
+#[derive(Debug)]
+pub struct Inspector {
+    context: uverbs::Context,
+    info: ContextInfo,
+}
+
+impl Inspector {
+    pub(crate) fn new(context: uverbs::Context, info: ContextInfo) -> Self {
+        Self { context, info }
+    }
+
+    /// As [`Context::num_comp_vectors`].
+    pub fn num_comp_vectors(&self) -> u32 {
+        self.info.num_comp_vectors
+    }
+
+    /// What the device can do. What the kernel does not know is zero.
+    ///
+    /// # Errors
+    /// EIO if the device is gone.
+    pub fn query_device_ex(&self) -> Result<DeviceAttrEx> {
+        match self.context.query_device_ex(Udata::none()) {
+            Err(error) if error.errno().raw() == libc::EOPNOTSUPP => Ok(DeviceAttrEx {
+                base: self.context.query_device()?,
+                ..DeviceAttrEx::default()
+            }),
+            other => Ok(other?),
+        }
+    }
+
+    /// As [`Context::query_port`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn query_port(&self, port: u8) -> Result<PortAttr> {
+        Ok(self.context.query_port(port)?)
+    }
+
+    /// As [`Context::query_port_speed`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn query_port_speed(&self, port: u8) -> Result<u64> {
+        Ok(self.context.query_port_speed(port.into())?)
+    }
+
+    /// As [`Context::gids`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        gid_table(&self.context)
     }
 }

@@ -66,13 +66,11 @@ fn a_wait_ends_with_its_time() {
 fn what_it_is_can_be_asked() {
     let device = Device::embedded().unwrap();
     assert_eq!(device.name(), "embedded");
-    let (context, info) = device.open_kernel().unwrap();
-    assert_eq!(info.num_comp_vectors, 4);
+    let context = device.inspect().unwrap();
+    assert_eq!(context.num_comp_vectors(), 4);
     assert_eq!(context.query_port(1).unwrap().legacy.state, 4);
     // 100 Gbit/s.
-    assert_eq!(context.query_port_speed(1), Ok(1000));
-    assert_eq!(
-        context.query_port_speed(2).unwrap_err().errno().raw(),
-        libc::EINVAL
-    );
+    assert_eq!(context.query_port_speed(1).unwrap(), 1000);
+    let no_port = context.query_port_speed(2).unwrap_err();
+    assert_eq!(no_port.errno(), libc::EINVAL);
 }

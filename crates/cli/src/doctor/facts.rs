@@ -279,9 +279,10 @@ fn opened(root: &Path, device: &Device) -> Opened {
 
 fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
     use crate::error::Error;
-    let (context, _) = device::open(device)?;
-    let doing = || Error::doing(format!("querying {}", device.name()));
-    let count = context.query_device().map_err(doing())?.phys_port_cnt;
+    let context = device::inspect(device)?;
+    let doing = || Error::native(format!("querying {}", device.name()));
+    let count = context.query_device_ex().map_err(doing())?;
+    let count = count.base.phys_port_cnt;
     let ports = (1..=count).map(|number| {
         let port = PortInfo::query(&context, number).map_err(doing())?;
         Ok(Port {

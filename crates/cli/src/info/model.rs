@@ -2,8 +2,9 @@
 //! values; JSON has them as they are here.
 
 use ringverbs::Device;
-use ringverbs::kernel::discovery::{self, DriverId};
-use ringverbs::kernel::{self, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, Udata};
+use ringverbs::query::{
+    DeviceAttr, DeviceAttrEx, DriverId, FoundDevice, GidEntry, Inspector, PortAttr,
+};
 use serde::Serialize;
 
 use super::names::{self, GidKind};
@@ -206,10 +207,10 @@ pub struct Gid {
 impl DeviceInfo {
     /// Opens the device and asks it, about one port or all.
     pub fn query(device: &Device, port: Option<u8>) -> Result<Self, Error> {
-        let (context, info) = device::open(device)?;
+        let context = device::inspect(device)?;
         let device = device.found();
-        let doing = || Error::doing(format!("querying {}", device.name));
-        let ex = extended(&context).map_err(doing())?;
+        let doing = || Error::native(format!("querying {}", device.name));
+        let ex = context.query_device_ex().map_err(doing())?;
         let attr = ex.base;
         if let Some(port) = port.filter(|port| *port > attr.phys_port_cnt) {
             return Err(Error::NoSuchPort {
@@ -222,7 +223,7 @@ impl DeviceInfo {
             (1..=attr.phys_port_cnt).filter(|number| port.is_none_or(|port| port == *number));
         let ports = ports
             .map(|port| {
-                let doing = || Error::doing(format!("querying port {port} of {}", device.name));
+                let doing = || Error::native(format!("querying port {port} of {}", device.name));
                 PortInfo::query(&context, port).map_err(doing())
             })
             .collect::<Result<_, Error>>()?;
@@ -243,21 +244,9 @@ impl DeviceInfo {
             hw_ver: attr.hw_ver,
             board_id: board_id(device),
             phys_port_cnt: attr.phys_port_cnt,
-            attributes: Attributes::of(device.driver_id, &attr, &ex, info.num_comp_vectors),
+            attributes: Attributes::of(device.driver_id, &attr, &ex, context.num_comp_vectors()),
             ports,
         })
-    }
-}
-
-/// The extended attributes; a kernel's that has only the others are those, and
-/// zeros.
-fn extended(context: &Context) -> Result<DeviceAttrEx, kernel::Error> {
-    match context.query_device_ex(Udata::none()) {
-        Err(error) if error.errno().raw() == libc::EOPNOTSUPP => Ok(DeviceAttrEx {
-            base: context.query_device()?,
-            ..DeviceAttrEx::default()
-        }),
-        other => other,
     }
 }
 
@@ -271,7 +260,7 @@ fn firmware_version(driver: DriverId, raw: u64) -> String {
     }
 }
 
-fn board_id(device: &discovery::Device) -> Option<String> {
+fn board_id(device: &FoundDevice) -> Option<String> {
     let text = std::fs::read_to_string(format!("{}/board_id", device.ibdev_path)).ok()?;
     let text = text.trim_end_matches('\n');
     (!text.is_empty()).then(|| text.to_owned())
@@ -363,7 +352,7 @@ impl Attributes {
 
 impl PortInfo {
     /// Asks a port and its GID table.
-    pub fn query(context: &Context, port: u8) -> Result<Self, kernel::Error> {
+    pub fn query(context: &Inspector, port: u8) -> ringverbs::Result<Self> {
         let PortAttr {
             legacy,
             port_cap_flags2,
@@ -404,7 +393,7 @@ impl PortInfo {
                 name: names::speed(speed),
             },
             phys_state: named(legacy.phys_state, names::physical_state),
-            gids: gids(context, port, legacy.gid_tbl_len)?,
+            gids: gids(context, port)?,
         })
     }
 
@@ -416,30 +405,23 @@ impl PortInfo {
 
 /// The GIDs of a port that are not empty: those whose lower half is not zero,
 /// as ibv_devinfo has it.
-fn gids(context: &Context, port: u8, table: u32) -> Result<Vec<Gid>, kernel::Error> {
-    let mut gids = Vec::new();
-    for index in 0..table {
-        let entry = match context.query_gid_entry(port.into(), index) {
-            Ok(entry) => entry,
-            Err(error) if error.errno().raw() == libc::ENODATA => continue,
-            Err(error) => return Err(error),
-        };
-        gids.extend(Gid::of(&entry));
-    }
-    Ok(gids)
+fn gids(context: &Inspector, port: u8) -> ringverbs::Result<Vec<Gid>> {
+    let entries = context.gids()?.into_iter();
+    let here = entries.filter(|entry| entry.port == port);
+    Ok(here.filter_map(|entry| Gid::of(&entry)).collect())
 }
 
 impl Gid {
     fn of(entry: &GidEntry) -> Option<Self> {
-        if entry.gid.iter().skip(8).all(|byte| *byte == 0) {
+        if entry.gid.0.iter().skip(8).all(|byte| *byte == 0) {
             return None;
         }
         let kind = GidKind::from_kernel(entry.gid_type);
         Some(Self {
-            index: entry.gid_index,
-            gid: names::gid(entry.gid, kind.unwrap_or(GidKind::InfiniBand)),
+            index: entry.index.into(),
+            gid: names::gid(entry.gid.0, kind.unwrap_or(GidKind::InfiniBand)),
             kind: kind.map(GidKind::name),
-            ifindex: entry.netdev_ifindex,
+            ifindex: entry.ifindex,
         })
     }
 }
@@ -457,10 +439,16 @@ mod tests {
 
     #[test]
     fn a_gid_is_empty_if_its_lower_half_is() {
-        let mut entry = GidEntry::default();
-        entry.gid[0] = 0xfe;
+        let mut entry = GidEntry {
+            gid: ringverbs::Gid::default(),
+            port: 1,
+            index: 0,
+            gid_type: 0,
+            ifindex: 0,
+        };
+        entry.gid.0[0] = 0xfe;
         assert!(Gid::of(&entry).is_none());
-        entry.gid[15] = 1;
+        entry.gid.0[15] = 1;
         entry.gid_type = 2;
         let gid = Gid::of(&entry).unwrap();
         assert_eq!((gid.gid.as_str(), gid.kind), ("fe00::1", Some("RoCE v2")));

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use ringverbs::kernel::discovery::NodeType;
+use ringverbs::query::NodeType;
 
 /// Name and number of a device's transport (`enum ibv_transport_type`).
 pub fn transport(node: NodeType) -> (&'static str, i32) {

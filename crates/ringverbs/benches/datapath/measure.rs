@@ -1,6 +1,7 @@
 //! What the benches of both devices do: they differ in the device's part.
 
 use std::hint::black_box;
+use std::os::fd::RawFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -18,18 +19,20 @@ const DEFAULT_SAMPLES: usize = 101;
 const CQ_ENTRIES: u32 = 127;
 const INLINE: u32 = 64;
 
-/// Opens the stand-in's device.
-fn open<D: Device>() -> Context {
+/// Opens the stand-in's device. Its descriptor goes along.
+fn open<D: Device>() -> (Context, RawFd) {
     let devices = discovery::devices(&RealKernel).expect("a list of devices");
     let mut device = devices.into_iter().next().expect("the stand-in's device");
     // Sysfs, which is all that the stand-in has, does not tell.
     device.driver_id = D::DRIVER;
     let context = uverbs::Context::open(Box::new(RealKernel), &device).expect("the device opens");
-    Context::over(context).expect("a context")
+    let fd = context.fd();
+    // SAFETY: the context is given away; the stand-in's files are the kernel's.
+    (unsafe { Context::over(context) }.expect("a context"), fd)
 }
 
 /// Queues for a row.
-fn world<D: Device>(context: &Context, row: &Row<D>) -> World<D> {
+fn world<D: Device>((context, fd): &(Context, RawFd), row: &Row<D>) -> World<D> {
     let cq = context.completion_queue().entries(CQ_ENTRIES).build();
     let cq = cq.expect("a completion queue");
     let domain = context.alloc_pd().expect("a protection domain");
@@ -47,7 +50,7 @@ fn world<D: Device>(context: &Context, row: &Row<D>) -> World<D> {
     let total = (row.batch * row.calls) as usize;
     let region = domain.alloc(total * LENGTH).expect("memory");
     let buffers = region.into_buffers(LENGTH).take(total).collect();
-    World::new(row, (qp, cq), buffers, context.as_uverbs().fd())
+    World::new(row, (qp, cq), buffers, *fd)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

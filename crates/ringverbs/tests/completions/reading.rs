@@ -6,7 +6,7 @@ use ringverbs::completion::{
     AddressVector, ContextFormat, Counter, CounterError, DataEntry, DataFormat, EntryFlags,
     MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
 };
-use ringverbs::kernel::discovery::DriverId;
+use ringverbs::query::DriverId;
 use ringverbs::{
     AccessFlags, Error, EventSource, Inline, Operation, RemoteAddr, Status, WorkRequest,
 };

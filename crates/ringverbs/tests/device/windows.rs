@@ -1,6 +1,6 @@
 //! Memory windows: whom they give access to what, and how it is taken back.
 
-use ringverbs::kernel::discovery::DriverId;
+use ringverbs::query::DriverId;
 use ringverbs::{
     AccessFlags, Context, Error, Inline, MemoryWindow, RemoteAddr, RemoteRegion, Status, Transport,
     WindowType, WorkRequest,

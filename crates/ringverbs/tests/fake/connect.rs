@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ringverbs::completion::{CompletionLevel, means_for};
-use ringverbs::kernel::{DeviceAttr, DeviceAttrEx};
 use ringverbs::qp::{AckTimeout, ConnectOptions, FlushRange, FlushTo, LocalAddress, Mtu, State};
+use ringverbs::query::{DeviceAttr, DeviceAttrEx};
 use ringverbs::{AccessFlags, Endpoint, Error, Gid, Operation, RemoteAddr, Transport, WorkRequest};
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, ModifyQp, cmd};
 use uverbs::kernel::fake::Target;

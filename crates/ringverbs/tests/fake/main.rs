@@ -71,7 +71,8 @@ impl World {
                 DRIVER,
             )
         };
-        let context = Context::over(context).unwrap();
+        // SAFETY: the context is given away; the machine keeps its queues' memory.
+        let context = unsafe { Context::over(context) }.unwrap();
         let completions = machine.queue(6, 64);
         let mminfo = completions.mminfo();
         machine.fake.on(CREATE_CQ, move |reply| {
