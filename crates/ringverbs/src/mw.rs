@@ -1,9 +1,10 @@
 //! Memory windows.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::Hint;
 use uverbs::{Mw, MwType, Udata};
 
 use crate::context::Ctx;
@@ -26,36 +27,62 @@ pub enum WindowType {
 /// A key of its own for a part of a [`RemoteRegion`](crate::RemoteRegion) made
 /// with `MW_BIND`: given to a peer, and taken back without touching the region.
 ///
-/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. It keeps the region
-/// that it is bound to; one that it was bound to before, until the completion of
-/// a later bind has been read.
+/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. The window keeps
+/// every region that it may be bound to: only the completion of a bind, read by
+/// the library, or the window's end lets go of one.
 ///
-/// A handle: clones refer to the same window.
+/// Several binds may be in flight at once, on one queue pair: there they complete
+/// in order. Across queue pairs the order is not known, and a second bind is
+/// refused.
+///
+/// A handle: clones refer to the same window. Any thread.
 #[derive(Clone)]
 pub struct MemoryWindow {
     inner: Arc<Inner>,
 }
 
-/// A region, or nothing.
-type Bound = Option<Arc<Registered>>;
-
-fn same(one: &Bound, other: &Bound) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-        (one, other) => one.is_none() && other.is_none(),
-    }
-}
-
 struct Inner {
     /// None only on the way out.
     object: Option<Mw<Ctx>>,
-    rkey: Hint,
-    /// What it was bound to by the last bind that is known to be done, and by
-    /// those posted since, in order.
-    bound: Mutex<Vec<Bound>>,
+    state: Mutex<State>,
     kind: WindowType,
     domain: ProtectionDomain,
 }
+
+/// What is believed of the window in the device.
+struct State {
+    /// The key after the last bind that was posted.
+    rkey: u32,
+    /// The binds in flight, in order, each with its region.
+    in_flight: VecDeque<Option<Arc<Registered>>>,
+    /// The queue pair that these were posted on.
+    queue_pair: u64,
+    /// Regions that the window may be bound to by binds that have ended.
+    bound: Vec<Arc<Registered>>,
+    /// Regions of binds that were written by the raw layer. The library does
+    /// not see their completions.
+    raw: Vec<Arc<Registered>>,
+}
+
+/// The variant of a key that the next bind gives, or the last one had: the low
+/// 8 bits are the owner's to count.
+fn variant(rkey: u32, step: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(step) & 0xff
+}
+
+const NEXT: u32 = 1;
+const PREVIOUS: u32 = 0xff;
+
+/// What a window can allow.
+const ACCESS: AccessFlags = AccessFlags::REMOTE_READ
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::ZERO_BASED)
+    .union(AccessFlags::FLUSH_GLOBAL)
+    .union(AccessFlags::FLUSH_PERSISTENT);
+
+/// Those that change the memory, for which the region needs `LOCAL_WRITE`.
+const WRITES: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
 
 impl ProtectionDomain {
     /// A memory window, bound to nothing.
@@ -80,9 +107,14 @@ impl ProtectionDomain {
         )?;
         Ok(MemoryWindow {
             inner: Arc::new(Inner {
-                rkey: Hint::new(object.rkey()),
+                state: Mutex::new(State {
+                    rkey: object.rkey(),
+                    in_flight: VecDeque::new(),
+                    queue_pair: 0,
+                    bound: Vec::new(),
+                    raw: Vec::new(),
+                }),
                 object: Some(object),
-                bound: Mutex::new(Vec::new()),
                 kind,
                 domain: self.clone(),
             }),
@@ -98,33 +130,48 @@ impl MemoryWindow {
 
     /// The key that it was given with the last bind that was posted. Once the
     /// completion of a bind that has failed, or was flushed, has been read, the
-    /// key that it had before. What became of binds in flight on a queue pair
-    /// that was destroyed nobody knows: if the next bind fails, the window has to
+    /// key that it had before. The outcome of binds in flight on a queue pair
+    /// that was destroyed is unknown: if the next bind fails, the window has to
     /// be made anew.
     pub fn rkey(&self) -> u32 {
-        self.inner.rkey.get()
+        self.state().rkey
     }
 
-    /// The key that the next bind gives it: the low 8 bits are the owner's to
-    /// count.
-    fn next_rkey(&self) -> u32 {
-        let rkey = self.rkey();
-        rkey & !0xff | rkey.wrapping_add(1) & 0xff
+    fn state(&self) -> MutexGuard<'_, State> {
+        let state = self.inner.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A bind was not posted after all, or has failed: the kernel has counted one
-    /// less. Those that were posted behind it fail too, and are counted so each.
-    pub(crate) fn not_bound(&self) {
-        let rkey = self.rkey();
-        self.inner
-            .rkey
-            .set(rkey & !0xff | rkey.wrapping_sub(1) & 0xff);
+    /// Checks a bind as the specification has it (IBA 10.6.7.2), which not
+    /// every device does.
+    pub(crate) fn check(&self, to: Option<&MemorySlice>, access: AccessFlags) -> Result<()> {
+        let invalid = |what| Err(Error::Invalid { what });
+        if !ACCESS.contains(access) {
+            return invalid("access flags that a memory window cannot have");
+        }
+        let Some(to) = to else { return Ok(()) };
+        let region = to.memory().access();
+        if !region.contains(AccessFlags::MW_BIND) {
+            return invalid("a memory window is bound to a region made with MW_BIND");
+        }
+        if access.intersects(WRITES) && !region.contains(AccessFlags::LOCAL_WRITE) {
+            return invalid("a memory window allows writes only in a region with LOCAL_WRITE");
+        }
+        let allowed = self.inner.domain.context().provider().longest_window();
+        if to.len() as u64 > allowed {
+            return Err(Error::Limit {
+                what: "bytes of a memory window",
+                asked: to.len() as u64,
+                allowed,
+            });
+        }
+        Ok(())
     }
 
-    /// What the next bind says, to `slice` or to nothing.
-    #[cold]
-    pub(crate) fn next_bind(
+    /// The bind's operands.
+    fn binding(
         &self,
+        rkey: u32,
         slice: Option<&MemorySlice>,
         access: AccessFlags,
     ) -> WindowBinding {
@@ -133,51 +180,32 @@ impl MemoryWindow {
             addr: slice.map_or(0, MemorySlice::device_addr),
             length: slice.map_or(0, |slice| slice.len() as u64),
             mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
-            mw_rkey: self.rkey(),
-            rkey: self.next_rkey(),
+            mw_rkey: rkey,
+            rkey: variant(rkey, NEXT),
             access: access.bits() | mark,
         }
     }
 
-    /// Whether the device's windows are long enough for `slice`.
-    pub(crate) fn check(&self, slice: Option<&MemorySlice>) -> Result<()> {
-        let asked = slice.map_or(0, |slice| slice.len() as u64);
-        let allowed = self.inner.domain.context().provider().longest_window();
-        if asked > allowed {
-            return Err(Error::Limit {
-                what: "bytes of a memory window",
-                asked,
-                allowed,
-            });
-        }
-        Ok(())
+    /// The operands of a bind that the raw layer writes. Whether it is ever
+    /// posted the library does not learn, so the region is kept.
+    pub(crate) fn raw_binding(&self, to: &MemorySlice, access: AccessFlags) -> WindowBinding {
+        let mut state = self.state();
+        keep(&mut state.raw, to.memory());
+        self.binding(state.rkey, Some(to), access)
     }
 
-    /// That bind is being posted.
-    pub(crate) fn binding(&self, slice: Option<&MemorySlice>) {
-        self.inner.rkey.set(self.next_rkey());
-        let memory = slice.map(MemorySlice::memory).cloned();
-        let mut bound = self.bound();
-        if bound.last().is_none_or(|last| !same(last, &memory)) {
-            bound.push(memory);
-        }
-    }
-
-    /// That bind is done: what the window was bound to before is let go of, and
-    /// what binds posted behind it name is kept.
-    pub(crate) fn is_bound(&self, slice: Option<&MemorySlice>) {
-        let memory = slice.map(MemorySlice::memory).cloned();
-        let mut bound = self.bound();
-        let at = bound.iter().position(|there| same(there, &memory));
-        let before: Vec<_> = bound.drain(..at.unwrap_or(0)).collect();
-        // Not under the lock: it may be the last of a region.
-        drop(bound);
-        drop(before);
-    }
-
-    fn bound(&self) -> MutexGuard<'_, Vec<Bound>> {
-        let bound = self.inner.bound.lock();
-        bound.unwrap_or_else(PoisonError::into_inner)
+    /// A bind of the raw layer has completed, and the window is bound to `to`.
+    ///
+    /// # Safety
+    /// That is so, and no other bind of the window was posted since.
+    pub(crate) unsafe fn is_bound(&self, to: &MemorySlice, rkey: u32) {
+        let mut state = self.state();
+        state.rkey = rkey;
+        let raw = mem::replace(&mut state.raw, vec![Arc::clone(to.memory())]);
+        let bound = mem::take(&mut state.bound);
+        // Not under the lock: they may be the last of a region.
+        drop(state);
+        drop((raw, bound));
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -208,6 +236,115 @@ impl MemoryWindow {
     }
 }
 
+/// Adds a region to those that are kept.
+fn keep(kept: &mut Vec<Arc<Registered>>, region: &Arc<Registered>) {
+    if !kept.iter().any(|there| Arc::ptr_eq(there, region)) {
+        kept.push(Arc::clone(region));
+    }
+}
+
+/// The bind of a window, as a part of its work request. Once it is posted, what
+/// becomes of it changes what is believed of the window; dropped without a
+/// completion it counts as possibly done.
+#[derive(Debug)]
+pub(crate) struct Bind {
+    window: MemoryWindow,
+    to: Option<MemorySlice>,
+    access: AccessFlags,
+    /// It is among the window's binds in flight.
+    in_flight: bool,
+}
+
+impl Bind {
+    pub fn new(window: &MemoryWindow, to: Option<MemorySlice>, access: AccessFlags) -> Self {
+        Self {
+            window: window.clone(),
+            to,
+            access,
+            in_flight: false,
+        }
+    }
+
+    /// Whether it may be posted in that domain.
+    pub fn check(&self, domain: Identity) -> Result<()> {
+        if self.window.identity() != domain {
+            return Err(Error::WrongDomain {
+                what: "memory window",
+            });
+        }
+        self.window.check(self.to.as_ref(), self.access)
+    }
+
+    /// Notes the bind as in flight on that queue pair, and returns its operands.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while binds are in flight on another queue pair.
+    #[cold]
+    pub fn begin(&mut self, queue_pair: u64) -> Result<WindowBinding> {
+        let mut state = self.window.state();
+        if !state.in_flight.is_empty() && state.queue_pair != queue_pair {
+            return Err(Error::Busy {
+                object: "memory window",
+                users: "binds in flight on another queue pair",
+            });
+        }
+        let binding = self
+            .window
+            .binding(state.rkey, self.to.as_ref(), self.access);
+        state.queue_pair = queue_pair;
+        state.rkey = binding.rkey;
+        let region = self.to.as_ref().map(MemorySlice::memory);
+        state.in_flight.push_back(region.cloned());
+        drop(state);
+        self.in_flight = true;
+        Ok(binding)
+    }
+
+    /// It was written, and not posted after all. Of several, the last is the
+    /// first to be told.
+    pub fn taken_back(&mut self) {
+        if mem::take(&mut self.in_flight) {
+            let mut state = self.window.state();
+            state.in_flight.pop_back();
+            state.rkey = variant(state.rkey, PREVIOUS);
+        }
+    }
+
+    /// Its completion was read, and those of all binds posted before it.
+    #[cold]
+    pub fn completed(&mut self, done: bool) {
+        if !mem::take(&mut self.in_flight) {
+            return;
+        }
+        let mut state = self.window.state();
+        let region = state.in_flight.pop_front().flatten();
+        let before = if done {
+            mem::replace(&mut state.bound, region.into_iter().collect())
+        } else {
+            // The kernel has counted one less. Binds posted behind it fail too,
+            // and are counted so each.
+            state.rkey = variant(state.rkey, PREVIOUS);
+            region.into_iter().collect()
+        };
+        // Not under the lock: they may be the last of a region.
+        drop(state);
+        drop(before);
+    }
+}
+
+impl Drop for Bind {
+    /// The queue pair was destroyed with it in flight: it may have been done, or
+    /// not, and the window may be bound to either region.
+    fn drop(&mut self) {
+        if self.in_flight {
+            let mut state = self.window.state();
+            if let Some(region) = state.in_flight.pop_front().flatten() {
+                keep(&mut state.bound, &region);
+            }
+        }
+    }
+}
+
 impl Inner {
     /// Takes the key back. Peers reach nothing by it any more.
     fn revoke(&mut self) -> Result<(), uverbs::Error> {
@@ -232,8 +369,8 @@ impl Drop for Inner {
         }
         if !self.domain.context().is_gone_by(&error) {
             tracing::error!(%error, "memory window leaked, with what it is bound to");
-            let bound = self.bound.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::take(bound));
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            mem::forget((mem::take(&mut state.bound), mem::take(&mut state.raw)));
         }
     }
 }

@@ -167,9 +167,8 @@ pub fn raw_poll<D>(world: &mut World<D>) {
 #[inline(never)]
 pub fn raw_send<D>(world: &mut World<D>) {
     let (sge, batch) = (world.sge, u64::from(world.batch));
-    let half = world.qp.send_half();
     for _ in 0..world.calls {
-        let mut queue = half.raw();
+        let mut queue = world.qp.raw_send();
         for id in 0..batch {
             let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
             entry.sge(sge).unwrap().finish();
@@ -183,9 +182,8 @@ pub fn raw_send<D>(world: &mut World<D>) {
 #[inline(never)]
 pub fn raw_inline<D>(world: &mut World<D>) {
     let (bytes, batch) = (&world.bytes, u64::from(world.batch));
-    let half = world.qp.send_half();
     for _ in 0..world.calls {
-        let mut queue = half.raw();
+        let mut queue = world.qp.raw_send();
         for id in 0..batch {
             let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
             entry.inline(bytes).unwrap().finish();
@@ -199,9 +197,8 @@ pub fn raw_inline<D>(world: &mut World<D>) {
 #[inline(never)]
 pub fn raw_recv<D>(world: &mut World<D>) {
     let (sge, batch) = (world.sge, u64::from(world.batch));
-    let half = world.qp.recv_half();
     for _ in 0..world.calls {
-        let mut queue = half.raw().unwrap();
+        let mut queue = world.qp.raw_receive().unwrap();
         for id in 0..batch {
             queue.push(id, &[sge]).unwrap();
         }

@@ -290,7 +290,7 @@ macro_rules! by_the_sending_half {
                 &mut self,
                 $($argument: $type),*
             ) -> Result<(), PostError<$returned>> {
-                self.send_half().$name($($argument),*)
+                self.send.$name($($argument),*)
             }
         )*}
     };

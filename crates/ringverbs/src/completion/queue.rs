@@ -460,7 +460,7 @@ impl CompletionQueue {
             let id = WorkId(place.wr_id());
             match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
                 Ok(retired) if retired.is_quiet() && place.status() == 0 => {
-                    retired.with(|posted| {
+                    retired.with(|mut posted| {
                         posted.companion.settle(true);
                         earlier(posted);
                     });

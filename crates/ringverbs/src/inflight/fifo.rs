@@ -98,7 +98,7 @@ impl Fifo {
         }
         for _ in 0..ahead {
             // SAFETY: between consumed and produced, and this is the consumer.
-            let posted = unsafe { (*self.place(at)).assume_init_read() };
+            let mut posted = unsafe { (*self.place(at)).assume_init_read() };
             at = at.wrapping_add(1);
             // Published at once: if `earlier` panics, nothing is taken twice.
             self.sequences.publish_consumed(at);
@@ -315,7 +315,7 @@ impl FifoWriter {
         while self.next != self.published {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
-            let posted = unsafe { (*self.fifo.place(self.next)).assume_init_read() };
+            let mut posted = unsafe { (*self.fifo.place(self.next)).assume_init_read() };
             // The last first: each undoes what it did.
             posted.companion.take_back();
         }

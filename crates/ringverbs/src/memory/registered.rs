@@ -23,6 +23,7 @@ pub struct Registered {
     len: usize,
     lkey: u32,
     rkey: u32,
+    access: AccessFlags,
     domain: ProtectionDomain,
 }
 
@@ -68,7 +69,7 @@ impl Registered {
         // has access to (a posted buffer), or that is only reached by atomic
         // accesses (a remote region).
         let mr = unsafe { register(domain, addr, len, access) }?;
-        Ok(Self::new(domain, mr, Some(map), addr, len))
+        Ok(Self::new(domain, mr, Some(map), (addr, len), access))
     }
 
     /// Registers memory that is somebody else's.
@@ -83,7 +84,7 @@ impl Registered {
         let addr = memory.cast::<u8>().as_ptr().expose_provenance() as u64;
         // SAFETY: passed on to the caller.
         let mr = unsafe { register(domain, addr, memory.len(), access) }?;
-        Ok(Self::new(domain, mr, None, addr, memory.len()))
+        Ok(Self::new(domain, mr, None, (addr, memory.len()), access))
     }
 
     /// Registers a part of a DMA buffer, which the kernel keeps alive.
@@ -104,15 +105,15 @@ impl Registered {
             access,
         };
         let mr = Mr::register_dmabuf(domain.context().uverbs(), &init, Udata::none())?;
-        Ok(Self::new(domain, mr, None, iova, len))
+        Ok(Self::new(domain, mr, None, (iova, len), access))
     }
 
     fn new(
         domain: &ProtectionDomain,
         mr: Mr<Ctx>,
         map: Option<MmapMut>,
-        addr: u64,
-        len: usize,
+        (addr, len): (u64, usize),
+        access: AccessFlags,
     ) -> Self {
         Self {
             lkey: mr.lkey(),
@@ -121,6 +122,7 @@ impl Registered {
             map: ManuallyDrop::new(map),
             addr,
             len,
+            access,
             domain: domain.clone(),
         }
     }
@@ -132,6 +134,11 @@ impl Registered {
 
     pub(crate) fn rkey(&self) -> u32 {
         self.rkey
+    }
+
+    /// What the device may do here, and peers.
+    pub(crate) fn access(&self) -> AccessFlags {
+        self.access
     }
 
     /// The address that the device knows the first byte by.
@@ -177,6 +184,7 @@ impl Registered {
         unsafe { self.mr.rereg(&change, Udata::none()) }?;
         self.lkey = self.mr.lkey();
         self.rkey = self.mr.rkey();
+        self.access = access;
         Ok(())
     }
 

@@ -31,10 +31,9 @@ use crate::data::Payload;
 use crate::device::{Attachment, Doorbell, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
 use crate::memory::MemorySlice;
+use crate::mw::Bind;
 use crate::operation::Operation;
-use crate::{
-    AddressHandle, CloseError, Context, Error, MemoryWindow, ProtectionDomain, Result, srq,
-};
+use crate::{AddressHandle, CloseError, Context, Error, ProtectionDomain, Result, srq};
 
 pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
@@ -101,44 +100,35 @@ pub(crate) enum Companion {
     None,
     /// The path of a datagram.
     Address(AddressHandle),
-    /// The window that is bound, and to what.
-    Window(Box<(MemoryWindow, Option<MemorySlice>)>),
+    /// The bind of a window.
+    Window(Box<Bind>),
 }
 
 impl Companion {
-    /// The operation was never posted.
-    pub fn take_back(&self) {
+    /// The operation was written, and not posted.
+    pub fn take_back(&mut self) {
         if let Self::Window(bind) = self {
-            bind.0.not_bound();
+            bind.taken_back();
         }
     }
 
-    /// What became of the operation.
+    /// A completion says that the operation was done, or has failed.
     #[inline(always)]
-    pub fn settle(&self, done: bool) {
+    pub fn settle(&mut self, done: bool) {
         if let Self::Window(bind) = self {
-            settle_bind(bind, done);
+            bind.completed(done);
         }
     }
 
-    /// The operation has ended. As dropping it, but nearly always there is none,
-    /// and then no call.
+    /// [`settle`](Self::settle), and drop. Nearly always there is none, and then
+    /// no call.
     #[inline(always)]
-    pub fn release(self, done: bool) {
+    pub fn release(mut self, done: bool) {
         self.settle(done);
         match self {
             Self::None => std::mem::forget(self),
             Self::Address(_) | Self::Window(_) => drop(self),
         }
-    }
-}
-
-#[cold]
-fn settle_bind((window, memory): &(MemoryWindow, Option<MemorySlice>), done: bool) {
-    if done {
-        window.is_bound(memory.as_ref());
-    } else {
-        window.not_bound();
     }
 }
 
@@ -153,7 +143,9 @@ fn settle_bind((window, memory): &(MemoryWindow, Option<MemorySlice>), done: boo
 /// as the owner of a completion queue has met it, when that is polled next or
 /// dropped. [`close_and_drain`](Self::close_and_drain) gives it back instead.
 pub struct QueuePair {
-    send: SendHalf,
+    // Invariant: both are of one queue pair. No `&mut` to either is given out:
+    // `mem::swap` would exchange it for another queue pair's.
+    pub(crate) send: SendHalf,
     recv: RecvHalf,
 }
 
@@ -434,14 +426,19 @@ impl QueuePair {
         }
     }
 
-    /// The half that sends.
-    pub fn send_half(&mut self) -> &mut SendHalf {
-        &mut self.send
+    /// The send queue without the library's ownership: [`raw`](crate::raw).
+    #[inline]
+    pub fn raw_send(&mut self) -> crate::raw::SendQueue<'_> {
+        self.send.raw()
     }
 
-    /// The half that receives.
-    pub fn recv_half(&mut self) -> &mut RecvHalf {
-        &mut self.recv
+    /// The receive queue without the library's ownership: [`raw`](crate::raw).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with a shared receive queue.
+    #[inline]
+    pub fn raw_receive(&mut self) -> Result<crate::raw::RecvQueue<'_>> {
+        self.recv.raw()
     }
 
     fn destroy(&self) -> Result<()> {

@@ -126,11 +126,10 @@ impl SendHalf {
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         // Not to be dropped by a panic: what is, lies in memory, and else the
         // parts of a request go from where they are to where they belong.
-        let request = ManuallyDrop::new(request);
-        match self.make(&request) {
+        let mut request = ManuallyDrop::new(request);
+        match self.make(&mut request) {
             Ok(quiet) => {
                 self.queue.accept();
-                request.accepted();
                 let request = ManuallyDrop::into_inner(request);
                 let note = Note {
                     token: request.token,
@@ -156,7 +155,7 @@ impl SendHalf {
     /// Writes the next entry of the queue. Returns whether it is signalled
     /// without the user's asking.
     #[inline(always)]
-    fn make<D: Data>(&mut self, request: &WorkRequest<D>) -> Result<bool> {
+    fn make<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
         if self.inner.state.get() < u32::from(State::RTS.0)
             || self.operations & 1 << operation as u32 == 0
@@ -180,7 +179,7 @@ impl SendHalf {
             flags |= SendFlags::INLINE;
         }
         let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
-        request.describe(&mut wqe, domain)?;
+        request.describe(&mut wqe, &self.inner)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
     }

@@ -1,9 +1,10 @@
 //! Work requests.
 
-use super::Companion;
+use super::{Companion, Inner};
 use crate::data::{Data, Sink, Source};
 use crate::device::{Opcode, SendFlags, Wqe};
 use crate::memory::MemorySlice;
+use crate::mw::Bind;
 use crate::operation::{Operation, RemoteAddr};
 use crate::pd::Identity;
 use crate::{AccessFlags, AddressHandle, Context, Error, MemoryWindow, Result};
@@ -62,8 +63,8 @@ pub(super) enum Kind {
     LocalInvalidate {
         rkey: u32,
     },
-    /// The window is the companion, with what it is bound to.
-    Bind(AccessFlags),
+    /// The companion says which window, and to what.
+    Bind,
 }
 
 /// How far a flush has to bring what was written before it.
@@ -122,7 +123,6 @@ pub(super) enum Extra {
 pub(super) enum Clash {
     ImmediateAndKey,
     Address,
-    LongWindow,
 }
 
 impl Clash {
@@ -132,7 +132,6 @@ impl Clash {
                 "a message has immediate data or a key to be invalidated, not both"
             }
             Self::Address => "only a send goes to an address; a write goes to memory",
-            Self::LongWindow => "more bytes than a memory window of this device spans",
         }
     }
 }
@@ -236,7 +235,7 @@ impl<D: Data> WorkRequest<D> {
             Kind::AtomicWrite { .. } => Operation::AtomicWrite,
             Kind::Flush { .. } => Operation::Flush,
             Kind::LocalInvalidate { .. } => Operation::LocalInvalidate,
-            Kind::Bind(_) => Operation::BindWindow,
+            Kind::Bind => Operation::BindWindow,
         }
     }
 
@@ -254,7 +253,7 @@ impl<D: Data> WorkRequest<D> {
             (Kind::AtomicWrite { .. }, _) => Opcode::ATOMIC_WRITE,
             (Kind::Flush { .. }, _) => Opcode::FLUSH,
             (Kind::LocalInvalidate { .. }, _) => Opcode::LOCAL_INV,
-            (Kind::Bind(_), _) => Opcode::BIND_MW,
+            (Kind::Bind, _) => Opcode::BIND_MW,
         }
     }
 
@@ -276,20 +275,17 @@ impl<D: Data> WorkRequest<D> {
                             what: "address handle",
                         })
                     }
-                    Companion::Window(bind) if bind.0.identity() != domain => {
-                        Err(Error::WrongDomain {
-                            what: "memory window",
-                        })
-                    }
+                    Companion::Window(bind) => bind.check(domain),
                     _ => Ok(()),
                 }
             }
         }
     }
 
-    /// Writes everything into the entry.
+    /// Writes everything into the entry, of a queue pair's send queue. A bind is
+    /// in flight once this has succeeded.
     #[inline(always)]
-    pub(super) fn describe(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<()> {
+    pub(super) fn describe(&mut self, wqe: &mut Wqe<'_>, queue_pair: &Inner) -> Result<()> {
         match self.extra {
             Extra::None | Extra::Clash(_) => {}
             Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
@@ -323,30 +319,20 @@ impl<D: Data> WorkRequest<D> {
                 wqe.no_data();
                 return Ok(());
             }
-            Kind::Bind(access) => {
-                if let Companion::Window(bind) = &self.companion {
-                    let (window, memory) = &**bind;
-                    wqe.bind_window(window.next_bind(memory.as_ref(), access));
+            Kind::Bind => {
+                if let Companion::Window(bind) = &mut self.companion {
+                    wqe.bind_window(bind.begin(queue_pair.id)?);
                 }
                 return Ok(());
             }
         }
-        let bytes = self.data.gather(wqe, domain)?;
+        let bytes = self.data.gather(wqe, queue_pair.domain.identity())?;
         if matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) && bytes < 8 {
             return Err(Error::Invalid {
                 what: "an atomic needs 8 bytes for the old value",
             });
         }
         Ok(())
-    }
-
-    /// It is part of the batch.
-    #[inline(always)]
-    pub(super) fn accepted(&self) {
-        if let (Kind::Bind(_), Companion::Window(bind)) = (self.kind, &self.companion) {
-            let (window, memory) = &**bind;
-            window.binding(memory.as_ref());
-        }
     }
 }
 
@@ -459,8 +445,9 @@ impl WorkRequest<()> {
 
     /// Binds a window of type 1 to nothing; its key changes.
     pub fn unbind(window: &MemoryWindow) -> Self {
-        let mut this = Self::new(Kind::Bind(AccessFlags::empty()), ());
-        this.companion = Companion::Window(Box::new((window.clone(), None)));
+        let mut this = Self::new(Kind::Bind, ());
+        let bind = Bind::new(window, None, AccessFlags::empty());
+        this.companion = Companion::Window(Box::new(bind));
         this
     }
 }
@@ -468,16 +455,15 @@ impl WorkRequest<()> {
 impl WorkRequest<MemorySlice> {
     /// Binds a window to a part of a region made with `MW_BIND`, for peers to do
     /// there what `access` says. The window's new key is
-    /// [`MemoryWindow::rkey`] as soon as this is posted. More than the device's
-    /// windows span (2 GiB with a ConnectX) is refused then.
+    /// [`MemoryWindow::rkey`] as soon as this is posted. Refused then: a region
+    /// without `MW_BIND`, remote writes or atomics in one without `LOCAL_WRITE`,
+    /// more than the device's windows span (2 GiB with a ConnectX), and a bind of
+    /// a window that has others in flight on another queue pair
+    /// ([`Error::Busy`]).
     pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
-        let fits = window.check(Some(&to)).is_ok();
-        let companion = Companion::Window(Box::new((window.clone(), Some(to.clone()))));
-        let mut this = Self::new(Kind::Bind(access), to);
-        this.companion = companion;
-        if !fits {
-            this.extra = Extra::Clash(Clash::LongWindow);
-        }
+        let bind = Bind::new(window, Some(to.clone()), access);
+        let mut this = Self::new(Kind::Bind, to);
+        this.companion = Companion::Window(Box::new(bind));
         this
     }
 }

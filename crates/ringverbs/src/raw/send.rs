@@ -192,7 +192,9 @@ impl SendQueue<'_> {
     /// The memory that the entries name stays registered until each has
     /// completed, and meanwhile is used as the operation demands: not written
     /// while it is sent from; neither read nor written while it is received
-    /// into. Address handles stay as long. The completions are read by
+    /// into. Address handles stay as long. A window that is bound has no other
+    /// bind in flight, of either layer, and takes none until [`Rebound::done`].
+    /// The completions are read by
     /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of
     /// the safe layer are in flight on the same completion queue: it would take
     /// an identifier for one of its own.
@@ -285,11 +287,14 @@ impl<'w> Wqe<'w, Range> {
 
 impl Wqe<'_, Binding> {
     /// What the window is bound to, and what peers may do there; makes it part
-    /// of the batch. The window itself does not change until it is told what
-    /// became of it: see [`Rebound`]. Until then it is bound no second time.
+    /// of the batch. From now on the window keeps the region of `to`, whether
+    /// this is published or not; its key changes with [`Rebound::done`]. Until
+    /// then it is bound no second time.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more bytes than the device's windows span.
+    /// [`Error::Limit`] for more bytes than the device's windows span;
+    /// [`Error::Invalid`] for a region without `MW_BIND`, or access that it or a
+    /// window cannot give.
     #[inline]
     pub fn bind(
         mut self,
@@ -297,8 +302,8 @@ impl Wqe<'_, Binding> {
         to: &MemorySlice,
         access: AccessFlags,
     ) -> Result<Rebound> {
-        window.check(Some(to))?;
-        let bind = window.next_bind(Some(to), access);
+        window.check(Some(to), access)?;
+        let bind = window.raw_binding(to, access);
         self.opened.wqe().bind_window(bind);
         self.opened.accept();
         Ok(Rebound {
@@ -309,8 +314,8 @@ impl Wqe<'_, Binding> {
     }
 }
 
-/// A bind that was written, of which this layer does not learn what became. If
-/// it was not published, or has failed, this is dropped: the window is as it was.
+/// A bind that was written; this layer does not learn its outcome. Dropped, if it
+/// was not published or has failed: the window has its key from before.
 #[derive(Debug)]
 #[must_use = "the window has its new key when it is told that the bind is done"]
 pub struct Rebound {
@@ -325,11 +330,15 @@ impl Rebound {
         self.rkey
     }
 
-    /// The bind's completion says that it was done: the window has the new key,
-    /// and keeps the region.
-    pub fn done(self) {
-        self.window.binding(Some(&self.to));
-        self.window.is_bound(Some(&self.to));
+    /// The window has the new key, and lets go of the regions that it was bound
+    /// to before.
+    ///
+    /// # Safety
+    /// The bind's completion was read and says that it was done, and no other
+    /// bind of the window was posted since.
+    pub unsafe fn done(self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.window.is_bound(&self.to, self.rkey) };
     }
 }
 

@@ -252,14 +252,14 @@ fn the_raw_layer_posts_and_polls() {
         .alloc_remote(4096, AccessFlags::REMOTE_WRITE)
         .unwrap();
     let (incoming, outgoing) = (pair.buffer(64), pair.filled(b"raw"));
-    let mut recv = pair.b.recv_half().raw().unwrap();
+    let mut recv = pair.b.raw_receive().unwrap();
     let mut element = incoming.raw_sge();
     element.length = 64;
     recv.push(1, &[element]).unwrap();
     recv.push(2, &[]).unwrap();
     // SAFETY: the buffer is not touched until 1 has completed.
     unsafe { recv.publish() };
-    let mut send = pair.a.send_half().raw();
+    let mut send = pair.a.raw_send();
     send.open::<Send>(3, Flags::SIGNALED)
         .unwrap()
         .sge(outgoing.raw_sge())
@@ -324,7 +324,7 @@ fn the_raw_layer_has_the_rarer_operations() {
     };
 
     let before = window.rkey();
-    let mut send = pair.b.send_half().raw();
+    let mut send = pair.b.raw_send();
     let bound = send.open::<BindWindow>(1, Flags::SIGNALED).unwrap().bind(
         &window,
         &part,
@@ -340,7 +340,7 @@ fn the_raw_layer_has_the_rarer_operations() {
 
     let at = region.key();
     let through = ringverbs::RemoteAddr::new(part.key().addr, window.rkey());
-    let mut send = pair.a.send_half().raw();
+    let mut send = pair.a.raw_send();
     let mut posted = 4;
     let entry = send.open::<FetchAdd>(1, Flags::SIGNALED).unwrap();
     let entry = entry.operands(at, 2, 0).sge(old[0].raw_sge());
@@ -376,7 +376,7 @@ fn the_raw_layer_has_the_rarer_operations() {
         assert_eq!(region.load_u64(16).unwrap(), 11);
     }
 
-    let mut send = pair.b.send_half().raw();
+    let mut send = pair.b.raw_send();
     let entry = send.open::<LocalInvalidate>(1, Flags::SIGNALED).unwrap();
     entry.key(window.rkey()).finish();
     // SAFETY: nothing of memory.

@@ -97,8 +97,7 @@ fn more_than_fits_is_refused_by_the_raw_layer() {
         };
         assert_eq!((a, b), (asked, allowed), "{error}");
     };
-    let half = qp.send_half();
-    let mut queue = half.raw();
+    let mut queue = qp.raw_send();
     macro_rules! open {
         () => {
             queue.open::<Send>(1, Flags::SIGNALED).unwrap()
@@ -111,8 +110,7 @@ fn more_than_fits_is_refused_by_the_raw_layer() {
     let long = open!().sge(sge(2 * GIB + 1)).err().unwrap();
     is_limit(long, MESSAGE + 1, MESSAGE);
 
-    let half = qp.recv_half();
-    let mut queue = half.raw().unwrap();
+    let mut queue = qp.raw_receive().unwrap();
     is_limit(queue.push(1, &[sge(1); 5]).unwrap_err(), 5, 4);
     let long = queue.push(1, &[sge(2 * GIB), sge(7)]).unwrap_err();
     is_limit(long, MESSAGE + 7, MESSAGE);

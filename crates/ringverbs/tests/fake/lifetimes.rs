@@ -6,6 +6,7 @@ use std::thread;
 
 use ringverbs::completion::SharedCompletionQueue;
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
+use ringverbs::raw::{BindWindow, Flags};
 use ringverbs::{
     AccessFlags, AhAttr, Error, Inline, ProtectionDomain, QueuePair, RemoteAddr,
     SharedReceiveQueue, Transport, WindowType, WorkRequest,
@@ -261,31 +262,164 @@ fn a_window_that_cannot_be_destroyed_keeps_its_region() {
     assert_eq!((world.live(OBJECT_MW), world.live(OBJECT_MR)), (1, 1));
 }
 
-/// A bind of the raw layer is the window's when that is told, and else never
-/// happened.
+/// Completions of different queue pairs come in any order: which region the
+/// window is bound to would be anybody's guess.
+#[test]
+fn a_window_is_bound_on_one_queue_pair_at_a_time() {
+    for kind in [WindowType::One, WindowType::Two] {
+        let mut world = World::new();
+        let (mut one, one_s) = world.queue_pair(17);
+        let (mut other, other_s) = world.queue_pair(18);
+        let window = world.domain.memory_window(kind).unwrap();
+        let region = || world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+        let (first, second) = (region(), region());
+        let bind = |to: &ringverbs::RemoteRegion| {
+            WorkRequest::bind(&window, to.slice(..).unwrap(), AccessFlags::empty())
+        };
+        one.post(bind(&first)).unwrap();
+        let rkey = window.rkey();
+        let refused = other.post(bind(&second)).unwrap_err();
+        assert!(matches!(refused.error, Error::Busy { .. }), "{refused}");
+        drop(refused);
+        assert_eq!((window.rkey(), other_s.sent().len()), (rkey, 0));
+        one.post(bind(&second)).unwrap();
+        for id in one_s.sent() {
+            assert!(other.post(bind(&second)).is_err());
+            world.complete(id, 17);
+            drop(world.cq.poll_one().unwrap().unwrap());
+        }
+        other.post(bind(&first)).unwrap();
+        drop((first, second));
+        assert_eq!(world.live(OBJECT_MR), 2);
+        world.complete(other_s.sent()[0], 18);
+        drop(world.cq.poll_one().unwrap().unwrap());
+        assert_eq!(world.live(OBJECT_MR), 1);
+    }
+}
+
+/// Whether a bind in flight was done when its queue pair was destroyed is
+/// unknown: the window keeps what it was bound to, and what it may be bound to.
+#[test]
+fn a_window_keeps_what_it_may_be_bound_to() {
+    let mut world = World::new();
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let region = || world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let regions = [region(), region(), region()];
+    let bind = |to: &ringverbs::RemoteRegion| {
+        WorkRequest::bind(&window, to.slice(..).unwrap(), AccessFlags::empty())
+    };
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.post(bind(&regions[0])).unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    qp.post(bind(&regions[1])).unwrap();
+    drop(qp.close_and_drain(&mut world.cq, None).unwrap());
+    let (mut qp, queues) = world.queue_pair(17);
+    // The next is known again.
+    qp.post(bind(&regions[2])).unwrap();
+    drop(regions);
+    assert_eq!(world.live(OBJECT_MR), 3);
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!(world.live(OBJECT_MR), 1);
+    drop(window);
+    drop(qp);
+    assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// What a bind demands of the region (IBA 10.6.7.2) is seen when it is posted.
+#[test]
+fn a_window_gives_no_more_than_its_region() {
+    let world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let read = AccessFlags::REMOTE_READ;
+    let all = read | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    let without = world.domain.alloc_remote(64, all).unwrap();
+    let with = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let mut memory = [0u64; 8];
+    let memory = std::ptr::NonNull::from(&mut memory[..]).cast::<u8>();
+    let memory = std::ptr::NonNull::slice_from_raw_parts(memory, 64);
+    // SAFETY: there is no device.
+    let read_only =
+        unsafe { ringverbs::ForeignRegion::register(&world.domain, memory, AccessFlags::MW_BIND) };
+    let read_only = read_only.unwrap();
+    let unknown = AccessFlags::from_bits_retain(1 << 31);
+    for (slice, access) in [
+        (without.slice(..), read),
+        (without.slice(..), AccessFlags::empty()),
+        (read_only.slice(..), AccessFlags::REMOTE_WRITE),
+        (read_only.slice(..), AccessFlags::REMOTE_ATOMIC),
+        (with.slice(..), unknown),
+        (with.slice(..), AccessFlags::LOCAL_WRITE),
+        (with.slice(..), AccessFlags::MW_BIND),
+    ] {
+        let rkey = window.rkey();
+        let slice = slice.unwrap();
+        let mut raw = qp.raw_send();
+        let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
+        let refused = entry.bind(&window, &slice, access).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        let refused = qp.post(WorkRequest::bind(&window, slice, access));
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
+        assert_eq!((queues.sent().len(), window.rkey()), (0, rkey));
+    }
+    for (slice, access) in [(with.slice(..), all), (read_only.slice(..), read)] {
+        let bind = WorkRequest::bind(&window, slice.unwrap(), access);
+        qp.post(bind).unwrap();
+    }
+    assert_eq!(queues.sent().len(), 2);
+}
+
+/// The outcome of a bind of the raw layer is not seen: its region is kept from
+/// when it is written until the window is known to be bound to another.
+#[test]
+fn a_window_keeps_the_regions_of_raw_binds() {
+    let world = World::new();
+    let (mut qp, _queues) = world.queue_pair(17);
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let mut raw_bind = || {
+        let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+        let part = region.slice(..).unwrap();
+        let mut raw = qp.raw_send();
+        let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
+        entry.bind(&window, &part, AccessFlags::empty()).unwrap()
+    };
+    drop(raw_bind());
+    let last = raw_bind();
+    assert_eq!(world.live(OBJECT_MR), 2);
+    // SAFETY: there is no device; the test says what it did.
+    unsafe { last.done() };
+    assert_eq!(world.live(OBJECT_MR), 1);
+    window.close().unwrap();
+    assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// A bind of the raw layer changes the window's key when it is known to be done.
 #[test]
 fn a_raw_bind_is_the_window_s_when_it_is_done() {
-    use ringverbs::raw::{BindWindow, Flags};
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
     let part = region.slice(..).unwrap();
     let window = world.domain.memory_window(WindowType::Two).unwrap();
     let before = window.rkey();
-    let mut raw = qp.send_half().raw();
+    let mut raw = qp.raw_send();
     let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
     drop(entry.bind(&window, &part, AccessFlags::empty()).unwrap());
     // Not published.
-    let _ = qp.send_half().raw();
+    let _ = qp.raw_send();
     assert_eq!((queues.sent().len(), window.rkey()), (0, before));
-    let mut raw = qp.send_half().raw();
+    let mut raw = qp.raw_send();
     let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
     let bound = entry.bind(&window, &part, AccessFlags::empty()).unwrap();
     // SAFETY: window and region live until the end.
     unsafe { raw.publish().unwrap() };
     assert_eq!((queues.sent().len(), window.rkey()), (1, before));
     let rkey = bound.rkey();
-    bound.done();
+    // SAFETY: the test is the device.
+    unsafe { bound.done() };
     assert_eq!(window.rkey(), rkey);
     drop((part, region));
     assert_eq!(world.live(OBJECT_MR), 1);

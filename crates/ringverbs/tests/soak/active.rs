@@ -470,7 +470,7 @@ impl Connection {
         let piece = len.div_ceil(pieces).max(1);
         let mut sizes = Vec::new();
         let (source, token, there) = (&self.source, self.token, self.there);
-        let posted = self.qp.send_half().batch(|batch| {
+        let posted = self.qp.batch(|batch| {
             for begin in (0..len).step_by(piece) {
                 let end = (begin + piece).min(len);
                 let data = source.slice(begin..end).unwrap();
