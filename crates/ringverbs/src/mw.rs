@@ -251,8 +251,8 @@ pub(crate) struct Bind {
     window: MemoryWindow,
     to: Option<MemorySlice>,
     access: AccessFlags,
-    /// It is among the window's binds in flight.
-    in_flight: bool,
+    /// What is written, while it is among the window's binds in flight.
+    operands: Option<WindowBinding>,
 }
 
 impl Bind {
@@ -261,26 +261,23 @@ impl Bind {
             window: window.clone(),
             to,
             access,
-            in_flight: false,
+            operands: None,
         }
     }
 
-    /// Whether it may be posted in that domain.
-    pub fn check(&self, domain: Identity) -> Result<()> {
+    /// Counts it among the binds in flight, on that queue pair.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while others are in flight on another queue pair;
+    /// [`Error::WrongDomain`]; as [`MemoryWindow::check`].
+    #[cold]
+    pub fn begin(&mut self, queue_pair: u64, domain: Identity) -> Result<()> {
         if self.window.identity() != domain {
             return Err(Error::WrongDomain {
                 what: "memory window",
             });
         }
-        self.window.check(self.to.as_ref(), self.access)
-    }
-
-    /// Notes the bind as in flight on that queue pair, and returns its operands.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] while binds are in flight on another queue pair.
-    #[cold]
-    pub fn begin(&mut self, queue_pair: u64) -> Result<WindowBinding> {
+        self.window.check(self.to.as_ref(), self.access)?;
         let mut state = self.window.state();
         if !state.in_flight.is_empty() && state.queue_pair != queue_pair {
             return Err(Error::Busy {
@@ -296,14 +293,19 @@ impl Bind {
         let region = self.to.as_ref().map(MemorySlice::memory);
         state.in_flight.push_back(region.cloned());
         drop(state);
-        self.in_flight = true;
-        Ok(binding)
+        self.operands = Some(binding);
+        Ok(())
+    }
+
+    /// What is written of it, once it has begun.
+    pub fn operands(&self) -> Option<WindowBinding> {
+        self.operands
     }
 
     /// It was written, and not posted after all. Of several, the last is the
     /// first to be told.
     pub fn taken_back(&mut self) {
-        if mem::take(&mut self.in_flight) {
+        if self.operands.take().is_some() {
             let mut state = self.window.state();
             state.in_flight.pop_back();
             state.rkey = variant(state.rkey, PREVIOUS);
@@ -313,7 +315,7 @@ impl Bind {
     /// Its completion was read, and those of all binds posted before it.
     #[cold]
     pub fn completed(&mut self, done: bool) {
-        if !mem::take(&mut self.in_flight) {
+        if self.operands.take().is_none() {
             return;
         }
         let mut state = self.window.state();
@@ -336,7 +338,7 @@ impl Drop for Bind {
     /// The queue pair was destroyed with it in flight: it may have been done, or
     /// not, and the window may be bound to either region.
     fn drop(&mut self) {
-        if self.in_flight {
+        if self.operands.is_some() {
             let mut state = self.window.state();
             if let Some(region) = state.in_flight.pop_front().flatten() {
                 keep(&mut state.bound, &region);

@@ -142,7 +142,8 @@ impl SendHalf {
                 Ok(())
             }
             Err(error) => {
-                let request = ManuallyDrop::into_inner(request);
+                let mut request = ManuallyDrop::into_inner(request);
+                request.companion.take_back();
                 Err(PostError {
                     error,
                     data: Some(request.data),
@@ -163,7 +164,7 @@ impl SendHalf {
             return Err(self.cannot(operation));
         }
         let domain = self.inner.domain.identity();
-        request.check(self.datagram, domain, self.inner.domain.context())?;
+        request.check(self.datagram, domain, &self.inner)?;
         let Some(id) = self.in_flight.next_id() else {
             return Err(Error::QueueFull {
                 capacity: self.in_flight.capacity(),
@@ -179,7 +180,7 @@ impl SendHalf {
             flags |= SendFlags::INLINE;
         }
         let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
-        request.describe(&mut wqe, &self.inner)?;
+        request.describe(&mut wqe, domain)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
     }

@@ -258,9 +258,14 @@ impl<D: Data> WorkRequest<D> {
     }
 
     /// What is wrong with it, before anything is written. `datagram`: for a
-    /// queue pair of datagrams.
+    /// queue pair of datagrams. From then on a bind is in flight.
     #[inline(always)]
-    pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
+    pub(super) fn check(
+        &mut self,
+        datagram: bool,
+        domain: Identity,
+        queue_pair: &Inner,
+    ) -> Result<()> {
         match self.kind {
             Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
             Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
@@ -268,24 +273,23 @@ impl<D: Data> WorkRequest<D> {
             // Values, no reference: what nobody outside refers to need not lie
             // in memory.
             kind => {
-                kind.check(self.extra, datagram, context)?;
-                match &self.companion {
+                kind.check(self.extra, datagram, queue_pair.domain.context())?;
+                match &mut self.companion {
                     Companion::Address(handle) if handle.identity() != domain => {
                         Err(Error::WrongDomain {
                             what: "address handle",
                         })
                     }
-                    Companion::Window(bind) => bind.check(domain),
+                    Companion::Window(bind) => bind.begin(queue_pair.id, domain),
                     _ => Ok(()),
                 }
             }
         }
     }
 
-    /// Writes everything into the entry, of a queue pair's send queue. A bind is
-    /// in flight once this has succeeded.
+    /// Writes everything into the entry.
     #[inline(always)]
-    pub(super) fn describe(&mut self, wqe: &mut Wqe<'_>, queue_pair: &Inner) -> Result<()> {
+    pub(super) fn describe(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<()> {
         match self.extra {
             Extra::None | Extra::Clash(_) => {}
             Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
@@ -320,13 +324,15 @@ impl<D: Data> WorkRequest<D> {
                 return Ok(());
             }
             Kind::Bind => {
-                if let Companion::Window(bind) = &mut self.companion {
-                    wqe.bind_window(bind.begin(queue_pair.id)?);
+                if let Companion::Window(bind) = &self.companion
+                    && let Some(operands) = bind.operands()
+                {
+                    wqe.bind_window(operands);
                 }
                 return Ok(());
             }
         }
-        let bytes = self.data.gather(wqe, queue_pair.domain.identity())?;
+        let bytes = self.data.gather(wqe, domain)?;
         if matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) && bytes < 8 {
             return Err(Error::Invalid {
                 what: "an atomic needs 8 bytes for the old value",
