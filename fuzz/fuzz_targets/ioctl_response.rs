@@ -166,7 +166,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         offset: 0,
         length: 1,
         iova: 0,
-        fd: 1,
+        fd: None,
         access,
     };
     let _ = Mr::register_dmabuf(context, &init, Udata::none());

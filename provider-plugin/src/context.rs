@@ -5,9 +5,11 @@
 //! Since `ibv_context` is last and does not change, our state begins right
 //! after it in every layout.
 
+use core::ffi::c_int;
 use core::mem::size_of;
 use core::ops::Deref;
 use core::ptr::NonNull;
+use std::os::fd::BorrowedFd;
 
 use crate::abi::ibv_context;
 use crate::errno::Errno;
@@ -71,6 +73,9 @@ impl CtxRef {
     }
 }
 
+// SAFETY: it is a pointer that does not change, nor do its copies.
+unsafe impl uverbs::ContextRef for CtxRef {}
+
 impl Deref for CtxRef {
     type Target = uverbs::Context;
 
@@ -84,6 +89,15 @@ impl core::fmt::Debug for CtxRef {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "CtxRef({:p})", self.0)
     }
+}
+
+/// A descriptor of libibverbs's or of the application's; none if it is negative.
+///
+/// # Safety
+/// If it is not negative, it stays open for `'a`.
+pub unsafe fn borrowed<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
+    // SAFETY: not -1, and open, as the caller says.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Ends a destroy: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means that the

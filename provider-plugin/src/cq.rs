@@ -3,13 +3,14 @@
 
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::BorrowedFd;
 
 use ring::BiasedLock;
 use uverbs::{CqFlags, CqHandle, CqInit, WorkCompletion};
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -161,7 +162,7 @@ unsafe fn create<D: Device>(
     let init = CqInit {
         user_handle: place.as_ptr().expose_provenance() as u64,
         // SAFETY: the context is open.
-        async_fd: Some(unsafe { (*context).async_fd }),
+        async_fd: unsafe { borrowed((*context).async_fd) },
         ..init
     };
     // SAFETY: as the caller says; `_pd` below keeps it.
@@ -189,10 +190,10 @@ unsafe fn create<D: Device>(
 /// Descriptor of a channel, if there is one.
 ///
 /// # Safety
-/// `channel` is null or live.
-pub unsafe fn channel_fd(channel: *mut ibv_comp_channel) -> Option<c_int> {
+/// `channel` is null or live, and stays so for `'a`.
+pub unsafe fn channel_fd<'a>(channel: *mut ibv_comp_channel) -> Option<BorrowedFd<'a>> {
     // SAFETY: as the caller says.
-    unsafe { channel.as_ref() }.map(|channel| channel.fd)
+    unsafe { channel.as_ref() }.and_then(|channel| unsafe { borrowed(channel.fd) })
 }
 
 /// `ibv_create_cq`.

@@ -7,7 +7,7 @@ use uverbs::{AccessFlags, DmMrInit, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, 
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
@@ -145,7 +145,8 @@ unsafe fn register_dmabuf(
         offset,
         length: length as u64,
         iova,
-        fd,
+        // SAFETY: the application's, which the call has it keep open.
+        fd: unsafe { borrowed(fd) },
         access: AccessFlags::from_bits_retain(access as u32),
     };
     // SAFETY: as the caller says.

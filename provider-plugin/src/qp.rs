@@ -14,7 +14,7 @@ use uverbs::{CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, S
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -248,7 +248,12 @@ unsafe fn create<D: Device>(
     let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     let attr = needed::<D>(given)?;
     // SAFETY: the context is open, as the caller says.
-    let (ctx, async_fd) = unsafe { (CtxRef::of(domain.context), (*domain.context).async_fd) };
+    let (ctx, async_fd) = unsafe {
+        (
+            CtxRef::of(domain.context),
+            borrowed((*domain.context).async_fd),
+        )
+    };
     // SAFETY: null or live, as the caller says.
     let (send_cq, recv_cq, srq, pd, xrcd) = unsafe {
         (
@@ -277,7 +282,7 @@ unsafe fn create<D: Device>(
         sq_sig_all: attr.sq_sig_all != 0,
         flags,
         user_handle: place.as_ptr().expose_provenance() as u64,
-        async_fd: Some(async_fd),
+        async_fd,
         ..QpInit::default()
     };
     // SAFETY: as the caller says.

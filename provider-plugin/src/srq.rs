@@ -9,7 +9,7 @@ use uverbs::{CqHandle, SrqHandle, SrqInit, SrqKind, SrqModify};
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -149,7 +149,7 @@ unsafe fn create<D: Device>(
     // SAFETY: as the caller says.
     let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
     // SAFETY: a domain's context is open.
-    let (ctx, async_fd) = unsafe { (CtxRef::of(context), (*context).async_fd) };
+    let (ctx, async_fd) = unsafe { (CtxRef::of(context), borrowed((*context).async_fd)) };
     // SAFETY: null or live, as the caller says.
     let kind = match unsafe { (xrc.xrcd.is_null(), xrc.cq.as_ref()) } {
         (true, _) => SrqKind::Basic,
@@ -167,7 +167,7 @@ unsafe fn create<D: Device>(
         max_sge: attr.max_sge,
         limit: attr.srq_limit,
         kind,
-        async_fd: Some(async_fd),
+        async_fd,
     };
     // SAFETY: as the caller says.
     let made = unsafe { D::make(&ctx, &init, xrc.cq, pd)? };

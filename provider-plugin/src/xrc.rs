@@ -9,7 +9,7 @@ use uverbs::{QpOpen, QpType, Udata, XrcdHandle, XrcdOpen};
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::qp::{Device, Domain, Qp, install};
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn open_xrcd(
         })
         .map_err(|(_, errno)| errno)?;
         let open = XrcdOpen {
-            fd: (init.fd >= 0).then_some(init.fd),
+            fd: borrowed(init.fd),
             oflags: init.oflags,
         };
         xrcd.handle = uverbs::xrcd::open(&CtxRef::of(context), &open, Udata::none())?.0;

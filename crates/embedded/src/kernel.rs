@@ -36,21 +36,23 @@ impl EmbeddedKernel {
 }
 
 /// Waits for a descriptor, in milliseconds.
-pub(crate) fn wait(fd: RawFd, timeout: PollTimeout) -> Result<bool> {
-    // SAFETY: poll(2) answers for a descriptor that is not open.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+pub(crate) fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
     match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {
         Ok(ready) => Ok(ready > 0),
         Err(errno) => refuse(errno as i32),
     }
 }
 
-impl Kernel for EmbeddedKernel {
+// SAFETY: descriptors are files that the device has made, and keeps until they
+// are closed here; each is found by its number, and what is no such number is
+// refused. The registers' file, which is mapped, keeps its length. Commands
+// touch what they name.
+unsafe impl Kernel for EmbeddedKernel {
     fn open(&self, _: &CStr, _: c_int) -> Result<RawFd> {
         refuse(libc::ENOENT)
     }
 
-    fn close(&self, fd: RawFd) -> Result<()> {
+    unsafe fn close(&self, fd: RawFd) -> Result<()> {
         let closed = self.embedded.command(|state| {
             let file = match state.files.get(&fd) {
                 Some(File::Context(_)) => {
@@ -86,7 +88,7 @@ impl Kernel for EmbeddedKernel {
         done.map(|()| 0)
     }
 
-    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {
+    unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {
         let events = self.events(fd)?;
         loop {
             if !self.embedded.runner.has_thread() {
@@ -99,7 +101,8 @@ impl Kernel for EmbeddedKernel {
                 self.embedded.runner.wake();
                 return refuse(libc::EAGAIN);
             }
-            self.wait_readable(fd, -1)?;
+            // SAFETY: open, as the caller says.
+            unsafe { self.wait_readable(fd, -1) }?;
         }
     }
 
@@ -108,7 +111,9 @@ impl Kernel for EmbeddedKernel {
         refuse(libc::EINVAL)
     }
 
-    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
+    unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
+        // SAFETY: open, as the caller says.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
         self.embedded.runner.wake();
         if self.embedded.runner.has_thread() {
@@ -128,7 +133,7 @@ impl Kernel for EmbeddedKernel {
         }
     }
 
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
+    unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
         self.events(fd)?.set_nonblocking(nonblocking);
         Ok(())
     }

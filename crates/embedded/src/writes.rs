@@ -58,7 +58,8 @@ impl State {
                 let asked: ExModifyCq = request.core()?;
                 return self.objects.cq(fd, asked.cq_handle).map(drop);
             }
-            CMD_OPEN_XRCD => return self.open_xrcd(fd, request),
+            // SAFETY: passed on.
+            CMD_OPEN_XRCD => return unsafe { self.open_xrcd(fd, request) },
             CMD_OPEN_QP => return self.open_qp(fd, request),
             CMD_MODIFY_SRQ => return self.modify_srq(fd, request),
             CMD_QUERY_SRQ => return self.query_srq(fd, request),

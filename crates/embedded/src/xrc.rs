@@ -27,11 +27,14 @@ const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
 pub(crate) const XRC: u32 = 3;
 
 /// A descriptor of the same file, and what names it.
-fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
+///
+/// # Safety
+/// `fd` is open, or negative.
+unsafe fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
     if fd < 0 {
         return refuse(libc::EBADF);
     }
-    // SAFETY: it is not -1, and dup(2) answers for a descriptor that is not open.
+    // SAFETY: it is not -1, and open, as the caller says.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let Ok(file) = fd.try_clone_to_owned() else {
         return refuse(libc::EBADF);
@@ -61,14 +64,17 @@ impl Objects {
 }
 
 impl State {
-    pub(crate) fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+    /// # Safety
+    /// The descriptor in the command is open.
+    pub(crate) unsafe fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const NONE: u32 = u32::MAX;
         let asked: OpenXrcd = request.core()?;
         let oflags = asked.oflags.cast_signed();
         let (file, inode) = match asked.fd {
             NONE => (None, None),
             of => {
-                let (file, inode) = same_file(of.cast_signed())?;
+                // SAFETY: as the caller says.
+                let (file, inode) = unsafe { same_file(of.cast_signed()) }?;
                 (Some(file), Some(inode))
             }
         };

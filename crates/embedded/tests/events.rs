@@ -3,7 +3,7 @@
 
 mod driver;
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use driver::*;
 use mlx5::CompletionQueue;
@@ -16,18 +16,16 @@ use uverbs::{
 
 const QUEUE: u64 = 55;
 
-fn readable(fd: RawFd, milliseconds: u16) -> bool {
-    // SAFETY: the tests keep it open.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+fn readable(file: impl AsFd, milliseconds: u16) -> bool {
     poll_fd(
-        &mut [PollFd::new(fd, PollFlags::POLLIN)],
+        &mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)],
         PollTimeout::from(milliseconds),
     )
     .unwrap()
         > 0
 }
 
-fn cq_on(host: &Host, channel: RawFd) -> Cq {
+fn cq_on(host: &Host, channel: BorrowedFd<'_>) -> Cq {
     let init = CqInit {
         cqe: 16,
         user_handle: QUEUE,
@@ -47,7 +45,7 @@ fn each_completion_vector_tells_of_its_queues() {
         let init = CqInit {
             cqe: 16,
             user_handle: vector.into(),
-            channel: Some(channel.fd()),
+            channel: Some(channel.as_fd()),
             comp_vector: vector,
             ..CqInit::default()
         };
@@ -77,7 +75,7 @@ fn each_completion_vector_tells_of_its_queues() {
         .collect();
     told.sort_unstable();
     assert_eq!(told, [0, 1, 2, 3]);
-    assert!(!readable(channel.fd(), 0));
+    assert!(!readable(&channel, 0));
 }
 
 #[test]
@@ -86,7 +84,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         let (a, b) = Host::two("ib", drive);
         let channel = CompletionChannel::create(&b.context).unwrap();
         let mut cqa = a.cq(16);
-        let mut cqb = cq_on(&b, channel.fd());
+        let mut cqb = cq_on(&b, channel.as_fd());
         let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
         join(QpType::RC, (&qa, &a), (&qb, &b));
         let (from, to) = (a.memory(64), b.memory(64));
@@ -106,7 +104,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
             assert_eq!(poll(&b, &mut cqb).wr_id, round + 100);
             poll(&a, &mut cqa);
             poll(&a, &mut cqa);
-            assert!(!readable(channel.fd(), 0));
+            assert!(!readable(&channel, 0));
         }
         // What came before the queue was armed, and was not read, is an
         // event.
@@ -117,7 +115,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
             b.embedded.drive();
         }
         cqb.arming.arm(b.device.arm_register(), false);
-        while !readable(channel.fd(), 0) {
+        while !readable(&channel, 0) {
             b.embedded.drive();
         }
         // That one is not read: it goes with its queue, and is not counted.
@@ -125,7 +123,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         cqb.ring.publish();
         let gone = cqb.object.destroy().unwrap();
         assert_eq!((gone.completion, gone.asynchronous), (read, 0));
-        assert!(!readable(channel.fd(), 0));
+        assert!(!readable(&channel, 0));
         channel.set_nonblocking(true).unwrap();
         let nothing = channel.read_event().unwrap_err();
         assert_eq!(nothing.errno().raw(), libc_eagain());
@@ -140,7 +138,7 @@ fn libc_eagain() -> i32 {
 fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     let host = Host::alone("ib");
     let channel = CompletionChannel::create(&host.context).unwrap();
-    let mut cq = cq_on(&host, channel.fd());
+    let mut cq = cq_on(&host, channel.as_fd());
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
     join(QpType::RC, (&a, &host), (&b, &host));
@@ -151,7 +149,7 @@ fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     post(&mut a, 2, Work::Send, memory.sge(0, 64));
     // poll(2) itself: nothing tells the device that somebody waits.
-    assert!(readable(channel.fd(), 60_000));
+    assert!(readable(&channel, 60_000));
 }
 
 #[test]

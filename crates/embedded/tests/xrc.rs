@@ -2,7 +2,7 @@
 
 mod driver;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use driver::*;
 use mlx5::{QueuePair, Role, SharedReceiveQueue};
@@ -200,7 +200,7 @@ fn a_domain_is_found_by_its_file_and_a_target_by_its_number() {
     let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     let open = |host: &Host, oflags| {
         let init = XrcdOpen {
-            fd: Some(file.as_raw_fd()),
+            fd: Some(file.as_fd()),
             oflags,
         };
         uverbs::xrcd::open(&host.context, &init, Udata::none())

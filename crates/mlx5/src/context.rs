@@ -1,6 +1,6 @@
 //! What the driver and this side agree on when a device is opened or imported.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping, Watched};
@@ -139,9 +139,7 @@ fn map_by<T>(
     map: impl FnOnce(BorrowedFd<'_>, u64) -> std::io::Result<T>,
 ) -> Result<T, CreateError> {
     let offset = file_offset(command, index);
-    // SAFETY: the context keeps its descriptor open for the length of the call.
-    let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-    map(fd, offset).map_err(|error| CreateError::Map {
+    map(context.as_fd(), offset).map_err(|error| CreateError::Map {
         page: (offset / Mapping::page_size() as u64) as u32,
         error,
     })

@@ -1,6 +1,6 @@
 //! The device's doorbell registers, as pages of them are mapped.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -42,10 +42,7 @@ impl Page {
 
     /// Maps from an offset of the command descriptor; `page` is for the error.
     pub(crate) fn map_at(context: &Context, offset: u64, page: u32) -> Result<Self, CreateError> {
-        // SAFETY: the context keeps its descriptor open for the length of the
-        // call.
-        let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-        let mapping = Mapping::new(fd, offset, Mapping::page_size())
+        let mapping = Mapping::new(context.as_fd(), offset, Mapping::page_size())
             .map_err(|error| CreateError::Map { page, error })?;
         Ok(Self {
             mapping,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use uverbs::QpType;
-use uverbs::kernel::{Kernel, RealKernel};
+use uverbs::kernel::{Descriptor, Kernel, RealKernel};
 
 use crate::command::Ucm;
 use crate::entity::{Entity, Key, Table};
@@ -17,25 +17,13 @@ use crate::{Command, Error, Id, PortSpace, abi, device};
 /// The open file. It stays open while there are ids on it.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    pub kernel: Box<dyn Kernel>,
-    pub fd: RawFd,
+    pub file: Descriptor<Box<dyn Kernel>>,
     pub table: Arc<Table>,
 }
 
 impl Channel {
     pub fn ucm(&self) -> Ucm<'_> {
-        Ucm {
-            kernel: &*self.kernel,
-            fd: self.fd,
-        }
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        if let Err(errno) = self.kernel.close(self.fd) {
-            tracing::error!(%errno, fd = self.fd, "closing an event channel failed");
-        }
+        Ucm { file: &self.file }
     }
 }
 
@@ -63,10 +51,8 @@ impl EventChannel {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_on(kernel: Box<dyn Kernel>) -> Result<Self, Error> {
-        let fd = device::open(&*kernel)?;
         let inner = Arc::new(Channel {
-            kernel,
-            fd,
+            file: device::open(kernel)?,
             table: Arc::default(),
         });
         Ok(Self { inner })
@@ -147,7 +133,7 @@ impl EventChannel {
             let millis = left.map_or(-1, |left| {
                 i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
             });
-            match self.inner.kernel.wait_readable(self.inner.fd, millis) {
+            match self.inner.file.wait_readable(millis) {
                 Ok(_) => {}
                 Err(errno) if errno.raw() == libc::EINTR => {}
                 Err(errno) => {
@@ -221,16 +207,13 @@ impl EventChannel {
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the kernel gave the descriptor for this channel alone, which
-        // closes it when it is dropped, and it is borrowed from that. -1, which
-        // may not be borrowed, is no result of opening.
-        unsafe { BorrowedFd::borrow_raw(self.inner.fd) }
+        self.inner.file.as_fd()
     }
 }
 
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
-        self.inner.fd
+        self.inner.file.as_raw_fd()
     }
 }
 

@@ -4,10 +4,9 @@
 //! ABI's. [`Id`](crate::Id) and [`EventChannel`](crate::EventChannel) are the
 //! types to use.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use uverbs::Errno;
-use uverbs::kernel::Kernel;
+use uverbs::kernel::{Descriptor, Kernel};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi::{self, cmd, newer, query};
@@ -24,10 +23,9 @@ const PATHS: usize =
 /// An open rdma_cm device file, for as long as the commands take.
 #[derive(Clone, Copy, Debug)]
 pub struct Ucm<'k> {
-    /// The kernel that is asked.
-    pub kernel: &'k dyn Kernel,
-    /// The open file.
-    pub fd: RawFd,
+    /// Opened as the device, and nothing else: what is written to it are
+    /// commands with addresses.
+    pub(crate) file: &'k Descriptor<Box<dyn Kernel>>,
 }
 
 /// A command whose answer goes to an address.
@@ -84,7 +82,7 @@ impl Ucm<'_> {
         let len = size_of::<abi::CmdHdr>() + size_of::<B>();
         let bytes = frame.get(..len).unwrap_or(&frame);
         // SAFETY: the caller answers for the addresses in the command.
-        match unsafe { self.kernel.write(self.fd, bytes) } {
+        match unsafe { self.file.write(bytes) } {
             Ok(written) if written == len => Ok(()),
             Ok(_) => Err(Error::BadAnswer {
                 command,
@@ -495,15 +493,11 @@ impl Ucm<'_> {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the id is not of that file.
-    pub fn migrate_id(&self, id: u32, from: RawFd) -> Result<u32, Error> {
+    pub fn migrate_id(&self, id: u32, from: BorrowedFd<'_>) -> Result<u32, Error> {
         let command = Command::MigrateId;
         let body = abi::MigrateId {
             id,
-            fd: u32::try_from(from).map_err(|_| Error::Refused {
-                command,
-                id: Some(id),
-                errno: Errno::new(libc::EBADF),
-            })?,
+            fd: from.as_raw_fd().cast_unsigned(),
             ..Default::default()
         };
         let answer: abi::MigrateResp = self.ask((command, cmd::CMD_MIGRATE_ID), Some(id), body)?;

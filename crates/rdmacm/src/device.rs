@@ -5,13 +5,12 @@
 //! where it usually is, with the ABI that this is.
 
 use std::ffi::CString;
-use std::os::fd::RawFd;
 
 use uverbs::Errno;
 use uverbs::abi::netlink::{NLDEV_CMD_GET_CHARDEV, NlAttr, NlMsgHdr, attr, nldev_type};
 use uverbs::discovery::netlink::{Progress, parse_char_device, read_answer};
 use uverbs::discovery::sysfs::parse_device_number;
-use uverbs::kernel::Kernel;
+use uverbs::kernel::{Descriptor, Kernel};
 use zerocopy::IntoBytes;
 
 use crate::abi::ABI_VERSION;
@@ -76,15 +75,10 @@ fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {
 
 fn read_attribute(kernel: &dyn Kernel, name: &str) -> Option<String> {
     let path = format!("{}/class/misc/{NAME}/{name}", kernel.sysfs_path());
-    let fd = kernel
-        .open(&CString::new(path).ok()?, libc::O_RDONLY)
-        .ok()?;
+    let file = Descriptor::open(kernel, &CString::new(path).ok()?, libc::O_RDONLY).ok()?;
     let mut text = [0; ATTRIBUTE];
-    let len = kernel.read(fd, &mut text);
-    if let Err(errno) = kernel.close(fd) {
-        tracing::debug!(%errno, name, "closing a sysfs attribute failed");
-    }
-    let text = text.get(..len.ok()?)?;
+    let len = file.read(&mut text).ok()?;
+    let text = text.get(..len)?;
     Some(core::str::from_utf8(text).ok()?.trim().to_owned())
 }
 
@@ -108,8 +102,8 @@ pub fn find(kernel: &dyn Kernel) -> CmDevice {
 }
 
 /// Opens the device, without blocking reads of events.
-pub(crate) fn open(kernel: &dyn Kernel) -> Result<RawFd, Error> {
-    let device = find(kernel);
+pub(crate) fn open(kernel: Box<dyn Kernel>) -> Result<Descriptor<Box<dyn Kernel>>, Error> {
+    let device = find(&*kernel);
     if device.abi_version != ABI_VERSION {
         return Err(Error::Abi {
             found: device.abi_version,
@@ -138,11 +132,10 @@ pub(crate) fn open(kernel: &dyn Kernel) -> Result<RawFd, Error> {
         }
         match kernel.open(&path, libc::O_RDWR) {
             Ok(fd) => {
-                if let Err(errno) = kernel.set_nonblocking(fd, true) {
-                    let _ = kernel.close(fd);
-                    return Err(refused(errno));
-                }
-                return Ok(fd);
+                // SAFETY: the kernel has just given it.
+                let file = unsafe { Descriptor::new(kernel, fd) };
+                file.set_nonblocking(true).map_err(refused)?;
+                return Ok(file);
             }
             Err(errno) if errno.raw() == libc::ENOENT => {}
             Err(errno) => reason = errno,

@@ -220,7 +220,9 @@ impl State {
     }
 }
 
-impl Kernel for FakeCm {
+// SAFETY: a descriptor is a new one of /dev/null, closed when it is given back.
+// Nothing is mapped of it, and it is not real.
+unsafe impl Kernel for FakeCm {
     fn open(&self, path: &CStr, _flags: c_int) -> Result<RawFd, Errno> {
         let mut state = lock(&self.state);
         let contents = state.files.get(&*path.to_string_lossy()).cloned();
@@ -232,7 +234,7 @@ impl Kernel for FakeCm {
         Ok(fd)
     }
 
-    fn close(&self, fd: RawFd) -> Result<(), Errno> {
+    unsafe fn close(&self, fd: RawFd) -> Result<(), Errno> {
         let known = lock(&self.state).open.remove(&fd);
         known.ok_or(Errno::new(libc::EBADF))?;
         // SAFETY: opened above, given to nobody else, and now forgotten.
@@ -249,7 +251,7 @@ impl Kernel for FakeCm {
         Err(Errno::new(libc::ENOTTY))
     }
 
-    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
         let state = lock(&self.state);
         let contents = state.open.get(&fd).ok_or(Errno::new(libc::EBADF))?;
         for (to, from) in buffer.iter_mut().zip(contents) {
@@ -289,7 +291,7 @@ impl Kernel for FakeCm {
         Ok(buffer.len())
     }
 
-    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
+    unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
         let waiting = |state: &State| state.events.get(&fd).is_some_and(|queue| !queue.is_empty());
         if waiting(&lock(&self.state)) {
             return Ok(true);
@@ -300,7 +302,7 @@ impl Kernel for FakeCm {
         Ok(waiting(&lock(&self.state)))
     }
 
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+    unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
         let known = lock(&self.state).open.contains_key(&fd) && nonblocking;
         if known {
             Ok(())

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use uverbs::{AsyncEventType, QpAttr, QpAttrMask, QpState};
@@ -531,7 +532,10 @@ impl Id {
         let _alive = lock(&self.entity.alive);
         self.entity.expect_on(&to.inner);
         let number = self.number();
-        let reported = to.inner.ucm().migrate_id(number, self.channel.fd)?;
+        let reported = to
+            .inner
+            .ucm()
+            .migrate_id(number, self.channel.file.as_fd())?;
         self.entity.move_to(&to.inner);
         self.channel = Arc::clone(&to.inner);
         Ok(reported)

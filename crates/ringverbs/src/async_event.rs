@@ -108,7 +108,8 @@ impl AsyncEvents {
     /// # Errors
     /// As [`AsyncEvents::try_event`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
-        if !wait_readable(&self.context, self.context.inner().events.fd(), timeout)? {
+        let events = &self.context.inner().events;
+        if !wait_readable(timeout, |millis| events.wait_readable(millis))? {
             return Ok(None);
         }
         self.try_event()
@@ -117,7 +118,6 @@ impl AsyncEvents {
 
 impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context keeps the descriptor open while it lives.
-        unsafe { BorrowedFd::borrow_raw(self.context.inner().events.fd()) }
+        self.context.inner().events.as_fd()
     }
 }

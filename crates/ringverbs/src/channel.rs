@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::completion::CompletionQueue;
 use crate::context::Ctx;
-use crate::{Context, Error, Result};
+use crate::{Context, Result};
 
 /// A file that the events of armed completion queues come through. Several
 /// queues may share one; an event says which queue it is of.
@@ -87,7 +87,8 @@ impl CompletionChannel {
     /// # Errors
     /// EIO if the device is gone.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ChannelEvent>> {
-        if !wait_readable(&self.inner.context, self.inner.channel.fd(), timeout)? {
+        let channel = &self.inner.channel;
+        if !wait_readable(timeout, |millis| channel.wait_readable(millis))? {
             return Ok(None);
         }
         self.try_event()
@@ -99,33 +100,27 @@ pub(crate) fn is_again(error: &uverbs::Error) -> bool {
     matches!(error.errno().raw(), libc::EAGAIN | libc::EINTR)
 }
 
-/// Waits until a descriptor is readable. False when the time is up, or a
-/// signal handler has run.
+/// Waits until a file is readable, by a `wait` of so many milliseconds. False
+/// when the time is up, or a signal handler has run.
 pub(crate) fn wait_readable(
-    context: &Context,
-    fd: RawFd,
     timeout: Option<Duration>,
+    wait: impl FnOnce(i32) -> std::result::Result<bool, uverbs::Error>,
 ) -> Result<bool> {
     // Rounded up: not to return before the time is up.
     let millis = match timeout {
         None => -1,
         Some(time) => i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),
     };
-    match context.uverbs().kernel().wait_readable(fd, millis) {
+    match wait(millis) {
         Ok(readable) => Ok(readable),
-        Err(errno) if errno.raw() == libc::EINTR => Ok(false),
-        Err(errno) => Err(Error::Kernel(uverbs::Error::Refused {
-            command: uverbs::Command::ReadCompEvent,
-            handle: None,
-            errno,
-        })),
+        Err(error) if error.errno().raw() == libc::EINTR => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel keeps its descriptor open while it lives.
-        unsafe { BorrowedFd::borrow_raw(self.inner.channel.fd()) }
+        self.inner.channel.as_fd()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mapping a queue that the driver has announced.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 use ring::{Mapping, Ring};
 use uverbs::Context;
@@ -15,9 +15,7 @@ pub(crate) fn map_ring(
     entry_size: usize,
     queue: &'static str,
 ) -> Result<Ring, CreateError> {
-    // SAFETY: the context keeps its descriptor open for the length of the call.
-    let fd = unsafe { BorrowedFd::borrow_raw(context.fd()) };
-    let mapping = Mapping::new(fd, info.offset, info.size as usize)
+    let mapping = Mapping::new(context.as_fd(), info.offset, info.size as usize)
         .map_err(|error| CreateError::Map { queue, error })?;
     Ring::new(mapping, entry_size).map_err(|error| CreateError::Geometry { queue, error })
 }

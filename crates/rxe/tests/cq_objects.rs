@@ -13,7 +13,7 @@ use uverbs::{Context, CqInit, Errno};
 
 type Queue = CompletionQueue<Arc<Context>>;
 
-fn init() -> CqInit {
+fn init() -> CqInit<'static> {
     CqInit {
         cqe: 5,
         ..CqInit::default()

@@ -16,7 +16,7 @@ use uverbs::{
     SrqModify,
 };
 
-fn qp_init(pd: PdHandle, srq: Option<SrqHandle>) -> QpInit {
+fn qp_init(pd: PdHandle, srq: Option<SrqHandle>) -> QpInit<'static> {
     QpInit {
         qp_type: QpType::RC,
         pd: Some(pd),
@@ -33,7 +33,7 @@ fn qp_init(pd: PdHandle, srq: Option<SrqHandle>) -> QpInit {
     }
 }
 
-fn srq_init(pd: PdHandle) -> SrqInit {
+fn srq_init(pd: PdHandle) -> SrqInit<'static> {
     SrqInit {
         pd,
         user_handle: 0,

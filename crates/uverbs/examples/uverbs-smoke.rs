@@ -5,6 +5,7 @@
 #![allow(missing_docs, reason = "a program")]
 
 use std::error::Error as StdError;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ringverbs_uverbs::abi::write::Sge;
@@ -298,7 +299,7 @@ fn queues(
     let init = CqInit {
         cqe: 100,
         user_handle: 0xc0ffee,
-        channel: Some(channel.fd()),
+        channel: Some(channel.as_fd()),
         ..CqInit::default()
     };
     let cq = Cq::create(context, &init, Udata::output(&mut mapping))?;
@@ -335,7 +336,7 @@ fn queues(
         max_sge: 2,
         limit: 0,
         kind: SrqKind::Basic,
-        async_fd: Some(async_file.fd()),
+        async_fd: Some(async_file.as_fd()),
     };
     let srq = Srq::create(context, &init, Udata::output(&mut answer))?;
     println!("{srq:?} {:?}", srq.query()?);
@@ -381,7 +382,7 @@ fn queues(
             },
             sq_sig_all: true,
             user_handle: 0x9b,
-            async_fd: Some(async_file.fd()),
+            async_fd: Some(async_file.as_fd()),
             ..QpInit::default()
         };
         let qp = Qp::create(context, &init, Udata::output(&mut answer))?;

@@ -1,6 +1,6 @@
 //! Asynchronous events.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use crate::abi::ids;
 use crate::abi::write::AsyncEventDesc;
@@ -84,7 +84,10 @@ impl<C: ContextRef> AsyncEventFile<C> {
         );
         let object = ioctl.new_object(ids::ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
         let fd = ioctl.run(context)?.fd(object)?;
-        Ok(Self(EventFile::new(context, fd, Command::ReadAsyncEvent)))
+        // SAFETY: the kernel has just given it.
+        Ok(Self(unsafe {
+            EventFile::new(context, fd, Command::ReadAsyncEvent)
+        }))
     }
 
     /// The file, for `poll` and for the `async_fd` of queues.
@@ -98,6 +101,15 @@ impl<C: ContextRef> AsyncEventFile<C> {
     /// EBADF if somebody closed the descriptor.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
         self.0.set_nonblocking(nonblocking)
+    }
+
+    /// Waits until there is an event to read, at most `timeout_ms` milliseconds
+    /// (negative: for ever). False on timeout.
+    ///
+    /// # Errors
+    /// EINTR on a signal.
+    pub fn wait_readable(&self, timeout_ms: i32) -> Result<bool, Error> {
+        self.0.wait_readable(timeout_ms)
     }
 
     /// Reads one event. If it is of a queue, it is then counted in what
@@ -117,5 +129,11 @@ impl<C: ContextRef> AsyncEventFile<C> {
     /// Gives the descriptor up without closing it.
     pub fn into_fd(self) -> RawFd {
         self.0.into_fd()
+    }
+}
+
+impl<C: ContextRef> AsFd for AsyncEventFile<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -1,6 +1,6 @@
 //! Completion channels.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use crate::abi::write::{CompEventDesc, CreateCompChannel, CreateCompChannelResp, cmd};
 use crate::command::Ioctl;
@@ -31,7 +31,10 @@ impl<C: ContextRef> CompletionChannel<C> {
             command,
             what: "a descriptor out of range",
         })?;
-        Ok(Self(EventFile::new(context, fd, Command::ReadCompEvent)))
+        // SAFETY: the kernel has just given it.
+        Ok(Self(unsafe {
+            EventFile::new(context, fd, Command::ReadCompEvent)
+        }))
     }
 
     /// The file, for `poll` and for [`CqInit::channel`](crate::CqInit::channel).
@@ -47,6 +50,15 @@ impl<C: ContextRef> CompletionChannel<C> {
         self.0.set_nonblocking(nonblocking)
     }
 
+    /// Waits until there is an event to read, at most `timeout_ms` milliseconds
+    /// (negative: for ever). False on timeout.
+    ///
+    /// # Errors
+    /// EINTR on a signal.
+    pub fn wait_readable(&self, timeout_ms: i32) -> Result<bool, Error> {
+        self.0.wait_readable(timeout_ms)
+    }
+
     /// Reads one event: the user handle of the queue that it is of. The event
     /// is then counted in [`CqEvents::completion`](crate::CqEvents::completion).
     ///
@@ -60,5 +72,11 @@ impl<C: ContextRef> CompletionChannel<C> {
     /// Gives the descriptor up without closing it.
     pub fn into_fd(self) -> RawFd {
         self.0.into_fd()
+    }
+}
+
+impl<C: ContextRef> AsFd for CompletionChannel<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 use core::marker::PhantomData;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -171,8 +171,8 @@ impl<'a> Ioctl<'a> {
     }
 
     /// An existing object that is a descriptor.
-    pub(crate) fn fd(&mut self, attr_id: u16, fd: RawFd) {
-        self.push(attr_id, 0, i64::from(fd).cast_unsigned());
+    pub(crate) fn fd(&mut self, attr_id: u16, fd: BorrowedFd<'a>) {
+        self.push(attr_id, 0, i64::from(fd.as_raw_fd()).cast_unsigned());
     }
 
     /// The object to be made; the kernel fills in its number.
@@ -219,8 +219,8 @@ impl<'a> Ioctl<'a> {
         // have answered for.
         let result = unsafe {
             context
-                .kernel()
-                .ioctl(context.fd(), RDMA_VERBS_IOCTL, frame.cast::<c_void>())
+                .file()
+                .ioctl(RDMA_VERBS_IOCTL, frame.cast::<c_void>())
         };
         match result {
             Ok(_) => Ok(Answer {

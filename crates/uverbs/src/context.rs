@@ -2,21 +2,30 @@
 
 use core::ops::Deref;
 use std::ffi::CString;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
 use crate::abi::ids;
 use crate::abi::verbs;
 use crate::command::Ioctl;
 use crate::discovery::{Device, DriverId};
-use crate::kernel::Kernel;
+use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Error, Udata};
 use zerocopy::IntoBytes;
 
 /// How a handle refers to the context that it lives in: an `Arc<Context>`, a
 /// reference, or a caller's own copyable pointer.
-pub trait ContextRef: Deref<Target = Context> + Clone {}
+///
+/// # Safety
+/// It leads to the same context always, and so do its clones: what is made by
+/// one is used and closed by the other.
+pub unsafe trait ContextRef: Deref<Target = Context> + Clone {}
 
-impl<T: Deref<Target = Context> + Clone> ContextRef for T {}
+// SAFETY: a reference keeps where it leads to.
+unsafe impl ContextRef for &Context {}
+
+// SAFETY: an `Arc` keeps what it is of, and its clones are of the same.
+unsafe impl ContextRef for Arc<Context> {}
 
 /// What the kernel says about a new context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,9 +48,7 @@ impl ContextInfo {
 /// device live in.
 #[derive(Debug)]
 pub struct Context {
-    kernel: Box<dyn Kernel>,
-    fd: RawFd,
-    owned: bool,
+    file: Descriptor<Box<dyn Kernel>>,
     driver_id: DriverId,
 }
 
@@ -66,27 +73,26 @@ impl Context {
             command: Command::Open,
             what: "the device's name holds a NUL",
         })?;
-        let fd = kernel
-            .open(&path, libc::O_RDWR)
-            .map_err(|errno| Error::Refused {
+        let file = Descriptor::open(kernel, &path, libc::O_RDWR);
+        Ok(Self {
+            file: file.map_err(|errno| Error::Refused {
                 command: Command::Open,
                 handle: None,
                 errno,
-            })?;
-        // SAFETY: the descriptor is new and goes nowhere else.
-        Ok(unsafe { Self::from_owned_fd(kernel, fd, device.driver_id) })
+            })?,
+            driver_id: device.driver_id,
+        })
     }
 
     /// Takes over an open uverbs device, and closes it when dropped. The kernel
     /// refuses every command (EINVAL) that names another driver than its own.
     ///
     /// # Safety
-    /// `fd` must be open, and nobody else may close it.
+    /// `fd` must be `kernel`'s and open, and nobody else may close it.
     pub unsafe fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd, driver_id: DriverId) -> Self {
         Self {
-            kernel,
-            fd,
-            owned: true,
+            // SAFETY: as the caller says.
+            file: unsafe { Descriptor::new(kernel, fd) },
             driver_id,
         }
     }
@@ -94,7 +100,7 @@ impl Context {
     /// Uses an open uverbs device that somebody else closes.
     ///
     /// # Safety
-    /// `fd` must stay open, and the same file, while the context is in use:
+    /// `fd` must be `kernel`'s, and stay open, and the same file, while the context is in use:
     /// commands given to another file could do anything.
     pub unsafe fn from_borrowed_fd(
         kernel: Box<dyn Kernel>,
@@ -102,16 +108,19 @@ impl Context {
         driver_id: DriverId,
     ) -> Self {
         Self {
-            kernel,
-            fd,
-            owned: false,
+            // SAFETY: as the caller says.
+            file: unsafe { Descriptor::borrowed(kernel, fd) },
             driver_id,
         }
     }
 
     /// The command descriptor. Queues are mapped through it.
     pub fn fd(&self) -> RawFd {
-        self.fd
+        self.file.as_raw_fd()
+    }
+
+    pub(crate) fn file(&self) -> &Descriptor<Box<dyn Kernel>> {
+        &self.file
     }
 
     /// The kernel driver that commands are for.
@@ -121,7 +130,7 @@ impl Context {
 
     /// The system calls that this context uses.
     pub fn kernel(&self) -> &dyn Kernel {
-        &*self.kernel
+        self.file.kernel()
     }
 
     /// Makes the kernel's context for this open file. Once for each open; all
@@ -185,12 +194,8 @@ impl Context {
     }
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        if self.owned
-            && let Err(errno) = self.kernel.close(self.fd)
-        {
-            tracing::error!(%errno, fd = self.fd, "closing a uverbs device failed");
-        }
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }

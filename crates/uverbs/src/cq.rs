@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use zerocopy::IntoBytes;
 
@@ -17,20 +17,20 @@ const CMD_FLAG_EXTENDED: u32 = crate::abi::write::CMD_FLAG_EXTENDED;
 const MODIFY_MODERATION: u32 = 1 << 0;
 
 /// How to make a completion queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CqInit {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqInit<'a> {
     /// Entries at least.
     pub cqe: u32,
     /// What events name the queue by.
     pub user_handle: u64,
     /// Descriptor of the completion channel for its events.
-    pub channel: Option<RawFd>,
+    pub channel: Option<BorrowedFd<'a>>,
     /// Completion vector, less than the context's number of them.
     pub comp_vector: u32,
     /// How it behaves.
     pub flags: CqFlags,
     /// Asynchronous event file for its events; none: the context's first.
-    pub async_fd: Option<RawFd>,
+    pub async_fd: Option<BorrowedFd<'a>>,
 }
 
 /// Events of a queue that were read from their files before it was destroyed:
@@ -72,7 +72,7 @@ impl<C: ContextRef> Cq<C> {
     ///
     /// # Errors
     /// EINVAL for too many entries or a bad completion vector, ENOMEM.
-    pub fn create(context: &C, init: &CqInit, udata: Udata<'_>) -> Result<Self, Error> {
+    pub fn create(context: &C, init: &CqInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, cqe) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, cqe))
     }
@@ -121,7 +121,7 @@ impl<C: ContextRef> Cq<C> {
 /// As [`Cq::create`].
 pub fn create(
     context: &Context,
-    init: &CqInit,
+    init: &CqInit<'_>,
     udata: Udata<'_>,
 ) -> Result<(CqHandle, u32), Error> {
     let mut cqe = 0u32;

@@ -1,16 +1,16 @@
 //! What a device lets programs map, as a DMA buffer for other devices.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use crate::abi::later;
 use crate::command::Ioctl;
+use crate::kernel::Descriptor;
 use crate::{Command, ContextRef, Error};
 
 /// The descriptor of a DMA buffer. Closed when dropped.
 #[derive(Debug)]
 pub struct Dmabuf<C: ContextRef> {
-    context: C,
-    fd: RawFd,
+    file: Descriptor<C>,
 }
 
 impl<C: ContextRef> Dmabuf<C> {
@@ -32,28 +32,24 @@ impl<C: ContextRef> Dmabuf<C> {
         ioctl.u64(later::ATTR_ALLOC_DMABUF_PGOFF, offset);
         let fd = ioctl.run(context)?.fd(object)?;
         Ok(Self {
-            context: context.clone(),
-            fd,
+            // SAFETY: the kernel has just given it.
+            file: unsafe { Descriptor::new(context.clone(), fd) },
         })
     }
 
     /// The descriptor.
     pub fn fd(&self) -> RawFd {
-        self.fd
+        self.file.as_raw_fd()
     }
 
     /// Gives the descriptor up without closing it.
-    pub fn into_fd(mut self) -> RawFd {
-        std::mem::replace(&mut self.fd, -1)
+    pub fn into_fd(self) -> RawFd {
+        self.file.into_raw_fd()
     }
 }
 
-impl<C: ContextRef> Drop for Dmabuf<C> {
-    fn drop(&mut self) {
-        if self.fd >= 0
-            && let Err(errno) = self.context.kernel().close(self.fd)
-        {
-            tracing::error!(%errno, fd = self.fd, "closing a DMA buffer failed");
-        }
+impl<C: ContextRef> AsFd for Dmabuf<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }

@@ -90,11 +90,7 @@ impl<C: ContextRef> PostSendDoorbell<C> {
         }
         // SAFETY: the command is whole, and the four bytes that it has the
         // kernel write are `ANSWER`.
-        let written = unsafe {
-            self.context
-                .kernel()
-                .write(self.direct.fd, self.direct.command.as_bytes())?
-        };
+        let written = unsafe { self.context.file().write(self.direct.command.as_bytes())? };
         match written as isize {
             WRITTEN => Ok(()),
             short => Err(failure(short)),

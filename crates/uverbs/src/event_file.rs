@@ -1,43 +1,55 @@
 //! What completion channels and asynchronous event files have in common.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::kernel::Descriptor;
 use crate::{Command, ContextRef, Error};
 
 /// A file of events that the kernel made; closed when dropped.
 #[derive(Debug)]
 pub(crate) struct EventFile<C: ContextRef> {
-    context: C,
-    fd: RawFd,
+    file: Descriptor<C>,
     /// What reading it is called in errors.
     read: Command,
 }
 
 impl<C: ContextRef> EventFile<C> {
-    /// Takes over a descriptor that `context`'s kernel has just given.
-    pub(crate) fn new(context: &C, fd: RawFd, read: Command) -> Self {
+    /// Takes over a descriptor.
+    ///
+    /// # Safety
+    /// `context`'s kernel has just given it.
+    pub(crate) unsafe fn new(context: &C, fd: RawFd, read: Command) -> Self {
         Self {
-            context: context.clone(),
-            fd,
+            // SAFETY: as the caller says.
+            file: unsafe { Descriptor::new(context.clone(), fd) },
             read,
         }
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.fd
+        self.file.as_raw_fd()
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
-        let result = self.context.kernel().set_nonblocking(self.fd, nonblocking);
+        let result = self.file.set_nonblocking(nonblocking);
+        result.map_err(|errno| self.refused(errno))
+    }
+
+    pub(crate) fn wait_readable(&self, timeout_ms: i32) -> Result<bool, Error> {
+        let result = self.file.wait_readable(timeout_ms);
         result.map_err(|errno| self.refused(errno))
     }
 
     /// Reads one event, whole.
     pub(crate) fn read<E: FromBytes + IntoBytes + Immutable + Default>(&self) -> Result<E, Error> {
         let mut event = E::default();
-        match self.context.kernel().read(self.fd, event.as_mut_bytes()) {
+        match self.file.read(event.as_mut_bytes()) {
             Ok(len) if len == size_of::<E>() => Ok(event),
             Ok(_) => Err(Error::BadAnswer {
                 command: self.read,
@@ -55,17 +67,7 @@ impl<C: ContextRef> EventFile<C> {
         }
     }
 
-    pub(crate) fn into_fd(mut self) -> RawFd {
-        std::mem::replace(&mut self.fd, -1)
-    }
-}
-
-impl<C: ContextRef> Drop for EventFile<C> {
-    fn drop(&mut self) {
-        if self.fd >= 0
-            && let Err(errno) = self.context.kernel().close(self.fd)
-        {
-            tracing::error!(%errno, fd = self.fd, read = ?self.read, "closing an event file failed");
-        }
+    pub(crate) fn into_fd(self) -> RawFd {
+        self.file.into_raw_fd()
     }
 }

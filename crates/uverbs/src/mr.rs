@@ -1,6 +1,6 @@
 //! Memory regions.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use bitflags::bitflags;
 use zerocopy::IntoBytes;
@@ -35,8 +35,8 @@ pub struct MrInit {
 }
 
 /// A part of a DMA buffer to register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmabufMrInit {
+#[derive(Clone, Copy, Debug)]
+pub struct DmabufMrInit<'a> {
     /// Protection domain.
     pub pd: PdHandle,
     /// First byte in the buffer.
@@ -45,8 +45,9 @@ pub struct DmabufMrInit {
     pub length: u64,
     /// The address that posts and peers use for the first byte.
     pub iova: u64,
-    /// The buffer.
-    pub fd: RawFd,
+    /// The buffer. None registers nothing, and tells by the error whether the
+    /// driver could: EBADF if so.
+    pub fd: Option<BorrowedFd<'a>>,
     /// Who may do what.
     pub access: AccessFlags,
 }
@@ -168,7 +169,7 @@ impl<C: ContextRef> Mr<C> {
     /// EOPNOTSUPP if the driver cannot.
     pub fn register_dmabuf(
         context: &C,
-        init: &DmabufMrInit,
+        init: &DmabufMrInit<'_>,
         udata: Udata<'_>,
     ) -> Result<Self, Error> {
         let (handle, keys) = register_dmabuf(context, init, udata)?;
@@ -249,7 +250,7 @@ pub unsafe fn register(
 /// As [`Mr::register_dmabuf`].
 pub fn register_dmabuf(
     context: &Context,
-    init: &DmabufMrInit,
+    init: &DmabufMrInit<'_>,
     udata: Udata<'_>,
 ) -> Result<(MrHandle, MrKeys), Error> {
     let mut keys = MrKeys::default();
@@ -265,7 +266,8 @@ pub fn register_dmabuf(
     ioctl.u64(ids::ATTR_REG_DMABUF_MR_OFFSET, init.offset);
     ioctl.u64(ids::ATTR_REG_DMABUF_MR_LENGTH, init.length);
     ioctl.u64(ids::ATTR_REG_DMABUF_MR_IOVA, init.iova);
-    ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, init.fd.cast_unsigned());
+    let fd = init.fd.map_or(-1, |fd| fd.as_raw_fd());
+    ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, fd.cast_unsigned());
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_ACCESS_FLAGS, init.access.bits());
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;

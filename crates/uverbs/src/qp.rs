@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use zerocopy::IntoBytes;
 
@@ -24,8 +24,8 @@ const CREATE_SQ_SIG_ALL: u32 = 1 << 12;
 ///
 /// All but an XRC target need `pd` and `send_cq`; all but the XRC types need
 /// `recv_cq`; an XRC target needs `xrcd` and nothing else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QpInit {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QpInit<'a> {
     /// Transport service.
     pub qp_type: QpType,
     /// Protection domain.
@@ -49,7 +49,7 @@ pub struct QpInit {
     /// What events name the queue pair by.
     pub user_handle: u64,
     /// Asynchronous event file for its events; none: the context's first.
-    pub async_fd: Option<RawFd>,
+    pub async_fd: Option<BorrowedFd<'a>>,
 }
 
 /// Another process's XRC target to share.
@@ -114,7 +114,7 @@ impl<C: ContextRef> Qp<C> {
     /// EINVAL for sizes over the device's or attributes that the type does not
     /// take, EOPNOTSUPP for a type that it lacks, EPERM for raw packets without
     /// CAP_NET_RAW.
-    pub fn create(context: &C, init: &QpInit, udata: Udata<'_>) -> Result<Self, Error> {
+    pub fn create(context: &C, init: &QpInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, created) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, created))
     }
@@ -185,7 +185,7 @@ impl<C: ContextRef> Qp<C> {
 /// As [`Qp::create`].
 pub fn create(
     context: &Context,
-    init: &QpInit,
+    init: &QpInit<'_>,
     udata: Udata<'_>,
 ) -> Result<(QpHandle, QpCreated), Error> {
     let mut created = QpCreated::default();

@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use zerocopy::IntoBytes;
 
@@ -41,8 +41,8 @@ pub enum SrqKind {
 }
 
 /// How to make a shared receive queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqInit {
+#[derive(Clone, Copy, Debug)]
+pub struct SrqInit<'a> {
     /// Protection domain.
     pub pd: PdHandle,
     /// What events name the queue by.
@@ -56,7 +56,7 @@ pub struct SrqInit {
     /// Its type.
     pub kind: SrqKind,
     /// Asynchronous event file for its events; none: the context's first.
-    pub async_fd: Option<RawFd>,
+    pub async_fd: Option<BorrowedFd<'a>>,
 }
 
 /// What to change; `None` leaves as is.
@@ -119,7 +119,7 @@ impl<C: ContextRef> Srq<C> {
     ///
     /// # Errors
     /// EINVAL for sizes over the device's, EOPNOTSUPP for a type it lacks.
-    pub fn create(context: &C, init: &SrqInit, udata: Udata<'_>) -> Result<Self, Error> {
+    pub fn create(context: &C, init: &SrqInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, created) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, created))
     }
@@ -170,7 +170,7 @@ impl<C: ContextRef> Srq<C> {
 /// As [`Srq::create`].
 pub fn create(
     context: &Context,
-    init: &SrqInit,
+    init: &SrqInit<'_>,
     udata: Udata<'_>,
 ) -> Result<(SrqHandle, SrqCreated), Error> {
     let (mut max_wr, mut max_sge, mut srq_num) = (0u32, 0u32, 0u32);

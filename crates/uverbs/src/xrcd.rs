@@ -1,6 +1,6 @@
 //! XRC domains.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::abi::ids;
 use crate::abi::write::{self, OpenXrcdResp, cmd};
@@ -9,10 +9,10 @@ use crate::handle::{Kind, Owned, owned_methods};
 use crate::{Command, Context, ContextRef, Error, Udata, XrcdHandle};
 
 /// How to open an XRC domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XrcdOpen {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct XrcdOpen<'a> {
     /// A file whose inode names the domain between processes; none: private.
-    pub fd: Option<RawFd>,
+    pub fd: Option<BorrowedFd<'a>>,
     /// `O_CREAT`, `O_EXCL` as for a file. A private domain needs `O_CREAT`.
     pub oflags: i32,
 }
@@ -41,7 +41,7 @@ impl<C: ContextRef> Xrcd<C> {
     /// # Errors
     /// EOPNOTSUPP if the device has no XRC, EAGAIN if the inode names no domain
     /// and none is to be made.
-    pub fn open(context: &C, init: &XrcdOpen, udata: Udata<'_>) -> Result<Self, Error> {
+    pub fn open(context: &C, init: &XrcdOpen<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         open(context, init, udata).map(|handle| Self::from_handle(context, handle))
     }
 
@@ -57,10 +57,10 @@ impl<C: ContextRef> Xrcd<C> {
 ///
 /// # Errors
 /// As [`Xrcd::open`].
-pub fn open(context: &Context, init: &XrcdOpen, udata: Udata<'_>) -> Result<XrcdHandle, Error> {
+pub fn open(context: &Context, init: &XrcdOpen<'_>, udata: Udata<'_>) -> Result<XrcdHandle, Error> {
     let request = write::OpenXrcd {
         response: 0,
-        fd: init.fd.unwrap_or(-1).cast_unsigned(),
+        fd: init.fd.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned(),
         oflags: init.oflags.cast_unsigned(),
     };
     let mut resp = OpenXrcdResp::default();

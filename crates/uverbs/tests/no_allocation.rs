@@ -22,11 +22,12 @@ static ALLOCATOR: Counting = Counting;
 #[derive(Debug)]
 struct Yes;
 
-impl Kernel for Yes {
+// SAFETY: nothing is made of its descriptors, which this ignores.
+unsafe impl Kernel for Yes {
     fn open(&self, _: &CStr, _: c_int) -> Result<RawFd, Errno> {
         Ok(3)
     }
-    fn close(&self, _: RawFd) -> Result<(), Errno> {
+    unsafe fn close(&self, _: RawFd) -> Result<(), Errno> {
         Ok(())
     }
     unsafe fn ioctl(
@@ -50,16 +51,16 @@ impl Kernel for Yes {
         }
         Ok(0)
     }
-    fn read(&self, _: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    unsafe fn read(&self, _: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
         Ok(buffer.len())
     }
     unsafe fn write(&self, _: RawFd, buffer: &[u8]) -> Result<usize, Errno> {
         Ok(buffer.len())
     }
-    fn wait_readable(&self, _: RawFd, _: c_int) -> Result<bool, Errno> {
+    unsafe fn wait_readable(&self, _: RawFd, _: c_int) -> Result<bool, Errno> {
         Ok(true)
     }
-    fn set_nonblocking(&self, _: RawFd, _: bool) -> Result<(), Errno> {
+    unsafe fn set_nonblocking(&self, _: RawFd, _: bool) -> Result<(), Errno> {
         Ok(())
     }
     fn device_number(&self, _: &CStr) -> Result<libc::dev_t, Errno> {

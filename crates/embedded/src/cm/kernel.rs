@@ -2,7 +2,7 @@
 //! for the answer.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use nix::poll::PollTimeout;
 use rdmacm::abi::{self, cmd, newer};
@@ -181,7 +181,9 @@ fn execute(
     Ok(Answer::Nothing)
 }
 
-impl Kernel for ManagerKernel {
+// SAFETY: descriptors are files that the manager has made, and keeps until they
+// are closed here; each is found by its number. Nothing is mapped of them.
+unsafe impl Kernel for ManagerKernel {
     fn open(&self, path: &CStr, _: c_int) -> Result<RawFd> {
         if path != PATH {
             return refuse(libc::ENOENT);
@@ -189,7 +191,7 @@ impl Kernel for ManagerKernel {
         self.with(|state| state.open(self.port))
     }
 
-    fn close(&self, fd: RawFd) -> Result<()> {
+    unsafe fn close(&self, fd: RawFd) -> Result<()> {
         self.with(|state| state.close(fd))
     }
 
@@ -197,7 +199,7 @@ impl Kernel for ManagerKernel {
         refuse(libc::ENOTTY)
     }
 
-    fn read(&self, _: RawFd, _: &mut [u8]) -> Result<usize> {
+    unsafe fn read(&self, _: RawFd, _: &mut [u8]) -> Result<usize> {
         refuse(libc::EINVAL)
     }
 
@@ -232,12 +234,13 @@ impl Kernel for ManagerKernel {
         Ok(buffer.len())
     }
 
-    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
+    unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
-        wait(fd, timeout)
+        // SAFETY: open, as the caller says.
+        wait(unsafe { BorrowedFd::borrow_raw(fd) }, timeout)
     }
 
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
+    unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
         // There is no way to wait in a command.
         self.with(|state| state.channel(fd).map(drop))?;
         if nonblocking {

@@ -2,7 +2,7 @@
 //! what only somebody hostile would do.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -468,7 +468,7 @@ fn ids_move_with_what_waits() {
 fn a_channel_is_readable_when_there_is_something() {
     let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
-    let readable = |channel: &EventChannel| wait(channel.as_raw_fd(), 0u8.into()).unwrap();
+    let readable = |channel: &EventChannel| wait(channel.as_fd(), 0u8.into()).unwrap();
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     assert!(!readable(&near) && !readable(&far));
     let active = channel_id(&near, at);

@@ -5,7 +5,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::*;
 use crate::abi::cmd;
-use crate::command::Ucm;
 
 const EINVAL: Errno = Errno::new(libc::EINVAL);
 
@@ -387,11 +386,7 @@ fn paths_are_bounded() {
 #[test]
 fn older_forms_of_the_commands() {
     let (fake, channel, id) = with_id(PortSpace::UDP);
-    let kernel = fake.clone();
-    let ucm = Ucm {
-        kernel: &kernel,
-        fd: fd(&channel),
-    };
+    let ucm = channel.inner.ucm();
     let address = [3; 28];
     ucm.bind_ip(id.number(), address).unwrap();
     ucm.resolve_ip(id.number(), [0; 28], address, 5).unwrap();

@@ -89,28 +89,33 @@ fn the_netlink_request_is_as_the_kernel_wants_it() {
 #[derive(Debug)]
 struct Netlink(FakeCm, Vec<u8>);
 
-impl Kernel for Netlink {
+// SAFETY: the other's descriptors.
+unsafe impl Kernel for Netlink {
     fn open(&self, path: &core::ffi::CStr, flags: i32) -> Result<i32, Errno> {
         self.0.open(path, flags)
     }
-    fn close(&self, fd: i32) -> Result<(), Errno> {
-        self.0.close(fd)
+    unsafe fn close(&self, fd: i32) -> Result<(), Errno> {
+        // SAFETY: as the caller answers for.
+        unsafe { self.0.close(fd) }
     }
     unsafe fn ioctl(&self, _: i32, _: libc::Ioctl, _: *mut libc::c_void) -> Result<i32, Errno> {
         Err(Errno::new(libc::ENOTTY))
     }
-    fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.0.read(fd, buffer)
+    unsafe fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: as the caller answers for.
+        unsafe { self.0.read(fd, buffer) }
     }
     unsafe fn write(&self, fd: i32, buffer: &[u8]) -> Result<usize, Errno> {
         // SAFETY: as the caller answers for.
         unsafe { self.0.write(fd, buffer) }
     }
-    fn wait_readable(&self, fd: i32, timeout_ms: i32) -> Result<bool, Errno> {
-        self.0.wait_readable(fd, timeout_ms)
+    unsafe fn wait_readable(&self, fd: i32, timeout_ms: i32) -> Result<bool, Errno> {
+        // SAFETY: as the caller answers for.
+        unsafe { self.0.wait_readable(fd, timeout_ms) }
     }
-    fn set_nonblocking(&self, fd: i32, nonblocking: bool) -> Result<(), Errno> {
-        self.0.set_nonblocking(fd, nonblocking)
+    unsafe fn set_nonblocking(&self, fd: i32, nonblocking: bool) -> Result<(), Errno> {
+        // SAFETY: as the caller answers for.
+        unsafe { self.0.set_nonblocking(fd, nonblocking) }
     }
     fn device_number(&self, path: &core::ffi::CStr) -> Result<libc::dev_t, Errno> {
         self.0.device_number(path)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,6 @@ pub struct CompletionQueueBuilder {
     entries: u32,
     vector: u32,
     channel: Option<CompletionChannel>,
-    async_fd: Option<RawFd>,
     timestamps: bool,
 }
 
@@ -46,7 +45,6 @@ impl Context {
             entries: 0,
             vector: 0,
             channel: None,
-            async_fd: None,
             timestamps: false,
         }
     }
@@ -92,12 +90,6 @@ impl CompletionQueueBuilder {
         self.channel.is_some()
     }
 
-    /// A file of its own for its asynchronous events.
-    pub(super) fn async_fd(mut self, fd: RawFd) -> Self {
-        self.async_fd = Some(fd);
-        self
-    }
-
     /// Makes the queue, for one owner.
     ///
     /// # Errors
@@ -105,12 +97,16 @@ impl CompletionQueueBuilder {
     /// vector out of range; [`Error::Unsupported`] for timestamps, of a
     /// device that has none; ENOMEM.
     pub fn build(self) -> Result<CompletionQueue> {
+        self.build_with(None)
+    }
+
+    /// With a file of its own for its asynchronous events.
+    pub(super) fn build_with(self, async_fd: Option<BorrowedFd<'_>>) -> Result<CompletionQueue> {
         let Self {
             context,
             entries,
             vector,
             channel,
-            async_fd,
             timestamps,
         } = self;
         if channel
@@ -139,7 +135,7 @@ impl CompletionQueueBuilder {
             cqe: entries,
             user_handle: id,
             comp_vector: vector,
-            channel: channel.as_ref().map(AsRawFd::as_raw_fd),
+            channel: channel.as_ref().map(AsFd::as_fd),
             async_fd,
             ..CqInit::default()
         };

@@ -81,11 +81,11 @@ impl<F: Format> ReaderBuilder<F> {
         }
         let context = self.queue.context().clone();
         let waiter = Waiter::new(&context, &self.object)?;
-        let mut queue = self.queue.async_fd(waiter.events().fd());
+        let mut queue = self.queue;
         if let Some(channel) = waiter.channel() {
             queue = queue.channel(channel);
         }
-        let queue = queue.build()?;
+        let queue = queue.build_with(Some(waiter.events_fd()))?;
         Ok(CompletionReader {
             state: State {
                 overrun: Overrun::No,

@@ -285,8 +285,7 @@ impl Waiter {
     pub fn new(context: &Context, object: &WaitObject) -> Result<Self> {
         let events = AsyncEventFile::alloc(context.uverbs())?;
         events.set_nonblocking(true)?;
-        // SAFETY: the file is open to the end of this function.
-        let raised = unsafe { BorrowedFd::borrow_raw(events.fd()) };
+        let raised = events.as_fd();
         let object = match object {
             WaitObject::None => Object::None,
             WaitObject::Yield => Object::Yield,
@@ -358,8 +357,7 @@ impl Waiter {
     }
 
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the file is open while this lives.
-        unsafe { BorrowedFd::borrow_raw(self.events.fd()) }
+        self.events.as_fd()
     }
 
     /// Signals so far.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -101,7 +101,7 @@ impl Registered {
             offset,
             length: len as u64,
             iova,
-            fd: fd.as_raw_fd(),
+            fd: Some(fd),
             access,
         };
         let mr = Mr::register_dmabuf(domain.context().uverbs(), &init, Udata::none())?;

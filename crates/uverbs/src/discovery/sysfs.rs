@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use super::netlink::{CharDevice, is_component};
 use super::{Device, DriverId, NodeType};
-use crate::kernel::Kernel;
+use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Errno, Error};
 
 /// Room for an attribute: the longest is a GID, 40 bytes.
@@ -38,16 +38,12 @@ fn read(kernel: &dyn Kernel, path: String) -> Result<Text, Error> {
         command,
         what: "a path with a NUL",
     })?;
-    let fd = kernel.open(&path, libc::O_RDONLY).map_err(refused)?;
+    let file = Descriptor::open(kernel, &path, libc::O_RDONLY).map_err(refused)?;
     let mut text = Text {
         bytes: [0; ATTRIBUTE],
         len: 0,
     };
-    let result = kernel.read(fd, &mut text.bytes);
-    if let Err(errno) = kernel.close(fd) {
-        tracing::debug!(%errno, ?path, "closing failed");
-    }
-    match result.map_err(refused)? {
+    match file.read(&mut text.bytes).map_err(refused)? {
         len if len < ATTRIBUTE => {
             text.len = len;
             Ok(text)

@@ -32,14 +32,16 @@ fn check_len(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::last())
 }
 
-impl Kernel for RealKernel {
+// SAFETY: the kernel gives new descriptors, which are this process's; commands
+// go to it as they are, and what its devices map is not truncated.
+unsafe impl Kernel for RealKernel {
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
         // SAFETY: path is NUL-terminated.
         check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })
     }
 
-    fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        // SAFETY: no memory is involved; the caller owns the descriptor.
+    unsafe fn close(&self, fd: RawFd) -> Result<(), Errno> {
+        // SAFETY: the caller owns the descriptor.
         check(unsafe { libc::close(fd) }).map(drop)
     }
 
@@ -53,8 +55,9 @@ impl Kernel for RealKernel {
         check(unsafe { libc::ioctl(fd, request, argument) })
     }
 
-    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: the kernel writes at most the buffer's length into it.
+    unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: open, as the caller says; the kernel writes at most the
+        // buffer's length into it.
         check_len(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
     }
 
@@ -63,7 +66,7 @@ impl Kernel for RealKernel {
         check_len(unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) })
     }
 
-    fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
+    unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno> {
         let mut entry = libc::pollfd {
             fd,
             events: libc::POLLIN,
@@ -73,8 +76,8 @@ impl Kernel for RealKernel {
         check(unsafe { libc::poll(&mut entry, 1, timeout_ms) }).map(|ready| ready > 0)
     }
 
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        // SAFETY: no memory is involved.
+    unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+        // SAFETY: open, as the caller says.
         let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
         let flags = if nonblocking {
             flags | libc::O_NONBLOCK

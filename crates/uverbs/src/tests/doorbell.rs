@@ -64,7 +64,7 @@ fn directly_by_libc() {
     let mut bytes = [0u8; 64];
     // SAFETY: as above.
     let reader = unsafe { Context::from_owned_fd(Box::new(RealKernel), fds[0], driver) };
-    assert_eq!(reader.kernel().read(fds[0], &mut bytes), Ok(32));
+    assert_eq!(reader.file().read(&mut bytes), Ok(32));
     assert_eq!(bytes[16..20], 7u32.to_ne_bytes());
     drop(reader);
     // Rust's runtime ignores SIGPIPE, so that this is an error.

@@ -154,7 +154,7 @@ fn an_answer_without_an_output_destroys_what_was_made() {
         offset: 0,
         length: 1,
         iova: 0,
-        fd: 1,
+        fd: None,
         access,
     };
     Mr::register_dmabuf(&context, &init, Udata::none()).unwrap_err();
@@ -225,7 +225,7 @@ fn refused_creations() {
         offset: 0,
         length: 1,
         iova: 0,
-        fd: 1,
+        fd: None,
         access,
     };
     let srq = SrqInit {

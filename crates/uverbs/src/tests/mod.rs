@@ -8,10 +8,17 @@ mod events;
 mod handles;
 mod netlink_properties;
 
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
 use crate::kernel::fake::FakeKernel;
 use crate::{Context, Pd, Udata};
+
+/// A descriptor of that number, to be given to the fake.
+fn lent(fd: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: the fake only looks at its number.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
 
 /// A fake kernel and a context on it.
 fn context() -> (Arc<FakeKernel>, Arc<Context>) {

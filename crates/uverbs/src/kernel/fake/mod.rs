@@ -229,7 +229,9 @@ impl State {
     }
 }
 
-impl Kernel for Arc<FakeKernel> {
+// SAFETY: its descriptors are numbers from 1001 on, each given once, and no
+// process of tests has as many files. It is not real, and nothing is mapped.
+unsafe impl Kernel for Arc<FakeKernel> {
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
         let mut state = self.lock();
         let path = path.to_string_lossy().into_owned();
@@ -250,7 +252,7 @@ impl Kernel for Arc<FakeKernel> {
         result
     }
 
-    fn close(&self, fd: RawFd) -> Result<(), Errno> {
+    unsafe fn close(&self, fd: RawFd) -> Result<(), Errno> {
         let mut state = self.lock();
         state.calls.push(Call::Close(fd));
         match state.open.iter().position(|&open| open == fd) {
@@ -278,7 +280,7 @@ impl Kernel for Arc<FakeKernel> {
         self.run(call, argument)
     }
 
-    fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut state = self.lock();
         state.calls.push(Call::Read(fd));
         let result = match state.reads.get_mut(&fd).and_then(VecDeque::pop_front) {
@@ -305,7 +307,7 @@ impl Kernel for Arc<FakeKernel> {
         state.write_error.map_or(Ok(buffer.len()), Err)
     }
 
-    fn wait_readable(&self, fd: RawFd, _timeout_ms: c_int) -> Result<bool, Errno> {
+    unsafe fn wait_readable(&self, fd: RawFd, _timeout_ms: c_int) -> Result<bool, Errno> {
         Ok(self
             .lock()
             .reads
@@ -313,7 +315,7 @@ impl Kernel for Arc<FakeKernel> {
             .is_some_and(|reads| !reads.is_empty()))
     }
 
-    fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+    unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
         self.lock()
             .calls
             .push(Call::SetNonblocking { fd, nonblocking });

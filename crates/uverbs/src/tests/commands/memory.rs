@@ -135,7 +135,7 @@ fn region_of_a_dma_buffer() {
         offset: 1,
         length: 2,
         iova: 3,
-        fd: 9,
+        fd: Some(lent(9)),
         access,
     };
     let region = Mr::register_dmabuf(&context, &init, Udata::none()).unwrap();

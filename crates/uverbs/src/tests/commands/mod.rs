@@ -10,7 +10,7 @@ mod queues;
 
 use zerocopy::IntoBytes;
 
-use super::context;
+use super::{context, lent};
 use crate::abi::ids::*;
 use crate::abi::write::cmd;
 use crate::kernel::fake::{IoctlCall, Target};

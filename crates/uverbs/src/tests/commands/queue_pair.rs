@@ -123,7 +123,7 @@ fn queue_pair_with_everything() {
         flags: QpCreateFlags::BLOCK_MULTICAST_LOOPBACK,
         source_qpn: Some(77),
         user_handle: 1,
-        async_fd: Some(55),
+        async_fd: Some(lent(55)),
     };
     // As many attributes as there can be.
     let mut out = [0; 4];

@@ -34,10 +34,10 @@ fn completion_queue() {
         ]
     );
     let init = CqInit {
-        channel: Some(31),
+        channel: Some(lent(31)),
         comp_vector: 3,
         flags: CqFlags::TIMESTAMP_COMPLETION | CqFlags::IGNORE_OVERRUN,
-        async_fd: Some(32),
+        async_fd: Some(lent(32)),
         ..init
     };
     let full = Cq::create(&context, &init, Udata::none()).unwrap();
@@ -158,7 +158,7 @@ fn shared_receive_queue() {
     let xrcd = Xrcd::open(
         &context,
         &XrcdOpen {
-            fd: Some(3),
+            fd: Some(lent(3)),
             oflags: libc::O_CREAT,
         },
         Udata::none(),
@@ -173,7 +173,7 @@ fn shared_receive_queue() {
         &context,
         &SrqInit {
             kind,
-            async_fd: Some(8),
+            async_fd: Some(lent(8)),
             ..init
         },
         Udata::none(),
