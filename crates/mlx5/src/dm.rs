@@ -76,7 +76,10 @@ impl DeviceBytes {
     /// # Errors
     /// Those of [`Dmabuf::export`].
     pub fn export<C: ContextRef>(&self, context: &C) -> Result<Dmabuf<C>, uverbs::Error> {
-        Dmabuf::export(context, file_offset(MMAP_DEVICE_MEMORY, self.page_index))
+        let offset = file_offset(MMAP_DEVICE_MEMORY, self.page_index);
+        // SAFETY: what this command maps is device memory, of any context; what
+        // is read of it is not believed.
+        unsafe { Dmabuf::export(context, offset) }
     }
 
     /// What is wrong with copying so many bytes there.

@@ -20,7 +20,11 @@ pub const MAX_PATHS: usize = 6;
 const PATHS: usize =
     size_of::<abi::QueryPathResp>() + MAX_PATHS * size_of::<abi::PathRecData>() + 8;
 
-/// An open rdma_cm device file, for as long as the commands take.
+/// An open rdma_cm device file, for as long as the commands take. A channel's:
+///
+/// ```compile_fail,E0451
+/// let _ = ringverbs_rdmacm::command::Ucm { file: unreachable!() };
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ucm<'k> {
     /// Opened as the device, and nothing else: what is written to it are

@@ -100,8 +100,8 @@ impl Context {
     /// Uses an open uverbs device that somebody else closes.
     ///
     /// # Safety
-    /// `fd` must be `kernel`'s, and stay open, and the same file, while the context is in use:
-    /// commands given to another file could do anything.
+    /// `fd` must be `kernel`'s, and stay open, and the same file, while the
+    /// context is in use: commands given to another file could do anything.
     pub unsafe fn from_borrowed_fd(
         kernel: Box<dyn Kernel>,
         fd: RawFd,

@@ -16,7 +16,11 @@ const CMD_FLAG_EXTENDED: u32 = crate::abi::write::CMD_FLAG_EXTENDED;
 /// `IB_CQ_MODERATE`.
 const MODIFY_MODERATION: u32 = 1 << 0;
 
-/// How to make a completion queue.
+/// How to make a completion queue. Files are lent, not named by number:
+///
+/// ```compile_fail,E0308
+/// let init = ringverbs_uverbs::CqInit { channel: Some(3), ..Default::default() };
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqInit<'a> {
     /// Entries at least.

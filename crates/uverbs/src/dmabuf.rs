@@ -14,15 +14,18 @@ pub struct Dmabuf<C: ContextRef> {
 }
 
 impl<C: ContextRef> Dmabuf<C> {
-    /// The buffer of what `mmap` of the device's file has at `offset`, which
-    /// must be that of something that this context was given to map.
+    /// The buffer of what `mmap` of the device's file has at `offset`.
     ///
     /// One system call. The descriptor is closed on exec.
     ///
     /// # Errors
     /// EINVAL if nothing is there; EPROTONOSUPPORT or EOPNOTSUPP from a kernel
     /// or a driver that does not do it; EMFILE, ENOMEM.
-    pub fn export(context: &C, offset: u64) -> Result<Self, Error> {
+    ///
+    /// # Safety
+    /// At `offset` is what the caller was given to map, and others may write to
+    /// it: a device that does so to doorbell registers posts what it likes.
+    pub unsafe fn export(context: &C, offset: u64) -> Result<Self, Error> {
         let mut ioctl = Ioctl::new(
             Command::AllocDmabuf,
             later::OBJECT_DMABUF,

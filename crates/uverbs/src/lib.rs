@@ -25,6 +25,22 @@
 //! Every system call is behind [`kernel::Kernel`]: [`kernel::RealKernel`] calls
 //! libc, the fake (feature `fake`) records and answers.
 //!
+//! # What is safe
+//!
+//! Nothing that safe code can ask for here has the kernel or a device touch
+//! memory of the process, or a file that the program does not hold: what
+//! registers memory, tells a driver addresses, or takes a bare descriptor is
+//! unsafe.
+//!
+//! Handle numbers are plain numbers, and a command by number, or a handle made
+//! by `from_handle`, acts on whatever object of the context has that number,
+//! whoever made it. It can stop, reconnect or destroy the object, and so undo
+//! what its owner knows about it: that its queue pair goes on from where it is,
+//! that what was posted will complete, that the region of a buffer is its own.
+//! Whoever posts work requests relies on that. Posting is unsafe in the crates of
+//! the devices, and part of what the poster answers for is that nobody else
+//! commands those objects: it keeps the context to itself, as `ringverbs` does.
+//!
 //! All types are `Send` and `Sync` where their context reference is: the kernel
 //! serialises commands of one context itself.
 

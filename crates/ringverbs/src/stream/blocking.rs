@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -248,9 +249,12 @@ impl Shared {
                 continue;
             }
             state.watched = true;
-            let fds = state.engine.fds();
+            let fds = state.engine.fds().map(|fd| {
+                // SAFETY: they stay open without the lock too: the engine lives
+                // as long as `self`, which is borrowed.
+                unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
+            });
             drop(state);
-            // The descriptors stay open: `self` is borrowed.
             let ready = wait::readable(fds, deadline);
             state = self.lock();
             state.watched = false;

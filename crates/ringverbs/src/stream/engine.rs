@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::fault::Fault;
@@ -144,11 +144,9 @@ impl Engine {
     }
 
     /// The descriptors that become readable: of completions, of the connection.
-    pub fn fds(&self) -> [RawFd; 2] {
-        [
-            self.channel.as_raw_fd(),
-            self.connection.as_fd().as_raw_fd(),
-        ]
+    /// They stay the same, and open, as long as the engine lives.
+    pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.channel.as_fd(), self.connection.as_fd()]
     }
 
     /// Takes what has completed, and sends what is due. Whether anything has

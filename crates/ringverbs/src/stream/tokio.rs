@@ -398,7 +398,6 @@ impl fmt::Debug for RdmaListener {
 
 /// Whether a request, of use or not, is there.
 fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let fd = fd.as_raw_fd();
     let ready = super::wait::readable([fd, fd], Some(std::time::Instant::now()))?;
     Ok(ready[0])
 }

@@ -1,11 +1,14 @@
 //! Waiting for one of two descriptors.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
 /// Waits until one of them is readable, or broken. None is when the time is up.
-pub(super) fn readable(fds: [RawFd; 2], deadline: Option<Instant>) -> io::Result<[bool; 2]> {
+pub(super) fn readable(
+    fds: [BorrowedFd<'_>; 2],
+    deadline: Option<Instant>,
+) -> io::Result<[bool; 2]> {
     loop {
         let millis = match deadline {
             None => -1,
@@ -16,7 +19,7 @@ pub(super) fn readable(fds: [RawFd; 2], deadline: Option<Instant>) -> io::Result
             }
         };
         let mut polled = fds.map(|fd| libc::pollfd {
-            fd,
+            fd: fd.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         });

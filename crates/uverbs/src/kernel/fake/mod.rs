@@ -230,7 +230,8 @@ impl State {
 }
 
 // SAFETY: its descriptors are numbers from 1001 on, each given once, and no
-// process of tests has as many files. It is not real, and nothing is mapped.
+// process of tests has as many files; a test that has it answer with another
+// answers for that. It is not real, and nothing is mapped.
 unsafe impl Kernel for Arc<FakeKernel> {
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
         let mut state = self.lock();

@@ -131,7 +131,8 @@ fn a_dma_buffer_is_closed_once_or_given_up() {
     const EXPORT: Target = Target::Method(OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
     let (fake, context) = context();
     let before = fake.open_fds();
-    let buffer = Dmabuf::export(&context, 0x1_0200_3000).unwrap();
+    // SAFETY: the fake maps nothing.
+    let buffer = unsafe { Dmabuf::export(&context, 0x1_0200_3000) }.unwrap();
     let call = only(&fake);
     is_method(&call, OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
     assert_eq!(
@@ -146,7 +147,8 @@ fn a_dma_buffer_is_closed_once_or_given_up() {
     drop(buffer);
     assert_eq!(fake.open_fds(), before);
 
-    let kept = Dmabuf::export(&context, 0).unwrap().into_fd();
+    // SAFETY: the fake maps nothing.
+    let kept = unsafe { Dmabuf::export(&context, 0) }.unwrap().into_fd();
     assert!(fake.open_fds().contains(&kept));
     fake.take_calls();
 
@@ -154,7 +156,8 @@ fn a_dma_buffer_is_closed_once_or_given_up() {
         reply.set_data(ATTR_ALLOC_DMABUF_HANDLE, u64::MAX);
         Ok(())
     });
-    let error = Dmabuf::export(&context, 0).unwrap_err();
+    // SAFETY: the fake maps nothing.
+    let error = unsafe { Dmabuf::export(&context, 0) }.unwrap_err();
     assert!(matches!(
         error,
         Error::BadAnswer {
@@ -164,7 +167,8 @@ fn a_dma_buffer_is_closed_once_or_given_up() {
     ));
     // A kernel without the object.
     fake.on(EXPORT, |_| Err(Errno::new(libc::EPROTONOSUPPORT)));
-    let error = Dmabuf::export(&context, 0).unwrap_err();
+    // SAFETY: the fake maps nothing.
+    let error = unsafe { Dmabuf::export(&context, 0) }.unwrap_err();
     assert_eq!(error.errno().raw(), libc::EPROTONOSUPPORT);
     let text = error.to_string();
     assert!(text.starts_with("DMABUF_ALLOC on DMA buffer: "), "{text}");

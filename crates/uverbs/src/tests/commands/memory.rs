@@ -121,6 +121,26 @@ fn memory_region() {
     region.into_handle();
 }
 
+/// How programs find out whether a driver registers DMA buffers.
+#[test]
+fn a_region_of_no_dma_buffer_is_asked_for_all_the_same() {
+    let (fake, context, pd) = with_pd();
+    fake.on(Target::Method(OBJECT_MR, METHOD_REG_DMABUF_MR), |_| {
+        Err(Errno::new(libc::EBADF))
+    });
+    let init = DmabufMrInit {
+        pd: pd.handle(),
+        offset: 0,
+        length: 0,
+        iova: 0,
+        fd: None,
+        access: AccessFlags::empty(),
+    };
+    let error = Mr::register_dmabuf(&context, &init, Udata::none()).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EBADF);
+    assert_eq!(only(&fake).u32(ATTR_REG_DMABUF_MR_FD), Some(u32::MAX));
+}
+
 #[test]
 fn region_of_a_dma_buffer() {
     let (fake, context, pd) = with_pd();
