@@ -96,6 +96,7 @@ impl<F: Format> ReaderBuilder<F> {
                 failed: None,
                 stashed: None,
             },
+            queue_id: queue.id(),
             queue,
             waiter: Arc::new(waiter),
             threshold: self.threshold,
@@ -138,6 +139,8 @@ impl<F: Format> ReaderBuilder<F> {
 pub struct CompletionReader<F: Format = MessageFormat> {
     state: State,
     queue: CompletionQueue,
+    /// The queue that the waiter was made for; `queue_mut` lends it.
+    queue_id: u64,
     waiter: Arc<Waiter>,
     threshold: usize,
     format: PhantomData<F>,
@@ -212,7 +215,8 @@ impl<F: Format> CompletionReader<F> {
     }
 
     /// The queue, to be polled in band (`ibv_poll_cq`), resized, drained. What
-    /// is read there is not read here.
+    /// is read there is not read here. A reader whose queue was replaced through
+    /// this does not wait any more: that is [`Error::Invalid`].
     pub fn queue_mut(&mut self) -> &mut CompletionQueue {
         &mut self.queue
     }
@@ -474,7 +478,7 @@ impl<F: Format> CompletionReader<F> {
     /// Sleeps until there is a reason to look.
     pub(super) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
         let before = self.waiter.before_arming();
-        if self.waiter.channel().is_some() && self.queue.arm(false)? {
+        if self.waiter.channel().is_some() && self.arm()? {
             return Ok(());
         }
         self.waiter.sleep(before, deadline)?;
@@ -493,7 +497,7 @@ impl<F: Format> CompletionReader<F> {
         if state.failed.is_some() || state.stashed.is_some() || state.overrun != Overrun::No {
             return Ok(false);
         }
-        Ok(!self.queue.arm(false)?)
+        Ok(!self.arm()?)
     }
 
     /// Waits until something is there to be read, and leaves it there
@@ -567,6 +571,7 @@ impl<F: Format> CompletionReader<F> {
         let Self {
             state,
             queue,
+            queue_id,
             waiter,
             threshold,
             format,
@@ -575,6 +580,7 @@ impl<F: Format> CompletionReader<F> {
             refused.map(|queue| Self {
                 state,
                 queue,
+                queue_id,
                 waiter,
                 threshold,
                 format,
@@ -591,6 +597,15 @@ impl<F: Format> CompletionReader<F> {
     pub(super) fn arm_for_wait(&mut self) -> Result<bool> {
         if self.waiter.channel().is_none() {
             return Ok(false);
+        }
+        self.arm()
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        if self.queue.id() != self.queue_id {
+            return Err(Error::Invalid {
+                what: "the reader's queue was replaced: another channel has its events",
+            });
         }
         self.queue.arm(false)
     }

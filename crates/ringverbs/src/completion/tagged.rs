@@ -17,7 +17,7 @@ use crate::data::Payload;
 use crate::device;
 use crate::operation::Operation;
 use crate::qp::{PostError, Transport};
-use crate::{Buffer, CompletionChannel, Error, QueuePair, Result};
+use crate::{Buffer, CompletionChannel, Endpoint, Error, LocalAddress, QueuePair, Result};
 
 /// Bytes in front of a message: tag, length, zeros, little-endian.
 const HEADER: usize = 16;
@@ -230,9 +230,17 @@ impl TaggedEndpoint {
         })
     }
 
-    /// The queue pair, to be connected.
-    pub fn queue_pair(&mut self) -> &mut QueuePair {
-        &mut self.qp
+    /// The queue pair. Only the endpoint posts to it.
+    pub fn queue_pair(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Connects the queue pair: [`QueuePair::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
+        self.qp.connect(local, peer)
     }
 
     /// How many messages that nothing matches are copied out of the way, so that

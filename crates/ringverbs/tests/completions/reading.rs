@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ringverbs::completion::{
-    AddressVector, ContextFormat, Counter, CounterError, DataEntry, DataFormat, EntryFlags,
-    MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
+    AddressVector, ContextEntry, ContextFormat, Counter, CounterError, DataEntry, DataFormat,
+    EntryFlags, MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
 };
 use ringverbs::query::DriverId;
 use ringverbs::{
@@ -428,4 +428,25 @@ fn row_32_draining() {
     }
     assert_eq!(tokens, (0..10).collect::<Vec<_>>());
     drop(a);
+}
+
+/// The channel of a reader is that of its own queue: with another in its place a
+/// wait would sleep on events that go elsewhere.
+#[test]
+fn a_reader_does_not_wait_on_another_queue() {
+    let bench = Bench::new();
+    let mut one = bench.reader::<ContextFormat>(WaitObject::Fd);
+    let mut other = bench.reader::<ContextFormat>(WaitObject::Fd);
+    std::mem::swap(one.queue_mut(), other.queue_mut());
+    for reader in [&mut one, &mut other] {
+        let mut entries = [ContextEntry::default()];
+        let time = Some(Duration::from_secs(10));
+        let waited = reader.read_timeout(&mut entries, time);
+        assert!(
+            matches!(waited, Err(ReadError::Queue(Error::Invalid { .. }))),
+            "{waited:?}"
+        );
+    }
+    std::mem::swap(one.queue_mut(), other.queue_mut());
+    assert!(one.try_wait().unwrap() && other.try_wait().unwrap());
 }
