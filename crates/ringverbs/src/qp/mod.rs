@@ -226,13 +226,18 @@ impl From<Posted> for Released {
     }
 }
 
+fn is_reset(attr: &QpAttr, mask: QpAttrMask) -> bool {
+    mask.contains(QpAttrMask::STATE) && attr.qp_state == State::RESET
+}
+
 impl Inner {
     fn state(&self) -> State {
         State(self.state.get() as u8)
     }
 
     fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        if mask.contains(QpAttrMask::STATE) && attr.qp_state == State::RESET {
+        let reset = is_reset(attr, mask);
+        if reset {
             let waiting =
                 self.send_fifo.len() + self.recv_fifo.as_ref().map_or(0, |fifo| fifo.len());
             if waiting > 0 {
@@ -242,11 +247,24 @@ impl Inner {
                 });
             }
         }
-        self.object.modify(attr, mask, Udata::none())?;
+        let modified = self.object.modify(attr, mask, Udata::none());
+        // A reset that is said to have failed may have been done: then the
+        // device begins anew with entries that name memory given back long ago.
+        if reset && modified.is_err() && self.may_be_reset() {
+            self.state.set(State::RESET.0.into());
+        }
+        modified?;
         if mask.contains(QpAttrMask::STATE) {
             self.state.set(attr.qp_state.0.into());
         }
         Ok(())
+    }
+
+    fn may_be_reset(&self) -> bool {
+        match self.object.query(QpAttrMask::STATE) {
+            Ok((attr, _)) => attr.qp_state == State::RESET,
+            Err(_) => true,
+        }
     }
 
     /// The kernel's side is gone.
@@ -377,16 +395,17 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a
-    /// transition that is not allowed with these attributes.
+    /// transition that is not allowed with these attributes. A reset that fails,
+    /// and after which the kernel does not name another state, counts as done.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.inner().modify(attr, mask)?;
-        if mask.contains(QpAttrMask::STATE) && attr.qp_state == State::RESET {
+        let modified = self.inner().modify(attr, mask);
+        if is_reset(attr, mask) && self.state() == State::RESET {
             self.send.doorbell.reset();
             if let Some((queue, _)) = &mut self.recv.queue {
                 queue.reset();
             }
         }
-        Ok(())
+        modified
     }
 
     /// Moves it to the error state: everything in flight is completed with

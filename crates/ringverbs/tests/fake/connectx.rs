@@ -14,13 +14,17 @@ use ringverbs::{
     AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, ProtectionDomain,
     QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
 };
+use uverbs::Errno;
 use uverbs::abi::ids::*;
+use uverbs::abi::write::{QueryQpResp, cmd};
 use uverbs::discovery::DriverId;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 
 use crate::common::kernel::{CREATE_CQ, CREATE_QP};
 
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
+const MODIFY_QP: Target = Target::Write(cmd::CMD_MODIFY_QP);
+const QUERY_QP: Target = Target::Write(cmd::CMD_QUERY_QP);
 const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// Opcodes of completions.
@@ -624,6 +628,38 @@ fn a_queue_pair_that_was_reset_begins_anew() {
     assert_eq!((queues.record(0), queues.record(1)), (1, 1));
     world.raise(&queues, SENT, 0, 0);
     assert_eq!(world.poll().unwrap().token, 7);
+}
+
+/// A reset that is said to have failed and was done: entries of before are not
+/// the device's again.
+#[test]
+fn a_reset_that_fails_may_have_been_done() {
+    for (state, reset) in [(0, true), (3, false)] {
+        let mut world = World::new(16);
+        let (mut qp, queues) = world.queue_pair(None);
+        for token in 0..3 {
+            qp.receive(world.buffer(b""), token).unwrap();
+            world.raise(&queues, RECEIVED, token as u16, 0);
+            assert_eq!(world.poll().unwrap().token, token);
+        }
+        world.fake.on(MODIFY_QP, |_| Err(Errno::new(libc::EIO)));
+        world.fake.on(QUERY_QP, move |reply| {
+            reply.set_core_out(&QueryQpResp {
+                qp_state: state,
+                ..QueryQpResp::default()
+            });
+            Ok(())
+        });
+        let attr = ringverbs::qp::QpAttr {
+            qp_state: State::RESET,
+            ..Default::default()
+        };
+        let error = qp.modify(&attr, ringverbs::qp::QpAttrMask::STATE);
+        assert_eq!(error.unwrap_err().errno(), libc::EIO);
+        assert_eq!(qp.state() == State::RESET, reset);
+        assert_eq!(queues.record(0), if reset { 0 } else { 3 });
+        assert_eq!(qp.receive(world.buffer(b""), 9).is_err(), reset);
+    }
 }
 
 /// A bind, an unbind and an invalidation are work requests of three blocks, or
