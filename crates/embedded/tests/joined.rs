@@ -4,7 +4,7 @@
 
 mod driver;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -163,17 +163,44 @@ fn who_has_not_read_what_it_was_sent_is_not_taken_for_gone() {
     assert_eq!((completion.wr_id, completion.status), (3, 12));
 }
 
+/// A connection to the socket of the process that came second.
+fn stranger(directory: &Directory) -> OwnedFd {
+    let at = UnixAddr::new(&directory.0.join("1.socket")).unwrap();
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+    reach(fd.as_raw_fd(), &at).unwrap();
+    fd
+}
+
+/// One frame that names a device's own address as its source must not lead what
+/// is for the device elsewhere, not even while the sender is there.
+#[test]
+fn who_claims_a_device_s_address_does_not_get_it() {
+    for profile in ["roce", "ib"] {
+        let directory = Directory::new(&format!("claim-{profile}"));
+        let (a, b) = (directory.host(profile), directory.host(profile));
+        let numbers = [&a, &b].map(|host| host.embedded.number() as u16 + 1);
+        let stranger = stranger(&directory);
+        for number in numbers {
+            let [high, low] = number.to_be_bytes();
+            let mac = [0x02, 0x50, 0x53, 0, high, low];
+            let ethernet = [&[1][..], &[0xff; 6], &mac, &[0; 50]].concat();
+            let ib = [&[0, 0, 2, 0xc0, 1, 0, 0, high, low][..], &[0; 50]].concat();
+            for frame in [ethernet, ib] {
+                send(stranger.as_raw_fd(), &frame, MsgFlags::MSG_NOSIGNAL).unwrap();
+            }
+        }
+        exchange(QpType::RC, (&a, &b), 3);
+        drop(stranger);
+        exchange(QpType::RC, (&b, &a), 3);
+    }
+}
+
 #[test]
 fn who_sends_rubbish_is_no_trouble() {
     let directory = Directory::new("rubbish");
     let (a, b) = (directory.host("roce"), directory.host("roce"));
-    let at = UnixAddr::new(&directory.0.join("1.socket")).unwrap();
-    let connect = || {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
-        reach(fd.as_raw_fd(), &at).unwrap();
-        fd
-    };
+    let connect = || stranger(&directory);
     let stranger = connect();
     let longest = vec![1; 100_000];
     let frames = [&[][..], &[0], &[1], &[2; 60], &[9], &[1; 4353], &longest];

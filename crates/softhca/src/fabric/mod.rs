@@ -1,7 +1,9 @@
 //! A network in memory: ports that send frames to each other.
 //!
-//! InfiniBand ports are found by LID, Ethernet ports by MAC address (registered,
-//! or learned from what they send); multicast and unknown addresses go to all. A
+//! InfiniBand ports are found by LID, Ethernet ports by MAC address (their own, or
+//! learned from what they send); multicast and unknown addresses go to all. No
+//! frame moves an address that is a port's own, and one from another fabric with
+//! such an address as its source is discarded. A
 //! frame for the sender's own address comes back, on Ethernet if it is RDMA.
 //! InfiniBand ports find a [`subnet`] manager there. What goes wrong ([`Faults`]) is
 //! decided by a generator with a seed: the same calls in the same order give the
@@ -233,14 +235,17 @@ impl Port {
         self.with(|port| port.config)
     }
 
-    /// Gives the port another LID or MAC address. Its kind stays.
+    /// Gives the port another LID or MAC address. Its kind stays, and so does its
+    /// MAC address if the new one is another port's.
     pub fn configure(&self, config: PortConfig) {
-        self.with(|port| {
-            port.config = PortConfig {
-                kind: port.config.kind,
-                ..config
-            }
-        });
+        let mut net = self.fabric.lock();
+        let taken = net.owner_of(&config.mac).is_some();
+        let old = &mut net.ports[self.index].config;
+        *old = PortConfig {
+            kind: old.kind,
+            mac: if taken { old.mac } else { config.mac },
+            ..config
+        };
     }
 
     /// What happens to the frames that this port sends.

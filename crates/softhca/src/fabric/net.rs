@@ -10,10 +10,14 @@ use super::{Faults, PortConfig, PortCounters, Waker};
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
 
-/// How many MAC addresses are learned for a port.
-const LIMIT_LEARNED: usize = 64;
+/// How many MAC addresses are learned for a port. One more replaces its oldest,
+/// never another port's.
+pub(super) const LIMIT_LEARNED: usize = 64;
 /// LIDs from here on are multicast.
 const MULTICAST_LID: u16 = 0xc000;
+/// Where a frame of InfiniBand has its LIDs.
+const DLID: usize = 2;
+const SLID: usize = 6;
 const DEFAULT_REORDER_DELAY: u64 = 50_000;
 
 /// A frame on its way.
@@ -96,10 +100,6 @@ impl PortState {
         }
     }
 
-    fn has(&self, mac: &Mac) -> bool {
-        self.config.mac == *mac || self.learned.contains(mac)
-    }
-
     pub(super) fn waiting(&self) -> usize {
         self.ready.len() + self.coming.len()
     }
@@ -153,6 +153,16 @@ impl Woken {
     }
 }
 
+fn lid_at(frame: &[u8], at: usize) -> Option<u16> {
+    let lid = frame.get(at..)?.first_chunk()?;
+    Some(u16::from_be_bytes(*lid))
+}
+
+/// The source of a frame of Ethernet.
+fn source_of(frame: &[u8]) -> Option<&Mac> {
+    frame.get(6..)?.first_chunk()
+}
+
 /// Where a frame is to go.
 enum Destination {
     One(usize),
@@ -173,16 +183,16 @@ impl Net {
         if let Some(capture) = &mut self.capture {
             capture.write(now, &packet);
         }
-        let destination = self.route(from, &packet);
         let sender = &mut self.ports[from];
         sender.counters.sent += 1;
         sender.counters.sent_bytes += length as u64;
-        let uplink = sender.uplink;
-        if !sender.up || (kind != sender.config.kind && !uplink) {
-            sender.counters.discarded += 1;
+        let (up, uplink) = (sender.up, sender.uplink);
+        let wrong_kind = kind != sender.config.kind && !uplink;
+        if !up || wrong_kind || (uplink && self.is_from_here(&packet)) {
+            self.ports[from].counters.discarded += 1;
             return;
         }
-        match destination {
+        match self.route(from, &packet) {
             Destination::Nobody => self.ports[from].counters.discarded += 1,
             Destination::One(to) => self.transfer(from, to, now, packet, wake),
             Destination::Subnet => self.administer(from, now, packet, wake),
@@ -211,10 +221,9 @@ impl Net {
         let frame = packet.frame();
         match packet.kind() {
             LinkKind::Ib => {
-                let Some(&[a, b]) = frame.get(2..4).and_then(|b| b.first_chunk()) else {
+                let Some(lid) = lid_at(frame, DLID) else {
                     return Destination::Nobody;
                 };
-                let lid = u16::from_be_bytes([a, b]);
                 if lid >= MULTICAST_LID {
                     return Destination::All {
                         own: true,
@@ -236,10 +245,7 @@ impl Net {
                 found.map_or(elsewhere, Destination::One)
             }
             LinkKind::Ethernet => {
-                let (Some(to), Some(source)) = (
-                    frame.first_chunk::<6>(),
-                    frame.get(6..).and_then(|f| f.first_chunk::<6>()),
-                ) else {
+                let (Some(to), Some(source)) = (frame.first_chunk::<6>(), source_of(frame)) else {
                     return Destination::Nobody;
                 };
                 self.learn(from, source);
@@ -253,10 +259,7 @@ impl Net {
                         here: true,
                     };
                 }
-                let found = self
-                    .ports
-                    .iter()
-                    .position(|p| p.config.kind == LinkKind::Ethernet && !p.gone && p.has(to));
+                let found = self.owner_of(to).or_else(|| self.learned_at(to));
                 let everybody = Destination::All {
                     own: false,
                     here: true,
@@ -267,6 +270,31 @@ impl Net {
                     None => everybody,
                 }
             }
+        }
+    }
+
+    /// The Ethernet port whose own address this is.
+    pub(super) fn owner_of(&self, mac: &Mac) -> Option<usize> {
+        self.ports.iter().position(|p| {
+            let macs = p.config.kind == LinkKind::Ethernet && !p.gone && !p.uplink;
+            macs && p.config.mac == *mac
+        })
+    }
+
+    /// The port that frames from this address were last seen at.
+    fn learned_at(&self, mac: &Mac) -> Option<usize> {
+        let mut ports = self.ports.iter();
+        ports.position(|p| !p.gone && p.learned.contains(mac))
+    }
+
+    /// Whether a frame names an address of this fabric as its source, which no
+    /// frame from elsewhere does.
+    fn is_from_here(&self, packet: &Packet) -> bool {
+        let frame = packet.frame();
+        match packet.kind() {
+            LinkKind::Ib => lid_at(frame, SLID)
+                .is_some_and(|lid| lid == subnet::LID || self.port_of(lid).is_some()),
+            LinkKind::Ethernet => source_of(frame).is_some_and(|mac| self.owner_of(mac).is_some()),
         }
     }
 
@@ -282,6 +310,12 @@ impl Net {
     /// A frame for the subnet manager, which answers at once. The way there and
     /// back takes as long as the sender's wire does; what comes back is not lost.
     fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
+        // A port speaks for itself alone, also as far as its LID goes.
+        let asker = lid_at(packet.frame(), SLID).and_then(|lid| self.port_of(lid));
+        if asker != Some(from) {
+            self.ports[from].counters.discarded += 1;
+            return;
+        }
         if self.is_spoiled(from, &mut packet) {
             return;
         }
@@ -304,8 +338,19 @@ impl Net {
         }
     }
 
+    /// A frame has shown where an address is. What is a port's own is never
+    /// learned, and what a port here has shown is not moved by an uplink: a peer
+    /// says where its own addresses are, and no more.
     fn learn(&mut self, from: usize, mac: &Mac) {
-        if self.ports[from].has(mac) {
+        let sender = &self.ports[from];
+        if mac[0] & 1 != 0 || sender.learned.contains(mac) || self.owner_of(mac).is_some() {
+            return;
+        }
+        let known_here = || {
+            let at = self.learned_at(mac);
+            at.is_some_and(|at| !self.ports[at].uplink)
+        };
+        if sender.uplink && known_here() {
             return;
         }
         for port in &mut self.ports {

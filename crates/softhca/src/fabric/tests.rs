@@ -242,3 +242,229 @@ fn a_trunk_joins_fabrics() {
     assert!(c.recv(0).is_some() && d.recv(0).is_some());
     assert_eq!((c.counters().discarded, d.counters().discarded), (0, 0));
 }
+
+fn ib_from(pool: &Pool, lid: u16, from: u16, tag: u8) -> Packet {
+    let mut packet = ib(pool, lid, tag);
+    packet.frame_mut()[6..8].copy_from_slice(&from.to_be_bytes());
+    packet
+}
+
+/// What a peer of a joined network says moves nothing that is here.
+#[test]
+fn a_port_keeps_its_own_address() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let uplink = fabric.uplink();
+    // Claimed before there is such a port.
+    uplink.send(0, ethernet(&pool, [0xff; 6], B, 1));
+    let (a, b) = (
+        fabric.port(PortConfig::ethernet(A)),
+        fabric.port(PortConfig::ethernet(B)),
+    );
+    let reaches = |from: &Port, to: &Port, mac| {
+        while to.recv(0).is_some() {}
+        from.send(0, ethernet(&pool, mac, C, 2));
+        to.recv(0).is_some()
+    };
+    assert!(reaches(&a, &b, B), "claimed before");
+    // Then by the uplink, and by another port.
+    for claim in [&uplink, &a] {
+        claim.send(0, ethernet(&pool, [0xff; 6], B, 3));
+        assert!(reaches(&a, &b, B) && reaches(&uplink, &b, B));
+    }
+    // A frame from elsewhere with an address of this fabric goes nowhere.
+    while b.recv(0).is_some() {}
+    let before = uplink.counters().discarded;
+    uplink.send(0, ethernet(&pool, B, A, 4));
+    assert!(b.recv(0).is_none() && uplink.counters().discarded == before + 1);
+    // Nor does a port take another's by being given it.
+    a.configure(PortConfig::ethernet(B));
+    assert_eq!(a.config().mac, A);
+    assert!(reaches(&uplink, &b, B) && reaches(&uplink, &a, A));
+}
+
+#[test]
+fn a_peer_moves_no_address_that_was_shown_here() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let (first, second) = (fabric.uplink(), fabric.uplink());
+    let (a, b) = (
+        fabric.port(PortConfig::ethernet(A)),
+        fabric.port(PortConfig::ethernet(B)),
+    );
+    let at = |mac| {
+        for port in [&a, &first, &second] {
+            while port.recv(0).is_some() {}
+        }
+        b.send(0, ethernet(&pool, mac, B, 1));
+        [&a, &first, &second].map(|port| port.recv(0).is_some())
+    };
+    a.send(0, ethernet(&pool, [0xff; 6], C, 1));
+    first.send(0, ethernet(&pool, [0xff; 6], C, 1));
+    assert_eq!(at(C), [true, false, false]);
+    // What is shown by two peers is where it was shown last, and with the peer
+    // its claim goes.
+    let other = [2, 0, 0, 0, 0, 9];
+    second.send(0, ethernet(&pool, [0xff; 6], other, 1));
+    first.send(0, ethernet(&pool, [0xff; 6], other, 1));
+    assert_eq!(at(other), [false, true, false]);
+    drop(first);
+    b.send(0, ethernet(&pool, other, B, 1));
+    assert!(second.recv(0).is_some(), "unknown again");
+}
+
+#[test]
+fn a_flood_of_addresses_is_bounded_and_pushes_nothing_out() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let uplink = fabric.uplink();
+    let (a, b) = (
+        fabric.port(PortConfig::ethernet(A)),
+        fabric.port(PortConfig::ethernet(B)),
+    );
+    a.send(0, ethernet(&pool, B, C, 1));
+    for n in 0..10_000_u32 {
+        let [x, y, z, w] = n.to_be_bytes();
+        uplink.send(0, ethernet(&pool, [0xff; 6], [6, x, y, z, w, 0], 2));
+        while b.recv(0).is_some() {}
+    }
+    let learned: usize = fabric.lock().ports.iter().map(|p| p.learned.len()).sum();
+    assert_eq!(learned, net::LIMIT_LEARNED + 1);
+    while uplink.recv(0).is_some() || a.recv(0).is_some() {}
+    b.send(0, ethernet(&pool, C, B, 3));
+    assert!(a.recv(0).is_some() && uplink.recv(0).is_none());
+}
+
+/// The subnet manager's answers come from this fabric's own alone.
+#[test]
+fn a_peer_does_not_speak_for_what_is_here() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let uplink = fabric.uplink();
+    let a = fabric.port(PortConfig::ib(1));
+    let _b = fabric.port(PortConfig::ib(2));
+    for from in [1, 2, subnet::LID] {
+        uplink.send(0, ib_from(&pool, 1, from, 1));
+        assert!(a.recv(0).is_none(), "{from:#x}");
+    }
+    uplink.send(0, ib_from(&pool, 1, 3, 1));
+    assert!(a.recv(0).is_some());
+    assert_eq!(uplink.counters().discarded, 3);
+    // Nor does one port for the other: what it asks in its name is not answered.
+    let request = [1; 256];
+    let request = subnet::tests::datagram(2, false, &request);
+    a.send(0, request);
+    assert_eq!(a.counters().discarded, 1);
+}
+
+mod any {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Addresses of ports, of nobody, and of groups.
+    fn mac() -> impl Strategy<Value = Mac> {
+        prop_oneof![
+            (0..8_u8).prop_map(|n| [2, 0, 0, 0, 0, n]),
+            Just([0xff; 6]),
+            Just([0; 6]),
+            any::<Mac>(),
+        ]
+    }
+
+    fn lid() -> impl Strategy<Value = u16> {
+        prop_oneof![0..8_u16, Just(subnet::LID), Just(0xc001), any::<u16>()]
+    }
+
+    /// A frame, and which port sends it.
+    fn frame() -> impl Strategy<Value = (usize, LinkKind, Vec<u8>)> {
+        let rest = proptest::collection::vec(any::<u8>(), 0..300);
+        let ethernet = (mac(), mac(), rest.clone()).prop_map(|(to, from, rest)| {
+            let frame = [&to[..], &from, &rest].concat();
+            (LinkKind::Ethernet, frame)
+        });
+        let ib = (lid(), lid(), rest.clone()).prop_map(|(to, from, rest)| {
+            let lids = [to.to_be_bytes(), from.to_be_bytes()];
+            let frame = [&[0, 2], &lids[0][..], &[0, 0], &lids[1], &rest].concat();
+            (LinkKind::Ib, frame)
+        });
+        // A request to the subnet manager: any, or one to join or leave a group.
+        let request =
+            (lid(), any::<[u8; 4]>(), 0..4_u8, rest).prop_map(|(from, tid, kind, rest)| {
+                let mut mad = [0; 256];
+                for (byte, given) in mad[56..].iter_mut().zip(&rest) {
+                    *byte = *given;
+                }
+                let (method, components) = match kind {
+                    0 => (0x15, 0x1_0003_u64),
+                    1 => (rest.first().copied().unwrap_or(1), u64::MAX),
+                    _ => (0x02, 0x1_71c7),
+                };
+                mad[..4].copy_from_slice(&[1, 3, 2, method]);
+                mad[8..12].copy_from_slice(&tid);
+                mad[16..18].copy_from_slice(&[0, 0x38]);
+                mad[48..56].copy_from_slice(&components.to_be_bytes());
+                mad[56] = 0xff;
+                mad[72..88].copy_from_slice(&subnet::gid(subnet::guid(from)));
+                mad[104] |= 1;
+                let packet = subnet::tests::datagram(from, false, &mad);
+                (LinkKind::Ib, packet.frame().to_vec())
+            });
+        (0..8_usize, prop_oneof![ethernet, ib, request])
+            .prop_map(|(at, (kind, frame))| (at, kind, frame))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_move_nothing_that_is_a_port_s_own(
+            frames in proptest::collection::vec(frame(), 0..200)
+        ) {
+            let pool = Pool::new();
+            let fabric = Fabric::new(1);
+            // Ports of each kind, one of them to come, and two ways elsewhere.
+            let uplinks = [fabric.uplink(), fabric.uplink()];
+            let mut here: Vec<Port> = (1..4).map(|n| fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, n]))).collect();
+            here.extend((1..4).map(|n| fabric.port(PortConfig::ib(n))));
+            let clear = |here: &[Port]| for port in here.iter().chain(&uplinks) {
+                while port.recv(0).is_some() {}
+            };
+            for (at, kind, frame) in frames {
+                if let Some(packet) = pool.copy_of(kind, &frame) {
+                    here.iter().chain(&uplinks).nth(at).unwrap().send(0, packet);
+                }
+                clear(&here);
+            }
+            here.push(fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, 4])));
+            here.push(fabric.port(PortConfig::ib(4)));
+            {
+                let net = fabric.lock();
+                for port in &net.ports {
+                    prop_assert!(port.learned.len() <= net::LIMIT_LEARNED);
+                }
+                let ports = [1, 2, 3].map(|lid| subnet::gid(subnet::guid(lid)));
+                prop_assert!(net.subnet.members().iter().all(|port| ports.contains(port)));
+            }
+            // Whoever sends to a port, it alone hears it.
+            for to in 0..here.len() {
+                let config = here[to].config();
+                for from in here.iter().chain(&uplinks) {
+                    let packet = match config.kind {
+                        LinkKind::Ib => ib_from(&pool, config.lid, 100, 1),
+                        LinkKind::Ethernet => ethernet(&pool, config.mac, [2, 1, 1, 1, 1, 1], 1),
+                    };
+                    let (itself, other) = (from.index == here[to].index, from.config().kind != config.kind);
+                    let uplink = uplinks.iter().any(|up| up.index == from.index);
+                    if itself || (other && !uplink) {
+                        continue;
+                    }
+                    from.send(0, packet);
+                    for port in here.iter().chain(&uplinks) {
+                        prop_assert_eq!(port.recv(0).is_some(), port.index == here[to].index);
+                    }
+                }
+            }
+        }
+    }
+}

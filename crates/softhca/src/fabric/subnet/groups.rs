@@ -293,6 +293,13 @@ impl Groups {
         self.groups.iter().find(|group| group.mgid == *mgid)
     }
 
+    /// The members of all groups.
+    #[cfg(test)]
+    pub(super) fn members(&self) -> Vec<Gid> {
+        let members = self.groups.iter().flat_map(|group| &group.members);
+        members.map(|member| member.0).collect()
+    }
+
     /// A port joins a group, which is made if it is not there and the request
     /// says what it is to be.
     pub(super) fn join(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
@@ -310,7 +317,7 @@ impl Groups {
             None if self.groups.len() >= MOST => return Err(NO_RESOURCES),
             None => {
                 self.groups.push(Group::described(request, asked.mgid)?);
-                self.unnamed += u32::from(unnamed);
+                self.unnamed = self.unnamed.wrapping_add(unnamed.into());
                 self.groups.len() - 1
             }
         };

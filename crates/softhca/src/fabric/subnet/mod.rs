@@ -15,7 +15,7 @@ mod mad;
 mod paths;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use groups::Groups;
 use mad::{ATTRIBUTE_UNSUPPORTED, Mad, Table, attribute, method};
@@ -124,6 +124,12 @@ impl Subnet {
     /// A port has gone: it is in no group any more.
     pub(super) fn forget(&mut self, port: u64) {
         self.groups.forget(&gid(port));
+    }
+
+    /// The members of all groups.
+    #[cfg(test)]
+    pub(super) fn members(&self) -> Vec<Gid> {
+        self.groups.members()
     }
 
     /// Takes what was sent to the subnet manager's port, and gives what it sends

@@ -24,7 +24,7 @@ fn request(method: u8, attribute: u16, components: &[u32], record: &[u8]) -> [u8
 }
 
 /// A datagram to the subnet manager's QP 1.
-fn datagram(from: u16, global: bool, payload: &[u8]) -> Packet {
+pub(in crate::fabric) fn datagram(from: u16, global: bool, payload: &[u8]) -> Packet {
     let pool = Pool::new();
     let path = Path {
         grh: global.then(|| Grh {
