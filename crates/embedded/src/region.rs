@@ -46,8 +46,8 @@ const RIGHT_OF: [(AccessFlags, u32); 4] = [
     (AccessFlags::REMOTE_ATOMIC, 1 << 4),
 ];
 
-/// What a region may be given besides: nothing comes of these here.
-const WITHOUT_EFFECT: AccessFlags = AccessFlags::MW_BIND
+/// What a region may be given besides: no bit of a key says it.
+const NOT_IN_KEYS: AccessFlags = AccessFlags::MW_BIND
     .union(AccessFlags::HUGETLB)
     .union(AccessFlags::RELAXED_ORDERING);
 
@@ -70,7 +70,7 @@ struct Wanted {
 fn rights(access: AccessFlags) -> Result<u32> {
     let known = RIGHT_OF
         .iter()
-        .fold(WITHOUT_EFFECT, |all, (flag, _)| all | *flag);
+        .fold(NOT_IN_KEYS, |all, (flag, _)| all | *flag);
     if !(access - known).is_empty() {
         return refuse(libc::EOPNOTSUPP);
     }
@@ -182,6 +182,9 @@ impl State {
             input
         };
         let number = make(&mut self.hca, &input)?;
+        if !access.contains(AccessFlags::MW_BIND) {
+            self.hca.seal_key(number);
+        }
         // SAFETY: passed on.
         unsafe { (self.hca.platform_mut()).give(wanted.address, wanted.length) };
         Ok(number << 8 | u32::from(variant))

@@ -242,6 +242,13 @@ impl<P: Platform> Hca<P> {
         self.transport.set_patient(patient);
     }
 
+    /// Has no other key lead to a key, by its number: of a region that windows may
+    /// not be bound to, which no command says. Whether there is such a key.
+    pub fn seal_key(&mut self, number: u32) -> bool {
+        let mkey = self.core.mkeys.get_mut(number);
+        mkey.map(|mkey| mkey.sealed = true).is_some()
+    }
+
     /// Plugs the cable in, or pulls it.
     pub fn set_cable(&mut self, plugged: bool) {
         self.core.cable = plugged;

@@ -84,7 +84,7 @@ pub(crate) fn translation(
 
 /// The logarithm of the largest page: all of the address space in a few, for keys
 /// of which no page is ever there.
-const LARGEST_PAGE: u32 = 61;
+pub(crate) const LARGEST_PAGE: u32 = 61;
 
 /// The rights in a context's first word.
 pub(crate) fn rights(context: &[u8]) -> Rights {
@@ -153,6 +153,7 @@ impl<P: Platform> Core<P> {
             length64: LENGTH64.is_set(context),
             umr: UMR_EN.is_set(context),
             remote_invalidate: REMOTE_INVALIDATE.is_set(context),
+            sealed: false,
             translation,
             capacity: CAPACITY.get(context),
             mode,

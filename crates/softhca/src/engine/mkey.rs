@@ -29,6 +29,16 @@ impl Rights {
         self.0 & (Rights::LOCAL_WRITE.0 | Rights::REMOTE_WRITE.0 | Rights::ATOMIC.0) != 0
     }
 
+    /// What a key must allow for one with these rights to lead to it. Remote rights
+    /// are the outer key's to give: a window opens to peers what is closed to them
+    /// otherwise, but nobody writes by it what its owner may not write.
+    pub(crate) fn within(self) -> Rights {
+        match self.writes() {
+            true => Rights::LOCAL_WRITE,
+            false => Rights::default(),
+        }
+    }
+
     pub(crate) fn include(self, other: Rights) -> bool {
         self.0 & other.0 == other.0
     }
@@ -113,12 +123,27 @@ pub(crate) struct Mkey {
     pub(crate) umr: bool,
     /// A peer may invalidate it.
     pub(crate) remote_invalidate: bool,
+    /// No other key leads here: a region that was registered without the right to
+    /// bind windows to it. The commands of mlx5 do not say it.
+    pub(crate) sealed: bool,
     pub(crate) translation: Translation,
     /// How many 16-byte units of translation it was made for.
     pub(crate) capacity: u32,
     /// The mode, as the driver gave it.
     pub(crate) mode: u32,
     pub(crate) log_page_size: u32,
+}
+
+impl Mkey {
+    /// Whether a range is within the key's.
+    fn has(&self, va: u64, length: u64) -> bool {
+        if self.length64 {
+            return va.checked_add(length).is_some();
+        }
+        // Below the start, the offset wraps and is past any length.
+        let end = va.wrapping_sub(self.start).checked_add(length);
+        end.is_some_and(|end| end <= self.length)
+    }
 }
 
 /// Any queue pair.
@@ -139,7 +164,7 @@ pub(crate) struct Asker {
 impl Asker {
     /// Whether keys of a protection domain are its own. The kernel's queue for
     /// work on keys has none, and may use those of all.
-    fn may_use(self, pd: u32) -> bool {
+    pub(crate) fn may_use(self, pd: u32) -> bool {
         self.pd == pd || (self.pd == 0 && self.privileged)
     }
 }
@@ -150,6 +175,8 @@ struct Walk {
     asker: Asker,
     /// The bit that a page must have.
     needs: u64,
+    /// What the keys within a key must allow.
+    within: Rights,
 }
 
 impl<P: Platform> Core<P> {
@@ -186,6 +213,7 @@ impl<P: Platform> Core<P> {
         let walk = Walk {
             asker,
             needs: if rights.writes() { WRITABLE } else { READABLE },
+            within: rights.within(),
         };
         self.within(walk, (key, mkey), va, length, 0, DEPTH, each)
     }
@@ -201,22 +229,20 @@ impl<P: Platform> Core<P> {
         depth: u32,
         each: &mut dyn FnMut(Place, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        let offset = va.wrapping_sub(mkey.start);
-        if !mkey.length64 {
-            let end = offset.checked_add(length).ok_or(Fault::Protection)?;
-            // Below the start, the offset has wrapped and is past any length.
-            if end > mkey.length {
-                return Err(Fault::Protection);
-            }
-        } else if va.checked_add(length).is_none() {
+        if !mkey.has(va, length) {
             return Err(Fault::Protection);
         }
+        let offset = va.wrapping_sub(mkey.start);
+        let from_first = |size: u64| offset.checked_add(mkey.start & (size - 1));
         match &mkey.translation {
             Translation::Physical => each(Place::Guest(va), base, length),
-            Translation::Device(start) => each(Place::Device(start + offset), base, length),
+            Translation::Device(start) => {
+                let at = start.checked_add(offset).ok_or(Fault::Protection)?;
+                each(Place::Device(at), base, length)
+            }
             Translation::Pages { pages, shift } => {
                 let page_size = 1u64 << shift;
-                let mut at = offset + (mkey.start & (page_size - 1));
+                let mut at = from_first(page_size).ok_or(Fault::Protection)?;
                 let mut left = length;
                 let mut done = base;
                 while left > 0 {
@@ -256,7 +282,7 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(of - skip);
-                    let inner = self.inner(walk.asker, klm.key)?;
+                    let inner = self.inner(walk.asker, klm.key, walk.within)?;
                     let va = klm.va.wrapping_add(skip);
                     match inner {
                         Some(inner) => {
@@ -277,7 +303,7 @@ impl<P: Platform> Core<P> {
             Translation::EqualKeys { keys, shift } => {
                 let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
                 let size = 1u64 << shift;
-                let mut at = offset + (mkey.start & (size - 1));
+                let mut at = from_first(size).ok_or(Fault::Protection)?;
                 let mut left = length;
                 let mut done = base;
                 while left > 0 {
@@ -287,7 +313,7 @@ impl<P: Platform> Core<P> {
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     let va = klm.va.wrapping_add(within);
-                    match self.inner(walk.asker, klm.key)? {
+                    match self.inner(walk.asker, klm.key, walk.within)? {
                         Some(inner) => {
                             self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
@@ -302,15 +328,28 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// A key within a key; `None` is the reserved one. The outer key's rights
-    /// decide: a window gives remote access to a region that has none.
-    fn inner(&self, asker: Asker, key: u32) -> Result<Option<&Mkey>, Fault> {
+    /// A key within a key, which must allow `rights`; `None` is the reserved one.
+    fn inner(&self, asker: Asker, key: u32, rights: Rights) -> Result<Option<&Mkey>, Fault> {
         if key == RESERVED_LKEY && asker.privileged {
             return Ok(None);
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
-        let usable = mkey.variant == (key & 0xff) as u8 && !mkey.free && mkey.pd == asker.pd;
+        let usable = mkey.variant == (key & 0xff) as u8
+            && !mkey.free
+            && !mkey.sealed
+            && mkey.pd == asker.pd
+            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
+            && mkey.rights.include(rights);
         usable.then_some(Some(mkey)).ok_or(Fault::Protection)
+    }
+
+    /// Whether a key with `rights` may be made of this part of another.
+    pub(crate) fn may_lead_to(&self, asker: Asker, klm: &Klm, rights: Rights) -> bool {
+        match self.inner(asker, klm.key, rights.within()) {
+            Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
+            Ok(None) => true,
+            Err(_) => false,
+        }
     }
 
     /// Reads what a key gives access to.

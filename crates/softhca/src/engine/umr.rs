@@ -2,8 +2,9 @@
 //! windows, invalidation.
 
 use super::core::Core;
-use super::mkey::{Asker, Klm, Mkey, Rights, Translation};
+use super::mkey::{ANY_QPN, Asker, Klm, Mkey, Rights, Translation};
 use crate::bits::{Field, field, flag, get32, get64};
+use crate::command::mkey::LARGEST_PAGE;
 use crate::platform::Platform;
 use crate::transport::Fault;
 
@@ -18,6 +19,8 @@ const INLINE: Field = flag(0, 31);
 const MUST_BE_FREE: Field = flag(0, 29);
 const MUST_BE_USED: Field = flag(0, 30);
 const TRANSLATION_OFFSET_EN: Field = flag(0, 28);
+/// Fail unless the key is this queue pair's.
+const CHECK_QPN: Field = flag(0, 27);
 const OCTOWORDS: Field = field(4, 31, 16);
 const OFFSET: Field = field(4, 15, 0);
 const MASK: usize = 8;
@@ -66,6 +69,7 @@ impl<P: Platform> Core<P> {
         let allowed = mkey.variant == (key & 0xff) as u8
             && !mkey.free
             && mkey.pd == asker.pd
+            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
             && mkey.umr
             && (local || mkey.remote_invalidate);
         if !allowed {
@@ -91,11 +95,19 @@ impl<P: Platform> Core<P> {
             return Err("a UMR with too long a list");
         }
         let list = self.list(asker, entry, INLINE.is_set(umr), count)?;
-        let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
+        let Some(mkey) = self.mkeys.get(key >> 8) else {
             return Err("a UMR of a memory key that does not exist");
         };
         if !mkey.umr {
             return Err("a UMR of a memory key that does not allow it");
+        }
+        let new_pd = if mask & mask::PD != 0 {
+            PD.get(context)
+        } else {
+            mkey.pd
+        };
+        if !asker.may_use(mkey.pd) || !asker.may_use(new_pd) {
+            return Err("a UMR of a memory key of another protection domain");
         }
         if MUST_BE_FREE.is_set(umr) && !mkey.free {
             return Err("a UMR of a memory key that is in use");
@@ -103,6 +115,48 @@ impl<P: Platform> Core<P> {
         if MUST_BE_USED.is_set(umr) && mkey.free {
             return Err("a UMR of a memory key that is not in use");
         }
+        if CHECK_QPN.is_set(umr) && mkey.qpn != asker.qpn {
+            return Err("a UMR of a memory key of another queue pair");
+        }
+        let given = crate::command::mkey::rights(context);
+        let mut rights = mkey.rights;
+        for (bit, right) in [
+            (mask::LOCAL_READ, Rights::LOCAL_READ),
+            (mask::LOCAL_WRITE, Rights::LOCAL_WRITE),
+            (mask::REMOTE_READ, Rights::REMOTE_READ),
+            (mask::REMOTE_WRITE, Rights::REMOTE_WRITE),
+            (mask::ATOMIC, Rights::ATOMIC),
+        ] {
+            if mask & bit != 0 {
+                rights = Rights(rights.0 & !right.0 | given.0 & right.0);
+            }
+        }
+        let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
+            OFFSET.get(umr) as usize | (OFFSET_HIGH.get(umr) as usize) << 16
+        } else {
+            0
+        };
+        let part = Part {
+            units: count,
+            offset,
+            whole: offset == 0 && mask & mask::LENGTH != 0,
+        };
+        let log_page_size = if mask & mask::PAGE_SIZE != 0 {
+            LOG_PAGE_SIZE.get(context)
+        } else {
+            mkey.log_page_size
+        };
+        let entries = entries(mkey, &list, part.whole)?;
+        if !asker.privileged {
+            self.may_bind(asker, mkey, &entries, rights)?;
+        }
+        let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
+            return Err("a UMR of a memory key that does not exist");
+        };
+        retranslate(mkey, entries, part, log_page_size)?;
+        mkey.log_page_size = log_page_size;
+        mkey.pd = new_pd;
+        mkey.rights = rights;
         if mask & mask::FREE != 0 {
             mkey.free = FREE.is_set(context);
         }
@@ -113,36 +167,39 @@ impl<P: Platform> Core<P> {
         if mask & mask::START != 0 {
             mkey.start = get64(context, START);
         }
-        if mask & mask::PD != 0 {
-            mkey.pd = PD.get(context);
-        }
         if mask & mask::QPN != 0 {
             mkey.qpn = QPN.get(context);
         }
         if mask & mask::KEY != 0 {
             mkey.variant = VARIANT.get(context) as u8;
         }
-        if mask & mask::PAGE_SIZE != 0 {
-            mkey.log_page_size = LOG_PAGE_SIZE.get(context);
-        }
-        let given = crate::command::mkey::rights(context);
-        for (bit, right) in [
-            (mask::LOCAL_READ, Rights::LOCAL_READ),
-            (mask::LOCAL_WRITE, Rights::LOCAL_WRITE),
-            (mask::REMOTE_READ, Rights::REMOTE_READ),
-            (mask::REMOTE_WRITE, Rights::REMOTE_WRITE),
-            (mask::ATOMIC, Rights::ATOMIC),
-        ] {
-            if mask & bit != 0 {
-                mkey.rights = Rights(mkey.rights.0 & !right.0 | given.0 & right.0);
-            }
-        }
-        let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
-            OFFSET.get(umr) as usize | (OFFSET_HIGH.get(umr) as usize) << 16
-        } else {
-            0
+        Ok(())
+    }
+
+    /// Whether a queue pair that is not the kernel's may make a key of this: of
+    /// parts of its own keys, which allow what the key is to allow.
+    fn may_bind(
+        &self,
+        asker: Asker,
+        mkey: &Mkey,
+        entries: &Entries,
+        rights: Rights,
+    ) -> Result<(), &'static str> {
+        let Entries::Keys(keys) = entries else {
+            return Err("a UMR of addresses by a program");
         };
-        retranslate(mkey, &list, offset, offset == 0 && mask & mask::LENGTH != 0)
+        // Lists come in units, the last one filled up with zeros.
+        let mut keys = keys.iter().filter(|klm| **klm != Klm::default());
+        let equal = matches!(mkey.translation, Translation::EqualKeys { .. });
+        let allowed = keys.all(|klm| {
+            // Of equal parts no entry says how long it is.
+            let length = if equal { 0 } else { klm.length };
+            self.may_lead_to(asker, &Klm { length, ..*klm }, rights)
+        });
+        match allowed {
+            true => Ok(()),
+            false => Err("a UMR that leads to memory that may not be bound"),
+        }
     }
 
     /// The translation entries of a UMR: in the work request, or in memory.
@@ -178,65 +235,88 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// Replaces translation entries from an offset on, in 16-byte units.
-///
-/// A list from the beginning that comes with the key's length is `whole`: what
-/// was after it is gone.
+/// Translation entries.
+enum Entries {
+    Pages(Vec<u64>),
+    Keys(Vec<Klm>),
+}
+
+/// The entries of a list for a key of this kind.
+fn entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static str> {
+    if !matches!(
+        mkey.translation,
+        Translation::Keys(_) | Translation::EqualKeys { .. }
+    ) {
+        let pages = list.chunks_exact(8).map(|bytes| get64(bytes, 0) & !0x4);
+        return Ok(Entries::Pages(pages.collect()));
+    }
+    if list.is_empty() || !is_strided(list) {
+        let keys = list.chunks_exact(16).map(Klm::parse);
+        return Ok(Entries::Keys(keys.collect()));
+    }
+    match whole {
+        true => strided(list).map(Entries::Keys),
+        false => Err("a UMR of a pattern for a part of a memory key"),
+    }
+}
+
+/// What of a key's list is replaced, in 16-byte units.
+#[derive(Clone, Copy)]
+struct Part {
+    units: usize,
+    offset: usize,
+    /// A list from the beginning that comes with the key's length: what was after
+    /// it is gone.
+    whole: bool,
+}
+
+/// Replaces translation entries, or fails and changes nothing.
 fn retranslate(
     mkey: &mut Mkey,
-    list: &[u8],
-    offset: usize,
-    whole: bool,
+    new: Entries,
+    Part {
+        units,
+        offset,
+        whole,
+    }: Part,
+    log_page_size: u32,
 ) -> Result<(), &'static str> {
-    if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
-        &mut mkey.translation
-        && mkey.log_page_size != 0
-    {
-        *shift = mkey.log_page_size;
-    }
-    if list.is_empty() {
-        return Ok(());
-    }
-    let end = offset + list.len() / 16;
     // Lists come in units of 64 bytes, the last one filled up.
-    if end > (mkey.capacity as usize).next_multiple_of(UNIT) {
+    if offset + units > (mkey.capacity as usize).next_multiple_of(UNIT) && units != 0 {
         return Err("a UMR with more entries than the memory key has");
     }
-    match &mut mkey.translation {
-        Translation::Physical | Translation::Device(_) => {
-            return Err("a UMR of a list for a memory key without one");
+    if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
+        &mut mkey.translation
+        && log_page_size != 0
+    {
+        if log_page_size > LARGEST_PAGE {
+            return Err("a UMR with too large a page size");
         }
-        Translation::Pages { pages, .. } => {
-            let first = offset * 2;
-            if pages.len() < end * 2 {
-                pages.resize(end * 2, 0);
-            }
-            for (page, bytes) in pages[first..].iter_mut().zip(list.chunks_exact(8)) {
-                *page = get64(bytes, 0) & !0x4;
-            }
+        *shift = log_page_size;
+    }
+    match (&mut mkey.translation, new) {
+        (_, _) if units == 0 => {}
+        (Translation::Pages { pages, .. }, Entries::Pages(new)) => {
+            replace(pages, offset * 2, new);
         }
-        Translation::Keys(keys) | Translation::EqualKeys { keys, .. } => {
-            let new = if is_strided(list) {
-                if !whole {
-                    return Err("a UMR of a pattern for a part of a memory key");
-                }
-                strided(list)?
-            } else {
-                list.chunks_exact(16).map(Klm::parse).collect()
-            };
-            if whole {
-                *keys = new;
-                return Ok(());
-            }
-            if keys.len() < end {
-                keys.resize(end, Klm::default());
-            }
-            for (klm, new) in keys[offset..].iter_mut().zip(new) {
-                *klm = new;
+        (Translation::Keys(keys) | Translation::EqualKeys { keys, .. }, Entries::Keys(new)) => {
+            match whole {
+                true => *keys = new,
+                false => replace(keys, offset, new),
             }
         }
+        _ => return Err("a UMR of a list for a memory key without one"),
     }
     Ok(())
+}
+
+/// Puts entries over what is there from an index on, or behind it.
+fn replace<T: Clone + Default>(there: &mut Vec<T>, first: usize, new: Vec<T>) {
+    let end = first + new.len();
+    if there.len() < end {
+        there.resize(end, T::default());
+    }
+    there.splice(first..end, new);
 }
 
 /// A list can be a pattern: one entry that says so, where others have a key.

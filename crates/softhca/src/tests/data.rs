@@ -2,7 +2,7 @@
 
 use crate::command::opcode as op;
 use crate::testing::driver::{
-    Cq, Driver, Input, Qp, SIGNALED, SOLICITED, remote, segment, status, word,
+    Cq, Driver, Input, SIGNALED, SOLICITED, remote, segment, status, word,
 };
 
 #[test]
@@ -160,65 +160,6 @@ fn a_key_finds_its_pages() {
     driver.post_recv(&mut b, &segment(64, key, to));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, paged, end - 7));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
-}
-
-/// A UMR of a window over a part of a key: what it is bound to, or nothing to
-/// unbind it.
-fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
-    let mut bytes = vec![0; 48 + 64];
-    let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
-    bytes[0] = 1 << 7;
-    bytes[52..56].copy_from_slice(&(qpn << 8 | window & 0xff).to_be_bytes());
-    match bound {
-        Some((key, va, length)) => {
-            mask |= 1 | 1 << 6 | 0xf << 18;
-            bytes[0] |= 1 << 5;
-            bytes[5] = 2;
-            // Remote write, remote read, local write.
-            bytes[50] = 0b11_1000;
-            bytes[64..72].copy_from_slice(&va.to_be_bytes());
-            bytes[72..80].copy_from_slice(&length.to_be_bytes());
-            bytes.extend(segment(length as u32, key, va));
-            bytes.extend([0; 48]);
-        }
-        None => bytes[48] = 1 << 6,
-    }
-    bytes[8..16].copy_from_slice(&mask.to_be_bytes());
-    bytes
-}
-
-#[test]
-fn a_window_opens_and_closes() {
-    let mut driver = Driver::new("ib");
-    let (mut cq, mut a, mut b) = driver.pair();
-    let (key, memory, here) = (driver.key, driver.pages(1), driver.pages(1));
-    let region = driver.create_key(memory, 4096, 0, 0b11);
-    let pd = driver.pd;
-    let create = Input::new(op::CREATE_MKEY, 0x110)
-        .or(0x10, 30, 1)
-        .or(0x10, 15, 1)
-        .or(0x10, 8, 2)
-        .or(0x14, 8, 0xff_ffff)
-        .or(0x1c, 24, 1)
-        .or(0x1c, 0, pd)
-        .or(0x44, 0, 4);
-    let window = driver.number(create) << 8;
-    let bind = |driver: &mut Driver, b: &mut Qp, bound| {
-        driver.post_umr(b, window, &umr(window, b.number, bound));
-    };
-    bind(&mut driver, &mut b, Some((region, memory + 64, 128)));
-    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "bound");
-    driver.write(here, b"through the window");
-    let mut segments = remote(memory + 64, window);
-    segments.extend(segment(18, key, here));
-    driver.post(&mut a, 0x08, SIGNALED, &segments);
-    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    assert_eq!(driver.read(memory + 64, 18), b"through the window");
-    // A second binding needs it to be free.
-    bind(&mut driver, &mut b, None);
-    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "unbound");
-    driver.post(&mut a, 0x08, SIGNALED, &segments);
-    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
 }
 
 #[test]

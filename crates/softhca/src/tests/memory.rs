@@ -2,7 +2,7 @@
 
 use crate::command::opcode as op;
 use crate::engine::device_memory::START;
-use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status, word};
+use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status, word};
 
 #[test]
 fn device_memory_is_reached_from_both_sides() {
@@ -171,6 +171,11 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     driver.number(create) << 8
 }
 
+/// A queue pair of the kernel's: it may use the reserved key, and give keys pages.
+fn kernel_qp(driver: &mut Driver, cq: &Cq) -> Qp {
+    driver.create_qp_with(0, cq, None, |input| input.or(0x20, 4, 1))
+}
+
 /// A work request of the kernel's that replaces entries of a key's list.
 fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: &[u64; 8]) {
     let list = driver.pages(1);
@@ -220,7 +225,7 @@ fn pass(driver: &mut Driver, nanoseconds: u64) {
 fn an_absent_page_is_asked_for_once_and_waited_for() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
-    let mut kernel = driver.create_qp(0, &cq, None);
+    let mut kernel = kernel_qp(&mut driver, &cq);
     driver.connect(kernel.number, 1, 1);
     let (key, page, other, to) = (
         driver.key,
@@ -263,7 +268,7 @@ fn an_absent_page_is_asked_for_once_and_waited_for() {
 fn a_peer_waits_for_absent_pages() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
-    let mut kernel = driver.create_qp(0, &cq, None);
+    let mut kernel = kernel_qp(&mut driver, &cq);
     driver.connect(kernel.number, 1, 1);
     let (key, page, from) = (driver.key, driver.pages(2), driver.pages(1));
     driver.write(from, b"late");
@@ -357,7 +362,7 @@ fn a_page_to_be_read_only_is_asked_for_to_be_written() {
 fn the_rest_of_a_list_stays_when_a_part_changes() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
-    let mut kernel = driver.create_qp(0, &cq, None);
+    let mut kernel = kernel_qp(&mut driver, &cq);
     driver.connect(kernel.number, 1, 1);
     let (pd, whole, to) = (driver.pd, driver.key, driver.pages(1));
     // Six parts of 4096 bytes, by other keys.

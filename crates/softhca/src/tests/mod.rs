@@ -10,3 +10,4 @@ mod health;
 mod hostile;
 mod memory;
 mod scripts;
+mod windows;

@@ -1,0 +1,289 @@
+//! Memory windows: what they may be bound to, by whom, and what they lead to.
+
+use crate::command::opcode as op;
+use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status};
+
+/// A UMR of a window over a part of a key: what it is bound to, or nothing to
+/// unbind it.
+fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
+    let mut bytes = vec![0; 48 + 64];
+    let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
+    bytes[0] = 1 << 7;
+    bytes[52..56].copy_from_slice(&(qpn << 8 | window & 0xff).to_be_bytes());
+    match bound {
+        Some((key, va, length)) => {
+            mask |= 1 | 1 << 6 | 0xf << 18;
+            bytes[0] |= 1 << 5;
+            bytes[5] = 2;
+            // Remote write, remote read, local write.
+            bytes[50] = 0b11_1000;
+            bytes[64..72].copy_from_slice(&va.to_be_bytes());
+            bytes[72..80].copy_from_slice(&length.to_be_bytes());
+            bytes.extend(segment(length as u32, key, va));
+            bytes.extend([0; 48]);
+        }
+        None => bytes[48] = 1 << 6,
+    }
+    bytes[8..16].copy_from_slice(&mask.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_window_opens_and_closes() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (key, memory, here) = (driver.key, driver.pages(1), driver.pages(1));
+    let region = driver.create_key(memory, 4096, 0, 0b11);
+    let pd = driver.pd;
+    let create = Input::new(op::CREATE_MKEY, 0x110)
+        .or(0x10, 30, 1)
+        .or(0x10, 15, 1)
+        .or(0x10, 8, 2)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 24, 1)
+        .or(0x1c, 0, pd)
+        .or(0x44, 0, 4);
+    let window = driver.number(create) << 8;
+    let bind = |driver: &mut Driver, b: &mut Qp, bound| {
+        driver.post_umr(b, window, &umr(window, b.number, bound));
+    };
+    bind(&mut driver, &mut b, Some((region, memory + 64, 128)));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "bound");
+    driver.write(here, b"through the window");
+    let mut segments = remote(memory + 64, window);
+    segments.extend(segment(18, key, here));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    assert_eq!(driver.read(memory + 64, 18), b"through the window");
+    // A second binding needs it to be free.
+    bind(&mut driver, &mut b, None);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "unbound");
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
+}
+
+/// A window of a protection domain.
+fn window(driver: &mut Driver, pd: u32) -> u32 {
+    let create = Input::new(op::CREATE_MKEY, 0x110)
+        .or(0x10, 30, 1)
+        .or(0x10, 15, 1)
+        // Local read, as the kernel gives it.
+        .or(0x10, 10, 1)
+        .or(0x10, 8, 2)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 24, 1)
+        .or(0x1c, 0, pd)
+        .or(0x44, 0, 4);
+    driver.number(create) << 8
+}
+
+/// Binds a window by the second queue pair; the syndrome.
+fn bound(driver: &mut Driver, cq: &mut Cq, b: &mut Qp, window: u32, umr: &[u8]) -> u8 {
+    driver.post_umr(b, window, umr);
+    status(&driver.poll(cq).unwrap()).1
+}
+
+/// Writes by the first queue pair what only a window may let it write.
+fn written(driver: &mut Driver, cq: &mut Cq, a: &mut Qp, window: u32, va: u64) -> u8 {
+    let (key, here) = (driver.key, driver.pages(1));
+    let mut segments = remote(va, window);
+    segments.extend(segment(8, key, here));
+    driver.post(a, 0x08, SIGNALED, &segments);
+    status(&driver.poll(cq).unwrap()).1
+}
+
+const ANY_QPN: u32 = 0xff_ffff;
+const BIND_ERROR: u8 = 0x06;
+const REMOTE_ACCESS: u8 = 0x13;
+/// Rights of a key: local read, local write, remote write.
+const READ: u32 = 1;
+const WRITE: u32 = 1 << 1;
+
+#[test]
+fn a_window_leads_to_what_its_owner_may_write() {
+    for (rights, good) in [(READ | WRITE, true), (READ, false), (0, false)] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, _a, mut b) = driver.pair();
+        let (pd, memory) = (driver.pd, driver.pages(1));
+        let region = driver.create_key(memory, 4096, 0, rights);
+        let window = window(&mut driver, pd);
+        let umr = umr(window, ANY_QPN, Some((region, memory, 64)));
+        let syndrome = bound(&mut driver, &mut cq, &mut b, window, &umr);
+        assert_eq!(syndrome, if good { 0 } else { BIND_ERROR }, "{rights:#x}");
+        let (mut a, _b) = driver.pair_on(&cq);
+        let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
+        assert_eq!(syndrome, if good { 0 } else { REMOTE_ACCESS });
+    }
+}
+
+/// The kernel's own queue pairs are not asked what they bind. What is accessed
+/// by a key is held against the key behind it all the same.
+#[test]
+fn each_access_is_held_against_the_key_behind() {
+    for (rights, sealed, good) in [
+        (READ | WRITE, false, true),
+        (READ, false, false),
+        (READ | WRITE, true, false),
+    ] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, b) = driver.pair();
+        let (pd, memory) = (driver.pd, driver.pages(1));
+        let region = driver.create_key(memory, 4096, 0, rights);
+        if sealed {
+            assert!(driver.hca.seal_key(region >> 8));
+        }
+        let mut kernel = driver.create_qp_with(0, &cq, None, |input| input.or(0x20, 4, 1));
+        driver.connect(kernel.number, 1, 1);
+        let window = window(&mut driver, pd);
+        let umr = umr(window, b.number, Some((region, memory, 64)));
+        assert_eq!(bound(&mut driver, &mut cq, &mut kernel, window, &umr), 0);
+        let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
+        assert_eq!(
+            syndrome,
+            if good { 0 } else { REMOTE_ACCESS },
+            "{rights:#x} {sealed}"
+        );
+    }
+}
+
+/// Why a bind is refused. What is refused gives nobody access.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Nothing,
+    SealedRegion,
+    RegionOfAnotherDomain,
+    WindowOfAnotherDomain,
+    Variant,
+    NoSuchRegion,
+    BeforeTheRegion,
+    PastTheRegion,
+    LongerThanTheRegion,
+    AlreadyBound,
+    ToItself,
+    ToPhysicalMemory,
+}
+
+#[test]
+fn what_may_not_be_bound_is_refused() {
+    for wrong in [
+        Wrong::Nothing,
+        Wrong::SealedRegion,
+        Wrong::RegionOfAnotherDomain,
+        Wrong::WindowOfAnotherDomain,
+        Wrong::Variant,
+        Wrong::NoSuchRegion,
+        Wrong::BeforeTheRegion,
+        Wrong::PastTheRegion,
+        Wrong::LongerThanTheRegion,
+        Wrong::AlreadyBound,
+        Wrong::ToItself,
+        Wrong::ToPhysicalMemory,
+    ] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, _a, mut b) = driver.pair();
+        let (pd, memory) = (driver.pd, driver.pages(2));
+        let other = driver.number(Input::new(op::ALLOC_PD, 16));
+        let of = |wrong| if wrong { other } else { pd };
+        driver.pd = of(matches!(wrong, Wrong::RegionOfAnotherDomain));
+        let mut region = driver.create_key(memory, 4096, 0, READ | WRITE);
+        driver.pd = pd;
+        let of = of(matches!(wrong, Wrong::WindowOfAnotherDomain));
+        let window = window(&mut driver, of);
+        let (mut va, mut length) = (memory, 64);
+        match wrong {
+            Wrong::SealedRegion => assert!(driver.hca.seal_key(region >> 8)),
+            Wrong::Variant => region ^= 1,
+            Wrong::NoSuchRegion => region += 0x1000,
+            Wrong::BeforeTheRegion => va -= 8,
+            Wrong::PastTheRegion => va += 4096 - 63,
+            Wrong::LongerThanTheRegion => length = 4097,
+            Wrong::AlreadyBound => {
+                let before = umr(window, ANY_QPN, Some((region, memory + 512, 64)));
+                assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &before), 0);
+            }
+            Wrong::ToItself => region = window,
+            Wrong::ToPhysicalMemory => region = 0x300,
+            _ => {}
+        }
+        let umr = umr(window, ANY_QPN, Some((region, va, length)));
+        let good = matches!(wrong, Wrong::Nothing);
+        let syndrome = bound(&mut driver, &mut cq, &mut b, window, &umr);
+        assert_eq!(syndrome, if good { 0 } else { BIND_ERROR }, "{wrong:?}");
+        let (mut a, _b) = driver.pair_on(&cq);
+        let syndrome = written(&mut driver, &mut cq, &mut a, window, va);
+        assert_eq!(syndrome, if good { 0 } else { REMOTE_ACCESS }, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_window_of_type_two_is_its_queue_pair_s() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (pd, memory) = (driver.pd, driver.pages(1));
+    let region = driver.create_key(memory, 4096, 0, READ | WRITE);
+    let window = window(&mut driver, pd);
+    let bind = umr(window, b.number, Some((region, memory, 64)));
+    assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &bind), 0);
+    // Another queue pair does not unbind it,
+    let mut third = driver.create_qp(0, &cq, None);
+    driver.connect(third.number, 1, 1);
+    let mut unbind = umr(window, ANY_QPN, None);
+    unbind[0] |= 1 << 3;
+    let syndrome = bound(&mut driver, &mut cq, &mut third, window, &unbind);
+    assert_eq!(syndrome, BIND_ERROR);
+    assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
+    // nor does its peer by a message to it.
+    let (key, there) = (driver.key, driver.pages(1));
+    let mut fourth = driver.create_qp(0, &cq, None);
+    let mut fifth = driver.create_qp(0, &cq, None);
+    driver.connect(fourth.number, fifth.number, 1);
+    driver.connect(fifth.number, fourth.number, 1);
+    driver.post_recv(&mut fifth, &segment(64, key, there));
+    driver.post_changed(&mut fourth, 0x01, &segment(8, key, there), |control| {
+        control[12..16].copy_from_slice(&window.to_be_bytes());
+    });
+    while let Some(entry) = driver.poll(&mut cq) {
+        assert_ne!(status(&entry).1, 0);
+    }
+    assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
+    // Its own does.
+    assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &unbind), 0);
+    let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
+    assert_eq!(syndrome, REMOTE_ACCESS);
+}
+
+/// Pages are the kernel's to give: a program's work request that puts addresses
+/// into a key of its own would give it all memory.
+#[test]
+fn a_program_gives_no_key_pages() {
+    let mut driver = Driver::new("ib-umr");
+    let (mut cq, _a, mut b) = driver.pair();
+    let (pd, page) = (driver.pd, driver.pages(1));
+    let create = Input::new(op::CREATE_MKEY, 0x120)
+        .or(0x10, 8, 1)
+        .or(0x10, 15, 1)
+        .or(0x10, 10, 0x1f)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 0, pd)
+        .long(0x28, 4096)
+        .or(0x44, 0, 1)
+        .or(0x48, 0, 12)
+        .or(0x60, 0, 1)
+        .long(0x110, page);
+    let paged = driver.number(create) << 8;
+    let mut pages = vec![0; 48 + 64 + 64];
+    // Inline, one unit.
+    pages[0] = 1 << 7;
+    pages[4..6].copy_from_slice(&4_u16.to_be_bytes());
+    assert_eq!(
+        bound(&mut driver, &mut cq, &mut b, paged, &pages),
+        BIND_ERROR
+    );
+    // Nor does it move the key.
+    let mut longer = vec![0; 48 + 64];
+    longer[8..16].copy_from_slice(&1_u64.to_be_bytes());
+    longer[72..80].copy_from_slice(&(1_u64 << 40).to_be_bytes());
+    let (mut cq, _a, mut b) = driver.pair();
+    let syndrome = bound(&mut driver, &mut cq, &mut b, paged, &longer);
+    assert_eq!(syndrome, BIND_ERROR);
+}
