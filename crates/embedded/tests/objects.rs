@@ -346,6 +346,88 @@ fn shared_receives_go_to_whoever_needs_them() {
     }
 }
 
+/// Posts a bind, and says what became of it.
+fn bind(qp: &mut Qp, cq: &mut Cq, bind: &Bind) -> u32 {
+    qp.send.begin();
+    let mut wqe = (qp.send)
+        .open(1, Opcode::BIND_MW, SendFlags::SIGNALED)
+        .unwrap();
+    wqe.bind_mw(bind).unwrap();
+    qp.send.accept();
+    // SAFETY: the memory lives to the end of the test.
+    unsafe { qp.send.publish() };
+    wait(cq).status
+}
+
+#[test]
+fn what_may_not_be_bound_is_a_bind_error() {
+    const BIND_ERROR: u32 = 6;
+    let writable = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
+    let (read, write) = (AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE);
+    let atomic = AccessFlags::REMOTE_ATOMIC;
+    for (region, window, at, length, status) in [
+        (writable, write | atomic, 0, 4096, 0),
+        (AccessFlags::MW_BIND, read, 0, 4096, 0),
+        // Without the right to bind, whatever other right there is.
+        (AccessFlags::empty(), write, 0, 64, BIND_ERROR),
+        (AccessFlags::empty(), read, 0, 64, BIND_ERROR),
+        (
+            AccessFlags::LOCAL_WRITE | write | read,
+            write,
+            0,
+            64,
+            BIND_ERROR,
+        ),
+        // Remote access to write, where there is no local one.
+        (AccessFlags::MW_BIND, write, 0, 64, BIND_ERROR),
+        (AccessFlags::MW_BIND | read, atomic, 0, 64, BIND_ERROR),
+        // Outside.
+        (writable, write, 4033, 64, BIND_ERROR),
+        (writable, write, u64::MAX, 64, BIND_ERROR),
+        (writable, write, 0, 4097, BIND_ERROR),
+    ] {
+        for kind in [WindowKind::Type1, WindowKind::Type2] {
+            let host = Host::alone("ib");
+            let mut cq = host.cq(16);
+            let a = host.qp(QpType::RC, &mut cq);
+            let mut b = host.qp(QpType::RC, &mut cq);
+            join(QpType::RC, (&a, &host), (&b, &host));
+            let (here, mut there) = (host.memory(64), host.memory_at(4096, region, None));
+            let number = match kind {
+                WindowKind::Type1 => MwType::TYPE_1,
+                WindowKind::Type2 => MwType::TYPE_2,
+            };
+            let object = uverbs::Mw::alloc(&host.context, host.pd, number, Udata::none()).unwrap();
+            let wanted = Bind {
+                window: object.rkey(),
+                rkey: object.rkey() & !0xff | (object.rkey() + 1) & 0xff,
+                kind,
+                addr: there.address().wrapping_add(at),
+                length,
+                lkey: there.keys.lkey,
+                access: window.bits(),
+            };
+            assert_eq!(
+                bind(&mut b, &mut cq, &wanted),
+                status,
+                "{kind:?} {region:?} {window:?} {at} {length}"
+            );
+            if status == 0 {
+                continue;
+            }
+            // By neither key.
+            for key in [object.rkey(), wanted.rkey] {
+                there.keys.rkey = key;
+                let mut from = host.qp(QpType::RC, &mut cq);
+                let to = host.qp(QpType::RC, &mut cq);
+                join(QpType::RC, (&from, &host), (&to, &host));
+                post(&mut from, 2, Work::Write(&there, 0), here.sge(0, 16));
+                assert_eq!(wait(&mut cq).status, 10);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_window_is_bound_and_opens_its_part_of_a_region() {
     let host = Host::alone("ib");
@@ -358,11 +440,7 @@ fn a_window_is_bound_and_opens_its_part_of_a_region() {
     let window = uverbs::Mw::alloc(&host.context, host.pd, MwType::TYPE_2, Udata::none()).unwrap();
     assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), EBUSY);
     let rkey = window.rkey() & !0xff | (window.rkey() + 1) & 0xff;
-    b.send.begin();
-    let mut wqe = (b.send)
-        .open(1, Opcode::BIND_MW, SendFlags::SIGNALED)
-        .unwrap();
-    wqe.bind_mw(&Bind {
+    let wanted = Bind {
         window: window.rkey(),
         rkey,
         kind: WindowKind::Type2,
@@ -370,12 +448,8 @@ fn a_window_is_bound_and_opens_its_part_of_a_region() {
         length: 50,
         lkey: there.keys.lkey,
         access: AccessFlags::REMOTE_WRITE.bits(),
-    })
-    .unwrap();
-    b.send.accept();
-    // SAFETY: the memory lives to the end of the test.
-    unsafe { b.send.publish() };
-    assert_eq!(wait(&mut cq).status, 0);
+    };
+    assert_eq!(bind(&mut b, &mut cq, &wanted), 0);
     here.set(0, b"through a window");
     there.keys.rkey = rkey;
     post(&mut a, 2, Work::Write(&there, 134), here.sge(0, 16));

@@ -178,6 +178,49 @@ fn what_was_taken_back_gives_no_access() {
     }
 }
 
+/// What the specification forbids to bind (volume 1, 10.6.7.2): C10-73, a region
+/// without the right to bind; o10-37.2.30, a window of type 2 that is bound.
+#[test]
+fn what_may_not_be_bound_is_not() {
+    use WindowType::{One, Two};
+    for (kind, access) in [
+        (One, AccessFlags::empty()),
+        (Two, AccessFlags::empty()),
+        (One, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ),
+        (Two, AccessFlags::MW_BIND),
+    ] {
+        let mut pair = Pair::new(Transport::Reliable);
+        let region = remote(&pair, access);
+        let Some(window) = has(pair.domain.memory_window(kind)) else {
+            return;
+        };
+        let mut at = RemoteAddr::new(region.key().addr, window.rkey());
+        if access.contains(AccessFlags::MW_BIND) {
+            bind(&mut pair, &window, &region);
+        }
+        let before = window.rkey();
+        let part = region.slice(0..64).unwrap();
+        let request = WorkRequest::bind(&window, part, AccessFlags::REMOTE_WRITE);
+        match pair.b.post(request.token(1)) {
+            Err(refused) => assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}"),
+            Ok(()) => {
+                at.rkey = window.rkey();
+                let done = pair.wait_for(1);
+                assert_eq!(done.status(), Status::MW_BIND_ERR, "{kind:?} {access:?}");
+            }
+        }
+        assert_eq!(window.rkey(), before, "{kind:?} {access:?}");
+        // By neither key does a peer get to what it was not bound to.
+        let data = pair.filled(b"through");
+        pair.a.write(data, at, 2).unwrap();
+        let done = pair.wait_for(2);
+        assert_ne!(done.status(), Status::SUCCESS, "{kind:?} {access:?}");
+        assert_eq!(bytes(&region, 0, 7), [0; 7], "{kind:?} {access:?}");
+        window.close().unwrap();
+        region.close().unwrap();
+    }
+}
+
 /// The same on every device, whatever it costs there.
 #[test]
 fn keys_are_changed_only_where_that_was_asked_for() {
