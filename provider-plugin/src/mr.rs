@@ -59,6 +59,19 @@ fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
     Box::into_raw(mr).cast()
 }
 
+/// Whether a window with this access may be bound to the region (InfiniBand
+/// Architecture Specification, C10-73 and C10-74): for devices whose keys do not
+/// say so. What was imported does not say what it allows.
+#[cold]
+pub fn may_be_bound(mr: &verbs_mr, access: u32) -> bool {
+    let writes = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+    let needed = match writes {
+        true => IBV_ACCESS_MW_BIND | IBV_ACCESS_LOCAL_WRITE,
+        false => IBV_ACCESS_MW_BIND,
+    };
+    mr.mr_type == IBV_MR_TYPE_IMPORTED_MR || mr.access as u32 & needed == needed
+}
+
 /// On-demand access to all of memory: length SIZE_MAX at address 0.
 fn kernel_length(addr: *mut c_void, length: usize, access: c_int) -> Result<u64, Errno> {
     if access as u32 & IBV_ACCESS_ON_DEMAND != 0 && length == usize::MAX && !addr.is_null() {
@@ -343,3 +356,37 @@ const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>());
     assert!(align_of::<Sge>() <= align_of::<ibv_sge>());
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_needs_the_right_to_bind_and_to_write() {
+        const BIND: u32 = IBV_ACCESS_MW_BIND;
+        const WRITE: u32 = IBV_ACCESS_LOCAL_WRITE;
+        for (access, window, good) in [
+            (
+                BIND | WRITE,
+                IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+                true,
+            ),
+            (BIND, IBV_ACCESS_REMOTE_READ, true),
+            (BIND, IBV_ACCESS_REMOTE_WRITE, false),
+            (BIND, IBV_ACCESS_REMOTE_ATOMIC, false),
+            (
+                WRITE | IBV_ACCESS_REMOTE_WRITE,
+                IBV_ACCESS_REMOTE_WRITE,
+                false,
+            ),
+            (0, IBV_ACCESS_REMOTE_READ, false),
+        ] {
+            // SAFETY: a region is numbers and pointers that may be null.
+            let mut mr: verbs_mr = unsafe { core::mem::zeroed() };
+            mr.access = access.cast_signed();
+            assert_eq!(may_be_bound(&mr, window), good, "{access:#x} {window:#x}");
+            mr.mr_type = IBV_MR_TYPE_IMPORTED_MR;
+            assert!(may_be_bound(&mr, window));
+        }
+    }
+}

@@ -7,6 +7,7 @@ use mlx5::{Bind, RecvQueue, RecvWriter, SendQueue, SharedQueue, SharedWriter, Wi
 use super::Mlx5;
 use crate::abi::*;
 use crate::ah::ah_of;
+use crate::mr::may_be_bound;
 use crate::writers::{entry, receives, sends};
 
 sends!(SendQueue, Wqe, {
@@ -38,7 +39,8 @@ entry!(Wqe, {
         Wqe::xrc(self, remote_srqn);
     }
 
-    /// Without a region, binds it to nothing.
+    /// Without a region, binds it to nothing. The card does not know which regions
+    /// may be bound.
     unsafe fn bind_window(
         &mut self,
         mw: *mut ibv_mw,
@@ -50,6 +52,12 @@ entry!(Wqe, {
         let (Some(mw), true) = (mw, mr.is_some() || info.length == 0) else {
             return Err(libc::EINVAL);
         };
+        // SAFETY: regions are ours, as this part of them.
+        let region = unsafe { info.mr.cast::<verbs_mr>().as_ref() };
+        let refused = |region| info.length != 0 && !may_be_bound(region, info.mw_access_flags);
+        if region.is_some_and(refused) {
+            return Err(libc::EINVAL);
+        }
         let kind = match mw.type_ {
             IBV_MW_TYPE_1 => WindowKind::Type1,
             IBV_MW_TYPE_2 => WindowKind::Type2,

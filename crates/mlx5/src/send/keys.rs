@@ -90,8 +90,12 @@ impl Wqe<'_> {
     /// Binds a memory window, or unbinds it; of an operation that is another,
     /// nothing is done.
     ///
+    /// Whether the region may be bound is the caller's to check: the keys of a
+    /// ConnectX do not say it.
+    ///
     /// # Errors
-    /// [`PostError::Unsupported`]: more than 2 GiB.
+    /// [`PostError::Unsupported`]: more than 2 GiB. [`PostError::BadOperation`]: a
+    /// window of type 1 whose addresses begin at 0.
     pub fn bind_mw(&mut self, bind: &Bind) -> Result<(), PostError> {
         if !self.queue().open.form.keys {
             return Err(PostError::BadOperation);
@@ -103,6 +107,10 @@ impl Wqe<'_> {
         }
         if bind.length > LONGEST_WINDOW {
             return Err(PostError::Unsupported);
+        }
+        // o10-36.2.2 of the specification; the device cannot tell.
+        if bind.kind == WindowKind::Type1 && bind.access & access::ZERO_BASED != 0 {
+            return Err(PostError::BadOperation);
         }
         let mut changes = umr_mask::FREE
             | umr_mask::MKEY

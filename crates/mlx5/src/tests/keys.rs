@@ -243,6 +243,11 @@ fn changes_have_no_data_and_other_operations_are_none() {
         ..BIND
     };
     assert_eq!(wqe.bind_mw(&long), Err(PostError::Unsupported));
+    let zero_based = Bind {
+        access: 32 | BIND.access,
+        ..BIND
+    };
+    assert_eq!(wqe.bind_mw(&zero_based), Err(PostError::BadOperation));
     let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
     assert_eq!(wqe.bind_mw(&BIND), Err(PostError::BadOperation));
 }
