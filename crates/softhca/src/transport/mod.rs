@@ -54,6 +54,8 @@ use table::Table;
 const LIMIT_MESSAGE: u32 = 1 << 31;
 /// Steps that one queue pair takes before the next has its turn.
 const TURN: usize = 32;
+/// Timers beyond two of each queue pair before those that are out of date go.
+const SPARE_TIMERS: usize = 64;
 
 /// What a doorbell is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -350,6 +352,7 @@ impl<L> Transport<L> {
     /// Does what is to be done: timers that have run out, answers, requests, flushing.
     /// At most about `budget` packets are made; true if there is more to do now.
     pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
+        self.forget_timers();
         while let Some(&Reverse((at, qpn))) = self.timers.peek() {
             if at > now {
                 break;
@@ -386,6 +389,17 @@ impl<L> Transport<L> {
             schedule(qp, &mut self.ready, &mut self.timers);
         }
         !self.ready.is_empty()
+    }
+
+    /// Forgets entries that an earlier one of their queue pair has replaced. Those
+    /// of a peer that is never ready would stay for as long as an acknowledgement
+    /// is waited for: hours.
+    fn forget_timers(&mut self) {
+        if self.timers.len() > SPARE_TIMERS + 2 * self.qps.len() {
+            let qps = &self.qps;
+            self.timers
+                .retain(|Reverse((at, qpn))| qps.get(qpn).is_some_and(|qp| qp.armed == *at));
+        }
     }
 
     /// The next frame to be sent.

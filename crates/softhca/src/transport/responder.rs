@@ -192,6 +192,10 @@ impl<L> Qp<L> {
         if self.resp.closing {
             return;
         }
+        if self.resp.replies.len() >= self.most_replies() {
+            io.counters.dropped += 1;
+            return;
+        }
         let reliable = self.config.service.is_reliable();
         let distance = view.bth.psn.distance(self.resp.expected);
         if reliable {
@@ -233,6 +237,13 @@ impl<L> Qp<L> {
             }
             Err(refusal) => self.refuse(host, io, refusal),
         }
+    }
+
+    /// How many answers wait at most. A peer that keeps to its limit of reads and
+    /// atomics, with an acknowledgement after each, has no more; what another asks
+    /// for is lost.
+    fn most_replies(&self) -> usize {
+        LIMIT_REPLIES + 2 * usize::from(self.config.max_dest_rd_atomic)
     }
 
     /// A message whose rest is lost (UC).

@@ -4,6 +4,7 @@ mod capture;
 mod datagram;
 mod dynamic;
 mod errors;
+mod flood;
 mod hostile;
 mod lossy;
 mod order;

@@ -1,0 +1,78 @@
+//! A peer that asks for more than it takes, or makes what is under way begin again
+//! and again, takes up no more memory by that.
+
+use super::*;
+use crate::packet::{AtomicEth, Bth, Draft, Packet, Psn, Reth, Template, op};
+
+/// A request of queue pair 100 to queue pair 200, with a header.
+fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]) -> Packet {
+    let bth = Bth {
+        opcode,
+        dest_qpn: 200,
+        pkey: 0xffff,
+        psn: Psn::new(psn),
+        ..Bth::default()
+    };
+    let mut draft = Draft::new(pool, template, bth, 0);
+    draft.put(header);
+    draft.finish()
+}
+
+#[test]
+fn answers_that_wait_are_bounded() {
+    const LENGTH: u32 = 64 * 1024;
+    let packets = LENGTH.div_ceil(1024);
+    for flood in [op::FETCH_ADD, op::SEND_ONLY] {
+        let mut world = pair(LinkKind::Ib, LENGTH as usize, 1, &QpConfig::default());
+        let template = Template::new(&world.hcas[0].path_to(1));
+        let pool = Pool::new();
+        let hca = &mut world.hcas[1];
+        // The answer to this goes out first, and takes its time.
+        let read = Reth {
+            va: VA,
+            rkey: RKEY,
+            length: LENGTH,
+        };
+        let read = request(&pool, &template, op::READ_REQUEST, 0, &read.bytes());
+        hca.transport.receive(&mut hca.host, 0, read);
+        let atomic = AtomicEth {
+            va: VA,
+            rkey: RKEY,
+            swap_add: 1,
+            compare: 0,
+        };
+        for n in 0..10_000 {
+            // Atomics are done each; no receive is there for what is sent.
+            let packet = match flood {
+                op::FETCH_ADD => request(&pool, &template, flood, packets + n, &atomic.bytes()),
+                _ => request(&pool, &template, flood, packets, &[]),
+            };
+            hca.transport.receive(&mut hca.host, 0, packet);
+        }
+        let mut answers = 0;
+        while hca.transport.run(&mut hca.host, 0, 64) {}
+        while hca.transport.pop().is_some() {
+            answers += 1;
+        }
+        let most = packets as usize + 64 + 2 * 16;
+        assert!(answers > packets as usize, "{flood:#x}");
+        assert!(answers <= most, "{flood:#x}: {answers}");
+    }
+}
+
+#[test]
+fn timers_that_are_set_again_are_bounded() {
+    // A peer that is never ready, and an acknowledgement that is waited for long.
+    let config = QpConfig {
+        ack_timeout: 22,
+        rnr_retry: 7,
+        min_rnr_timer: 1,
+        ..QpConfig::default()
+    };
+    let mut world = pair(LinkKind::Ib, 64, 1, &config);
+    world.hcas[0].post_send(100, work(1, Operation::Send, 0, 8, 0));
+    world.settle(100 * MS);
+    let transport = &world.hcas[0].transport;
+    assert!(transport.counters().rnr_naks > 5000);
+    assert!(transport.timers.len() < 100, "{}", transport.timers.len());
+}
