@@ -171,6 +171,18 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     driver.number(create) << 8
 }
 
+/// The end of the address space is an end of keys, too.
+#[test]
+fn a_key_that_goes_round_leads_nowhere() {
+    let mut driver = Driver::new("ib");
+    let page = driver.pages(1);
+    let key = driver.create_paged_key(0xfff, u64::MAX, &[page]);
+    let (mut cq, mut a, _b) = driver.pair();
+    // The last byte but one, which is before the first.
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(1, key, 0xffd));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
+}
+
 /// A queue pair of the kernel's: it may use the reserved key, and give keys pages.
 fn kernel_qp(driver: &mut Driver, cq: &Cq) -> Qp {
     driver.create_qp_with(0, cq, None, |input| input.or(0x20, 4, 1))
