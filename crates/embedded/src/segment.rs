@@ -76,7 +76,8 @@ pub(crate) struct Segment {
 #[derive(Default)]
 struct Member {
     socket: Option<OwnedFd>,
-    /// It has let a frame wait for too long.
+    /// It has let a frame wait for too long: it gets no more until it has read all
+    /// that there is. Who reads a frame now and then would keep all others waiting.
     stuck: bool,
 }
 
@@ -287,6 +288,9 @@ impl Segment {
         let Some(socket) = &member.socket else {
             return true;
         };
+        if member.stuck && has_unread(socket) {
+            return false;
+        }
         let datagram = &self.buffer[..=frame.len()];
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         match send(socket.as_raw_fd(), datagram, flags) {
@@ -447,6 +451,66 @@ mod tests {
         assert!(UnixAddr::new(&directory.join(longest)).is_ok());
         let longer = PathBuf::from(format!("{}d", directory.display()));
         assert!(UnixAddr::new(&longer.join(longest)).is_err());
+    }
+
+    /// A frame from a device here to one of each member.
+    fn frame(pool: &Pool, member: u16) -> Packet {
+        let [high, low] = (member * DEVICES + 1).to_be_bytes();
+        let mut frame = [0; 4000];
+        frame[..6].copy_from_slice(&[0x02, 0x50, 0x53, 0, high, low]);
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        pool.copy_of(LinkKind::Ethernet, &frame).unwrap()
+    }
+
+    #[test]
+    fn who_reads_a_frame_now_and_then_keeps_nobody_waiting() {
+        let name = format!("segment-slow-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let (fabric, pool) = (Fabric::new(1), Pool::new());
+        let wake = new_socket().unwrap();
+        let poll = epoll(&wake).unwrap();
+        let mut segment = Segment::join(&directory, &fabric, pool.clone(), &poll).unwrap();
+        let listeners = [1, 2].map(|number| {
+            let listener = new_socket().unwrap();
+            let at = address(&directory, number).unwrap();
+            bind(listener.as_raw_fd(), &at).unwrap();
+            listen(&listener, Backlog::new(1).unwrap()).unwrap();
+            listener
+        });
+        let device = fabric.port(softhca::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
+        while segment.held.is_none() {
+            device.send(0, frame(&pool, 1));
+            segment.pump(&poll);
+        }
+        std::thread::sleep(PATIENCE);
+        segment.pump(&poll);
+        assert!(segment.held.is_none() && segment.members[1].stuck);
+        let accept = |listener: &OwnedFd| {
+            let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).unwrap();
+            // SAFETY: it is new, and nobody else's.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        };
+        let slow = accept(&listeners[0]);
+        let mut buffer = [0; CAPACITY + 1];
+        let mut read = |socket: &OwnedFd| {
+            recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok()
+        };
+        // It reads some, so that there is room for less than what is for it.
+        for _ in 0..3 {
+            assert!(read(&slow));
+        }
+        for _ in 0..20 {
+            device.send(0, frame(&pool, 1));
+        }
+        device.send(0, frame(&pool, 2));
+        segment.pump(&poll);
+        assert!(read(&accept(&listeners[1])), "it did not wait");
+        // Who has read all is as anybody.
+        while read(&slow) {}
+        device.send(0, frame(&pool, 1));
+        segment.pump(&poll);
+        assert!(read(&slow));
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
