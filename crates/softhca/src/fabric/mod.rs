@@ -1,13 +1,12 @@
 //! A network in memory: ports that send frames to each other.
 //!
 //! InfiniBand ports are found by LID, Ethernet ports by MAC address (their own, or
-//! learned from what they send); multicast and unknown addresses go to all. No
+//! learned from what they send); multicast and unknown addresses go to all. A
+//! frame for the sender's own address comes back, on Ethernet if it is RDMA. No
 //! frame moves an address that is a port's own, and one from another fabric with
-//! such an address as its source is discarded. A
-//! frame for the sender's own address comes back, on Ethernet if it is RDMA.
-//! InfiniBand ports find a [`subnet`] manager there. What goes wrong ([`Faults`]) is
-//! decided by a generator with a seed: the same calls in the same order give the
-//! same losses.
+//! such an address as its source is discarded. InfiniBand ports find a [`subnet`]
+//! manager there. What goes wrong ([`Faults`]) is decided by a generator with a
+//! seed: the same calls in the same order give the same losses.
 //!
 //! A [`Fabric`] is shared among threads behind a lock; with one thread it is
 //! deterministic. Time is nanoseconds from any origin, passed in.
