@@ -2,6 +2,7 @@
 //! device's name in `RXE_DEV`: rdma_rxe, or a ConnectX that softhca plays. As
 //! `embedded`, and without that variable, it is a ConnectX in this process.
 
+mod attacks;
 mod events;
 #[path = "../common/huge.rs"]
 mod huge;

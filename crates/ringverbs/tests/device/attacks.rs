@@ -1,0 +1,171 @@
+//! Safe calls that try to have the device, or a peer, reach memory that is the
+//! program's.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringverbs::raw::{Flags, Send};
+use ringverbs::{
+    AccessFlags, Buffer, Error, Inline, RemoteAddr, Status, Transport, WindowType, WorkRequest,
+};
+
+use crate::{Pair, has, wait};
+
+const LENGTH: usize = 64 << 10;
+const PATTERN: u8 = 0xee;
+
+fn untouched(buffer: &[u8]) -> bool {
+    buffer.iter().all(|byte| *byte == PATTERN)
+}
+
+fn owned(pair: &Pair, length: usize) -> Buffer {
+    let mut buffer = pair.buffer(length);
+    buffer.fill(PATTERN);
+    buffer
+}
+
+/// The key of memory without remote rights is seen by safe code, and is no key
+/// for peers.
+#[test]
+fn a_local_key_opens_memory_to_no_peer() {
+    for way in 0..3 {
+        let mut pair = Pair::new(Transport::Reliable);
+        let victim = owned(&pair, 4096);
+        let sge = victim.raw_sge();
+        let there = RemoteAddr::new(sge.addr, sge.lkey);
+        let data = pair.filled(b"HACKED!!");
+        let request = match way {
+            0 => pair.a.write(data, there, 1),
+            1 => pair.a.read(data, there, 1),
+            _ => pair.a.post(WorkRequest::fetch_add(data, there, 1).token(1)),
+        };
+        request.unwrap();
+        let mut done = pair.wait_for(1);
+        assert_eq!(done.status(), Status::REM_ACCESS_ERR, "{way}");
+        assert!(untouched(&victim), "{way}");
+        assert_eq!(&done.take_buffer().unwrap()[..], b"HACKED!!");
+    }
+}
+
+/// A region is closed while a peer writes to it, and its addresses, and perhaps
+/// its key, become a buffer's.
+#[test]
+fn writes_under_way_do_not_outlive_their_region() {
+    let access = AccessFlags::REMOTE_WRITE;
+    let mut refused = 0;
+    for round in 0..40 {
+        let mut pair = Pair::new(Transport::Reliable);
+        let region = pair.domain.alloc_remote(LENGTH, access).unwrap();
+        let there = region.key();
+        for token in 0..8 {
+            let data = pair.filled(&[1; LENGTH]);
+            pair.a.write(data, there, token).unwrap();
+        }
+        thread::sleep(Duration::from_micros(20 * round));
+        region.close().unwrap();
+        let victims: Vec<_> = (0..4).map(|_| owned(&pair, LENGTH)).collect();
+        for done in pair.wait(8) {
+            refused += usize::from(done.result.is_err());
+        }
+        assert!(victims.iter().all(|buffer| untouched(buffer)), "{round}");
+    }
+    assert!(refused > 0, "no write met a region that was closed");
+}
+
+/// What a queue pair that is destroyed gives back is not written to by messages
+/// that are under way.
+#[test]
+fn receives_under_way_do_not_outlive_their_queue_pair() {
+    for round in 0..40 {
+        let mut pair = Pair::new(Transport::Reliable);
+        for token in 0..8 {
+            let buffer = pair.buffer(LENGTH);
+            pair.b.receive(buffer, token).unwrap();
+        }
+        for token in 8..16 {
+            let data = pair.filled(&[1; LENGTH]);
+            pair.a.send(data, token).unwrap();
+        }
+        thread::sleep(Duration::from_micros(20 * round));
+        let Pair { a, b, mut cq, .. } = pair;
+        let released = b.close_and_drain(&mut cq, None).unwrap();
+        let mut back: Vec<Buffer> = Vec::new();
+        for released in released {
+            back.extend(released.payload.into_buffer());
+        }
+        for buffer in &mut back {
+            buffer.fill_up();
+            buffer.fill(PATTERN);
+        }
+        let end = Instant::now() + Duration::from_millis(5);
+        while Instant::now() < end {
+            // Completions from before: their buffers are not among those.
+            drop(cq.poll_one().unwrap());
+        }
+        assert!(back.iter().all(|buffer| untouched(buffer)), "{round}");
+        drop(a);
+    }
+}
+
+/// Two threads bind one window on two queue pairs: one of them is refused, or
+/// comes after the other's completion.
+#[test]
+fn one_window_is_bound_by_one_thread_at_a_time() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let region = pair.domain.alloc_remote(4096, AccessFlags::MW_BIND);
+    let region = region.unwrap();
+    let Some(window) = has(pair.domain.memory_window(WindowType::One)) else {
+        return;
+    };
+    for _ in 0..50 {
+        let barrier = Arc::new(Barrier::new(2));
+        let posted: u32 = thread::scope(|scope| {
+            let threads = [&mut pair.a, &mut pair.b].map(|qp| {
+                let (barrier, window, region) = (&barrier, &window, &region);
+                scope.spawn(move || {
+                    let part = region.slice(..64).unwrap();
+                    let bind = WorkRequest::bind(window, part, AccessFlags::REMOTE_READ);
+                    barrier.wait();
+                    match qp.post(bind) {
+                        Ok(()) => 1,
+                        Err(refused) => {
+                            assert!(matches!(refused.error, Error::Busy { .. }), "{refused}");
+                            0
+                        }
+                    }
+                })
+            });
+            threads.map(|thread| thread.join().unwrap()).iter().sum()
+        });
+        assert_eq!(posted, 1);
+        pair.wait_for(0).result.unwrap();
+    }
+}
+
+/// Work requests that were written by a writer of the raw layer that is
+/// forgotten are not posted by the safe calls behind it.
+#[test]
+fn a_forgotten_writer_posts_nothing() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let (stale, victim) = (pair.filled(b"never"), owned(&pair, 64));
+    for _ in 0..100 {
+        let mut raw = pair.a.raw_send();
+        for id in 0..3 {
+            let entry = raw.open::<Send>(id, Flags::SIGNALED).unwrap();
+            entry.sge(stale.raw_sge()).unwrap().finish();
+        }
+        std::mem::forget(raw);
+        let mut raw = pair.b.raw_receive().unwrap();
+        for id in 0..3 {
+            raw.push(id, &[victim.raw_sge()]).unwrap();
+        }
+        std::mem::forget(raw);
+        let incoming = pair.buffer(64);
+        pair.b.receive(incoming, 1).unwrap();
+        pair.a.send(Inline(b"hello"), 2).unwrap();
+        let mut done = wait(&mut pair.cq, 2);
+        assert_eq!(&done[0].take_buffer().unwrap()[..], b"hello");
+        assert!(done[1].result.is_ok() && untouched(&victim));
+    }
+}
