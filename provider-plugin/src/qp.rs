@@ -225,6 +225,7 @@ fn needed<D: Device>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno>
             attr.cap = ibv_qp_cap::default();
             return Ok(attr);
         }
+        IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => return Err(Errno::OPNOTSUPP),
         _ if attr.recv_cq.is_null() => return Err(Errno::INVAL),
         _ => {}
     }

@@ -459,6 +459,9 @@ static void queue_pairs(struct ibv_context *ctx)
 		a.cap = caps[c];
 		a.qp_type = IBV_QPT_XRC_SEND;
 		REFUSED(ibv_create_qp(pd, &a));
+		a.recv_cq = NULL;
+		REFUSED(ibv_create_qp(pd, &a));
+		a.recv_cq = cq;
 		a.qp_type = IBV_QPT_RAW_PACKET;
 		REFUSED(ibv_create_qp(pd, &a));
 		x.cap = caps[c];
