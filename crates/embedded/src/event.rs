@@ -20,6 +20,15 @@ pub(crate) struct Event {
     pub(crate) of: Option<Reported>,
 }
 
+/// What events a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// Those of completions: a channel.
+    Completions,
+    /// All others.
+    Async,
+}
+
 /// A file that events are read from: a queue, and an eventfd that is readable
 /// while there is something in it, so that poll and epoll work.
 ///
@@ -28,6 +37,9 @@ pub(crate) struct Event {
 pub(crate) struct EventFile {
     inner: Mutex<Inner>,
     nonblocking: AtomicBool,
+    kind: FileKind,
+    /// The context that it was made in ([`ContextFile::id`](crate::files::ContextFile)).
+    context: u64,
 }
 
 #[derive(Debug)]
@@ -38,7 +50,7 @@ struct Inner {
 
 impl EventFile {
     /// A new file, and its descriptor, which it keeps.
-    pub(crate) fn new() -> Result<(Arc<Self>, RawFd), Errno> {
+    pub(crate) fn new(kind: FileKind, context: u64) -> Result<(Arc<Self>, RawFd), Errno> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let signal =
             EventFd::from_value_and_flags(0, flags).map_err(|errno| Errno::new(errno as i32))?;
@@ -50,8 +62,15 @@ impl EventFile {
         let file = Self {
             inner: Mutex::new(inner),
             nonblocking: AtomicBool::new(false),
+            kind,
+            context,
         };
         Ok((Arc::new(file), fd))
+    }
+
+    /// Whether it is of a kind, and a context's.
+    pub(crate) fn is(&self, kind: FileKind, context: u64) -> bool {
+        self.kind == kind && self.context == context
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -145,7 +164,7 @@ mod tests {
 
     #[test]
     fn it_is_readable_while_there_is_something_to_read() {
-        let (file, fd) = EventFile::new().unwrap();
+        let (file, fd) = EventFile::new(FileKind::Async, 1).unwrap();
         let (a, b) = (Reported::default(), Reported::default());
         let event = |of: &Reported, byte| Event {
             record: vec![byte; 8],

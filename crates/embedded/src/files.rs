@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
@@ -15,7 +16,7 @@ const UAR: usize = 4096;
 /// UARs of a context.
 const UARS: u32 = 8;
 /// Registers of a UAR that queue pairs get.
-const PER_UAR: u32 = 2;
+pub(crate) const PER_UAR: u32 = 2;
 /// Registers of a UAR as their numbers count them.
 const NUMBERED_PER_UAR: u32 = 4;
 /// Registers of a context.
@@ -39,6 +40,9 @@ pub(crate) struct ContextFile {
     /// them is not looked at: the doorbell records say all.
     #[allow(dead_code, reason = "held to be open")]
     registers: OwnedFd,
+    /// No other open device has had this number, as it may have had the
+    /// descriptor's.
+    pub(crate) id: u64,
     /// GET_CONTEXT was given.
     pub(crate) made: bool,
     /// The first file of asynchronous events, which gets those of all.
@@ -59,6 +63,9 @@ impl File {
     }
 }
 
+/// How many devices were opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
 impl ContextFile {
     /// An open device, and its descriptor, which it keeps.
     pub(crate) fn new() -> Result<(Self, RawFd)> {
@@ -71,6 +78,7 @@ impl ContextFile {
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
+            id: OPENED.fetch_add(1, Ordering::Relaxed),
             made: false,
             events: None,
             exclusive: 0,

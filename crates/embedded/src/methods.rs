@@ -6,13 +6,15 @@ use std::sync::atomic::Ordering;
 
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
+use uverbs::abi::mlx5::ATTR_QUERY_CONTEXT_RESP;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
-use crate::event::{EventFile, Reported};
-use crate::files::{ContextFile, File, REGISTERS};
+use crate::event::{EventFile, FileKind, Reported};
+use crate::files::{ContextFile, File, PER_UAR, REGISTERS};
 use crate::object::{Events, Is, Object};
-use crate::request::Request;
+use crate::request::{Request, word};
+use crate::spec::{self, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 
@@ -29,17 +31,23 @@ impl State {
             None => return refuse(libc::EBADF),
         };
         let method = (request.object, request.method);
+        let Some(attributes) = spec::method(request.object, request.method) else {
+            return refuse(libc::EPROTONOSUPPORT);
+        };
+        request.check(attributes, |form, data| self.check_object(fd, form, data))?;
         if method == (OBJECT_DEVICE, METHOD_GET_CONTEXT) {
             return self.get_context(fd, request);
         }
         if !made {
             return refuse(libc::EINVAL);
         }
-        match method {
+        let done = match method {
             // SAFETY: passed on.
             (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => unsafe { self.write(fd, request) },
             (OBJECT_DEVICE, METHOD_QUERY_CONTEXT) => {
                 answer_context(request);
+                let length = request.room(ATTR_QUERY_CONTEXT_RESP);
+                request.put(ATTR_QUERY_CONTEXT_RESP, &driver_context(length));
                 Ok(())
             }
             (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
@@ -65,7 +73,9 @@ impl State {
                 self.remove(fd, request, ATTR_DESTROY_XRCD_HANDLE)
             }
             _ => refuse(libc::EPROTONOSUPPORT),
-        }
+        };
+        // As the kernel has it: what the driver was given room for was answered.
+        done.inspect(|()| request.put(ATTR_UHW_OUT, &[]))
     }
 
     /// The open device of a descriptor.
@@ -76,44 +86,77 @@ impl State {
         }
     }
 
+    /// Looks at an attribute that names an object, which is the context's own
+    /// and of its kind.
+    fn check_object(&self, fd: RawFd, form: &Form, data: u64) -> Result<()> {
+        match *form {
+            Form::Object(kind) => {
+                if data > i64::MAX as u64 {
+                    return refuse(libc::EINVAL);
+                }
+                let handle = u32::try_from(data).or(refuse(libc::ENOENT))?;
+                match self.objects.get(fd, handle)?.is.kind() {
+                    found if found == kind => Ok(()),
+                    _ => refuse(libc::EINVAL),
+                }
+            }
+            Form::Fd(kind) => {
+                let number = RawFd::try_from(data.cast_signed()).or(refuse(libc::EINVAL))?;
+                let context = match self.files.get(&fd) {
+                    Some(File::Context(context)) => context.id,
+                    _ => return refuse(libc::EBADF),
+                };
+                match self.files.get(&number) {
+                    Some(File::Events(events)) if events.is(kind, context) => Ok(()),
+                    _ => refuse(libc::EBADF),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn get_context(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        /// `struct mlx5_ib_alloc_ucontext_req`, which came before all else.
+        const FIRST: usize = 8;
+        const FLAGS: usize = 8;
+        const COMP_MASK: usize = 12;
         const CQE_VERSION: usize = 16;
+        const RESERVED: std::ops::Range<usize> = 17..24;
+        const REGISTERS_MOST: u32 = 512;
+        const DEVX: u32 = 1 << 0;
+        let length = request.driver_length();
+        if length != FIRST && length < CQE_VERSION {
+            return refuse(libc::EINVAL);
+        }
         let asked = request.driver::<32>();
-        // User indices in completions are the only kind that there is.
-        if asked[CQE_VERSION] < 1 {
+        let flags = word(&asked, FLAGS);
+        let reserved = asked[RESERVED].iter().any(|byte| *byte != 0);
+        if flags & !DEVX != 0 || word(&asked, COMP_MASK) != 0 || reserved {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let (registers, own) = (word(&asked, 0), word(&asked, 4));
+        if registers > REGISTERS_MOST {
+            return refuse(libc::ENOMEM);
+        }
+        let registers = registers.next_multiple_of(PER_UAR);
+        // User indices in completions are the only kind that there is, and the
+        // process gives the device no commands of its own.
+        if own >= registers || flags != 0 || asked[CQE_VERSION] < 1 {
             return refuse(libc::EINVAL);
         }
         let context = self.context(fd)?;
         if std::mem::replace(&mut context.made, true) {
             return refuse(libc::EINVAL);
         }
-        let mut answer = [0; 72];
-        let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
-        let longest: u32 = 1 << 15;
-        // Numbers of queue pairs, bytes of a register, registers, cache line.
-        set(0, &(1u32 << 17).to_ne_bytes());
-        set(4, &512u32.to_ne_bytes());
-        set(8, &REGISTERS.to_ne_bytes());
-        set(12, &64u32.to_ne_bytes());
-        // Bytes of a send and a receive, entries of queues.
-        set(16, &1024u16.to_ne_bytes());
-        set(18, &512u16.to_ne_bytes());
-        set(20, &longest.to_ne_bytes());
-        set(24, &longest.to_ne_bytes());
-        set(28, &longest.to_ne_bytes());
-        // Ports, length of the answer, completions' version, UARs of a page.
-        set(32, &1u16.to_ne_bytes());
-        set(40, &72u32.to_ne_bytes());
-        set(44, &[1]);
-        set(56, &12u32.to_ne_bytes());
-        set(60, &ContextFile::uars_per_page().to_ne_bytes());
-        request.driver_answer(&answer);
+        let length = request.room(ATTR_UHW_OUT);
+        request.driver_answer(&driver_context(length));
         answer_context(request);
         Ok(())
     }
 
     fn alloc_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let (events, number) = EventFile::new()?;
+        let id = self.context(fd)?.id;
+        let (events, number) = EventFile::new(FileKind::Async, id)?;
         let context = self.context(fd)?;
         if context.events.is_none() {
             context.events = Some(Arc::clone(&events));
@@ -124,14 +167,10 @@ impl State {
     }
 
     /// The event file that an attribute names, if it does.
-    pub(crate) fn event_file(&self, request: &Request, id: u16) -> Result<Option<Arc<EventFile>>> {
-        let Some(fd) = request.fd(id)? else {
-            return Ok(None);
-        };
-        match self.files.get(&fd) {
-            Some(File::Events(events)) => Ok(Some(Arc::clone(events))),
-            Some(File::Context(_)) => refuse(libc::EINVAL),
-            None => refuse(libc::EBADF),
+    pub(crate) fn event_file(&self, request: &Request, id: u16) -> Option<Arc<EventFile>> {
+        match self.files.get(&request.fd(id)?) {
+            Some(File::Events(events)) => Some(Arc::clone(events)),
+            _ => None,
         }
     }
 
@@ -212,6 +251,32 @@ impl State {
             }
         }
     }
+}
+
+/// What the driver says of a context, where there is room for `room` bytes
+/// (`struct mlx5_ib_alloc_ucontext_resp`).
+fn driver_context(room: usize) -> [u8; 72] {
+    let mut answer = [0; 72];
+    let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
+    let longest: u32 = 1 << 15;
+    // Numbers of queue pairs, bytes of a register, registers, cache line.
+    set(0, &(1u32 << 17).to_ne_bytes());
+    set(4, &512u32.to_ne_bytes());
+    set(8, &REGISTERS.to_ne_bytes());
+    set(12, &64u32.to_ne_bytes());
+    // Bytes of a send and a receive, entries of queues.
+    set(16, &1024u16.to_ne_bytes());
+    set(18, &512u16.to_ne_bytes());
+    set(20, &longest.to_ne_bytes());
+    set(24, &longest.to_ne_bytes());
+    set(28, &longest.to_ne_bytes());
+    // Ports, length of the answer, completions' version, UARs of a page.
+    set(32, &1u16.to_ne_bytes());
+    set(40, &(room.min(72) as u32).to_ne_bytes());
+    set(44, &[1]);
+    set(56, &12u32.to_ne_bytes());
+    set(60, &ContextFile::uars_per_page().to_ne_bytes());
+    answer
 }
 
 fn answer_context(request: &mut Request) {

@@ -30,6 +30,10 @@ pub(crate) struct Cq {
     pub(crate) cqe: u32,
     /// Bytes of an entry.
     pub(crate) entry: u32,
+    /// The same as the device has it: 128 bytes are also twice 64.
+    pub(crate) entry_size: u32,
+    /// Its completions are to carry the wall clock, which no queue pair does.
+    pub(crate) real_time: bool,
     pub(crate) channel: Option<Arc<EventFile>>,
     pub(crate) completions: Reported,
     pub(crate) events: Events,

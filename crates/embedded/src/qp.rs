@@ -10,7 +10,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 use crate::command::{Input, NUMBER, run};
 use crate::object::{Is, Qp};
 use crate::query::{mac_of, multicast_mac};
-use crate::request::Request;
+use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
 
@@ -175,6 +175,29 @@ fn merge(to: &mut ModifyQp, from: &ModifyQp, mask: Mask) {
     }
 }
 
+/// Attributes that are passed over: the other half of an XRC connection has
+/// them.
+fn not_its_own(kind: QpType) -> Mask {
+    match kind {
+        QpType::XRC_INI => Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER,
+        QpType::XRC_TGT => Mask::MAX_QP_RD_ATOMIC | Mask::RETRY_CNT | Mask::RNR_RETRY,
+        _ => Mask::empty(),
+    }
+}
+
+/// The driver's data of a change (`struct mlx5_ib_modify_qp`).
+fn check_driver(request: &Request) -> Result<()> {
+    const LENGTH: usize = 16;
+    let driver = request.driver::<LENGTH>();
+    let reserved = word(&driver, 0) != 0 || driver[10..12] != [0; 2];
+    match request.driver_length() {
+        0 => Ok(()),
+        length if length < LENGTH => refuse(libc::EINVAL),
+        _ if reserved || !request.driver_is_cleared(LENGTH) => refuse(libc::EOPNOTSUPP),
+        _ => Ok(()),
+    }
+}
+
 fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
     let has = |flag| mask.contains(flag);
     let wrong = has(Mask::PORT) && attributes.port_num != 1
@@ -186,7 +209,9 @@ fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
         || has(Mask::MIN_RNR_TIMER) && attributes.min_rnr_timer > 31
         || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MOST_READS
         || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MOST_READS
-        || has(Mask::AV) && attributes.dest.port_num != 1;
+        || has(Mask::AV) && attributes.dest.port_num != 1
+        || has(Mask::ALT_PATH) && (attributes.alt_port_num, attributes.alt_dest.port_num) != (1, 1)
+        || has(Mask::ALT_PATH) && attributes.alt_pkey_index != 0;
     if wrong { refuse(libc::EINVAL) } else { Ok(()) }
 }
 
@@ -230,10 +255,21 @@ impl State {
             .set(LID, dest.dlid.into()))
     }
 
-    pub(crate) fn modify_qp(&mut self, fd: RawFd, given: &ModifyQp) -> Result<()> {
-        let mask = Mask::from_bits_retain(given.attr_mask);
+    /// Changes attributes, of those that the command `knows`.
+    pub(crate) fn modify_qp(
+        &mut self,
+        fd: RawFd,
+        request: &Request,
+        given: &ModifyQp,
+        knows: u32,
+    ) -> Result<()> {
+        if given.attr_mask & !knows != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
+        let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
+        check_driver(request)?;
         let now = state(STATE.get(&self.query(number)?));
         if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
             return refuse(libc::EINVAL);

@@ -77,7 +77,7 @@ impl State {
     }
 
     pub(crate) fn query_port(&mut self, request: &mut Request) -> Result<()> {
-        if request.value::<u64>(ATTR_QUERY_PORT_PORT_NUM)? != 1 {
+        if request.constant::<u8>(ATTR_QUERY_PORT_PORT_NUM)? != 1 {
             return refuse(libc::EINVAL);
         }
         let ethernet = self.is_ethernet();
@@ -113,12 +113,12 @@ impl State {
             legacy,
             ..QueryPortRespEx::default()
         };
-        request.answer(ATTR_QUERY_PORT_RESP, &answer);
+        request.answer_struct(ATTR_QUERY_PORT_RESP, &answer);
         Ok(())
     }
 
     pub(crate) fn query_port_speed(&self, request: &mut Request) -> Result<()> {
-        if request.value::<u64>(ATTR_QUERY_PORT_SPEED_PORT_NUM)? != 1 {
+        if request.constant::<u32>(ATTR_QUERY_PORT_SPEED_PORT_NUM)? != 1 {
             return refuse(libc::EINVAL);
         }
         request.answer(ATTR_QUERY_PORT_SPEED_RESP, &SPEED);
@@ -126,33 +126,37 @@ impl State {
     }
 
     pub(crate) fn query_gid_table(&mut self, request: &mut Request) -> Result<()> {
-        let size: u64 = request.value(ATTR_QUERY_GID_TABLE_ENTRY_SIZE)?;
-        if size != size_of::<GidEntry>() as u64 {
-            return refuse(libc::EINVAL);
-        }
+        request.flags(ATTR_QUERY_GID_TABLE_FLAGS, 0)?;
+        let size: usize = request.constant(ATTR_QUERY_GID_TABLE_ENTRY_SIZE)?;
         let gids = self.gids();
-        if request.room(ATTR_QUERY_GID_TABLE_RESP_ENTRIES) < size_of_val(&gids[..]) {
+        let room = request.room(ATTR_QUERY_GID_TABLE_RESP_ENTRIES);
+        if room.checked_div(size).is_none_or(|room| room < gids.len()) {
             return refuse(libc::EINVAL);
         }
-        request.put(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, gids.as_bytes());
+        // Each as long as the caller has them.
+        let mut entries = Vec::new();
+        for gid in &gids {
+            let known = size.min(size_of::<GidEntry>());
+            entries.extend_from_slice(&gid.as_bytes()[..known]);
+            entries.resize(entries.len() - known + size, 0);
+        }
+        request.put(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, &entries);
         let count = gids.len() as u64;
         request.answer(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &count);
         Ok(())
     }
 
     pub(crate) fn query_gid_entry(&mut self, request: &mut Request) -> Result<()> {
-        if request.value::<u64>(ATTR_QUERY_GID_ENTRY_PORT)? != 1 {
-            return refuse(libc::EINVAL);
-        }
-        let index: u64 = request.value(ATTR_QUERY_GID_ENTRY_GID_INDEX)?;
+        request.flags(ATTR_QUERY_GID_ENTRY_FLAGS, 0)?;
+        let index: u32 = request.constant(ATTR_QUERY_GID_ENTRY_GID_INDEX)?;
         let gids = self.gids();
-        let Some(entry) = usize::try_from(index)
-            .ok()
-            .and_then(|index| gids.get(index))
-        else {
+        let Some(entry) = gids.get(index as usize) else {
             return refuse(libc::EINVAL);
         };
-        request.answer(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry);
+        if request.constant::<u32>(ATTR_QUERY_GID_ENTRY_PORT)? != 1 {
+            return refuse(libc::EINVAL);
+        }
+        request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry);
         Ok(())
     }
 
@@ -206,7 +210,8 @@ impl State {
     pub(crate) fn query_device_ex(&mut self, request: &mut Request) {
         let answer = ExQueryDeviceResp {
             base: self.device(),
-            response_length: size_of::<ExQueryDeviceResp>() as u32,
+            response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
+                as u32,
             timestamp_mask: u64::MAX,
             // The clock counts nanoseconds; this in kHz.
             hca_core_clock: 1_000_000,

@@ -13,9 +13,10 @@ use zerocopy::IntoBytes;
 
 use crate::command::{self, Input, NUMBER, PAGES_AT, is_page, log_page_size, make, run};
 use crate::event::Reported;
-use crate::object::{Cq, Events, Is, Object, Qp, Srq};
+use crate::object::{Cq, Events, Given, Is, Object, Qp, Srq};
 use crate::request::{Request, long, word};
 use crate::state::{State, VECTORS};
+use crate::user::{Need, pin};
 use crate::xrc::XRC as XRC_SERVICE;
 use crate::{Result, refuse};
 
@@ -60,8 +61,12 @@ const SCATTER_READ_32: u32 = 0x11;
 const SCATTER_READ_64: u32 = 0x22;
 const SCATTER_RECEIVED_32: u32 = 0x1;
 const SCATTER_RECEIVED_64: u32 = 0x2;
-/// `MLX5_QP_FLAG_SCATTER_CQE` of the driver's data.
+/// `MLX5_QP_FLAG_SCATTER_CQE` and `MLX5_QP_FLAG_ALLOW_SCATTER_CQE` of the
+/// driver's data.
 const FLAG_SCATTER: u32 = 1 << 1;
+const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
+/// Nobody's user index, and past the last one.
+const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const SIGNAL_ALL: u32 = 1 << 12;
 /// Blocks of a send queue, entries of a receive queue at most; bytes of an
@@ -97,6 +102,23 @@ const USER_INDEX: usize = 24;
 /// Bytes of an entry before its list, and of an element of that.
 const SEGMENT: u32 = 16;
 
+/// How a queue pair is to be made.
+///
+/// # Errors
+/// EINVAL for flags that nobody knows, or that are not the type's.
+pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
+    let raw = QpCreateFlags::SCATTER_FCS | QpCreateFlags::CVLAN_STRIPPING;
+    let datagram = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK | QpCreateFlags::PCI_WRITE_END_PADDING;
+    let known = SIGNAL_ALL | (raw | datagram).bits();
+    let flags = request.flags(ATTR_CREATE_QP_FLAGS, known)?;
+    let of_kind = match kind {
+        QpType::UD => SIGNAL_ALL | datagram.bits(),
+        _ => SIGNAL_ALL,
+    };
+    require(flags & !of_kind == 0)?;
+    Ok(flags)
+}
+
 fn require(condition: bool) -> Result<()> {
     if condition {
         Ok(())
@@ -112,19 +134,55 @@ struct Place {
 }
 
 impl Place {
-    fn new(driver: &[u8]) -> Result<Self> {
-        let place = Self {
+    fn new(driver: &[u8]) -> Self {
+        Self {
             entries: long(driver, 0),
             records: long(driver, 8),
-        };
-        // Queues are the process's own pages; no other driver makes them here.
-        require(is_page(place.entries) && place.records.is_multiple_of(RECORDS))?;
-        Ok(place)
+        }
     }
 
-    /// What of it the device is given.
-    fn given(&self, bytes: u64) -> Vec<(u64, u64)> {
-        vec![(self.entries, bytes), (self.records, RECORDS)]
+    /// What of it the device is given, for a queue of so many bytes. One of none
+    /// has no entries, whatever the address.
+    ///
+    /// # Errors
+    /// EINVAL for places that the device has no words for: it sees entries in
+    /// whole pages, and records as double words.
+    fn given(&self, bytes: u64) -> Result<Vec<Given>> {
+        let mut given = vec![(self.records, RECORDS)];
+        if bytes != 0 {
+            given.insert(0, (self.entries, bytes));
+            require(is_page(self.entries))?;
+        }
+        require(self.records.is_multiple_of(RECORDS))?;
+        Ok(given)
+    }
+}
+
+/// The driver's data of a queue pair, checked (`struct mlx5_ib_create_qp`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpDriver {
+    bytes: [u8; 56],
+    flags: u32,
+    user_index: u32,
+}
+
+impl QpDriver {
+    pub(crate) fn new(request: &Request) -> Result<Self> {
+        /// Up to the options of an extended connection, as it was at first.
+        const LEAST: usize = 48;
+        const RESERVED: usize = 54;
+        require(request.driver_length() >= LEAST && request.driver_is_cleared(RESERVED))?;
+        let bytes = request.driver::<56>();
+        let (flags, user_index) = (word(&bytes, 28), word(&bytes, 32));
+        // No registers are allocated one by one, nothing is signed, and there
+        // are no queue pairs of the driver's own kinds.
+        require(flags & !(FLAG_SCATTER | FLAG_ALLOW_SCATTER) == 0)?;
+        require(user_index < NO_USER_INDEX)?;
+        Ok(Self {
+            bytes,
+            flags,
+            user_index,
+        })
     }
 }
 
@@ -133,16 +191,13 @@ impl State {
     ///
     /// # Safety
     /// The memory is good for the queue until it is destroyed.
-    unsafe fn make_in(&mut self, given: &[(u64, u64)], input: &Input) -> Result<u32> {
-        let platform = self.hca.platform_mut();
+    unsafe fn make_in(&mut self, given: &[Given], input: &Input) -> Result<u32> {
         for (address, length) in given.iter().copied() {
-            if address.checked_add(length).is_none() {
-                return refuse(libc::EFAULT);
-            }
+            pin(address, length, Need::Write)?;
         }
         for (address, length) in given.iter().copied() {
             // SAFETY: passed on.
-            unsafe { platform.give(address, length) };
+            unsafe { self.hca.platform_mut().give(address, length) };
         }
         let made = make(&mut self.hca, input);
         if made.is_err() {
@@ -153,31 +208,52 @@ impl State {
         made
     }
 
-    pub(crate) fn events(&self, request: &Request, user_handle: u64, id: u16) -> Result<Events> {
-        Ok(Events {
+    pub(crate) fn events(&self, request: &Request, user_handle: u64, id: u16) -> Events {
+        Events {
             user_handle,
-            file: self.event_file(request, id)?,
+            file: self.event_file(request, id),
             reported: Reported::default(),
-        })
+        }
     }
 
     /// # Safety
     /// As of [`State::execute`].
     pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        /// Up to the flags, as it was at first.
+        const LEAST: usize = 22;
         const ENTRY_SIZE: usize = 16;
         const COMPRESSED: usize = 20;
         const FORMAT: usize = 21;
+        const FLAGS: usize = 22;
+        const PADDED: u16 = 1 << 0;
+        const UAR_PAGE: u16 = 1 << 1;
+        const REAL_TIME: u16 = 1 << 2;
+        const TIMESTAMPS: u32 = 1 << 0;
         const IGNORE_OVERRUN: u32 = 1 << 1;
+        request.needs_driver_room(4)?;
+        require(request.driver_length() >= LEAST)?;
         let driver = request.driver::<32>();
         let entry = word(&driver, ENTRY_SIZE);
-        require(matches!(entry, 64 | 128))?;
-        let compressed = driver[COMPRESSED] != 0;
+        let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);
+        let known = PADDED | UAR_PAGE | REAL_TIME;
+        require(flags & !known == 0 && matches!(entry, 64 | 128) && driver[26..] == [0; 6])?;
+        // No page of registers was allocated that it could name.
+        require(flags & UAR_PAGE == 0)?;
+        let compressed = driver[COMPRESSED] == 1;
         // What is told of each of several: a hash, a checksum; not the index
         // of a stride.
         let format = match driver[FORMAT] {
             _ if !compressed => 0,
             1 => 0,
             2 => 1,
+            4 => return refuse(libc::EOPNOTSUPP),
+            _ => return refuse(libc::EINVAL),
+        };
+        let real_time = flags & REAL_TIME != 0;
+        let entry_size = match (entry, flags & PADDED != 0) {
+            (64, false) => 0,
+            (128, false) => 1,
+            (128, true) => 2,
             _ => return refuse(libc::EOPNOTSUPP),
         };
         let vector: u32 = request.value(ATTR_CREATE_CQ_COMP_VECTOR)?;
@@ -186,14 +262,14 @@ impl State {
         let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
         require((1..1 << CQ_LONGEST).contains(&asked))?;
         let log_size = (asked + 1).next_power_of_two().ilog2();
-        let flags: u32 = request.optional(ATTR_CREATE_CQ_FLAGS)?.unwrap_or(0);
-        let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL)?;
+        let flags = request.flags(ATTR_CREATE_CQ_FLAGS, TIMESTAMPS | IGNORE_OVERRUN)?;
+        let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
         let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD)?;
-        let place = Place::new(&driver)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD);
+        let place = Place::new(&driver);
         let bytes = u64::from(entry) << log_size;
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
-            .set(CQ_ENTRY_SIZE, u32::from(entry == 128))
+            .set(CQ_ENTRY_SIZE, entry_size)
             .set(CQ_IGNORE_OVERRUN, u32::from(flags & IGNORE_OVERRUN != 0))
             .set(CQ_COMPRESS, compressed.into())
             .set(CQ_FORMAT, format)
@@ -203,7 +279,7 @@ impl State {
             .set(CQ_PAGE_SIZE, log_page_size(bytes))
             .long(CQ_RECORDS, place.records)
             .long(PAGES_AT, place.entries);
-        let given = place.given(bytes);
+        let given = place.given(bytes)?;
         // SAFETY: passed on.
         let number = unsafe { self.make_in(&given, &input) }?;
         // SAFETY: the records stay until the queue is destroyed, and are no
@@ -213,6 +289,8 @@ impl State {
             number,
             cqe: (1 << log_size) - 1,
             entry,
+            entry_size,
+            real_time,
             channel,
             completions: Reported::default(),
             events,
@@ -238,24 +316,31 @@ impl State {
         const OPERATION: Field = field(4, 15, 0);
         const RESIZE: u32 = 1;
         let asked: ResizeCq = request.core()?;
-        let driver = request.driver::<16>();
-        let entries = long(&driver, 0);
         let cq = self.objects.cq(fd, asked.cq_handle)?;
-        require((1..1 << CQ_LONGEST).contains(&asked.cqe) && is_page(entries))?;
+        require((1..1 << CQ_LONGEST).contains(&asked.cqe))?;
         let log_size = (asked.cqe + 1).next_power_of_two().ilog2();
         let cqe = (1 << log_size) - 1;
-        let same_entry = word(&driver, 8) & 0xffff == cq.entry;
         if cqe != cq.cqe {
-            require(same_entry)?;
-            let (number, entry) = (cq.number, cq.entry);
+            let driver = request.driver::<16>();
+            let entries = long(&driver, 0);
+            match request.driver_length() {
+                0 => return refuse(libc::EFAULT),
+                given => require(given >= driver.len())?,
+            }
+            let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
+            // Of the next eight bytes two are the size of an entry, which stays,
+            // and the rest is reserved.
+            let size = (entry as u16).to_ne_bytes();
+            require(driver[8..10] == size && driver[10..] == [0; 6])?;
             let bytes = u64::from(entry) << log_size;
             let input = Input::new(op::MODIFY_CQ, PAGES_AT + 8)
                 .set(OPERATION, RESIZE)
                 .set(NUMBER, number)
-                .set(CQ_ENTRY_SIZE, u32::from(entry == 128))
+                .set(CQ_ENTRY_SIZE, entry_size)
                 .set(CQ_LOG_SIZE, log_size)
                 .set(CQ_PAGE_SIZE, log_page_size(bytes))
                 .long(PAGES_AT, entries);
+            require(is_page(entries))?;
             // SAFETY: passed on.
             unsafe { self.make_in(&[(entries, bytes)], &input) }?;
             if let Some(old) = self.objects.given(asked.cq_handle, (entries, bytes)) {
@@ -270,49 +355,67 @@ impl State {
     /// # Safety
     /// As of [`State::execute`].
     pub(crate) unsafe fn create_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let kind = request.value::<u64>(ATTR_CREATE_QP_TYPE)? as u32;
+        let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let service = match QpType(kind) {
             QpType::RC => 0,
             QpType::UC => 1,
             QpType::UD => 2,
             QpType::XRC_INI => XRC_SERVICE,
             QpType::XRC_TGT => return self.create_target(fd, request),
-            _ => return refuse(libc::EOPNOTSUPP),
+            QpType::RAW_PACKET | QpType::DRIVER => return refuse(libc::EOPNOTSUPP),
+            _ => return refuse(libc::EINVAL),
         };
-        let driver = request.driver::<48>();
-        let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
-        let (flags, user_index) = (word(&driver, 28), word(&driver, 32));
-        let create: u32 = request.optional(ATTR_CREATE_QP_FLAGS)?.unwrap_or(0);
-        let block = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
-        if create & !(SIGNAL_ALL | block) != 0 || flags & !FLAG_SCATTER != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
-        let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         // Who only asks receives nothing.
         let initiator = service == XRC_SERVICE;
-        let recv_cq = request.optional_handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
-        require(recv_cq.is_some() != initiator)?;
-        let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)?;
-        let size = |n: u32| n == 0 || (n.is_power_of_two() && n <= LONGEST);
-        require(size(blocks) && size(receives))?;
+        let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE);
+        require(!request.has(ATTR_CREATE_QP_XRCD_HANDLE) && !(initiator && srq.is_some()))?;
+        let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
+        let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
+        let recv_cq = match initiator {
+            true => None,
+            false => Some(request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?),
+        };
+        let create = create_flags(request, QpType(kind))?;
+        if let Some(srq) = srq {
+            require(!self.objects.srq(fd, srq)?.xrc)?;
+        }
+        let driver = QpDriver::new(request)?;
+        let block = create & QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
+        if create & !(SIGNAL_ALL | block) != 0 || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let (flags, user_index) = (driver.flags, driver.user_index);
+        let driver = driver.bytes;
+        let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
+        let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
+        require(cap.max_recv_wr <= LONGEST)?;
         // Receives come from one place, and to who only asks from none.
-        let places = [initiator, srq.is_some(), receives != 0];
-        require(places.into_iter().filter(|it| *it).count() <= 1)?;
-        require(receives == 0 || STRIDES.contains(&shift))?;
-        let place = Place::new(&driver)?;
-        let received = u64::from(receives) << if receives == 0 { 0 } else { shift };
+        let has_own = !initiator && srq.is_none() && cap.max_recv_wr != 0;
+        let size = |n: u32| n.is_power_of_two() && n <= LONGEST;
+        require(match has_own {
+            true => size(receives) && STRIDES.contains(&shift),
+            false => receives == 0 && shift == 0,
+        })?;
+        require(blocks == 0 || size(blocks))?;
+        for cq in [Some(send_cq), recv_cq].into_iter().flatten() {
+            if self.objects.cq(fd, cq)?.real_time {
+                return refuse(libc::EOPNOTSUPP);
+            }
+        }
+        let place = Place::new(&driver);
+        let received = u64::from(receives) << shift;
         require(received.is_multiple_of(BLOCK))?;
         let bytes = received + u64::from(blocks) * BLOCK;
+        // The kernel leaves it to the device to refuse entries that are nowhere.
+        require(bytes == 0 || place.entries != 0)?;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let signal_all = create & SIGNAL_ALL != 0;
         let connected = service != 2;
         let scatter = flags & FLAG_SCATTER != 0;
         let mut input = Input::new(op::CREATE_QP, PAGES_AT + 8)
             .set(QP_SERVICE, service)
-            .set(QP_BLOCK_LOOPBACK, u32::from(create & block != 0))
+            .set(QP_BLOCK_LOOPBACK, u32::from(block != 0))
             .set(QP_PD, self.objects.pd(fd, pd)?)
             .set(QP_UAR, self.uar)
             .set(QP_USER_INDEX, user_index)
@@ -345,12 +448,13 @@ impl State {
             input = input.set(QP_SCATTER_RECEIVED, value);
         }
         // What a read brings comes in its completion only if every one has
-        // a completion.
-        if scatter && matches!(service, 0 | XRC_SERVICE) && signal_all {
+        // a completion, or the driver says that it minds those that have not.
+        let seen = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
+        if scatter && matches!(service, 0 | XRC_SERVICE) && seen {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }
-        let given = place.given(bytes);
+        let given = place.given(bytes)?;
         // SAFETY: passed on.
         let number = unsafe { self.make_in(&given, &input) }?;
         // SAFETY: as in `create_cq`.
@@ -378,7 +482,7 @@ impl State {
             is: Is::Qp(Box::new(qp)),
         });
         request.made(ATTR_CREATE_QP_HANDLE, handle);
-        request.put(ATTR_CREATE_QP_RESP_CAP, cap.as_bytes());
+        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
         let mut answer = [0; 40];
         answer[..4].copy_from_slice(&register.to_ne_bytes());
@@ -389,18 +493,28 @@ impl State {
     /// # Safety
     /// As of [`State::execute`].
     pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let xrc = match request.value::<u64>(ATTR_CREATE_SRQ_TYPE)? {
+        const RESERVED: [usize; 2] = [20, 28];
+        /// `MLX5_SRQ_FLAG_SIGNATURE`: receives begin with a signature.
+        const FLAGS: usize = 16;
+        const SIGNATURE: u32 = 1 << 0;
+        let xrc = match request.constant(ATTR_CREATE_SRQ_TYPE)? {
             SRQ_BASIC => None,
             SRQ_XRC => Some((
                 request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?,
                 request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?,
             )),
-            _ => return refuse(libc::EOPNOTSUPP),
+            // There is no room for tags to match.
+            _ => return refuse(libc::EINVAL),
         };
         let driver = request.driver::<32>();
+        let reserved = RESERVED.map(|at| word(&driver, at));
+        require(reserved == [0; 2] && request.driver_is_cleared(driver.len()))?;
+        require(word(&driver, FLAGS) & SIGNATURE == 0)?;
+        let user_index = word(&driver, USER_INDEX);
+        let has_index = request.driver_length() >= USER_INDEX + 4;
+        require(xrc.is_none() || (has_index && user_index < NO_USER_INDEX))?;
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
-        let limit: u32 = request.value(ATTR_CREATE_SRQ_LIMIT)?;
         // As the driver has it: one more than asked for, and entries of 16
         // bytes more than their list.
         require(max_wr < LONGEST && max_sge < 32)?;
@@ -411,8 +525,8 @@ impl State {
         require(STRIDES.contains(&entry.ilog2()))?;
         let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD)?;
-        let place = Place::new(&driver)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
+        let place = Place::new(&driver);
         let bytes = u64::from(entries) * u64::from(entry);
         let pd_number = self.objects.pd(fd, pd)?;
         let input = match xrc {
@@ -429,12 +543,12 @@ impl State {
                 .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
                 .set(XRC_CQ, self.objects.cq(fd, cq)?.number)
                 .set(XRC_PAGE_SIZE, log_page_size(bytes))
-                .set(XRC_USER_INDEX, word(&driver, USER_INDEX))
+                .set(XRC_USER_INDEX, user_index)
                 .set(XRC_PD, pd_number)
                 .long(XRC_RECORDS, place.records),
         };
         let input = input.long(PAGES_AT, place.entries);
-        let given = place.given(bytes);
+        let given = place.given(bytes)?;
         // SAFETY: passed on.
         let number = unsafe { self.make_in(&given, &input) }?;
         let srq = Srq {
@@ -456,14 +570,13 @@ impl State {
             given,
             is: Is::Srq(srq),
         });
-        if limit != 0 {
-            self.arm_srq(number, xrc.is_some(), limit)?;
-        }
         request.made(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
-        request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
-        request.driver_answer(&number.to_ne_bytes());
+        if xrc.is_some() {
+            request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
+        }
+        request.driver_answer([number, 0].as_bytes());
         Ok(())
     }
 

@@ -1,18 +1,19 @@
 //! Memory regions: keys to the process's own memory.
 
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
 
 use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp};
 use uverbs::{AccessFlags, MwType};
+use zerocopy::IntoBytes;
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{Is, Mr, Object};
 use crate::request::Request;
 use crate::state::State;
+use crate::user::{Need, pin};
 use crate::{Result, refuse};
 
 const RIGHTS: Field = field(0x10, 14, 10);
@@ -46,10 +47,19 @@ const RIGHT_OF: [(AccessFlags, u32); 4] = [
     (AccessFlags::REMOTE_ATOMIC, 1 << 4),
 ];
 
-/// What a region may be given besides: no bit of a key says it.
+/// What a region may be given besides: no bit of a key says it
+/// (`IB_ACCESS_SUPPORTED`, without pages that come when they are needed).
 const NOT_IN_KEYS: AccessFlags = AccessFlags::MW_BIND
+    .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::HUGETLB)
-    .union(AccessFlags::RELAXED_ORDERING);
+    .union(AccessFlags::from_bits_retain(OPTIONAL));
+/// `IB_ACCESS_OPTIONAL`: those that a device need not know.
+const OPTIONAL: u32 = 0x3ff0_0000;
+/// With these the memory must be writable (`ib_access_writable`).
+const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::MW_BIND);
 
 /// `IB_MR_REREG_...`.
 const REREG_TRANSLATION: u32 = 1 << 0;
@@ -72,7 +82,7 @@ fn rights(access: AccessFlags) -> Result<u32> {
         .iter()
         .fold(NOT_IN_KEYS, |all, (flag, _)| all | *flag);
     if !(access - known).is_empty() {
-        return refuse(libc::EOPNOTSUPP);
+        return refuse(libc::EINVAL);
     }
     let remote = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(remote) && !access.contains(AccessFlags::LOCAL_WRITE) {
@@ -98,38 +108,6 @@ fn pages(wanted: &Wanted) -> Option<(u32, Vec<u64>)> {
     None
 }
 
-/// Faults the pages in, as pinning them would.
-///
-/// # Errors
-/// EFAULT if they are not mapped, or not writable though they are to be.
-fn populate(address: u64, length: u64, write: bool) -> Result<()> {
-    static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    let page = mmap_rs::MmapOptions::page_size() as u64;
-    let advise = |address: u64, length: u64, advice| {
-        let first = address / page * page;
-        let bytes = (address - first + length).next_multiple_of(page);
-        let first = std::ptr::with_exposed_provenance_mut(first as usize);
-        // SAFETY: this advice maps what an access would; it changes nothing
-        // that is there, and says so of addresses that are nobody's.
-        unsafe { libc::madvise(first, bytes as usize, advice) == 0 }
-    };
-    // Kernels before 5.14, and some sandboxes, do not have it.
-    let supported = SUPPORTED.get_or_init(|| {
-        let here = 0u64;
-        let address = (&raw const here).expose_provenance() as u64;
-        advise(address, 8, libc::MADV_POPULATE_READ)
-    });
-    let advice = if write {
-        libc::MADV_POPULATE_WRITE
-    } else {
-        libc::MADV_POPULATE_READ
-    };
-    if *supported && !advise(address, length, advice) {
-        return refuse(libc::EFAULT);
-    }
-    Ok(())
-}
-
 impl State {
     /// Has the device make a key; gives it the memory.
     ///
@@ -147,11 +125,11 @@ impl State {
         if wanted.iova.checked_add(wanted.length).is_none() {
             return refuse(libc::EINVAL);
         }
-        populate(
-            wanted.address,
-            wanted.length,
-            access.contains(AccessFlags::LOCAL_WRITE),
-        )?;
+        let need = match access.intersects(WRITABLE) {
+            true => Need::Write,
+            false => Need::Read,
+        };
+        pin(wanted.address, wanted.length, need)?;
         let variant = self.next_variant();
         let describe = |input: Input, pd| {
             input
@@ -232,8 +210,11 @@ impl State {
     pub(crate) unsafe fn rereg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: ReregMr = request.core()?;
         let known = REREG_TRANSLATION | REREG_PD | REREG_ACCESS;
-        if asked.flags == 0 || asked.flags & !known != 0 {
+        if asked.flags == 0 {
             return refuse(libc::EINVAL);
+        }
+        if asked.flags & !known != 0 {
+            return refuse(libc::EOPNOTSUPP);
         }
         let object = self.objects.get(fd, asked.mr_handle)?;
         let (Is::Mr(mr), Some(pd)) = (&object.is, object.needs.first().copied()) else {
@@ -284,6 +265,14 @@ impl State {
             MwType::TYPE_2 => true,
             _ => return refuse(libc::EINVAL),
         };
+        let pd = self.objects.pd(fd, asked.pd_handle)?;
+        // How many elements it may have; the rest is reserved.
+        let mut driver = request.driver::<8>();
+        let elements = std::mem::take(&mut driver[4]);
+        if driver != [0; 8] || !request.driver_is_cleared(driver.len()) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let units = u32::from(elements).max(1).next_multiple_of(WINDOW_UNITS);
         let variant = self.next_variant();
         let input = Input::new(op::CREATE_MKEY, PAGES_AT)
             .set(FREE, 1)
@@ -293,8 +282,8 @@ impl State {
             .set(QPN, ANY_QUEUE)
             .set(VARIANT, variant.into())
             .set(REMOTE_INVALIDATE, second.into())
-            .set(PD, self.objects.pd(fd, asked.pd_handle)?)
-            .set(UNITS, WINDOW_UNITS);
+            .set(PD, pd)
+            .set(UNITS, units);
         let key = make(&mut self.hca, &input)? << 8 | u32::from(variant);
         let mw_handle = self.objects.insert(Object {
             file: fd,
@@ -307,8 +296,9 @@ impl State {
             mw_handle,
             rkey: key,
         });
-        // The length of the answer, and nothing else.
-        request.driver_answer(&[4, 0, 0, 0, 0, 0, 0, 0]);
+        // Its second word is how long the answer is.
+        let length = request.room(ATTR_UHW_OUT).min(8) as u32;
+        request.driver_answer([0, length].as_bytes());
         Ok(())
     }
 

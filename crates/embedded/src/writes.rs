@@ -1,17 +1,21 @@
 //! The write commands, invoked through ioctl.
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use softhca::command::opcode as op;
+use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT};
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{
-    AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh, CreateAhResp, CreateCompChannelResp,
-    DetachMcast, ExModifyCq, ExModifyQp, ExModifyQpResp, ModifyQp, ModifySrq, QuerySrq,
-    QuerySrqResp,
+    AllocMw, AllocMwResp, AllocPd, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
+    CreateAhResp, CreateCompChannel, CreateCompChannelResp, CreateQpResp, DetachMcast, ExModifyCq,
+    ExModifyQp, ExModifyQpResp, ExQueryDevice, ExQueryDeviceResp, ModifyQp, ModifySrq, OpenQp,
+    OpenXrcd, OpenXrcdResp, QueryDevice, QueryDeviceResp, QueryQp, QueryQpResp, QuerySrq,
+    QuerySrqResp, RegMr, RegMrResp, ReregMr, ReregMrResp, ResizeCq, ResizeCqResp,
 };
 
 use crate::command::{Input, make};
-use crate::event::EventFile;
+use crate::event::{EventFile, FileKind};
 use crate::files::File;
 use crate::object::{Is, Object};
 use crate::query::mac_of;
@@ -23,13 +27,92 @@ const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
 const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
 const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
 
+/// Attributes of a queue pair that both commands to change one have, and that
+/// of the later one.
+const STANDARD_ATTRIBUTES: u32 = (1 << 21) - 1;
+const RATE_LIMIT: u32 = 1 << 25;
+/// `MLX5_MAX_CQ_PERIOD`.
+const LONGEST_PERIOD: u16 = 0xfff;
+
+/// How long a command's structure is at least, and the room for its answer.
+///
+/// # Errors
+/// EINVAL for numbers that no command has; EOPNOTSUPP for those of commands that
+/// are not offered.
+fn sizes(command: u32) -> Result<(usize, usize)> {
+    /// `IB_USER_VERBS_CMD_COMMAND_MASK`, and one past the commands' numbers.
+    const NUMBER: u32 = 0xff;
+    const COMMANDS: u32 = CMD_OPEN_QP + 1;
+    const EX_COMMANDS: u32 = EX_CMD_MODIFY_CQ + 1;
+    macro_rules! sizes {
+        ($request:ty) => {
+            (size_of::<$request>(), 0)
+        };
+        ($request:ty, $answer:ty) => {
+            (size_of::<$request>(), size_of::<$answer>())
+        };
+    }
+    Ok(match command {
+        CMD_QUERY_DEVICE => sizes!(QueryDevice, QueryDeviceResp),
+        // Up to the length of the answer, as it was at first.
+        EX_QUERY_DEVICE => {
+            let answer = offset_of!(ExQueryDeviceResp, response_length) + 4;
+            (size_of::<ExQueryDevice>(), answer)
+        }
+        CMD_ALLOC_PD => sizes!(AllocPd, AllocPdResp),
+        CMD_REG_MR => sizes!(RegMr, RegMrResp),
+        CMD_REREG_MR => sizes!(ReregMr, ReregMrResp),
+        CMD_ALLOC_MW => sizes!(AllocMw, AllocMwResp),
+        CMD_RESIZE_CQ => sizes!(ResizeCq, ResizeCqResp),
+        CMD_CREATE_COMP_CHANNEL => sizes!(CreateCompChannel, CreateCompChannelResp),
+        CMD_MODIFY_QP => sizes!(ModifyQp),
+        EX_MODIFY_QP => sizes!(ModifyQp, ExModifyQpResp),
+        CMD_QUERY_QP => sizes!(QueryQp, QueryQpResp),
+        EX_MODIFY_CQ => sizes!(ExModifyCq),
+        CMD_OPEN_XRCD => sizes!(OpenXrcd, OpenXrcdResp),
+        CMD_OPEN_QP => sizes!(OpenQp, CreateQpResp),
+        CMD_MODIFY_SRQ => sizes!(ModifySrq),
+        CMD_QUERY_SRQ => sizes!(QuerySrq, QuerySrqResp),
+        CMD_CREATE_AH => sizes!(CreateAh, CreateAhResp),
+        CMD_ATTACH_MCAST => sizes!(AttachMcast),
+        CMD_DETACH_MCAST => sizes!(DetachMcast),
+        _ => {
+            let number = command & NUMBER;
+            let known = match command & !NUMBER {
+                0 => number < COMMANDS,
+                CMD_FLAG_EXTENDED => number < EX_COMMANDS,
+                _ => false,
+            };
+            return refuse(if known {
+                libc::EOPNOTSUPP
+            } else {
+                libc::EINVAL
+            });
+        }
+    })
+}
+
 impl State {
     /// # Safety
     /// As of [`State::execute`].
     pub(crate) unsafe fn write(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        match request.write_command()? {
-            CMD_QUERY_DEVICE => self.query_device(request),
-            EX_QUERY_DEVICE => self.query_device_ex(request),
+        let command = request.write_command()?;
+        let (least, room) = sizes(command)?;
+        if request.room(ATTR_CORE_IN) < least || request.room(ATTR_CORE_OUT) < room {
+            return refuse(libc::ENOSPC);
+        }
+        match command {
+            CMD_QUERY_DEVICE => {
+                let _: QueryDevice = request.core()?;
+                self.query_device(request);
+            }
+            EX_QUERY_DEVICE => {
+                let asked: ExQueryDevice = request.core()?;
+                if asked != ExQueryDevice::default() || !request.driver_is_cleared(0) {
+                    return refuse(libc::EINVAL);
+                }
+                self.query_device_ex(request);
+            }
             CMD_ALLOC_PD => return self.alloc_pd(fd, request),
             // SAFETY: passed on.
             CMD_REG_MR => return unsafe { self.reg_mr(fd, request) },
@@ -38,14 +121,15 @@ impl State {
             CMD_ALLOC_MW => return self.alloc_mw(fd, request),
             // SAFETY: passed on.
             CMD_RESIZE_CQ => return unsafe { self.resize_cq(fd, request) },
-            CMD_CREATE_COMP_CHANNEL => return self.create_channel(request),
+            CMD_CREATE_COMP_CHANNEL => return self.create_channel(fd, request),
             CMD_MODIFY_QP => {
                 let asked: ModifyQp = request.core()?;
-                return self.modify_qp(fd, &asked);
+                return self.modify_qp(fd, request, &asked, STANDARD_ATTRIBUTES);
             }
             EX_MODIFY_QP => {
                 let asked: ExModifyQp = request.core()?;
-                self.modify_qp(fd, &asked.base)?;
+                let known = STANDARD_ATTRIBUTES | RATE_LIMIT;
+                self.modify_qp(fd, request, &asked.base, known)?;
                 let response_length = size_of::<ExModifyQpResp>() as u32;
                 request.core_answer(&ExModifyQpResp {
                     comp_mask: 0,
@@ -55,8 +139,18 @@ impl State {
             CMD_QUERY_QP => return self.query_qp(fd, request),
             // Events come at once, whatever is asked for.
             EX_MODIFY_CQ => {
+                const MODERATE: u32 = 1 << 0;
                 let asked: ExModifyCq = request.core()?;
-                return self.objects.cq(fd, asked.cq_handle).map(drop);
+                if asked.attr_mask == 0 || asked.reserved != 0 {
+                    return refuse(libc::EINVAL);
+                }
+                if asked.attr_mask > MODERATE {
+                    return refuse(libc::EOPNOTSUPP);
+                }
+                self.objects.cq(fd, asked.cq_handle)?;
+                if asked.attr.cq_period > LONGEST_PERIOD {
+                    return refuse(libc::EINVAL);
+                }
             }
             // SAFETY: passed on.
             CMD_OPEN_XRCD => return unsafe { self.open_xrcd(fd, request) },
@@ -83,12 +177,15 @@ impl State {
                 };
                 return self.group(fd, &asked, false);
             }
+            // `sizes` knows no others.
             _ => return refuse(libc::EOPNOTSUPP),
         }
         Ok(())
     }
 
     fn alloc_pd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let _: AllocPd = request.core()?;
+        request.needs_driver_room(4)?;
         let number = make(&mut self.hca, &Input::new(op::ALLOC_PD, 16))?;
         let pd_handle = self.objects.insert(Object {
             file: fd,
@@ -102,8 +199,10 @@ impl State {
         Ok(())
     }
 
-    fn create_channel(&mut self, request: &mut Request) -> Result<()> {
-        let (events, fd) = EventFile::new()?;
+    fn create_channel(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let _: CreateCompChannel = request.core()?;
+        let id = self.context(fd)?.id;
+        let (events, fd) = EventFile::new(FileKind::Completions, id)?;
         self.files.insert(fd, File::Events(events));
         let fd = fd.cast_unsigned();
         request.core_answer(&CreateCompChannelResp { fd });
@@ -111,15 +210,17 @@ impl State {
     }
 
     fn modify_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const MAX_WR: u32 = 1 << 0;
         const LIMIT: u32 = 1 << 1;
         let asked: ModifySrq = request.core()?;
         let srq = self.objects.srq(fd, asked.srq_handle)?;
+        let limit = asked.attr_mask & LIMIT != 0;
         // The queue is the process's memory: its size is what it was made with.
-        if asked.attr_mask & !LIMIT != 0 || asked.srq_limit > srq.max_wr {
+        if asked.attr_mask & MAX_WR != 0 || (limit && asked.srq_limit > srq.max_wr) {
             return refuse(libc::EINVAL);
         }
         let (number, xrc) = (srq.number, srq.xrc);
-        if asked.attr_mask & LIMIT != 0 {
+        if limit {
             self.arm_srq(number, xrc, asked.srq_limit)?;
         }
         Ok(())
@@ -150,13 +251,13 @@ impl State {
             return refuse(libc::EINVAL);
         }
         // Length of the answer, and the MAC address that packets go to.
-        let mut answer = [0; 16];
-        answer[..4].copy_from_slice(&10u32.to_ne_bytes());
+        let mut answer = None;
         if self.is_ethernet() {
-            if !global {
+            if !global || request.room(ATTR_UHW_OUT) < 10 {
                 return refuse(libc::EINVAL);
             }
-            answer[4..10].copy_from_slice(&mac_of(&attr.grh.dgid)?);
+            let mac = mac_of(&attr.grh.dgid)?;
+            answer = Some([&10u32.to_ne_bytes()[..], &mac].concat());
         }
         let ah_handle = self.objects.insert(Object {
             file: fd,
@@ -166,7 +267,9 @@ impl State {
             is: Is::Ah,
         });
         request.core_answer(&CreateAhResp { ah_handle });
-        request.driver_answer(&answer);
+        if let Some(answer) = answer {
+            request.driver_answer(&answer);
+        }
         Ok(())
     }
 }

@@ -11,12 +11,11 @@ use softhca::command::opcode as op;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
-use zerocopy::IntoBytes;
 
 use crate::command::{Input, PAGES_AT, make};
 use crate::event::Reported;
 use crate::object::{Events, Is, Object, Objects, Qp, Xrcd};
-use crate::queues::{QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, RQ_SHARED};
+use crate::queues::{QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, create_flags};
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
@@ -106,13 +105,32 @@ impl State {
         Ok(())
     }
 
-    /// Makes an XRC target, which has no queues: what is asked for of them, the
-    /// driver's data too, is passed over.
+    /// Makes an XRC target, which has no queues: what is asked for of them, and
+    /// said of them by the driver, is passed over.
     pub(crate) fn create_target(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const NOT_ITS_OWN: [u16; 4] = [
+            ATTR_CREATE_QP_RECV_CQ_HANDLE,
+            ATTR_CREATE_QP_SEND_CQ_HANDLE,
+            ATTR_CREATE_QP_PD_HANDLE,
+            ATTR_CREATE_QP_IND_TABLE_HANDLE,
+        ];
+        if NOT_ITS_OWN.into_iter().any(|id| request.has(id)) {
+            return refuse(libc::EINVAL);
+        }
         let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
+        create_flags(request, QpType::XRC_TGT)?;
+        if let Some(srq) = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)
+            && !self.objects.srq(fd, srq)?.xrc
+        {
+            return refuse(libc::EINVAL);
+        }
+        QpDriver::new(request)?;
+        if request.has(ATTR_CREATE_QP_SOURCE_QPN) {
+            return refuse(libc::EOPNOTSUPP);
+        }
         let domain = self.objects.xrcd(fd, xrcd)?.number;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let input = Input::new(op::CREATE_QP, PAGES_AT)
             .set(QP_SERVICE, XRC)
             .set(QP_PD, self.pd)
@@ -123,8 +141,9 @@ impl State {
         let qp = target(number, domain, ModifyQp::default(), events);
         let handle = self.objects.insert(object(fd, xrcd, qp));
         request.made(ATTR_CREATE_QP_HANDLE, handle);
-        request.put(ATTR_CREATE_QP_RESP_CAP, [0u32; 5].as_bytes());
+        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &[0u32; 5]);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        request.driver_answer(&[0; 40]);
         Ok(())
     }
 
@@ -132,7 +151,7 @@ impl State {
     pub(crate) fn open_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: OpenQp = request.core()?;
         let xrcd = asked.pd_handle;
-        let domain = self.objects.xrcd(fd, xrcd)?.number;
+        let domain = self.objects.xrcd(fd, xrcd).or(refuse(libc::EINVAL))?.number;
         if QpType(asked.qp_type.into()) != QpType::XRC_TGT {
             return refuse(libc::EINVAL);
         }

@@ -37,9 +37,18 @@ impl<'a> Udata<'a> {
     /// before the call.
     ///
     /// # Safety
-    /// If the driver takes addresses in `input` (of a buffer that the device
-    /// is to use, or of where to answer), they must be valid for that, for as
-    /// long as the driver may use them.
+    /// If the driver takes addresses in `input` (of queues and doorbell records
+    /// that the device is to use, or of where to answer), each must be that of
+    /// memory that is mapped, long enough for what the command says, and open to
+    /// what the driver or the device does there: readable, writable where it
+    /// writes, and without references to what it writes. That holds during the
+    /// command, and, for what the object that it makes or changes goes on using,
+    /// until the object is destroyed or the command that replaces the memory has
+    /// returned. The kernel pins such pages; a device in this process cannot, and
+    /// checks no more than that they are mapped when the command is given.
+    ///
+    /// [`none`](Self::none) and [`output`](Self::output) give no addresses, so they
+    /// are safe with every command.
     pub unsafe fn new(input: &'a [u8], output: &'a mut [u8]) -> Self {
         Self { input, output }
     }

@@ -58,7 +58,7 @@ impl Host {
 
     /// What the kernel says of a context.
     pub fn device_info(&self) -> uverbs::ContextInfo {
-        self.context.query_context().unwrap()
+        uverbs::mlx5_import::query_context(&self.context, &mut [0; 72]).unwrap()
     }
 
     /// One device, driven by its thread.

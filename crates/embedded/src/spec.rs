@@ -1,0 +1,307 @@
+//! Which attributes the methods have, as Linux declares them
+//! (`DECLARE_UVERBS_NAMED_METHOD` in drivers/infiniband/core and hw/mlx5).
+
+use uverbs::abi::ids::*;
+use uverbs::abi::later::*;
+use uverbs::abi::mlx5::ATTR_QUERY_CONTEXT_RESP;
+
+use crate::event::FileKind;
+
+/// What an attribute is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// Data in, of so many bytes; `extends`: a longer one is taken if what
+    /// is too much is zero.
+    In {
+        least: u16,
+        most: u16,
+        extends: bool,
+    },
+    /// Room for data out, of so many bytes.
+    Out { least: u16, most: u16 },
+    /// The object, or the descriptor, that is made.
+    New,
+    /// An object of a kind.
+    Object(u16),
+    /// A descriptor of a kind.
+    Fd(FileKind),
+}
+
+/// An attribute of a method.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    pub(crate) id: u16,
+    pub(crate) form: Form,
+    pub(crate) mandatory: bool,
+}
+
+impl Spec {
+    const fn new(id: u16, form: Form) -> Self {
+        Self {
+            id,
+            form,
+            mandatory: true,
+        }
+    }
+
+    const fn optional(self) -> Self {
+        Self {
+            mandatory: false,
+            ..self
+        }
+    }
+}
+
+const fn exactly(id: u16, length: u16) -> Spec {
+    let form = Form::In {
+        least: length,
+        most: length,
+        extends: false,
+    };
+    Spec::new(id, form)
+}
+
+/// `UVERBS_ATTR_CONST_IN`.
+const fn constant(id: u16) -> Spec {
+    exactly(id, 8)
+}
+
+/// `UVERBS_ATTR_FLAGS_IN`, which is optional unless said otherwise.
+const fn flags(id: u16) -> Spec {
+    let form = Form::In {
+        least: 4,
+        most: 8,
+        extends: false,
+    };
+    Spec::new(id, form).optional()
+}
+
+const fn out(id: u16, length: u16) -> Spec {
+    let form = Form::Out {
+        least: length,
+        most: length,
+    };
+    Spec::new(id, form)
+}
+
+/// Room for a structure of at least so many bytes.
+const fn out_struct(id: u16, least: u16) -> Spec {
+    let most = u16::MAX;
+    Spec::new(id, Form::Out { least, most })
+}
+
+const fn made(id: u16) -> Spec {
+    Spec::new(id, Form::New)
+}
+
+const fn object(id: u16, kind: u16) -> Spec {
+    Spec::new(id, Form::Object(kind))
+}
+
+const fn events(id: u16) -> Spec {
+    Spec::new(id, Form::Fd(FileKind::Async)).optional()
+}
+
+/// `UVERBS_ATTR_UHW`: the driver's data.
+const DRIVER_IN: Spec = {
+    let form = Form::In {
+        least: 0,
+        most: u16::MAX,
+        extends: false,
+    };
+    Spec::new(ATTR_UHW_IN, form).optional()
+};
+const DRIVER_OUT: Spec = out_struct(ATTR_UHW_OUT, 0).optional();
+
+/// The attributes of a method; none if there is no such method.
+pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
+    Some(match (object_id, method_id) {
+        (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => {
+            &const {
+                let input = Form::In {
+                    least: 4,
+                    most: u16::MAX,
+                    extends: false,
+                };
+                [
+                    constant(ATTR_WRITE_CMD),
+                    Spec::new(ATTR_CORE_IN, input).optional(),
+                    out_struct(ATTR_CORE_OUT, 0).optional(),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_GET_CONTEXT) => {
+            &const {
+                [
+                    out(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 4).optional(),
+                    out(ATTR_GET_CONTEXT_CORE_SUPPORT, 8).optional(),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_QUERY_CONTEXT) => {
+            &const {
+                [
+                    out(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4).optional(),
+                    out(ATTR_QUERY_CONTEXT_CORE_SUPPORT, 8).optional(),
+                    out_struct(ATTR_QUERY_CONTEXT_RESP, 72),
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_QUERY_PORT) => {
+            &const {
+                [
+                    constant(ATTR_QUERY_PORT_PORT_NUM),
+                    out_struct(ATTR_QUERY_PORT_RESP, 48),
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED) => {
+            &const {
+                [
+                    constant(ATTR_QUERY_PORT_SPEED_PORT_NUM),
+                    out(ATTR_QUERY_PORT_SPEED_RESP, 8),
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_QUERY_GID_TABLE) => {
+            &const {
+                [
+                    constant(ATTR_QUERY_GID_TABLE_ENTRY_SIZE),
+                    flags(ATTR_QUERY_GID_TABLE_FLAGS),
+                    out_struct(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, 0),
+                    out(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, 8),
+                ]
+            }
+        }
+        (OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY) => {
+            &const {
+                [
+                    constant(ATTR_QUERY_GID_ENTRY_PORT),
+                    constant(ATTR_QUERY_GID_ENTRY_GID_INDEX),
+                    Spec {
+                        mandatory: true,
+                        ..flags(ATTR_QUERY_GID_ENTRY_FLAGS)
+                    },
+                    out_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, 32),
+                ]
+            }
+        }
+        (OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC) => {
+            &const { [made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)] }
+        }
+        (OBJECT_CQ, METHOD_CQ_CREATE) => {
+            &const {
+                let channel = Form::Fd(FileKind::Completions);
+                [
+                    made(ATTR_CREATE_CQ_HANDLE),
+                    exactly(ATTR_CREATE_CQ_CQE, 4),
+                    exactly(ATTR_CREATE_CQ_USER_HANDLE, 8),
+                    Spec::new(ATTR_CREATE_CQ_COMP_CHANNEL, channel).optional(),
+                    exactly(ATTR_CREATE_CQ_COMP_VECTOR, 4),
+                    flags(ATTR_CREATE_CQ_FLAGS),
+                    out(ATTR_CREATE_CQ_RESP_CQE, 4),
+                    events(ATTR_CREATE_CQ_EVENT_FD),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_QP, METHOD_QP_CREATE) => {
+            &const {
+                let cap = Form::In {
+                    least: 20,
+                    most: 20,
+                    extends: true,
+                };
+                [
+                    made(ATTR_CREATE_QP_HANDLE),
+                    object(ATTR_CREATE_QP_XRCD_HANDLE, OBJECT_XRCD).optional(),
+                    object(ATTR_CREATE_QP_PD_HANDLE, OBJECT_PD).optional(),
+                    object(ATTR_CREATE_QP_SRQ_HANDLE, OBJECT_SRQ).optional(),
+                    object(ATTR_CREATE_QP_SEND_CQ_HANDLE, OBJECT_CQ).optional(),
+                    object(ATTR_CREATE_QP_RECV_CQ_HANDLE, OBJECT_CQ).optional(),
+                    object(ATTR_CREATE_QP_IND_TABLE_HANDLE, OBJECT_RWQ_IND_TBL).optional(),
+                    exactly(ATTR_CREATE_QP_USER_HANDLE, 8),
+                    Spec::new(ATTR_CREATE_QP_CAP, cap),
+                    constant(ATTR_CREATE_QP_TYPE),
+                    flags(ATTR_CREATE_QP_FLAGS),
+                    exactly(ATTR_CREATE_QP_SOURCE_QPN, 4).optional(),
+                    events(ATTR_CREATE_QP_EVENT_FD),
+                    out_struct(ATTR_CREATE_QP_RESP_CAP, 20),
+                    out(ATTR_CREATE_QP_RESP_QP_NUM, 4),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_SRQ, METHOD_SRQ_CREATE) => {
+            &const {
+                [
+                    made(ATTR_CREATE_SRQ_HANDLE),
+                    object(ATTR_CREATE_SRQ_PD_HANDLE, OBJECT_PD),
+                    constant(ATTR_CREATE_SRQ_TYPE),
+                    exactly(ATTR_CREATE_SRQ_USER_HANDLE, 8),
+                    exactly(ATTR_CREATE_SRQ_MAX_WR, 4),
+                    exactly(ATTR_CREATE_SRQ_MAX_SGE, 4),
+                    exactly(ATTR_CREATE_SRQ_LIMIT, 4),
+                    object(ATTR_CREATE_SRQ_XRCD_HANDLE, OBJECT_XRCD).optional(),
+                    object(ATTR_CREATE_SRQ_CQ_HANDLE, OBJECT_CQ).optional(),
+                    exactly(ATTR_CREATE_SRQ_MAX_NUM_TAGS, 4).optional(),
+                    events(ATTR_CREATE_SRQ_EVENT_FD),
+                    out(ATTR_CREATE_SRQ_RESP_MAX_WR, 4),
+                    out(ATTR_CREATE_SRQ_RESP_MAX_SGE, 4),
+                    out(ATTR_CREATE_SRQ_RESP_SRQ_NUM, 4).optional(),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_MR, METHOD_QUERY_MR) => {
+            &const {
+                [
+                    object(ATTR_QUERY_MR_HANDLE, OBJECT_MR),
+                    out(ATTR_QUERY_MR_RESP_LKEY, 4),
+                    out(ATTR_QUERY_MR_RESP_RKEY, 4),
+                    out(ATTR_QUERY_MR_RESP_LENGTH, 8),
+                    out(ATTR_QUERY_MR_RESP_IOVA, 8).optional(),
+                ]
+            }
+        }
+        (OBJECT_CQ, METHOD_CQ_DESTROY) => {
+            &const {
+                [
+                    object(ATTR_DESTROY_CQ_HANDLE, OBJECT_CQ),
+                    out(ATTR_DESTROY_CQ_RESP, 8),
+                ]
+            }
+        }
+        (OBJECT_QP, METHOD_QP_DESTROY) => {
+            &const {
+                [
+                    object(ATTR_DESTROY_QP_HANDLE, OBJECT_QP),
+                    out(ATTR_DESTROY_QP_RESP, 4),
+                ]
+            }
+        }
+        (OBJECT_SRQ, METHOD_SRQ_DESTROY) => {
+            &const {
+                [
+                    object(ATTR_DESTROY_SRQ_HANDLE, OBJECT_SRQ),
+                    out(ATTR_DESTROY_SRQ_RESP, 4),
+                ]
+            }
+        }
+        (OBJECT_MR, METHOD_MR_DESTROY) => &const { [object(ATTR_DESTROY_MR_HANDLE, OBJECT_MR)] },
+        (OBJECT_MW, METHOD_MW_DESTROY) => &const { [object(ATTR_DESTROY_MW_HANDLE, OBJECT_MW)] },
+        (OBJECT_PD, METHOD_PD_DESTROY) => &const { [object(ATTR_DESTROY_PD_HANDLE, OBJECT_PD)] },
+        (OBJECT_AH, METHOD_AH_DESTROY) => &const { [object(ATTR_DESTROY_AH_HANDLE, OBJECT_AH)] },
+        (OBJECT_XRCD, METHOD_XRCD_DESTROY) => {
+            &const { [object(ATTR_DESTROY_XRCD_HANDLE, OBJECT_XRCD)] }
+        }
+        _ => return None,
+    })
+}

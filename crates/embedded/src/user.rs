@@ -1,0 +1,117 @@
+//! Addresses that a command brings: what of them is memory.
+//!
+//! The kernel copies from and to a process's memory, and pins what a device
+//! is to use; each fails with EFAULT where there is none. Here the device is
+//! in the process, so the same is asked before anything is touched.
+
+use std::sync::OnceLock;
+
+use mmap_rs::MmapOptions;
+
+use crate::{Result, refuse};
+
+/// What the memory is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Read,
+    Write,
+}
+
+/// Faults in what the device is to use, as pinning would (`ib_umem_get`).
+///
+/// # Errors
+/// EINVAL for no bytes and for a range that passes the last address; EFAULT if
+/// not all of it is mapped, or is not writable though it is to be.
+pub(crate) fn pin(address: u64, length: u64, need: Need) -> Result<()> {
+    let page = MmapOptions::page_size() as u64;
+    let end = address
+        .checked_add(length)
+        .and_then(|end| end.checked_next_multiple_of(page));
+    let Some(end) = end.filter(|_| length != 0) else {
+        return refuse(libc::EINVAL);
+    };
+    let first = address / page * page;
+    // The first page is nobody's, whatever may be mapped there.
+    if first == 0 || !is_there(first, end - first, need) {
+        return refuse(libc::EFAULT);
+    }
+    Ok(())
+}
+
+/// Whether a command's own bytes can be copied (`copy_from_user`, `copy_to_user`).
+///
+/// # Errors
+/// EFAULT if not.
+pub(crate) fn copyable(address: u64, length: u64, need: Need) -> Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    pin(address, length, need).or(refuse(libc::EFAULT))
+}
+
+/// Whether whole pages are mapped, and may be used like that.
+fn is_there(first: u64, length: u64, need: Need) -> bool {
+    static POPULATES: OnceLock<bool> = OnceLock::new();
+    let populates = POPULATES.get_or_init(|| {
+        let here = 0u64;
+        let address = (&raw const here).expose_provenance() as u64;
+        let page = MmapOptions::page_size() as u64;
+        advise(address / page * page, page, libc::MADV_POPULATE_READ)
+    });
+    match need {
+        // Linux before 5.14, and some sandboxes, tell what is mapped, but not
+        // whether it is writable.
+        _ if !populates => {
+            let first = std::ptr::with_exposed_provenance_mut(first as usize);
+            // SAFETY: MS_ASYNC starts nothing; it fails if a page is not mapped.
+            unsafe { libc::msync(first, length as usize, libc::MS_ASYNC) == 0 }
+        }
+        Need::Read => advise(first, length, libc::MADV_POPULATE_READ),
+        Need::Write => advise(first, length, libc::MADV_POPULATE_WRITE),
+    }
+}
+
+fn advise(first: u64, length: u64, advice: i32) -> bool {
+    let first = std::ptr::with_exposed_provenance_mut(first as usize);
+    // SAFETY: this advice maps what an access would; it changes nothing that is
+    // there, and fails for addresses that are nobody's.
+    unsafe { libc::madvise(first, length as usize, advice) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mmap_rs::MmapOptions;
+
+    fn errno(result: Result<()>) -> i32 {
+        result.map_or_else(|errno| errno.raw(), |()| 0)
+    }
+
+    #[test]
+    fn memory_is_what_is_mapped_and_allows_it() {
+        let page = MmapOptions::page_size() as u64;
+        let mapping = MmapOptions::new(2 * page as usize).and_then(MmapOptions::map_mut);
+        let mapping = mapping.unwrap();
+        let address = mapping.as_ptr().expose_provenance() as u64;
+        assert_eq!(errno(pin(address, 2 * page, Need::Write)), 0);
+        assert_eq!(errno(pin(address + 8, 8, Need::Read)), 0);
+        for need in [Need::Read, Need::Write] {
+            assert_eq!(errno(pin(0, 8, need)), libc::EFAULT);
+            assert_eq!(errno(pin(page - 1, 2, need)), libc::EFAULT);
+            assert_eq!(errno(pin(page, 8, need)), libc::EFAULT);
+            assert_eq!(errno(pin(1 << 60, 8, need)), libc::EFAULT);
+            assert_eq!(errno(pin(u64::MAX - 7, 8, need)), libc::EINVAL);
+            assert_eq!(errno(pin(u64::MAX - 8, 8, need)), libc::EINVAL);
+            assert_eq!(errno(pin(address, 0, need)), libc::EINVAL);
+            assert_eq!(errno(pin(address, u64::MAX, need)), libc::EINVAL);
+            assert_eq!(errno(copyable(0, 0, need)), 0);
+            assert_eq!(errno(copyable(u64::MAX, 8, need)), libc::EFAULT);
+        }
+        let mapping = mapping
+            .make_read_only()
+            .unwrap_or_else(|(_, error)| panic!("{error}"));
+        assert_eq!(errno(pin(address, page, Need::Read)), 0);
+        assert_eq!(errno(pin(address, page, Need::Write)), libc::EFAULT);
+        drop(mapping);
+    }
+}
