@@ -230,8 +230,8 @@ impl State {
         const REAL_TIME: u16 = 1 << 2;
         const TIMESTAMPS: u32 = 1 << 0;
         const IGNORE_OVERRUN: u32 = 1 << 1;
-        request.needs_driver_room(4)?;
         require(request.driver_length() >= LEAST)?;
+        request.needs_driver_room(4)?;
         let driver = request.driver::<32>();
         let entry = word(&driver, ENTRY_SIZE);
         let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);

@@ -98,14 +98,14 @@ impl Request {
                     most,
                     extends,
                 } => {
+                    if attr.len < least || (attr.len > most && !extends) {
+                        return refuse(libc::EINVAL);
+                    }
                     if length > INLINE {
                         copyable(attr.data, length, Need::Read)?;
                     }
                     if extends && attr.len > most && !self.is_cleared(attr.attr_id, most.into()) {
                         return refuse(libc::EOPNOTSUPP);
-                    }
-                    if attr.len < least || (attr.len > most && !extends) {
-                        return refuse(libc::EINVAL);
                     }
                 }
                 Form::Out { least, most } => {

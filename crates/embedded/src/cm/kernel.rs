@@ -14,6 +14,7 @@ use super::id::Port;
 use super::state::State;
 use crate::kernel::wait;
 use crate::network::Embedded;
+use crate::user::{Need, copyable};
 use crate::{Result, refuse};
 
 /// The device file.
@@ -218,6 +219,7 @@ unsafe impl Kernel for ManagerKernel {
             let Some(room) = option.get_mut(..length) else {
                 return refuse(libc::ENOSYS);
             };
+            copyable(it.optval, length as u64, Need::Read)?;
             let from = std::ptr::with_exposed_provenance::<u8>(it.optval as usize);
             // SAFETY: the caller answers for the value's address and length,
             // and what it is copied to is another memory, and long enough.
@@ -227,6 +229,7 @@ unsafe impl Kernel for ManagerKernel {
         if let Answer::At(address, bytes) = answer {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());
+            copyable(address, length as u64, Need::Write)?;
             // SAFETY: the caller answers for the address in the command, for as
             // many bytes as it says; they are not the answer's own.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };

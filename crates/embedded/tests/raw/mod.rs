@@ -1,0 +1,343 @@
+//! Commands as they are given to the kernel, attribute by attribute, and memory
+//! that they may name.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::os::fd::RawFd;
+use std::ptr;
+
+use uverbs::Context;
+use uverbs::abi::ids::*;
+use uverbs::abi::ioctl::{ATTR_F_MANDATORY, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+pub const PAGE: usize = 4096;
+/// Bytes of a frame, whatever its header says.
+const FRAME: usize = 8192;
+
+/// Memory that may be given away: nothing but commands and devices use it. Pages
+/// that nobody may touch are on both sides, and beyond these a page that nobody
+/// may have changed.
+pub struct Arena {
+    mapping: *mut u8,
+    pages: usize,
+}
+
+const CANARY: u8 = 0xa5;
+
+impl Arena {
+    pub fn new(pages: usize) -> Self {
+        let all = (pages + 6) * PAGE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping.
+        let mapping = unsafe { libc::mmap(ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(mapping, libc::MAP_FAILED);
+        let mapping = mapping.cast::<u8>();
+        for (from, count) in [(1, 1), (3, pages), (pages + 4, 1)] {
+            // SAFETY: pages of the mapping, which nobody uses yet.
+            let done = unsafe {
+                let access = libc::PROT_READ | libc::PROT_WRITE;
+                libc::mprotect(mapping.add(from * PAGE).cast(), count * PAGE, access)
+            };
+            assert_eq!(done, 0);
+        }
+        let arena = Self { mapping, pages };
+        for canary in arena.canaries() {
+            // SAFETY: a page of the mapping.
+            unsafe { canary.write_bytes(CANARY, PAGE) };
+        }
+        arena
+    }
+
+    fn canaries(&self) -> [*mut u8; 2] {
+        // SAFETY: inside the mapping.
+        [1, self.pages + 4].map(|page| unsafe { self.mapping.add(page * PAGE) })
+    }
+
+    pub fn len(&self) -> usize {
+        self.pages * PAGE
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.mapping.add(3 * PAGE) }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.start().expose_provenance() as u64
+    }
+
+    /// Writes a byte. Nothing runs the device meanwhile.
+    pub fn set(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len());
+        // SAFETY: inside the arena.
+        unsafe { self.start().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Makes its first page one that cannot be written to.
+    pub fn protect_first(&self) {
+        // SAFETY: a page of the arena, which nobody was given.
+        let done = unsafe { libc::mprotect(self.start().cast(), PAGE, libc::PROT_READ) };
+        assert_eq!(done, 0);
+    }
+
+    pub fn check(&self) {
+        for canary in self.canaries() {
+            for at in 0..PAGE {
+                // SAFETY: inside the mapping.
+                assert_eq!(
+                    unsafe { canary.add(at).read_volatile() },
+                    CANARY,
+                    "byte {at}"
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping; what used it is gone.
+        unsafe { libc::munmap(self.mapping.cast(), (self.pages + 6) * PAGE) };
+    }
+}
+
+/// A command.
+#[derive(Clone, Debug)]
+pub struct Command {
+    pub header: IoctlHdr,
+    pub attrs: Vec<Attr>,
+    /// What attributes point to.
+    buffers: Vec<Vec<u64>>,
+}
+
+impl Command {
+    pub fn new(object_id: u16, method_id: u16) -> Self {
+        let header = IoctlHdr {
+            object_id,
+            method_id,
+            driver_id: uverbs::discovery::DriverId::MLX5.0,
+            ..IoctlHdr::default()
+        };
+        Self {
+            header,
+            attrs: Vec::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    /// A write command, with room for its answer.
+    pub fn write(number: u32, body: &(impl IntoBytes + Immutable), answer: u16) -> Self {
+        let mut command = Self::new(OBJECT_DEVICE, METHOD_INVOKE_WRITE);
+        command.constant(ATTR_WRITE_CMD, number.into());
+        command.input(ATTR_CORE_IN, body.as_bytes());
+        if answer != 0 {
+            command.out(ATTR_CORE_OUT, answer);
+        }
+        command
+    }
+
+    pub fn attr(&mut self, attr_id: u16, len: u16, data: u64) -> &mut Self {
+        self.attrs.push(Attr {
+            attr_id,
+            len,
+            flags: ATTR_F_MANDATORY,
+            enum_or_reserved: 0,
+            data,
+        });
+        self
+    }
+
+    pub fn input(&mut self, id: u16, bytes: &[u8]) -> &mut Self {
+        let mut buffer = vec![0u64; bytes.len().div_ceil(8).max(1)];
+        buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+        let data = match bytes.len() {
+            0..=8 => buffer[0],
+            _ => {
+                let address = buffer.as_mut_ptr().expose_provenance() as u64;
+                self.buffers.push(buffer);
+                address
+            }
+        };
+        self.attr(id, bytes.len() as u16, data)
+    }
+
+    pub fn u32(&mut self, id: u16, value: u32) -> &mut Self {
+        self.input(id, &value.to_ne_bytes())
+    }
+
+    pub fn constant(&mut self, id: u16, value: u64) -> &mut Self {
+        self.attr(id, 8, value)
+    }
+
+    pub fn object(&mut self, id: u16, handle: u64) -> &mut Self {
+        self.attr(id, 0, handle)
+    }
+
+    pub fn out(&mut self, id: u16, length: u16) -> &mut Self {
+        let mut buffer = vec![0u64; usize::from(length).div_ceil(8)];
+        let address = buffer.as_mut_ptr().expose_provenance() as u64;
+        self.buffers.push(buffer);
+        self.attr(id, length, address)
+    }
+
+    pub fn driver(&mut self, bytes: &[u8]) -> &mut Self {
+        self.input(ATTR_UHW_IN, bytes)
+    }
+
+    pub fn find(&mut self, id: u16) -> &mut Attr {
+        self.attrs
+            .iter_mut()
+            .find(|attr| attr.attr_id == id)
+            .unwrap()
+    }
+
+    pub fn without(&mut self, id: u16) -> &mut Self {
+        self.attrs.retain(|attr| attr.attr_id != id);
+        self
+    }
+
+    /// Gives the command; the error's number, or the attributes as they are then.
+    ///
+    /// # Safety
+    /// Attributes with addresses have good ones, or such as are nobody's memory;
+    /// so have the driver's data, until what was made is destroyed.
+    pub unsafe fn run(&self, context: &Context) -> Result<Vec<Attr>, i32> {
+        let mut frame = vec![0u64; FRAME / 8];
+        let mut header = self.header;
+        let bytes = size_of::<IoctlHdr>() + size_of_val(&self.attrs[..]);
+        assert!(bytes <= FRAME);
+        header.num_attrs = header.num_attrs.wrapping_add(self.attrs.len() as u16);
+        header.length = header.length.wrapping_add(bytes as u16);
+        let place = frame.as_mut_bytes();
+        place[..24].copy_from_slice(header.as_bytes());
+        place[24..bytes].copy_from_slice(self.attrs.as_bytes());
+        let argument = frame.as_mut_ptr().cast();
+        // SAFETY: the frame is longer than any that is taken; its addresses are
+        // as the caller says.
+        let done = unsafe { (context.kernel()).ioctl(context.fd(), RDMA_VERBS_IOCTL, argument) };
+        done.map_err(|errno| errno.raw())?;
+        let attrs = &frame.as_bytes()[24..bytes];
+        Ok(attrs
+            .chunks_exact(size_of::<Attr>())
+            .map(|bytes| Attr::read_from_bytes(bytes).unwrap())
+            .collect())
+    }
+}
+
+/// The object that a command has made.
+pub fn made(attrs: &[Attr], id: u16) -> u32 {
+    attrs.iter().find(|attr| attr.attr_id == id).unwrap().data as u32
+}
+
+/// Bytes of an output of at most a structure's length, as the command has left it.
+pub fn answer<T: FromBytes>(attrs: &[Attr], id: u16) -> T {
+    let attr = attrs.iter().find(|attr| attr.attr_id == id).unwrap();
+    assert_eq!(usize::from(attr.len), size_of::<T>());
+    let from = ptr::with_exposed_provenance::<u8>(attr.data as usize);
+    // SAFETY: an output of that length, whose buffer the command still has.
+    let bytes = unsafe { std::slice::from_raw_parts(from, attr.len.into()) };
+    T::read_from_bytes(bytes).unwrap()
+}
+
+/// A completion queue's command, without the driver's data.
+pub fn create_cq(cqe: u32) -> Command {
+    let mut command = Command::new(OBJECT_CQ, METHOD_CQ_CREATE);
+    command
+        .object(ATTR_CREATE_CQ_HANDLE, 0)
+        .u32(ATTR_CREATE_CQ_CQE, cqe)
+        .constant(ATTR_CREATE_CQ_USER_HANDLE, 1)
+        .u32(ATTR_CREATE_CQ_COMP_VECTOR, 0)
+        .out(ATTR_CREATE_CQ_RESP_CQE, 4)
+        .out(ATTR_UHW_OUT, 8);
+    command
+}
+
+/// A queue pair's command, without the driver's data.
+pub fn create_qp(kind: u32, receives: u32) -> Command {
+    let cap = [4, receives, 1, 1, 0u32];
+    let mut command = Command::new(OBJECT_QP, METHOD_QP_CREATE);
+    command
+        .object(ATTR_CREATE_QP_HANDLE, 0)
+        .constant(ATTR_CREATE_QP_USER_HANDLE, 2)
+        .constant(ATTR_CREATE_QP_TYPE, kind.into())
+        .input(ATTR_CREATE_QP_CAP, cap.as_bytes())
+        .out(ATTR_CREATE_QP_RESP_CAP, 20)
+        .out(ATTR_CREATE_QP_RESP_QP_NUM, 4)
+        .out(ATTR_UHW_OUT, 40);
+    command
+}
+
+/// A shared receive queue's command, without the driver's data.
+pub fn create_srq(pd: u32, max_wr: u32) -> Command {
+    let mut command = Command::new(OBJECT_SRQ, METHOD_SRQ_CREATE);
+    command
+        .object(ATTR_CREATE_SRQ_HANDLE, 0)
+        .object(ATTR_CREATE_SRQ_PD_HANDLE, pd.into())
+        .constant(ATTR_CREATE_SRQ_TYPE, 0)
+        .constant(ATTR_CREATE_SRQ_USER_HANDLE, 3)
+        .u32(ATTR_CREATE_SRQ_MAX_WR, max_wr)
+        .u32(ATTR_CREATE_SRQ_MAX_SGE, 1)
+        .u32(ATTR_CREATE_SRQ_LIMIT, 0)
+        .out(ATTR_CREATE_SRQ_RESP_MAX_WR, 4)
+        .out(ATTR_CREATE_SRQ_RESP_MAX_SGE, 4)
+        .out(ATTR_UHW_OUT, 8);
+    command
+}
+
+/// `struct mlx5_ib_create_cq`.
+pub fn cq_driver(entries: u64, records: u64, size: u32) -> Vec<u8> {
+    [
+        entries.to_ne_bytes(),
+        records.to_ne_bytes(),
+        u64::from(size).to_ne_bytes(),
+        [0; 8],
+    ]
+    .concat()
+}
+
+/// `struct mlx5_ib_create_srq`.
+pub fn srq_driver(entries: u64, records: u64, user_index: u32) -> Vec<u8> {
+    let rest = [0, 0, user_index, 0u32];
+    [
+        &entries.to_ne_bytes(),
+        &records.to_ne_bytes(),
+        rest.as_bytes(),
+    ]
+    .concat()
+}
+
+/// `struct mlx5_ib_create_qp`: so many blocks and receives of 16 bytes << `shift`.
+pub fn qp_driver(entries: u64, records: u64, sizes: [u32; 3], user_index: u32) -> Vec<u8> {
+    let [blocks, receives, shift] = sizes;
+    let rest = [blocks, receives, shift, 0, user_index, 0, 0, 0, 0, 0u32];
+    [
+        &entries.to_ne_bytes(),
+        &records.to_ne_bytes(),
+        rest.as_bytes(),
+    ]
+    .concat()
+}
+
+/// The command that destroys an object, and the attribute that names it.
+pub fn destroy(object: u16, handle: u32) -> Command {
+    let (method, id, room) = match object {
+        OBJECT_CQ => (METHOD_CQ_DESTROY, ATTR_DESTROY_CQ_HANDLE, 8),
+        OBJECT_QP => (METHOD_QP_DESTROY, ATTR_DESTROY_QP_HANDLE, 4),
+        OBJECT_SRQ => (METHOD_SRQ_DESTROY, ATTR_DESTROY_SRQ_HANDLE, 4),
+        OBJECT_MR => (METHOD_MR_DESTROY, ATTR_DESTROY_MR_HANDLE, 0),
+        OBJECT_MW => (METHOD_MW_DESTROY, ATTR_DESTROY_MW_HANDLE, 0),
+        OBJECT_AH => (METHOD_AH_DESTROY, ATTR_DESTROY_AH_HANDLE, 0),
+        OBJECT_XRCD => (METHOD_XRCD_DESTROY, ATTR_DESTROY_XRCD_HANDLE, 0),
+        _ => (METHOD_PD_DESTROY, ATTR_DESTROY_PD_HANDLE, 0),
+    };
+    let mut command = Command::new(object, method);
+    command.object(id, handle.into());
+    if room != 0 {
+        command.out(1, room);
+    }
+    command
+}
+
+pub fn close(context: &Context, fd: RawFd) {
+    context.kernel().close(fd).unwrap();
+}
