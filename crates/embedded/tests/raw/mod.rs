@@ -341,3 +341,44 @@ pub fn destroy(object: u16, handle: u32) -> Command {
 pub fn close(context: &Context, fd: RawFd) {
     context.kernel().close(fd).unwrap();
 }
+
+impl Command {
+    /// What an attribute says: its own eight bytes, or what it points to.
+    fn said(&mut self, id: u16) -> Option<&mut [u8]> {
+        let at = self.attrs.iter().position(|attr| attr.attr_id == id)?;
+        let (length, data) = (usize::from(self.attrs[at].len), self.attrs[at].data);
+        if length <= 8 {
+            return self.attrs[at].data.as_mut_bytes().get_mut(..length);
+        }
+        let same = |buffer: &&mut Vec<u64>| buffer.as_ptr().addr() as u64 == data;
+        let buffer = self.buffers.iter_mut().find(same)?;
+        buffer.as_mut_bytes().get_mut(..length)
+    }
+
+    /// Changes a byte of an input that is at `from` or behind it.
+    pub fn poke(&mut self, id: u16, from: usize, at: usize, byte: u8) {
+        let behind = self.said(id).and_then(|said| said.get_mut(from..));
+        let place = behind.and_then(|said| {
+            let length = said.len().max(1);
+            said.get_mut(at % length)
+        });
+        if let Some(place) = place {
+            *place = byte;
+        }
+    }
+
+    /// Makes an input shorter.
+    pub fn truncate(&mut self, id: u16, length: usize) {
+        let Some(said) = self.said(id) else { return };
+        let length = length.min(said.len());
+        let mut inline = [0; 8];
+        if length <= 8 {
+            inline[..length].copy_from_slice(&said[..length]);
+        }
+        let attr = self.find(id);
+        attr.len = length as u16;
+        if length <= 8 {
+            attr.data = u64::from_ne_bytes(inline);
+        }
+    }
+}
