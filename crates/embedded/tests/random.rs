@@ -90,6 +90,8 @@ struct Client {
     context: Arc<Context>,
     objects: BTreeMap<u16, Vec<u32>>,
     files: Vec<RawFd>,
+    /// What its queue pairs have joined.
+    groups: Vec<AttachMcast>,
     /// Its queue pairs, by their handles.
     pairs: BTreeMap<u32, Pair>,
 }
@@ -705,6 +707,15 @@ impl World<'_> {
                     // SAFETY: as above: the key is behind the handle.
                     self.keys.push(unsafe { from.read_unaligned() });
                 }
+                CMD_ATTACH_MCAST => {
+                    let attr = (attrs.iter())
+                        .find(|attr| attr.attr_id == ATTR_CORE_IN)
+                        .unwrap();
+                    let from = std::ptr::with_exposed_provenance::<AttachMcast>(attr.data as usize);
+                    // SAFETY: the command was read from there.
+                    let taken = unsafe { from.read_unaligned() };
+                    self.clients[self.who].groups.push(taken);
+                }
                 CMD_CREATE_COMP_CHANNEL => {
                     let fd = first(ATTR_CORE_OUT).cast_signed();
                     self.clients[self.who].files.push(fd);
@@ -885,21 +896,8 @@ impl World<'_> {
     fn destroy_all(&mut self) {
         for who in [0, 1, 0] {
             self.who = who;
-            for qp_handle in self
-                .client()
-                .objects
-                .get(&OBJECT_QP)
-                .cloned()
-                .unwrap_or_default()
-            {
-                for gid in GROUPS {
-                    let body = DetachMcast {
-                        gid,
-                        qp_handle,
-                        ..DetachMcast::default()
-                    };
-                    self.give(&Command::write(CMD_DETACH_MCAST, &body, 0));
-                }
+            for group in std::mem::take(&mut self.client().groups) {
+                self.give(&Command::write(CMD_DETACH_MCAST, &group, 0));
             }
             let kinds = [
                 OBJECT_AH,
@@ -958,6 +956,7 @@ fn open(embedded: &Embedded) -> Client {
         context,
         objects: BTreeMap::new(),
         files: Vec::new(),
+        groups: Vec::new(),
         pairs: BTreeMap::new(),
     }
 }
