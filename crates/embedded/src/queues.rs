@@ -368,7 +368,8 @@ impl State {
         // Who only asks receives nothing.
         let initiator = service == XRC_SERVICE;
         let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE);
-        require(!request.has(ATTR_CREATE_QP_XRCD_HANDLE) && !(initiator && srq.is_some()))?;
+        let foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
+        require(!foreign && (srq.is_none() || !initiator))?;
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         let recv_cq = match initiator {

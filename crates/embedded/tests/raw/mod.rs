@@ -216,7 +216,9 @@ impl Command {
         // as the caller says.
         let done = unsafe { (context.kernel()).ioctl(context.fd(), RDMA_VERBS_IOCTL, argument) };
         done.map_err(|errno| errno.raw())?;
-        let attrs = &frame.as_bytes()[24..bytes];
+        // As many as the header said, which was right then.
+        let all = usize::from(header.num_attrs) * size_of::<Attr>();
+        let attrs = &frame.as_bytes()[24..24 + all];
         Ok(attrs
             .chunks_exact(size_of::<Attr>())
             .map(|bytes| Attr::read_from_bytes(bytes).unwrap())

@@ -1,0 +1,1058 @@
+//! A driver that gives a device random commands, beside one that does nothing
+//! wrong.
+//!
+//! Well-formed commands are put together of what there is (objects, descriptors,
+//! keys), and some then lose attributes, or get them twice, too short, too long,
+//! with other values or of another method. Addresses are nobody's, misaligned, or
+//! in memory that nothing else uses, which is scribbled over while queues are in
+//! it.
+#![allow(
+    dead_code,
+    reason = "the test and the fuzz target use a part of it each"
+)]
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use rdmacm::abi as cm;
+use ringverbs_embedded::{Drive, Embedded, Network};
+use uverbs::abi::ids::*;
+use uverbs::abi::later::*;
+use uverbs::abi::write::cmd::*;
+use uverbs::abi::write::*;
+use uverbs::kernel::Kernel;
+use uverbs::{Context, QpAttrMask as Mask, QpType};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::driver::*;
+use crate::raw::*;
+
+/// Pages of the memory that commands name.
+const ARENA: usize = 64;
+/// Commands of a sequence.
+pub const COMMANDS: u32 = 120;
+const GROUPS: [[u8; 16]; 2] = [
+    [0xff; 16],
+    [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+];
+
+/// Numbers of a seed (splitmix64), or of bytes.
+pub struct Random<'a> {
+    state: u64,
+    bytes: Option<&'a [u8]>,
+}
+
+impl<'a> Random<'a> {
+    pub fn seeded(state: u64) -> Self {
+        Self { state, bytes: None }
+    }
+
+    /// Two bytes are a number, then all are 0.
+    pub fn of_bytes(bytes: &'a [u8]) -> Self {
+        Self {
+            state: 0,
+            bytes: Some(bytes),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.bytes.is_some_and(<[u8]>::is_empty)
+    }
+
+    fn next(&mut self) -> u64 {
+        if let Some(bytes) = &mut self.bytes {
+            let (now, rest) = bytes.split_at(bytes.len().min(2));
+            *bytes = rest;
+            return now.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut it = self.state;
+        it = (it ^ it >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        it = (it ^ it >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        it ^ it >> 31
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn one_in(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
+
+    /// One of these, or else a number that is rarely right.
+    fn mostly<T: Copy + Into<u64>>(&mut self, all: &[T]) -> u64 {
+        match all {
+            [_, ..] if !self.one_in(30) => self.of(all).into(),
+            _ => self.number(),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        match self.below(6) {
+            0 => 0,
+            1 => self.below(8),
+            2 => self.below(300),
+            3 => 1 << self.below(64),
+            4 => u64::MAX,
+            _ => self.below(1 << 32),
+        }
+    }
+}
+
+/// The driver that does anything, in one context.
+struct Client {
+    context: Arc<Context>,
+    objects: BTreeMap<u16, Vec<u32>>,
+    files: Vec<RawFd>,
+    /// What its queue pairs have joined.
+    groups: Vec<AttachMcast>,
+    /// Its queue pairs, by their handles.
+    pairs: BTreeMap<u32, Pair>,
+}
+
+/// What there is to know of a queue pair.
+#[derive(Clone, Copy)]
+struct Pair {
+    kind: QpType,
+    number: u32,
+    state: u8,
+    /// Where its sends are, how many, and its records.
+    sends: u64,
+    blocks: u32,
+    records: u64,
+}
+
+/// What a command changes, if it is taken.
+#[derive(Clone, Copy)]
+enum Change {
+    None,
+    Made(Pair),
+    State(u32, u8),
+}
+
+struct World<'a> {
+    random: Random<'a>,
+    arena: &'a Arena,
+    clients: [Client; 2],
+    /// Which of them it is that gives commands.
+    who: usize,
+    keys: Vec<u32>,
+    numbers: Vec<u32>,
+    gid: [u8; 16],
+    manager: Box<dyn Kernel>,
+    channel: RawFd,
+    ids: Vec<u32>,
+    change: Change,
+    /// A file of this process, for XRC domains.
+    file: std::fs::File,
+    taken: u64,
+}
+
+impl World<'_> {
+    fn client(&mut self) -> &mut Client {
+        &mut self.clients[self.who]
+    }
+
+    /// An object of a kind; now and then one of another kind, or context.
+    fn object(&mut self, kind: u16) -> u32 {
+        let who = if self.random.one_in(25) {
+            1 - self.who
+        } else {
+            self.who
+        };
+        let kind = match self.random.below(60) {
+            0 => self
+                .random
+                .of(&[OBJECT_PD, OBJECT_CQ, OBJECT_QP, OBJECT_SRQ, OBJECT_MR]),
+            _ => kind,
+        };
+        let all = self.clients[who]
+            .objects
+            .get(&kind)
+            .cloned()
+            .unwrap_or_default();
+        self.random.mostly(&all) as u32
+    }
+
+    fn file(&mut self) -> u64 {
+        let who = if self.random.one_in(15) {
+            1 - self.who
+        } else {
+            self.who
+        };
+        let files: Vec<u32> = self.clients[who]
+            .files
+            .iter()
+            .map(|fd| fd.cast_unsigned())
+            .collect();
+        self.random.mostly(&files)
+    }
+
+    /// An address, hardly ever of memory that is not the arena's: for each, a
+    /// length leads to pages that nobody may touch.
+    fn place(&mut self) -> u64 {
+        let (start, end) = (
+            self.arena.address(),
+            self.arena.address() + self.arena.len() as u64,
+        );
+        let page = start + self.random.below(ARENA as u64) * PAGE as u64;
+        match self.random.below(80) {
+            0 => 0,
+            1 => self.random.below(4096),
+            2 => end,
+            3 => start - 8,
+            4 => end - 64,
+            5 => u64::MAX - self.random.below(8192),
+            6 => 1 << 47 | page & 0xfff_f000,
+            7 => page + self.random.below(4096),
+            _ => page,
+        }
+    }
+
+    fn records(&mut self) -> u64 {
+        match self.random.below(10) {
+            0 => self.place(),
+            _ => self.arena.address() + self.random.below(self.arena.len() as u64 / 8) * 8,
+        }
+    }
+
+    /// A power of two, mostly; of one step more or less sometimes.
+    fn size(&mut self, most: u64) -> u32 {
+        let size = 4u32 << self.random.below(most - 2);
+        match self.random.below(40) {
+            0 => size - 1,
+            1 => size + 1,
+            2 => self.random.number() as u32,
+            _ => size,
+        }
+    }
+
+    fn create_cq(&mut self) -> Command {
+        let mut command = create_cq(self.size(9));
+        let vector = self.random.of(&[0, 0, 1, 2, 3, 3, 3, 4]);
+        command.find(ATTR_CREATE_CQ_COMP_VECTOR).data = vector;
+        let has_files = !self.client().files.is_empty();
+        if has_files && self.random.one_in(2) {
+            let file = self.file();
+            command.object(ATTR_CREATE_CQ_COMP_CHANNEL, file);
+        }
+        if has_files && self.random.one_in(4) {
+            let file = self.file();
+            command.object(ATTR_CREATE_CQ_EVENT_FD, file);
+        }
+        if self.random.one_in(4) {
+            command.constant(ATTR_CREATE_CQ_FLAGS, self.random.below(3));
+        }
+        let size = self.random.of(&[64, 64, 128]);
+        let mut driver = cq_driver(self.place(), self.records(), size);
+        driver[20] = u8::from(self.random.one_in(4));
+        driver[21] = self.random.of(&[1, 1, 2, 2, 4, 5]);
+        command.driver(&driver);
+        command
+    }
+
+    fn create_qp(&mut self) -> Command {
+        let kinds = [
+            QpType::RC,
+            QpType::RC,
+            QpType::UC,
+            QpType::UD,
+            QpType::XRC_INI,
+            QpType::XRC_TGT,
+        ];
+        let kind = self.random.of(&kinds);
+        let shared = self.random.one_in(3);
+        let own = !shared && !matches!(kind, QpType::XRC_INI | QpType::XRC_TGT);
+        let receives = if own { self.size(8) } else { 0 };
+        let mut command = create_qp(kind.0, receives);
+        if kind == QpType::XRC_TGT {
+            let xrcd = self.object(OBJECT_XRCD);
+            command.object(ATTR_CREATE_QP_XRCD_HANDLE, xrcd.into());
+        } else {
+            let (pd, send, recv) = (
+                self.object(OBJECT_PD),
+                self.object(OBJECT_CQ),
+                self.object(OBJECT_CQ),
+            );
+            command
+                .object(ATTR_CREATE_QP_PD_HANDLE, pd.into())
+                .object(ATTR_CREATE_QP_SEND_CQ_HANDLE, send.into())
+                .object(ATTR_CREATE_QP_RECV_CQ_HANDLE, recv.into());
+        }
+        if shared && kind != QpType::XRC_INI {
+            let srq = self.object(OBJECT_SRQ);
+            command.object(ATTR_CREATE_QP_SRQ_HANDLE, srq.into());
+        }
+        if self.random.one_in(6) {
+            command.constant(
+                ATTR_CREATE_QP_FLAGS,
+                self.random.of(&[1 << 12, 1 << 12, 1 << 1, 1 << 8]),
+            );
+        }
+        let shift = if own {
+            4 + self.random.below(3) as u32
+        } else {
+            0
+        };
+        let index = self
+            .random
+            .of(&[0, 1, 2, 3, 4, 5, 6, 7, 0xff_fffe, 0xff_ffff]);
+        let sizes = [self.size(8), receives, shift];
+        let (entries, records) = (self.place(), self.records());
+        self.change = Change::Made(Pair {
+            kind,
+            number: 0,
+            state: 0,
+            sends: entries.wrapping_add(u64::from(receives) << shift.min(9)),
+            blocks: sizes[0],
+            records,
+        });
+        let mut driver = qp_driver(entries, records, sizes, index);
+        driver[28] = self.random.of(&[0, 0, 2]);
+        command.driver(&driver);
+        command
+    }
+
+    fn create_srq(&mut self) -> Command {
+        let pd = self.object(OBJECT_PD);
+        let mut command = create_srq(pd, self.size(9));
+        command.find(ATTR_CREATE_SRQ_MAX_SGE).data = self.random.below(8);
+        if self.random.one_in(3) {
+            let (xrcd, cq) = (self.object(OBJECT_XRCD), self.object(OBJECT_CQ));
+            command.find(ATTR_CREATE_SRQ_TYPE).data = 1;
+            command
+                .object(ATTR_CREATE_SRQ_XRCD_HANDLE, xrcd.into())
+                .object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.into())
+                .out(ATTR_CREATE_SRQ_RESP_SRQ_NUM, 4);
+        }
+        let driver = srq_driver(self.place(), self.records(), self.random.below(4) as u32);
+        command.driver(&driver);
+        command
+    }
+
+    fn region(&mut self) -> Command {
+        let (start, length) = (self.place(), self.random.below(3 * PAGE as u64));
+        let hca_va = match self.random.below(4) {
+            0 => start.wrapping_add(0x10_0000),
+            1 => start & 0xfff,
+            _ => start,
+        };
+        let access_flags = match self.random.below(8) {
+            0 => self.random.number() as u32,
+            _ => self.random.of(&[0, 1, 0xf, 0xf, 0x1f]),
+        };
+        let pd_handle = self.object(OBJECT_PD);
+        if self.random.one_in(4) {
+            let body = ReregMr {
+                response: 0,
+                mr_handle: self.object(OBJECT_MR),
+                flags: self.random.below(9) as u32,
+                start,
+                length,
+                hca_va,
+                pd_handle,
+                access_flags,
+            };
+            return Command::write(CMD_REREG_MR, &body, 8);
+        }
+        let body = RegMr {
+            response: 0,
+            start,
+            length,
+            hca_va,
+            pd_handle,
+            access_flags,
+        };
+        Command::write(CMD_REG_MR, &body, 12)
+    }
+
+    /// The next step of a queue pair, whatever state it is in, or any change.
+    fn modify_qp(&mut self) -> Command {
+        let mut it = ModifyQp::new_zeroed();
+        it.qp_handle = self.object(OBJECT_QP);
+        let pair = self.client().pairs.get(&it.qp_handle).copied();
+        let kind = pair.map_or(QpType::RC, |pair| pair.kind);
+        let own = pair.map_or(0, |pair| pair.number);
+        it.qp_state = 1 + pair.map_or(0, |pair| pair.state.min(2));
+        (it.port_num, it.path_mtu) = (1, 1 + self.random.below(5) as u8);
+        (it.dest.port_num, it.dest.dlid) = (1, 1);
+        it.dest.dgid = self.gid;
+        it.dest.is_global = u8::from(!self.random.one_in(8));
+        it.dest_qp_num = match self.random.one_in(2) {
+            true => own,
+            false => self.random.mostly(&self.numbers.clone()) as u32,
+        };
+        it.qp_access_flags = 0xf;
+        (it.qkey, it.timeout, it.retry_cnt, it.rnr_retry) = (QKEY, 1, 2, 2);
+        (it.max_rd_atomic, it.max_dest_rd_atomic, it.min_rnr_timer) = (4, 4, 1);
+        let when = |condition, mask| if condition { mask } else { Mask::empty() };
+        let asks = matches!(kind, QpType::RC | QpType::XRC_INI);
+        let answers = matches!(kind, QpType::RC | QpType::XRC_TGT);
+        let ud = kind == QpType::UD;
+        let rights = if ud { Mask::QKEY } else { Mask::ACCESS_FLAGS };
+        let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+        let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+        let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+        let rest = match it.qp_state {
+            1 => Mask::PKEY_INDEX | Mask::PORT | rights,
+            2 => when(!ud, path) | when(answers, reads),
+            _ => Mask::SQ_PSN | when(asks || answers, Mask::TIMEOUT) | when(asks, retries),
+        };
+        let mask = Mask::STATE | rest;
+        it.attr_mask = mask.bits();
+        match self.random.below(10) {
+            0 => it.attr_mask ^= 1 << self.random.below(26),
+            1 if self.random.one_in(2) => {
+                (it.qp_state, it.attr_mask) = (self.random.below(8) as u8, 1);
+            }
+            2 => {
+                let at = self.random.below(104) as usize;
+                it.as_mut_bytes()[at] = self.random.next() as u8;
+            }
+            _ => {}
+        }
+        self.change = Change::State(it.qp_handle, it.qp_state);
+        if self.random.one_in(3) {
+            let base = it;
+            let it = ExModifyQp {
+                base,
+                rate_limit: 0,
+                reserved: 0,
+            };
+            return Command::write(CMD_FLAG_EXTENDED | CMD_MODIFY_QP, &it, 8);
+        }
+        Command::write(CMD_MODIFY_QP, &it, 0)
+    }
+
+    fn small(&mut self) -> Command {
+        let pd_handle = self.object(OBJECT_PD);
+        match self.random.below(14) {
+            0 => {
+                let mw_type = self.random.below(4) as u8;
+                let reserved = [0; 3];
+                let body = AllocMw {
+                    response: 0,
+                    pd_handle,
+                    mw_type,
+                    reserved,
+                };
+                Command::write(CMD_ALLOC_MW, &body, 8)
+            }
+            1 => {
+                let mut body = CreateAh {
+                    pd_handle,
+                    ..CreateAh::default()
+                };
+                (body.attr.port_num, body.attr.dlid) = (1, 1);
+                body.attr.is_global = self.random.below(2) as u8;
+                body.attr.grh.dgid = self.random.of(&GROUPS);
+                let mut command = Command::write(CMD_CREATE_AH, &body, 4);
+                command.out(ATTR_UHW_OUT, 16);
+                command
+            }
+            2 => {
+                let fds = [u32::MAX, self.file.as_raw_fd().cast_unsigned()];
+                let body = OpenXrcd {
+                    response: 0,
+                    fd: self.random.mostly(&fds) as u32,
+                    oflags: self
+                        .random
+                        .of(&[libc::O_CREAT, libc::O_CREAT, 0, libc::O_EXCL])
+                        .cast_unsigned(),
+                };
+                Command::write(CMD_OPEN_XRCD, &body, 4)
+            }
+            3 => {
+                let body = OpenQp {
+                    pd_handle: self.object(OBJECT_XRCD),
+                    qpn: self.random.mostly(&self.numbers.clone()) as u32,
+                    qp_type: 10,
+                    ..OpenQp::default()
+                };
+                Command::write(CMD_OPEN_QP, &body, 32)
+            }
+            4 => Command::write(CMD_CREATE_COMP_CHANNEL, &CreateCompChannel::default(), 4),
+            5 => {
+                let mut command = Command::new(OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC);
+                command.object(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, 0);
+                command
+            }
+            6 => {
+                let body = QueryQp {
+                    qp_handle: self.object(OBJECT_QP),
+                    ..QueryQp::default()
+                };
+                Command::write(CMD_QUERY_QP, &body, 128)
+            }
+            7 => {
+                let body = ResizeCq {
+                    cq_handle: self.object(OBJECT_CQ),
+                    cqe: self.size(9),
+                    ..ResizeCq::default()
+                };
+                let mut command = Command::write(CMD_RESIZE_CQ, &body, 8);
+                let size = self.random.of(&[64u64, 64, 128]);
+                command.driver([self.place(), size].as_bytes());
+                command
+            }
+            8 => {
+                let body = ModifySrq {
+                    srq_handle: self.object(OBJECT_SRQ),
+                    attr_mask: self.random.below(4) as u32,
+                    max_wr: 0,
+                    srq_limit: self.random.below(600) as u32,
+                };
+                Command::write(CMD_MODIFY_SRQ, &body, 0)
+            }
+            9 => {
+                let body = QuerySrq {
+                    srq_handle: self.object(OBJECT_SRQ),
+                    ..QuerySrq::default()
+                };
+                Command::write(CMD_QUERY_SRQ, &body, 16)
+            }
+            10 => {
+                let pairs = self.client().pairs.iter();
+                let ud = pairs.filter(|(_, pair)| pair.kind == QpType::UD);
+                let ud: Vec<_> = ud.map(|(handle, _)| *handle).collect();
+                let body = AttachMcast {
+                    gid: self.random.of(&GROUPS),
+                    qp_handle: self.random.mostly(&ud) as u32,
+                    ..AttachMcast::default()
+                };
+                let number = self.random.of(&[CMD_ATTACH_MCAST, CMD_DETACH_MCAST]);
+                Command::write(number, &body, 0)
+            }
+            11 => {
+                let number = self.random.below(60) as u32 | self.random.of(&[0, CMD_FLAG_EXTENDED]);
+                // Commands whose structures have addresses have others of their own.
+                match number & 0xff {
+                    CMD_REG_MR | CMD_REREG_MR => self.region(),
+                    _ => Command::write(number, &[0u32; 32], 304),
+                }
+            }
+            12 => {
+                let mut command = Command::new(OBJECT_MR, METHOD_QUERY_MR);
+                let mr = self.object(OBJECT_MR);
+                command
+                    .object(ATTR_QUERY_MR_HANDLE, mr.into())
+                    .out(ATTR_QUERY_MR_RESP_LKEY, 4)
+                    .out(ATTR_QUERY_MR_RESP_RKEY, 4)
+                    .out(ATTR_QUERY_MR_RESP_LENGTH, 8);
+                command
+            }
+            _ => self.query(),
+        }
+    }
+
+    fn query(&mut self) -> Command {
+        let method = self.random.of(&[
+            METHOD_QUERY_PORT,
+            METHOD_GET_CONTEXT,
+            METHOD_QUERY_CONTEXT,
+            METHOD_QUERY_GID_TABLE,
+            METHOD_QUERY_GID_ENTRY,
+            METHOD_QUERY_PORT_SPEED,
+        ]);
+        let mut command = Command::new(OBJECT_DEVICE, method);
+        match method {
+            METHOD_QUERY_PORT => command.constant(0, 1).out(1, 48),
+            METHOD_QUERY_PORT_SPEED => command.constant(0, 1).out(1, 8),
+            METHOD_GET_CONTEXT => command
+                .out(0, 4)
+                .out(1, 8)
+                .driver(&[16; 32])
+                .out(ATTR_UHW_OUT, 72),
+            METHOD_QUERY_CONTEXT => command.out(0, 4).out(1, 8).out(0x1000, 72),
+            METHOD_QUERY_GID_TABLE => {
+                let size = self.random.mostly(&[32u64, 8, 40]);
+                command.constant(0, size).u32(1, 0).out(2, 128).out(3, 8)
+            }
+            _ => command
+                .constant(0, 1)
+                .constant(1, self.random.below(3))
+                .u32(2, 0)
+                .out(3, 32),
+        };
+        command
+    }
+
+    fn destroy(&mut self) -> Command {
+        let kind = self.random.of(&[
+            OBJECT_PD,
+            OBJECT_CQ,
+            OBJECT_QP,
+            OBJECT_QP,
+            OBJECT_SRQ,
+            OBJECT_MR,
+            OBJECT_MW,
+            OBJECT_AH,
+            OBJECT_XRCD,
+        ]);
+        let handle = self.object(kind);
+        destroy(kind, handle)
+    }
+
+    fn command(&mut self) -> Command {
+        self.change = Change::None;
+        let mut command = match self.random.below(24) {
+            0 => {
+                let mut command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
+                command.out(ATTR_UHW_OUT, 4);
+                command
+            }
+            1..4 => self.create_cq(),
+            4..7 => self.create_qp(),
+            7 => self.create_srq(),
+            8 => self.region(),
+            9..17 => self.modify_qp(),
+            17..22 => self.small(),
+            _ => self.destroy(),
+        };
+        if self.random.one_in(3) {
+            for _ in 0..=self.random.below(2) {
+                self.spoil(&mut command);
+            }
+        }
+        command
+    }
+
+    /// Somewhere in the arena with room for whatever an attribute says.
+    fn scratch(&mut self) -> u64 {
+        let room = self.arena.len() as u64 - (1 << 16);
+        self.arena.address() + self.random.below(room / 8) * 8
+    }
+
+    fn spoil(&mut self, command: &mut Command) {
+        let addresses = matches!(command.header.object_id, OBJECT_CQ | OBJECT_QP | OBJECT_SRQ);
+        let region = command
+            .attrs
+            .iter()
+            .any(|attr| attr.attr_id == ATTR_CORE_IN && matches!(usize::from(attr.len), 40 | 48));
+        let Some(last) = command.attrs.len().checked_sub(1) else {
+            return;
+        };
+        let at = self.random.below(last as u64 + 1) as usize;
+        let scratch = self.scratch();
+        match self.random.below(10) {
+            0 => drop(command.attrs.remove(at)),
+            1 => command.attrs.push(command.attrs[at]),
+            2 => {
+                let lengths = [0, 1, 3, 4, 5, 8, 9, 16, 20, 40, 48, 72, 1000, u16::MAX];
+                let attr = &mut command.attrs[at];
+                (attr.len, attr.data) = (self.random.of(&lengths), scratch);
+            }
+            3 => {
+                let place = self.place();
+                let attr = &mut command.attrs[at];
+                let number = self.random.number() % (1 << 32);
+                attr.data = if attr.len > 8 { place } else { number };
+            }
+            4 => command.attrs[at].flags ^= 1,
+            5 => command.attrs[at].enum_or_reserved = 1,
+            6 => {
+                command.attrs[at].attr_id =
+                    self.random.of(&[0, 1, 2, 3, 5, 9, 14, 40, 0x1000, 0x1001])
+            }
+            7 => match self.random.below(6) {
+                0 => command.header.object_id = self.random.below(19) as u16,
+                1 => command.header.method_id = self.random.below(8) as u16,
+                2 => command.header.reserved1 = self.random.number(),
+                3 => command.header.length = self.random.number() as u16,
+                4 => (command.header.num_attrs, command.header.length) = (1, 16),
+                _ => command.header.driver_id = self.random.below(3) as u32,
+            },
+            8 => {
+                let (at, byte) = (self.random.next() as usize, self.random.next() as u8);
+                let (id, from) = match self.random.one_in(2) {
+                    true if !region => (ATTR_CORE_IN, 0),
+                    _ if addresses => (ATTR_UHW_IN, 16),
+                    _ => (ATTR_UHW_IN, 8),
+                };
+                command.poke(id, from, at, byte);
+            }
+            _ => command.truncate(ATTR_UHW_IN, self.random.below(60) as usize),
+        }
+    }
+
+    /// Gives a command, and takes note of what it has made.
+    fn give(&mut self, command: &Command) {
+        let context = Arc::clone(&self.client().context);
+        // SAFETY: addresses are nobody's, the command's own or the arena's, by
+        // `place` and `spoil`; the arena outlives the contexts.
+        let Ok(attrs) = (unsafe { command.run(&context) }) else {
+            return;
+        };
+        self.taken += 1;
+        let change = std::mem::replace(&mut self.change, Change::None);
+        let first = |id| {
+            let attr = attrs.iter().find(|attr| attr.attr_id == id).unwrap();
+            let from = std::ptr::with_exposed_provenance::<u32>(attr.data as usize);
+            // SAFETY: the command has answered there.
+            unsafe { from.read_unaligned() }
+        };
+        let header = command.header;
+        let number = attrs
+            .iter()
+            .find(|attr| attr.attr_id == ATTR_WRITE_CMD)
+            .map(|attr| attr.data as u32);
+        let client = &mut self.clients[self.who];
+        if let Change::State(handle, state) = change
+            && let Some(pair) = client.pairs.get_mut(&handle)
+        {
+            pair.state = state;
+        }
+        let objects = &mut client.objects;
+        let mut new = |kind, handle| objects.entry(kind).or_insert_with(Vec::new).push(handle);
+        match (header.object_id, header.method_id, number) {
+            (OBJECT_DEVICE, METHOD_INVOKE_WRITE, Some(number)) => match number {
+                CMD_ALLOC_PD => new(OBJECT_PD, first(ATTR_CORE_OUT)),
+                CMD_ALLOC_MW => new(OBJECT_MW, first(ATTR_CORE_OUT)),
+                CMD_CREATE_AH => new(OBJECT_AH, first(ATTR_CORE_OUT)),
+                CMD_OPEN_XRCD => new(OBJECT_XRCD, first(ATTR_CORE_OUT)),
+                CMD_OPEN_QP => new(OBJECT_QP, first(ATTR_CORE_OUT)),
+                CMD_REG_MR => {
+                    new(OBJECT_MR, first(ATTR_CORE_OUT));
+                    let attr = attrs
+                        .iter()
+                        .find(|attr| attr.attr_id == ATTR_CORE_OUT)
+                        .unwrap();
+                    let from = std::ptr::with_exposed_provenance::<u32>(attr.data as usize + 4);
+                    // SAFETY: as above: the key is behind the handle.
+                    self.keys.push(unsafe { from.read_unaligned() });
+                }
+                CMD_ATTACH_MCAST => {
+                    let attr = (attrs.iter())
+                        .find(|attr| attr.attr_id == ATTR_CORE_IN)
+                        .unwrap();
+                    let from = std::ptr::with_exposed_provenance::<AttachMcast>(attr.data as usize);
+                    // SAFETY: the command was read from there.
+                    let taken = unsafe { from.read_unaligned() };
+                    self.clients[self.who].groups.push(taken);
+                }
+                CMD_CREATE_COMP_CHANNEL => {
+                    let fd = first(ATTR_CORE_OUT).cast_signed();
+                    self.clients[self.who].files.push(fd);
+                }
+                _ => {}
+            },
+            (OBJECT_ASYNC_EVENT, ..) => self.clients[self.who]
+                .files
+                .push(made(&attrs, 0).cast_signed()),
+            (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, made(&attrs, 0)),
+            (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, made(&attrs, 0)),
+            (OBJECT_QP, METHOD_QP_CREATE, _) => {
+                new(OBJECT_QP, made(&attrs, 0));
+                let number = first(ATTR_CREATE_QP_RESP_QP_NUM);
+                self.numbers.push(number);
+                if let Change::Made(pair) = change {
+                    let pair = Pair { number, ..pair };
+                    self.clients[self.who].pairs.insert(made(&attrs, 0), pair);
+                }
+            }
+            (kind, method, _) => {
+                // Destroyed: one of its own, and not again.
+                let destroys = match kind {
+                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR => method == 1,
+                    OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD => method == 0,
+                    _ => false,
+                };
+                if destroys {
+                    let handle = made(&attrs, 0);
+                    self.clients[self.who].pairs.remove(&handle);
+                    let all = self.clients[self.who].objects.entry(kind).or_default();
+                    let at = all.iter().position(|it| *it == handle);
+                    all.remove(at.expect("an object that was not its own was destroyed"));
+                }
+            }
+        }
+    }
+
+    /// Something in the arena changes, be it a queue's, a record's or nobody's.
+    fn scribble(&mut self) {
+        for _ in 0..self.random.below(30) {
+            let at = self.random.below(self.arena.len() as u64 / 8) as usize * 8;
+            let mut word = match self.random.below(5) {
+                0 => self.place().to_be_bytes(),
+                1 => {
+                    let key = self.random.mostly(&self.keys.clone()) as u32;
+                    (self.random.below(200) << 32 | u64::from(key)).to_be_bytes()
+                }
+                // A control segment: opcode, and the queue pair and its length.
+                2 => {
+                    let number = self.random.mostly(&self.numbers.clone()) as u32;
+                    let opcode = self
+                        .random
+                        .of(&[0u64, 0x8, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25]);
+                    let length = self.random.below(8);
+                    (opcode << 32 | u64::from(number) << 8 | length).to_be_bytes()
+                }
+                3 => self.random.below(70).to_be_bytes(),
+                _ => (self.random.below(70) << 32 | self.random.below(70)).to_be_bytes(),
+            };
+            if self.random.one_in(20) {
+                word[self.random.below(8) as usize] = self.random.next() as u8;
+            }
+            self.arena.set(at, &word);
+        }
+    }
+
+    /// Posts some work requests that are nearly right, by the queue pair's memory
+    /// and record alone.
+    fn work(&mut self) {
+        let pairs: Vec<_> = self.client().pairs.values().copied().collect();
+        let Some(pair) = pairs.get(self.random.below(pairs.len().max(1) as u64) as usize) else {
+            return;
+        };
+        let count = 1 + self.random.below(4);
+        for n in 0..count {
+            let opcode = self
+                .random
+                .of(&[0x8u32, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25, 0]);
+            let (remote, local) = (self.place(), self.place());
+            let keys = self.keys.clone();
+            let mut key = || self.random.mostly(&keys) as u32;
+            let (rkey, lkey) = (key(), key());
+            let length = self.random.below(200) as u32;
+            let segments = self.random.of(&[1u32, 2, 3, 3, 3, 4]);
+            let halves = |it: u64| [(it >> 32) as u32, it as u32];
+            let [a, b] = halves(remote);
+            let [c, d] = halves(local);
+            let words = [
+                (n as u32) << 8 | opcode,
+                pair.number << 8 | segments,
+                0x8,
+                0,
+                a,
+                b,
+                rkey,
+                0,
+                length,
+                lkey,
+                c,
+                d,
+            ];
+            let at = pair
+                .sends
+                .wrapping_add(n % u64::from(pair.blocks.max(1)) * 64);
+            let at = at.wrapping_sub(self.arena.address());
+            let bytes = words.map(u32::to_be_bytes).concat();
+            if at < (self.arena.len() - 64) as u64 {
+                self.arena.set(at as usize, &bytes);
+            }
+        }
+        let at = pair.records.wrapping_sub(self.arena.address());
+        if at < (self.arena.len() - 8) as u64 {
+            let receives = self.random.below(4) as u32;
+            self.arena.set(
+                at as usize,
+                [receives.to_be(), (count as u32).to_be()].as_bytes(),
+            );
+        }
+    }
+
+    fn read_events(&mut self) {
+        let context = Arc::clone(&self.client().context);
+        for fd in self.client().files.clone() {
+            let mut room = [0; 16];
+            context.kernel().set_nonblocking(fd, true).unwrap();
+            let _ = context
+                .kernel()
+                .read(fd, &mut room[..self.random.below(17) as usize]);
+        }
+        if self.random.one_in(8)
+            && let Some(fd) = self.client().files.pop()
+        {
+            close(&context, fd);
+        }
+    }
+
+    fn manage(&mut self) {
+        let number = self.random.below(25) as u32;
+        let lengths = [
+            8, 16, 24, 24, 40, 136, 64, 272, 288, 296, 264, 128, 144, 304, 0, 12,
+        ];
+        let length = self.random.of(&lengths);
+        let header = cm::CmdHdr {
+            cmd: number,
+            in_len: length,
+            out_len: self.random.of(&[0, 4, 8, 208, 280, 400]),
+        };
+        let mut bytes = vec![0u8; length.into()];
+        for at in (0..bytes.len()).step_by(8) {
+            let word = match (at, self.random.below(4)) {
+                (0 | 8, 0..3) => self.place(),
+                (_, 0) => 0x0100_007f_0000_0002,
+                (_, 1) => {
+                    u64::from(self.random.below(400) as u32) << 32
+                        | self.random.mostly(&self.ids.clone())
+                }
+                (_, 2) => self.random.of(&[0x106, 0x111, 2, 10, 4, 28]),
+                _ => self.random.number(),
+            };
+            let rest = &mut bytes[at..];
+            let length = rest.len().min(8);
+            rest[..length].copy_from_slice(&word.to_ne_bytes()[..length]);
+        }
+        let response = (bytes.get(8..16)).map(|it| u64::from_ne_bytes(it.try_into().unwrap()));
+        let buffer = [header.as_bytes(), &bytes].concat();
+        // SAFETY: the first two words, which are where addresses are, are nobody's
+        // or the arena's.
+        let done = unsafe { self.manager.write(self.channel, &buffer) };
+        if done.is_ok() && number == 0 && header.out_len >= 4 {
+            let at = std::ptr::with_exposed_provenance::<u32>(response.unwrap() as usize);
+            // SAFETY: the command has answered there.
+            self.ids.push(unsafe { at.read_unaligned() });
+        }
+    }
+
+    /// Destroys all objects of both clients: that is always possible.
+    fn destroy_all(&mut self) {
+        for who in [0, 1, 0] {
+            self.who = who;
+            for group in std::mem::take(&mut self.client().groups) {
+                self.give(&Command::write(CMD_DETACH_MCAST, &group, 0));
+            }
+            let kinds = [
+                OBJECT_AH,
+                OBJECT_MW,
+                OBJECT_MR,
+                OBJECT_QP,
+                OBJECT_SRQ,
+                OBJECT_CQ,
+                OBJECT_XRCD,
+                OBJECT_PD,
+            ];
+            for kind in kinds {
+                for handle in self
+                    .client()
+                    .objects
+                    .get(&kind)
+                    .cloned()
+                    .unwrap_or_default()
+                {
+                    self.give(&destroy(kind, handle));
+                }
+            }
+        }
+        for client in &self.clients {
+            let left: Vec<_> = client
+                .objects
+                .iter()
+                .filter(|(_, all)| !all.is_empty())
+                .collect();
+            assert!(left.is_empty(), "objects cannot be destroyed: {left:?}");
+        }
+    }
+}
+
+/// A client that does nothing wrong is served as ever.
+fn exchange(hosts: &(Host, Host)) {
+    let (a, b) = hosts;
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let mut qa = a.qp(QpType::RC, &mut cqa);
+    let mut qb = b.qp(QpType::RC, &mut cqb);
+    join(QpType::RC, (&qa, a), (&qb, b));
+    let (from, to) = (a.memory(64), b.memory(64));
+    from.set(0, b"a message");
+    receive(&mut qb, 1, to.sge(0, 64));
+    post(&mut qa, 2, Work::Send, from.sge(0, 9));
+    assert_eq!(poll(a, &mut cqa).status, 0);
+    let wc = poll(b, &mut cqb);
+    assert_eq!((wc.wr_id, wc.status, wc.byte_len), (1, 0, 9));
+    assert_eq!(to.get(0, 9), b"a message");
+}
+
+fn open(embedded: &Embedded) -> Client {
+    let context = Arc::new(embedded.context().unwrap());
+    mlx5::DeviceContext::open(&context).unwrap();
+    Client {
+        context,
+        objects: BTreeMap::new(),
+        files: Vec::new(),
+        groups: Vec::new(),
+        pairs: BTreeMap::new(),
+    }
+}
+
+/// One sequence; how many commands were taken.
+pub fn sequence(mut random: Random<'_>) -> u64 {
+    let arena = &Arena::new(ARENA);
+    let network = Network::new(Drive::Caller).unwrap();
+    let profile = random.of(&["ib", "roce"]);
+    let embedded = match random.one_in(2) {
+        true => network.strict_device(profile),
+        false => network.device(profile),
+    }
+    .unwrap();
+    let mut hosts = (Host::new(&embedded), Host::new(&embedded));
+    // What is complained of is what the other clients do.
+    (hosts.0.blamed, hosts.1.blamed) = (false, false);
+    let before = (embedded.objects(), embedded.ranges());
+    let manager = embedded.connection_manager();
+    let channel = manager
+        .open(c"/dev/infiniband/rdma_cm", libc::O_RDWR)
+        .unwrap();
+    let mut world = World {
+        random,
+        arena,
+        clients: [open(&embedded), open(&embedded)],
+        who: 0,
+        keys: Vec::new(),
+        numbers: Vec::new(),
+        gid: hosts.0.path().grh.dgid,
+        manager,
+        channel,
+        ids: Vec::new(),
+        change: Change::None,
+        file: std::fs::File::open("/dev/null").unwrap(),
+        taken: 0,
+    };
+    for _ in 0..4 {
+        world.who = 1 - world.who;
+        let mut domain = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
+        world.give(domain.out(ATTR_UHW_OUT, 4));
+        let queue = world.create_cq();
+        world.give(&queue);
+    }
+    for _ in 0..COMMANDS {
+        if world.random.is_over() {
+            break;
+        }
+        world.who = usize::from(world.random.one_in(5));
+        let command = world.command();
+        world.give(&command);
+        match world.random.below(8) {
+            0 => world.scribble(),
+            3 | 4 => world.work(),
+            1 => world.read_events(),
+            2 => world.manage(),
+            _ => {}
+        }
+        for _ in 0..world.random.below(6) {
+            embedded.drive();
+        }
+    }
+    arena.check();
+    exchange(&hosts);
+    world.destroy_all();
+    for _ in 0..10 {
+        embedded.drive();
+    }
+    assert_eq!((embedded.objects(), embedded.ranges()), before);
+    exchange(&hosts);
+    for client in &mut world.clients {
+        for fd in std::mem::take(&mut client.files) {
+            close(&client.context, fd);
+        }
+    }
+    world.manager.close(world.channel).unwrap();
+    arena.check();
+    world.taken
+}
