@@ -449,9 +449,9 @@ impl State {
             input = input.set(QP_SCATTER_RECEIVED, value);
         }
         // What a read brings comes in its completion only if every one has
-        // a completion, or the driver says that it minds those that have not.
-        let seen = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
-        if scatter && matches!(service, 0 | XRC_SERVICE) && seen {
+        // a completion, or the driver allows it nevertheless.
+        let allowed = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
+        if scatter && matches!(service, 0 | XRC_SERVICE) && allowed {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }

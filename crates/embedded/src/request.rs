@@ -66,8 +66,8 @@ impl Request {
 
     /// Checks the attributes against those that the method has, one after the
     /// other as the kernel does, and has `object` look at each that names an
-    /// object or a descriptor. Those that the method does not have, and need
-    /// not, are dropped.
+    /// object or a descriptor. Those that the method does not have are passed over
+    /// if they are not said to be mandatory.
     ///
     /// # Errors
     /// EPROTONOSUPPORT for an attribute that the method has not; EINVAL for one
@@ -79,16 +79,15 @@ impl Request {
         method: &[Spec],
         mut object: impl FnMut(&Form, u64) -> Result<()>,
     ) -> Result<()> {
-        let known = |id| method.iter().position(|spec| spec.id == id);
         for (at, attr) in self.attrs.iter().enumerate() {
-            let Some(spec) = known(attr.attr_id).map(|at| &method[at]) else {
+            let Some(spec) = method.iter().find(|spec| spec.id == attr.attr_id) else {
                 if attr.flags & ATTR_F_MANDATORY != 0 {
                     return refuse(libc::EPROTONOSUPPORT);
                 }
                 continue;
             };
-            let twice = self.attrs[..at].iter();
-            if twice.clone().any(|it| it.attr_id == attr.attr_id) || attr.enum_or_reserved != 0 {
+            let is_same = |it: &Attr| it.attr_id == attr.attr_id;
+            if self.attrs[..at].iter().any(is_same) || attr.enum_or_reserved != 0 {
                 return refuse(libc::EINVAL);
             }
             let length = u64::from(attr.len);

@@ -84,11 +84,8 @@ impl Arena {
         for canary in self.canaries() {
             for at in 0..PAGE {
                 // SAFETY: inside the mapping.
-                assert_eq!(
-                    unsafe { canary.add(at).read_volatile() },
-                    CANARY,
-                    "byte {at}"
-                );
+                let byte = unsafe { canary.add(at).read_volatile() };
+                assert_eq!(byte, CANARY, "byte {at}");
             }
         }
     }

@@ -709,7 +709,7 @@ impl World<'_> {
             pair.state = state;
         }
         let objects = &mut client.objects;
-        let mut new = |kind, handle| objects.entry(kind).or_insert_with(Vec::new).push(handle);
+        let mut new = |kind, handle| objects.entry(kind).or_default().push(handle);
         match (header.object_id, header.method_id, number) {
             (OBJECT_DEVICE, METHOD_INVOKE_WRITE, Some(number)) => match number {
                 CMD_ALLOC_PD => new(OBJECT_PD, first(ATTR_CORE_OUT)),
