@@ -346,11 +346,14 @@ impl Command {
     fn said(&mut self, id: u16) -> Option<&mut [u8]> {
         let at = self.attrs.iter().position(|attr| attr.attr_id == id)?;
         let (length, data) = (usize::from(self.attrs[at].len), self.attrs[at].data);
+        let mut buffers = self.buffers.iter_mut();
+        let found = buffers.find(|buffer| buffer.as_ptr().addr() as u64 == data);
         if length <= 8 {
-            return self.attrs[at].data.as_mut_bytes().get_mut(..length);
+            // An output is by address, however short.
+            let inline = found.is_none().then_some(&mut self.attrs[at].data)?;
+            return inline.as_mut_bytes().get_mut(..length);
         }
-        let same = |buffer: &&mut Vec<u64>| buffer.as_ptr().addr() as u64 == data;
-        let buffer = self.buffers.iter_mut().find(same)?;
+        let buffer = found?;
         buffer.as_mut_bytes().get_mut(..length)
     }
 
