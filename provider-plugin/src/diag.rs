@@ -10,8 +10,8 @@
 //! has another copy of it and sees nothing of ours. Nothing on the data path
 //! is traced.
 
-use core::ffi::CStr;
 use core::fmt::{self, Write as _};
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -21,28 +21,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-
-/// Whether the program has more rights than its caller.
-pub fn is_secure() -> bool {
-    // SAFETY: reads what the kernel has given to the process.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// A variable of the environment; none in a program with raised rights. To be
-/// looked at before the program runs on.
-pub fn variable(name: &CStr) -> Option<&'static [u8]> {
-    if is_secure() {
-        return None;
-    }
-    // SAFETY: a NUL-terminated name. The value is read at once, during the load
-    // of a provider or as a queue pair is made, when libibverbs and other
-    // providers read variables too: a program whose threads change the
-    // environment meanwhile is wrong with those.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
-    }
-}
+use uverbs::environment::variable;
 
 /// The level that the two variables ask for.
 fn level(ringverbs: Option<&[u8]>, verbs: Option<&[u8]>) -> Option<Level> {
@@ -66,14 +45,16 @@ fn level(ringverbs: Option<&[u8]>, verbs: Option<&[u8]>) -> Option<Level> {
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let Some(level) = level(variable(c"RINGVERBS_LOG"), variable(c"VERBS_LOG_LEVEL")) else {
+        let (ringverbs, verbs) = (variable("RINGVERBS_LOG"), variable("VERBS_LOG_LEVEL"));
+        let Some(level) = level(
+            ringverbs.as_deref().map(OsStr::as_bytes),
+            verbs.as_deref().map(OsStr::as_bytes),
+        ) else {
             return;
         };
-        let file = variable(c"RINGVERBS_LOG_FILE").or_else(|| variable(c"VERBS_LOG_FILE"));
-        let file = file.and_then(|path| {
-            let path = std::ffi::OsStr::from_bytes(path);
-            OpenOptions::new().append(true).create(true).open(path).ok()
-        });
+        let file = variable("RINGVERBS_LOG_FILE").or_else(|| variable("VERBS_LOG_FILE"));
+        let file =
+            file.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
         let _ = tracing::subscriber::set_global_default(Lines { level, file });
     });
 }

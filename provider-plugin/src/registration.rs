@@ -21,8 +21,9 @@ use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
 use std::sync::Once;
 
+use uverbs::environment::has_raised_rights;
+
 use crate::abi::*;
-use crate::diag;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
 use crate::mlx5_face::{Mlx5, entries};
@@ -163,7 +164,7 @@ extern "C" fn on_load() {
                 Ok(library) => attempt(library, evidence::own_suffix(&own.name.to_string_lossy())),
                 Err(refusal) => refusal.print(),
             }
-        } else if !diag::is_secure()
+        } else if !has_raised_rights()
             // Nothing to say if there is none: a program may load it later, or
             // never.
             && let Ok(library) = objects::find_libibverbs(&objects, own)

@@ -14,6 +14,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use ringverbs::kernel::environment;
+
 use crate::error::Error;
 
 /// What `run` is told.
@@ -85,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let plugin = plugin.ok_or(RunError::NoPlugin(places))?;
     // A relative one would be another one in another folder.
     let plugin = std::path::absolute(plugin)?;
-    let settings = settings(&plugin, args.devices.as_deref(), |name| env::var_os(name))?;
+    let settings = settings(&plugin, args.devices.as_deref(), environment::variable)?;
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };

@@ -55,6 +55,7 @@ pub mod cq;
 pub mod discovery;
 mod dmabuf;
 mod doorbell;
+pub mod environment;
 mod error;
 mod event_file;
 mod handle;

@@ -1,10 +1,10 @@
 //! What completion queues' entries look like.
 
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use mlx5::{CqOptions, MiniFormat};
-
-use crate::diag;
+use uverbs::environment::variable;
 
 static ASKED: OnceLock<CqOptions> = OnceLock::new();
 
@@ -16,7 +16,7 @@ static ASKED: OnceLock<CqOptions> = OnceLock::new();
 /// writes, and costs the processor time for every completion and, since the
 /// device waits for more, each a little of its latency.
 pub fn read_setting() {
-    let asked = diag::variable(c"RINGVERBS_MLX5_CQE").map(parse);
+    let asked = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
     let _ = ASKED.set(asked.unwrap_or_default());
 }
 

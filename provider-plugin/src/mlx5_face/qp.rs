@@ -1,9 +1,11 @@
 //! Queue pairs: queues in the process's memory, which completions find by the
 //! directory of their completion queue.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use mlx5::{Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
+use uverbs::environment::variable;
 use uverbs::{QpCap, QpCreateFlags, QpInit, QpOpen};
 
 use super::Mlx5;
@@ -15,7 +17,6 @@ use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
-use crate::diag;
 use crate::errno::Errno;
 use crate::post::Receiver;
 use crate::qp::{Device, Made};
@@ -67,8 +68,8 @@ fn parts(made: QueuePair<CtxRef>) -> Made<Mlx5> {
 /// that is 0, as with the C provider, which asks for every queue pair as well.
 /// Programs whose work requests name memory that the processor has elsewhere,
 /// such as the device's own, set it before they make theirs.
-fn short_data(setting: Option<&[u8]>) -> bool {
-    setting != Some(b"0")
+fn short_data(setting: Option<&OsStr>) -> bool {
+    setting.is_none_or(|value| value != "0")
 }
 
 impl Device for Mlx5 {
@@ -97,7 +98,7 @@ impl Device for Mlx5 {
         let options = QpOptions {
             // Who does not say may post any.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
-            short_data: short_data(diag::variable(c"MLX5_SCATTER_TO_CQE")),
+            short_data: short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn short_data_stays_out_of_completions_where_that_is_asked_for() {
         assert!(short_data(None));
-        assert!(short_data(Some(b"1")));
-        assert!(!short_data(Some(b"0")));
+        assert!(short_data(Some("1".as_ref())));
+        assert!(!short_data(Some("0".as_ref())));
     }
 }

@@ -1,6 +1,8 @@
 //! Which devices ringverbs is to serve.
 
-use crate::diag;
+use std::os::unix::ffi::OsStrExt;
+
+use uverbs::environment::variable;
 
 /// Kinds of devices that are registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ impl Served {
 /// What `RINGVERBS_DEVICES` says: kinds of devices, with commas between them.
 /// Unset, rxe; in a program with raised rights it does not count.
 pub fn served() -> Served {
-    diag::variable(c"RINGVERBS_DEVICES").map_or(Served::DEFAULT, parse)
+    variable("RINGVERBS_DEVICES").map_or(Served::DEFAULT, |list| parse(list.as_bytes()))
 }
 
 fn parse(list: &[u8]) -> Served {

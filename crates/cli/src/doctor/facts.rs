@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use ringverbs::Device;
+use ringverbs::kernel::environment;
 
 use super::provider::Libibverbs;
 use crate::device;
@@ -172,7 +173,7 @@ impl Facts {
             container: container(root),
             memlock: memlock(root),
             interfaces: interfaces(root),
-            libibverbs: Libibverbs::find(root, &|name| std::env::var(name).ok()),
+            libibverbs: Libibverbs::find(root, &environment::text),
         }
     }
 }
@@ -330,7 +331,7 @@ fn container(root: &Path) -> Option<String> {
         return Some("podman".into());
     }
     // systemd's convention, for the first process and for us.
-    text(&root.join("run/systemd/container")).or_else(|| std::env::var("container").ok())
+    text(&root.join("run/systemd/container")).or_else(|| environment::text("container"))
 }
 
 fn memlock(root: &Path) -> Memlock {

@@ -20,7 +20,7 @@ impl Via {
     /// names an embedded one.
     pub(super) fn usual() -> Result<Self> {
         #[cfg(feature = "embedded")]
-        if let Ok(name) = std::env::var(VARIABLE)
+        if let Some(name) = uverbs::environment::text(VARIABLE)
             && Device::is_embedded_name(&name)
         {
             return Ok(Self::of(&Device::named(&name)?));

@@ -100,8 +100,8 @@ pub unsafe trait Kernel: Send + Sync + fmt::Debug {
     /// to `receive`, until that returns true.
     fn netlink(&self, request: &[u8], receive: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Errno>;
 
-    /// Where sysfs is: `SYSFS_PATH` of the environment if the process is not
-    /// set-uid, else `/sys`; without trailing slashes.
+    /// Where sysfs is: `SYSFS_PATH` of the environment if it counts
+    /// ([`environment`](crate::environment)), else `/sys`; without trailing slashes.
     fn sysfs_path(&self) -> String;
 
     /// Whether libc may be called directly instead of this object; the

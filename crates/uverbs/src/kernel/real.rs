@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
 use super::Kernel;
-use crate::Errno;
 use crate::abi::netlink::NETLINK_RDMA;
+use crate::{Errno, environment};
 
 /// The running kernel. Has no size, so that boxing it allocates nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -183,11 +183,9 @@ unsafe impl Kernel for RealKernel {
     }
 
     fn sysfs_path(&self) -> String {
-        // SAFETY: neither call has preconditions.
-        let trusted = unsafe { libc::getuid() == libc::geteuid() };
-        match std::env::var("SYSFS_PATH") {
-            Ok(path) if trusted => path.trim_end_matches('/').to_owned(),
-            _ => "/sys".to_owned(),
+        match environment::text("SYSFS_PATH") {
+            Some(path) => path.trim_end_matches('/').to_owned(),
+            None => "/sys".to_owned(),
         }
     }
 

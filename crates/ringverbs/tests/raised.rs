@@ -1,0 +1,152 @@
+//! Programs that have more rights than whoever runs them: their environment is
+//! another user's, and nothing of it counts.
+//!
+//! The program is a copy of this one, with rights of root's, run by a user who
+//! has none. Making it takes root; otherwise this is skipped.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ringverbs::cm::Listener;
+use ringverbs::kernel::environment;
+use ringverbs::kernel::kernel::{Kernel, RealKernel};
+
+const NOBODY: u32 = 65534;
+const SYSFS: &str = "/a/place/of/the/user";
+
+/// What a program of raised rights does: all that reads the environment. Says
+/// what it came to.
+#[test]
+#[ignore = "run by the other tests, in another process"]
+fn subject() {
+    let variable = environment::variable("SYSFS_PATH").is_some();
+    println!("raised: {}", environment::has_raised_rights());
+    println!("variable: {variable}, {}", RealKernel.sysfs_path());
+    let listener = Listener::bind("127.0.0.1:7471".parse().unwrap());
+    println!("bound: {}", listener.is_ok());
+}
+
+/// A folder for a user who has no rights, and the program in it.
+struct Stage {
+    folder: PathBuf,
+    program: PathBuf,
+}
+
+impl Stage {
+    fn new(name: &str) -> Option<Self> {
+        // SAFETY: it has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("skipped: only root can make programs of raised rights");
+            return None;
+        }
+        let folder = format!("ringverbs-raised-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        let program = folder.join("program");
+        // By another process: a child of another test's could inherit the file
+        // while it is open for writing, and then it cannot be run (ETXTBSY).
+        let mut copy = Command::new("install");
+        copy.args(["-m", "755"])
+            .arg(std::env::current_exe().unwrap());
+        assert!(copy.arg(&program).status().unwrap().success());
+        Some(Self { folder, program })
+    }
+
+    /// Runs the program as nobody, who names a folder of the stage for a device.
+    fn run(&self) -> (String, PathBuf) {
+        let own = self.folder.join("own");
+        fs::create_dir(&own).unwrap();
+        chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+        let device = own.join("wire");
+        let output = Command::new(&self.program)
+            .args(["subject", "--exact", "--ignored", "--nocapture"])
+            .env("SYSFS_PATH", SYSFS)
+            .env("RINGVERBS_DEVICE", format!("embedded:{}", device.display()))
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        (said, device)
+    }
+
+    /// Nothing of the environment has counted.
+    fn check_raised(&self) {
+        let (said, device) = self.run();
+        if said.contains("raised: false") && is_without_set_id(&self.folder) {
+            println!("skipped: set-user-ID does not count on this file system");
+            return;
+        }
+        assert!(said.contains("raised: true"), "{said}");
+        assert!(said.contains("variable: false, /sys\n"), "{said}");
+        assert!(!device.exists(), "made by the other user's rights");
+    }
+}
+
+/// Whether it is mounted with `nosuid`.
+fn is_without_set_id(folder: &Path) -> bool {
+    let found = nix::sys::statvfs::statvfs(folder).unwrap();
+    found
+        .flags()
+        .contains(nix::sys::statvfs::FsFlags::ST_NOSUID)
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// So that the others can fail.
+#[test]
+fn an_ordinary_program_heeds_the_environment() {
+    let Some(stage) = Stage::new("ordinary") else {
+        return;
+    };
+    let (said, device) = stage.run();
+    assert!(said.contains("raised: false"), "{said}");
+    assert!(
+        said.contains(&format!("variable: true, {SYSFS}\n")),
+        "{said}"
+    );
+    assert!(said.contains("bound: true"), "{said}");
+    assert!(device.is_dir(), "{said}");
+}
+
+#[test]
+fn a_set_user_id_program_heeds_none_of_it() {
+    let Some(stage) = Stage::new("user") else {
+        return;
+    };
+    fs::set_permissions(&stage.program, Permissions::from_mode(0o4755)).unwrap();
+    stage.check_raised();
+}
+
+#[test]
+fn a_set_group_id_program_heeds_none_of_it() {
+    let Some(stage) = Stage::new("group") else {
+        return;
+    };
+    fs::set_permissions(&stage.program, Permissions::from_mode(0o2755)).unwrap();
+    stage.check_raised();
+}
+
+#[test]
+fn a_program_with_file_capabilities_heeds_none_of_it() {
+    let Some(stage) = Stage::new("capability") else {
+        return;
+    };
+    let mut setcap = Command::new("setcap");
+    let status = setcap.arg("cap_net_raw+ep").arg(&stage.program).status();
+    if !status.is_ok_and(|status| status.success()) {
+        println!("skipped: setcap cannot give a file capabilities here");
+        return;
+    }
+    stage.check_raised();
+}
