@@ -34,6 +34,7 @@
 mod cm;
 mod command;
 mod copy;
+mod directory;
 mod event;
 mod files;
 mod kernel;
@@ -56,6 +57,7 @@ mod watch;
 mod writes;
 mod xrc;
 
+pub use directory::Sharing;
 pub use network::{Drive, Embedded, Network};
 
 use uverbs::Errno;

@@ -12,14 +12,12 @@ use softhca::profile::{PROFILES, Profile};
 use uverbs::discovery::DriverId;
 use uverbs::{Command, Context, Errno, Error};
 
+use crate::directory::{Directory, Sharing};
 use crate::files::{ContextFile, File};
 use crate::kernel::EmbeddedKernel;
 use crate::runner::Runner;
 use crate::state::State;
 use crate::{Result, refuse};
-
-const TOO_LONG: &str = "the directory's path is longer than 87 bytes, \
-    so sockets in it would have no address; name one with a shorter path";
 
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,30 +78,40 @@ impl Network {
 
     /// A network without devices, which those of other processes are on that
     /// name the same directory: a socket in it for each process. It is made, for
-    /// this user alone, if there is none; who may write there may send.
+    /// this user alone, if there is none. One that is there must be this user's
+    /// or root's, with nobody else who may write there, and no symbolic link:
+    /// who takes part is this user, or root. It needs `/proc`.
     ///
     /// What comes from another process is as trusted as what a network brings: it
     /// reaches what a queue pair or a key lets it reach, and no more. A process
     /// that is gone, however it went, no longer answers.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a path of more than 87 bytes, from the root on; EUSERS
-    /// if 32 processes are there already; those of making files and sockets there;
-    /// and as [`new`](Self::new).
+    /// [`Error::Invalid`], with what to do, for a directory of another user, one
+    /// that others may write in, and a symbolic link; EUSERS if 32 processes are
+    /// there already; those of making files and sockets there; and as
+    /// [`new`](Self::new).
     pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
-        Self::made(drive, Some(directory))
+        Self::joined_with(drive, directory, Sharing::Own)
     }
 
-    fn made(drive: Drive, directory: Option<&Path>) -> std::result::Result<Self, Error> {
+    /// The same, of a directory that may be shared with other users.
+    ///
+    /// # Errors
+    /// As [`joined`](Self::joined).
+    pub fn joined_with(
+        drive: Drive,
+        directory: &Path,
+        sharing: Sharing,
+    ) -> std::result::Result<Self, Error> {
+        Self::made(drive, Some(Directory::open(directory, sharing)?))
+    }
+
+    fn made(drive: Drive, directory: Option<Directory>) -> std::result::Result<Self, Error> {
+        let directory = directory.map(Arc::new);
         let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory);
-        match runner {
-            Ok(runner) => Ok(Self { runner }),
-            Err(errno) if errno.raw() == libc::ENAMETOOLONG => Err(Error::Invalid {
-                command: Command::Open,
-                what: TOO_LONG,
-            }),
-            Err(errno) => Err(refused(Command::Open)(errno)),
-        }
+        let runner = runner.map_err(refused(Command::Open))?;
+        Ok(Self { runner })
     }
 
     /// Adds a device of a profile ([`profiles`](Self::profiles)). Each has

@@ -2,7 +2,6 @@
 //! that does nothing else.
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
@@ -17,6 +16,7 @@ use softhca::packet::Pool;
 use uverbs::Errno;
 
 use crate::cm::Manager;
+use crate::directory::Directory;
 use crate::network::{Device, Drive};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
 use crate::{Result, leaving, refuse};
@@ -50,7 +50,6 @@ pub(crate) struct Shared {
 /// The way to other processes.
 struct Joined {
     segment: Mutex<Segment>,
-    directory: PathBuf,
     /// What it waits for, and what wakes who sleeps there.
     epoll: Epoll,
     wake: EventFd,
@@ -68,7 +67,7 @@ struct Turn {
 }
 
 impl Joined {
-    fn new(directory: &Path, fabric: &Fabric, pool: Pool) -> Result<Self> {
+    fn new(directory: Arc<Directory>, fabric: &Fabric, pool: Pool) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags);
         let wake = wake.map_err(|errno| Errno::new(errno as i32))?;
@@ -76,7 +75,6 @@ impl Joined {
         let segment = Segment::join(directory, fabric, pool, &epoll)?;
         Ok(Self {
             first_device: segment.first_device(),
-            directory: segment.directory().to_owned(),
             segment: Mutex::new(segment),
             epoll,
             wake,
@@ -201,11 +199,11 @@ impl Runner {
         fabric: Fabric,
         pool: Pool,
         drive: Drive,
-        directory: Option<&Path>,
+        directory: Option<Arc<Directory>>,
     ) -> Result<Arc<Self>> {
+        let manager = Manager::new(directory.clone());
         let joined = directory.map(|directory| Joined::new(directory, &fabric, pool.clone()));
         let joined = joined.transpose()?;
-        let manager = Manager::new(joined.as_ref().map(|it| &*it.directory));
         let shared = Arc::new(Shared {
             joined,
             fabric,

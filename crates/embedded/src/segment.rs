@@ -10,23 +10,22 @@
 //! process can take up here is bounded: connections, frames of a turn, frames
 //! that wait.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen,
-    recv, send, setsockopt, socket, sockopt,
+    Backlog, MsgFlags, SockFlag, accept4, listen, recv, send, setsockopt, sockopt,
 };
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{CAPACITY, LinkKind, Packet, Pool};
 use uverbs::Errno;
 
 use crate::Result;
+use crate::directory::Directory;
 
 /// Processes of a network.
 const MEMBERS: u16 = 32;
@@ -39,9 +38,6 @@ const ROOM: usize = 1 << 20;
 /// How long a frame waits for a process that takes none. It may only be busy;
 /// but all others wait as well.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
-/// Bytes of the directory's path: with `/cm-SPACE-PORT.socket`, the longest name
-/// in it, it must be an address (`sun_path`: 108 bytes, the last of them zero).
-pub(crate) const LONGEST_PATH: usize = 107 - "/cm-106-65535.socket".len();
 /// LIDs from here on are multicast.
 const MULTICAST_LID: u16 = 0xc000;
 
@@ -59,7 +55,7 @@ pub(crate) const WAKE: u64 = u64::MAX - 1;
 pub(crate) struct Segment {
     port: Port,
     pool: Pool,
-    directory: PathBuf,
+    directory: Arc<Directory>,
     number: u16,
     listener: OwnedFd,
     /// Whom frames come from.
@@ -93,10 +89,6 @@ fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-fn io(error: std::io::Error) -> Errno {
-    Errno::new(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// Whose address it is; the addresses are those of `Settings::numbered`.
 fn owner(number: u16) -> To {
     match number.checked_sub(1).map(|number| number / DEVICES) {
@@ -119,68 +111,31 @@ fn destination(kind: LinkKind, frame: &[u8]) -> To {
     }
 }
 
-fn new_socket() -> Result<OwnedFd> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+fn socket_name(number: u16) -> String {
+    format!("{number}.socket")
 }
 
-fn address(directory: &Path, number: u16) -> Result<UnixAddr> {
-    UnixAddr::new(&directory.join(format!("{number}.socket"))).map_err(os)
-}
-
-/// Takes a number that nobody has.
-fn take_number(directory: &Path) -> Result<(u16, Flock<File>)> {
+/// Takes a number that nobody has, and listens there.
+fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     for number in 0..MEMBERS {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(directory.join(format!("{number}.lock")));
-        let file = match file {
-            Ok(file) => file,
-            // Another user's.
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => continue,
-            Err(error) => return Err(io(error)),
-        };
-        if let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            return Ok((number, lock));
+        if let Some(lock) = directory.lock(&format!("{number}.lock"))?
+            && let Some(listener) = directory.bind(&socket_name(number))?
+        {
+            return Ok((number, lock, listener));
         }
     }
     Err(Errno::new(libc::EUSERS))
 }
 
 impl Segment {
-    /// Takes part in the network of a directory, which is made if need be.
+    /// Takes part in the network of a directory.
     pub(crate) fn join(
-        directory: &Path,
+        directory: Arc<Directory>,
         fabric: &Fabric,
         pool: Pool,
         epoll: &Epoll,
     ) -> Result<Self> {
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(io(error));
-            }
-            _ => {}
-        }
-        // Wherever the process goes later.
-        let directory = directory.canonicalize().map_err(io)?;
-        if directory.as_os_str().len() > LONGEST_PATH {
-            return Err(Errno::new(libc::ENAMETOOLONG));
-        }
-        let (number, lock) = take_number(&directory)?;
-        let at = address(&directory, number)?;
-        if let Some(left) = at.path()
-            && let Err(error) = std::fs::remove_file(left)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(io(error));
-        }
-        let listener = new_socket()?;
-        bind(listener.as_raw_fd(), &at).map_err(os)?;
+        let (number, lock, listener) = take_number(&directory)?;
         let backlog = Backlog::new(MEMBERS).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
@@ -203,11 +158,6 @@ impl Segment {
     /// What the numbers of this process's devices begin with.
     pub(crate) fn first_device(&self) -> u16 {
         self.number * DEVICES
-    }
-
-    /// Where the members meet, wherever the process goes later.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Moves frames both ways; whether there was any, or one waits.
@@ -370,10 +320,8 @@ impl Segment {
 }
 
 /// Connects to a process, if there is one of that number.
-fn reach(directory: &Path, number: u16) -> Option<OwnedFd> {
-    let at = address(directory, number).ok()?;
-    let socket = new_socket().ok()?;
-    connect(socket.as_raw_fd(), &at).ok()?;
+fn reach(directory: &Directory, number: u16) -> Option<OwnedFd> {
+    let socket = directory.connect(&socket_name(number)).ok()??;
     // What the system does not grant is not needed either.
     let _ = setsockopt(&socket, sockopt::SndBuf, &ROOM);
     Some(socket)
@@ -389,11 +337,7 @@ fn has_unread(socket: &OwnedFd) -> bool {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if let Ok(at) = address(&self.directory, self.number)
-            && let Some(path) = at.path()
-        {
-            let _ = std::fs::remove_file(path);
-        }
+        self.directory.remove_socket(&socket_name(self.number));
     }
 }
 
@@ -411,6 +355,7 @@ mod tests {
     use softhca::profile::Profile;
 
     use super::*;
+    use crate::directory::{Sharing, new_socket};
 
     #[test]
     fn a_frame_s_destination_says_whose_it_is() {
@@ -441,18 +386,6 @@ mod tests {
         assert_eq!(destination(LinkKind::Ib, &[0, 0, 0xc0, 1]), To::All);
     }
 
-    #[test]
-    fn every_name_in_the_directory_is_an_address() {
-        // What is said of it, by the words of the error and by the manual.
-        assert_eq!(LONGEST_PATH, 87);
-        let directory = PathBuf::from("/".to_owned() + &"d".repeat(LONGEST_PATH - 1));
-        assert!(address(&directory, MEMBERS - 1).is_ok());
-        let longest = "cm-106-65535.socket";
-        assert!(UnixAddr::new(&directory.join(longest)).is_ok());
-        let longer = PathBuf::from(format!("{}d", directory.display()));
-        assert!(UnixAddr::new(&longer.join(longest)).is_err());
-    }
-
     /// A frame from a device here to one of each member.
     fn frame(pool: &Pool, member: u16) -> Packet {
         let [high, low] = (member * DEVICES + 1).to_be_bytes();
@@ -465,15 +398,14 @@ mod tests {
     #[test]
     fn who_reads_a_frame_now_and_then_keeps_nobody_waiting() {
         let name = format!("segment-slow-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
+        let path = std::env::temp_dir().join(name);
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let (fabric, pool) = (Fabric::new(1), Pool::new());
         let wake = new_socket().unwrap();
         let poll = epoll(&wake).unwrap();
-        let mut segment = Segment::join(&directory, &fabric, pool.clone(), &poll).unwrap();
+        let mut segment = Segment::join(Arc::clone(&directory), &fabric, pool.clone(), &poll).unwrap();
         let listeners = [1, 2].map(|number| {
-            let listener = new_socket().unwrap();
-            let at = address(&directory, number).unwrap();
-            bind(listener.as_raw_fd(), &at).unwrap();
+            let listener = directory.bind(&socket_name(number)).unwrap().unwrap();
             listen(&listener, Backlog::new(1).unwrap()).unwrap();
             listener
         });
@@ -510,22 +442,26 @@ mod tests {
         device.send(0, frame(&pool, 1));
         segment.pump(&poll);
         assert!(read(&slow));
-        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::remove_dir_all(&path).unwrap();
     }
 
     #[test]
     fn numbers_are_nobody_else_s_and_come_back() {
-        let directory = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let fabric = Fabric::new(1);
         let wake = new_socket().unwrap();
         let polls: Vec<Epoll> = (0..3).map(|_| epoll(&wake).unwrap()).collect();
-        let join = |at: usize| Segment::join(&directory, &fabric, Pool::new(), &polls[at]).unwrap();
+        let join = |at: usize| {
+            let directory = Arc::clone(&directory);
+            Segment::join(directory, &fabric, Pool::new(), &polls[at]).unwrap()
+        };
         let (first, second) = (join(0), join(1));
         assert_eq!((first.number, second.number), (0, 1));
         drop(first);
-        assert!(!directory.join("0.socket").exists());
+        assert!(!path.join("0.socket").exists());
         assert_eq!(join(2).number, 0);
         drop(second);
-        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -234,21 +234,3 @@ fn a_place_on_the_network_needs_a_directory() {
     assert!(Network::joined(Drive::Thread, &directory.0).is_err());
     std::fs::remove_file(&directory.0).unwrap();
 }
-
-#[test]
-fn a_path_that_is_too_long_is_said_to_be() {
-    let directory = Directory::new("long");
-    std::fs::create_dir(&directory.0).unwrap();
-    let room = |length: usize| {
-        let base = directory.0.as_os_str().len() + 1;
-        directory.0.join("d".repeat(length - base))
-    };
-    let error = Network::joined(Drive::Caller, &room(88)).unwrap_err();
-    assert!(matches!(error, uverbs::Error::Invalid { .. }), "{error:?}");
-    let said = error.to_string();
-    assert!(
-        said.contains("longer than 87 bytes") && said.contains("shorter path"),
-        "{said}"
-    );
-    Network::joined(Drive::Caller, &room(87)).unwrap();
-}

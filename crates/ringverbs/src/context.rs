@@ -72,7 +72,9 @@ impl Device {
 
     /// The same, which reaches those of other processes that name the same
     /// directory, up to 32; it is made, for this user alone, if there is none.
-    /// [`named`](Self::named) knows it as `embedded:DIRECTORY`.
+    /// One that is there must be this user's or root's, with nobody else who may
+    /// write there, and no symbolic link. [`named`](Self::named) knows it as
+    /// `embedded:DIRECTORY`.
     ///
     /// What another process sends is checked as what comes from a network is: it
     /// reaches what a queue pair or a key of this process lets it reach. When a
@@ -80,26 +82,35 @@ impl Device {
     /// retries were of no use.
     ///
     /// # Errors
-    /// Those of making files and sockets there; EUSERS if there are 32 processes;
-    /// and as [`embedded`](Self::embedded).
+    /// EINVAL, with what to do, for a directory that others have a hand in; those
+    /// of making files and sockets there; EUSERS if there are 32 processes; and as
+    /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
     pub fn embedded_at(directory: &Path) -> Result<Self> {
-        embedded_device(Some(directory))
+        embedded_device(Some((directory, embedded::Sharing::Own)))
+    }
+
+    /// The same in a directory that is shared with other users: who may search
+    /// there can send to this process, and who may write there can take part, and
+    /// keep others out. [`named`](Self::named) knows it as
+    /// `embedded-shared:DIRECTORY`.
+    ///
+    /// # Errors
+    /// As [`embedded_at`](Self::embedded_at).
+    #[cfg(feature = "embedded")]
+    pub fn embedded_shared_at(directory: &Path) -> Result<Self> {
+        embedded_device(Some((directory, embedded::Sharing::Others)))
     }
 
     /// The device of that name, such as `rxe0`, or, with the feature `embedded`,
-    /// `embedded` or `embedded:DIRECTORY`.
+    /// `embedded`, `embedded:DIRECTORY` or `embedded-shared:DIRECTORY`.
     ///
     /// # Errors
     /// [`Error::NoDevice`].
     pub fn named(name: &str) -> Result<Self> {
         #[cfg(feature = "embedded")]
-        match name.strip_prefix(EMBEDDED) {
-            Some("") => return Self::embedded(),
-            Some(rest) if rest.len() > 1 && rest.starts_with(':') => {
-                return Self::embedded_at(Path::new(&rest[1..]));
-            }
-            _ => {}
+        if let Some(place) = embedded_place(name) {
+            return embedded_device(place);
         }
         let mut devices = devices()?.into_iter();
         devices
@@ -122,8 +133,7 @@ impl Device {
     /// by.
     #[cfg(feature = "embedded")]
     pub(crate) fn is_embedded_name(name: &str) -> bool {
-        name.strip_prefix(EMBEDDED)
-            .is_some_and(|rest| rest.is_empty() || rest.len() > 1 && rest.starts_with(':'))
+        embedded_place(name).is_some()
     }
 
     /// The connection manager of an embedded device's network.
@@ -200,23 +210,43 @@ impl Device {
 #[cfg(feature = "embedded")]
 const EMBEDDED: &str = "embedded";
 
+/// Where an embedded device is reached from: nowhere else, or a directory.
+#[cfg(feature = "embedded")]
+type Place<'a> = Option<(&'a Path, embedded::Sharing)>;
+
+/// What a name says of an embedded device, if it is one's.
+#[cfg(feature = "embedded")]
+fn embedded_place(name: &str) -> Option<Place<'_>> {
+    let rest = name.strip_prefix(EMBEDDED)?;
+    if rest.is_empty() {
+        return Some(None);
+    }
+    let (sharing, directory) = match rest.strip_prefix("-shared") {
+        Some(rest) => (embedded::Sharing::Others, rest),
+        None => (embedded::Sharing::Own, rest),
+    };
+    let directory = directory.strip_prefix(':').filter(|it| !it.is_empty())?;
+    Some(Some((Path::new(directory), sharing)))
+}
+
 /// The process's own device, on a network of its own or on that of a directory:
 /// one for each.
 #[cfg(feature = "embedded")]
-fn embedded_device(directory: Option<&Path>) -> Result<Device> {
-    type Devices = Vec<(Option<PathBuf>, embedded::Embedded)>;
+fn embedded_device(place: Place) -> Result<Device> {
+    type Devices = Vec<(Option<(PathBuf, embedded::Sharing)>, embedded::Embedded)>;
     static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut known = devices.iter();
-    if let Some((_, device)) = known.find(|(at, _)| at.as_deref() == directory) {
+    let place = place.map(|(directory, sharing)| (directory.to_owned(), sharing));
+    if let Some((_, device)) = devices.iter().find(|(at, _)| *at == place) {
         return Ok(device.clone().into());
     }
-    let network = match directory {
-        Some(directory) => embedded::Network::joined(embedded::Drive::Thread, directory),
-        None => embedded::Network::new(embedded::Drive::Thread),
+    let drive = embedded::Drive::Thread;
+    let network = match &place {
+        Some((directory, sharing)) => embedded::Network::joined_with(drive, directory, *sharing),
+        None => embedded::Network::new(drive),
     };
     let device = network?.device("roce")?;
-    devices.push((directory.map(Path::to_owned), device.clone()));
+    devices.push((place, device.clone()));
     Ok(device.into())
 }
 

@@ -1,5 +1,7 @@
 //! On the ConnectX in this process: what an example does, and two devices.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use embedded::{Drive, Network};
@@ -73,4 +75,19 @@ fn what_it_is_can_be_asked() {
     assert_eq!(context.query_port_speed(1).unwrap(), 1000);
     let no_port = context.query_port_speed(2).unwrap_err();
     assert_eq!(no_port.errno(), libc::EINVAL);
+}
+
+#[test]
+fn a_directory_that_others_may_write_in_is_asked_for_by_its_name() {
+    let directory = format!("ringverbs-shared-{}", std::process::id());
+    let directory = std::env::temp_dir().join(directory);
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+    let at = |how: &str| Device::named(&format!("{how}:{}", directory.display()));
+    let refused = at("embedded").unwrap_err().to_string();
+    assert!(refused.contains("other users may write"), "{refused}");
+    let device = at("embedded-shared").unwrap();
+    assert_eq!(at("embedded-shared").unwrap(), device);
+    assert!(device.is_embedded() && directory.join("0.socket").exists());
+    std::fs::remove_dir_all(&directory).unwrap();
 }

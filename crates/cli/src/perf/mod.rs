@@ -68,7 +68,8 @@ pub struct Args {
     port: u16,
     /// Use this device (default: the first that is up, and if there is none and
     /// both sides are here, `embedded`: a ConnectX in this process;
-    /// `embedded:DIRECTORY` is one that other processes reach)
+    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, is one that
+    /// your other processes reach)
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
     device: Option<String>,
     /// Use this port of the device

@@ -26,11 +26,11 @@ mod talk;
 mod tests;
 mod wire;
 
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uverbs::kernel::Kernel;
 
+use crate::directory::Directory;
 use crate::network::Embedded;
 use id::Port;
 use kernel::ManagerKernel;
@@ -42,7 +42,7 @@ use state::State;
 pub(crate) struct Manager(Mutex<State>);
 
 impl Manager {
-    pub(crate) fn new(directory: Option<&Path>) -> Self {
+    pub(crate) fn new(directory: Option<Arc<Directory>>) -> Self {
         Self(Mutex::new(State::new(Ports::new(directory))))
     }
 

@@ -7,20 +7,18 @@
 //! each bound port is a file there, and a lock on it is who has the port.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockname,
-    getsockopt, listen, socket, sockopt,
+    Backlog, SockFlag, UnixAddr, accept4, bind, connect, getsockname, getsockopt, listen, sockopt,
 };
 use uverbs::Errno;
 
+use crate::directory::{Directory, new_socket};
 use crate::{Result, refuse};
 
 /// Ports that are chosen, from here on to the last.
@@ -32,7 +30,7 @@ pub(super) enum Ports {
     /// Of this process alone: who listens where.
     Process(Mutex<HashMap<Place, Option<UnixAddr>>>),
     /// Of those who meet in a directory.
-    Directory(PathBuf),
+    Directory(Arc<Directory>),
 }
 
 /// A port space's number, and a port of it.
@@ -50,60 +48,28 @@ fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-fn io(error: std::io::Error) -> Errno {
-    Errno::new(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// A number that cannot be guessed.
 pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn new_socket() -> Result<OwnedFd> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+fn lock_name((space, port): Place) -> String {
+    format!("cm-{space:x}-{port}.lock")
 }
 
-fn lock_file(directory: &Path, (space, port): Place) -> PathBuf {
-    directory.join(format!("cm-{space:x}-{port}.lock"))
-}
-
-fn socket_file(directory: &Path, (space, port): Place) -> PathBuf {
-    directory.join(format!("cm-{space:x}-{port}.socket"))
+fn socket_name((space, port): Place) -> String {
+    format!("cm-{space:x}-{port}.socket")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the lock of a port.
-fn take_lock(path: &Path) -> Result<Flock<File>> {
-    loop {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(path)
-            .map_err(io)?;
-        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
-            return refuse(libc::EADDRINUSE);
-        };
-        // Who gives a port back removes the file, which may be this one.
-        let ours = file.metadata().map_err(io)?;
-        if path.metadata().is_ok_and(|now| now.ino() == ours.ino()) {
-            return Ok(file);
-        }
-    }
-}
-
 impl Ports {
-    pub(super) fn new(directory: Option<&Path>) -> Self {
+    pub(super) fn new(directory: Option<Arc<Directory>>) -> Self {
         match directory {
             None => Self::Process(Mutex::default()),
-            Some(directory) => Self::Directory(directory.to_owned()),
+            Some(directory) => Self::Directory(directory),
         }
     }
 
@@ -134,7 +100,10 @@ impl Ports {
                 table.insert(place, None);
                 None
             }
-            Self::Directory(directory) => Some(take_lock(&lock_file(directory, place))?),
+            Self::Directory(directory) => match directory.lock(&lock_name(place))? {
+                Some(lock) => Some(lock),
+                None => return refuse(libc::EADDRINUSE),
+            },
         };
         Ok(Taken {
             ports: Arc::clone(self),
@@ -148,19 +117,17 @@ impl Ports {
     /// # Errors
     /// EAGAIN if as many wait there as may.
     pub(super) fn connect(&self, place: Place) -> Result<Option<OwnedFd>> {
-        let at = match self {
-            Self::Process(table) => match lock(table).get(&place) {
-                Some(Some(at)) => *at,
-                _ => return Ok(None),
-            },
-            Self::Directory(directory) => {
-                UnixAddr::new(&socket_file(directory, place)).map_err(os)?
-            }
+        let table = match self {
+            Self::Process(table) => table,
+            Self::Directory(directory) => return directory.connect(&socket_name(place)),
+        };
+        let Some(Some(at)) = lock(table).get(&place).copied() else {
+            return Ok(None);
         };
         let socket = new_socket()?;
         match connect(socket.as_raw_fd(), &at) {
             Ok(()) => {}
-            Err(nix::Error::ENOENT | nix::Error::ECONNREFUSED) => return Ok(None),
+            Err(nix::Error::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(os(errno)),
         }
         Ok(self.lets_in(&socket).then_some(socket))
@@ -193,22 +160,17 @@ impl Taken {
 
     /// Listens: as many connections as `backlog` wait to be taken.
     pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
-        let listener = new_socket()?;
-        let at = match &*self.ports {
-            Ports::Process(_) => UnixAddr::new_unnamed(),
-            Ports::Directory(directory) => {
-                let path = socket_file(directory, self.place);
-                // What one that was killed has left there: the port is ours.
-                match std::fs::remove_file(&path) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(io(error));
-                    }
-                    _ => {}
-                }
-                UnixAddr::new(&path).map_err(os)?
+        let listener = match &*self.ports {
+            Ports::Process(_) => {
+                let listener = new_socket()?;
+                bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(os)?;
+                listener
             }
+            Ports::Directory(directory) => match directory.bind(&socket_name(self.place))? {
+                Some(listener) => listener,
+                None => return refuse(libc::EADDRINUSE),
+            },
         };
-        bind(listener.as_raw_fd(), &at).map_err(os)?;
         // The system lets one more wait than it is told.
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
@@ -228,8 +190,8 @@ impl Drop for Taken {
             Ports::Directory(directory) => {
                 // There is a socket if it has listened. The lock's file goes
                 // while the lock is held: who has opened it sees that.
-                let _ = std::fs::remove_file(socket_file(directory, self.place));
-                let _ = std::fs::remove_file(lock_file(directory, self.place));
+                directory.remove_socket(&socket_name(self.place));
+                directory.remove_lock(&lock_name(self.place));
             }
         }
         self.lock = None;
@@ -238,9 +200,17 @@ impl Drop for Taken {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::directory::Sharing;
 
     const SPACE: u16 = 0x106;
+
+    fn joined(path: &Path) -> Arc<Ports> {
+        let directory = Directory::open(path, Sharing::Own).unwrap();
+        Arc::new(Ports::new(Some(Arc::new(directory))))
+    }
 
     fn both(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
         let process = Arc::new(Ports::new(None));
@@ -249,7 +219,7 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
         // As two processes see it.
-        test(&|| Arc::new(Ports::new(Some(&directory))));
+        test(&|| joined(&directory));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
     }
@@ -296,12 +266,12 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
         let place = (SPACE, 7471);
-        File::create(lock_file(&directory, place)).unwrap();
+        File::create(directory.join(lock_name(place))).unwrap();
         let left = new_socket().unwrap();
-        let at = UnixAddr::new(&socket_file(&directory, place)).unwrap();
+        let at = UnixAddr::new(&directory.join(socket_name(place))).unwrap();
         bind(left.as_raw_fd(), &at).unwrap();
         drop(left);
-        let ports = Arc::new(Ports::new(Some(&directory)));
+        let ports = joined(&directory);
         assert!(ports.connect(place).unwrap().is_none());
         let taken = ports.take(SPACE, 7471).unwrap();
         let listener = taken.listen(0).unwrap();
@@ -309,6 +279,25 @@ mod tests {
         assert!(reached.is_some() && ports.accept(&listener).is_some());
         drop(taken);
         std::fs::remove_dir(&directory).unwrap();
+    }
+
+    /// What has the name of a port and is not this user's file.
+    #[test]
+    fn a_port_that_another_has_is_in_use() {
+        let name = format!("ringverbs-ports-other-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let ports = joined(&directory);
+        std::os::unix::fs::symlink("/dev/null", directory.join(lock_name((SPACE, 1)))).unwrap();
+        std::fs::create_dir(directory.join(lock_name((SPACE, 2)))).unwrap();
+        for port in [1, 2] {
+            let error = ports.take(SPACE, port).unwrap_err();
+            assert_eq!(error.raw(), libc::EADDRINUSE);
+        }
+        File::create(directory.join(socket_name((SPACE, 3)))).unwrap();
+        let taken = ports.take(SPACE, 3).unwrap();
+        assert_eq!(taken.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
+        assert!(ports.connect((SPACE, 3)).unwrap().is_none());
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     /// A process's own ports let nobody else in who has found the name. The

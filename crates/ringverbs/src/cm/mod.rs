@@ -18,7 +18,8 @@
 //! processes that name the same directory. A program chooses it by naming the
 //! device ([`Listener::bind_on`], [`Connector::resolve_on`]). Where it names none
 //! and was built with the feature `embedded`, the environment may:
-//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`.
+//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`. In a program with raised
+//! rights ([`environment`](crate::kernel::environment)) it does not count.
 //!
 //! What these helpers do not do, the connection manager's own types do:
 //! [`manager`].

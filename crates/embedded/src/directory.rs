@@ -1,0 +1,283 @@
+//! The directory in which the processes of a network meet.
+//!
+//! It is opened once, looked at by its descriptor, and reached by that alone, so
+//! that what is found there later is in the directory that was looked at. Files
+//! and sockets in it are ours if this user owns them; nothing else is removed,
+//! and no symbolic link is followed.
+
+use std::fs::{File, Permissions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
+use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, geteuid, mkdir, unlinkat};
+use uverbs::{Command, Errno, Error};
+
+use crate::Result;
+
+/// Who may have a hand in the directory in which processes meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// This user, and root: the directory is one of theirs, and nobody else may
+    /// write there.
+    #[default]
+    Own,
+    /// Whoever may write there takes part; whoever may search there can send.
+    /// Another user who may write can hold all places, and take those of others.
+    Others,
+}
+
+pub(crate) const LINK: &str = "the directory is a symbolic link, which may lead elsewhere \
+    next time; name the directory itself";
+pub(crate) const FOREIGN: &str = "the directory is another user's, who could read and forge \
+    what is sent there; name one of your own, such as one in $XDG_RUNTIME_DIR, or ask for a \
+    shared one (embedded-shared:DIRECTORY)";
+pub(crate) const WRITABLE: &str = "other users may write in the directory (group or world), \
+    and could take part; take the right from them (chmod go-w), name another, such as one in \
+    $XDG_RUNTIME_DIR, or ask for a shared one (embedded-shared:DIRECTORY)";
+
+/// An open one.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    fd: OwnedFd,
+    sharing: Sharing,
+}
+
+/// What there is under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Socket,
+}
+
+fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+/// Whether it is a thing of this kind, and this user's.
+fn is_own(found: &FileStat, kind: Kind) -> bool {
+    let format = match kind {
+        Kind::File => libc::S_IFREG,
+        Kind::Socket => libc::S_IFSOCK,
+    };
+    found.st_mode & libc::S_IFMT == format && found.st_uid == geteuid().as_raw()
+}
+
+pub(crate) fn new_socket() -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+}
+
+impl Directory {
+    /// Opens it; makes it, for this user alone, if there is none.
+    pub(crate) fn open(path: &Path, sharing: Sharing) -> std::result::Result<Self, Error> {
+        let refused = |errno: nix::Error| Error::Refused {
+            command: Command::Open,
+            handle: None,
+            errno: os(errno),
+        };
+        let invalid = |what| Error::Invalid {
+            command: Command::Open,
+            what,
+        };
+        // Without a slash at its end, by which a link would be followed.
+        let path = path.components().as_path();
+        match mkdir(path, Mode::S_IRWXU) {
+            Ok(()) | Err(nix::Error::EEXIST) => {}
+            Err(errno) => return Err(refused(errno)),
+        }
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let fd = open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            nix::Error::ENOTDIR | nix::Error::ELOOP if path.is_symlink() => invalid(LINK),
+            errno => refused(errno),
+        })?;
+        let found = fstat(&fd).map_err(refused)?;
+        if sharing == Sharing::Own {
+            if ![0, geteuid().as_raw()].contains(&found.st_uid) {
+                return Err(invalid(FOREIGN));
+            }
+            if found.st_mode & (libc::S_IWGRP | libc::S_IWOTH) != 0 {
+                return Err(invalid(WRITABLE));
+            }
+        }
+        Ok(Self { fd, sharing })
+    }
+
+    /// The path of a name there, as short as an address has to be. It leads to
+    /// this directory whatever has become of its name.
+    fn address(&self, name: &str) -> Result<UnixAddr> {
+        let path = format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd());
+        UnixAddr::new(path.as_str()).map_err(os)
+    }
+
+    fn stat(&self, name: &str) -> nix::Result<FileStat> {
+        fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// Takes the lock that the file of that name is, which is made if there is
+    /// none; nothing if somebody else has it, or another user has something there.
+    pub(crate) fn lock(&self, name: &str) -> Result<Option<Flock<File>>> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
+        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        // Each round somebody has taken the file away. Nobody does so for ever who
+        // means well.
+        for _ in 0..100 {
+            let file = match openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+                Ok(file) => File::from(file),
+                Err(errno) => return self.not_ours(name, errno),
+            };
+            let ours = fstat(&file).map_err(os)?;
+            if !is_own(&ours, Kind::File) {
+                return Ok(None);
+            }
+            let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+                return Ok(None);
+            };
+            // Who gives a lock back removes the file, which may be this one.
+            let now = self.stat(name);
+            if now.is_ok_and(|now| (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)) {
+                return Ok(Some(file));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Nothing if there is something that is not a file of this user's; otherwise
+    /// the error.
+    fn not_ours(&self, name: &str, errno: nix::Error) -> Result<Option<Flock<File>>> {
+        match self.stat(name) {
+            Ok(found) if !is_own(&found, Kind::File) => Ok(None),
+            _ => Err(os(errno)),
+        }
+    }
+
+    /// A socket of that name; in place of one that this user has left there. The
+    /// caller holds the lock that belongs to it. Nothing if something else has the
+    /// name.
+    pub(crate) fn bind(&self, name: &str) -> Result<Option<OwnedFd>> {
+        let socket = new_socket()?;
+        self.remove_socket(name);
+        // The name has the socket's rights when it appears.
+        fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
+        match bind(socket.as_raw_fd(), &self.address(name)?) {
+            Ok(()) => {}
+            Err(nix::Error::EADDRINUSE) => return Ok(None),
+            Err(errno) => return Err(os(errno)),
+        }
+        if self.sharing == Sharing::Others {
+            self.open_to_all(name)?;
+        }
+        Ok(Some(socket))
+    }
+
+    /// Lets all connect to a socket of ours who get at its name.
+    fn open_to_all(&self, name: &str) -> Result<()> {
+        let Some(file) = self.socket(name)? else {
+            return crate::refuse(libc::EADDRINUSE);
+        };
+        let found = fstat(&file).map_err(os)?;
+        if !is_own(&found, Kind::Socket) {
+            return crate::refuse(libc::EADDRINUSE);
+        }
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        std::fs::set_permissions(path, Permissions::from_mode(0o666))
+            .map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    /// The file that a socket's name is, as a reference; nothing if it is none.
+    fn socket(&self, name: &str) -> Result<Option<OwnedFd>> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(nix::Error::ENOENT) => return Ok(None),
+            Err(errno) => return Err(os(errno)),
+        };
+        let found = fstat(&file).map_err(os)?;
+        let is_socket = found.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+        Ok(is_socket.then_some(file))
+    }
+
+    /// A connection to who listens at that name; nothing if nobody does.
+    pub(crate) fn connect(&self, name: &str) -> Result<Option<OwnedFd>> {
+        let Some(file) = self.socket(name)? else {
+            return Ok(None);
+        };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let at = UnixAddr::new(path.as_str()).map_err(os)?;
+        let socket = new_socket()?;
+        match connect(socket.as_raw_fd(), &at) {
+            Ok(()) => Ok(Some(socket)),
+            Err(nix::Error::ENOENT | nix::Error::ECONNREFUSED) => Ok(None),
+            Err(errno) => Err(os(errno)),
+        }
+    }
+
+    /// Removes a socket that this user has left there.
+    pub(crate) fn remove_socket(&self, name: &str) {
+        self.remove(name, Kind::Socket);
+    }
+
+    /// Removes a lock's file, while the lock is held.
+    pub(crate) fn remove_lock(&self, name: &str) {
+        self.remove(name, Kind::File);
+    }
+
+    fn remove(&self, name: &str, kind: Kind) {
+        if self.stat(name).is_ok_and(|found| is_own(&found, kind)) {
+            let _ = unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+
+    fn listening(directory: &Directory, name: &str) -> OwnedFd {
+        let socket = directory.bind(name).unwrap().unwrap();
+        listen(&socket, Backlog::new(2).unwrap()).unwrap();
+        socket
+    }
+
+    #[test]
+    fn no_link_is_followed_and_no_other_directory_taken_for_this() {
+        let folder = std::env::temp_dir();
+        let folder = folder.join(format!("ringverbs-directory-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = |name: &str| folder.join(name);
+        let directory = Directory::open(&path("one"), Sharing::Own).unwrap();
+        let other = Directory::open(&path("other"), Sharing::Own).unwrap();
+        let _there = listening(&other, "there");
+        // Another's socket, which this process may connect to: by a link it does not.
+        symlink(path("other/there"), path("one/there")).unwrap();
+        assert!(directory.connect("there").unwrap().is_none());
+        assert!(other.connect("there").unwrap().is_some());
+        assert!(directory.bind("there").unwrap().is_none());
+        symlink(path("file"), path("one/lock")).unwrap();
+        assert!(directory.lock("lock").unwrap().is_none());
+        assert!(!path("file").exists());
+        // Links and what is of another kind stay.
+        directory.remove_socket("there");
+        directory.remove_lock("lock");
+        let taken = directory.lock("taken").unwrap();
+        assert!(taken.is_some() && directory.lock("taken").unwrap().is_none());
+        directory.remove_socket("taken");
+        for name in ["one/there", "one/lock", "one/taken"] {
+            assert!(path(name).symlink_metadata().is_ok(), "{name}");
+        }
+        // Somebody puts another in its place.
+        std::fs::rename(path("one"), path("moved")).unwrap();
+        std::fs::rename(path("other"), path("one")).unwrap();
+        let _here = listening(&directory, "here");
+        assert!(path("moved/here").exists() && !path("one/here").exists());
+        assert!(directory.connect("here").unwrap().is_some());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

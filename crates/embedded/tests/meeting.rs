@@ -1,0 +1,208 @@
+//! Whose directory processes meet in, and what others may have put there.
+//!
+//! As root there are other users, nobody here; what needs one is skipped
+//! otherwise.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::stat::Mode;
+use nix::unistd::{geteuid, mkfifo};
+use ringverbs_embedded::{Drive, Network, Sharing};
+
+const NOBODY: u32 = 65534;
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-meeting-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// A directory in it, of that mode.
+    fn directory(&self, mode: u32) -> PathBuf {
+        let path = self.0.join(format!("mode-{mode:o}"));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn is_root() -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can make files of another user");
+    }
+    is_root
+}
+
+fn join(directory: &Path, sharing: Sharing) -> Result<Network, uverbs::Error> {
+    Network::joined_with(Drive::Caller, directory, sharing)
+}
+
+/// Refused for that reason, and nothing is left there.
+fn is_refused(directory: &Path, why: &str) {
+    let error = Network::joined(Drive::Caller, directory).unwrap_err();
+    assert!(matches!(error, uverbs::Error::Invalid { .. }), "{error:?}");
+    assert!(error.to_string().contains(why), "{error}");
+    if let Ok(mut entries) = fs::read_dir(directory) {
+        assert!(entries.next().is_none(), "{}", directory.display());
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_directory_that_others_may_write_in_is_refused() {
+    let folder = Folder::new("written");
+    for number in [0o777, 0o1777, 0o770, 0o702, 0o2775] {
+        let directory = folder.directory(number);
+        is_refused(&directory, "other users may write");
+        is_refused(&directory, "embedded-shared:DIRECTORY");
+        join(&directory, Sharing::Others).unwrap();
+    }
+    for number in [0o700, 0o755, 0o2755] {
+        join(&folder.directory(number), Sharing::Own).unwrap();
+    }
+}
+
+#[test]
+fn another_user_s_directory_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("foreign");
+    for number in [0o700, 0o755, 0o777] {
+        let directory = folder.directory(number);
+        chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
+        is_refused(&directory, "another user's");
+        join(&directory, Sharing::Others).unwrap();
+    }
+}
+
+#[test]
+fn a_link_to_a_directory_is_refused() {
+    let folder = Folder::new("link");
+    let directory = folder.directory(0o700);
+    let link = folder.0.join("link");
+    symlink(&directory, &link).unwrap();
+    for end in ["", "/", "/.", "//./"] {
+        let path = format!("{}{end}", link.display());
+        is_refused(Path::new(&path), "symbolic link");
+    }
+    let nowhere = folder.0.join("nowhere");
+    symlink(folder.0.join("made"), &nowhere).unwrap();
+    is_refused(&nowhere, "symbolic link");
+    assert!(!folder.0.join("made").exists());
+    // What is above it may be one.
+    symlink(&folder.0, folder.0.join("above")).unwrap();
+    let through = folder.0.join("above").join(directory.file_name().unwrap());
+    join(&through, Sharing::Own).unwrap();
+}
+
+#[test]
+fn what_is_made_is_for_this_user_alone() {
+    let folder = Folder::new("made");
+    let directory = folder.directory(0o1777).join("wire");
+    let network = join(&directory, Sharing::Own).unwrap();
+    assert_eq!(mode(&directory), 0o700);
+    assert_eq!(mode(&directory.join("0.lock")), 0o600);
+    assert_eq!(mode(&directory.join("0.socket")), 0o600);
+    drop(network);
+    assert!(!directory.join("0.socket").exists());
+    let _network = join(&directory, Sharing::Others).unwrap();
+    assert_eq!(mode(&directory.join("0.lock")), 0o600);
+    assert_eq!(mode(&directory.join("0.socket")), 0o666);
+}
+
+#[test]
+fn a_path_may_be_longer_than_an_address() {
+    let folder = Folder::new("long");
+    let directory = folder.0.join("d".repeat(200));
+    let network = join(&directory, Sharing::Own).unwrap();
+    assert!(directory.join("0.socket").exists());
+    let _other = join(&directory, Sharing::Own).unwrap();
+    assert!(directory.join("1.socket").exists());
+    drop(network);
+    assert!(!directory.join("0.socket").exists());
+}
+
+/// Another user's file, of that mode.
+fn plant(path: &Path, mode: u32) -> File {
+    let file = File::create(path).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    file
+}
+
+#[test]
+fn what_another_user_has_planted_is_left_alone() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("planted");
+    let directory = folder.directory(0o777);
+    let at = |name: &str| directory.join(name);
+    let link = |to: &Path, name: &str| {
+        symlink(to, at(name)).unwrap();
+        lchown(at(name), Some(NOBODY), Some(NOBODY)).unwrap();
+    };
+    // Locks: a link to what is not there, a lock that is held for ever, one that
+    // is not, what can be opened but is no file, and what cannot.
+    let made = folder.0.join("made");
+    link(&made, "0.lock");
+    let held = plant(&at("1.lock"), 0o666);
+    let held = Flock::lock(held, FlockArg::LockExclusive).unwrap();
+    plant(&at("2.lock"), 0o666);
+    mkfifo(&at("3.lock"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    fs::create_dir(at("4.lock")).unwrap();
+    // Sockets: a link to a file, a file, another user's socket.
+    let kept = folder.0.join("kept");
+    fs::write(&kept, "kept").unwrap();
+    link(&kept, "5.socket");
+    plant(&at("6.socket"), 0o666);
+    drop(UnixListener::bind(at("7.socket")).unwrap());
+    chown(at("7.socket"), Some(NOBODY), Some(NOBODY)).unwrap();
+
+    let network = join(&directory, Sharing::Others).unwrap();
+    let found = fs::symlink_metadata(at("8.socket")).unwrap();
+    assert!(found.file_type().is_socket());
+    drop(network);
+    assert!(!made.exists());
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "kept");
+    assert!(at("5.socket").is_symlink() && at("6.socket").is_file());
+    assert!(at("7.socket").exists());
+    drop(held);
+}
+
+#[test]
+fn who_holds_all_places_is_not_waited_for() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("held");
+    let directory = folder.directory(0o1777);
+    for number in 0..32 {
+        plant(&directory.join(format!("{number}.lock")), 0o600);
+    }
+    let since = Instant::now();
+    let error = join(&directory, Sharing::Others).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EUSERS);
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
