@@ -15,6 +15,7 @@ mod perf;
 mod pingpong;
 mod poller;
 mod run;
+mod shown;
 mod trace;
 
 use std::process::ExitCode;
@@ -51,7 +52,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            out::complain_of_arguments(&error);
+            return ExitCode::from(2);
+        }
+        Err(help) => help.exit(),
+    };
     let result = match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Info(args) => info::run(&args),

@@ -6,6 +6,7 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::shown::{Screen, shown, visible_json};
 
 /// Names of things.
 pub const NAME: Style = Style::new().bold();
@@ -18,33 +19,40 @@ pub const BAD: Style = AnsiColor::Red.on_default().bold();
 /// What can be skipped when reading.
 pub const DIM: Style = Style::new().dimmed();
 
-/// Standard output. Styles are taken out unless it is a terminal that wants
+/// Standard output. What no one else has made fit to be shown ([`shown`]) is here;
+/// styles are taken out unless it is a terminal that wants
 /// them (`NO_COLOR` and its like are heeded).
 pub fn stdout() -> impl Write {
-    io::BufWriter::new(anstream::stdout())
+    Screen::new(anstream::stdout())
 }
 
-/// `text` in a style.
+/// `text` in a style, fit to be shown.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
-    format!("{style}{text}{style:#}")
+    format!("{style}{}{style:#}", shown(text))
 }
 
 /// Writes `value` as JSON, with a line end.
 pub fn json(value: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
     let mut out = stdout();
-    serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
-    writeln!(out)?;
+    writeln!(out, "{}", visible_json(&text))?;
     Ok(out.flush()?)
 }
 
 /// Says on standard error why the command failed, and what to do.
 pub fn complain(error: &Error) {
-    let mut err = anstream::stderr();
+    let mut err = Screen::new(anstream::stderr());
     // If standard error is closed too, there is nobody left to tell.
-    let _ = writeln!(err, "{} {error}", paint(BAD, "ringverbs:"));
+    let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), shown(error));
     if let Some(advice) = error.advice() {
         let _ = writeln!(err, "{advice}");
     }
+}
+
+/// Says on standard error what is wrong with the arguments, which it quotes.
+pub fn complain_of_arguments(error: &clap::Error) {
+    let mut err = Screen::new(anstream::stderr());
+    let _ = write!(err, "{}", error.render());
 }
 
 /// Rows of columns, each as wide as its widest cell, two spaces apart. The
@@ -63,6 +71,8 @@ fn aligned(
     rows: &[Vec<String>],
     align: fn(&str, usize) -> String,
 ) -> io::Result<()> {
+    let visible = |row: &Vec<String>| row.iter().map(|cell| shown(cell).to_string()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(visible).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
         .map(|column| {

@@ -1,6 +1,8 @@
 //! The command as it is run: exit status, what goes where, nothing that panics.
 //! Works with and without RDMA.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::process::{Command, Output, Stdio};
 
 fn ringverbs(args: &[&str]) -> Command {
@@ -183,5 +185,124 @@ fn a_program_is_run_with_the_plugin_in_its_environment() {
     let output = run(&["/nowhere/program"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("/nowhere/program"));
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// What a terminal, or who reads, could be misled by.
+const HOSTILE: &[u8] = b"h\x1b[2J\x1b]0;t\x07\n\x7f\xc2\x9b31m\xe2\x80\xae\xff";
+
+/// Whether each character is one to be seen; the ends of lines aside.
+fn is_harmless(bytes: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return false;
+    };
+    let harmless =
+        |c: char| c == '\n' || !c.is_control() && !('\u{202a}'..='\u{202e}').contains(&c);
+    text.chars().all(harmless)
+}
+
+#[test]
+fn nothing_from_outside_reaches_the_terminal_as_it_is() {
+    let of = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let text = of(HOSTILE.strip_suffix(b"\xff").unwrap());
+    let any = of(HOSTILE);
+    let picture = of(&[HOSTILE, b".png"].concat());
+    let path = of(&[b"/nowhere/", HOSTILE].concat());
+    let word = |text: &str| OsString::from(text);
+    for args in [
+        vec![text.clone()],
+        vec![any.clone()],
+        vec![word("info"), word("--device"), text.clone()],
+        vec![word("info"), word("--json"), word("--device"), text.clone()],
+        vec![word("info"), word("--port"), text.clone()],
+        vec![word("pingpong"), word("--device"), text.clone()],
+        vec![
+            word("pingpong"),
+            word("--json"),
+            word("--device"),
+            text.clone(),
+        ],
+        vec![word("perf"), word("--device"), text.clone()],
+        vec![word("perf"), word("--sizes"), text.clone()],
+        vec![word("perf"), word("--plot"), picture],
+        vec![
+            word("perf"),
+            word("--device"),
+            word("embedded"),
+            text.clone(),
+        ],
+        vec![word("trace"), text.clone()],
+        vec![
+            word("run"),
+            word("--plugin"),
+            path.clone(),
+            word("--"),
+            word("true"),
+        ],
+        vec![word("run"), word("--"), path.clone()],
+        vec![word("doctor")],
+        vec![word("doctor"), word("--json")],
+        vec![word("devices")],
+        vec![word("devices"), word("--json")],
+    ] {
+        let mut command = ringverbs(&[]);
+        let output = command
+            .args(&args)
+            .env("RDMAV_DRIVERS", &path)
+            .env("IBV_DRIVERS", &text)
+            .env("container", &text)
+            .env("LD_LIBRARY_PATH", &path)
+            .env("SYSFS_PATH", &path)
+            .env("RINGVERBS_DEVICES", &any)
+            .output()
+            .unwrap();
+        assert!(is_harmless(&output.stdout), "{args:?}: {output:?}");
+        assert!(is_harmless(&output.stderr), "{args:?}: {output:?}");
+    }
+}
+
+/// A machine with a device whose name is another's choice: made up, by what
+/// libibverbs's tests have for it.
+#[test]
+fn the_name_of_a_device_is_escaped() {
+    let dir = std::env::temp_dir().join(format!("ringverbs-names-{}", std::process::id()));
+    let sys = dir.join("class/infiniband_verbs/uverbs0");
+    std::fs::create_dir_all(&sys).unwrap();
+    for (file, content) in [
+        ("../abi_version", "6\n"),
+        ("dev", "1:3\n"),
+        ("abi_version", "1\n"),
+        ("ibdev", "rxe\x1b[2J\u{202e}0\n"),
+    ] {
+        std::fs::write(sys.join(file), content).unwrap();
+    }
+    let object = dir.join("preload.so");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../provider-plugin/tests/c/preload.c"
+    );
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-fno-builtin", source, "-ldl", "-o"])
+        .arg(&object);
+    assert!(cc.status().expect("a C compiler (cc)").success());
+    for args in [
+        &["devices"][..],
+        &["devices", "--json"],
+        &["info"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["pingpong", "--iters", "1"],
+        &["perf", "--sizes", "8", "--iters", "1"],
+    ] {
+        let mut command = ringverbs(args);
+        command.env("SYSFS_PATH", &dir).env("LD_PRELOAD", &object);
+        let output = command.output().unwrap();
+        let said = [&output.stdout[..], &output.stderr].concat();
+        assert!(is_harmless(&said), "{args:?}: {output:?}");
+        let said = String::from_utf8(said).unwrap();
+        let text = said.contains(r"rxe\u{1b}[2J\u{202e}0");
+        let json = said.contains(r"rxe\u001b[2J\u202e0");
+        assert!(text || json, "{args:?}: {said}");
+    }
     std::fs::remove_dir_all(&dir).unwrap();
 }

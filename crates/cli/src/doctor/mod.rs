@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::out::{self, paint};
+use crate::shown::shown;
 
 /// What `doctor` is told.
 #[derive(clap::Args)]
@@ -85,7 +86,7 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
             Level::Problem => (out::BAD, "problem"),
         };
         let word = paint(style, format_args!("{word:<8}"));
-        writeln!(out, "{word} {:<11}{}", finding.check, finding.found)?;
+        writeln!(out, "{word} {:<11}{}", finding.check, shown(&finding.found))?;
         if let Some(mend) = &finding.mend {
             let label = paint(out::DIM, "mend it:");
             writeln!(out, "{:20}{label} {}", "", paint(out::NAME, mend))?;

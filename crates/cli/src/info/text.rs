@@ -1,9 +1,11 @@
 //! A device in lines: those of ibv_devinfo, in columns.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::model::{Attributes, DeviceInfo, Flags, Gid, PortInfo};
 use crate::out::{self, paint};
+use crate::shown::shown;
 
 /// Where values begin.
 const COLUMN: usize = 36;
@@ -24,13 +26,18 @@ pub fn print(infos: &[DeviceInfo], verbose: bool) -> Result<(), crate::error::Er
 struct Page<'w>(&'w mut dyn Write);
 
 impl Page<'_> {
-    fn pair(&mut self, indent: usize, key: &str, value: impl std::fmt::Display) -> io::Result<()> {
+    fn pair(&mut self, indent: usize, key: &str, value: impl Display) -> io::Result<()> {
+        self.painted(indent, key, shown(value))
+    }
+
+    /// As [`pair`](Self::pair), of a value with styles in it.
+    fn painted(&mut self, indent: usize, key: &str, value: impl Display) -> io::Result<()> {
         let key = format!("{:indent$}{key}:", "");
         writeln!(self.0, "{key:COLUMN$}{value}")
     }
 
     fn value(&mut self, value: &str) -> io::Result<()> {
-        writeln!(self.0, "{:COLUMN$}{value}", "")
+        writeln!(self.0, "{:COLUMN$}{}", "", shown(value))
     }
 
     fn remark(&mut self, remark: &str) -> io::Result<()> {
@@ -63,7 +70,7 @@ impl Page<'_> {
 }
 
 fn device(page: &mut Page<'_>, info: &DeviceInfo, verbose: bool) -> io::Result<()> {
-    page.pair(0, "hca_id", paint(out::NAME, &info.hca_id))?;
+    page.painted(0, "hca_id", paint(out::NAME, &info.hca_id))?;
     let transport = &info.transport;
     page.pair(
         2,
@@ -273,7 +280,7 @@ fn port(page: &mut Page<'_>, port: &PortInfo, infiniband: bool, verbose: bool) -
     } else {
         out::WARN
     };
-    page.pair(
+    page.painted(
         6,
         "state",
         format_args!("{} ({})", paint(style, port.state.name), port.state.value),

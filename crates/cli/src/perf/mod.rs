@@ -24,6 +24,7 @@ use serde::Serialize;
 use crate::device;
 use crate::error::Error;
 use crate::out;
+use crate::shown::shown;
 use plot::PlotError;
 use protocol::{
     Answer, Go, Hello, Line, MAX_DEPTH, Measured, Phase, ProtocolError, VERSION, Welcome,
@@ -216,7 +217,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let context = &chosen.context;
     if !args.json && chosen.instead.is_some() {
         let mut out = out::stdout();
-        writeln!(out, "{chosen}")?;
+        writeln!(out, "{}", shown(&chosen))?;
         out.flush()?;
     }
     if args.server {

@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::Row;
+use crate::shown::shown;
 
 /// A line of a chart: name, colour, points.
 type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
@@ -65,7 +66,8 @@ type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBacke
 fn paint<'a>(picture: &'a mut String, title: &str, rows: &[Row]) -> Drawn<'a> {
     let area = SVGBackend::with_string(picture, (960, 480)).into_drawing_area();
     area.fill(&WHITE)?;
-    let area = area.titled(title, ("sans-serif", 18))?;
+    let title = shown(title).to_string();
+    let area = area.titled(&title, ("sans-serif", 18))?;
     let (left, right) = area.split_horizontally(480);
     let of = |value: &dyn Fn(&Row) -> f64| -> Vec<(f64, f64)> {
         rows.iter()
@@ -156,6 +158,7 @@ fn size(bytes: f64) -> String {
 mod tests {
     use super::super::stats::{Bandwidth, Latency};
     use super::*;
+    use crate::shown::is_visible;
 
     fn row(size: u32, nanoseconds: u64) -> Row {
         Row {
@@ -185,6 +188,17 @@ mod tests {
         }
         // Three curves of ten points each.
         assert!(picture.matches("<circle").count() >= 30);
+    }
+
+    #[test]
+    fn a_title_is_text_and_nothing_else() {
+        let mut picture = String::new();
+        let title = "<script>\x1b]&\"'\u{202e}\u{ffff}";
+        paint(&mut picture, title, &[row(8, 5)]).unwrap();
+        let shown = r"&lt;script&gt;\u{1b}]&amp;&quot;&apos;\u{202e}\u{ffff}";
+        assert!(picture.contains(shown), "{picture}");
+        assert!(!picture.contains("<script"));
+        assert!(picture.chars().all(|c| is_visible(c) || c == '\n'));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::device;
 use crate::error::Error;
 use crate::out;
+use crate::shown::shown;
 pub use exchange::ExchangeError;
 use exchange::Server;
 use side::{Outcome, Role, Side};
@@ -305,7 +306,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let context = &chosen.context;
     if !args.json {
         let mut out = out::stdout();
-        writeln!(out, "  {:<16}{chosen}", "device:")?;
+        writeln!(out, "  {:<16}{}", "device:", shown(&chosen))?;
         out.flush()?;
     }
     let queue_pairs = match args.transport {

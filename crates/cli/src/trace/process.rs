@@ -84,8 +84,10 @@ impl Process {
     /// The mappings of RDMA devices that can be read, in the order in which
     /// their queues were made.
     pub fn mappings(&self) -> Result<Vec<Mapping>, TraceError> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        let maps = fs::read(format!("/proc/{}/maps", self.pid));
         let maps = maps.map_err(|error| proc_error(self.pid, error))?;
+        // The names of files in it are any bytes.
+        let maps = String::from_utf8_lossy(&maps);
         let mut mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
         mappings.sort_by(|a, b| (&a.node, a.offset).cmp(&(&b.node, b.offset)));
         Ok(mappings)
@@ -123,7 +125,8 @@ impl Mapping {
         let offset = u64::from_str_radix(words.next()?, 16).ok()?;
         let path = words.nth(2)?;
         let node = path.rsplit_once("/infiniband/")?.1;
-        if !readable || !node.starts_with("uverbs") {
+        let number = node.strip_prefix("uverbs")?;
+        if !readable || number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
         let address = u64::from_str_radix(from, 16).ok()?;
@@ -161,6 +164,8 @@ mod tests {
             "x-y rw-s 00010000 00:06 355 /dev/infiniband/uverbs0",
             "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355 /dev/infiniband/rdma_cm",
             "7f1c5e600000 rw-s",
+            "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355 /tmp/infiniband/uverbs\x1b[2J",
+            "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355 /tmp/infiniband/uverbs",
         ] {
             assert_eq!(Mapping::parse(other), None, "{other}");
         }

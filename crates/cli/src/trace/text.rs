@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use super::queue::{Element, Entry, Queue, What};
 use crate::out::{self, paint};
+use crate::shown::shown;
 
 /// A queue and its entries.
 pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
@@ -40,7 +41,7 @@ pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
 pub fn entry(out: &mut impl Write, queue: &Queue, entry: &Entry, whose: bool) -> io::Result<()> {
     let mark = if entry.pending { "*" } else { " " };
     let whose = match whose {
-        true => format!("{}+{:#x} ", queue.device, queue.offset),
+        true => format!("{}+{:#x} ", shown(&queue.device), queue.offset),
         false => String::new(),
     };
     let slot = paint(out::DIM, format_args!("[{:5}]", entry.slot));
@@ -119,4 +120,43 @@ fn elements(sges: &[Element]) -> String {
     let sges = sges.iter();
     let sges = sges.map(|sge| format!("  {:#x}+{} lkey {:#x}", sge.addr, sge.length, sge.lkey));
     sges.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shown::is_visible;
+
+    #[test]
+    fn a_hostile_name_does_nothing_to_the_terminal() {
+        let hostile = Queue {
+            device: "uverbs\x1b[2J\n\u{202e}".into(),
+            offset: 0,
+            address: 0,
+            kind: None,
+            entry_bytes: 64,
+            capacity: 1,
+            producer: 1,
+            consumer: 0,
+            pending: 1,
+            moving: false,
+            entries: vec![Entry {
+                slot: 0,
+                pending: true,
+                what: What::Unknown,
+            }],
+        };
+        let mut got = Vec::new();
+        queue(&mut got, &hostile).unwrap();
+        entry(&mut got, &hostile, &hostile.entries[0], true).unwrap();
+        let got = anstream::adapter::strip_bytes(&got).into_vec();
+        let got = String::from_utf8(got).unwrap();
+        assert_eq!(
+            got.matches(r"uverbs\u{1b}[2J\u{a}\u{202e}+0x0").count(),
+            2,
+            "{got}"
+        );
+        assert!(got.chars().all(|c| is_visible(c) || c == '\n'), "{got:?}");
+        assert_eq!(got.lines().count(), 5, "{got}");
+    }
 }

@@ -1,0 +1,203 @@
+//! Text from outside, made fit to be shown.
+//!
+//! Names of devices and files, what sysfs, another process or a peer says, and
+//! what an error quotes may have anything in them: sequences that command a
+//! terminal, ends of lines, marks that turn the direction of writing.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::{self, Write};
+
+/// Shows `text` with all that is no visible character escaped, as Rust's strings
+/// have it: `\u{1b}`. What is shown is one line.
+pub fn shown<T: Display>(text: T) -> Shown<T> {
+    Shown(text)
+}
+
+/// See [`shown`].
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<T>(T);
+
+impl<T: Display> Display for Shown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(Escaping(f), "{}", self.0)
+    }
+}
+
+struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl fmt::Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for c in text.chars() {
+            match is_visible(c) {
+                true => self.0.write_char(c)?,
+                false => write!(self.0, "{}", c.escape_unicode())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a character is seen, and changes nothing about how others are.
+pub fn is_visible(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c,
+            // Soft hyphen, Arabic letter mark, Mongolian vowel separator.
+            '\u{ad}' | '\u{61c}' | '\u{180e}'
+            // No width; directions; ends of lines and paragraphs; invisible operators.
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            // Byte order mark, annotations, what is no character, tags.
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}' | '\u{ffff}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+/// The sequences of this program's own styles.
+const STYLES: [&str; 6] = [
+    "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m",
+];
+
+/// A terminal, or what is in its place: lets ends of lines and this program's own
+/// styles through, and escapes everything else that [`shown`] would, whoever has
+/// forgotten to.
+pub struct Screen<W: Write> {
+    /// Not yet written, so that nothing is cut in two.
+    held: Vec<u8>,
+    inner: W,
+}
+
+/// Bytes that are held before they are written.
+const ROOM: usize = 8192;
+
+impl<W: Write> Screen<W> {
+    pub fn new(inner: W) -> Self {
+        let held = Vec::new();
+        Self { held, inner }
+    }
+
+    fn pass_on(&mut self) -> io::Result<()> {
+        let held = std::mem::take(&mut self.held);
+        self.inner.write_all(passed(&held).as_bytes())
+    }
+}
+
+impl<W: Write> Write for Screen<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.held.extend_from_slice(bytes);
+        if self.held.len() >= ROOM && bytes.ends_with(b"\n") {
+            self.pass_on()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.pass_on()?;
+        self.inner.flush()
+    }
+}
+
+impl<W: Write> Drop for Screen<W> {
+    fn drop(&mut self) {
+        let _ = self.flush();
+    }
+}
+
+/// What a screen is given of some bytes.
+fn passed(bytes: &[u8]) -> String {
+    let mut passed = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        let mut text = chunk.valid();
+        while let Some(c) = text.chars().next() {
+            let style = STYLES.iter().find(|style| text.starts_with(**style));
+            let own = style.copied().or((c == '\n').then_some("\n"));
+            match own {
+                Some(own) => passed.push_str(own),
+                None => passed.push_str(&shown(c).to_string()),
+            }
+            text = &text[own.map_or(c.len_utf8(), str::len)..];
+        }
+        for byte in chunk.invalid() {
+            // Writing to a String does not fail.
+            let _ = write!(passed, "\\x{byte:02x}");
+        }
+    }
+    passed
+}
+
+/// JSON with the same characters, of which all are visible: where they are not,
+/// they are in a string.
+pub fn visible_json(json: &str) -> String {
+    let mut visible = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_visible(c) || c == '\n' {
+            visible.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(visible, "\\u{unit:04x}");
+            }
+        }
+    }
+    visible
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What does something to a terminal, or to how other text is seen.
+    pub const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\n\r\t\x08\x7f\u{9b}31m\
+        \u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z";
+
+    #[test]
+    fn what_is_shown_is_visible_and_one_line() {
+        let text = shown(HOSTILE).to_string();
+        assert!(text.chars().all(is_visible), "{text:?}");
+        assert!(
+            text.starts_with(r"a\u{1b}[2J\u{1b}]0;title\u{7}\u{a}"),
+            "{text}"
+        );
+        assert!(text.ends_with(r"\u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z"));
+        let plain = "rxe0: größer, 設備 <&\"'> \\";
+        assert_eq!(shown(plain).to_string(), plain);
+    }
+
+    #[test]
+    fn a_screen_lets_only_our_styles_through() {
+        let style = anstyle::Style::new()
+            .bold()
+            .fg_color(Some(anstyle::AnsiColor::Red.into()));
+        let mut got = Vec::new();
+        let mut screen = Screen::new(&mut got);
+        write!(screen, "{style}bad{style:#}\n{HOSTILE}\n").unwrap();
+        screen.write_all(b"\xff\xc3(\xe2\x80\n\xe2\x80").unwrap();
+        screen.write_all(b"\xae").unwrap();
+        screen.flush().unwrap();
+        drop(screen);
+        let got = String::from_utf8(got).unwrap();
+        assert!(
+            got.starts_with("\x1b[1m\x1b[31mbad\x1b[0m\na\\u{1b}[2J"),
+            "{got:?}"
+        );
+        assert!(got.ends_with("\\xff\\xc3(\\xe2\\x80\n\\u{202e}"), "{got:?}");
+        let rest = STYLES.iter().fold(got, |got, style| got.replace(style, ""));
+        assert!(rest.chars().all(|c| is_visible(c) || c == '\n'), "{rest:?}");
+    }
+
+    #[test]
+    fn every_style_there_is_passes() {
+        use crate::out;
+        for style in [out::NAME, out::GOOD, out::WARN, out::BAD, out::DIM] {
+            let text = out::paint(style, "text");
+            assert_eq!(passed(text.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn json_is_visible_and_the_same() {
+        let value = serde_json::json!({ HOSTILE: [HOSTILE, 1] });
+        let text = visible_json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(text.chars().all(|c| is_visible(c) || c == '\n'), "{text:?}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            value
+        );
+    }
+}
