@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use ringverbs::Command;
+use ringverbs::{Command, KernelError};
 
 use crate::perf::PerfError;
 use crate::pingpong::{ExchangeError, PingPongError};
@@ -72,7 +72,7 @@ impl Error {
                  `--device embedded:$XDG_RUNTIME_DIR/wire` one that your other processes reach",
             ),
             Self::Native {
-                source: ringverbs::Error::Kernel(source),
+                source: ringverbs::Error::Kernel(source @ KernelError::Refused { .. }),
                 ..
             } if source.command() == Command::Open => {
                 Some("run `ringverbs doctor` to find out why")

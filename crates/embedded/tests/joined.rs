@@ -91,7 +91,7 @@ fn what_is_sent_arrives() {
 fn three_of_a_network_reach_each_other() {
     let directory = Directory::new("three");
     // What one that was killed has left there.
-    std::fs::create_dir(&directory.0).unwrap();
+    drop(Network::joined(Drive::Caller, &directory.0).unwrap());
     drop(std::os::unix::net::UnixListener::bind(directory.0.join("0.socket")).unwrap());
     let hosts: Vec<Host> = (0..3).map(|_| directory.host("roce")).collect();
     for (a, b) in [(0, 1), (1, 2), (2, 0)] {

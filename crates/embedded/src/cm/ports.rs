@@ -217,7 +217,6 @@ mod tests {
         test(&|| Arc::clone(&process));
         let name = format!("ringverbs-ports-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).unwrap();
         // As two processes see it.
         test(&|| joined(&directory));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
@@ -264,14 +263,13 @@ mod tests {
     fn what_a_killed_process_has_left_is_in_nobody_s_way() {
         let name = format!("ringverbs-ports-left-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).unwrap();
+        let ports = joined(&directory);
         let place = (SPACE, 7471);
         File::create(directory.join(lock_name(place))).unwrap();
         let left = new_socket().unwrap();
         let at = UnixAddr::new(&directory.join(socket_name(place))).unwrap();
         bind(left.as_raw_fd(), &at).unwrap();
         drop(left);
-        let ports = joined(&directory);
         assert!(ports.connect(place).unwrap().is_none());
         let taken = ports.take(SPACE, 7471).unwrap();
         let listener = taken.listen(0).unwrap();

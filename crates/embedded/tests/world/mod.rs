@@ -861,10 +861,12 @@ impl World<'_> {
         let context = Arc::clone(&self.client().context);
         for fd in self.client().files.clone() {
             let mut room = [0; 16];
-            context.kernel().set_nonblocking(fd, true).unwrap();
-            let _ = context
-                .kernel()
-                .read(fd, &mut room[..self.random.below(17) as usize]);
+            let room = &mut room[..self.random.below(17) as usize];
+            // SAFETY: an event file of this context that is open.
+            unsafe {
+                context.kernel().set_nonblocking(fd, true).unwrap();
+                let _ = context.kernel().read(fd, room);
+            }
         }
         if self.random.one_in(8)
             && let Some(fd) = self.client().files.pop()
@@ -1052,7 +1054,8 @@ pub fn sequence(mut random: Random<'_>) -> u64 {
             close(&client.context, fd);
         }
     }
-    world.manager.close(world.channel).unwrap();
+    // SAFETY: the channel was opened here, and is used no more.
+    unsafe { world.manager.close(world.channel) }.unwrap();
     arena.check();
     world.taken
 }
