@@ -144,6 +144,7 @@ static void run(bool all)
 static void check_raised(const char *kind, bool all)
 {
 	char path[160];
+	FILE *log;
 
 	run(all);
 	printf("%s\n", kind);
@@ -157,9 +158,13 @@ static void check_raised(const char *kind, bool all)
 	/* Nothing of theirs is mapped. */
 	snprintf(path, sizeof(path), "%s/", own);
 	NOT_SAID(path);
-	if (all)
-		CHECK(!there("verbs-log"));
+	/* This file libibverbs itself opens, whatever its rights. */
 	snprintf(path, sizeof(path), "%s/verbs-log", own);
+	log = fopen(path, "r");
+	while (log && fgets(said, sizeof(said), log))
+		NOT_SAID("ringverbs");
+	if (log)
+		fclose(log);
 	unlink(path);
 }
 
