@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ringverbs::kernel::environment;
+use uverbs::environment;
 
 use crate::error::Error;
 

@@ -403,7 +403,8 @@ mod tests {
         let (fabric, pool) = (Fabric::new(1), Pool::new());
         let wake = new_socket().unwrap();
         let poll = epoll(&wake).unwrap();
-        let mut segment = Segment::join(Arc::clone(&directory), &fabric, pool.clone(), &poll).unwrap();
+        let mut segment =
+            Segment::join(Arc::clone(&directory), &fabric, pool.clone(), &poll).unwrap();
         let listeners = [1, 2].map(|number| {
             let listener = directory.bind(&socket_name(number)).unwrap().unwrap();
             listen(&listener, Backlog::new(1).unwrap()).unwrap();

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ringverbs::cm::Listener;
-use ringverbs::kernel::environment;
-use ringverbs::kernel::kernel::{Kernel, RealKernel};
+use uverbs::environment;
+use uverbs::kernel::{Kernel, RealKernel};
 
 const NOBODY: u32 = 65534;
 const SYSFS: &str = "/a/place/of/the/user";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use ringverbs::Device;
-use ringverbs::kernel::environment;
+use uverbs::environment;
 
 use super::provider::Libibverbs;
 use crate::device;
