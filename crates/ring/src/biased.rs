@@ -79,9 +79,9 @@ impl BiasedLock {
     #[inline(always)]
     fn try_quick_as(&self, me: usize) -> bool {
         // Only the owner finds its mark, and not while a batch of its own is
-        // under way. What the last holder did is this thread's own doing, or
-        // was before it got the bias.
-        if self.key.load(Ordering::Relaxed) != me {
+        // under way. Acquire: another thread may have released it in the
+        // owner's stead, or have been the owner, and ended.
+        if self.key.load(Ordering::Acquire) != me {
             return false;
         }
         self.key.store(NOBODY, Ordering::Relaxed);
@@ -102,7 +102,8 @@ impl BiasedLock {
     #[inline(always)]
     pub fn unlock_quick(&self) {
         let owner = self.owner.load(Ordering::Relaxed);
-        // Release: whoever takes the bias away sees what was done under it.
+        // Release: the owner, who may not be this thread, and whoever takes the
+        // bias away see what was done under it.
         self.key.store(owner, Ordering::Release);
     }
 
@@ -171,6 +172,8 @@ impl BiasedLock {
         // waits for another thread to release it in its stead.
         while self.owner.load(Ordering::Relaxed) == me && !self.is_revoked() {
             backoff.snooze();
+            #[cfg(loom)]
+            loom::thread::yield_now();
             if self.try_quick_as(me) {
                 return;
             }

@@ -51,8 +51,13 @@ impl Shared {
 /// A model with few preemptions: enough for two threads on two indices, and it
 /// ends in seconds.
 fn model(test: impl Fn() + Send + Sync + 'static) {
+    bounded(3, test);
+}
+
+fn bounded(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
     builder.check(test);
 }
 
@@ -400,10 +405,8 @@ fn taking_the_bias_away_excludes() {
 /// Two threads that come for the bias at once both wait for its owner.
 #[test]
 fn two_that_take_the_bias_away_exclude() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.max_branches = 20_000;
-    builder.check(|| {
+    // Three threads: more would take minutes.
+    bounded(1, || {
         let guarded = Biased::new();
         guarded.add(2);
         let others = [4, 6].map(|thread| {
@@ -436,6 +439,30 @@ fn getting_the_bias_excludes() {
         other.join().unwrap();
         // SAFETY: the other thread has ended.
         assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
+    });
+}
+
+/// A batch of the thread with the bias that another thread ends: the owner,
+/// which comes again with nothing else between the two, sees what was done.
+#[test]
+fn a_release_by_another_thread_hands_over() {
+    model(|| {
+        let guarded = Biased::new();
+        // Gets the bias.
+        guarded.add(2);
+        guarded.0.lock_as(2);
+        let other = {
+            let guarded = guarded.clone();
+            thread::spawn(move || {
+                // SAFETY: under the lock, which this thread was left.
+                guarded.1.with_mut(|n| unsafe { *n += 1 });
+                guarded.0.unlock();
+            })
+        };
+        guarded.add(2);
+        other.join().unwrap();
+        // SAFETY: the other thread has ended.
+        assert_eq!(guarded.1.with(|n| unsafe { *n }), 3);
     });
 }
 
