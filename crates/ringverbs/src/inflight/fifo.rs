@@ -327,3 +327,79 @@ impl Drop for FifoWriter {
         self.abandon();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::Operation;
+    use crate::qp::Companion;
+
+    /// A queue that has seen `count` operations.
+    fn queue(count: u32, capacity: u32) -> FifoWriter {
+        let (index, generation) = (7, 9);
+        let mut fifo = Fifo::new(QueueId { index, generation }, capacity);
+        fifo.sequences = Sequences::starting_at(count);
+        // SAFETY: the only one.
+        unsafe { FifoWriter::new(Arc::new(fifo)) }
+    }
+
+    fn post(writer: &mut FifoWriter, token: u64) -> Option<WorkId> {
+        let work = writer.next_id()?;
+        let note = Note {
+            token,
+            companion: Companion::None,
+            operation: Operation::Send,
+            quiet: false,
+        };
+        // SAFETY: there is room.
+        unsafe { writer.push(note, ()) };
+        writer.publish();
+        Some(work)
+    }
+
+    /// Ends what `work` names; the tokens of all that are done with it.
+    fn retire(fifo: &Fifo, work: WorkId) -> Option<Vec<u64>> {
+        let mut done = Vec::new();
+        // SAFETY: the only consumer, with nothing kept.
+        let retired = unsafe { fifo.retire(work, |posted| done.push(posted.token)) }?;
+        retired.with(|posted| done.push(posted.token));
+        Some(done)
+    }
+
+    /// Every filling and every completion of a small queue, wherever the count
+    /// wraps: what is in flight is found, with all before it, and nothing else.
+    #[test]
+    fn only_what_is_in_flight_is_found() {
+        const CAPACITY: u32 = 3;
+        let wraps = [0, 1 << 23, 1 << 24, u32::MAX];
+        for start in wraps.map(|wrap| wrap.wrapping_sub(4)) {
+            for (fill, first) in (1..=CAPACITY).flat_map(|fill| (0..fill).map(move |f| (fill, f))) {
+                let mut writer = queue(start, CAPACITY);
+                let fifo = Arc::clone(writer.fifo());
+                let mut token = 0;
+                let mut flying = std::collections::VecDeque::new();
+                for _ in 0..8 {
+                    while (flying.len() as u32) < fill {
+                        flying.push_back((post(&mut writer, token).unwrap(), token));
+                        token += 1;
+                    }
+                    assert_eq!(writer.next_id().is_none(), fill == CAPACITY);
+                    let (consumed, next) = (fifo.sequences.own_consumed(), writer.next);
+                    let behind = (1..20).map(|i| consumed.wrapping_sub(i));
+                    let ahead = (0..20).map(|i| next.wrapping_add(i));
+                    let others = behind.chain(ahead).chain([next ^ 1 << 23]);
+                    for sequence in others {
+                        let work = WorkId::new(fifo.prefix, sequence);
+                        assert_eq!(retire(&fifo, work), None, "{sequence:#x} {next:#x}");
+                    }
+                    let done: Vec<_> = flying.drain(..=first as usize).collect();
+                    let tokens = done.iter().map(|(_, token)| *token).collect();
+                    let (last, _) = done[first as usize];
+                    assert_eq!(retire(&fifo, last), Some(tokens));
+                    assert_eq!(retire(&fifo, last), None);
+                    assert_eq!(fifo.len(), flying.len() as u32);
+                }
+            }
+        }
+    }
+}

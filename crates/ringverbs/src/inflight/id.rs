@@ -138,6 +138,49 @@ mod tests {
         assert_eq!(WorkId::new(queue.prefix(false), 0).ahead_of(u32::MAX), 1);
     }
 
+    /// Of every sequence number: how far it is ahead, whatever has been counted.
+    #[test]
+    fn only_what_is_in_flight_is_less_than_the_depth_ahead() {
+        let prefix = QueueId {
+            index: MAX_QUEUES - 1,
+            generation: GENERATION_MASK,
+        };
+        let prefix = prefix.prefix(true);
+        let step = if cfg!(miri) { 99_991 } else { 1 };
+        for from in [0, SEQUENCE_MASK, SEQUENCE_MASK + 1, u32::MAX - 1] {
+            for ahead in (0..=SEQUENCE_MASK).step_by(step) {
+                let id = WorkId::new(prefix, from.wrapping_add(ahead));
+                assert_eq!(id.ahead_of(from), ahead, "{from:#x}");
+                assert_eq!(id.prefix(), prefix);
+            }
+            // What is done is further ahead than anything may be in flight.
+            for behind in 1..=1000 {
+                let id = WorkId::new(prefix, from.wrapping_sub(behind));
+                assert!(id.ahead_of(from) >= MAX_DEPTH);
+            }
+        }
+    }
+
+    /// Every generation is preceded by those before it, and precedes none of
+    /// them.
+    #[test]
+    fn generations_are_in_order() {
+        let of = |generation| QueueId {
+            index: 3,
+            generation,
+        };
+        let step = if cfg!(miri) { 9_973 } else { 1 };
+        for generation in (1..=GENERATION_MASK).step_by(step) {
+            let old = of(generation);
+            let mut new = old;
+            for _ in 0..4 {
+                assert!(old.precedes(new));
+                new = new.successor();
+                assert!(!new.precedes(old) && new.generation != 0);
+            }
+        }
+    }
+
     #[test]
     fn generations_go_round_without_zero() {
         let last = QueueId {

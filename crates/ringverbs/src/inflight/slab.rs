@@ -7,7 +7,10 @@ use super::Posted;
 use super::id::{QueueId, WorkId};
 
 /// Bits of a place's number in the sequence number; the others count how often
-/// the place was used.
+/// the place was used, so that an identifier comes again with the 16th use after
+/// its own. Nobody but a device that reports a receive twice tells it late, and
+/// what that ends is a receive in flight: as if the device had named it too soon,
+/// which no count can show.
 const PLACE_BITS: u32 = 20;
 const USE_MASK: u32 = 0xf;
 /// Receives that a shared receive queue may have in flight.
@@ -131,5 +134,87 @@ impl State {
             });
             self.free.push(place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Payload;
+    use crate::operation::Operation;
+    use crate::qp::Companion;
+
+    fn posted(token: u64) -> Posted {
+        Posted {
+            token,
+            payload: Payload::None,
+            companion: Companion::None,
+            operation: Operation::Receive,
+            quiet: false,
+        }
+    }
+
+    fn slab(capacity: u32) -> Slab {
+        let (index, generation) = (7, 9);
+        Slab::new(QueueId { index, generation }, capacity)
+    }
+
+    fn post(slab: &Slab, token: u64) -> WorkId {
+        let work = slab.reserve().unwrap();
+        slab.fill(work, posted(token));
+        work
+    }
+
+    /// Of all identifiers of a queue, those in flight and no others name
+    /// something, after any number of uses.
+    #[test]
+    fn only_what_is_in_flight_is_found() {
+        const CAPACITY: u32 = 3;
+        let slab = slab(CAPACITY);
+        let mut flying: Vec<(WorkId, u64)> = Vec::new();
+        for token in 0..40 {
+            flying.push((post(&slab, token), token));
+            let places = (0..CAPACITY + 2).chain([MAX_PLACES - 1]);
+            for (place, uses) in places.flat_map(|p| (0..=USE_MASK).map(move |u| (p, u))) {
+                let work = WorkId::new(slab.prefix, uses << PLACE_BITS | place);
+                if flying.iter().all(|(id, _)| *id != work) {
+                    assert!(slab.remove(work).is_none(), "{work:?}");
+                }
+            }
+            assert_eq!(slab.len(), flying.len() as u32);
+            if flying.len() == CAPACITY as usize {
+                // Two of three go, in any order, so that places are used unevenly.
+                for _ in 0..2 {
+                    let at = token as usize % flying.len();
+                    let (work, token) = flying.remove(at);
+                    assert_eq!(slab.remove(work).unwrap().token, token);
+                    assert!(slab.remove(work).is_none());
+                }
+            }
+        }
+    }
+
+    /// An identifier comes again with the 16th use of its place, and not before.
+    #[test]
+    fn an_identifier_rests_for_as_long_as_it_can() {
+        let slab = slab(1);
+        let first = post(&slab, 0);
+        slab.remove(first).unwrap();
+        for token in 1..=u64::from(USE_MASK) {
+            let work = post(&slab, token);
+            assert!(slab.remove(first).is_none());
+            slab.remove(work).unwrap();
+        }
+        assert_eq!(post(&slab, 99), first);
+    }
+
+    /// What was reserved and not posted has not been used.
+    #[test]
+    fn a_place_that_was_given_back_has_not_been_used() {
+        let slab = slab(1);
+        let work = slab.reserve().unwrap();
+        assert!(slab.remove(work).is_none() && slab.reserve().is_none());
+        slab.cancel(work);
+        assert_eq!(slab.reserve(), Some(work));
     }
 }

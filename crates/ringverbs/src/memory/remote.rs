@@ -230,11 +230,18 @@ impl ForeignRegion {
     /// ENOMEM over the locked memory limit (`ulimit -l`).
     ///
     /// # Safety
-    /// Until this region, all clones and slices of it, and all operations on
-    /// them are gone, the memory stays mapped. While an operation in flight
-    /// reads it, it is not written; while one writes it, it is neither read nor
-    /// written; and with remote access it is treated at all times as memory
-    /// that another thread reads, or writes.
+    /// Until it is deregistered, the memory stays mapped. It is when
+    /// [`ForeignRegion::close`] says so, which is refused while anything of it
+    /// is in use: clones, slices, operations in flight, and windows that are
+    /// bound to it or were, until what they were bound to next is known to be
+    /// done. Dropped, all of that keeps it registered until the last is gone,
+    /// and forgotten, or where the kernel refuses, for ever.
+    ///
+    /// Until then, while an operation in flight reads it, it is not written;
+    /// while one writes it, it is neither read nor written; and if peers may
+    /// reach it, by its access or through a window (one may be bound to it by
+    /// whoever has a slice, if the access has [`AccessFlags::MW_BIND`]), it is
+    /// treated at all times as memory that another thread reads, or writes.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         memory: NonNull<[u8]>,
@@ -290,7 +297,8 @@ impl ForeignRegion {
         MemorySlice::new(&self.memory, range)
     }
 
-    /// Deregisters it. The device does not touch the memory any more then.
+    /// Deregisters it. The device, and peers through windows, do not touch the
+    /// memory any more then.
     ///
     /// # Errors
     /// As [`RemoteRegion::close`].

@@ -1,6 +1,7 @@
 //! What an operation in flight keeps besides a buffer; queues and events whose
 //! handles are gone.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
@@ -8,7 +9,7 @@ use ringverbs::completion::SharedCompletionQueue;
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
 use ringverbs::raw::{BindWindow, Flags};
 use ringverbs::{
-    AccessFlags, AhAttr, Error, Inline, ProtectionDomain, QueuePair, RemoteAddr,
+    AccessFlags, AhAttr, Error, ForeignRegion, Inline, ProtectionDomain, QueuePair, RemoteAddr,
     SharedReceiveQueue, Transport, WindowType, WorkRequest,
 };
 use uverbs::Errno;
@@ -391,6 +392,64 @@ fn a_window_keeps_the_regions_of_raw_binds() {
     assert_eq!(world.live(OBJECT_MR), 2);
     // SAFETY: there is no device; the test says what it did.
     unsafe { last.done() };
+    assert_eq!(world.live(OBJECT_MR), 1);
+    window.close().unwrap();
+    assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// Whoever registered foreign memory learns from `close` when it may go: not
+/// while a window is bound to it, or may still be.
+#[test]
+fn foreign_memory_stays_registered_while_a_window_is_bound_to_it() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let mut memory = [0u8; 64];
+    let bytes = NonNull::from(&mut memory[..]);
+    // SAFETY: the memory outlives the region, and no device touches it.
+    let region =
+        unsafe { ForeignRegion::register(&world.domain, bytes, AccessFlags::MW_BIND) }.unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let bind = WorkRequest::bind(&window, region.slice(..).unwrap(), AccessFlags::empty());
+    qp.post(bind).unwrap();
+    let busy = |region: ForeignRegion| {
+        let (region, error) = region.close().unwrap_err().into_parts();
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        region
+    };
+    let region = busy(region);
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    let region = busy(region);
+    // A clone of the window has the key.
+    let clone = window.clone();
+    drop(window);
+    let region = busy(region);
+    // An unbinding counts when it is done, ...
+    qp.post(WorkRequest::unbind(&clone)).unwrap();
+    let region = busy(region);
+    let unbinding = queues.sent()[0];
+    world.complete(unbinding, 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    region.close().unwrap();
+    assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// ... and of a region that was dropped the window has the last of it.
+#[test]
+fn a_window_takes_the_last_of_foreign_memory_with_it() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let mut memory = [0u8; 64];
+    let bytes = NonNull::from(&mut memory[..]);
+    // SAFETY: as above.
+    let region =
+        unsafe { ForeignRegion::register(&world.domain, bytes, AccessFlags::MW_BIND) }.unwrap();
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let bind = WorkRequest::bind(&window, region.slice(..).unwrap(), AccessFlags::empty());
+    qp.post(bind).unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    drop(region);
     assert_eq!(world.live(OBJECT_MR), 1);
     window.close().unwrap();
     assert_eq!(world.live(OBJECT_MR), 0);
