@@ -81,6 +81,45 @@ mod tests {
         assert_eq!(Psn::new(0x0100_0001), Psn::new(1));
     }
 
+    /// Every distance there is, from either side of where the numbers wrap and
+    /// where the sign of a distance does.
+    #[test]
+    fn every_distance_is_found() {
+        const HALF: i32 = 1 << 23;
+        for start in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new) {
+            for distance in -HALF..HALF {
+                let there = start.plus(distance.cast_unsigned());
+                assert_eq!(there.distance(start), distance, "{start:?}");
+                assert_eq!(there.before(start), distance < 0);
+                assert_eq!(there.minus(distance.cast_unsigned()), start);
+                // The other way round, but for the one that is as far both ways.
+                let back = if distance == -HALF {
+                    distance
+                } else {
+                    -distance
+                };
+                assert_eq!(start.distance(there), back);
+            }
+        }
+    }
+
+    /// Among numbers less than half the range apart there is one order, also
+    /// across the wrap.
+    #[test]
+    fn numbers_of_a_window_are_in_order() {
+        const WINDOW: u32 = 24;
+        for middle in [0u32, 1 << 22, 1 << 23, 3 << 22] {
+            let window = || (0..2 * WINDOW).map(|i| (i, Psn::new(middle).minus(WINDOW).plus(i)));
+            for ((i, a), (j, b)) in window().flat_map(|a| window().map(move |b| (a, b))) {
+                assert_eq!(a.before(b), i < j, "{a:?} {b:?}");
+                assert_eq!(a == b, i == j);
+                for (_, c) in window() {
+                    assert_eq!(a.distance(b) + b.distance(c), a.distance(c));
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn distance_undoes_plus(start: u32, count in 0u32..0x80_0000) {
