@@ -192,7 +192,7 @@ mod tests {
         let entry: Vec<u64> = (1..=40).collect();
         let blocks = |count: usize| {
             let entry = &entry;
-            (0..count).map(move |block| NonNull::from(&entry[block * 8]))
+            (0..count).map(move |block| NonNull::from(&entry[block * 8..]).cast())
         };
         let flame = register(&mut memory, 256, false);
         // SAFETY: the blocks are parts of `entry`.
@@ -219,7 +219,7 @@ mod tests {
             let mut memory = Memory([0; 64]);
             let flame = register(&mut memory, half, shared);
             // SAFETY: one block.
-            let done = unsafe { flame.try_copy_one::<PAIRS>(NonNull::from(&entry[0])) };
+            let done = unsafe { flame.try_copy_one::<PAIRS>(NonNull::from(entry).cast()) };
             assert_eq!(done, copied);
             assert_eq!(memory.0[..8], if copied { *entry } else { [0; 8] });
             // The turn is taken only then.
@@ -234,7 +234,7 @@ mod tests {
         let flame = register(&mut memory, 0, false);
         let entry = [7u64; 8];
         // SAFETY: one block.
-        unsafe { flame.copy([NonNull::from(&entry[0])].into_iter()) };
+        unsafe { flame.copy([NonNull::from(&entry).cast()].into_iter()) };
         assert_eq!(flame.room(), 0);
         assert_eq!((memory.0[0], memory.0[1]), (7, 0));
     }

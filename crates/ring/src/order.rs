@@ -81,7 +81,7 @@ pub fn record_ends(sign: &AtomicU32) -> u32 {
 #[inline(always)]
 pub fn written_by_device(owner: &AtomicU8) -> u8 {
     let value = owner.load(Ordering::Acquire);
-    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
     // SAFETY: a barrier touches neither memory nor registers.
     unsafe {
         core::arch::asm!("dmb oshld", options(nostack, preserves_flags));
@@ -99,7 +99,7 @@ pub fn written_by_device(owner: &AtomicU8) -> u8 {
 /// comes first.
 #[inline(always)]
 pub fn doorbell_record(record: &AtomicU32, value: u32) {
-    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
     // SAFETY: a barrier touches neither memory nor registers.
     unsafe {
         core::arch::asm!("dmb osh", options(nostack, preserves_flags));
@@ -123,16 +123,16 @@ pub fn memory_before_register() {
 #[cfg(not(loom))]
 #[inline(always)]
 pub fn flush_registers() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of x86-64, and a fence touches no memory.
     unsafe {
         core::arch::x86_64::_mm_sfence();
     }
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a barrier touches neither memory nor registers.
     unsafe {
         core::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     core::sync::atomic::fence(Ordering::SeqCst);
 }

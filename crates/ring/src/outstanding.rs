@@ -34,7 +34,7 @@ struct Slot {
 
 impl Slot {
     /// Stores both words, relaxed.
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
     #[inline(always)]
     fn store(&self, wr_id: u64, mark: u32) {
         self.wr_id.store(wr_id, Ordering::Relaxed);
@@ -43,7 +43,7 @@ impl Slot {
 
     /// Stores both words, relaxed, by one instruction: what is posted waits for
     /// stores.
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     #[inline(always)]
     fn store(&self, wr_id: u64, mark: u32) {
         const _: () = assert!(size_of::<Slot>() == 16);

@@ -5,7 +5,7 @@
 /// It is the address by which a thread finds its thread-local memory. When a
 /// thread has ended a new one may get its number; what the old one did is
 /// finished and seen by then.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 pub(crate) fn mark() -> usize {
     let mark;
@@ -22,7 +22,7 @@ pub(crate) fn mark() -> usize {
 }
 
 /// A number that no other living thread of the process has: not zero, even.
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 #[inline(always)]
 pub(crate) fn mark() -> usize {
     let mark;
@@ -38,7 +38,7 @@ pub(crate) fn mark() -> usize {
 }
 
 /// A number that no other living thread of the process has: not zero, even.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 #[inline(always)]
 pub(crate) fn mark() -> usize {
     thread_local!(static PLACE: u64 = const { 0 });

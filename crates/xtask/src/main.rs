@@ -3,6 +3,7 @@
 mod bare;
 mod bench;
 mod bytes;
+mod checked;
 mod demo;
 mod dist;
 mod driver;
@@ -61,6 +62,10 @@ enum Command {
     Bench(bench::Arguments),
     /// Compares the bytes of ConnectX's queues with the C provider's
     Bytes(bytes::Arguments),
+    /// Runs the tests that need no system calls under Miri
+    Miri,
+    /// Runs what uses the embedded device under a sanitizer
+    Sanitize(checked::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -83,6 +88,8 @@ fn main() -> ExitCode {
             .map(|packages| shown(&packages)),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
+        Command::Miri => checked::miri(),
+        Command::Sanitize(arguments) => checked::sanitize(&arguments),
     };
     match result {
         Ok(code) => code,

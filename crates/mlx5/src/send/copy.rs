@@ -119,7 +119,13 @@ mod tests {
             // Exactly as much: a reader beyond it is found by the sanitizer.
             let from = data[..length].to_vec();
             // SAFETY: room for 44 bytes and the word before them.
-            unsafe { write_short(NonNull::from(&mut room.0[0]), from.as_ptr(), length as u32) };
+            unsafe {
+                write_short(
+                    NonNull::from(&mut room.0).cast(),
+                    from.as_ptr(),
+                    length as u32,
+                )
+            };
             let bytes: Vec<u8> = room.0.iter().flat_map(|word| word.to_ne_bytes()).collect();
             assert_eq!(bytes[..4], (length as u32 | 1 << 31).to_be_bytes());
             let end = (4 + length).next_multiple_of(16);

@@ -371,8 +371,10 @@ mod tests {
     #[test]
     fn only_what_is_in_flight_is_found() {
         const CAPACITY: u32 = 3;
-        let wraps = [0, 1 << 23, 1 << 24, u32::MAX];
-        for start in wraps.map(|wrap| wrap.wrapping_sub(4)) {
+        let wraps = [0, 1 << 24, 1 << 23, u32::MAX];
+        let wraps = &wraps[..if cfg!(miri) { 1 } else { wraps.len() }];
+        let reach = if cfg!(miri) { 3 } else { 20 };
+        for start in wraps.iter().map(|wrap: &u32| wrap.wrapping_sub(4)) {
             for (fill, first) in (1..=CAPACITY).flat_map(|fill| (0..fill).map(move |f| (fill, f))) {
                 let mut writer = queue(start, CAPACITY);
                 let fifo = Arc::clone(writer.fifo());
@@ -385,8 +387,8 @@ mod tests {
                     }
                     assert_eq!(writer.next_id().is_none(), fill == CAPACITY);
                     let (consumed, next) = (fifo.sequences.own_consumed(), writer.next);
-                    let behind = (1..20).map(|i| consumed.wrapping_sub(i));
-                    let ahead = (0..20).map(|i| next.wrapping_add(i));
+                    let behind = (1..reach).map(|i| consumed.wrapping_sub(i));
+                    let ahead = (0..reach).map(|i| next.wrapping_add(i));
                     let others = behind.chain(ahead).chain([next ^ 1 << 23]);
                     for sequence in others {
                         let work = WorkId::new(fifo.prefix, sequence);

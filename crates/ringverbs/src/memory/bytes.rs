@@ -187,8 +187,10 @@ mod tests {
     #[test]
     fn every_offset_and_length_is_copied_exactly() {
         let pattern: Vec<u8> = (1..=LEN as u8).collect();
-        for offset in 0..=LEN {
-            for len in 0..=LEN - offset {
+        // Under Miri one offset of each kind, and up to three words.
+        let (offsets, most) = if cfg!(miri) { (8, 25) } else { (LEN, LEN) };
+        for offset in 0..=offsets {
+            for len in 0..=most.min(LEN - offset) {
                 let memory = Memory::new(0xee);
                 memory.write(offset, &pattern[..len]);
                 let mut model = [0xee; LEN];
@@ -221,8 +223,9 @@ mod tests {
     #[test]
     fn a_write_leaves_its_neighbours_bytes_alone() {
         let memory = Memory::new(0);
+        let rounds = if cfg!(miri) { 20 } else { 5_000u32 };
         let run = |offset: usize, len: usize| {
-            for round in 0..5_000u32 {
+            for round in 0..rounds {
                 let bytes = vec![round as u8; len];
                 memory.write(offset, &bytes);
                 assert_eq!(memory.read(offset, len), bytes);

@@ -1,0 +1,166 @@
+//! `cargo xtask miri` and `cargo xtask sanitize`: tests that something watches
+//! while they run.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::driver;
+
+/// Tests under Miri: what needs no system call that Miri does not have.
+const MIRI: [&[&str]; 3] = [
+    // Mappings of a descriptor are what Miri does not have.
+    &["-p", "ringverbs-ring", "--lib", "--", "--skip", "watched"],
+    &[
+        "-p",
+        "ringverbs",
+        "--lib",
+        "--",
+        "inflight",
+        "memory::bytes",
+    ],
+    &[
+        "-p",
+        "ringverbs-mlx5",
+        "--lib",
+        "--",
+        "plan::",
+        "send::copy::",
+    ],
+];
+
+/// Runs the tests under Miri.
+pub fn miri() -> Result<ExitCode> {
+    let mut passed = true;
+    for tests in MIRI {
+        let mut command = Command::new("rustup");
+        command
+            .current_dir(driver::root())
+            .args(["run", "nightly", "cargo", "miri", "test", "--target-dir"])
+            .arg(driver::target_dir().join("miri"))
+            .args(tests)
+            // Rings and queue entries name memory by numbers, as devices do.
+            // Without isolation, since proptest asks where it is.
+            .env(
+                "MIRIFLAGS",
+                "-Zmiri-permissive-provenance -Zmiri-disable-isolation",
+            )
+            .env("PROPTEST_CASES", "4");
+        passed &= run(&mut command).context(
+            "Miri is a part of the nightly toolchain: rustup toolchain install nightly \
+             --component miri,rust-src",
+        )?;
+    }
+    Ok(code(passed))
+}
+
+/// What watches.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Sanitizer {
+    /// Accesses outside of what is allocated
+    Address,
+    /// Data races
+    Thread,
+}
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[arg(value_enum)]
+    sanitizer: Sanitizer,
+    /// Only this suite; can be repeated
+    #[arg(long, value_parser = SUITES.map(|(name, _)| name))]
+    suite: Vec<String>,
+    /// Only tests whose names contain this
+    #[arg(long)]
+    filter: Option<String>,
+}
+
+/// The suites: what runs on the embedded device, and the device itself.
+const SUITES: [(&str, &[&str]); 6] = [
+    ("softhca", &["-p", "ringverbs-softhca", "--lib"]),
+    (
+        "embedded",
+        &["-p", "ringverbs-embedded", "--lib", "--tests"],
+    ),
+    ("device", &["-p", "ringverbs", "--test", "device"]),
+    ("completions", &["-p", "ringverbs", "--test", "completions"]),
+    ("streams", &["-p", "ringverbs", "--test", "streams"]),
+    ("processes", &["-p", "ringverbs", "--test", "embedded"]),
+];
+
+/// Races that are none, or nobody's of ours; each with the reason.
+const THREAD_SUPPRESSIONS: &str = "crates/xtask/src/thread-suppressions.txt";
+
+/// Builds the suites with a sanitizer, and runs them.
+pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let name = match arguments.sanitizer {
+        Sanitizer::Address => "address",
+        Sanitizer::Thread => "thread",
+    };
+    let mut passed = true;
+    for (suite, tests) in SUITES {
+        if !arguments.suite.is_empty() && !arguments.suite.iter().any(|asked| asked == suite) {
+            continue;
+        }
+        eprintln!("== {suite}");
+        let mut command = Command::new(driver::cargo());
+        command.current_dir(driver::root());
+        command.args(["test", "--no-fail-fast", "--target", &target]);
+        if let Sanitizer::Thread = arguments.sanitizer {
+            // What the standard library synchronizes is to be seen as well.
+            ensure_library_source()?;
+            command.arg("-Zbuild-std");
+        }
+        command
+            .arg("--target-dir")
+            .arg(driver::target_dir().join(format!("sanitize-{name}")))
+            .args(tests)
+            .arg("--")
+            .args(&arguments.filter)
+            // Sanitizers are options of the nightly compiler; the stable one has
+            // them too, if told that it may.
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("RUSTFLAGS", format!("-Zsanitizer={name}"))
+            // Tests forget handles to see that they only leak.
+            .env("ASAN_OPTIONS", "detect_leaks=0")
+            .env("TSAN_OPTIONS", thread_options());
+        passed &= run(&mut command)?;
+    }
+    Ok(code(passed))
+}
+
+fn thread_options() -> String {
+    let file = driver::root().join(THREAD_SUPPRESSIONS);
+    format!("halt_on_error=0 suppressions={}", file.display())
+}
+
+fn ensure_library_source() -> Result<()> {
+    let output = Command::new("rustc")
+        .args(["--print", "sysroot"])
+        .output()?;
+    let sysroot = String::from_utf8(output.stdout)?;
+    let source = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library");
+    ensure!(
+        source.is_dir(),
+        "the standard library's source is missing: rustup component add rust-src"
+    );
+    Ok(())
+}
+
+fn run(command: &mut Command) -> Result<bool> {
+    let Ok(status) = command.status() else {
+        bail!("{} cannot be run", command.get_program().display());
+    };
+    Ok(status.success())
+}
+
+fn code(passed: bool) -> ExitCode {
+    if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
