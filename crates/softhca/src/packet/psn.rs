@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn every_distance_is_found() {
         const HALF: i32 = 1 << 23;
-        for start in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new) {
+        for start in [0x7f_ffff, 0xff_ffff].map(Psn::new) {
             for distance in -HALF..HALF {
                 let there = start.plus(distance.cast_unsigned());
                 assert_eq!(there.distance(start), distance, "{start:?}");
