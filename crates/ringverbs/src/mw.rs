@@ -251,8 +251,8 @@ pub(crate) struct Bind {
     window: MemoryWindow,
     to: Option<MemorySlice>,
     access: AccessFlags,
-    /// What is written, while it is among the window's binds in flight.
-    operands: Option<WindowBinding>,
+    /// It is among the window's binds in flight.
+    begun: bool,
 }
 
 impl Bind {
@@ -261,17 +261,18 @@ impl Bind {
             window: window.clone(),
             to,
             access,
-            operands: None,
+            begun: false,
         }
     }
 
-    /// Counts it among the binds in flight, on that queue pair.
+    /// Counts it among the binds in flight, on that queue pair. Returns what is
+    /// written of it.
     ///
     /// # Errors
     /// [`Error::Busy`] while others are in flight on another queue pair;
     /// [`Error::WrongDomain`]; as [`MemoryWindow::check`].
     #[cold]
-    pub fn begin(&mut self, queue_pair: u64, domain: Identity) -> Result<()> {
+    pub fn begin(&mut self, queue_pair: u64, domain: Identity) -> Result<WindowBinding> {
         if self.window.identity() != domain {
             return Err(Error::WrongDomain {
                 what: "memory window",
@@ -293,19 +294,14 @@ impl Bind {
         let region = self.to.as_ref().map(MemorySlice::memory);
         state.in_flight.push_back(region.cloned());
         drop(state);
-        self.operands = Some(binding);
-        Ok(())
-    }
-
-    /// What is written of it, once it has begun.
-    pub fn operands(&self) -> Option<WindowBinding> {
-        self.operands
+        self.begun = true;
+        Ok(binding)
     }
 
     /// It was written, and not posted after all. Of several, the last is the
     /// first to be told.
     pub fn taken_back(&mut self) {
-        if self.operands.take().is_some() {
+        if mem::take(&mut self.begun) {
             let mut state = self.window.state();
             state.in_flight.pop_back();
             state.rkey = variant(state.rkey, PREVIOUS);
@@ -315,7 +311,7 @@ impl Bind {
     /// Its completion was read, and those of all binds posted before it.
     #[cold]
     pub fn completed(&mut self, done: bool) {
-        if self.operands.take().is_none() {
+        if !mem::take(&mut self.begun) {
             return;
         }
         let mut state = self.window.state();
@@ -338,7 +334,7 @@ impl Drop for Bind {
     /// The queue pair was destroyed with it in flight: it may have been done, or
     /// not, and the window may be bound to either region.
     fn drop(&mut self) {
-        if self.operands.is_some() {
+        if self.begun {
             let mut state = self.window.state();
             if let Some(region) = state.in_flight.pop_front().flatten() {
                 keep(&mut state.bound, &region);

@@ -142,8 +142,7 @@ impl SendHalf {
                 Ok(())
             }
             Err(error) => {
-                let mut request = ManuallyDrop::into_inner(request);
-                request.companion.take_back();
+                let request = ManuallyDrop::into_inner(request);
                 Err(PostError {
                     error,
                     data: Some(request.data),
@@ -164,7 +163,7 @@ impl SendHalf {
             return Err(self.cannot(operation));
         }
         let domain = self.inner.domain.identity();
-        request.check(self.datagram, domain, &self.inner)?;
+        request.check(self.datagram, domain, self.inner.domain.context())?;
         let Some(id) = self.in_flight.next_id() else {
             return Err(Error::QueueFull {
                 capacity: self.in_flight.capacity(),
@@ -180,7 +179,7 @@ impl SendHalf {
             flags |= SendFlags::INLINE;
         }
         let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
-        request.describe(&mut wqe, domain)?;
+        request.describe(&mut wqe, domain, &self.inner)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
     }

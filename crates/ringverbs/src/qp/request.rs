@@ -258,14 +258,9 @@ impl<D: Data> WorkRequest<D> {
     }
 
     /// What is wrong with it, before anything is written. `datagram`: for a
-    /// queue pair of datagrams. From then on a bind is in flight.
+    /// queue pair of datagrams.
     #[inline(always)]
-    pub(super) fn check(
-        &mut self,
-        datagram: bool,
-        domain: Identity,
-        queue_pair: &Inner,
-    ) -> Result<()> {
+    pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
         match self.kind {
             Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
             Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
@@ -273,23 +268,28 @@ impl<D: Data> WorkRequest<D> {
             // Values, no reference: what nobody outside refers to need not lie
             // in memory.
             kind => {
-                kind.check(self.extra, datagram, queue_pair.domain.context())?;
-                match &mut self.companion {
+                kind.check(self.extra, datagram, context)?;
+                match &self.companion {
                     Companion::Address(handle) if handle.identity() != domain => {
                         Err(Error::WrongDomain {
                             what: "address handle",
                         })
                     }
-                    Companion::Window(bind) => bind.begin(queue_pair.id, domain),
                     _ => Ok(()),
                 }
             }
         }
     }
 
-    /// Writes everything into the entry.
+    /// Writes everything into the entry. A bind is in flight from here on:
+    /// nothing after it fails.
     #[inline(always)]
-    pub(super) fn describe(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<()> {
+    pub(super) fn describe(
+        &mut self,
+        wqe: &mut Wqe<'_>,
+        domain: Identity,
+        queue_pair: &Inner,
+    ) -> Result<()> {
         match self.extra {
             Extra::None | Extra::Clash(_) => {}
             Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
@@ -324,10 +324,8 @@ impl<D: Data> WorkRequest<D> {
                 return Ok(());
             }
             Kind::Bind => {
-                if let Companion::Window(bind) = &self.companion
-                    && let Some(operands) = bind.operands()
-                {
-                    wqe.bind_window(operands);
+                if let Companion::Window(bind) = &mut self.companion {
+                    wqe.bind_window(bind.begin(queue_pair.id, domain)?);
                 }
                 return Ok(());
             }
