@@ -1,0 +1,327 @@
+//! Random sequences of all safe calls, against a model of who owns which byte.
+//!
+//! The device is a ConnectX in this process that the test drives itself, so a
+//! sequence does the same each time, but for what depends on the clock.
+//! `RINGVERBS_ATTACKER_SECONDS` is how long it goes on (10 unless told), and
+//! `RINGVERBS_ATTACKER_SEED` where it begins; `RINGVERBS_ATTACKER_ONLY` and
+//! `RINGVERBS_ATTACKER_WITHOUT` are names of steps, or parts of names, with
+//! commas between them. With `RINGVERBS_ATTACKER_BYTES` set nothing counts but
+//! bytes that change. What fails is tried again with fewer steps, and printed.
+
+#![forbid(unsafe_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod old;
+mod steps;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Numbers as Random, setting};
+use steps::Kind;
+use world::World;
+
+/// A step: its kind, and the numbers that it chooses by.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    kind: usize,
+    numbers: steps::Numbers,
+}
+
+/// A sequence, and what it runs on.
+#[derive(Clone)]
+struct Sequence {
+    seed: u64,
+    devices: usize,
+    profile: &'static str,
+    bytes_only: bool,
+    steps: Vec<Step>,
+}
+
+/// All kinds of steps that are asked for.
+fn kinds() -> Vec<Kind> {
+    let only: String = setting("RINGVERBS_ATTACKER_ONLY", String::new());
+    let without: String = setting("RINGVERBS_ATTACKER_WITHOUT", String::new());
+    let named = |list: &str, name: &str| {
+        list.split(',')
+            .any(|part| !part.is_empty() && name.contains(part))
+    };
+    steps::STEPS
+        .iter()
+        .chain(old::STEPS)
+        .filter(|(name, ..)| only.is_empty() || named(&only, name))
+        .filter(|(name, ..)| !named(&without, name))
+        .copied()
+        .collect()
+}
+
+/// What nearly every sequence begins with.
+const BEGINNING: &[&str] = &[
+    "open a context",
+    "allocate a domain",
+    "make a completion queue",
+    "make a completion queue",
+    "make a queue pair",
+    "make a queue pair",
+    "make a queue pair",
+    "make a queue pair",
+    "connect two queue pairs",
+    "connect two queue pairs",
+    "allocate a region",
+    "allocate a region",
+    "allocate a remote region",
+    "allocate a remote region",
+    "allocate a window",
+];
+
+/// Small numbers most of the time, so that few objects meet often.
+fn number(random: &mut Random) -> u32 {
+    let all = random.next() as u32;
+    match random.below(4) {
+        0 => all & !0xff,
+        1 => all & !0xff | 1,
+        _ => all,
+    }
+}
+
+fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
+    let mut random = Random(seed);
+    let find = |wanted: &str| kinds.iter().position(|(name, ..)| *name == wanted);
+    let mut steps = Vec::new();
+    for name in BEGINNING {
+        if let Some(kind) = find(name)
+            && !random.one_in(24)
+        {
+            let mut numbers = [0; 4].map(|_| number(&mut random));
+            // A reliable connection on whichever queues, mostly.
+            if *name == "make a queue pair" && !random.one_in(6) {
+                numbers[1] = 0;
+                numbers[3] = 1;
+            }
+            steps.push(Step { kind, numbers });
+        }
+    }
+    // Each sequence has its favourites, and kinds that it does without.
+    let weights: Vec<_> = (kinds.iter())
+        .map(|(name, weight, _)| {
+            let usual = ["drive", "poll for all"].contains(name);
+            match random.below(8) {
+                0 | 1 if !usual => 0,
+                2..=4 => weight * 2,
+                5 | 6 => weight * 6,
+                7 => weight * 20,
+                _ => weight * 2,
+            }
+        })
+        .collect();
+    let total: u32 = weights.iter().sum();
+    for _ in 0..random.below(160) + 20 {
+        let mut at = random.below(total.max(1) as usize) as u32;
+        let kind = weights.iter().position(|weight| {
+            let here = at < *weight;
+            at = at.wrapping_sub(*weight);
+            here
+        });
+        let Some(kind) = kind else { break };
+        let numbers = [0; 4].map(|_| number(&mut random));
+        steps.push(Step { kind, numbers });
+    }
+    Sequence {
+        seed,
+        devices: if random.one_in(6) { 2 } else { 1 },
+        profile: if random.one_in(4) { "ib" } else { "roce" },
+        bytes_only: setting("RINGVERBS_ATTACKER_BYTES", 0) != 0,
+        steps,
+    }
+}
+
+/// How often each kind was tried, and did what it is there for.
+#[derive(Clone, Default)]
+struct Counts {
+    kinds: Vec<(u64, u64)>,
+    steps: u64,
+}
+
+/// What the watch looks at: the sequence that runs, its step, since when.
+#[derive(Default)]
+struct Now {
+    seed: AtomicU64,
+    step: AtomicU64,
+    beats: AtomicU64,
+}
+
+/// A sequence that takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Ends the process if a sequence hangs.
+fn watch(now: Arc<Now>) {
+    std::thread::spawn(move || {
+        let mut last = (0, Instant::now());
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            let beat = now.beats.load(Ordering::Relaxed);
+            if beat != last.0 {
+                last = (beat, Instant::now());
+            } else if last.1.elapsed() > PATIENCE {
+                let seed = now.seed.load(Ordering::Relaxed);
+                let step = now.step.load(Ordering::Relaxed);
+                eprintln!("HANG: sequence {seed} at its step {step}");
+                std::process::abort();
+            }
+        }
+    });
+}
+
+/// Runs a sequence: what was wrong, and after which step.
+fn run(
+    sequence: &Sequence,
+    kinds: &[Kind],
+    counts: &mut Counts,
+    now: &Now,
+) -> Result<(), (usize, String)> {
+    counts.kinds.resize(kinds.len(), (0, 0));
+    now.seed.store(sequence.seed, Ordering::Relaxed);
+    let mut at = 0;
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(sequence.devices, sequence.profile);
+        world.taken_away = sequence.bytes_only;
+        for (number, step) in sequence.steps.iter().enumerate() {
+            at = number;
+            now.step.store(number as u64, Ordering::Relaxed);
+            now.beats.fetch_add(1, Ordering::Relaxed);
+            world.clock += 1;
+            let (_, _, take) = kinds[step.kind];
+            let done = match take(&mut world, step.numbers) {
+                Ok(done) => done,
+                Err(wrong) => {
+                    std::mem::forget(world);
+                    return Err(wrong);
+                }
+            };
+            counts.steps += 1;
+            counts.kinds[step.kind].0 += 1;
+            counts.kinds[step.kind].1 += u64::from(done);
+            if let Err(wrong) = world.check(number % 4 == 0) {
+                std::mem::forget(world);
+                return Err(wrong);
+            }
+        }
+        at = sequence.steps.len();
+        world.finish()
+    }));
+    match ran {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(wrong)) => Err((at, wrong)),
+        Err(panic) => {
+            let text = (panic.downcast_ref::<String>().cloned())
+                .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            Err((at, format!("PANIC: {}", text.unwrap_or_default())))
+        }
+    }
+}
+
+/// The kind of what is wrong, without its numbers.
+fn sort_of(wrong: &str) -> String {
+    let words = wrong.split(|c: char| !c.is_alphabetic());
+    words
+        .filter(|word| word.len() > 3 && !word.chars().all(|c| c.is_ascii_hexdigit()))
+        .take(8)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Leaves out what a failure does not need.
+fn shrink(sequence: &Sequence, kinds: &[Kind], wrong: &str, now: &Now) -> (Sequence, String) {
+    let (mut best, mut text) = (sequence.clone(), wrong.to_owned());
+    let mut counts = Counts::default();
+    let sort = sort_of(wrong);
+    let end = Instant::now() + Duration::from_secs(setting("RINGVERBS_ATTACKER_SHRINK", 60));
+    let mut size = best.steps.len().div_ceil(2).max(1);
+    loop {
+        let mut begin = 0;
+        let mut fewer = false;
+        while begin < best.steps.len() && Instant::now() < end {
+            let mut candidate = best.clone();
+            let stop = (begin + size).min(candidate.steps.len());
+            candidate.steps.drain(begin..stop);
+            match run(&candidate, kinds, &mut counts, now) {
+                Err((at, again)) if sort_of(&again) == sort => {
+                    candidate.steps.truncate(at + 1);
+                    best = candidate;
+                    text = again;
+                    fewer = true;
+                }
+                _ => begin += size,
+            }
+        }
+        if Instant::now() >= end || size == 1 && !fewer {
+            return (best, text);
+        }
+        size = (size / 2).max(1);
+    }
+}
+
+fn show(sequence: &Sequence, kinds: &[Kind]) -> String {
+    let mut text = format!("{} devices of {}\n", sequence.devices, sequence.profile);
+    for Step { kind, numbers } in &sequence.steps {
+        text += &format!("    {} {numbers:?}\n", kinds[*kind].0);
+    }
+    text
+}
+
+fn report(counts: &Counts, kinds: &[Kind]) -> String {
+    let mut text = String::new();
+    for ((tried, done), (name, ..)) in counts.kinds.iter().zip(kinds) {
+        text += &format!("    {done:>9} of {tried:>9}  {name}\n");
+    }
+    text
+}
+
+#[test]
+fn safe_calls_keep_every_byte() {
+    let kinds = kinds();
+    let seconds = Duration::from_secs(setting("RINGVERBS_ATTACKER_SECONDS", 10));
+    let most: u64 = setting("RINGVERBS_ATTACKER_SEQUENCES", u64::MAX);
+    let first: u64 = setting("RINGVERBS_ATTACKER_SEED", 1);
+    let now = Arc::new(Now::default());
+    watch(Arc::clone(&now));
+    let begun = Instant::now();
+    let mut said = Duration::ZERO;
+    let mut counts = Counts::default();
+    let mut done = 0;
+    while begun.elapsed() < seconds && done < most {
+        let seed = first + done;
+        let sequence = sequence(seed, &kinds);
+        if let Err((at, wrong)) = run(&sequence, &kinds, &mut counts, &now) {
+            println!(
+                "sequence {seed}, the {}th, after {:?}, at step {at} of {}: {wrong}",
+                done + 1,
+                begun.elapsed(),
+                sequence.steps.len()
+            );
+            let (small, again) = shrink(&sequence, &kinds, &wrong, &now);
+            panic!("sequence {seed}: {again}\n{}", show(&small, &kinds));
+        }
+        done += 1;
+        if begun.elapsed() - said > Duration::from_secs(60) {
+            said = begun.elapsed();
+            println!(
+                "{said:?}: {done} sequences, {} steps\n{}",
+                counts.steps,
+                report(&counts, &kinds)
+            );
+        }
+    }
+    println!("{done} sequences, {} steps", counts.steps);
+    println!("{}", report(&counts, &kinds));
+    // What never succeeds tests nothing.
+    let never: Vec<_> = (counts.kinds.iter().zip(&kinds))
+        .filter(|((_, done), _)| *done == 0)
+        .map(|(_, (name, ..))| *name)
+        .collect();
+    assert!(never.is_empty(), "steps that never succeed: {never:?}");
+}
