@@ -10,12 +10,14 @@
 
 #![forbid(unsafe_code)]
 
+mod by_hand;
 #[path = "../common/mod.rs"]
 mod common;
 mod old;
 mod steps;
 mod world;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,6 +80,33 @@ const BEGINNING: &[&str] = &[
     "allocate a window",
 ];
 
+/// What most of the sequences are about: parts of names of steps.
+const THEMES: &[&[&str]] = &[
+    &["window", "bind", "remote", "again", "write", "anew", "raw"],
+    &[
+        "bind",
+        "close a remote",
+        "again",
+        "allocate a remote",
+        "anew",
+    ],
+    &[
+        "bind",
+        "close a remote",
+        "again",
+        "raw",
+        "error",
+        "inline",
+        "anew",
+    ],
+    &["receive", "send", "halves", "anew", "reset", "split"],
+    &["receive", "send", "anew", "swap", "poll", "write"],
+    &[
+        "queue", "shared", "cursor", "reader", "connect", "send", "receive",
+    ],
+    &["datagram", "a domain", "a context", "a queue pair"],
+];
+
 /// Small numbers most of the time, so that few objects meet often.
 fn number(random: &mut Random) -> u32 {
     let all = random.next() as u32;
@@ -106,11 +135,19 @@ fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
         }
     }
     // Each sequence has its favourites, and kinds that it does without.
+    let theme = match random.below(4) {
+        0 => None,
+        _ => Some(THEMES[random.below(THEMES.len())]),
+    };
     let weights: Vec<_> = (kinds.iter())
         .map(|(name, weight, _)| {
             let usual = ["drive", "poll for all"].contains(name);
+            let fits = theme.is_none_or(|theme| theme.iter().any(|part| name.contains(part)));
+            if !fits && !usual && !random.one_in(12) {
+                return 0;
+            }
             match random.below(8) {
-                0 | 1 if !usual => 0,
+                0 | 1 if !usual && theme.is_none() => 0,
                 2..=4 => weight * 2,
                 5 | 6 => weight * 6,
                 7 => weight * 20,
@@ -143,6 +180,8 @@ fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
 #[derive(Clone, Default)]
 struct Counts {
     kinds: Vec<(u64, u64)>,
+    /// Operations that were done, and that were not.
+    ends: BTreeMap<String, (u64, u64)>,
     steps: u64,
 }
 
@@ -211,7 +250,12 @@ fn run(
             }
         }
         at = sequence.steps.len();
-        world.finish()
+        for (operation, (done, failed)) in world.finish()? {
+            let ends = counts.ends.entry(operation).or_default();
+            ends.0 += done;
+            ends.1 += failed;
+        }
+        Ok(())
     }));
     match ran {
         Ok(Ok(())) => Ok(()),
@@ -277,6 +321,9 @@ fn report(counts: &Counts, kinds: &[Kind]) -> String {
     let mut text = String::new();
     for ((tried, done), (name, ..)) in counts.kinds.iter().zip(kinds) {
         text += &format!("    {done:>9} of {tried:>9}  {name}\n");
+    }
+    for (operation, (done, failed)) in &counts.ends {
+        text += &format!("    {done:>9} done, {failed:>9} not: {operation}\n");
     }
     text
 }

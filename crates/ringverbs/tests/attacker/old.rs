@@ -6,7 +6,7 @@ use ringverbs::kernel::{QpHandle, Udata, qp};
 use ringverbs::qp::{QpAttrMask, State};
 use ringverbs::raw::Flags;
 
-use crate::steps::{Kind, Numbers, queue_pair, to_state};
+use crate::steps::{Kind, Numbers, to_state};
 use crate::world::{Body, Done, World, pick};
 
 pub const STEPS: &[Kind] = &[
@@ -98,6 +98,5 @@ fn kernel_modify(world: &mut World, [a, b, c, _]: Numbers) -> Done {
     let context = world.contexts[context].0.as_uverbs();
     let handle = QpHandle(b % 64);
     let done = qp::modify(context, handle, &attr, QpAttrMask::STATE, Udata::none());
-    let _ = queue_pair;
     Ok(done.is_ok())
 }

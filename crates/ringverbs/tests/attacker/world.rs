@@ -188,6 +188,8 @@ pub struct Pair {
     pub transport: Transport,
     pub shared: bool,
     pub number: u32,
+    /// Whom it was connected to last.
+    pub peer: u64,
 }
 
 /// A queue pair as the device has it.
@@ -306,6 +308,8 @@ pub struct World {
     /// What completes comes in no order that is known, since the raw layer has
     /// taken completions away.
     pub taken_away: bool,
+    /// How operations have ended: done, and not.
+    pub ends: BTreeMap<String, (u64, u64)>,
     /// A batch that panicked has left a bind behind, until the next begins.
     pub left_behind: bool,
 }
@@ -337,6 +341,7 @@ impl World {
             leaks: false,
             taken_away: false,
             left_behind: false,
+            ends: BTreeMap::new(),
         }
     }
 
@@ -498,6 +503,12 @@ impl World {
             ));
         };
         let done = status.is_some_and(Status::is_success);
+        let ends = self
+            .ends
+            .entry(format!("{:?} {status:?}", flight.operation))
+            .or_default();
+        ends.0 += u64::from(done);
+        ends.1 += u64::from(!done);
         if !matches!(flight.lane, Lane::Shared(_)) {
             self.passed_over(token, flight.lane)?;
         }
@@ -827,7 +838,7 @@ impl World {
     }
 
     /// Everything is closed; all of it is back, and nothing is left.
-    pub fn finish(mut self) -> Result<(), String> {
+    pub fn finish(mut self) -> Result<BTreeMap<String, (u64, u64)>, String> {
         self.check(true)?;
         self.clock += 1;
         for pair in std::mem::take(&mut self.pairs) {
@@ -854,6 +865,7 @@ impl World {
         self.check(true)?;
         let devices = self.devices.clone();
         let (leaks, own) = (self.leaks, self.own);
+        let ends = std::mem::take(&mut self.ends);
         drop(self);
         for device in devices {
             let (objects, ranges) = (device.objects(), device.ranges());
@@ -863,7 +875,7 @@ impl World {
                 ));
             }
         }
-        Ok(())
+        Ok(ends)
     }
 
     /// Closes a queue pair by its completion queues, if they are there.

@@ -1,0 +1,327 @@
+//! Sequences that are too long to be met by chance.
+
+use embedded::{Drive, Embedded, Network};
+use ringverbs::completion::{TagMatch, TaggedEndpoint};
+use ringverbs::{
+    AccessFlags, CompletionQueue, Context, Device, Inline, LocalAddress, ProtectionDomain,
+    QueuePair, RemoteAddr, Transport, WindowType, WorkRequest,
+};
+
+use crate::steps::again;
+
+struct Place {
+    device: Embedded,
+    context: Context,
+    local: LocalAddress,
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+}
+
+impl Place {
+    fn new() -> Self {
+        let device = Network::new(Drive::Caller).unwrap().device("roce").unwrap();
+        let context = Device::from(device.clone()).open().unwrap();
+        let local = context.local_address(1).unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let cq = context.completion_queue().entries(128).build().unwrap();
+        Self {
+            device,
+            context,
+            local,
+            domain,
+            cq,
+        }
+    }
+
+    fn drive(&self) {
+        for _ in 0..64 {
+            self.device.drive();
+        }
+    }
+
+    fn pair(&self) -> QueuePair {
+        let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        builder.memory_windows().inline(64).build().unwrap()
+    }
+
+    fn connected(&self) -> (QueuePair, QueuePair) {
+        let (mut a, mut b) = (self.pair(), self.pair());
+        let (at_a, at_b) = (a.endpoint(&self.local), b.endpoint(&self.local));
+        a.connect(&self.local, &at_b).unwrap();
+        b.connect(&self.local, &at_a).unwrap();
+        (a, b)
+    }
+}
+
+#[test]
+fn a_failed_bind_that_the_raw_layer_has_seen() {
+    let mut place = Place::new();
+    let (mut a, mut b) = place.connected();
+    let (mut broken, _) = place.connected();
+    let first = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
+    let second = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
+    let window = place.domain.memory_window(WindowType::One).unwrap();
+    let access = AccessFlags::REMOTE_WRITE;
+    let whole = first.slice(..).unwrap();
+    let at = first.key();
+    b.post(WorkRequest::bind(&window, whole, access)).unwrap();
+    place.drive();
+    place.cq.poll_one().unwrap().unwrap().result.unwrap();
+    let key = window.rkey();
+    // This bind fails, which nobody hears of but the raw layer.
+    broken.set_error().unwrap();
+    let whole = second.slice(..).unwrap();
+    broken
+        .post(WorkRequest::bind(&window, whole, access))
+        .unwrap();
+    broken.post(WorkRequest::send(Inline(b"next"))).unwrap();
+    place.drive();
+    assert_eq!(place.cq.poll_raw(1, |_| ()), 1);
+    drop(place.cq.poll_one().unwrap().unwrap());
+    let Err(refused) = first.close() else {
+        let mut mine = again(&place.domain, at.addr, at.rkey).expect("address and key come again");
+        mine.fill(7);
+        a.post(WorkRequest::write(
+            Inline(b"stray"),
+            RemoteAddr::new(at.addr, key),
+        ))
+        .unwrap();
+        place.drive();
+        println!("{:?}", place.cq.poll_one().unwrap().unwrap());
+        assert!(mine.iter().all(|byte| *byte == 7), "{:?}", &mine[..8]);
+        panic!("a region was closed that a window is bound to");
+    };
+    drop(refused);
+}
+
+#[test]
+fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
+    let mut place = Place::new();
+    let (mut a, mut b) = place.connected();
+    let (mut other, _peer) = place.connected();
+    let regions: Vec<_> = (0..3)
+        .map(|_| place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap())
+        .collect();
+    let window = place.domain.memory_window(WindowType::One).unwrap();
+    let access = AccessFlags::REMOTE_WRITE;
+    let bind = |n: usize| WorkRequest::bind(&window, regions[n].slice(..).unwrap(), access);
+    let _ = b.batch(|batch| {
+        batch.post(bind(0)).unwrap();
+        other.post(bind(1)).unwrap();
+        Err::<(), _>(())
+    });
+    place.drive();
+    place.cq.poll_one().unwrap().unwrap().result.unwrap();
+    let said = window.rkey();
+    let write = |place: &mut Place, a: &mut QueuePair, rkey: u32, n: usize| {
+        let at = RemoteAddr::new(regions[n].key().addr, rkey);
+        a.post(WorkRequest::write(Inline(b"x"), at)).unwrap();
+        place.drive();
+        place.cq.poll_one().unwrap().unwrap().result
+    };
+    let first = write(&mut place, &mut a, said, 1);
+    println!("with the window's key {said:#x}: {first:?}");
+    first.unwrap();
+}
+
+#[test]
+fn a_message_that_another_endpoint_has_set_aside() {
+    let place = Place::new();
+    let cqs: Vec<_> = (0..2)
+        .map(|_| {
+            let cq = place.context.completion_queue().entries(64).build();
+            cq.unwrap()
+        })
+        .collect();
+    let mut qps: Vec<_> = cqs
+        .iter()
+        .map(|cq| {
+            let builder = place.domain.queue_pair(Transport::Reliable, cq);
+            builder.build().unwrap()
+        })
+        .collect();
+    let ends: Vec<_> = qps.iter().map(|qp| qp.endpoint(&place.local)).collect();
+    qps[0].connect(&place.local, &ends[1]).unwrap();
+    qps[1].connect(&place.local, &ends[0]).unwrap();
+    let mut both = qps
+        .into_iter()
+        .zip(cqs)
+        .map(|(qp, cq)| TaggedEndpoint::new(qp, cq, 4, 64).unwrap());
+    let (mut a, mut b) = (both.next().unwrap(), both.next().unwrap());
+    b.set_spill(1);
+    a.send(5, b"message", 1).unwrap();
+    place.drive();
+    assert!(b.next_entry().unwrap().is_none());
+    let claimed = b.claim(TagMatch::any()).unwrap();
+    a.discard(claimed);
+}
+
+/// Completions of a shared queue's receives outlive it.
+#[test]
+fn a_completion_of_a_shared_queue_that_was_closed() {
+    let mut place = Place::new();
+    let mut srq = place
+        .domain
+        .shared_receive_queue()
+        .depth(7)
+        .build()
+        .unwrap();
+    let builder = place.domain.queue_pair(Transport::Reliable, &place.cq);
+    let mut b = builder.srq(&srq).build().unwrap();
+    let other = place
+        .context
+        .completion_queue()
+        .entries(16)
+        .build()
+        .unwrap();
+    let builder = place.domain.queue_pair(Transport::Reliable, &other);
+    let mut a = builder.inline(16).build().unwrap();
+    let (at_a, at_b) = (a.endpoint(&place.local), b.endpoint(&place.local));
+    a.connect(&place.local, &at_b).unwrap();
+    b.connect(&place.local, &at_a).unwrap();
+    for token in 0..2 {
+        let buffer = place.domain.alloc(1).unwrap().into_buffer();
+        srq.receive(buffer, token).unwrap();
+        a.post(WorkRequest::send(Inline(b"x"))).unwrap();
+        place.drive();
+        if token == 0 {
+            place.cq.poll_one().unwrap().unwrap().result.unwrap();
+        }
+    }
+    drop(b);
+    let released = srq.close().unwrap();
+    println!("released {}", released.len());
+    for _ in 0..3 {
+        println!("{:?}", place.cq.poll_one().unwrap());
+    }
+}
+
+/// A receive without bytes, in the middle of a region.
+#[test]
+fn nothing_is_received_into_nothing() {
+    let mut place = Place::new();
+    let (mut a, mut b) = place.connected();
+    let mut rest = place.domain.alloc(1).unwrap().into_buffer();
+    rest.fill(7);
+    let nothing = rest.split_to(0);
+    b.receive(nothing, 1).unwrap();
+    a.post(WorkRequest::send(Inline(b"stray"))).unwrap();
+    place.drive();
+    while let Some(done) = place.cq.poll_one().unwrap() {
+        println!("{done:?}");
+    }
+    assert!(rest.iter().all(|byte| *byte == 7));
+}
+
+/// Of another domain than window and queue pair.
+#[test]
+fn a_window_is_bound_to_a_region_of_another_domain() {
+    let mut place = Place::new();
+    let (_a, mut b) = place.connected();
+    let elsewhere = place.context.alloc_pd().unwrap();
+    let region = elsewhere.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
+    let window = place.domain.memory_window(WindowType::One).unwrap();
+    let whole = region.slice(..).unwrap();
+    let posted = b.post(WorkRequest::bind(&window, whole, AccessFlags::REMOTE_WRITE));
+    println!("{posted:?}");
+    place.drive();
+    println!("{:?}", place.cq.poll_one().unwrap());
+    assert!(posted.is_err(), "it is another domain's");
+}
+
+/// What a region's rights do not have, a window on it has not.
+#[test]
+fn a_window_is_bound_to_a_region_without_the_right() {
+    let mut place = Place::new();
+    let (_a, mut b) = place.connected();
+    let region = place.domain.alloc_remote(1, AccessFlags::empty()).unwrap();
+    let window = place.domain.memory_window(WindowType::One).unwrap();
+    let whole = region.slice(..).unwrap();
+    let posted = b.post(WorkRequest::bind(&window, whole, AccessFlags::REMOTE_WRITE));
+    println!("{posted:?}");
+    place.drive();
+    let done = place.cq.poll_one().unwrap();
+    println!("{done:?}");
+    assert!(posted.is_err() || done.unwrap().result.is_err());
+}
+
+/// Goes with `Rebound::done` as a safe call.
+#[test]
+fn a_raw_bind_done_without_having_been_published() {
+    let mut place = Place::new();
+    let (mut a, mut b) = place.connected();
+    let first = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
+    let second = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
+    let window = place.domain.memory_window(WindowType::One).unwrap();
+    let access = AccessFlags::REMOTE_WRITE;
+    let at = first.key();
+    b.post(WorkRequest::bind(&window, first.slice(..).unwrap(), access))
+        .unwrap();
+    place.drive();
+    place.cq.poll_one().unwrap().unwrap().result.unwrap();
+    let key = window.rkey();
+    let mut queue = b.send_half().raw();
+    let entry = queue
+        .open::<ringverbs::raw::BindWindow>(1, ringverbs::raw::Flags::SIGNALED)
+        .unwrap();
+    entry
+        .bind(&window, &second.slice(..).unwrap(), access)
+        .unwrap()
+        .done();
+    first.close().unwrap();
+    let mut mine = again(&place.domain, at.addr, at.rkey).expect("address and key come again");
+    mine.fill(7);
+    let to = RemoteAddr::new(at.addr, key);
+    a.post(WorkRequest::write(Inline(b"stray"), to)).unwrap();
+    place.drive();
+    println!("{:?}", place.cq.poll_one().unwrap().unwrap());
+    assert!(mine.iter().all(|byte| *byte == 7), "{:?}", &mine[..8]);
+}
+
+#[test]
+fn a_window_bound_on_two_queue_pairs_at_once() {
+    for swap in [false, true] {
+        let mut place = Place::new();
+        let (mut a, mut b) = place.connected();
+        let (mut c, _d) = place.connected();
+        let regions: Vec<_> = (0..2)
+            .map(|_| place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap())
+            .collect();
+        let window = place.domain.memory_window(WindowType::One).unwrap();
+        let access = AccessFlags::REMOTE_WRITE;
+        let (one, other) = if swap {
+            (&mut c, &mut b)
+        } else {
+            (&mut b, &mut c)
+        };
+        let mut keys = Vec::new();
+        for (qp, region) in [(one, 0), (other, 1)] {
+            let slice = regions[region].slice(..).unwrap();
+            qp.post(WorkRequest::bind(&window, slice, access).token(region as u64))
+                .unwrap();
+            keys.push(window.rkey());
+        }
+        place.drive();
+        while let Some(done) = place.cq.poll_one().unwrap() {
+            println!("{} {:?}", done.token, done.status());
+        }
+        for (n, region) in regions.into_iter().enumerate() {
+            let at = region.key();
+            match region.close() {
+                Ok(()) => {
+                    let mut mine = again(&place.domain, at.addr, at.rkey).expect("again");
+                    mine.fill(7);
+                    let to = RemoteAddr::new(at.addr, keys[n]);
+                    a.post(WorkRequest::write(Inline(b"stray"), to)).unwrap();
+                    place.drive();
+                    println!("closed {n}: {:?}", place.cq.poll_one().unwrap());
+                    assert!(mine.iter().all(|byte| *byte == 7), "{:?}", &mine[..8]);
+                }
+                Err(refused) => {
+                    println!("{n} {refused}");
+                    std::mem::forget(refused);
+                }
+            }
+        }
+    }
+}
