@@ -328,6 +328,10 @@ fn report(counts: &Counts, kinds: &[Kind]) -> String {
     text
 }
 
+/// So many sequences there are on a machine that has much else to do, too: they
+/// have each kind of step.
+const LEAST: u64 = 400;
+
 #[test]
 fn safe_calls_keep_every_byte() {
     let kinds = kinds();
@@ -340,7 +344,7 @@ fn safe_calls_keep_every_byte() {
     let mut said = Duration::ZERO;
     let mut counts = Counts::default();
     let mut done = 0;
-    while begun.elapsed() < seconds && done < most {
+    while done < most && (begun.elapsed() < seconds || done < LEAST) {
         let seed = first + done;
         let sequence = sequence(seed, &kinds);
         if let Err((at, wrong)) = run(&sequence, &kinds, &mut counts, &now) {
@@ -370,5 +374,8 @@ fn safe_calls_keep_every_byte() {
         .filter(|((_, done), _)| *done == 0)
         .map(|(_, (name, ..))| *name)
         .collect();
-    assert!(never.is_empty(), "steps that never succeed: {never:?}");
+    let some = ["ONLY", "WITHOUT", "SEED", "SEQUENCES"]
+        .iter()
+        .any(|name| std::env::var(format!("RINGVERBS_ATTACKER_{name}")).is_ok());
+    assert!(some || never.is_empty(), "steps that never succeed: {never:?}");
 }
