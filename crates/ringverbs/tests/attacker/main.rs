@@ -377,5 +377,8 @@ fn safe_calls_keep_every_byte() {
     let some = ["ONLY", "WITHOUT", "SEED", "SEQUENCES"]
         .iter()
         .any(|name| std::env::var(format!("RINGVERBS_ATTACKER_{name}")).is_ok());
-    assert!(some || never.is_empty(), "steps that never succeed: {never:?}");
+    assert!(
+        some || never.is_empty(),
+        "steps that never succeed: {never:?}"
+    );
 }

@@ -253,7 +253,7 @@ fn split(world: &mut World, [a, b, c, _]: Numbers) -> Done {
     } else {
         piece.buffer.split_off(place)
     };
-    if let Some(too_far) = piece.buffer.set_len(capacity + 1).ok() {
+    if let Ok(too_far) = piece.buffer.set_len(capacity + 1) {
         return Err(format!("a buffer is longer than it is: {too_far:?}"));
     }
     world.own(other, piece.domain);
@@ -568,7 +568,7 @@ fn new_cq(world: &mut World, [a, b, ..]: Numbers) -> Done {
     let Ok(queue) = builder.entries(entries).build() else {
         return Ok(false);
     };
-    let poller = Poller::Plain(queue);
+    let poller = Poller::Plain(Box::new(queue));
     world.cqs.push(Cq { context, poller });
     Ok(true)
 }
@@ -585,7 +585,7 @@ fn new_reader(world: &mut World, [a, ..]: Numbers) -> Done {
     let Ok(reader) = reader.wait_object(WaitObject::None).build() else {
         return Ok(false);
     };
-    let poller = Poller::Reader(reader);
+    let poller = Poller::Reader(Box::new(reader));
     world.cqs.push(Cq { context, poller });
     Ok(true)
 }
@@ -634,11 +634,11 @@ fn close_cq(world: &mut World, [a, ..]: Numbers) -> Done {
         Poller::Plain(queue) => queue
             .close()
             .err()
-            .map(|it| Poller::Plain(it.into_object())),
+            .map(|it| Poller::Plain(Box::new(it.into_object()))),
         Poller::Reader(reader) => reader
             .close()
             .err()
-            .map(|it| Poller::Reader(it.into_object())),
+            .map(|it| Poller::Reader(Box::new(it.into_object()))),
     };
     match refused {
         None => Ok(true),
@@ -794,7 +794,7 @@ fn options(number: u32) -> ConnectOptions {
     ConnectOptions::new()
         .ack_timeout(Duration::from_millis(4))
         .retries(1)
-        .rnr_retries(if number % 4 == 0 { 1 } else { 7 })
+        .rnr_retries(if number.is_multiple_of(4) { 1 } else { 7 })
         .rnr_timer(Duration::from_micros(10))
 }
 
@@ -1232,7 +1232,7 @@ fn forget_pair(world: &mut World, [a, ..]: Numbers) -> Done {
 
 /// The queue pair with a send queue that a number chooses.
 fn sender(world: &World, number: u32) -> Option<usize> {
-    let any = number / 256 % 16 == 0;
+    let any = (number / 256).is_multiple_of(16);
     let senders: Vec<_> = (0..world.pairs.len())
         .filter(|at| !matches!(world.pairs[*at].body, Body::Halves(None, _)))
         .filter(|at| any || state(&world.pairs[*at]) == Some(State::RTS))
@@ -1252,7 +1252,7 @@ fn state(pair: &Pair) -> Option<State> {
 }
 
 fn receiver(world: &World, number: u32) -> Option<usize> {
-    let any = number / 256 % 16 == 0;
+    let any = (number / 256).is_multiple_of(16);
     let works = |at: &usize| state(&world.pairs[*at]).is_some_and(|now| now != State::ERR);
     let receivers: Vec<_> = (0..world.pairs.len())
         .filter(|at| !matches!(world.pairs[*at].body, Body::Halves(_, None)))
@@ -1359,7 +1359,7 @@ fn messenger(world: &World, number: u32) -> Option<usize> {
     let peer = world.pairs.iter().find(|pair| pair.send == peer)?;
     let lane = Lane::Receive(peer.receive);
     let waits = || world.flights.values().any(|flight| flight.lane == lane);
-    (number / 4096 % 16 == 0 || peer.shared || waits()).then_some(at)
+    ((number / 4096).is_multiple_of(16) || peer.shared || waits()).then_some(at)
 }
 
 fn send(world: &mut World, [a, b, c, d]: Numbers) -> Done {
@@ -1504,7 +1504,7 @@ fn somewhere(world: &World, number: u32, needs: AccessFlags) -> Option<(RemoteAd
     let right = fitting[index?];
     let offset = match right.len {
         0 => 0,
-        len => u64::from(number / 512) % len & !7,
+        len => (u64::from(number / 512) % len) & !7,
     };
     let mut at = RemoteAddr::new(right.addr + offset, right.rkey);
     let mut room = right.len - offset;

@@ -149,8 +149,8 @@ pub struct Window {
 }
 
 pub enum Poller {
-    Plain(CompletionQueue),
-    Reader(CompletionReader<DataFormat>),
+    Plain(Box<CompletionQueue>),
+    Reader(Box<CompletionReader<DataFormat>>),
 }
 
 impl Poller {
