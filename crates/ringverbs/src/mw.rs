@@ -1,6 +1,5 @@
 //! Memory windows.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,12 +27,14 @@ pub enum WindowType {
 /// with `MW_BIND`: given to a peer, and taken back without touching the region.
 ///
 /// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. The window keeps
-/// every region that it may be bound to: only the completion of a bind, read by
-/// the library, or the window's end lets go of one.
+/// every region that it may be bound to. It lets go of one when the completion of
+/// a later bind says done, and is read by the library; the end of an unsignaled
+/// bind is not that.
 ///
 /// Several binds may be in flight at once, on one queue pair: there they complete
-/// in order. Across queue pairs the order is not known, and a second bind is
-/// refused.
+/// in order. Across queue pairs the order is not known: a bind is refused as long
+/// as one is in flight on another, an unsignaled one until a later completion of
+/// its queue has been read.
 ///
 /// A handle: clones refer to the same window. Any thread.
 #[derive(Clone)]
@@ -53,11 +54,12 @@ struct Inner {
 struct State {
     /// The key after the last bind that was posted.
     rkey: u32,
-    /// The binds in flight, in order, each with its region.
-    in_flight: VecDeque<Option<Arc<Registered>>>,
+    /// How many binds are in flight. Each keeps its region itself.
+    in_flight: u32,
     /// The queue pair that these were posted on.
     queue_pair: u64,
-    /// Regions that the window may be bound to by binds that have ended.
+    /// Regions that the window may be bound to: that of the last bind whose
+    /// completion said done, and of all that have ended otherwise since.
     bound: Vec<Arc<Registered>>,
     /// Regions of binds that were written by the raw layer. The library does
     /// not see their completions.
@@ -109,7 +111,7 @@ impl ProtectionDomain {
             inner: Arc::new(Inner {
                 state: Mutex::new(State {
                     rkey: object.rkey(),
-                    in_flight: VecDeque::new(),
+                    in_flight: 0,
                     queue_pair: 0,
                     bound: Vec::new(),
                     raw: Vec::new(),
@@ -150,6 +152,11 @@ impl MemoryWindow {
             return invalid("access flags that a memory window cannot have");
         }
         let Some(to) = to else { return Ok(()) };
+        if to.memory().identity() != self.identity() {
+            return Err(Error::WrongDomain {
+                what: "region of a memory window",
+            });
+        }
         let region = to.memory().access();
         if !region.contains(AccessFlags::MW_BIND) {
             return invalid("a memory window is bound to a region made with MW_BIND");
@@ -244,8 +251,7 @@ fn keep(kept: &mut Vec<Arc<Registered>>, region: &Arc<Registered>) {
 }
 
 /// The bind of a window, as a part of its work request. Once it is posted, what
-/// becomes of it changes what is believed of the window; dropped without a
-/// completion it counts as possibly done.
+/// becomes of it changes what is believed of the window.
 #[derive(Debug)]
 pub(crate) struct Bind {
     window: MemoryWindow,
@@ -280,7 +286,7 @@ impl Bind {
         }
         self.window.check(self.to.as_ref(), self.access)?;
         let mut state = self.window.state();
-        if !state.in_flight.is_empty() && state.queue_pair != queue_pair {
+        if state.in_flight != 0 && state.queue_pair != queue_pair {
             return Err(Error::Busy {
                 object: "memory window",
                 users: "binds in flight on another queue pair",
@@ -291,54 +297,65 @@ impl Bind {
             .binding(state.rkey, self.to.as_ref(), self.access);
         state.queue_pair = queue_pair;
         state.rkey = binding.rkey;
-        let region = self.to.as_ref().map(MemorySlice::memory);
-        state.in_flight.push_back(region.cloned());
+        state.in_flight += 1;
         drop(state);
         self.begun = true;
         Ok(binding)
     }
 
-    /// It was written, and not posted after all. Of several, the last is the
-    /// first to be told.
+    /// Takes it out of those in flight; nothing if it was none of them.
+    fn end(&mut self) -> Option<MutexGuard<'_, State>> {
+        if !mem::take(&mut self.begun) {
+            return None;
+        }
+        let mut state = self.window.state();
+        state.in_flight -= 1;
+        Some(state)
+    }
+
+    /// It was written, and not posted after all.
     pub fn taken_back(&mut self) {
-        if mem::take(&mut self.begun) {
-            let mut state = self.window.state();
-            state.in_flight.pop_back();
+        if let Some(mut state) = self.end() {
             state.rkey = variant(state.rkey, PREVIOUS);
         }
     }
 
-    /// Its completion was read, and those of all binds posted before it.
+    /// Its own completion was read. Only one that says done lets go of other
+    /// regions: behind an operation that fails, a bind that was done is flushed
+    /// as well.
     #[cold]
     pub fn completed(&mut self, done: bool) {
-        if !mem::take(&mut self.begun) {
-            return;
-        }
-        let mut state = self.window.state();
-        let region = state.in_flight.pop_front().flatten();
-        let before = if done {
-            mem::replace(&mut state.bound, region.into_iter().collect())
+        let region = self.to.as_ref().map(MemorySlice::memory).cloned();
+        let Some(mut state) = self.end() else { return };
+        if done {
+            let before = mem::replace(&mut state.bound, region.into_iter().collect());
+            // Not under the lock: they may be the last of a region.
+            drop(state);
+            drop(before);
         } else {
             // The kernel has counted one less. Binds posted behind it fail too,
             // and are counted so each.
             state.rkey = variant(state.rkey, PREVIOUS);
-            region.into_iter().collect()
-        };
-        // Not under the lock: they may be the last of a region.
-        drop(state);
-        drop(before);
+            state.keep(region);
+        }
     }
 }
 
 impl Drop for Bind {
-    /// The queue pair was destroyed with it in flight: it may have been done, or
-    /// not, and the window may be bound to either region.
+    /// Ended without a completion of its own: by a later one of its queue, or
+    /// with its queue pair. It may have been done, or not.
     fn drop(&mut self) {
-        if self.begun {
-            let mut state = self.window.state();
-            if let Some(region) = state.in_flight.pop_front().flatten() {
-                keep(&mut state.bound, &region);
-            }
+        let region = self.to.as_ref().map(MemorySlice::memory).cloned();
+        if let Some(mut state) = self.end() {
+            state.keep(region);
+        }
+    }
+}
+
+impl State {
+    fn keep(&mut self, region: Option<Arc<Registered>>) {
+        if let Some(region) = region {
+            keep(&mut self.bound, &region);
         }
     }
 }

@@ -10,11 +10,13 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait};
 use crate::data::Payload;
 use crate::device;
+use crate::memory::Registered;
 use crate::operation::Operation;
 use crate::qp::{PostError, Transport};
 use crate::{Buffer, CompletionChannel, Endpoint, Error, LocalAddress, QueuePair, Result};
@@ -102,6 +104,8 @@ impl<R, M> Matcher<R, M> {
 pub struct Claimed {
     tag: u64,
     message: Message,
+    /// The memory of the endpoint's messages, which tells whose it is.
+    pool: Arc<Registered>,
 }
 
 /// A message that is there.
@@ -156,6 +160,8 @@ pub struct TaggedEndpoint {
     qp: QueuePair,
     cq: CompletionQueue,
     max_message: usize,
+    /// The memory of all its messages.
+    pool: Arc<Registered>,
     /// Buffers for sends that are not in flight.
     spare: Vec<Buffer>,
     /// User tokens of sends in flight, by our own token.
@@ -210,6 +216,7 @@ impl TaggedEndpoint {
             .checked_mul(2 * depth as usize)
             .ok_or(Error::NoMemory)?;
         let mut pool = domain.alloc(all)?.into_buffer();
+        let memory = Arc::clone(pool.memory());
         let mut spare = Vec::with_capacity(depth as usize);
         for _ in 0..depth {
             qp.receive(pool.split_to(size), RECEIVE)
@@ -220,6 +227,7 @@ impl TaggedEndpoint {
             qp,
             cq,
             max_message,
+            pool: memory,
             spare,
             tokens: vec![0; depth as usize],
             free_tokens: (0..depth).collect(),
@@ -362,18 +370,38 @@ impl TaggedEndpoint {
     /// Sets that message aside (`FI_CLAIM`).
     pub fn claim(&mut self, which: TagMatch) -> Option<Claimed> {
         let (tag, message) = self.matcher.claim(which)?;
-        Some(Claimed { tag, message })
+        let pool = Arc::clone(&self.pool);
+        Some(Claimed { tag, message, pool })
     }
 
-    /// Receives a message that was set aside.
-    pub fn receive_claimed(&mut self, claimed: Claimed, buffer: Buffer, token: u64) {
-        let Claimed { tag, message } = claimed;
+    /// Receives a message that was set aside here.
+    ///
+    /// # Errors
+    /// Message and buffer, if another endpoint has set it aside.
+    pub fn receive_claimed(
+        &mut self,
+        claimed: Claimed,
+        buffer: Buffer,
+        token: u64,
+    ) -> Result<(), (Claimed, Buffer)> {
+        if !Arc::ptr_eq(&claimed.pool, &self.pool) {
+            return Err((claimed, buffer));
+        }
+        let Claimed { tag, message, .. } = claimed;
         self.deliver(tag, message, token, buffer, EntryFlags::CLAIM);
+        Ok(())
     }
 
-    /// Forgets a message that was set aside (`FI_DISCARD`).
-    pub fn discard(&mut self, claimed: Claimed) {
+    /// Forgets a message that was set aside here (`FI_DISCARD`).
+    ///
+    /// # Errors
+    /// The message, if another endpoint has set it aside.
+    pub fn discard(&mut self, claimed: Claimed) -> Result<(), Claimed> {
+        if !Arc::ptr_eq(&claimed.pool, &self.pool) {
+            return Err(claimed);
+        }
         self.let_go(claimed.message);
+        Ok(())
     }
 
     /// Takes a receive back that has not been matched.

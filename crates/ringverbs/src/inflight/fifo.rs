@@ -98,12 +98,12 @@ impl Fifo {
         }
         for _ in 0..ahead {
             // SAFETY: between consumed and produced, and this is the consumer.
-            let mut posted = unsafe { (*self.place(at)).assume_init_read() };
+            let posted = unsafe { (*self.place(at)).assume_init_read() };
             at = at.wrapping_add(1);
             // Published at once: if `earlier` panics, nothing is taken twice.
             self.sequences.publish_consumed(at);
-            // A failure has a completion of its own.
-            posted.companion.settle(true);
+            // Whether it was done is not known: its own completion may have been
+            // taken by the raw layer.
             earlier(posted);
         }
         Some(Retired {

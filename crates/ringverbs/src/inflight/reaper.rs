@@ -128,7 +128,11 @@ impl Reaper {
             }
         }
         let posted = self.slab.as_ref().and_then(|slab| slab.remove(work));
-        self.place.write(posted.ok_or(Nothing::Corrupt)?);
+        let posted = posted.ok_or_else(|| match slabs.find(id) {
+            Found::Gone => Nothing::Stale,
+            _ => Nothing::Corrupt,
+        })?;
+        self.place.write(posted);
         Ok(())
     }
 

@@ -13,7 +13,6 @@
 mod by_hand;
 #[path = "../common/mod.rs"]
 mod common;
-mod old;
 mod steps;
 mod world;
 
@@ -54,7 +53,6 @@ fn kinds() -> Vec<Kind> {
     };
     steps::STEPS
         .iter()
-        .chain(old::STEPS)
         .filter(|(name, ..)| only.is_empty() || named(&only, name))
         .filter(|(name, ..)| !named(&without, name))
         .copied()

@@ -185,7 +185,7 @@ fn row_21_tagged_messages() {
     assert_eq!(b.peek(TagMatch::exact(1)), None);
     let claimed = b.claim(masked).unwrap();
     b.receive(bench.buffer(3), TagMatch::any(), 4);
-    b.receive_claimed(claimed, bench.buffer(64), 3);
+    b.receive_claimed(claimed, bench.buffer(64), 3).unwrap();
     let error = take(&mut b).unwrap_err();
     assert_eq!((error.token, error.errno), (4, libc::EMSGSIZE));
     assert_eq!((error.len, error.overflow_len), (Some(3), Some(5)));

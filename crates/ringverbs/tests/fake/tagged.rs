@@ -106,7 +106,7 @@ fn messages_that_nobody_wants_keep_their_buffers_unless_they_may_spill() {
     assert_eq!(side.end.peek(TagMatch::exact(11)), Some((11, 32)));
     let claimed = side.end.claim(TagMatch::exact(11)).unwrap();
     assert_eq!((claimed.tag(), claimed.len()), (11, 32));
-    side.end.discard(claimed);
+    side.end.discard(claimed).unwrap();
     for (tag, bytes) in [(0, &b"early"[..]), (2, b"early"), (10, &[10; 32])] {
         assert_eq!(side.receive(TagMatch::any()), (tag, bytes.to_vec()));
     }
