@@ -2223,13 +2223,7 @@ fn read_entries(world: &mut World, [a, b, ..]: Numbers) -> Done {
             let Some(failed) = reader.read_err() else {
                 return Err("an error is said to be there, and is not".to_owned());
             };
-            world.told(Told {
-                token: failed.token,
-                status: Some(failed.provider),
-                received: 0,
-                invalidated: None,
-                payload: failed.payload,
-            })?;
+            world.told(failed.into())?;
             Ok(true)
         }
         Err(error) => queue_error(&error, world),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use embedded::{Drive, Embedded, Network};
-use ringverbs::completion::{CompletionReader, DataFormat};
+use ringverbs::completion::{CompletionReader, DataFormat, ErrorEntry};
 use ringverbs::qp::{RecvHalf, Released, SendHalf};
 use ringverbs::raw::Sge;
 use ringverbs::{
@@ -220,6 +220,18 @@ impl From<Completion> for Told {
             status: Some(from.status()),
             received: received as usize,
             invalidated: from.result.ok().and_then(|success| success.invalidated()),
+            payload: from.payload,
+        }
+    }
+}
+
+impl From<ErrorEntry> for Told {
+    fn from(from: ErrorEntry) -> Self {
+        Self {
+            token: from.token,
+            status: Some(from.provider),
+            received: 0,
+            invalidated: None,
             payload: from.payload,
         }
     }
@@ -729,6 +741,7 @@ impl World {
 
     /// A queue pair was closed and has given everything back.
     pub fn drained(&mut self, id: u64, released: Vec<Told>) -> Result<(), String> {
+        self.read_failures()?;
         for told in released {
             self.told(told)?;
         }
@@ -835,6 +848,19 @@ impl World {
                 Err(error) => return Err(format!("a completion queue says: {error}")),
             }
         }
+    }
+
+    /// Reads the failed operations that readers have taken out of their queues and
+    /// not shown yet.
+    fn read_failures(&mut self) -> Result<(), String> {
+        for at in 0..self.cqs.len() {
+            if let Poller::Reader(reader) = &mut self.cqs[at].poller
+                && let Some(failed) = reader.read_err()
+            {
+                self.told(failed.into())?;
+            }
+        }
+        Ok(())
     }
 
     /// Everything is closed; all of it is back, and nothing is left.
