@@ -5,6 +5,7 @@ mod bench;
 mod bytes;
 mod checked;
 mod demo;
+mod dependencies;
 mod dist;
 mod driver;
 mod guest;

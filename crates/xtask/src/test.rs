@@ -12,7 +12,7 @@ use rxe_tests::driver::case::chosen;
 use rxe_tests::guest::{Qemu, Suite, host, tree};
 
 use crate::suite::{self, Request};
-use crate::{bare, bench, bytes, dist, driver, mlx5, softhca};
+use crate::{bare, bench, bytes, dependencies, dist, driver, mlx5, softhca};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -356,6 +356,8 @@ fn without_a_guest() -> Vec<Line> {
                 "warnings",
             ]),
         ),
+        licences(),
+        advisories(),
         check("documentation", &mut doc),
         counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
@@ -366,6 +368,40 @@ fn without_a_guest() -> Vec<Line> {
         mlx5_bytes(),
         check("fuzz targets", &mut fuzz_targets()),
     ]
+}
+
+/// Licences and sources of the dependencies; their duplicates are only shown.
+fn licences() -> Line {
+    let began = Instant::now();
+    let mut line = Line::new("licences and sources");
+    eprintln!("== {}", line.what);
+    match dependencies::check() {
+        Ok(outcome) => {
+            for refused in &outcome.refused {
+                eprintln!("not allowed by deny.toml: {refused}");
+            }
+            line.failed = outcome.refused.len();
+            line.passed = outcome.packages.saturating_sub(line.failed);
+            if !outcome.duplicates.is_empty() {
+                line.note = format!("in several versions: {}", outcome.duplicates.join("; "));
+            }
+        }
+        Err(error) => {
+            eprintln!("{}: {error:#}", line.what);
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// Advisories on the dependencies.
+fn advisories() -> Line {
+    const WHAT: &str = "advisories";
+    match dependencies::advisories() {
+        Ok(mut deny) => check(WHAT, &mut deny),
+        Err(error) => skipped(WHAT, &error.to_string()),
+    }
 }
 
 /// The instructions of a data path, against their limits.
