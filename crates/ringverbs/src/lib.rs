@@ -92,8 +92,3 @@ pub use uverbs::{Command, Errno, Error as KernelError};
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide.md")]
 struct Guide;
-
-/// What does not compile, of the page on soundness.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/soundness.md")]
-struct Soundness;

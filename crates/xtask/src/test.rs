@@ -1,10 +1,8 @@
 //! `cargo xtask test`: everything that shows whether this project works.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use std::{env, fs};
 
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
@@ -338,10 +336,6 @@ fn without_a_guest() -> Vec<Line> {
     ]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    match rustdoc_that_reads_codes() {
-        Ok(path) => drop(tests.env("RUSTDOC", path)),
-        Err(error) => eprintln!("error codes of examples are not looked at: {error:#}"),
-    }
     vec![
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
         check(
@@ -477,20 +471,6 @@ fn fuzz_targets() -> Command {
         .env("RUSTFLAGS", "--cfg fuzzing -D warnings")
         .env("CUSTOM_LIBFUZZER_PATH", "/nowhere/libfuzzer.a");
     command
-}
-
-/// A rustdoc that looks whether an example which must not compile is refused
-/// with the error that it names. The stable one takes any error at all; the
-/// compiler itself is left as it is, so that nothing is built anew.
-fn rustdoc_that_reads_codes() -> Result<PathBuf> {
-    let folder = driver::target_dir();
-    fs::create_dir_all(&folder)?;
-    let path = folder.join("rustdoc-with-codes");
-    let rustdoc = env::var("RUSTDOC").unwrap_or_else(|_| "rustdoc".into());
-    let script = format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec '{rustdoc}' \"$@\"\n");
-    fs::write(&path, script)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    Ok(path)
 }
 
 /// A check that passes or fails as a whole; its output is shown.
