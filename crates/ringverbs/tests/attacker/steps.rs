@@ -606,6 +606,7 @@ fn swap_cqs(world: &mut World, [a, b, ..]: Numbers) -> Done {
     if one == other {
         return Ok(false);
     }
+    world.read_failures()?;
     let (front, back) = world.cqs.split_at_mut(other);
     let (one, other) = (&mut front[one], &mut back[0]);
     // Also of readers, whose queue is then another's.
@@ -2097,7 +2098,7 @@ fn poll_one(world: &mut World, [a, ..]: Numbers) -> Done {
     let Some(at) = pick(a, world.cqs.len()) else {
         return Ok(false);
     };
-    match world.cqs[at].poller.queue().poll_one() {
+    match world.queue(at)?.poll_one() {
         Ok(Some(completion)) => world.told(completion.into()).map(|()| true),
         Ok(None) => Ok(false),
         Err(error) => queue_error(&error, world),
@@ -2126,7 +2127,7 @@ fn poll_several(world: &mut World, [a, b, ..]: Numbers) -> Done {
     };
     let mut out: [Completion; 4] = Default::default();
     let room = b as usize % 5;
-    match world.cqs[at].poller.queue().poll(&mut out[..room]) {
+    match world.queue(at)?.poll(&mut out[..room]) {
         Ok(count) => {
             for completion in out.into_iter().take(count) {
                 world.told(completion.into())?;
@@ -2143,7 +2144,7 @@ fn look(world: &mut World, a: u32, most: usize, forget: bool) -> Done {
     };
     let mut told = Vec::new();
     let mut failed = None;
-    let mut cursor = world.cqs[at].poller.queue().cursor();
+    let mut cursor = world.queue(at)?.cursor();
     while told.len() < most {
         match cursor.next_entry() {
             Ok(Some(mut entry)) => {

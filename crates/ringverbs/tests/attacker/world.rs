@@ -833,11 +833,18 @@ impl World {
         Ok(true)
     }
 
+    /// A completion queue, also of a reader, that is looked at in another way:
+    /// behind the failure that the reader has set aside.
+    pub fn queue(&mut self, at: usize) -> Result<&mut CompletionQueue, String> {
+        self.read_failures()?;
+        Ok(self.cqs[at].poller.queue())
+    }
+
     /// Reads what is there of a queue's completions.
     pub fn poll_all(&mut self, at: usize) -> Result<usize, String> {
         let mut count = 0;
         loop {
-            let polled = self.cqs[at].poller.queue().poll_one();
+            let polled = self.queue(at)?.poll_one();
             match polled {
                 Ok(Some(completion)) => {
                     count += 1;
@@ -852,7 +859,7 @@ impl World {
 
     /// Reads the failed operations that readers have taken out of their queues and
     /// not shown yet.
-    fn read_failures(&mut self) -> Result<(), String> {
+    pub fn read_failures(&mut self) -> Result<(), String> {
         for at in 0..self.cqs.len() {
             if let Poller::Reader(reader) = &mut self.cqs[at].poller
                 && let Some(failed) = reader.read_err()
