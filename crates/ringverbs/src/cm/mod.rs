@@ -19,7 +19,7 @@
 //! device ([`Listener::bind_on`], [`Connector::resolve_on`]). Where it names none
 //! and was built with the feature `embedded`, the environment may:
 //! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`. In a program with raised
-//! rights ([`environment`](crate::kernel::environment)) it does not count.
+//! rights (`AT_SECURE`) it does not count.
 //!
 //! What these helpers do not do, the connection manager's own types do:
 //! [`manager`].
