@@ -21,6 +21,9 @@ pub struct Arguments {
     /// All guest cases in every suite, not only in trixie
     #[arg(long)]
     long: bool,
+    /// Only format, lints, licences, unit and property tests: some minutes
+    #[arg(long, conflicts_with_all = ["guest_only", "host", "suite"])]
+    quick: bool,
     /// Only what needs neither root nor a guest
     #[arg(long)]
     no_guest: bool,
@@ -77,14 +80,19 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let mut lines = Vec::new();
     let mut texts = Vec::new();
     if !arguments.guest_only {
-        lines.extend(without_a_guest());
+        lines.extend(without_a_guest(arguments.quick));
     }
     if arguments.host {
         let (line, text) = machine("host", arguments, arguments.short, suite::on_host, false);
         lines.push(line);
         texts.extend(text);
-    } else if arguments.no_guest {
-        lines.push(skipped("guest suites", "--no-guest"));
+    } else if arguments.quick || arguments.no_guest {
+        let asked = if arguments.quick {
+            "--quick"
+        } else {
+            "--no-guest"
+        };
+        lines.push(skipped("guest suites", asked));
     } else {
         let suites = match arguments.suite.as_slice() {
             [] => Suite::ALL.to_vec(),
@@ -127,6 +135,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             l.what, l.passed, l.late, l.failed, l.skipped, l.seconds, l.note
         );
     }
+    slowest(&lines);
     let sum = |field: fn(&Line) -> usize| lines.iter().map(field).sum::<usize>();
     let failed = sum(|l| l.failed);
     println!(
@@ -139,6 +148,19 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Prints where the time went, slowest first.
+fn slowest(lines: &[Line]) {
+    let total: u64 = lines.iter().map(|line| line.seconds).sum();
+    let mut slow: Vec<_> = lines.iter().filter(|line| line.seconds > 0).collect();
+    slow.sort_by_key(|line| std::cmp::Reverse(line.seconds));
+    println!("\nTime, slowest first: {total} s");
+    for line in slow {
+        let share = line.seconds * 100 / total.max(1);
+        println!("{:>6} s {share:>3}%  {}", line.seconds, line.what);
+    }
+    println!();
 }
 
 /// Runs the cases of one machine and weighs the results.
@@ -310,9 +332,9 @@ fn skipped(what: &str, why: &str) -> Line {
     }
 }
 
-/// Format, lints, documentation, unit and property tests, loom: seconds to
-/// minutes, no root.
-fn without_a_guest() -> Vec<Line> {
+/// What needs neither root nor a guest; with `quick`, only format, lints,
+/// licences, unit and property tests.
+fn without_a_guest(quick: bool) -> Vec<Line> {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(driver::cargo());
         command.current_dir(driver::root()).args(arguments);
@@ -336,7 +358,7 @@ fn without_a_guest() -> Vec<Line> {
     ]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    vec![
+    let mut lines = vec![
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
         check(
             "clippy",
@@ -351,9 +373,14 @@ fn without_a_guest() -> Vec<Line> {
             ]),
         ),
         licences(),
+        counted("unit and property tests", &mut tests),
+    ];
+    if quick {
+        return lines;
+    }
+    lines.extend([
         advisories(),
         check("documentation", &mut doc),
-        counted("unit and property tests", &mut tests),
         counted("loom", &mut loom),
         counts("data path", bench::NATIVE_NEEDS, bench::native_gate),
         counts("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate),
@@ -361,7 +388,8 @@ fn without_a_guest() -> Vec<Line> {
         counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate),
         mlx5_bytes(),
         check("fuzz targets", &mut fuzz_targets()),
-    ]
+    ]);
+    lines
 }
 
 /// Licences and sources of the dependencies; their duplicates are only shown.
