@@ -1,4 +1,4 @@
-//! The HCA: its registers, and all behind them together.
+//! The HCA: registers, engine, transport and port combined.
 
 use std::collections::VecDeque;
 
@@ -18,16 +18,16 @@ use crate::platform::Platform;
 use crate::profile::{PortKind, Profile};
 use crate::transport::{self, Transport};
 
-/// Interrupt vectors.
+/// Number of interrupt vectors.
 pub const VECTORS: usize = 8;
-/// Bytes of the register space (BAR 0).
+/// Size of the register space (BAR 0) in bytes.
 pub const BAR_SIZE: u64 = 32 << 20;
 
-/// Bytes of a UAR page.
+/// Size of a UAR page in bytes.
 const PAGE: u64 = 4096;
-/// The first page that can be a UAR: those before have the registers.
+/// First page that can be a UAR; the pages before it hold the registers.
 pub(crate) const FIRST_UAR: u32 = 8;
-/// How many there are. The last pages have the interrupt vectors' table.
+/// Number of UARs. The last pages of the BAR hold the interrupt vector table.
 pub(crate) const UARS: usize = 8000;
 
 const FIRMWARE: u64 = 0x0;
@@ -42,7 +42,7 @@ const ARM_CQ: u64 = 0x20;
 const ARM_EQ: u64 = 0x40;
 const UPDATE_EQ: u64 = 0x48;
 const BLUE_FLAME: u64 = 0x800;
-/// Bytes of a BlueFlame buffer.
+/// Size of a BlueFlame buffer in bytes.
 const BLUE_FLAME_SIZE: u64 = 256;
 
 const MAJOR: u32 = 16;
@@ -50,37 +50,38 @@ const MINOR: u32 = 35;
 const SUBMINOR: u32 = 4030;
 const COMMAND_INTERFACE: u32 = 5;
 
-/// The states of the port in a port change event.
+/// Port states in a port change event.
 const PORT_DOWN: u8 = 1;
 const PORT_ACTIVE: u8 = 4;
 
-/// How many steps the transport does before the guest is looked at again.
+/// Transport steps per [`Hca::run`], and frames received at once.
 const BUDGET: usize = 256;
 
-/// What an HCA is.
+/// Settings of an HCA.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Its profile.
+    /// Device profile.
     pub profile: &'static Profile,
-    /// The GUID of its node and port.
+    /// GUID of the node and of its port.
     pub guid: u64,
-    /// The MAC of its Ethernet port.
+    /// MAC address of the Ethernet port.
     pub mac: [u8; 6],
-    /// The LID of its InfiniBand port.
+    /// LID of the InfiniBand port.
     pub lid: u16,
-    /// What the driver or a program should not do is reported, and refused
-    /// where hardware might let it pass.
+    /// Reports misuse by the driver or a program, and refuses it where hardware might
+    /// accept it.
     pub strict: bool,
 }
 
 impl Settings {
-    /// The `number`th HCA of a profile, with addresses of its own.
+    /// Returns the settings of the `number`th HCA of a profile, with addresses of its
+    /// own.
     pub fn numbered(profile: &'static Profile, number: u16) -> Settings {
         let [high, low] = (number + 1).to_be_bytes();
         Settings {
             profile,
             guid: subnet::guid(number + 1),
-            // Locally administered.
+            // Locally administered address.
             mac: [0x02, 0x50, 0x53, 0, high, low],
             lid: number + 1,
             strict: false,
@@ -98,16 +99,16 @@ impl Settings {
     }
 }
 
-/// The registers that keep something.
+/// Registers that keep a value.
 #[derive(Debug, Default)]
 pub(crate) struct Registers {
     pub(crate) commands: CommandQueue,
-    /// What the driver may use of the device (`health`).
+    /// NIC interface state, as the driver set it (`health`).
     pub(crate) nic: u32,
 }
 
-/// BlueFlame buffers that are being written at once, at most. A processor writes
-/// one after the other.
+/// Maximum number of BlueFlame buffers being written at once. A processor writes one
+/// after the other.
 const LIMIT_PENDING: usize = 64;
 
 /// A BlueFlame buffer that is being written.
@@ -119,18 +120,18 @@ struct Pending {
 
 /// A software HCA.
 ///
-/// One thread at a time; nothing blocks. A front end passes on accesses to
-/// the registers ([`Hca::read`], [`Hca::write`]), says when it has no more of
-/// them for now ([`Hca::settle`]), and calls [`Hca::run`].
+/// Used by one thread at a time; nothing blocks. A front end passes on register
+/// accesses ([`Hca::read`], [`Hca::write`]), calls [`Hca::settle`] when it has no more
+/// of them for now, and then [`Hca::run`].
 pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
     pub(crate) transport: Transport<Local>,
     port: Port,
     pool: Pool,
-    /// Send queues of the network interface with something to do.
+    /// Ethernet send queues that may have WQEs to process.
     pub(crate) rung: Vec<u32>,
     pending: Vec<Pending>,
-    /// The buffer of the last doorbell, for the next.
+    /// Buffer of the last doorbell, reused for the next.
     spare: Vec<u8>,
     arrived: VecDeque<Packet>,
     frames: Vec<Packet>,
@@ -143,7 +144,7 @@ impl<P: Platform> AsMut<Core<P>> for Hca<P> {
 }
 
 impl<P: Platform> Hca<P> {
-    /// An HCA as after power-on, plugged into a fabric. `pool` is shared by
+    /// Creates an HCA in its power-on state, attached to a fabric. `pool` is shared by
     /// all HCAs of a process.
     pub fn new(
         platform: P,
@@ -164,42 +165,42 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// What it stands on.
+    /// Returns the platform.
     pub fn platform(&self) -> &P {
         &self.core.platform
     }
 
-    /// What it stands on, to be changed.
+    /// Returns the platform for modification.
     pub fn platform_mut(&mut self) -> &mut P {
         &mut self.core.platform
     }
 
-    /// Its place in the fabric.
+    /// Returns the HCA's port in the fabric.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// What it is.
+    /// Returns the settings.
     pub fn settings(&self) -> &Settings {
         &self.core.settings
     }
 
-    /// What the engine has counted.
+    /// Returns the engine's counters.
     pub fn stats(&self) -> Stats {
         self.core.stats
     }
 
-    /// What the transport has counted.
+    /// Returns the transport's counters.
     pub fn transport_counters(&self) -> transport::Counters {
         self.transport.counters()
     }
 
-    /// Where faults are planted.
+    /// Returns the injected faults for modification.
     pub fn faults(&mut self) -> &mut Faults {
         &mut self.core.faults
     }
 
-    /// How many objects of each kind there are.
+    /// Returns the number of objects of each kind.
     pub fn objects(&self) -> [(&'static str, usize); 8] {
         let core = &self.core;
         [
@@ -214,7 +215,7 @@ impl<P: Platform> Hca<P> {
         ]
     }
 
-    /// The queue pairs: number, service, state.
+    /// Returns the queue pairs: number, service, state.
     pub fn queue_pairs(&self) -> Vec<(u32, transport::Service, transport::QpView)> {
         self.core
             .queues
@@ -226,7 +227,7 @@ impl<P: Platform> Hca<P> {
             .collect()
     }
 
-    /// What the driver or a program did that it should not, the first ones.
+    /// Returns the first reports of misuse by the driver or a program.
     pub fn complaints(&self) -> &[String] {
         &self.core.complaints
     }
@@ -237,26 +238,29 @@ impl<P: Platform> Hca<P> {
         self.port.room() < self.port.config().queue
     }
 
-    /// See [`Transport::set_patient`](crate::transport::Transport::set_patient).
+    /// Sets patience; see
+    /// [`Transport::set_patient`](crate::transport::Transport::set_patient).
     pub fn set_patient(&mut self, patient: bool) {
         self.transport.set_patient(patient);
     }
 
-    /// Has no other key lead to a key, by its number: of a region that windows may
-    /// not be bound to, which no command says. Whether there is such a key.
+    /// Seals the mkey with this number, so that no window or other mkey can refer to
+    /// it. This is for regions without the right to bind windows, which no command
+    /// conveys. Returns whether the mkey exists.
     pub fn seal_key(&mut self, number: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);
         mkey.map(|mkey| mkey.sealed = true).is_some()
     }
 
-    /// Plugs the cable in, or pulls it.
+    /// Plugs in or unplugs the cable.
     pub fn set_cable(&mut self, plugged: bool) {
         self.core.cable = plugged;
         self.port.set_link(plugged);
         self.update_link();
     }
 
-    /// Puts a queue pair into error, as a failure of the device would.
+    /// Moves a queue pair to the error state, as a failure of the device would. Returns
+    /// whether it could.
     pub fn fail_queue_pair(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.core.qp_mut(qpn) else {
             return false;
@@ -274,20 +278,20 @@ impl<P: Platform> Hca<P> {
         done
     }
 
-    /// The completion queue of what a queue pair sends.
+    /// Returns the send CQ of a queue pair.
     pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
         self.core.qp(qpn).map(|qp| qp.send_cq)
     }
 
-    /// Puts a completion queue into error.
+    /// Moves a completion queue to the error state. Returns whether it exists.
     pub fn fail_completion_queue(&mut self, cqn: u32) -> bool {
         let exists = self.core.cqs.get(cqn).is_some();
         self.core.fail_cq(cqn, 1);
         exists
     }
 
-    /// The link is up when the cable is plugged in and, on Ethernet, the
-    /// driver wants it.
+    /// Updates the link: it is up if the cable is plugged in and, on Ethernet, the
+    /// driver has enabled the port. Posts a port change event if the state changed.
     pub(crate) fn update_link(&mut self) {
         let core = &mut self.core;
         let wanted = core.settings.profile.port == PortKind::InfiniBand || core.nic.admin_up;
@@ -298,7 +302,7 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Tells the fabric where to find this port.
+    /// Announces the current MAC address of an Ethernet port to the fabric.
     pub(crate) fn announce_addresses(&mut self) {
         if self.core.settings.profile.port == PortKind::Ethernet {
             let mut config = self.port.config();
@@ -307,7 +311,7 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Forgets all objects: the driver has gone, or the device was reset.
+    /// Destroys all objects that a driver created, at teardown or reset.
     pub(crate) fn forget_objects(&mut self) {
         let fresh_pages = std::mem::take(&mut self.core.pages);
         let numbers: Vec<u32> = self.core.queues.iter().map(|(number, _)| number).collect();
@@ -334,7 +338,7 @@ impl<P: Platform> Hca<P> {
         self.rung.clear();
     }
 
-    /// As after power-on.
+    /// Resets the device to its power-on state.
     pub fn reset(&mut self) {
         self.forget_objects();
         clear(&mut self.core.eqs);
@@ -347,7 +351,7 @@ impl<P: Platform> Hca<P> {
         self.pending.clear();
     }
 
-    /// Reads registers.
+    /// Reads registers or device memory.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
         match device_memory::access(offset) {
             Some(Access::Plain) => {
@@ -388,10 +392,10 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Writes registers.
+    /// Writes registers, device memory or UARs.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         match device_memory::access(offset) {
-            // What is written past its end goes nowhere, as elsewhere on a bus.
+            // Writes past the end of device memory are ignored, as a bus ignores them.
             Some(Access::Plain) => {
                 let _ = self.core.device_memory.write(offset, data);
                 return;
@@ -449,8 +453,7 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// A write to a BlueFlame register: a doorbell, or a part of a work
-    /// request.
+    /// Handles a write to a BlueFlame register: a doorbell, or a part of a WQE.
     fn write_blue_flame(&mut self, offset: u64, data: &[u8]) {
         let buffer = offset & !(BLUE_FLAME_SIZE - 1);
         let within = (offset - buffer) as usize;
@@ -460,13 +463,13 @@ impl<P: Platform> Hca<P> {
                 self.pending[place].bytes.extend_from_slice(data);
             }
             Some(place) if within == 0 => {
-                // What was there before was a doorbell.
+                // What the buffer held before was a doorbell.
                 let before = self.pending.swap_remove(place);
                 self.finish(before);
                 self.begin(buffer, data);
             }
             None if within == 0 => self.begin(buffer, data),
-            // The rest of a work request that was taken for a doorbell.
+            // The rest of a WQE whose beginning was taken for a doorbell.
             _ => return,
         }
         let complete = self.pending.iter().position(|p| {
@@ -525,22 +528,22 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// A queue pair's doorbell record has moved: what a doorbell says, for a
-    /// front end that sees the records themselves. For receives it is of effect
-    /// in the error state only, where they are flushed.
+    /// Rings a doorbell, for front ends that watch the doorbell records themselves. A
+    /// receive doorbell has an effect only in the error state, where the receives are
+    /// flushed.
     pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
         self.core.stats.doorbells += 1;
         self.transport.ring(qpn, queue);
     }
 
-    /// Whether the first 8 bytes of a work request have come, and may be a
-    /// doorbell or the begin of a BlueFlame copy.
+    /// Returns whether a BlueFlame buffer holds 8 bytes or less, which may be a
+    /// doorbell or the beginning of a WQE.
     pub fn is_unsettled(&self) -> bool {
         self.pending.iter().any(|p| p.bytes.len() <= 8)
     }
 
-    /// The front end has no more accesses for now: a work request of which
-    /// only the first 8 bytes have come was a doorbell.
+    /// Ends a batch of accesses: a BlueFlame buffer that holds 8 bytes or less was a
+    /// doorbell.
     pub fn settle(&mut self) {
         while let Some(place) = self.pending.iter().position(|p| p.bytes.len() <= 8) {
             let pending = self.pending.swap_remove(place);
@@ -548,12 +551,11 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Does what there is to do, within bounds. True if there is more to do
-    /// at once.
+    /// Processes pending work, within bounds. Returns true if more can be done at once.
     pub fn run(&mut self) -> bool {
         let now = self.core.platform.now();
         if self.has_failed() {
-            // What arrives is lost.
+            // A failed device drops what arrives.
             self.port.recv_all(now, BUDGET, &mut self.arrived);
             let more = !self.arrived.is_empty();
             self.arrived.clear();
@@ -590,8 +592,8 @@ impl<P: Platform> Hca<P> {
         more || full || !self.rung.is_empty() || self.port.deadline().is_some_and(|at| at <= now)
     }
 
-    /// When [`Hca::run`] has something to do again at the latest, if nothing
-    /// else happens.
+    /// Returns the time by which [`Hca::run`] must be called again if nothing else
+    /// happens.
     pub fn deadline(&self) -> Option<u64> {
         if self.has_failed() {
             return self.port.deadline();

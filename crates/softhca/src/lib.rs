@@ -1,5 +1,5 @@
-//! A ConnectX in software: what a driver of the real device sees (engine,
-//! front ends), and what lies behind it (transport, fabric).
+//! A ConnectX in software. `engine` and the front ends are what a driver of the real
+//! device sees; `transport` and `fabric` carry the packets behind it.
 
 pub mod bits;
 pub mod command;

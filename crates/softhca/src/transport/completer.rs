@@ -1,5 +1,5 @@
-//! What answers do to the requester: acknowledgements, refusals, read responses,
-//! and their absence.
+//! The completer: processes acknowledgements, NAKs, read responses and timeouts for the
+//! requester.
 
 use super::config::{ack_wait, rnr_wait};
 use super::host::{Fault, Host, Operation, Status};
@@ -7,7 +7,7 @@ use super::qp::{Io, Qp};
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
 
 impl<L> Qp<L> {
-    /// An answer came.
+    /// Processes a response packet.
     pub fn response<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -17,11 +17,11 @@ impl<L> Qp<L> {
     ) {
         let psn = view.bth.psn;
         if !self.state.sends() || psn.before(self.req.una) || !psn.before(self.req.high) {
-            // Late, or an answer to what was never asked.
+            // Late, or a response to a PSN that was never sent.
             io.counters.stale += 1;
             return;
         }
-        // Only first, last and only responses have one.
+        // Read responses other than first, last and only have no AETH.
         let syndrome = match view.aeth() {
             Some(aeth) => aeth.syndrome,
             None if view.has(Traits::AETH) => {
@@ -34,7 +34,7 @@ impl<L> Qp<L> {
         match syndrome {
             Syndrome::Ack(_) if answers => self.answer(host, now, view),
             Syndrome::Ack(_) => self.acknowledge(host, now, psn.plus(1)),
-            // A refusal is of its PSN; what comes before has been done.
+            // A NAK applies to its PSN; all earlier requests have been executed.
             Syndrome::RnrNak(code) => {
                 self.acknowledge(host, now, psn);
                 if self.req.una == psn && self.state.sends() {
@@ -53,7 +53,7 @@ impl<L> Qp<L> {
         self.fast_forward();
     }
 
-    /// All before `end` is acknowledged, unless an answer is missing there.
+    /// Acknowledges all PSNs before `end`, up to the first missing response.
     fn acknowledge<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, end: Psn) {
         match self.missing_answer(end) {
             None => self.advance(now, end),
@@ -65,14 +65,16 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    /// The first answer before `end` that has not come.
+    /// Returns the PSN of the first missing response before `end`.
     fn missing_answer(&self, end: Psn) -> Option<Psn> {
         self.oldest_awaiting(end).map(|(_, psn)| psn)
     }
 
-    /// The oldest work request before `end` that awaits an answer, and the PSN of that.
+    /// Returns the oldest work request before `end` that awaits a response, and the PSN
+    /// of that response.
     fn oldest_awaiting(&self, end: Psn) -> Option<(usize, Psn)> {
-        // Most queues have none: not counted if they were sent before a retransmission.
+        // `req.reads` cannot shorten this scan: it excludes reads sent before a
+        // retransmission.
         for (index, pending) in self.req.works.iter().enumerate() {
             if !pending.first.before(end) {
                 break;
@@ -103,14 +105,14 @@ impl<L> Qp<L> {
             .map(|wait| now + wait);
     }
 
-    /// Answers came for what was about to be sent again.
+    /// Skips a retransmission of requests that have been acknowledged meanwhile.
     fn fast_forward(&mut self) {
         if self.req.send_psn.before(self.req.una) {
             self.req.seek(self.req.una);
         }
     }
 
-    /// An answer was passed over: it is lost.
+    /// A response was skipped, so it is lost: retries once until `una` moves.
     fn implied_nak<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
         if !self.req.implied_nak && self.req.rnr_until.is_none() {
             self.req.implied_nak = true;
@@ -118,7 +120,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Goes back to the oldest packet without acknowledgement.
+    /// Returns to the oldest unacknowledged packet.
     fn retry<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
             self.give_up(host, Status::RetryExceeded);
@@ -129,7 +131,7 @@ impl<L> Qp<L> {
         self.restart_timer(now);
     }
 
-    /// The oldest work request with packets under way ends with an error.
+    /// Fails the oldest work request with packets in flight.
     fn give_up<H: Host<Local = L>>(&mut self, host: &mut H, status: Status) {
         let una = self.req.una;
         if let Some(pending) = self
@@ -166,11 +168,11 @@ impl<L> Qp<L> {
         }
     }
 
-    /// A read's or atomic's answer.
+    /// Processes the response to a read or atomic.
     fn answer<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
         let psn = view.bth.psn;
         let Some((index, expected)) = self.oldest_awaiting(psn.plus(1)) else {
-            // Nothing there awaits an answer.
+            // No work request awaits a response at this PSN.
             return;
         };
         if expected != psn {
@@ -208,8 +210,8 @@ impl<L> Qp<L> {
                 }
             }
             Some(Err(Fault::Absent)) => {
-                // The answer is dropped, and asked for again when there is a
-                // place for it.
+                // The response is dropped, and requested again when its memory may be
+                // present.
                 self.req.seek(self.req.una);
                 self.req.deadline = None;
                 self.wait_for_page(now);
@@ -222,7 +224,7 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    /// Time has passed.
+    /// Processes expired timers.
     pub fn timers<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
         if self.req.rnr_until.is_some_and(|at| at <= now) {
             self.req.rnr_until = None;
@@ -242,7 +244,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// When [`Qp::timers`] has something to do.
+    /// Returns the time at which [`Qp::timers`] has something to do.
     pub fn deadline(&self) -> u64 {
         let earliest = |at: Option<u64>| at.unwrap_or(u64::MAX);
         earliest(self.req.deadline).min(earliest(self.req.rnr_until))

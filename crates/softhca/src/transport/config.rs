@@ -12,18 +12,18 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// The sending end of an extended reliable connection.
+    /// Initiator (sending end) of an extended reliable connection.
     XrcInitiator,
-    /// The receiving end of one.
+    /// Target (receiving end) of an extended reliable connection.
     XrcTarget,
-    /// Sends over dynamic connections.
+    /// Initiator of dynamic connections: sends.
     DcInitiator,
-    /// Is sent to over dynamic connections.
+    /// Target of dynamic connections: receives.
     DcTarget,
 }
 
 impl Service {
-    /// Acknowledged.
+    /// Returns whether the service is reliable: requests are acknowledged.
     #[inline]
     #[must_use]
     pub const fn is_reliable(self) -> bool {
@@ -34,25 +34,25 @@ impl Service {
 /// States of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum QpState {
-    /// Nothing is posted, sent or received.
+    /// RESET: nothing is posted, sent or received.
     #[default]
     Reset,
-    /// Receives may be posted.
+    /// INIT: receives may be posted.
     Init,
-    /// Ready to receive.
+    /// RTR: ready to receive.
     ReadyToReceive,
-    /// Ready to send.
+    /// RTS: ready to send.
     ReadyToSend,
-    /// Sends are drained, then stop.
+    /// SQD: outstanding sends complete, then sending stops.
     SendQueueDrain,
-    /// Sends are in error, receives go on.
+    /// SQE: the send queue is in error, receives go on.
     SendQueueError,
-    /// Both queues are flushed.
+    /// ERR: both queues are flushed.
     Error,
 }
 
 impl QpState {
-    /// Packets are taken in.
+    /// Returns whether incoming packets are processed in this state.
     #[inline]
     #[must_use]
     pub const fn receives(self) -> bool {
@@ -62,7 +62,8 @@ impl QpState {
         )
     }
 
-    /// Requests are under way: packets go out, answers are taken.
+    /// Returns whether requests may be in flight in this state: packets are sent and
+    /// responses processed.
     #[inline]
     #[must_use]
     pub const fn sends(self) -> bool {
@@ -73,35 +74,35 @@ impl QpState {
 /// All attributes of a queue pair.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// The service; of no effect after the creation.
+    /// Transport service; fixed when the queue pair is created.
     pub service: Service,
     /// Partition key.
     pub pkey: u16,
-    /// Packets of any partition are taken (GSI).
+    /// Accept packets of any partition (GSI).
     pub any_pkey: bool,
     /// Queue key (UD).
     pub qkey: u32,
-    /// Path MTU. The port's for UD.
+    /// Path MTU; for UD, the MTU of the port.
     pub mtu: Mtu,
-    /// The way to the peer; none for UD, or before RTR.
+    /// Path to the peer; `None` for UD, and before RTR.
     pub path: Option<Path>,
-    /// The peer's QP number.
+    /// QP number of the peer.
     pub remote_qpn: u32,
-    /// The first PSN to send; taken on the way to RTS.
+    /// First PSN to send; takes effect on the transition to RTS.
     pub send_psn: u32,
-    /// The first PSN to expect; taken on the way to RTR.
+    /// First PSN to expect; takes effect on the transition to RTR.
     pub recv_psn: u32,
-    /// Local ACK timeout: 4.096 us times two to this; 0 waits for ever.
+    /// Local ACK timeout: 4.096 us times 2 to this power; 0 means no timeout.
     pub ack_timeout: u8,
     /// Retries after a timeout or a missing packet, 0 to 7.
     pub retry_count: u8,
-    /// Retries when the peer was not ready, 0 to 6; 7 for ever.
+    /// Retries after an RNR NAK, 0 to 6; 7 means unlimited.
     pub rnr_retry: u8,
-    /// What a peer is told to wait when no receive is posted: the 5-bit code.
+    /// RNR NAK timer: the 5-bit code sent to a peer when no receive is posted.
     pub min_rnr_timer: u8,
-    /// Reads and atomics under way at once, at most. With 0 there can be none.
+    /// Maximum of outstanding reads and atomics as requester; 0 permits none.
     pub max_rd_atomic: u8,
-    /// Of the peer's.
+    /// Maximum of outstanding reads and atomics as responder.
     pub max_dest_rd_atomic: u8,
     /// The peer may read.
     pub allow_read: bool,
@@ -109,16 +110,16 @@ pub struct QpConfig {
     pub allow_write: bool,
     /// The peer may do atomics.
     pub allow_atomic: bool,
-    /// Receives come from an SRQ: they are not flushed.
+    /// Receives come from an SRQ, and so are not flushed.
     pub srq: bool,
-    /// What a target of dynamic connections is asked with.
+    /// Access key of a DC target.
     pub dc_key: u64,
-    /// How many streams of an initiator of dynamic connections are in error when
-    /// the whole of it is, as a power of two.
+    /// Number of streams in error at which a whole DC initiator fails, as a power of
+    /// two.
     pub log_errored_streams: u8,
-    /// The number in datagrams sent, if not the QP's own (1 for GSI).
+    /// Source QP number in datagrams, if not the QP's own (1 for GSI).
     pub wire_qpn: Option<u32>,
-    /// What this queue pair sends to a multicast group does not come back to this HCA.
+    /// Discard multicast packets that this queue pair itself sent.
     pub block_multicast_loopback: bool,
 }
 
@@ -152,24 +153,24 @@ impl Default for QpConfig {
     }
 }
 
-/// What can be asked of a queue pair.
+/// Queryable state of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpView {
-    /// The state.
+    /// State.
     pub state: QpState,
-    /// The next PSN that a new packet gets.
+    /// PSN of the next new packet.
     pub send_psn: u32,
-    /// The PSN that is expected next.
+    /// PSN expected next.
     pub recv_psn: u32,
-    /// A drain is not finished: work requests are under way.
+    /// An SQD drain is not finished: work requests are outstanding.
     pub draining: bool,
-    /// Work requests taken from the send queue and not ended.
+    /// Work requests taken from the send queue and not completed.
     pub outstanding: usize,
 }
 
-/// How long a code of the "RNR NAK timer field" stands for, in nanoseconds
-/// (InfiniBand Architecture Specification, volume 1, table "Encoding for RNR NAK
-/// timer field").
+/// Returns the wait that a code of the "RNR NAK timer field" stands for, in nanoseconds
+/// (InfiniBand Architecture Specification, volume 1, table "Encoding for RNR NAK timer
+/// field").
 #[must_use]
 pub fn rnr_wait(code: u8) -> u64 {
     // In units of 10 us.
@@ -180,7 +181,7 @@ pub fn rnr_wait(code: u8) -> u64 {
     u64::from(UNITS[usize::from(code & 0x1f)]) * 10_000
 }
 
-/// How long a local ACK timeout is, in nanoseconds; none is for ever.
+/// Returns the local ACK timeout for a code, in nanoseconds; `None` means no timeout.
 #[must_use]
 pub fn ack_wait(code: u8) -> Option<u64> {
     let code = code & 0x1f;

@@ -5,10 +5,10 @@ use super::qp::{Io, Qp};
 use super::{Operation, QpState};
 use crate::packet::{Deth, Draft, Link, MULTICAST_QPN, Template, Traits, View, op};
 
-/// What precedes the payload in a receive buffer.
+/// Length of the GRH area that precedes the payload in a receive buffer.
 const GRH_AREA: u32 = 40;
 
-/// A queue key with this bit means "the queue pair's own".
+/// A queue key with this bit set stands for the queue pair's own.
 const QKEY_OWN: u32 = 1 << 31;
 
 impl<L> Qp<L> {
@@ -21,7 +21,7 @@ impl<L> Qp<L> {
         let source_qpn = self.config.wire_qpn.unwrap_or(self.number);
         let pending = &mut self.req.works[cursor];
         let work = &mut pending.work;
-        // Taken only with a destination.
+        // `take` accepts only work requests with a destination.
         let Some(to) = work.datagram.as_deref() else {
             pending.done = Some(Status::LocalQpOperation);
             return;
@@ -67,7 +67,7 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    /// A datagram came.
+    /// Processes a received datagram.
     pub fn datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
         let Some(deth) = view.deth() else { return };
         let multicast = view.bth.dest_qpn == MULTICAST_QPN;
@@ -94,7 +94,7 @@ impl<L> Qp<L> {
                 .scatter(self.number, local, 0, &area)
                 .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload));
             if stored == Err(Fault::Absent) {
-                // Lost, as datagrams are; the receive serves the next one.
+                // The datagram is lost; the receive is used for the next one.
                 io.counters.dropped += 1;
                 self.resp.keep(recv);
                 return;

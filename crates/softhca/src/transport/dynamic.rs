@@ -1,10 +1,10 @@
-//! Dynamic connections (DC): an initiator connects to a target for as long as
-//! its work requests go there, and a target serves any number of initiators.
+//! Dynamic connections (DC): an initiator connects to a target while its work requests
+//! go there, and a target serves any number of initiators.
 //!
-//! An initiator is a requester whose peer changes between work requests: to
-//! another one it goes when all earlier requests have ended, by a connection of
-//! a new number. A target has a responder for each initiator, which begins anew
-//! when a connection of a higher number comes.
+//! An initiator is a requester whose peer changes between work requests. It changes to
+//! another peer when all earlier requests have completed, with a new connection number.
+//! A target has a responder for each initiator, which starts anew when a connection
+//! with a higher number arrives.
 
 use super::config::QpConfig;
 use super::host::{Datagram, Host, Operation, RecvWork, SendWork, Status};
@@ -12,17 +12,17 @@ use super::qp::{Io, Qp};
 use super::responder::Responder;
 use crate::packet::{DcEth, Gid, Grh, L3, Link, Path, Psn, Roce, Template, View};
 
-/// Initiators that a target remembers. Of more, the one is forgotten that was
-/// silent longest: it is an unknown one when it comes again.
+/// Maximum number of initiators that a target remembers. Beyond it, the one that was
+/// silent longest is forgotten, and is new when it returns.
 const LIMIT_PEERS: usize = 1024;
 
-/// An initiator's side.
+/// State of a DC initiator.
 #[derive(Default)]
 pub(super) struct Initiator {
     connection: Option<Connection>,
-    /// The number of the last connection.
+    /// Number of the last connection.
     last: u64,
-    /// Streams in error, at most as many as the queue pair may have.
+    /// Streams in error; at most as many as the queue pair permits.
     errored: Vec<u16>,
 }
 
@@ -32,30 +32,30 @@ struct Connection {
 }
 
 impl Initiator {
-    /// The queue pair is reset.
+    /// Resets the state together with the queue pair.
     pub fn reset(&mut self) {
         self.connection = None;
         self.errored.clear();
     }
 
-    /// Where requests go now.
+    /// Returns the current destination of requests.
     pub fn connected_to(&self) -> Option<&Datagram> {
         self.connection.as_ref().map(|connection| &connection.to)
     }
 
-    /// Whether what is of a stream is flushed.
+    /// Returns whether a stream is in error, so that its work requests are flushed.
     pub fn is_errored(&self, stream: u16) -> bool {
         self.errored.contains(&stream)
     }
 
-    /// A stream goes on after an error; whether it had one.
+    /// Lets a stream continue after an error. Returns whether it was in error.
     pub fn restore(&mut self, stream: u16) -> bool {
         let before = self.errored.len();
         self.errored.retain(|errored| *errored != stream);
         self.errored.len() != before
     }
 
-    /// The header of a request.
+    /// Returns the DC header of a request.
     pub fn header(&self, source_qpn: u32, oldest: Psn) -> DcEth {
         self.connection
             .as_ref()
@@ -76,7 +76,7 @@ pub(super) struct Peer<L> {
     resp: Responder<L>,
 }
 
-/// Who an initiator is.
+/// Identity of an initiator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct From {
     gid: Option<Gid>,
@@ -84,11 +84,11 @@ struct From {
     qpn: u32,
 }
 
-/// A target's side.
+/// State of a DC target.
 pub(super) struct Peers<L> {
-    /// The one that was heard last is the last.
+    /// Ordered by the last packet received, the most recent one last.
     list: Vec<Peer<L>>,
-    /// Receives taken for messages that never ended: they serve the next.
+    /// Receives taken for messages that were not finished; used for later messages.
     spare: Vec<RecvWork<L>>,
 }
 
@@ -112,8 +112,8 @@ impl<L> Peers<L> {
         self.spare.pop()
     }
 
-    /// The place of the responder for a packet, which has begun anew if the
-    /// connection is a new one. None if it is an old one.
+    /// Returns the index of the responder for a packet, started anew if the connection
+    /// is new; `None` if the connection is stale.
     fn of(&mut self, view: &View<'_>, header: &DcEth, config: &QpConfig) -> Option<usize> {
         let lid = match view.network.link {
             Link::Ib { slid, .. } => slid,
@@ -158,7 +158,7 @@ impl<L> Peers<L> {
     }
 }
 
-/// The way back to where a packet came from.
+/// Returns the path back to the sender of a packet.
 fn back(view: &View<'_>) -> Path {
     let network = &view.network;
     let link = match network.link {
@@ -192,8 +192,8 @@ fn back(view: &View<'_>) -> Path {
 }
 
 impl<L> Qp<L> {
-    /// Connects to where the work request at the cursor goes. False if it has to
-    /// wait for earlier ones, which go elsewhere.
+    /// Connects to the destination of the work request at the cursor. Returns false if
+    /// it has to wait for earlier requests to another destination.
     pub fn connect(&mut self, now: u64) -> bool {
         let cursor = self.req.cursor;
         let Some(pending) = self.req.works.get(cursor) else {
@@ -210,8 +210,8 @@ impl<L> Qp<L> {
             return false;
         }
         let (to, first) = (*to, pending.first);
-        // By the clock, so that one queue pair's connections follow those of
-        // another that had its number before.
+        // Taken from the clock, so that the connections of a queue pair have higher
+        // numbers than those of an earlier queue pair with the same QP number.
         let number = now.max(self.initiator.last + 1);
         self.initiator.last = number;
         self.initiator.connection = Some(Connection { to, number });
@@ -220,7 +220,7 @@ impl<L> Qp<L> {
         true
     }
 
-    /// The connection takes the place of a peer in the attributes.
+    /// Sets the connection's destination as the peer in the attributes.
     pub fn adopt_connection(&mut self) {
         if let Some(to) = self.initiator.connected_to() {
             self.template = Some(Template::new(&to.path));
@@ -229,8 +229,8 @@ impl<L> Qp<L> {
         }
     }
 
-    /// What to do with a work request of a stream before it is sent: nothing, or
-    /// let it end like this.
+    /// Returns the status with which a work request ends before it is sent, or `None`
+    /// if it may be sent.
     pub fn refuse_on_stream(&self, work: &SendWork<L>) -> Option<Status> {
         match work.datagram {
             None if work.operation == Operation::Local => None,
@@ -242,13 +242,13 @@ impl<L> Qp<L> {
         }
     }
 
-    /// A work request has failed: whether that is an error of its stream alone,
-    /// and the rest of the queue goes on.
+    /// Handles a failed work request. Returns whether the error is confined to its
+    /// stream, so that the rest of the queue continues.
     pub fn stream_failed(&mut self, failed: &Failed) -> bool {
         match failed.status {
-            // Of a stream that has had its error.
+            // The stream was in error already.
             Status::Flushed => return true,
-            // What the target has done is not known.
+            // It is unknown what the target has executed.
             Status::RetryExceeded => return false,
             _ => {}
         }
@@ -259,7 +259,7 @@ impl<L> Qp<L> {
             return false;
         }
         if failed.answered {
-            // The target has done its part: it is only passed over.
+            // The target has done its part; the rest of the response is skipped.
             self.req.pass_over(failed.end, failed.missing);
         } else {
             self.begin_anew(failed.stream);
@@ -267,8 +267,8 @@ impl<L> Qp<L> {
         true
     }
 
-    /// The target does not go on with this connection: what is left of the queue
-    /// goes by a new one, but for what is of a stream.
+    /// The target does not continue this connection. The remaining work requests are
+    /// sent over a new one, except those of stream `without`, which are flushed.
     fn begin_anew(&mut self, without: u16) {
         let start = self.req.next_psn;
         let mut psn = start;
@@ -291,7 +291,7 @@ impl<L> Qp<L> {
         self.initiator.connection = None;
     }
 
-    /// A request came to a target.
+    /// Processes a request to a DC target.
     pub fn request_of_peer<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -312,8 +312,8 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Sends one answer, or one packet of it, to some initiator; whether there was
-    /// one.
+    /// Sends one response, or one packet of it, to some initiator. Returns whether
+    /// there was one.
     pub fn reply_to_peers<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         let list = &self.peers.list;
         match list.iter().rposition(|peer| peer.resp.has_replies()) {
@@ -322,8 +322,8 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Does something with the responder for an initiator in place of the queue
-    /// pair's own.
+    /// Runs `act` with the responder for one initiator in place of the queue pair's
+    /// own.
     fn as_peer<R>(&mut self, index: usize, act: impl FnOnce(&mut Self) -> R) -> R {
         self.exchange(index);
         let result = act(self);
@@ -340,14 +340,14 @@ impl<L> Qp<L> {
     }
 }
 
-/// A work request that has failed.
+/// A failed work request.
 pub(super) struct Failed {
     pub status: Status,
     pub stream: u16,
     /// One past its last PSN.
     pub end: Psn,
-    /// It was answered, and the answer could not be stored.
+    /// A response arrived but could not be stored.
     pub answered: bool,
-    /// How many packets of the answer were still to come.
+    /// Number of response packets still missing.
     pub missing: u32,
 }

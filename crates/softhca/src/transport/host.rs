@@ -1,15 +1,15 @@
-//! The seam to the engine: work requests, completions, memory.
+//! The interface to the engine: work requests, completions, memory.
 
 use crate::packet::{L3, Link, Path};
 
-/// What a work request asks for.
+/// Operation of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Send.
     Send,
     /// Send with immediate data.
     SendImm,
-    /// Send, and invalidate a key of the peer's.
+    /// Send, and invalidate an rkey of the peer.
     SendInvalidate,
     /// RDMA write.
     Write,
@@ -19,24 +19,24 @@ pub enum Operation {
     Read,
     /// Atomic fetch and add.
     FetchAdd {
-        /// What is added.
+        /// Addend.
         add: u64,
     },
     /// Atomic compare and swap.
     CompareSwap {
-        /// What the value is compared with.
+        /// Value to compare with.
         compare: u64,
-        /// What it becomes if equal.
+        /// New value if they are equal.
         swap: u64,
     },
-    /// Something the engine does by itself, in its turn: [`Host::run_local`].
+    /// An operation that the engine performs itself, in order: [`Host::run_local`].
     Local,
-    /// A work request that makes no sense: completes with this status in its turn.
+    /// A malformed work request: completes with this status, in order.
     Invalid(Status),
 }
 
 impl Operation {
-    /// Whether the peer answers with data.
+    /// Returns whether the peer responds with data.
     #[inline]
     #[must_use]
     pub const fn is_read_or_atomic(self) -> bool {
@@ -59,50 +59,50 @@ pub enum Fence {
     All,
 }
 
-/// Where a datagram goes, or a request over a dynamic connection.
+/// Destination of a datagram, or of a request over a dynamic connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {
-    /// The way.
+    /// Path to the destination.
     pub path: Path,
-    /// The destination QP.
+    /// Destination QP number.
     pub qpn: u32,
-    /// The queue key. With its highest bit set the QP's own is used instead.
+    /// Queue key. If its highest bit is set, the QP's own is used instead.
     pub qkey: u32,
-    /// What a target of dynamic connections is asked with.
+    /// Access key of the DC target.
     pub dc_key: u64,
 }
 
 /// A work request of a send queue.
 #[derive(Debug)]
 pub struct SendWork<L> {
-    /// The engine's; comes back in [`Host::send_done`].
+    /// Identifier chosen by the engine; returned in [`Host::send_done`].
     pub id: u64,
-    /// What to do.
+    /// Operation.
     pub operation: Operation,
-    /// Bytes of the message. 8 for atomics, whatever is said here.
+    /// Length of the message in bytes. Ignored for atomics, which have 8.
     pub length: u32,
-    /// The local buffers, for the engine to understand.
+    /// Local buffers, opaque to the transport.
     pub local: L,
-    /// Immediate data as a number, or the key to invalidate.
+    /// Immediate data as a number, or the rkey to invalidate.
     pub imm: u32,
-    /// What to wait for.
+    /// Fence.
     pub fence: Fence,
-    /// The receiver's completion is a solicited event.
+    /// Request a solicited event at the receiver.
     pub solicited: bool,
-    /// Address at the peer, of writes, reads, atomics.
+    /// Remote address of writes, reads and atomics.
     pub va: u64,
-    /// Its key.
+    /// Remote key for `va`.
     pub rkey: u32,
-    /// The peer's SRQ (XRC).
+    /// SRQ number at the peer (XRC).
     pub xrc_srqn: u32,
-    /// Where to (UD, DC).
+    /// Destination (UD, DC).
     pub datagram: Option<Box<Datagram>>,
-    /// The stream that it is of (DC).
+    /// Stream that it belongs to (DC).
     pub stream: u16,
 }
 
 impl<L> SendWork<L> {
-    /// A work request with nothing but these.
+    /// Creates a work request with these fields, and defaults for the others.
     pub fn new(id: u64, operation: Operation, length: u32, local: L) -> Self {
         Self {
             id,
@@ -124,110 +124,111 @@ impl<L> SendWork<L> {
 /// A work request of a receive queue.
 #[derive(Debug)]
 pub struct RecvWork<L> {
-    /// The engine's; comes back in [`Host::recv_done`].
+    /// Identifier chosen by the engine; returned in [`Host::recv_done`].
     pub id: u64,
-    /// Bytes of the buffers together.
+    /// Total length of the buffers in bytes.
     pub length: u32,
-    /// The buffers.
+    /// Local buffers, opaque to the transport.
     pub local: L,
 }
 
-/// How a work request ended: the completion statuses of the specification.
+/// Completion status of a work request, as in the InfiniBand specification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// As asked.
+    /// Completed successfully.
     Success,
-    /// Too long: for the service, or for the receiver's buffers.
+    /// The message is too long for the service or for the receive buffers.
     LocalLength,
-    /// An error in the queue pair or the work request.
+    /// Error in the queue pair or in the work request.
     LocalQpOperation,
-    /// A local buffer's key, bounds or rights.
+    /// Wrong key, bounds or rights of a local buffer.
     LocalProtection,
-    /// Never started, or not finished: the queue pair is in error.
+    /// Not started or not finished, because the queue pair is in error.
     Flushed,
     /// Binding a memory window failed.
     MemoryBind,
-    /// An answer that does not fit the request.
+    /// The response does not match the request.
     BadResponse,
     /// A remote write with immediate data could not be reported.
     LocalAccess,
-    /// The peer calls the request invalid.
+    /// The peer reports an invalid request.
     RemoteInvalidRequest,
-    /// The peer refuses access to its memory.
+    /// The peer refuses access to remote memory.
     RemoteAccess,
-    /// The peer failed to do its part.
+    /// The peer failed to perform the operation.
     RemoteOperation,
-    /// No answer, after all retries.
+    /// No response after all retries.
     RetryExceeded,
     /// The peer was not ready to receive, after all retries.
     RnrRetryExceeded,
-    /// The peer gave up.
+    /// The peer aborted the operation.
     RemoteAborted,
-    /// A receive is given back, since its memory is not there now. The message
-    /// comes again, to another.
+    /// A receive is returned because its memory is absent. The message is sent again,
+    /// to another receive.
     Returned,
-    /// The engine is broken.
+    /// The engine failed.
     Fatal,
 }
 
-/// A work request of a send queue has ended.
+/// Completion of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendDone {
-    /// How.
+    /// Status.
     pub status: Status,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub length: u32,
 }
 
-/// What kind of message was received.
+/// Kind of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecvKind {
     /// Send.
     Send,
     /// Send with immediate data.
     SendImm,
-    /// Send with invalidate; `imm` is the key, which is invalid by now.
+    /// Send with invalidate; `imm` is the rkey, which has been invalidated.
     SendInvalidate,
     /// RDMA write with immediate data.
     WriteImm,
 }
 
-/// Where a message came from.
+/// Source of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// The sending QP (UD, DC).
+    /// Source QP number (UD, DC).
     pub qpn: u32,
-    /// The packet's link header.
+    /// Link header of the packet.
     pub link: Link,
-    /// How the transport header was wrapped; anything but [`L3::None`] counts as GRH.
+    /// Layer between link and transport header; anything but [`L3::None`] counts as a
+    /// GRH.
     pub l3: L3,
-    /// The partition key in the packet.
+    /// Partition key of the packet.
     pub pkey: u16,
-    /// It came by multicast.
+    /// Received by multicast.
     pub multicast: bool,
 }
 
-/// A work request of a receive queue has ended.
+/// Completion of a receive work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecvDone {
-    /// How.
+    /// Status.
     pub status: Status,
-    /// What it received.
+    /// Kind of the message.
     pub kind: RecvKind,
-    /// Bytes received; datagrams count 40 for the GRH.
+    /// Bytes received; for datagrams this includes 40 for the GRH.
     pub length: u32,
-    /// Immediate data as a number, or the invalidated key.
+    /// Immediate data as a number, or the invalidated rkey.
     pub imm: u32,
-    /// The sender asked for a solicited event.
+    /// The sender requested a solicited event.
     pub solicited: bool,
-    /// From where; none if flushed.
+    /// Source of the message; `None` if flushed.
     pub source: Option<Source>,
-    /// The SRQ that the sender named (XRC).
+    /// SRQ number in the request (XRC).
     pub xrc_srqn: Option<u32>,
 }
 
 impl RecvDone {
-    /// Nothing of a message came into it.
+    /// Creates the completion of a receive that received no data.
     pub const fn failed(status: Status) -> Self {
         Self {
             status,
@@ -241,91 +242,91 @@ impl RecvDone {
     }
 }
 
-/// Through what a peer asks for memory.
+/// Queue pair, and SRQ for XRC, for which a peer's memory access is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// The queue pair that the request came to.
+    /// Queue pair that received the request.
     pub qpn: u32,
-    /// The SRQ that the request names (XRC): its protection domain counts, since
+    /// SRQ number in the request (XRC). The protection domain of the SRQ applies, since
     /// an XRC target has none of its own.
     pub xrc_srqn: Option<u32>,
 }
 
-/// What a peer wants to do to memory.
+/// Access of a peer to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read it.
+    /// Read.
     Read,
-    /// Write it.
+    /// Write.
     Write,
-    /// An atomic.
+    /// Atomic operation.
     Atomic,
 }
 
-/// An atomic.
+/// Atomic operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOp {
-    /// Add.
+    /// Fetch and add.
     FetchAdd {
-        /// What is added.
+        /// Addend.
         add: u64,
     },
     /// Compare and swap.
     CompareSwap {
-        /// What the value is compared with.
+        /// Value to compare with.
         compare: u64,
-        /// What it becomes if equal.
+        /// New value if they are equal.
         swap: u64,
     },
 }
 
-/// Why memory was not accessed.
+/// Reason for which a memory access failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Key, bounds or rights.
+    /// Wrong key, bounds or rights.
     Protection,
-    /// The memory itself: a hole in the host's address space.
+    /// The memory is unmapped in the host's address space.
     Memory,
-    /// Memory that is not there now, and has been asked for: to be tried again.
+    /// The memory is absent now and has been requested; the access is to be retried.
     Absent,
 }
 
-/// Something to report besides completions.
+/// Asynchronous event of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QpEvent {
     /// First packet in RTR: communication established.
     Established,
-    /// A drain asked for by SQD has finished.
+    /// A drain requested by the transition to SQD has finished.
     SqDrained,
-    /// A peer was refused access (the QP is in error now).
+    /// A peer was refused access; the QP is in error now.
     AccessError,
-    /// A peer's request was invalid (the QP is in error now).
+    /// A peer's request was invalid; the QP is in error now.
     RequestError,
     /// The transport moved the queue pair to this state by itself.
     State(super::QpState),
-    /// In error with an SRQ: no more of the SRQ's work requests are used.
+    /// In error with an SRQ: the queue pair consumes no more of the SRQ's work
+    /// requests.
     LastWqe,
 }
 
-/// What the transport needs of the engine. Queue pairs are named by number.
+/// The engine as the transport uses it. Queue pairs are named by number.
 ///
-/// Local buffers are what the engine makes them ([`Host::Local`]); keys are checked
-/// when they are accessed. Accesses of one message come in order of offset;
-/// retransmission begins again at a lower one.
+/// Local buffers are of a type that the engine chooses ([`Host::Local`]); keys are
+/// checked on access. The accesses of one message come in order of offset;
+/// retransmission restarts at a lower offset.
 pub trait Host {
-    /// The local buffers of a work request: a scatter list, or inline data.
+    /// Local buffers of a work request: a scatter/gather list, or inline data.
     type Local;
 
-    /// The next work request of the send queue, in order; none if there is none
-    /// now ([`super::Transport::ring`] announces more).
+    /// Returns the next work request of the send queue, in order; `None` if there is
+    /// none now ([`super::Transport::ring`] announces more).
     fn next_send(&mut self, qpn: u32) -> Option<SendWork<Self::Local>>;
 
-    /// Copies local buffers from `offset` into `out`. Called again for what is
-    /// retransmitted.
+    /// Copies local buffers from `offset` into `out`. Called again on retransmission.
     ///
     /// # Errors
-    /// The work request then completes with [`Status::LocalProtection`], or is
-    /// tried again if the memory is [`Fault::Absent`].
+    /// The work request completes with [`Status::LocalProtection`], or is retried if
+    /// the memory is [`Fault::Absent`].
     fn gather(
         &mut self,
         qpn: u32,
@@ -334,12 +335,12 @@ pub trait Host {
         out: &mut [u8],
     ) -> Result<(), Fault>;
 
-    /// Copies `data` into local buffers from `offset` on: a read's answer, or
-    /// what was received.
+    /// Copies `data` into local buffers from `offset` on: a read response, or a
+    /// received message.
     ///
     /// # Errors
-    /// The work request then completes with [`Status::LocalProtection`], or is
-    /// tried again if the memory is [`Fault::Absent`].
+    /// The work request completes with [`Status::LocalProtection`], or is retried if
+    /// the memory is [`Fault::Absent`].
     fn scatter(
         &mut self,
         qpn: u32,
@@ -348,37 +349,38 @@ pub trait Host {
         data: &[u8],
     ) -> Result<(), Fault>;
 
-    /// Stores an atomic's answer.
+    /// Stores the response of an atomic.
     ///
     /// # Errors
-    /// The work request then completes with [`Status::LocalProtection`].
+    /// The work request completes with [`Status::LocalProtection`].
     fn store_atomic(&mut self, qpn: u32, local: &mut Self::Local, value: u64) -> Result<(), Fault>;
 
-    /// Does an [`Operation::Local`], once, in its turn and after its fence.
+    /// Performs an [`Operation::Local`]: once, in order, after its fence.
     ///
     /// # Errors
     /// The work request completes with the status.
     fn run_local(&mut self, qpn: u32, work: &mut SendWork<Self::Local>) -> Result<(), Status>;
 
-    /// A work request has ended: every one that was taken, in order.
+    /// Completes a send work request. Called for every one that was taken, in order.
     fn send_done(&mut self, qpn: u32, work: SendWork<Self::Local>, done: SendDone);
 
-    /// Whether the peer of an XRC target may name an SRQ: it is of the target's
-    /// domain.
+    /// Returns whether the peer of an XRC target may name an SRQ, that is, whether the
+    /// SRQ belongs to the target's XRC domain.
     fn may_name(&self, qpn: u32, xrc_srqn: u32) -> bool;
 
-    /// The next work request of the receive queue, or of the SRQ that the queue
-    /// pair uses, or of SRQ `xrc_srqn`, which it may name. None is "receiver not ready".
+    /// Returns the next work request of the receive queue, or of the SRQ that the queue
+    /// pair uses, or of SRQ `xrc_srqn`, which it may name. `None` means
+    /// receiver not ready: reliable services send an RNR NAK.
     fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Self::Local>>;
 
-    /// A receive work request has ended.
+    /// Completes a receive work request.
     fn recv_done(&mut self, qpn: u32, work: RecvWork<Self::Local>, done: RecvDone);
 
-    /// Whether the peer may do this to the whole of a message's memory; asked at
-    /// its first packet, not for empty messages.
+    /// Checks whether the peer may access the whole memory of a message. Called at its
+    /// first packet, not for empty messages.
     ///
     /// # Errors
-    /// The peer is told.
+    /// A reliable service answers the request with a NAK.
     fn check_remote(
         &mut self,
         target: Target,
@@ -391,7 +393,7 @@ pub trait Host {
     /// Writes a part of a message. The key may have become invalid since the check.
     ///
     /// # Errors
-    /// The peer is told.
+    /// A reliable service answers the request with a NAK.
     fn remote_write(
         &mut self,
         target: Target,
@@ -403,7 +405,7 @@ pub trait Host {
     /// Reads a part of a message.
     ///
     /// # Errors
-    /// The peer is told.
+    /// A reliable service answers the request with a NAK.
     fn remote_read(
         &mut self,
         target: Target,
@@ -412,10 +414,10 @@ pub trait Host {
         out: &mut [u8],
     ) -> Result<(), Fault>;
 
-    /// Does an atomic on eight aligned bytes; the value before.
+    /// Performs an atomic on eight aligned bytes. Returns the previous value.
     ///
     /// # Errors
-    /// The peer is told.
+    /// A reliable service answers the request with a NAK.
     fn remote_atomic(
         &mut self,
         target: Target,
@@ -424,12 +426,12 @@ pub trait Host {
         operation: AtomicOp,
     ) -> Result<u64, Fault>;
 
-    /// Invalidates a key for a send with invalidate, before its completion.
+    /// Invalidates an rkey for a send with invalidate, before its completion.
     ///
     /// # Errors
-    /// The peer is told.
+    /// A reliable service answers the request with a NAK.
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault>;
 
-    /// Something happened to a queue pair.
+    /// Reports an event of a queue pair.
     fn event(&mut self, qpn: u32, event: QpEvent);
 }

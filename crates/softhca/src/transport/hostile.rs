@@ -1,5 +1,4 @@
-//! A peer that sends what it likes: the script of a fuzz target and of a property
-//! test.
+//! A hostile peer: the script of a fuzz target and of a property test.
 
 use super::model::{Range, Region, World};
 use super::{Datagram, Fence, Operation, QpConfig, QpState, Service};
@@ -10,7 +9,7 @@ const QPN: u32 = 200;
 const MEMORY: usize = 64 * 1024;
 const RKEY: u32 = 1;
 
-/// The script, handed out piece by piece; zeros when it is used up.
+/// A script, consumed piece by piece; it yields zeros when it is used up.
 pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Script<'a> {
@@ -46,13 +45,13 @@ fn operation(code: u8) -> Operation {
     }
 }
 
-/// Plays a script: an HCA with one queue pair gets packets with any headers (whose
-/// lengths and ICRC are right) and frames of any bytes, among posted work requests,
-/// state changes and time.
+/// Plays a script: an HCA with one queue pair receives packets with arbitrary headers
+/// (whose lengths and ICRC are valid) and frames of arbitrary bytes, among posted work
+/// requests, state changes and time.
 ///
 /// # Panics
-/// If a work request completes twice or out of order, or bytes are written that
-/// nobody may write.
+/// If a work request completes twice or out of order, or bytes that no peer may write
+/// are changed.
 pub fn play(script: &[u8]) {
     let mut script = Script(script);
     let first = script.byte();
@@ -88,7 +87,7 @@ pub fn play(script: &[u8]) {
     };
     world.connect((1, QPN), (0, 100), &config);
     let hca = &mut world.hcas[1];
-    // The second half of the memory belongs to nobody.
+    // The second half of the memory is in no region.
     let (length, access) = (MEMORY as u32 / 2, [true; 3]);
     hca.host.regions.push(Region {
         rkey: RKEY,
@@ -109,7 +108,7 @@ pub fn play(script: &[u8]) {
                     world.hcas[0].port.send(world.now, packet);
                 }
             }
-            // A packet near the expected sequence numbers, or near those sent.
+            // A packet with a PSN near the expected one, or near those sent.
             1..=3 => {
                 let (opcode, bits, delta) = (script.byte(), script.byte(), script.byte());
                 let Some(view) = world.hcas[1].transport.query(QPN) else {
@@ -216,7 +215,7 @@ pub fn play(script: &[u8]) {
     assert!(queues.sent.len() as u64 <= sends);
     let mut received: Vec<_> = queues.received.iter().map(|(id, _)| *id).collect();
     if service == Service::DcTarget {
-        // One whose connection was given up serves a later one.
+        // A receive whose connection was given up serves a later message.
         received.sort_unstable();
         received.dedup();
         assert_eq!(received.len(), queues.received.len(), "receives end once");

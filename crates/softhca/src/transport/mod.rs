@@ -1,22 +1,22 @@
 //! The InfiniBand transport: queue pairs as state machines that exchange packets.
 //!
-//! Nothing here does input or output, reads a clock or starts a thread. Packets and
-//! time (nanoseconds from any origin) go in, packets and the time of the next
-//! timer come out, and what concerns memory and queues goes through [`Host`]. The
-//! same calls give the same results.
+//! The transport does no input or output, reads no clock and starts no thread. Packets
+//! and the time (nanoseconds from any origin) are passed in; packets and the time of
+//! the next timer are returned; memory and queues are accessed through [`Host`]. The
+//! same sequence of calls gives the same results.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
 //! | `requester` | work requests to request packets: segmentation, window, fences |
-//! | `completer` | acknowledgements, refusals, read responses, retries, timers |
-//! | `responder` | requests in order, duplicates, answers |
+//! | `completer` | acknowledgements, NAKs, read responses, retries, timers |
+//! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
 //! | `dynamic` | DC: requester and responder with peers that change |
 //!
-//! An HCA's loop: [`Transport::ring`] for doorbells, [`Transport::receive`] for
-//! frames, [`Transport::run`], [`Transport::pop`] until empty, and sleep until
-//! [`Transport::deadline`]. In the steady state nothing is allocated: packets come
-//! from a [`Pool`], queues keep their capacity.
+//! The loop of an HCA calls [`Transport::ring`] for doorbells, [`Transport::receive`]
+//! for frames, [`Transport::run`], [`Transport::pop`] until it is empty, and sleeps
+//! until [`Transport::deadline`]. In the steady state nothing is allocated: packets
+//! come from a [`Pool`], and queues keep their capacity.
 
 mod completer;
 mod config;
@@ -50,29 +50,30 @@ use qp::{Io, Qp};
 use requester::Step;
 use table::Table;
 
-/// The longest message.
+/// Length of the longest message in bytes.
 const LIMIT_MESSAGE: u32 = 1 << 31;
-/// Steps that one queue pair takes before the next has its turn.
+/// Steps that one queue pair takes before the next one is served.
 const TURN: usize = 32;
-/// Timers beyond two of each queue pair before those that are out of date go.
+/// Entries of the timer heap beyond two for each queue pair at which stale ones are
+/// removed.
 const SPARE_TIMERS: usize = 64;
 
-/// What a doorbell is for.
+/// The queue that a doorbell is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
     /// The send queue.
     Send,
-    /// The receive queue. Of effect in the error state only, where what is posted
-    /// is flushed.
+    /// The receive queue. Its doorbell has an effect only in the error state, where the
+    /// posted work requests are flushed.
     Receive,
 }
 
-/// What a queue pair's number was refused for.
+/// Reason for which a queue pair number was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QpError {
-    /// There is one of that number already.
+    /// A queue pair of this number exists already.
     Exists,
-    /// There is none of that number.
+    /// No queue pair has this number.
     Unknown,
 }
 
@@ -87,41 +88,41 @@ impl fmt::Display for QpError {
 
 impl std::error::Error for QpError {}
 
-/// What has happened so far. Counts only grow.
+/// Counters of the transport. They only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Packets sent.
     pub packets_sent: u64,
-    /// Packets received with a right ICRC.
+    /// Packets received with a valid ICRC.
     pub packets_received: u64,
-    /// Request packets among those sent that were sent before.
+    /// Request packets sent again; included in `packets_sent`.
     pub retransmitted: u64,
     /// Local ACK timeouts.
     pub timeouts: u64,
-    /// Refusals received, "receiver not ready" apart.
+    /// NAKs received, not counting RNR NAKs.
     pub naks: u64,
-    /// "Receiver not ready" received.
+    /// RNR NAKs received.
     pub rnr_naks: u64,
-    /// Messages that found no receive posted.
+    /// Messages for which no receive was posted.
     pub not_ready: u64,
-    /// Requests received that had been done already.
+    /// Duplicate requests received.
     pub duplicates: u64,
-    /// Requests received past a gap.
+    /// Requests received with a PSN beyond the expected one.
     pub out_of_sequence: u64,
-    /// Answers to nothing that is under way.
+    /// Responses received to no outstanding request.
     pub stale: u64,
     /// Frames dropped for a wrong ICRC.
     pub bad_icrc: u64,
-    /// Frames dropped for wrong lengths or headers.
+    /// Frames dropped for malformed lengths or headers.
     pub malformed: u64,
     /// Packets dropped for a wrong partition key.
     pub pkey_violations: u64,
     /// Datagrams dropped for a wrong queue key.
     pub qkey_violations: u64,
-    /// Requests over dynamic connections dropped for a wrong key.
+    /// Requests over dynamic connections dropped for a wrong access key.
     pub dc_key_violations: u64,
-    /// Packets dropped for other reasons: no such queue pair, wrong state, service
-    /// or source, refused by an unreliable service.
+    /// Packets dropped for other reasons: unknown queue pair, wrong state, service or
+    /// source, or refused by an unreliable service.
     pub dropped: u64,
 }
 
@@ -136,7 +137,7 @@ pub struct Transport<L> {
 }
 
 impl<L> Transport<L> {
-    /// No queue pairs yet.
+    /// Creates a transport without queue pairs.
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         Self {
@@ -154,7 +155,7 @@ impl<L> Transport<L> {
         }
     }
 
-    /// Makes a queue pair in the reset state.
+    /// Creates a queue pair in the reset state.
     ///
     /// # Errors
     /// [`QpError::Exists`].
@@ -167,9 +168,10 @@ impl<L> Transport<L> {
         Ok(())
     }
 
-    /// Gives a queue pair a state and all of its attributes. Which transitions are
-    /// allowed is for the caller to know. RTR takes `recv_psn`, RTS `send_psn`;
-    /// reset forgets what is under way, error completes it as flushed.
+    /// Sets the state and all attributes of a queue pair. The caller decides which
+    /// transitions are allowed. The transition to RTR takes `recv_psn`, that to RTS
+    /// `send_psn`; RESET discards outstanding work requests, ERR completes them as
+    /// flushed.
     ///
     /// # Errors
     /// [`QpError::Unknown`].
@@ -191,23 +193,23 @@ impl<L> Transport<L> {
         Ok(())
     }
 
-    /// While patient, a local ACK timeout that runs out begins again, and neither
-    /// retransmits nor counts as a retry; up to 64 times without progress. For
-    /// networks that know of frames that are still to be read: to send them
-    /// again would only make the queue longer.
+    /// Sets patience. A patient transport restarts a local ACK timeout that expires, up
+    /// to 64 times without progress, and neither retransmits nor counts a retry. This
+    /// is for networks that know of frames not yet read: a retransmission would only
+    /// lengthen their queue.
     pub fn set_patient(&mut self, patient: bool) {
         self.io.patient = patient;
     }
 
-    /// A stream of an initiator of dynamic connections goes on after an error;
-    /// whether it had one.
+    /// Lets a stream of a DC initiator continue after an error. Returns whether it was
+    /// in error.
     pub fn restore_stream(&mut self, qpn: u32, stream: u16) -> bool {
         self.qps
             .get_mut(&(qpn & 0xff_ffff))
             .is_some_and(|qp| qp.initiator.restore(stream))
     }
 
-    /// Forgets a queue pair, without completions.
+    /// Destroys a queue pair, without completions.
     pub fn destroy(&mut self, qpn: u32) {
         let qpn = qpn & 0xff_ffff;
         self.qps.remove(&qpn);
@@ -217,26 +219,27 @@ impl<L> Transport<L> {
         }
     }
 
-    /// The state of a queue pair.
+    /// Returns the state of a queue pair.
     #[must_use]
     pub fn query(&self, qpn: u32) -> Option<QpView> {
         self.qps.get(&(qpn & 0xff_ffff)).map(|qp| qp.view())
     }
 
-    /// The attributes of a queue pair.
+    /// Returns the attributes of a queue pair.
     #[must_use]
     pub fn config(&self, qpn: u32) -> Option<&QpConfig> {
         self.qps.get(&(qpn & 0xff_ffff)).map(|qp| &qp.config)
     }
 
-    /// Which queue pair gets what is sent to QP 0 or 1. Other numbers are ignored.
+    /// Sets the queue pair that receives packets sent to QP 0 or 1. Other numbers are
+    /// ignored.
     pub fn alias(&mut self, wire: u32, qpn: Option<u32>) {
         if let Some(alias) = self.aliases.get_mut(wire as usize) {
             *alias = qpn.map(|q| q & 0xff_ffff);
         }
     }
 
-    /// A queue pair joins a multicast group.
+    /// Attaches a queue pair to a multicast group.
     pub fn attach(&mut self, qpn: u32, group: Gid) {
         let entry = (group, qpn & 0xff_ffff);
         if !self.groups.contains(&entry) {
@@ -244,12 +247,12 @@ impl<L> Transport<L> {
         }
     }
 
-    /// A queue pair leaves a multicast group.
+    /// Detaches a queue pair from a multicast group.
     pub fn detach(&mut self, qpn: u32, group: Gid) {
         self.groups.retain(|g| *g != (group, qpn & 0xff_ffff));
     }
 
-    /// Something was posted. Nothing happens until [`Transport::run`].
+    /// Rings the doorbell of a queue. Work is done by [`Transport::run`].
     #[inline]
     pub fn ring(&mut self, qpn: u32, queue: Queue) {
         if let Some(qp) = self.qps.get_mut(&(qpn & 0xff_ffff)) {
@@ -261,13 +264,13 @@ impl<L> Transport<L> {
         }
     }
 
-    /// What has happened so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.io.counters
     }
 
-    /// Takes in a frame. What is not RDMA comes back.
+    /// Processes a received frame. Returns the frame if it is not RDMA.
     pub fn receive<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -349,8 +352,8 @@ impl<L> Transport<L> {
         schedule(qp, &mut self.ready, &mut self.timers);
     }
 
-    /// Does what is to be done: timers that have run out, answers, requests, flushing.
-    /// At most about `budget` packets are made; true if there is more to do now.
+    /// Processes expired timers, responses, requests and flushes. Creates about
+    /// `budget` packets at most; returns true if more can be done now.
     pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
         self.forget_timers();
         while let Some(&Reverse((at, qpn))) = self.timers.peek() {
@@ -380,7 +383,7 @@ impl<L> Transport<L> {
                     || qp.flush_one(host)
                     || qp.request_step(host, &mut self.io, now) == Step::Done;
                 if !more {
-                    // A turn that comes to nothing counts, too: this ends whatever.
+                    // A turn without a step counts as well, so that the loop ends.
                     left -= usize::from(step == 0);
                     break;
                 }
@@ -391,9 +394,8 @@ impl<L> Transport<L> {
         !self.ready.is_empty()
     }
 
-    /// Forgets entries that an earlier one of their queue pair has replaced. Those
-    /// of a peer that is never ready would stay for as long as an acknowledgement
-    /// is waited for: hours.
+    /// Removes stale entries of the timer heap. With a peer that is never ready they
+    /// would otherwise stay until their acknowledgement timeout: hours.
     fn forget_timers(&mut self) {
         if self.timers.len() > SPARE_TIMERS + 2 * self.qps.len() {
             let qps = &self.qps;
@@ -402,21 +404,21 @@ impl<L> Transport<L> {
         }
     }
 
-    /// The next frame to be sent.
+    /// Returns the next frame to send.
     #[inline]
     pub fn pop(&mut self) -> Option<Packet> {
         self.io.out.pop_front()
     }
 
-    /// When [`Transport::run`] is to be called again if nothing else happens.
+    /// Returns the time by which [`Transport::run`] must be called again if nothing
+    /// else happens.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 }
 
-/// Puts a queue pair where it will be found: among those with something to do, and
-/// among the timers.
+/// Adds a queue pair to the ready list and the timer heap as needed.
 #[inline]
 fn schedule<L>(
     qp: &mut Qp<L>,
@@ -427,8 +429,8 @@ fn schedule<L>(
         qp.queued = true;
         ready.push_back(qp.number);
     }
-    // An earlier entry of the same queue pair asks again when its time has come,
-    // so that a deadline that only moves back costs nothing.
+    // Lazy timer rescheduling: an earlier entry of the queue pair asks for its deadline
+    // again when it expires, so that a deadline that only moves back costs nothing.
     let deadline = qp.deadline();
     if deadline < qp.armed {
         qp.armed = deadline;

@@ -1,5 +1,5 @@
-//! The smallest engine that there can be, for tests, fuzzing and measurements:
-//! flat memory, keys in a list, queues that the caller fills.
+//! A minimal engine for tests, fuzzing and measurements: flat memory, a list of keys,
+//! and queues that the caller fills.
 
 use std::collections::VecDeque;
 
@@ -13,43 +13,43 @@ use crate::packet::{Gid, Grh, Link, LinkKind, Path, Pool, gid_of_ipv4};
 /// Local buffers: one range of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// Where it begins.
+    /// Offset of the first byte in the memory.
     pub start: usize,
-    /// Accesses from this offset on fail.
+    /// Length; accesses from this offset on fail.
     pub length: u32,
 }
 
-/// Memory that a peer may name.
+/// Remote memory: what peers may access.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// The key.
+    /// rkey.
     pub rkey: u32,
-    /// Its first address.
+    /// First virtual address.
     pub va: u64,
-    /// Where in the memory that is.
+    /// Offset of the first byte in the memory.
     pub start: usize,
-    /// How long.
+    /// Length in bytes.
     pub length: u32,
-    /// What the peer may do.
+    /// Permitted accesses, indexed by [`Access`].
     pub access: [bool; 3],
 }
 
-/// The queues of a queue pair, and what came of their work requests.
+/// The queues of a queue pair, and the completions of their work requests.
 #[derive(Default)]
 pub struct Queues {
-    /// The queue pair.
+    /// Queue pair number.
     pub qpn: u32,
-    /// Sends that are posted.
+    /// Posted sends.
     pub sends: VecDeque<SendWork<Range>>,
-    /// Receives that are posted.
+    /// Posted receives.
     pub recvs: VecDeque<RecvWork<Range>>,
-    /// Sends that have ended: identifier and result.
+    /// Completed sends: identifier and result.
     pub sent: Vec<(u64, SendDone)>,
-    /// Receives that have ended.
+    /// Completed receives: identifier and result.
     pub received: Vec<(u64, RecvDone)>,
     /// Events.
     pub events: Vec<QpEvent>,
-    /// Local operations that were run.
+    /// Identifiers of the local operations that were run.
     pub ran: Vec<u64>,
 }
 
@@ -58,25 +58,25 @@ pub struct Queues {
 pub struct Model {
     /// The memory.
     pub memory: Vec<u8>,
-    /// What peers may access.
+    /// Regions that peers may access.
     pub regions: Vec<Region>,
-    /// By queue pair; of an XRC SRQ by its number plus 2^24.
+    /// Queues by queue pair number; those of an XRC SRQ by its number plus [`XRC_SRQ`].
     pub queues: Vec<Queues>,
-    /// Ended sends and receives are only counted.
+    /// Completions are counted, not recorded.
     pub count_only: bool,
-    /// How many sends have ended well.
+    /// Number of sends that succeeded.
     pub sends_ended: u64,
-    /// How many receives have ended well.
+    /// Number of receives that succeeded.
     pub recvs_ended: u64,
 }
 
-/// The queues of an XRC SRQ are found under its number plus this.
+/// Offset that is added to the number of an XRC SRQ to find its queues.
 pub const XRC_SRQ: u32 = 1 << 24;
-/// XRC SRQs from this number on are in a domain that no target is in.
+/// XRC SRQs from this number on are in a domain that no target belongs to.
 pub const XRC_STRANGERS: u32 = 0x80_0000;
 
 impl Model {
-    /// The queues of a number, made when first asked for.
+    /// Returns the queues of a number, created on first use.
     pub fn queues(&mut self, qpn: u32) -> &mut Queues {
         let index = match self.queues.iter().position(|q| q.qpn == qpn) {
             Some(index) => index,
@@ -260,7 +260,7 @@ impl Host for Model {
     }
 }
 
-/// One HCA: transport, engine, port.
+/// One HCA: transport, engine and port.
 pub struct Hca {
     /// The transport.
     pub transport: Transport<Range>,
@@ -268,7 +268,7 @@ pub struct Hca {
     pub host: Model,
     /// The port.
     pub port: Port,
-    /// Its number, from 0.
+    /// Index of the HCA, from 0.
     pub index: usize,
     kind: LinkKind,
     inbox: VecDeque<crate::packet::Packet>,
@@ -291,7 +291,7 @@ impl Hca {
         self.transport.ring(qpn, Queue::Receive);
     }
 
-    /// Takes in and does whatever there is; whether there was something.
+    /// Processes what has arrived and what is due. Returns whether there was anything.
     pub fn turn(&mut self, now: u64) -> bool {
         let mut active = false;
         self.port.recv_all(now, 256, &mut self.inbox);
@@ -309,19 +309,19 @@ impl Hca {
         active | sent
     }
 
-    /// The GID of an HCA.
+    /// Returns the GID of an HCA.
     #[must_use]
     pub fn gid(index: usize) -> Gid {
         gid_of_ipv4([10, 0, 0, index as u8 + 1])
     }
 
-    /// The MAC address of an HCA.
+    /// Returns the MAC address of an HCA.
     #[must_use]
     pub fn mac(index: usize) -> [u8; 6] {
         [2, 0, 0, 0, 0, index as u8 + 1]
     }
 
-    /// The way from here to another HCA.
+    /// Returns the path from this HCA to another.
     #[must_use]
     pub fn path_to(&self, peer: usize) -> Path {
         let grh = Grh {
@@ -351,18 +351,18 @@ impl Hca {
     }
 }
 
-/// Some HCAs, and time.
+/// A number of HCAs on one fabric, with a simulated clock.
 pub struct World {
     /// The HCAs.
     pub hcas: Vec<Hca>,
     /// The network between them.
     pub fabric: Fabric,
-    /// Nanoseconds.
+    /// Current time in nanoseconds.
     pub now: u64,
 }
 
 impl World {
-    /// HCAs with `memory` bytes each.
+    /// Creates HCAs with `memory` bytes each.
     #[must_use]
     pub fn new(count: usize, kind: LinkKind, memory: usize, seed: u64) -> Self {
         let fabric = Fabric::new(seed);
@@ -390,7 +390,7 @@ impl World {
         }
     }
 
-    /// Connects queue pair `a.1` of HCA `a.0` with `b`, both ready to send.
+    /// Connects queue pair `a.1` of HCA `a.0` with `b`; both become ready to send.
     pub fn connect(&mut self, a: (usize, u32), b: (usize, u32), config: &QpConfig) {
         for (here, there) in [(a, b), (b, a)] {
             let hca = &mut self.hcas[here.0];
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// One turn of every HCA; whether something was done.
+    /// Runs one turn of every HCA. Returns whether anything was done.
     pub fn turn(&mut self) -> bool {
         let now = self.now;
         self.hcas
@@ -412,7 +412,7 @@ impl World {
             .fold(false, |active, hca| hca.turn(now) | active)
     }
 
-    /// Goes on until nothing is left to do, or for `limit` nanoseconds.
+    /// Runs until nothing is left to do, or for `limit` nanoseconds.
     pub fn settle(&mut self, limit: u64) {
         let end = self.now + limit;
         loop {
@@ -432,7 +432,7 @@ impl World {
 }
 
 impl Hca {
-    /// Takes a queue pair from reset to ready to send.
+    /// Moves a queue pair from reset to ready to send.
     pub fn raise(&mut self, qpn: u32, config: &QpConfig, now: u64) {
         for to in [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend] {
             let _ = self

@@ -1,5 +1,5 @@
-//! A queue pair: attributes and state; its two halves are in
-//! [`super::requester`] and [`super::responder`].
+//! A queue pair: attributes and state. Its two halves are in [`super::requester`] and
+//! [`super::responder`].
 
 use std::collections::VecDeque;
 
@@ -11,12 +11,12 @@ use super::responder::Responder;
 use super::{Counters, LIMIT_MESSAGE};
 use crate::packet::{Bth, Class, Link, Opcode, Packet, Pool, Psn, Template, View};
 
-/// What every queue pair needs of the transport.
+/// State of the transport that all queue pairs share.
 pub(super) struct Io {
     pub pool: Pool,
     pub out: VecDeque<Packet>,
     pub counters: Counters,
-    /// Whoever is to answer may not have had the time: see
+    /// The peer may not have had the time to respond; see
     /// [`Transport::set_patient`](super::Transport::set_patient).
     pub patient: bool,
 }
@@ -34,17 +34,17 @@ pub(super) struct Qp<L> {
     pub config: QpConfig,
     pub state: QpState,
     pub template: Option<Template>,
-    /// It is in the list of those that have something to do.
+    /// The queue pair is in the transport's `ready` list.
     pub queued: bool,
-    /// The earliest time in the timers' heap that counts.
+    /// Time of its valid entry in the timer heap; later entries are stale.
     pub armed: u64,
-    /// The send queue may have something.
+    /// The send queue may have work requests.
     pub send_rung: bool,
-    /// The receive queue may have something to flush.
+    /// The receive queue may have work requests to flush.
     pub recv_rung: bool,
     pub last_wqe_due: bool,
     pub drain_due: bool,
-    /// The source that its last multicast went out from.
+    /// Source link address of the last multicast sent.
     pub multicast_source: Option<Link>,
     pub req: Requester<L>,
     pub resp: Responder<L>,
@@ -83,7 +83,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// A MODIFY with the whole set of attributes.
+    /// Modifies the state and all attributes.
     pub fn modify<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState, mut config: QpConfig) {
         config.service = self.config.service;
         self.template = config.path.as_ref().map(Template::new);
@@ -93,7 +93,7 @@ impl<L> Qp<L> {
         self.state = to;
         match to {
             QpState::Reset => {
-                // Work requests are forgotten, not completed.
+                // Reset discards work requests without completions.
                 self.req = Requester::new();
                 self.resp = Responder::new();
                 self.initiator.reset();
@@ -123,13 +123,13 @@ impl<L> Qp<L> {
         }
     }
 
-    /// The state machine itself finds an error.
+    /// Moves the queue pair to an error state because of an error that the transport found.
     pub fn fail<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState) {
         if self.state == QpState::Error {
             return;
         }
         if self.config.service == Service::DcTarget {
-            // It is the connection that has failed.
+            // For a DC target, only the connection has failed.
             let recv = self.resp.clear();
             self.peers.keep(recv);
             return;
@@ -152,7 +152,7 @@ impl<L> Qp<L> {
             };
             host.send_done(self.number, pending, done);
         }
-        // The rest of the queue follows in its turn.
+        // The work requests not yet taken are flushed by `flush_one`.
         self.send_rung = true;
     }
 
@@ -169,7 +169,7 @@ impl<L> Qp<L> {
         host.recv_done(self.number, work, RecvDone::failed(Status::Flushed));
     }
 
-    /// Flushes one work request; whether there was one.
+    /// Flushes one work request. Returns whether there was one.
     pub fn flush_one<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
         if self.send_rung && matches!(self.state, QpState::Error | QpState::SendQueueError) {
             match host.next_send(self.number) {
@@ -207,7 +207,8 @@ impl<L> Qp<L> {
         false
     }
 
-    /// Whether [`super::Transport::run`] should come by.
+    /// Returns whether [`super::Transport::run`] has something to do for this queue
+    /// pair.
     pub fn has_work(&self) -> bool {
         match self.state {
             QpState::Reset | QpState::Init => false,
@@ -225,7 +226,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// A BTH to the peer.
+    /// Returns a BTH for a packet to the peer.
     #[inline]
     pub fn bth(&self, operation: u8, psn: Psn) -> Bth {
         Bth {
@@ -245,7 +246,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// The class of its packets.
+    /// Returns the opcode class of the packets.
     #[inline]
     pub fn class(&self) -> Class {
         match self.config.service {
@@ -257,13 +258,13 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Whether a packet may have come from the connected peer.
+    /// Returns whether a packet may have come from the connected peer.
     pub fn is_from_peer(&self, view: &View<'_>) -> bool {
         let Some(path) = &self.config.path else {
             return true;
         };
         match (path.link, view.network.link) {
-            // A path mask may have changed the low bits: LIDs count without them.
+            // The low bits of a LID are path bits (LMC) and may differ.
             (Link::Ib { dlid, .. }, Link::Ib { slid, .. }) => dlid & !0x7f == slid & !0x7f,
             (Link::Ether { .. }, Link::Ether { .. }) => {
                 path.grh.map(|g| g.dgid) == view.network.sgid(view.frame)
@@ -272,26 +273,28 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Whether partition keys match: the same partition, and one a full member.
+    /// Returns whether a partition key matches: same partition, and at least one full
+    /// member.
     #[inline]
     pub fn pkey_matches(&self, pkey: u16) -> bool {
         let own = self.config.pkey;
         self.config.any_pkey || (own & 0x7fff == pkey & 0x7fff && (own | pkey) & 0x8000 != 0)
     }
 
-    /// Packets of a message, or none if there cannot be one so long.
+    /// Returns the number of packets of a message, or `None` if it is too long.
     pub fn packets_of(&self, length: u32) -> Option<u32> {
         let packets = self.config.mtu.packets(length);
-        // The sequence numbers of one message stay within half the range.
+        // The PSNs of one message stay within half the PSN range, so that order is
+        // defined.
         (length <= LIMIT_MESSAGE && packets < Psn::RANGE / 2).then_some(packets)
     }
 }
 
-/// What the peer is told of a fault.
+/// Returns the NAK code for a fault.
 pub(super) fn nak_of(fault: Fault) -> crate::packet::NakCode {
     match fault {
         Fault::Protection => crate::packet::NakCode::RemoteAccess,
-        // Absent memory is tried again before it comes to this.
+        // Absent memory is retried before this is reached.
         Fault::Memory | Fault::Absent => crate::packet::NakCode::RemoteOperation,
     }
 }

@@ -1,10 +1,10 @@
-//! The requester: from work requests to request packets.
+//! The requester: work requests to request packets.
 //!
-//! Work requests that were taken and have not ended are in `works`, oldest first,
-//! each with the range of PSNs it occupies (a read: one for each packet of its
-//! answer). `una` is the oldest PSN not acknowledged, `send_psn` the next to be
-//! sent, in `works[cursor]`; going back to `una` is all there is to
-//! retransmission. What answers do to this is in [`super::completer`].
+//! `works` holds the outstanding work requests, oldest first, each with the range of
+//! PSNs that it occupies (for a read, one for each response packet). `una` is the
+//! oldest unacknowledged PSN; `send_psn` is the next to be sent, and belongs to
+//! `works[cursor]`. Retransmission is a return to `una`. [`super::completer`] processes
+//! the responses.
 
 use std::collections::VecDeque;
 
@@ -14,24 +14,24 @@ use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork, St
 use super::qp::{Io, Qp};
 use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
 
-/// Work requests under way at once.
+/// Maximum number of outstanding work requests.
 const LIMIT_WORKS: usize = 512;
-/// Request packets under way at once, not counting what reads are answered with.
+/// Maximum number of request packets in flight, not counting read responses.
 const WINDOW: u32 = 128;
 
-/// How long, in nanoseconds, before absent memory is looked for again.
+/// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
 
-/// A work request under way.
+/// An outstanding work request.
 pub(super) struct Pending<L> {
     pub work: SendWork<L>,
-    /// Its first PSN.
+    /// First PSN.
     pub first: Psn,
-    /// How many PSNs; 0 if nothing is sent for it.
+    /// Number of PSNs; 0 if nothing is sent for it.
     pub packets: u32,
-    /// Of a read's or atomic's answer, packets received.
+    /// Packets received of the response to a read or atomic.
     pub received: u32,
-    /// It has ended; completes when it is the oldest.
+    /// Status once it has ended; it completes when it is the oldest.
     pub done: Option<Status>,
 }
 
@@ -40,7 +40,7 @@ impl<L> Pending<L> {
         self.first.plus(self.packets)
     }
 
-    /// The answer that is missing, if it is one of those that have answers.
+    /// Returns whether a response with data is still missing.
     pub fn awaits(&self) -> bool {
         self.done.is_none()
             && self.work.operation.is_read_or_atomic()
@@ -48,7 +48,7 @@ impl<L> Pending<L> {
     }
 }
 
-/// How often a timeout begins again while the transport is patient.
+/// Number of times a timeout restarts while the transport is patient.
 const PATIENCE: u8 = 64;
 
 pub(super) struct Requester<L> {
@@ -57,31 +57,31 @@ pub(super) struct Requester<L> {
     pub una: Psn,
     pub cursor: usize,
     pub send_psn: Psn,
-    /// One past the last PSN ever sent.
+    /// One past the highest PSN ever sent.
     pub high: Psn,
-    /// Reads and atomics sent and not answered, and the PSNs of their answers.
+    /// Reads and atomics sent without a full response, and the PSNs of what is missing.
     pub reads: u32,
     pub read_psns: u32,
     pub retries_left: u8,
-    /// How often a timeout may still begin again.
+    /// Number of times the timeout may still restart.
     pub patience: u8,
     pub rnr_left: u8,
-    /// When to retransmit.
+    /// Time of the next retransmission.
     pub deadline: Option<u64>,
-    /// Nothing is sent before.
+    /// Nothing is sent before this time.
     pub rnr_until: Option<u64>,
-    /// A missing answer was noticed since `una` last moved.
+    /// A missing response was noticed since `una` last moved.
     pub implied_nak: bool,
-    /// Waits for an answer (window, fence, read limit) before it can go on.
+    /// Sending waits for a response (window, fence, read limit).
     pub blocked: bool,
 }
 
-/// What came of trying to send.
+/// Result of an attempt to send.
 #[derive(PartialEq, Eq)]
 pub(super) enum Step {
-    /// Something was done.
+    /// A step was done.
     Done,
-    /// Nothing is to be done before something else happens.
+    /// Nothing can be done until something else happens.
     Idle,
 }
 
@@ -113,7 +113,7 @@ impl<L> Requester<L> {
         self.high = psn;
     }
 
-    /// Nothing is under way, and the next packet has this PSN.
+    /// Restarts at a PSN with nothing in flight.
     pub fn begin_at(&mut self, psn: Psn) {
         self.una = psn;
         self.send_psn = psn;
@@ -125,7 +125,7 @@ impl<L> Requester<L> {
         self.implied_nak = false;
     }
 
-    /// The rest of a read's answer, up to `end`, is not waited for.
+    /// Skips the rest of a read response, which ends at `end`.
     pub fn pass_over(&mut self, end: Psn, missing: u32) {
         self.reads = self.reads.saturating_sub(1);
         self.read_psns = self.read_psns.saturating_sub(missing);
@@ -134,14 +134,14 @@ impl<L> Requester<L> {
         }
     }
 
-    /// All retries are available again.
+    /// Resets all retry counters.
     pub fn refill(&mut self, config: &QpConfig) {
         self.retries_left = config.retry_count;
         self.patience = PATIENCE;
         self.rnr_left = config.rnr_retry;
     }
 
-    /// Gives up everything under way.
+    /// Discards all outstanding work requests and returns them.
     pub fn clear(&mut self) -> impl Iterator<Item = SendWork<L>> + use<L> {
         let works = std::mem::take(&mut self.works);
         self.cursor = 0;
@@ -154,14 +154,14 @@ impl<L> Requester<L> {
         works.into_iter().map(|p| p.work)
     }
 
-    /// Whether there may be something to send.
+    /// Returns whether there may be something to send.
     pub fn can_go_on(&self, rung: bool) -> bool {
         self.rnr_until.is_none()
             && !self.blocked
             && (self.cursor < self.works.len() || (rung && self.works.len() < LIMIT_WORKS))
     }
 
-    /// Moves to `psn`: the next packet to be sent. All before is acknowledged.
+    /// Makes `psn` the next packet to be sent. All PSNs before it are acknowledged.
     pub fn seek(&mut self, psn: Psn) {
         self.cursor = self
             .works
@@ -180,7 +180,7 @@ impl<L> Requester<L> {
         self.blocked = false;
     }
 
-    /// Request packets under way.
+    /// Returns the number of request packets in flight.
     fn flight(&self) -> u32 {
         let distance = self.send_psn.distance(self.una).max(0).cast_unsigned();
         distance.saturating_sub(self.read_psns)
@@ -188,7 +188,7 @@ impl<L> Requester<L> {
 }
 
 impl<L> Qp<L> {
-    /// Sends one packet, or does one local operation.
+    /// Sends one packet, or performs one local operation.
     pub fn request_step<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -217,7 +217,7 @@ impl<L> Qp<L> {
                 self.req.cursor += 1;
                 return Step::Done;
             }
-            // Ends the queue pair when all before it have completed.
+            // Fails the queue pair once all earlier work requests have completed.
             Some(_) => {
                 self.req.blocked = true;
                 self.complete(host);
@@ -243,7 +243,7 @@ impl<L> Qp<L> {
         Step::Done
     }
 
-    /// Takes the next work request; whether there was one.
+    /// Takes the next work request. Returns whether there was one.
     fn take<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
         if !self.send_rung
             || self.state != QpState::ReadyToSend
@@ -297,12 +297,13 @@ impl<L> Qp<L> {
         true
     }
 
-    /// Local memory is not there: the rest of the queue waits for it.
+    /// Local memory is absent: sending pauses until it is tried again.
     pub fn wait_for_page(&mut self, now: u64) {
         self.req.rnr_until = Some(now + PAGE_WAIT);
     }
 
-    /// Window, fence, and the limit of reads.
+    /// Returns whether window, fence and read limit allow the work request at the
+    /// cursor.
     fn may_start(&self) -> bool {
         let req = &self.req;
         let pending = &req.works[req.cursor];
@@ -315,7 +316,8 @@ impl<L> Qp<L> {
         };
         let reads = !pending.work.operation.is_read_or_atomic()
             || req.reads < u32::from(self.config.max_rd_atomic);
-        // All PSNs under way stay within half the range.
+        // All outstanding PSNs stay within half the PSN range, so that order is
+        // defined.
         let span = pending.first.distance(req.una).max(0).cast_unsigned() + pending.packets;
         fence
             && reads
@@ -470,7 +472,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Completes what has ended at the head of the queue, in order.
+    /// Completes ended work requests at the head of the queue, in order.
     pub fn complete<H: Host<Local = L>>(&mut self, host: &mut H) {
         loop {
             let Some(head) = self.req.works.front() else {
@@ -478,7 +480,7 @@ impl<L> Qp<L> {
             };
             let status = match head.done {
                 Some(status) => status,
-                // `una` does not pass a read whose answer is missing.
+                // `una` does not pass a read whose response is incomplete.
                 None if head.packets == 0 || self.req.una.before(head.end()) => {
                     return;
                 }
@@ -519,7 +521,7 @@ impl<L> Qp<L> {
     }
 }
 
-/// Which operations a service has.
+/// Returns whether a service supports an operation.
 fn allowed(service: Service, operation: Operation) -> bool {
     match operation {
         Operation::Send | Operation::SendImm | Operation::Local | Operation::Invalid(_) => {
@@ -548,7 +550,7 @@ fn has_imm(operation: Operation) -> bool {
     )
 }
 
-/// The wire operation of a send's or write's packet.
+/// Returns the wire operation of a packet of a send or write.
 fn position(operation: Operation, first: bool, last: bool) -> u8 {
     let write = matches!(operation, Operation::Write | Operation::WriteImm);
     match (first, last) {

@@ -1,9 +1,8 @@
-//! The responder of connected services: requests in order of their PSNs, and the
-//! answers to them.
+//! The responder of connected services: executes requests in PSN order and responds.
 //!
-//! Answers wait in `replies` in the order of the requests and go out by
-//! [`Qp::reply_step`], so that an acknowledgement never passes a read's answer
-//! before it, and one acknowledgement serves a batch of requests.
+//! Responses wait in `replies` in the order of the requests, and [`Qp::reply_step`]
+//! sends them. So an acknowledgement never overtakes the read response before it, and
+//! one acknowledgement serves a batch of requests.
 
 use std::collections::VecDeque;
 
@@ -14,15 +13,15 @@ use super::host::{
 use super::qp::{Io, Qp, nak_of};
 use crate::packet::{Aeth, CREDITS_UNLIMITED, Draft, NakCode, Psn, Syndrome, Traits, View, op};
 
-/// Answers that may wait beyond those of new requests: duplicates cannot pile up.
+/// Number of queued replies at which duplicates no longer get one, and slack beyond
+/// what the peer's limit of reads and atomics permits.
 const LIMIT_REPLIES: usize = 64;
 
-/// The codes of how long a peer waits for memory: 1.28 ms at first, then up to
-/// 82 ms.
+/// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
 const PAGE_CODE: u8 = 14;
 const PAGE_CODE_MOST: u8 = 26;
 
-/// A message of which packets have come and packets are missing.
+/// A partially received message.
 enum Message<L> {
     None,
     Send {
@@ -37,7 +36,7 @@ enum Message<L> {
     },
 }
 
-/// A read's answer under way.
+/// A read response that is being sent.
 struct ReadReply {
     psn: Psn,
     msn: u32,
@@ -65,7 +64,7 @@ enum Reply {
         msn: u32,
         syndrome: Syndrome,
     },
-    /// The refusal after which the queue pair is in error.
+    /// A NAK after which the queue pair is in error.
     Fatal {
         psn: Psn,
         msn: u32,
@@ -74,15 +73,15 @@ enum Reply {
     },
 }
 
-/// Why a request is not done.
+/// Reason for which a request was not executed.
 enum Refusal {
-    /// The peer is told; the queue pair is in error afterwards.
+    /// The peer gets a NAK; the queue pair is in error afterwards.
     Nak(NakCode),
-    /// The same, and a receive has completed with an error, which tells the owner.
+    /// The same, and no event is posted: a receive has completed with an error.
     Completed(NakCode),
     /// No receive is posted.
     NotReady,
-    /// Memory is not there now.
+    /// Memory is absent now.
     Absent,
 }
 
@@ -90,17 +89,17 @@ pub(super) struct Responder<L> {
     pub expected: Psn,
     msn: u32,
     message: Message<L>,
-    /// A receive taken for a message that never ended (UC), or whose memory was
-    /// not there: serves the next.
+    /// A receive taken for a message that was not finished (UC), or whose memory was
+    /// absent; used for the next message.
     spare: Option<RecvWork<L>>,
-    /// The peer knows that a packet is missing, or that it has to wait.
+    /// The peer was sent a NAK for a missing packet, or an RNR NAK.
     nak_sent: bool,
     replies: VecDeque<Reply>,
-    /// Reads among the replies that are not of duplicate requests.
+    /// Queued read responses, not counting those of duplicate requests.
     reads: u32,
-    /// What atomics answered, for duplicates.
+    /// Results of recent atomics, for duplicates.
     atomics: VecDeque<(Psn, u64)>,
-    /// How often in turn the peer was told to wait for memory.
+    /// Consecutive RNR NAKs sent for absent memory.
     absent: u8,
     closing: bool,
     established: bool,
@@ -132,12 +131,12 @@ impl<L> Responder<L> {
         }
     }
 
-    /// The owner is not to be told of the first request.
+    /// Suppresses the "communication established" event.
     pub fn establish(&mut self) {
         self.established = true;
     }
 
-    /// Gives up everything; the receive that was under way.
+    /// Discards all replies. Returns the receive in use, or the one kept.
     pub fn clear(&mut self) -> Option<RecvWork<L>> {
         self.replies.clear();
         self.reads = 0;
@@ -152,12 +151,13 @@ impl<L> Responder<L> {
         self.spare = Some(recv);
     }
 
-    /// The receive that was kept.
+    /// Takes the receive that was kept.
     pub fn kept(&mut self) -> Option<RecvWork<L>> {
         self.spare.take()
     }
 
-    /// The peer is to wait for memory: the longer, the oftener it has.
+    /// Returns the RNR timer code for absent memory; the wait grows with each
+    /// consecutive NAK.
     fn wait_code(&mut self) -> u8 {
         let code = (PAGE_CODE + 2 * self.absent).min(PAGE_CODE_MOST);
         self.absent = self.absent.saturating_add(1).min(PAGE_CODE_MOST);
@@ -187,7 +187,7 @@ impl<L> Responder<L> {
 }
 
 impl<L> Qp<L> {
-    /// A request came over a connection.
+    /// Processes a request packet of a connected service.
     pub fn request<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
         if self.resp.closing {
             return;
@@ -212,7 +212,7 @@ impl<L> Qp<L> {
                 return;
             }
         } else if view.has(Traits::START) {
-            // A new message: whatever was missing before is lost.
+            // A new message begins (UC): the rest of the previous one is lost.
             if distance != 0 {
                 io.counters.out_of_sequence += 1;
             }
@@ -239,14 +239,14 @@ impl<L> Qp<L> {
         }
     }
 
-    /// How many answers wait at most. A peer that keeps to its limit of reads and
-    /// atomics, with an acknowledgement after each, has no more; what another asks
-    /// for is lost.
+    /// Returns the maximum number of queued replies. A peer that keeps to its limit of
+    /// reads and atomics, with an acknowledgement after each, needs no more; requests
+    /// beyond that are dropped.
     fn most_replies(&self) -> usize {
         LIMIT_REPLIES + 2 * usize::from(self.config.max_dest_rd_atomic)
     }
 
-    /// A message whose rest is lost (UC).
+    /// Gives up a message whose rest is lost (UC), and keeps its receive.
     fn abandon(&mut self) {
         if let Message::Send { recv, .. } = std::mem::replace(&mut self.resp.message, Message::None)
         {
@@ -292,7 +292,7 @@ impl<L> Qp<L> {
         });
     }
 
-    /// Does the expected request; how many PSNs it takes.
+    /// Executes the expected request. Returns the number of PSNs that it takes.
     fn execute<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -329,7 +329,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Tells the peer to wait and to ask again from a request on.
+    /// Sends an RNR NAK, so that the peer repeats its requests from `psn` on.
     fn wait_at(&mut self, psn: Psn) {
         let syndrome = Syndrome::RnrNak(self.resp.wait_code());
         let msn = self.resp.msn;
@@ -338,7 +338,7 @@ impl<L> Qp<L> {
             .push_back(Reply::Nak { psn, msn, syndrome });
     }
 
-    /// Through what a request asks for memory.
+    /// Returns the object for which the memory access of a request is checked.
     fn target(&self, view: &View<'_>) -> Target {
         Target {
             qpn: self.number,
@@ -346,7 +346,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// The SRQ that a request names.
+    /// Returns the SRQ that a request names (XRC).
     fn xrc_srqn(&self, view: &View<'_>) -> Option<u32> {
         view.xrc_srqn()
             .filter(|_| self.config.service == Service::XrcTarget)
@@ -419,7 +419,7 @@ impl<L> Qp<L> {
             payload => host.scatter(self.number, &mut recv.local, offset, payload),
         };
         if stored == Err(Fault::Absent) {
-            // The packet comes again.
+            // The packet is sent again.
             if offset == 0 {
                 self.resp.keep(recv);
             } else {
@@ -491,7 +491,7 @@ impl<L> Qp<L> {
                 (reth.rkey, reth.va, reth.length, reth.length)
             }
         };
-        // The last packet brings exactly what is missing, the others less.
+        // The last packet has exactly the missing length, any other one less.
         if if end { length != left } else { length >= left } {
             return Err(INVALID);
         }
@@ -613,7 +613,7 @@ impl<L> Qp<L> {
         Ok(1)
     }
 
-    /// A request that has been done comes again: its answer was lost.
+    /// Processes a duplicate request: its response was lost.
     fn duplicate<H: Host<Local = L>>(&mut self, host: &mut H, view: &View<'_>) {
         let psn = view.bth.psn;
         if self.resp.replies.len() >= LIMIT_REPLIES {
@@ -621,8 +621,8 @@ impl<L> Qp<L> {
         }
         if view.has(Traits::SEND) || view.has(Traits::WRITE) {
             if view.bth.ack_request {
-                // Not of what came again: the acknowledgement of something later
-                // may be waiting, and is replaced by this one.
+                // Acknowledges the last executed PSN rather than the duplicate's: a
+                // waiting acknowledgement of a later PSN is replaced by this one.
                 let done = self.resp.expected.minus(1);
                 self.resp.acknowledge(done);
             }
@@ -669,7 +669,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Sends one answer, or one packet of it; whether there was one.
+    /// Sends one response, or one packet of it. Returns whether there was one.
     pub fn reply_step<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         match self.config.service {
             Service::DcTarget => self.reply_to_peers(host, io),
@@ -677,7 +677,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// The same, of the responder that is in place.
+    /// Sends one response of the responder in `self.resp`; see [`Qp::reply_step`].
     pub fn reply<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         let unlimited = Syndrome::Ack(CREDITS_UNLIMITED);
         let Some(front) = self.resp.replies.front_mut() else {
@@ -723,7 +723,7 @@ impl<L> Qp<L> {
                 };
                 if result == Err(Fault::Absent) {
                     drop(draft);
-                    // It is asked for again, as is all that came after.
+                    // The peer requests it again, and all that came after it.
                     self.resp.replies.clear();
                     self.resp.reads = 0;
                     self.wait_at(psn);
@@ -731,7 +731,7 @@ impl<L> Qp<L> {
                 }
                 if let Err(fault) = result {
                     drop(draft);
-                    // The memory went away after the check.
+                    // The memory became invalid after the check.
                     self.resp.replies.clear();
                     self.resp.closing = true;
                     let (code, event) = (nak_of(fault), Some(QpEvent::AccessError));
@@ -814,7 +814,7 @@ impl<L> Qp<L> {
     }
 }
 
-/// What becomes of a request that cannot have its memory.
+/// Returns the refusal for a failed memory access.
 fn refusal(fault: Fault) -> Refusal {
     match fault {
         Fault::Absent => Refusal::Absent,

@@ -1,9 +1,10 @@
-//! Queue pairs by number.
+//! Table of queue pairs by number.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Spreads 24-bit numbers; nobody gains by collisions within one HCA.
+/// A hasher for 24-bit numbers. It need not resist crafted collisions: the numbers are
+/// those of one HCA.
 #[derive(Default)]
 pub(super) struct NumberHasher(u64);
 
@@ -25,6 +26,6 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// A map from numbers, looked into on every packet. Never iterated, so that
-/// nothing depends on its order.
+/// The QP table, looked up for every packet. It is never iterated, so that nothing
+/// depends on its order.
 pub(super) type Table<T> = HashMap<u32, T, BuildHasherDefault<NumberHasher>>;
