@@ -1,9 +1,9 @@
-//! Queues in the guest's memory, by the pages that the driver lists.
+//! Queue buffers in guest memory, described by a list of pages.
 
 use crate::bits::get64;
 use crate::platform::{Memory, Unmapped};
 
-/// A buffer that is contiguous for the driver and a list of pages for us.
+/// A buffer that is contiguous for the driver, and a list of pages for the device.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Buffer {
     pages: Vec<u64>,
@@ -12,17 +12,16 @@ pub(crate) struct Buffer {
     length: u64,
 }
 
-/// The places in commands that carry a page list: the entries at the end.
+/// Offset of the page list, which is at the end, in commands that carry one.
 pub(crate) const PAGES_AT: usize = 0x110;
 
-/// `page_offset` fields count in parts of a page: this many are one.
+/// log2 of the parts of a page that `page_offset` fields count.
 const OFFSET_PARTS_SHIFT: u32 = 6;
 
 impl Buffer {
-    /// A buffer of `length` bytes in the pages listed in `input` from byte
-    /// `at` on. `log_page_size` counts from 4 KiB, `page_offset` in
-    /// 64ths of a page.
-    /// `None` if pages are missing.
+    /// Returns a buffer of `length` bytes in the pages listed in `input` from byte `at`
+    /// on. `log_page_size` counts from 4 KiB, `page_offset` in 64ths of a page. `None`
+    /// if pages are missing.
     pub(crate) fn listed(
         input: &[u8],
         at: usize,
@@ -49,8 +48,8 @@ impl Buffer {
         })
     }
 
-    /// Where byte `at` is, and how many bytes from there on are in the same
-    /// page.
+    /// Returns the address of byte `at`, and the number of bytes from there to the end
+    /// of its page.
     fn locate(&self, at: u64) -> Option<(u64, u64)> {
         if at >= self.length {
             return None;
@@ -61,8 +60,8 @@ impl Buffer {
         Some((page.wrapping_add(within), (1 << self.page_shift) - within))
     }
 
-    /// The address of an entry of `size` bytes at byte `at`, which lies in
-    /// one page if entries are aligned to their size.
+    /// Returns the address of an entry of `size` bytes at byte `at`. It lies in one
+    /// page if entries are aligned to their size.
     pub(crate) fn entry(&self, at: u64, size: u64) -> Result<u64, Unmapped> {
         match self.locate(at) {
             Some((address, left)) if left >= size => Ok(address),
@@ -70,7 +69,7 @@ impl Buffer {
         }
     }
 
-    /// Copies out.
+    /// Copies from the buffer into `out`.
     pub(crate) fn read(
         &self,
         memory: &impl Memory,

@@ -1,37 +1,38 @@
-//! Compressed completions: many of one kind as a title and eight bytes for each.
+//! Compressed CQEs: a title and mini CQEs of eight bytes for several completions of one
+//! kind.
 //!
-//! A session of `n` completions takes the places of `n` entries. The first place
-//! has the title: an entry like the first completion's, whose format says what it
-//! is and whose byte count is `n`. The second place has an array of the first
-//! eight, every eighth place after the title the array of the next eight; the
-//! other places stay as they are. Whoever polls takes the whole session by its
-//! title, so that alone has an owner bit, and is written last.
+//! A session of `n` completions occupies `n` entries. The first holds the title: the
+//! CQE of the first completion, but with the format of a title and the byte count `n`.
+//! The second holds the array of the first eight mini CQEs, every eighth entry after
+//! the title the array of the next eight; the other entries are not written. Software
+//! consumes a whole session by its title. So only the title has an owner bit, and it is
+//! written last.
 //!
-//! A session ends with a completion that differs in more than an array can tell,
-//! when it is full, and when the device has nothing more to do at once.
+//! A session ends when a completion differs in more than a mini CQE can express, when
+//! it is full, and when the device has nothing more to do at once.
 
 use super::core::Core;
 use super::cq::{self, Completion, Cq, opcode};
 use crate::bits::put32;
 use crate::platform::{Platform, Unmapped};
 
-/// Completions in an array.
+/// Number of mini CQEs in an array.
 const ARRAY: usize = 8;
-/// Bytes of one of them.
+/// Size of a mini CQE in bytes.
 const MINI: usize = 8;
-/// Completions in a session at most.
+/// Maximum number of completions in a session.
 pub(crate) const MOST: u32 = 64;
 
-/// What an array tells of what was received, besides its length.
+/// Field of the mini CQE of a receive, besides its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// A hash of its addresses. There is none: it is zero.
+    /// RX hash. It is not computed, and always zero.
     Hash,
-    /// The sum of its IP packet.
+    /// Checksum of the IP packet.
     Checksum,
 }
 
-/// Completions that wait to be written together.
+/// A session of completions that is not written yet.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) format: Format,
@@ -48,12 +49,12 @@ impl Session {
         }
     }
 
-    /// How many wait.
+    /// Returns the number of completions in the session.
     pub(crate) fn len(&self) -> u32 {
         self.minis.len() as u32
     }
 
-    /// Whether a completion can be told as one of the session.
+    /// Returns whether a mini CQE can express a completion.
     fn continues(&self, next: &Completion<'_>) -> bool {
         let mut expected = self.title;
         expected.byte_count = next.byte_count;
@@ -69,7 +70,7 @@ impl Session {
         expected == *next
     }
 
-    /// Keeps a completion, if it can be one of the session.
+    /// Adds a completion to the session. Returns false if it cannot be part of it.
     fn keep(&mut self, next: &Completion<'_>) -> bool {
         if self.minis.is_empty() {
             self.title = Completion { data: &[], ..*next };
@@ -88,7 +89,7 @@ impl Session {
         true
     }
 
-    /// Writes the session, or the only entry.
+    /// Writes the session, or a plain CQE if it has a single completion.
     fn write<P: Platform>(&self, platform: &P, cq: &Cq, time: u64) -> Result<(), Unmapped> {
         if self.len() == 1 {
             return cq::write(platform, cq, &self.title, time);
@@ -111,7 +112,7 @@ impl Session {
     }
 }
 
-/// Whether a completion can be in a session at all.
+/// Returns whether a completion can be in any session.
 fn compressible(completion: &Completion<'_>) -> bool {
     completion.opcode <= opcode::SEND_INVALIDATE
         && completion.error.is_none()
@@ -119,8 +120,8 @@ fn compressible(completion: &Completion<'_>) -> bool {
 }
 
 impl<P: Platform> Core<P> {
-    /// Keeps a completion of a queue that compresses. False if it has to be
-    /// written by itself; what waited before it is then written.
+    /// Adds a completion to the session of a queue with compression. Returns false if
+    /// the caller has to write it as a plain CQE; the session is then written already.
     pub(super) fn hold(&mut self, cqn: u32, completion: &Completion<'_>) -> bool {
         let compressible = compressible(completion);
         let Some(session) = self.session(cqn) else {
@@ -137,7 +138,7 @@ impl<P: Platform> Core<P> {
             return true;
         }
         self.release(cqn);
-        // Now the session is empty and takes any.
+        // The session is empty now and accepts any compressible completion.
         compressible && self.hold(cqn, completion)
     }
 
@@ -149,7 +150,7 @@ impl<P: Platform> Core<P> {
         self.cqs.get(cqn).map_or(1, |cq| MOST.min(1 << cq.log_size))
     }
 
-    /// Writes what waits for one queue.
+    /// Writes the session of a completion queue, if it has completions.
     pub(crate) fn release(&mut self, cqn: u32) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             return;
@@ -174,7 +175,7 @@ impl<P: Platform> Core<P> {
         self.written(cqn, count, solicited, written);
     }
 
-    /// Writes all that waits: the device has nothing more to do at once.
+    /// Writes all sessions, because the device has nothing more to do at once.
     pub(crate) fn release_all(&mut self) {
         while let Some(cqn) = self.holding.pop() {
             self.release(cqn);

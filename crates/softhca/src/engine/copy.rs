@@ -1,4 +1,4 @@
-//! Work requests that copy local memory.
+//! Work requests that copy local memory (MMO).
 
 use super::core::Core;
 use super::mkey::{Asker, Rights};
@@ -6,23 +6,23 @@ use super::wqe::{OP_MOD, Segment};
 use crate::platform::Platform;
 use crate::transport::Status;
 
-/// The most that one request copies, as a power of two.
+/// Maximum length of one copy, as a power of two.
 pub(crate) const LOG_MOST: u32 = 20;
 
-/// Of the operations on local memory, the one that copies.
+/// Operation modifier that selects the copy.
 const COPY: u32 = 1;
-/// Where the entry says from where and to where. Before them is a place for
-/// what other operations have to say.
+/// Offsets of the source and destination segments in the WQE. The segment before them
+/// is for other operations.
 const SOURCE: usize = 32;
 const DESTINATION: usize = 48;
 const END: usize = 64;
 
-/// How much is copied at once.
+/// Bytes copied at once.
 const PART: usize = 4096;
 
 impl<P: Platform> Core<P> {
-    /// Copies what an entry names. A part may have been copied when it fails.
-    /// Memory that is not there is not waited for.
+    /// Copies as a WQE requests. A part may have been copied when it fails. Absent
+    /// memory is an error here, and is not waited for.
     pub(crate) fn copy_memory(&mut self, asker: Asker, entry: &[u8]) -> Result<(), Status> {
         let (Some(source), Some(destination)) =
             (entry.get(SOURCE..DESTINATION), entry.get(DESTINATION..END))

@@ -1,5 +1,5 @@
-//! All of the device but what is on the wire: its objects, and what it stands
-//! on.
+//! The core of the device: its objects and its platform, without the transport and the
+//! port.
 
 use std::cell::Cell;
 
@@ -31,14 +31,14 @@ pub(crate) struct RoceAddress {
     pub(crate) version: u8,
 }
 
-/// The network interface's settings.
+/// Settings of the network interface.
 #[derive(Debug)]
 pub(crate) struct Nic {
     pub(crate) mac: [u8; 6],
     pub(crate) mtu: u32,
     pub(crate) port_mtu: u32,
     pub(crate) roce: bool,
-    /// What it does not get back of what it sends: `UNICAST`, `MULTICAST`.
+    /// Kinds of sent frames that are not looped back: `UNICAST`, `MULTICAST`.
     pub(crate) loopback_off: u32,
     pub(crate) admin_up: bool,
 }
@@ -56,17 +56,18 @@ pub struct Core<P> {
     pub(crate) pages: Vec<u64>,
     pub(crate) node_description: [u8; 64],
     pub(crate) link_up: bool,
-    /// The link as planted from outside.
+    /// The cable is plugged in.
     pub(crate) cable: bool,
     pub(crate) nic: Nic,
     pub(crate) roce_addresses: Vec<Option<RoceAddress>>,
     pub(crate) uars: Table<()>,
     pub(crate) pds: Table<()>,
     pub(crate) xrcds: Table<()>,
-    /// What the InfiniBand port says of itself.
+    /// Capabilities that the InfiniBand port reports.
     pub(crate) port_capabilities: u32,
     pub(crate) transport_domains: Table<()>,
-    /// Contexts of programs that give commands, and their queue pair numbers.
+    /// User contexts of programs that issue commands, and queue pair numbers reserved
+    /// for them.
     pub(crate) user_contexts: Table<()>,
     pub(crate) reserved_qpns: Table<()>,
     pub(crate) scheduling: Table<Element>,
@@ -74,23 +75,23 @@ pub struct Core<P> {
     pub(crate) q_counters: Table<QCounters>,
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
-    /// Completion queues for which something waits to be written.
+    /// Completion queues with a session of compressed CQEs that is not written yet.
     pub(crate) holding: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
     pub(crate) queues: Table<Queue>,
-    /// Where the next entry of a send queue is read into.
+    /// Buffer into which the next WQE of a send queue is read.
     pub(crate) entry: Option<Box<[u8; LONGEST_SEND]>>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) steering: Steering,
     pub(crate) device_memory: DeviceMemory,
-    /// The page that the last translation found missing.
+    /// The absent page that the last translation found.
     pub(crate) missing: Cell<Option<Missing>>,
     pub(crate) paging: Paging,
-    /// The last complaints, for who asks.
+    /// The first reports of misuse.
     pub(crate) complaints: Vec<String>,
 }
 
-/// How many complaints are kept.
+/// Maximum number of reports that are kept.
 const COMPLAINTS: usize = 100;
 
 impl<P> Core<P> {
@@ -118,7 +119,7 @@ impl<P> Core<P> {
                 admin_up: false,
             },
             roce_addresses: vec![None; 128],
-            // Reachable in the UAR pages of the BAR.
+            // Numbers that have a UAR page in the BAR.
             uars: Table::new(FIRST_UAR, UARS),
             pds: Table::new(1, 1 << 16),
             xrcds: Table::new(1, 1 << 16),
@@ -145,15 +146,15 @@ impl<P> Core<P> {
         }
     }
 
-    /// Whether there is a protection domain. Number 0 is the device's own: the
-    /// driver uses it for queues that name no memory (its queue for UMR, its
-    /// test of write-combining).
+    /// Returns whether a protection domain exists. Number 0 is the device's own: the
+    /// driver uses it for queues that access no memory (its UMR queue, its test of
+    /// write combining).
     pub(crate) fn has_pd(&self, pd: u32) -> bool {
         pd == 0 || self.pds.get(pd).is_some()
     }
 
-    /// Notes that the driver, or a program, did what it should not. In strict
-    /// mode that is told aloud.
+    /// Records and logs misuse by the driver or a program: as an error in strict mode,
+    /// else as a warning.
     pub(crate) fn complain(&mut self, what: impl FnOnce() -> String) {
         self.stats.complaints += 1;
         let what = what();

@@ -1,6 +1,6 @@
-//! What is counted.
+//! Counters.
 
-/// A set of counters that queue pairs are made with; all wrap.
+/// A counter set that queue pairs are assigned to. All counters wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct QCounters {
@@ -23,7 +23,7 @@ pub struct QCounters {
 }
 
 impl QCounters {
-    /// The counters with their places in the output of QUERY_Q_COUNTER.
+    /// Returns the counters with their offsets in the output of QUERY_Q_COUNTER.
     pub fn fields(&self) -> [(usize, u32); 16] {
         [
             (0x10, self.rx_write_requests),
@@ -46,7 +46,7 @@ impl QCounters {
     }
 }
 
-/// What the HCA counts besides; `softhca stat` shows it.
+/// Further counters of the HCA; `softhca stat` shows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Stats {
@@ -59,14 +59,14 @@ pub struct Stats {
     pub cqes_with_error: u64,
     pub cqes_inline: u64,
     pub cqes_compressed: u64,
-    /// Pages that the driver was asked for.
+    /// Page fault events posted to the driver.
     pub page_faults: u64,
-    /// Receives that were given back because it was planted so.
+    /// Receives returned because of an injected fault.
     pub receives_returned: u64,
     pub eqes: u64,
     pub interrupts: u64,
     pub send_requests: u64,
-    /// Of these, with their data in the entry.
+    /// Send requests with inline data.
     pub sends_inline: u64,
     pub receive_requests: u64,
     pub bytes_gathered: u64,
@@ -78,7 +78,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Every counter with its name.
+    /// Returns all counters with their names.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         macro_rules! list {
             ($($name:ident),*) => { vec![$((stringify!($name), self.$name)),*] };

@@ -6,7 +6,7 @@ use super::core::Core;
 use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
 
-/// What a completion is, in the high half of its last byte.
+/// Opcodes of CQEs, in the high half of the last byte.
 #[allow(missing_docs)]
 pub mod opcode {
     pub const REQUESTER: u8 = 0;
@@ -19,8 +19,8 @@ pub mod opcode {
     pub const RESPONDER_ERROR: u8 = 14;
 }
 
-/// Bytes of the part of an entry that has the fields; in longer entries it is
-/// the second half.
+/// Size of the part of a CQE that holds the fields, in bytes; it is the second half of
+/// a 128-byte CQE.
 const ENTRY: usize = 64;
 const SCATTERED_32: u8 = 0x4;
 const SCATTERED_64: u8 = 0x8;
@@ -43,10 +43,10 @@ const QPN: usize = 56;
 const WQE_COUNTER: usize = 60;
 const OWNER: usize = 63;
 
-/// A completion queue's doorbell record: what the driver has consumed.
+/// Offset of the consumer index in the doorbell record of a completion queue.
 const CONSUMED: u64 = 0;
 
-/// Syndromes of a queue in error, in the event.
+/// Syndromes in a CQ error event.
 const SYNDROME_OVERRUN: u8 = 1;
 const SYNDROME_ACCESS: u8 = 2;
 
@@ -56,25 +56,25 @@ pub(crate) struct Cq {
     pub(crate) eqn: u32,
     pub(crate) buffer: Buffer,
     pub(crate) log_size: u32,
-    /// Entries of 128 bytes.
+    /// CQEs have 128 bytes.
     pub(crate) wide: bool,
     pub(crate) doorbell: u64,
-    /// Overruns are the driver's business.
+    /// Overruns are not detected; the driver prevents them.
     pub(crate) ignore_overrun: bool,
     pub(crate) producer: u32,
-    /// As last read from the doorbell record.
+    /// Consumer index, as last read from the doorbell record or the arm doorbell.
     pub(crate) consumer: u32,
     pub(crate) armed: Armed,
-    /// One past the last completion that is solicited or an error.
+    /// One past the last completion that was solicited or an error.
     pub(crate) solicited: u32,
-    /// What came since the last event.
+    /// Completions since the last event.
     pub(crate) untold: Untold,
     pub(crate) failed: bool,
-    /// Of a queue that compresses: what is not written yet.
+    /// Session of compressed CQEs, if compression is enabled.
     pub(crate) session: Option<Box<Session>>,
 }
 
-/// What the driver wants an event for.
+/// Completions for which an event is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Armed {
     No,
@@ -82,23 +82,23 @@ pub(crate) enum Armed {
     Any,
 }
 
-/// The completions that no event has told of.
+/// Completions that no event has reported yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Untold {
     Nothing,
     Some,
-    /// One of them is solicited or an error.
+    /// At least one of them is solicited or an error.
     Solicited,
 }
 
-/// A completion to be written.
+/// Contents of a CQE.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Completion<'a> {
     pub(crate) opcode: u8,
-    /// It stands for several ([`super::compression`]).
+    /// It is the title of a session ([`super::compression`]).
     pub(crate) is_title: bool,
     pub(crate) qpn: u32,
-    /// The work request's opcode, for the requester.
+    /// Opcode of the work request, in completions of sends.
     pub(crate) request: u8,
     pub(crate) uidx: u32,
     pub(crate) wqe_counter: u16,
@@ -106,15 +106,15 @@ pub(crate) struct Completion<'a> {
     pub(crate) immediate: u32,
     pub(crate) solicited: bool,
     pub(crate) flags_rqpn: u32,
-    /// Of an Ethernet frame: the sum of its IP packet.
+    /// Checksum of the IP packet of an Ethernet frame.
     pub(crate) checksum: u16,
     pub(crate) slid: u16,
     pub(crate) ml_path: u8,
     pub(crate) l3_l4: u8,
     pub(crate) vlan: u16,
-    /// Syndrome and vendor's syndrome.
+    /// Syndrome and vendor syndrome.
     pub(crate) error: Option<(u8, u8)>,
-    /// Data that goes into the entry itself.
+    /// Data scattered into the CQE.
     pub(crate) data: &'a [u8],
 }
 
@@ -128,19 +128,19 @@ impl Cq {
         self.outstanding() + held >= 1 << self.log_size
     }
 
-    /// How many entries the driver has not consumed, as last seen.
+    /// Returns the number of CQEs that the driver has not consumed, as last seen.
     pub(crate) fn outstanding(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer) & 0xff_ffff
     }
 
-    /// Where an entry is.
+    /// Returns the address of a CQE.
     fn entry(&self, index: u32) -> Result<u64, Unmapped> {
         let size = self.entry_size();
         let index = index & ((1 << self.log_size) - 1);
         self.buffer.entry(u64::from(index) * size, size)
     }
 
-    /// Where the part of an entry is that has the fields.
+    /// Returns the address of the part of a CQE that holds the fields.
     pub(super) fn fields(&self, index: u32) -> Result<u64, Unmapped> {
         let padding = self.entry_size() - ENTRY as u64;
         Ok(self.entry(index)? + padding)
@@ -148,7 +148,7 @@ impl Cq {
 }
 
 impl<P: Platform> Core<P> {
-    /// Writes a completion and, if the driver waits for it, an event.
+    /// Writes a completion, and posts an event if one is requested.
     pub(crate) fn complete(&mut self, cqn: u32, completion: &Completion<'_>) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             self.complain(|| format!("a completion for queue {cqn}, which does not exist"));
@@ -188,7 +188,7 @@ impl<P: Platform> Core<P> {
         self.written(cqn, 1, notable, written);
     }
 
-    /// Entries were written: what the driver waits for has come.
+    /// Accounts for CQEs that were written, and posts an event if one is requested.
     pub(super) fn written(
         &mut self,
         cqn: u32,
@@ -216,7 +216,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The event that the driver waits for.
+    /// Posts the requested completion event.
     fn tell_of_completions(&mut self, cqn: u32) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.armed = Armed::No;
@@ -226,13 +226,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The queue takes no more completions, and it is the driver's doing.
+    /// Moves the queue to the error state because of misuse by the driver.
     fn break_cq(&mut self, cqn: u32, syndrome: u8, why: &str) {
         self.complain(|| format!("completion queue {cqn} is in error: {why}"));
         self.fail_cq(cqn, syndrome);
     }
 
-    /// The queue takes no more completions.
+    /// Moves the queue to the error state: it accepts no more completions.
     pub(crate) fn fail_cq(&mut self, cqn: u32, syndrome: u8) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.failed = true;
@@ -240,10 +240,10 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// What the driver writes to a UAR page: it has seen all up to an index
-    /// and wants an event for what comes next. What came since the last event
-    /// and is not among what it has seen is told of at once; what that event
-    /// told of is not told of again, seen or not.
+    /// Handles the arm doorbell: the driver has seen all CQEs before an index and
+    /// requests an event for the next one. An event is posted at once if there were
+    /// completions since the last event that the driver has not seen. Completions that
+    /// the last event reported cause no second one, seen or not.
     pub(crate) fn arm_cq(&mut self, word: u32, cqn: u32) {
         const SOLICITED_ONLY: u32 = 1 << 24;
         self.stats.arms += 1;
@@ -276,7 +276,7 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// Writes an entry at the producer's index, its owner bit last.
+/// Writes a CQE at the producer index, its owner bit last.
 pub(crate) fn write<P: Platform>(
     platform: &P,
     cq: &Cq,
@@ -319,8 +319,8 @@ pub(crate) fn write<P: Platform>(
     match data.len() {
         0 => {}
         1..=32 => {
-            // The fields begin after the first 32 bytes, but for those of
-            // datagrams, which are not scattered here.
+            // The first 32 bytes hold only fields of datagrams and frames, for which
+            // drivers request no scatter to the CQE.
             bytes[..data.len()].copy_from_slice(data);
             last |= SCATTERED_32;
         }

@@ -1,35 +1,35 @@
-//! Memory of the device itself, in its register space: the guest's processors
-//! reach it there, and memory keys name parts of it.
+//! Device memory in the register space: the guest's processors access it there, and
+//! memory keys refer to parts of it.
 
 use std::cell::RefCell;
 
 use crate::transport::Fault;
 
-/// Where it begins in the register space: between the UARs and the table of
-/// the interrupt vectors.
+/// Offset of device memory in the register space: between the UARs and the interrupt
+/// vector table.
 pub const START: u64 = 0x1f8_0000;
-/// Bytes of it.
+/// Size of device memory in bytes.
 pub const SIZE: u64 = 0x2_0000;
-/// It is given out in pages, since it is mapped in pages.
+/// Alignment of allocations, since they are mapped in pages.
 pub(crate) const PAGE: u64 = 4096;
 
-/// What the processors do to a byte of it in one access, at an address of its
-/// own for each byte.
+/// An atomic operation of a processor on one byte of device memory. Each operation has
+/// an address range of its own, with an address for each byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtOnce {
-    /// What is written is added.
+    /// A write adds its value.
     Increment = 0,
-    /// What is read is 1 afterwards.
+    /// A read sets the byte to 1 and returns the previous value.
     TestAndSet = 1,
 }
 
 impl AtOnce {
-    /// All of them, as bits by their numbers.
+    /// All operations, as a bit mask by number.
     pub(crate) const ALL: u32 = 0b11;
-    /// The lengths that they are done with, as bits by the logarithm: a byte.
+    /// Supported operand sizes, as a bit mask by log2 of the size: one byte.
     pub(crate) const LENGTHS: u32 = 1;
 
-    /// The one of a number.
+    /// Returns the operation with this number.
     pub(crate) fn numbered(number: u32) -> Option<AtOnce> {
         match number {
             0 => Some(AtOnce::Increment),
@@ -38,27 +38,28 @@ impl AtOnce {
         }
     }
 
-    /// Where its addresses begin in the register space, behind the memory.
+    /// Returns the offset of its address range in the register space, behind the
+    /// memory.
     const fn start(self) -> u64 {
         START + SIZE * (1 + self as u64)
     }
 
-    /// Its address for a byte of the memory.
+    /// Returns its address for a byte of device memory.
     pub(crate) fn address(self, at: u64) -> u64 {
         at - START + self.start()
     }
 }
 
-/// What an offset in the register space is.
+/// Meaning of an offset in the register space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// The memory.
+    /// Device memory.
     Plain,
-    /// A byte of the memory, whose offset this is.
+    /// An atomic operation on the byte of device memory at this offset.
     AtOnce(AtOnce, u64),
 }
 
-/// What is at an offset; none if it is none of this.
+/// Returns what an offset refers to, or `None` if it is outside of these ranges.
 pub(crate) fn access(offset: u64) -> Option<Access> {
     let from = offset.checked_sub(START)?;
     let at = START + from % SIZE;
@@ -68,16 +69,17 @@ pub(crate) fn access(offset: u64) -> Option<Access> {
     }
 }
 
-/// A range that was given out: where, and how many bytes.
+/// An allocation: offset and length in bytes.
 type Range = (u64, u64);
 
-/// The memory, and what of it is given out.
+/// Device memory and its allocations.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    // Keys are translated through a shared reference, as for the guest's memory.
+    // In a cell, since keys are translated through a shared reference, as for guest
+    // memory.
     bytes: RefCell<Vec<u8>>,
     taken: Vec<Range>,
-    /// What can be done at once with the range that begins here.
+    /// Operations permitted on the allocation that begins at this offset.
     at_once: Vec<(u64, AtOnce)>,
 }
 
@@ -90,8 +92,8 @@ impl DeviceMemory {
         }
     }
 
-    /// Gives a range out, which begins at `from` in the register space. False
-    /// if it cannot be had.
+    /// Allocates a range that begins at `from` in the register space. Returns false if
+    /// the range is invalid or not free.
     pub(crate) fn take(&mut self, from: u64, length: u64) -> bool {
         let end = from.saturating_add(length);
         let free = self
@@ -109,7 +111,7 @@ impl DeviceMemory {
         good
     }
 
-    /// Takes a range back; false if none begins there.
+    /// Frees the allocation that begins at `from`. Returns false if there is none.
     pub(crate) fn give_back(&mut self, from: u64) -> bool {
         let before = self.taken.len();
         self.taken.retain(|(at, _)| *at != from);
@@ -117,15 +119,15 @@ impl DeviceMemory {
         self.taken.len() < before
     }
 
-    /// Whether a range was given out, all of it at once.
+    /// Returns whether a range lies within one allocation.
     pub(crate) fn is_taken(&self, from: u64, length: u64) -> bool {
         self.taken
             .iter()
             .any(|(at, size)| from >= *at && from.saturating_add(length) <= at + size)
     }
 
-    /// Lets an operation be done with the range that begins at `from`, or no
-    /// longer. False if that cannot be, or was not.
+    /// Permits or forbids an operation on the allocation that begins at `from`. Returns
+    /// false if there is no such allocation or nothing changes.
     pub(crate) fn allow(&mut self, from: u64, operation: AtOnce, yes: bool) -> bool {
         let before = self.at_once.len();
         self.at_once.retain(|entry| *entry != (from, operation));
@@ -145,7 +147,8 @@ impl DeviceMemory {
         range.is_some_and(|(from, _)| self.at_once.contains(&(*from, operation)))
     }
 
-    /// A processor reads where operations are done: 0 unless that is one.
+    /// Handles a processor's read in the range of an operation; it reads 0 unless the
+    /// operation is permitted.
     pub(crate) fn read_at_once(&self, operation: AtOnce, at: u64, out: &mut [u8]) {
         out.fill(0);
         if let [byte] = out
@@ -158,7 +161,7 @@ impl DeviceMemory {
         }
     }
 
-    /// A processor writes where operations are done.
+    /// Handles a processor's write in the range of an operation.
     pub(crate) fn write_at_once(&self, operation: AtOnce, at: u64, data: &[u8]) {
         if let [byte] = data
             && operation == AtOnce::Increment
@@ -170,7 +173,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Forgets who has what.
+    /// Frees all allocations.
     pub(crate) fn clear(&mut self) {
         self.taken.clear();
         self.at_once.clear();
@@ -185,14 +188,14 @@ impl DeviceMemory {
             .ok_or(Fault::Memory)
     }
 
-    /// Copies out of it, from an offset in the register space on.
+    /// Reads device memory from an offset in the register space.
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
         let range = Self::range(at, out.len())?;
         out.copy_from_slice(&self.bytes.borrow()[range]);
         Ok(())
     }
 
-    /// Copies into it.
+    /// Writes device memory at an offset in the register space.
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<(), Fault> {
         let range = Self::range(at, data.len())?;
         self.bytes.borrow_mut()[range].copy_from_slice(data);

@@ -5,7 +5,7 @@ use super::core::Core;
 use crate::bits::put32;
 use crate::platform::Platform;
 
-/// Types of events.
+/// Event types.
 #[allow(missing_docs)]
 pub mod event {
     pub const COMPLETION: u8 = 0x00;
@@ -25,20 +25,20 @@ pub mod event {
     pub const DCT_DRAINED: u8 = 0x1c;
 }
 
-/// Bytes of an entry.
+/// Size of an EQE in bytes.
 const ENTRY: u64 = 64;
 const OWNER: u64 = 63;
 const TYPE: usize = 1;
 const SUBTYPE: usize = 3;
 const DATA: usize = 32;
 
-/// Number of a completion queue in a completion event.
+/// Offset of the CQ number in the data of a completion event.
 const COMPLETION_CQN: usize = 24;
-/// In the data of events about queue pairs and SRQs.
+/// Offsets in the data of queue pair and SRQ events.
 const QP_SRQ_TYPE: usize = 20;
 const QP_SRQ_NUMBER: usize = 24;
 
-/// In the data of events about targets of dynamic connections.
+/// Offset in the data of DC target events.
 const DCT_NUMBER: usize = 24;
 
 /// An event queue.
@@ -47,7 +47,7 @@ pub(crate) struct Eq {
     pub(crate) buffer: Buffer,
     pub(crate) log_size: u32,
     pub(crate) vector: u16,
-    /// Bit by event type: the events that are not completions.
+    /// Mask by event type of the events other than completions that it receives.
     pub(crate) mask: [u64; 4],
     pub(crate) producer: u32,
     pub(crate) consumer: u32,
@@ -61,7 +61,7 @@ impl Eq {
 }
 
 impl<P: Platform> Core<P> {
-    /// The queue that events of a type go to.
+    /// Returns the event queue for events of a type.
     pub(crate) fn event_queue_for(&self, kind: u8) -> Option<u32> {
         self.eqs
             .iter()
@@ -69,7 +69,7 @@ impl<P: Platform> Core<P> {
             .map(|(number, _)| number)
     }
 
-    /// Writes an entry, and interrupts if the queue is armed.
+    /// Writes an EQE, and raises an interrupt if the queue is armed.
     pub(crate) fn post_event(&mut self, eqn: u32, kind: u8, subtype: u8, data: &[u8; 28]) {
         if self.faults.lose_event(kind) {
             return;
@@ -108,8 +108,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// What the driver writes to a UAR page: how far it has got, and whether
-    /// it wants an interrupt for what comes next.
+    /// Handles an EQ doorbell: the consumer index, and whether an interrupt is
+    /// requested for the next event.
     pub(crate) fn update_eq(&mut self, word: u32, arm: bool) {
         let eqn = word >> 24;
         let Some(eq) = self.eqs.get_mut(eqn) else {
@@ -121,7 +121,7 @@ impl<P: Platform> Core<P> {
             return;
         }
         if eq.producer & 0xff_ffff != eq.consumer {
-            // Something came since the driver looked.
+            // Events arrived since the driver last looked.
             eq.armed = false;
             self.stats.interrupts += 1;
             let vector = eq.vector;
@@ -131,7 +131,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the driver which command slots are done.
+    /// Posts an event for completed command slots.
     pub(crate) fn post_command_event(&mut self, slots: u32) {
         if let Some(eqn) = self.event_queue_for(event::COMMAND) {
             let mut data = [0; 28];
@@ -140,15 +140,15 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the driver that a completion queue has entries.
+    /// Posts a completion event for a completion queue.
     pub(crate) fn post_completion_event(&mut self, eqn: u32, cqn: u32) {
         let mut data = [0; 28];
         put32(&mut data, COMPLETION_CQN, cqn);
         self.post_event(eqn, event::COMPLETION, 0, &data);
     }
 
-    /// Tells the driver something about a queue pair (`resource` 0), receive
-    /// queue (1), send queue (2) or SRQ (0, by the event's type).
+    /// Posts an event of a queue pair (`resource` 0), receive queue (1), send queue (2)
+    /// or SRQ (0; the event type tells it apart).
     pub(crate) fn post_queue_event(&mut self, kind: u8, resource: u8, number: u32) {
         if let Some(eqn) = self.event_queue_for(kind) {
             let mut data = [0; 28];
@@ -158,7 +158,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the driver that a target of dynamic connections takes nothing more.
+    /// Posts an event that a DC target is drained.
     pub(crate) fn post_dct_drained(&mut self, dctn: u32) {
         if let Some(eqn) = self.event_queue_for(event::DCT_DRAINED) {
             let mut data = [0; 28];
@@ -167,7 +167,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the driver that a completion queue is in error.
+    /// Posts an event that a completion queue is in error.
     pub(crate) fn post_cq_error(&mut self, cqn: u32, syndrome: u8) {
         if let Some(eqn) = self.event_queue_for(event::CQ_ERROR) {
             let mut data = [0; 28];
@@ -177,11 +177,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the driver that the port's state has changed.
+    /// Posts a port change event.
     pub(crate) fn post_port_change(&mut self, subtype: u8) {
         if let Some(eqn) = self.event_queue_for(event::PORT_CHANGE) {
             let mut data = [0; 28];
-            // The port's number in the high half of the byte.
+            // The port number is in the high half of the byte.
             data[8] = 1 << 4;
             self.post_event(eqn, event::PORT_CHANGE, subtype, &data);
         }

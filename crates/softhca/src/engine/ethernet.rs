@@ -1,8 +1,8 @@
-//! The network interface: frames of the send queues go out, frames that are
-//! not RDMA come in.
+//! The network interface: sends the frames of its send queues, and receives frames that
+//! are not RDMA.
 //!
-//! Steering says which receive queues a frame goes to. Checksums and segmentation
-//! of what is sent are done as asked.
+//! Steering selects the receive queues of a frame. Checksum and segmentation offloads
+//! of sent frames are performed as requested.
 
 use super::core::Core;
 use super::cq::{self, Completion};
@@ -19,23 +19,23 @@ const CHECKSUMS: Field = field(4, 31, 24);
 const L3_CHECKSUM: u32 = 1 << 6;
 const L4_CHECKSUM: u32 = 1 << 7;
 const HEADER_LENGTH: Field = field(12, 31, 16);
-/// Where the inline header begins in the Ethernet segment.
+/// Offset of the inline header in the Ethernet segment.
 const HEADER: usize = 14;
 const CONTROL: usize = 16;
 
-/// The state of a receive queue that takes frames.
+/// State of a receive queue that accepts frames.
 const READY: u32 = 1;
 
-/// The largest frame before segmentation.
+/// Maximum length of a frame before segmentation.
 const LARGEST: usize = 256 << 10;
-/// Frames that one is cut into at most: what is sent has to be kept somewhere.
+/// Maximum number of frames from one segmentation, since all of them are buffered.
 const MOST_PARTS: usize = 4096;
-/// Frames that a send queue makes before it waits for its next turn.
+/// Number of frames after which a send queue waits for its next turn.
 const TURN: usize = 256;
 
 impl<P: Platform> Core<P> {
-    /// Works off a send queue; the frames are added to `out`. True if there may
-    /// be more to do.
+    /// Processes a send queue; the frames are appended to `out`. Returns true if there
+    /// may be more to do.
     pub(crate) fn run_sq(&mut self, sqn: u32, pool: &Pool, out: &mut Vec<Packet>) -> bool {
         let mut bytes = [0; wqe::LONGEST_SEND];
         for _ in 0..TURN {
@@ -104,7 +104,7 @@ impl<P: Platform> Core<P> {
         let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) else {
             return;
         };
-        // Whatever else is posted is not looked at.
+        // WQEs posted after it are not processed.
         sq.ring.head = sq.ring.tail;
         sq.state = 3;
         let (cqn, uidx) = (sq.cqn, sq.uidx);
@@ -121,7 +121,7 @@ impl<P: Platform> Core<P> {
         );
     }
 
-    /// The frame of an entry, with its inline header.
+    /// Returns the frame of a WQE, including its inline header.
     fn frame(&self, asker: Asker, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
         let segment = entry.get(CONTROL..).ok_or("no Ethernet segment")?;
         let header = HEADER_LENGTH.get(segment) as usize;
@@ -179,7 +179,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Puts a frame into the receive queues that it is steered to.
+    /// Delivers a frame to the receive queues that steering selects.
     pub(crate) fn receive_frame(&mut self, frame: &[u8], origin: Origin) {
         let queues = self.steering.steer(frame, origin);
         if queues.is_empty() || frame.len() > CAPACITY {
@@ -234,7 +234,8 @@ impl<P: Platform> Core<P> {
                 } else {
                     cq::opcode::SEND
                 },
-                // Here is the rule's tag; the queue is known by its user index.
+                // This field holds the tag of the rule; the queue is identified by its
+                // user index.
                 qpn: tag,
                 uidx,
                 wqe_counter: index,
@@ -253,7 +254,7 @@ const VLAN: u16 = 0x8100;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Where the layers of a frame begin.
+/// Offsets of the layers of a frame.
 pub(crate) struct Layers {
     pub(crate) ipv4: bool,
     pub(crate) l3: usize,
@@ -261,12 +262,12 @@ pub(crate) struct Layers {
     pub(crate) protocol: u8,
 }
 
-/// Two bytes as a number.
+/// Returns the big-endian 16-bit number at an offset.
 pub(crate) fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]))
 }
 
-/// The layers of an IP packet in a frame.
+/// Returns the layers of a frame that holds an IP packet.
 pub(crate) fn layers(frame: &[u8]) -> Option<Layers> {
     let mut at = 12;
     let mut kind = u16_at(frame, at)?;
@@ -306,8 +307,8 @@ fn fold(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// The one's complement sum of the IP packet in a frame, without what fills up a
-/// short frame; 0 if there is none.
+/// Returns the one's complement sum of the IP packet in a frame, without the padding of
+/// a short frame; 0 if there is no IP packet.
 fn packet_sum(frame: &[u8]) -> u16 {
     let Some(at) = layers(frame) else { return 0 };
     let length = if at.ipv4 {
@@ -319,7 +320,7 @@ fn packet_sum(frame: &[u8]) -> u16 {
     !fold(sum(frame.get(at.l3..end).unwrap_or(&[])))
 }
 
-/// Fills in the checksums of IPv4, and of TCP or UDP.
+/// Sets the checksum of the IPv4 header and, with `l4`, that of TCP or UDP.
 fn checksums(frame: &mut [u8], l4: bool) {
     let Some(at) = layers(frame) else { return };
     if at.ipv4
@@ -365,8 +366,8 @@ fn checksums(frame: &mut [u8], l4: bool) {
     segment[place..place + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Cuts a TCP frame whose first `header` bytes are headers into frames with
-/// at most `mss` bytes of data each.
+/// Splits a TCP frame whose first `header` bytes are headers into frames with at most
+/// `mss` bytes of data each.
 fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
     let (Some(at), true) = (layers(frame), mss > 0 && header <= frame.len()) else {
         return Vec::new();
@@ -399,7 +400,7 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
             let sequence = first.wrapping_add((n * mss) as u32);
             out[at.l4 + 4..at.l4 + 8].copy_from_slice(&sequence.to_be_bytes());
             if n != last {
-                // FIN and PSH belong to the end.
+                // Only the last frame keeps FIN and PSH.
                 out[at.l4 + 13] &= !0b1001;
             }
             checksums(&mut out, true);
@@ -443,7 +444,7 @@ mod tests {
         let mut frame = tcp(5);
         frame[54..].copy_from_slice(b"hello");
         checksums(&mut frame, true);
-        // The header adds up to nothing, so this is the rest.
+        // The header sums to zero, so this is the sum of the rest.
         let pseudo = sum(&frame[26..34]) + 6 + 25;
         assert_eq!(fold(pseudo + u64::from(packet_sum(&frame))), 0);
         let before = packet_sum(&frame);

@@ -1,40 +1,40 @@
-//! Mistakes of the device that one plants from outside.
+//! Injected faults of the device.
 
 use std::collections::HashMap;
 
 use crate::command::status::{Refused, Status, refuse};
 
-/// What is planted. Counts are how many times it still happens.
+/// Injected faults. A count is the number of times that a fault still occurs.
 #[derive(Debug, Default)]
 pub struct Faults {
     commands: HashMap<u16, u32>,
     events: HashMap<u8, u32>,
     completions: u32,
     receives: u32,
-    /// The health syndrome that the device shows; 0 is healthy.
+    /// Health syndrome that the device shows; 0 means healthy.
     pub(crate) health: u8,
-    /// The device has failed for good, and asks to be reset.
+    /// The device has failed permanently, and requests a reset.
     pub(crate) fatal: bool,
 }
 
 impl Faults {
-    /// The next `count` commands of an opcode fail.
+    /// Makes the next `count` commands of an opcode fail.
     pub fn fail_commands(&mut self, opcode: u16, count: u32) {
         self.commands.insert(opcode, count);
     }
 
-    /// The next `count` events of a type are lost.
+    /// Loses the next `count` events of a type.
     pub fn lose_events(&mut self, kind: u8, count: u32) {
         self.events.insert(kind, count);
     }
 
-    /// The next `count` completions are lost.
+    /// Loses the next `count` completions.
     pub fn lose_completions(&mut self, count: u32) {
         self.completions = count;
     }
 
-    /// The next `count` receives that a connection takes from a shared queue
-    /// are given back, since memory of theirs is not there (on-demand paging).
+    /// Returns the next `count` receives that a connection takes from a shared queue,
+    /// as if their memory were absent (on-demand paging).
     pub fn return_receives(&mut self, count: u32) {
         self.receives = count;
     }

@@ -1,5 +1,4 @@
-//! What the transport needs of the engine: work requests, memory,
-//! completions.
+//! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
 use super::core::Core;
 use super::cq::{self, Completion};
@@ -16,7 +15,7 @@ use crate::transport::{
     SendWork, Source, Status, Target,
 };
 
-/// The syndrome of a status, and the vendor's syndrome that goes with it.
+/// Returns the syndrome and the vendor syndrome of a status.
 fn syndrome(status: Status) -> (u8, u8) {
     match status {
         Status::Success => (0, 0),
@@ -39,13 +38,14 @@ fn syndrome(status: Status) -> (u8, u8) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Whether a message that a queue pair cannot take now comes again.
+    /// Returns whether the peer repeats a message that the queue pair cannot accept
+    /// now.
     fn takes_again(&self, qpn: u32) -> bool {
         self.qp(qpn)
             .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())
     }
 
-    /// A queue pair asks for memory that a peer names.
+    /// Returns the asker for remote access through a queue pair.
     fn asker(&self, target: Target) -> Result<Asker, Fault> {
         let qp = self.qp(target.qpn).ok_or(Fault::Protection)?;
         let srq = match target.xrc_srqn {
@@ -59,7 +59,8 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// The SRQ that a peer of an XRC target names: one of the target's domain.
+    /// Returns the SRQ that the peer of an XRC target names; it must be in the target's
+    /// XRC domain.
     fn xrc_srq(&self, target: &Qp, srqn: u32) -> Option<&Srq> {
         let srq = self.srqs.get(srqn)?;
         (srq.xrcd.is_some() && srq.xrcd == target.xrcd).then_some(srq)
@@ -73,13 +74,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Whether atomics use the host's byte order.
+    /// Returns whether atomics use the host's byte order.
     fn little_endian_atomics(&self) -> bool {
         cap::ATOMIC_ENDIANNESS_MODE.get(self.capabilities.current(Group::Atomic)) == 1
     }
 
-    /// Walks over the part of a scatter list that `length` bytes from
-    /// `offset` on are in.
+    /// Calls `each` for the parts of a scatter/gather list that hold `length` bytes
+    /// from `offset` on.
     fn each_segment(
         local: &Local,
         offset: u32,
@@ -116,7 +117,7 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Puts what was received into memory, or keeps it for the completion.
+    /// Stores received data in memory, or keeps it to be scattered into the CQE.
     fn keep_or_store(
         &mut self,
         qpn: u32,
@@ -130,8 +131,8 @@ impl<P: Platform> Core<P> {
             end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length)
         });
         if fits {
-            // It must be possible to store it, though that is then left to
-            // whoever polls.
+            // The data must fit into accessible memory, although the poller copies it
+            // there.
             let asker = Self::local_asker(qpn, local);
             Self::each_segment(local, offset, data.len(), |key, va, range| {
                 let length = range.len() as u64;
@@ -151,7 +152,7 @@ impl<P: Platform> Core<P> {
             return Ok(());
         }
         if local.kept.is_some() {
-            // Too long for the completion after all.
+            // Too long for the CQE after all.
             self.store(qpn, local, 0, local.kept())?;
             local.kept = None;
         }
@@ -168,7 +169,7 @@ impl<P: Platform> Core<P> {
         self.qp(qpn).map_or(u32::MAX, |qp| qp.counter_set)
     }
 
-    /// The fields of a completion that tell where a datagram came from.
+    /// Sets the fields of a CQE that describe the source of a message.
     fn describe(&self, completion: &mut Completion<'_>, source: &Source, special: bool) {
         let l3 = match source.l3 {
             L3::None => 0,
@@ -190,7 +191,7 @@ impl<P: Platform> Core<P> {
                 }
             }
             Link::Ether { vlan, .. } => {
-                // What the network header was: RoCE v1, v2 over IPv6, over IPv4.
+                // Network header: RoCE v1, RoCE v2 over IPv6, RoCE v2 over IPv4.
                 let l3 = if source.l3 == L3::Grh { 0 } else { l3 };
                 completion.flags_rqpn |= l3 << 24;
                 if let Some(vlan) = vlan {
@@ -379,7 +380,8 @@ impl<P: Platform> Host for Core<P> {
         let Some(qp) = self.qp(qpn) else { return };
         let special = qp.config.any_pkey;
         let counter_set = qp.counter_set;
-        // By where it was taken: the last packet of a message may name another.
+        // The SRQ that the receive was taken from; the last packet of the message may
+        // name another.
         let (cqn, uidx) = match qp.xrcd {
             Some(_) => match self.srqs.get((work.id >> SRQN_SHIFT) as u32) {
                 Some(srq) => (srq.cqn, srq.uidx),
@@ -390,7 +392,7 @@ impl<P: Platform> Host for Core<P> {
         let mut completion = Completion {
             qpn,
             uidx,
-            // The index of the entry: of the SRQ, or running in a queue.
+            // Index of the WQE in the SRQ, or running index in a receive queue.
             wqe_counter: work.id as u16,
             byte_count: done.length,
             solicited: done.solicited,
@@ -535,7 +537,7 @@ impl<P: Platform> Host for Core<P> {
                 }
                 now
             }
-            // No peer gets there.
+            // Remote access never resolves to this place.
             Place::Nowhere => return Err(Fault::Protection),
         };
         Ok(number(before))

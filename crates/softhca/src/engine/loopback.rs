@@ -1,10 +1,10 @@
-//! Local loopback: what the interface hears of the frames that it sends.
+//! Local loopback of Ethernet frames that the interface sends.
 //!
-//! The driver says so in two places, each for frames to one and to many. The
-//! context of the port (vport) says whether any come back. A TIR says whether it
-//! takes those of its own transport domain, which is all that one user of the
-//! card has: another user's it takes in any case. RDMA has no part in it: what
-//! queue pairs send is never looked at here.
+//! The driver controls it in two places, each separately for unicast and multicast. The
+//! vport context says whether any frames are looped back. A TIR says whether it accepts
+//! frames of its own transport domain, which belongs to one user of the device; it
+//! always accepts those of other users. RDMA packets are not concerned: they do not
+//! pass through here.
 
 use super::core::Core;
 use super::qp::Queue;
@@ -12,11 +12,11 @@ use super::steering::Object;
 use crate::packet::Packet;
 use crate::platform::Platform;
 
-/// Frames to one address, and to many: bits of what is on or off.
+/// Flags for unicast and multicast frames.
 pub(crate) const UNICAST: u32 = 1;
 pub(crate) const MULTICAST: u32 = 2;
 
-/// Which of the two a frame is.
+/// Returns the flag of a frame.
 pub(crate) fn cast(frame: &[u8]) -> u32 {
     match frame.first() {
         Some(first) if first & 1 != 0 => MULTICAST,
@@ -24,7 +24,7 @@ pub(crate) fn cast(frame: &[u8]) -> u32 {
     }
 }
 
-/// Where a frame comes from.
+/// Origin of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     Wire,
@@ -35,8 +35,8 @@ pub(crate) enum Origin {
 }
 
 impl<P: Platform> Core<P> {
-    /// Gives the interface what a send queue of it has sent, as far as the driver
-    /// wants to have it.
+    /// Delivers frames sent by a send queue to the interface itself, as far as loopback
+    /// is enabled.
     pub(crate) fn loop_back(&mut self, sqn: u32, sent: &[Packet]) {
         let origin = Origin::Here {
             domain: self.domain_of(sqn),
@@ -49,7 +49,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The transport domain of a send queue, by its TIS.
+    /// Returns the transport domain of a send queue, taken from its TIS.
     fn domain_of(&self, sqn: u32) -> Option<u32> {
         let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
             return None;

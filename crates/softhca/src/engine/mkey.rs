@@ -1,4 +1,4 @@
-//! Memory keys: what of the guest's memory a key gives access to.
+//! Memory keys and their translation to guest memory.
 
 use super::core::Core;
 use crate::bits::{get32, get64};
@@ -7,12 +7,12 @@ use crate::transport::Fault;
 
 /// Gives queues of the kernel access to all memory by its address.
 pub(crate) const RESERVED_LKEY: u32 = 0x300;
-/// Takes whatever is written, and reads as zeros.
+/// Accepts all writes, and reads as zeros.
 pub(crate) const NULL_KEY: u32 = 0x200;
-/// Ends the scatter list of a receive request.
+/// Ends the scatter list of a receive WQE.
 pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 
-/// What a key allows.
+/// Access rights of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Rights(pub(crate) u32);
 
@@ -24,14 +24,15 @@ impl Rights {
     pub(crate) const ATOMIC: Rights = Rights(1 << 4);
     const LOCAL: Rights = Rights(0b11);
 
-    /// Whether these are to write.
+    /// Returns whether these include a right to write.
     fn writes(self) -> bool {
         self.0 & (Rights::LOCAL_WRITE.0 | Rights::REMOTE_WRITE.0 | Rights::ATOMIC.0) != 0
     }
 
-    /// What a key must allow for one with these rights to lead to it. Remote rights
-    /// are the outer key's to give: a window opens to peers what is closed to them
-    /// otherwise, but nobody writes by it what its owner may not write.
+    /// Returns the rights that a key needs so that another key with these rights may
+    /// refer to it. Remote rights are granted by the outer key: a window opens to peers
+    /// what is otherwise closed to them, but permits no write that the owner may not
+    /// do.
     pub(crate) fn within(self) -> Rights {
         match self.writes() {
             true => Rights::LOCAL_WRITE,
@@ -44,44 +45,44 @@ impl Rights {
     }
 }
 
-/// How a key finds memory.
+/// Translation of a key to memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Translation {
-    /// The address is the guest's own.
+    /// Addresses are guest addresses.
     Physical,
-    /// Pages of one size: their addresses with [`READABLE`] and [`WRITABLE`].
+    /// Pages of one size: their addresses, with [`READABLE`] and [`WRITABLE`].
     Pages { pages: Vec<u64>, shift: u32 },
-    /// Parts of other keys, one after the other.
+    /// Consecutive parts of other keys.
     Keys(Vec<Klm>),
-    /// Parts of other keys, all of the same size.
+    /// Consecutive parts of other keys, all of the same size.
     EqualKeys { keys: Vec<Klm>, shift: u32 },
-    /// The device's own memory, from an offset in the register space on.
+    /// Device memory, from an offset in the register space on.
     Device(u64),
 }
 
-/// Bits of a page: it is there to be read, to be written. One that is not there
-/// is asked for by an event (on-demand paging).
+/// Flags of a page: present for reads, present for writes. An absent page is requested
+/// by an event (on-demand paging).
 pub(crate) const READABLE: u64 = 1;
 pub(crate) const WRITABLE: u64 = 2;
 const PAGE_BITS: u64 = 0x7;
 
-/// Where a translation leads.
+/// Result of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// An address of the guest's.
+    /// Guest address.
     Guest(u64),
-    /// An offset in the register space.
+    /// Offset in the register space.
     Device(u64),
-    /// Zeros.
+    /// No memory: reads as zeros, writes are discarded.
     Nowhere,
 }
 
-/// A page that is not there, to be asked for.
+/// An absent page, to be requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) key: u32,
     pub(crate) va: u64,
-    /// Bytes from there on that are wanted.
+    /// Length in bytes of the access from there on.
     pub(crate) length: u64,
 }
 
@@ -94,7 +95,7 @@ pub(crate) struct Klm {
 }
 
 impl Klm {
-    /// From its 16 bytes.
+    /// Parses an entry of 16 bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Klm {
         Klm {
             length: get32(bytes, 0),
@@ -107,12 +108,12 @@ impl Klm {
 /// A memory key.
 #[derive(Debug, Clone)]
 pub(crate) struct Mkey {
-    /// The low 8 bits of the key; the number is the rest.
+    /// Low 8 bits of the key; the rest is the number.
     pub(crate) variant: u8,
-    /// Not usable: waits to be filled in by a work request.
+    /// Not usable until a work request fills it in.
     pub(crate) free: bool,
     pub(crate) pd: u32,
-    /// The only queue pair that may use it, or all ones.
+    /// The only queue pair that may use it, or [`ANY_QPN`].
     pub(crate) qpn: u32,
     pub(crate) rights: Rights,
     pub(crate) start: u64,
@@ -123,36 +124,36 @@ pub(crate) struct Mkey {
     pub(crate) umr: bool,
     /// A peer may invalidate it.
     pub(crate) remote_invalidate: bool,
-    /// No other key leads here: a region that was registered without the right to
-    /// bind windows to it. The commands of mlx5 do not say it.
+    /// No other key may refer to it: the region was registered without the right to
+    /// bind windows, which the mlx5 commands do not convey.
     pub(crate) sealed: bool,
     pub(crate) translation: Translation,
-    /// How many 16-byte units of translation it was made for.
+    /// Number of 16-byte translation entries that it was created for.
     pub(crate) capacity: u32,
-    /// The mode, as the driver gave it.
+    /// Access mode, as the driver gave it.
     pub(crate) mode: u32,
     pub(crate) log_page_size: u32,
 }
 
 impl Mkey {
-    /// Whether a range is within the key's.
+    /// Returns whether a range is within the key's range.
     fn has(&self, va: u64, length: u64) -> bool {
         if self.length64 {
             return va.checked_add(length).is_some();
         }
-        // Below the start, the offset wraps and is past any length.
+        // Below the start, the subtraction wraps and exceeds any length.
         let end = va.wrapping_sub(self.start).checked_add(length);
         end.is_some_and(|end| end <= self.length)
     }
 }
 
-/// Any queue pair.
+/// Stands for any queue pair.
 pub(crate) const ANY_QPN: u32 = 0xff_ffff;
 
-/// How deep keys may name other keys.
+/// Maximum nesting depth of keys.
 const DEPTH: u32 = 4;
 
-/// Who asks.
+/// The queue on whose behalf memory is accessed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asker {
     pub(crate) qpn: u32,
@@ -162,25 +163,25 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// Whether keys of a protection domain are its own. The kernel's queue for
-    /// work on keys has none, and may use those of all.
+    /// Returns whether it may use keys of a protection domain. The kernel's UMR queue
+    /// has none, and may use the keys of all.
     pub(crate) fn may_use(self, pd: u32) -> bool {
         self.pd == pd || (self.pd == 0 && self.privileged)
     }
 }
 
-/// What stays the same while keys are followed.
+/// State that is constant during a translation.
 #[derive(Debug, Clone, Copy)]
 struct Walk {
     asker: Asker,
-    /// The bit that a page must have.
+    /// Flag that a page must have.
     needs: u64,
-    /// What the keys within a key must allow.
+    /// Rights that inner keys must have.
     within: Rights,
 }
 
 impl<P: Platform> Core<P> {
-    /// The key's entry, if it may be used for this by the asker.
+    /// Returns the entry of a key, if the asker may use it with these rights.
     fn key(&self, asker: Asker, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
         let usable = mkey.variant == (key & 0xff) as u8
@@ -191,9 +192,9 @@ impl<P: Platform> Core<P> {
         usable.then_some(mkey).ok_or(Fault::Protection)
     }
 
-    /// Calls `each` for every run of contiguous guest memory of a range, with
-    /// its address and its place in the range. Nothing is called if any of it
-    /// may not be accessed, unless `each` itself fails.
+    /// Translates a range: calls `each` for every contiguous run of memory, with its
+    /// place, its offset in the range and its length. If a later part of the range is
+    /// inaccessible, `each` has been called for the parts before it.
     pub(crate) fn translate(
         &self,
         asker: Asker,
@@ -328,7 +329,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// A key within a key, which must allow `rights`; `None` is the reserved one.
+    /// Returns an inner key, which must have `rights`; `None` is the reserved key.
     fn inner(&self, asker: Asker, key: u32, rights: Rights) -> Result<Option<&Mkey>, Fault> {
         if key == RESERVED_LKEY && asker.privileged {
             return Ok(None);
@@ -343,7 +344,7 @@ impl<P: Platform> Core<P> {
         usable.then_some(Some(mkey)).ok_or(Fault::Protection)
     }
 
-    /// Whether a key with `rights` may be made of this part of another.
+    /// Returns whether a key with `rights` may refer to this part of another key.
     pub(crate) fn may_lead_to(&self, asker: Asker, klm: &Klm, rights: Rights) -> bool {
         match self.inner(asker, klm.key, rights.within()) {
             Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
@@ -352,7 +353,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Reads what a key gives access to.
+    /// Reads memory through a key.
     pub(crate) fn read_key(
         &self,
         asker: Asker,
@@ -363,7 +364,7 @@ impl<P: Platform> Core<P> {
     ) -> Result<(), Fault> {
         let length = out.len() as u64;
         self.translate(asker, key, va, length, rights, &mut |address, at, n| {
-            // Both are within `out`, whose length was asked for.
+            // In bounds: `translate` splits a range of `out.len()` bytes.
             let part = &mut out[at as usize..(at + n) as usize];
             match address {
                 Place::Guest(at) => self.platform.read(at, part).map_err(|_| Fault::Memory),
@@ -376,7 +377,7 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Writes what a key gives access to.
+    /// Writes memory through a key.
     pub(crate) fn write_key(
         &self,
         asker: Asker,

@@ -1,4 +1,4 @@
-//! The engine: the device's objects and what they do to the guest's memory.
+//! The engine: the device's objects and their access to guest memory.
 
 pub(crate) mod buffer;
 pub(crate) mod compression;

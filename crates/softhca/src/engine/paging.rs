@@ -1,6 +1,6 @@
-//! On-demand paging: what is asked for when a page of a memory key is not there,
-//! and what the driver answers. Pages are asked for by memory, as devices do
-//! that have the memory scheme; who needed them tries again by itself.
+//! On-demand paging: events that request absent pages of a memory key, and the driver's
+//! replies. Pages are requested by memory, as by devices with the memory scheme;
+//! whoever needed a page retries the access by itself.
 
 use super::core::Core;
 use super::eq::event;
@@ -10,40 +10,41 @@ use crate::platform::Platform;
 use crate::transport::Fault;
 
 const PAGE: u64 = 4096;
-/// Pages that are asked for at once, at most. The rest is asked for when these
-/// are there.
+/// Maximum number of pages in one request. The rest is requested when these are
+/// present.
 const MOST_PAGES: u64 = 1024;
-/// What is asked for at the same time, at most: the driver's queue is longer.
+/// Maximum number of concurrent requests; the driver's queue is longer.
 const MOST_ASKED: usize = 1024;
-/// How often the driver may refuse. It refuses what it is about to put elsewhere,
-/// such as a part of an implicit key that has gone and comes again.
+/// Number of refusals after which an access fails. The driver refuses pages that it is
+/// about to provide through another key, such as those of a part of an implicit region
+/// that was removed and is created again.
 const MOST_REFUSED: u8 = 8;
-/// In nanoseconds, how long to wait after a refusal, doubled with each one: what
-/// the driver is about to do is done by threads that must find a processor.
+/// Wait after the first refusal in nanoseconds, doubled with each further one: the
+/// driver's work is done by threads that have to be scheduled.
 const FIRST_PAUSE: u64 = 1_000_000;
-/// A refusal is forgotten when nobody has asked again for so long after the
-/// pause.
+/// Time after the pause, in nanoseconds, after which a refusal is forgotten if the page
+/// was not requested again.
 const FORGOTTEN: u64 = 2_000_000_000;
 /// The event is about memory, not about a work request.
 const SUBTYPE_MEMORY: u8 = 2;
-/// The driver is to say when it is done.
+/// The driver is to reply when it is done.
 const FLAG_LAST: u8 = 1 << 7;
 
-/// Something that was asked for.
+/// A request for pages.
 #[derive(Debug)]
 struct Asked {
     token: u64,
     key: u32,
     va: u64,
-    /// The driver has not answered yet.
+    /// The driver has not replied yet.
     waiting: bool,
-    /// How often it has refused.
+    /// Number of refusals.
     refused: u8,
-    /// Not to be asked for again before this time.
+    /// Not to be requested again before this time.
     not_before: u64,
 }
 
-/// All that was asked for.
+/// All requests.
 #[derive(Debug, Default)]
 pub(crate) struct Paging {
     asked: Vec<Asked>,
@@ -51,36 +52,37 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    /// The driver is done with a token; false if nothing has it.
+    /// Handles the driver's reply for a token. Returns false if no request has this
+    /// token.
     pub(crate) fn resume(&mut self, token: u64, failed: bool, now: u64) -> bool {
         let answered = |asked: &Asked| asked.waiting && asked.token == token;
         let Some(at) = self.asked.iter().position(answered) else {
             return false;
         };
         if failed {
-            // Kept for whoever tries again.
+            // Kept for the next attempt.
             let asked = &mut self.asked[at];
             asked.waiting = false;
             asked.not_before = now + (FIRST_PAUSE << asked.refused);
             asked.refused += 1;
         } else {
             let va = self.asked.swap_remove(at).va;
-            // What was refused by the key of a part that has gone, and is there
-            // now by another one.
+            // Drops refused requests for the same address: they used the key of a part
+            // that was removed, and the page is present now through another key.
             self.asked.retain(|asked| asked.waiting || asked.va != va);
         }
         true
     }
 
-    /// Forgets all.
+    /// Drops all requests.
     pub(crate) fn clear(&mut self) {
         self.asked.clear();
     }
 }
 
 impl<P: Platform> Core<P> {
-    /// Asks for the page that the last translation found missing, unless that is
-    /// done already. What the one who needed it is to do: wait, or fail.
+    /// Requests the page that the last translation found absent, unless that is done
+    /// already. Returns the fault for the access: retry or fail.
     fn ask_for_page(&mut self) -> Fault {
         let Some(missing) = self.missing.take() else {
             return Fault::Protection;
@@ -124,7 +126,7 @@ impl<P: Platform> Core<P> {
         Fault::Absent
     }
 
-    /// What came of an access, and of a page that was missing for it.
+    /// Requests the absent page if an access failed because of one.
     pub(crate) fn paged<T>(&mut self, result: Result<T, Fault>) -> Result<T, Fault> {
         match result {
             Err(Fault::Absent) => Err(self.ask_for_page()),
@@ -133,7 +135,7 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// The data of the event.
+/// Returns the data of a page fault event.
 fn page_fault(token: u64, va: u64, missing: &Missing) -> [u8; 28] {
     let end = missing.va.saturating_add(missing.length);
     let pages = (end - va).div_ceil(PAGE).clamp(1, MOST_PAGES) as u32;
@@ -151,8 +153,8 @@ fn page_fault(token: u64, va: u64, missing: &Missing) -> [u8; 28] {
 mod tests {
     use super::*;
 
-    /// An implicit region's part can go and come again with every message, and
-    /// each time the driver refuses a page of the part that has gone.
+    /// A part of an implicit region can be removed and created again with every
+    /// message, and each time the driver refuses a page of the removed part.
     #[test]
     fn a_page_that_came_by_another_key_was_not_refused() {
         let asked = |token, key, va| Asked {

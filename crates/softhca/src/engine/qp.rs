@@ -1,6 +1,5 @@
-//! Queue pairs, and the send and receive queues of the network interface, as
-//! the driver sees them: their buffers, indices and attributes. What they do
-//! on the wire is the transport's.
+//! Queue pairs, and the send and receive queues of the network interface, as the driver
+//! sees them: buffers, indices and attributes. The transport implements their protocol.
 
 use super::buffer::Buffer;
 use super::core::Core;
@@ -12,15 +11,15 @@ use crate::platform::Platform;
 use crate::profile::PortKind;
 use crate::transport::{Datagram, Operation, QpConfig, RecvWork, SendWork, Service};
 
-/// The half of a queue that the driver posts to.
+/// The ring of a send or receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     pub(crate) buffer: Buffer,
-    /// Where it begins in the buffer.
+    /// Offset in the buffer.
     pub(crate) offset: u64,
     pub(crate) log_size: u32,
     pub(crate) log_stride: u32,
-    /// Where the driver writes how much it has posted.
+    /// Address of the doorbell record: the driver's producer index.
     pub(crate) doorbell: u64,
     pub(crate) head: u16,
     pub(crate) tail: u16,
@@ -28,7 +27,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     fn mask(&self) -> u16 {
-        // The largest queues have 2^15 entries or blocks.
+        // `log_size` is 15 at most: the largest queues have 2^15 entries or blocks.
         ((1u32 << self.log_size) - 1) as u16
     }
 
@@ -37,7 +36,7 @@ impl Ring {
     }
 }
 
-/// A WQE that came by BlueFlame.
+/// A WQE received through BlueFlame.
 #[derive(Debug, Clone)]
 pub(crate) struct BlueFlame {
     pub(crate) index: u16,
@@ -45,8 +44,8 @@ pub(crate) struct BlueFlame {
 }
 
 impl BlueFlame {
-    /// The first byte that is another one in the ring: where, what the ring
-    /// has, and what this has.
+    /// Returns the first byte that differs from the ring: its offset, the byte in the
+    /// ring, and the byte in the copy.
     fn differs(&self, ring: &[u8]) -> Option<(usize, u8, u8)> {
         let both = ring.iter().zip(&self.bytes).enumerate();
         both.map(|(at, (&ring, &copy))| (at, ring, copy))
@@ -64,17 +63,17 @@ pub(crate) struct Qp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) srqn: Option<u32>,
-    /// Of an XRC target.
+    /// XRC domain of an XRC target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) counter_set: u32,
     pub(crate) send: Option<Ring>,
     pub(crate) recv: Option<Ring>,
     pub(crate) blue_flame: Option<BlueFlame>,
-    /// Most data in a completion, of what is received and what is read.
+    /// Maximum number of bytes scattered into a CQE: of receives, and of reads.
     pub(crate) scatter_received: u8,
     pub(crate) scatter_read: u8,
-    /// The context as the driver gave it, merged over the transitions: it
-    /// gets it back.
+    /// Context as the driver gave it, merged over the transitions, and returned by
+    /// queries.
     pub(crate) context: Box<[u8; super::super::command::qp::CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
@@ -93,7 +92,7 @@ pub(crate) struct Sq {
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
-    /// What it sends by.
+    /// Number of the transport interface send (TIS).
     pub(crate) tis: u32,
     pub(crate) ring: Ring,
     pub(crate) context: Vec<u8>,
@@ -111,7 +110,7 @@ pub(crate) struct Rq {
     pub(crate) context: Vec<u8>,
 }
 
-/// All that share the numbers that doorbells and completions name.
+/// Queues in the number space that doorbells and completions use.
 #[derive(Debug)]
 pub(crate) enum Queue {
     Qp(Box<Qp>),
@@ -144,7 +143,7 @@ impl Queue {
     }
 }
 
-/// What a send request is known by while it is under way.
+/// Identifier of an outstanding send request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendId {
     pub(crate) index: u16,
@@ -166,20 +165,19 @@ impl SendId {
     }
 }
 
-/// Fetches the next entry of a send queue into `bytes`. Gives how long it is,
-/// and moves on.
+/// Result of [`Core::fetch`].
 pub(crate) enum Fetched {
     /// Nothing is posted.
     Nothing,
-    /// An entry of so many bytes; what is wrong with it, if it is so wrong
-    /// that the rest of the queue cannot be found.
+    /// A WQE of this length in bytes.
     Entry(usize),
-    /// It makes no sense.
+    /// The WQE is malformed or inaccessible, so that the rest of the queue cannot be
+    /// found; the reason.
     Wrong(&'static str),
 }
 
 impl<P: Platform> Core<P> {
-    /// The queue pair of a number.
+    /// Returns a queue pair by its number.
     pub(crate) fn qp(&self, qpn: u32) -> Option<&Qp> {
         match self.queues.get(qpn) {
             Some(Queue::Qp(qp)) => Some(qp),
@@ -187,7 +185,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The same, to change it.
+    /// Returns a queue pair by its number, for modification.
     pub(crate) fn qp_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
         match self.queues.get_mut(qpn) {
             Some(Queue::Qp(qp)) => Some(qp),
@@ -195,7 +193,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Reads the entry at the head of a send queue.
+    /// Reads the WQE at the head of a send queue into `out`, and advances the head.
     pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::LONGEST_SEND]) -> Fetched {
         let strict = self.settings.strict;
         let (ring, blue_flame) = match self.queues.get_mut(number) {
@@ -223,8 +221,8 @@ impl<P: Platform> Core<P> {
         let read = |n: u16, out: &mut [u8]| ring.buffer.read(&self.platform, block(n), out);
         let mut difference = None;
         let copy = blue_flame
-            // One that came after its entry was read from the ring goes, or it
-            // would be taken when the index comes round again.
+            // A copy whose WQE was already read from the ring is dropped, or it would
+            // be used when the index wraps around.
             .take_if(|copy| copy.index.wrapping_sub(index) as i16 <= 0)
             .filter(|copy| copy.index == index);
         let mut overlay = |out: &mut [u8]| {
@@ -282,9 +280,10 @@ impl<P: Platform> Core<P> {
         Fetched::Entry(length)
     }
 
-    /// The next work request of a queue pair.
+    /// Returns the next work request of a queue pair.
     pub(crate) fn next_send_work(&mut self, qpn: u32) -> Option<SendWork<Local>> {
-        // Not made anew each time: it is long, and most entries are short.
+        // The buffer is reused rather than cleared each time: it is long, and most WQEs
+        // are short.
         let fresh = || Box::new([0; wqe::LONGEST_SEND]);
         let mut bytes = self.entry.take().unwrap_or_else(fresh);
         let work = self.parse_send_work(qpn, &mut bytes);
@@ -316,7 +315,7 @@ impl<P: Platform> Core<P> {
             Fetched::Wrong(why) => {
                 self.complain(|| format!("queue pair {qpn}, index {head}: {why}"));
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
-                // Nothing after it can be found: it ends what is posted.
+                // The WQEs after it cannot be found, so they are dropped.
                 if let Some(Qp {
                     send: Some(ring), ..
                 }) = self.qp_mut(qpn)
@@ -345,7 +344,7 @@ impl<P: Platform> Core<P> {
         };
         self.stats.send_requests += 1;
         let mut local = work.local;
-        // Operations on keys have their entry there.
+        // For local operations, `inline` holds the WQE rather than data.
         let data = !matches!(work.operation, Operation::Local);
         self.stats.sends_inline += u64::from(data && !local.inline.is_empty());
         if work.signaled && work.operation.is_read_or_atomic() {
@@ -364,7 +363,7 @@ impl<P: Platform> Core<P> {
         Some(send)
     }
 
-    /// Where a datagram goes, by its address vector.
+    /// Returns the destination that an address vector describes.
     fn datagram(&self, qpn: u32, av: &[u8; 48]) -> Datagram {
         const QKEY: crate::bits::Field = field(0, 31, 0);
         const DC_KEY: usize = 0;
@@ -393,7 +392,7 @@ impl<P: Platform> Core<P> {
             dmac: get_array(av, MAC),
             udp_source: RLID.get(av) as u16,
         };
-        // With its highest bit set the queue pair's own key is meant.
+        // The highest bit selects the queue pair's own key.
         let qkey = QKEY.get(av);
         let own = self.qp(qpn).map_or(0, |qp| qp.config.qkey);
         Datagram {
@@ -404,7 +403,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// An address vector with what its indices stand for.
+    /// Returns the path for an address, with its indices resolved.
     pub(crate) fn path(&self, address: &Address) -> Path {
         let ethernet = self.settings.profile.port == PortKind::Ethernet;
         let entry = if ethernet {
@@ -453,7 +452,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The next receive request of a queue pair's own queue.
+    /// Returns the next receive request of a queue pair's own receive queue.
     pub(crate) fn next_of_qp(&mut self, qpn: u32) -> Option<RecvWork<Local>> {
         let qp = match self.queues.get_mut(qpn) {
             Some(Queue::Qp(qp)) => qp,
@@ -480,10 +479,10 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// An entry of a receive queue.
+/// A receive WQE, and its length in bytes.
 pub(crate) type ReceiveEntry = ([u8; wqe::LONGEST_RECEIVE], usize);
 
-/// Takes the entry at the head of a receive queue: its index and its bytes.
+/// Takes the WQE at the head of a receive queue. Returns its index and its bytes.
 pub(crate) fn take_receive<P: Platform>(
     platform: &P,
     ring: &mut Ring,
@@ -509,7 +508,7 @@ pub(crate) fn take_receive<P: Platform>(
     Ok(Some((index, (bytes, length))))
 }
 
-/// The fields of an address vector or address path.
+/// Fields of an address vector or address path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Address {
     pub(crate) grh: bool,

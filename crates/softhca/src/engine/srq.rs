@@ -1,4 +1,4 @@
-//! Shared receive queues: memory pools of the verbs' SRQs, and XRC's.
+//! Shared receive queues: receive memory pools (RMP) for basic SRQs, and XRC SRQs.
 
 use super::buffer::Buffer;
 use super::core::Core;
@@ -8,19 +8,20 @@ use crate::bits::field;
 use crate::platform::Platform;
 use crate::transport::RecvWork;
 
-/// Where the SRQ's number is in the id of a receive, above the entry's index.
+/// Position of the SRQ number in the identifier of a receive, above the index of its
+/// WQE.
 pub(crate) const SRQN_SHIFT: u32 = 32;
 
-/// In the first segment of an entry: which entry is used after it.
+/// In the first segment of a WQE: index of the WQE that is used after it.
 const NEXT: crate::bits::Field = field(0, 15, 0);
-/// Bytes of that segment.
+/// Size of that segment in bytes.
 const NEXT_SEGMENT: usize = 16;
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) pd: u32,
-    /// XRC: the domain, and where to complete.
+    /// XRC domain of an XRC SRQ; `cqn` and `uidx` are for its completions.
     pub(crate) xrcd: Option<u32>,
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
@@ -29,19 +30,19 @@ pub(crate) struct Srq {
     pub(crate) log_stride: u32,
     pub(crate) doorbell: u64,
     pub(crate) privileged: bool,
-    /// The entry that is used next.
+    /// Index of the WQE that is used next.
     pub(crate) head: u16,
-    /// How many were used.
+    /// Number of WQEs used.
     pub(crate) used: u16,
-    /// How many were posted, as last read.
+    /// Number of WQEs posted, as last read from the doorbell record.
     pub(crate) posted: u16,
-    /// An event is wanted when fewer than these are left; 0 for none.
+    /// A limit event is posted when fewer WQEs than this are left; 0 disables it.
     pub(crate) limit: u16,
     pub(crate) state: u32,
 }
 
 impl<P: Platform> Core<P> {
-    /// Takes the next entry of an SRQ for a queue pair.
+    /// Takes the next WQE of an SRQ.
     pub(crate) fn next_of_srq(&mut self, srqn: u32) -> Option<RecvWork<Local>> {
         let srq = self.srqs.get_mut(srqn)?;
         if srq.used == srq.posted {

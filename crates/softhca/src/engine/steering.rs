@@ -1,9 +1,9 @@
-//! Flow steering: which receive queues a frame from the wire goes to.
+//! Flow steering: selects the receive queues for a frame from the wire.
 //!
-//! The driver builds tables of rules. A rule matches some bits of the frame's
-//! headers, laid out as the driver lays them out, and names where to go next:
-//! another table, or a TIR, which is a receive queue or a choice among some by a
-//! hash. A frame that no rule of a table matches goes on to the table's next one.
+//! The driver builds tables of rules. A rule matches some bits of the frame's headers,
+//! in the layout that the driver uses, and names the next destination: another table,
+//! or a TIR, which is a receive queue or a choice of one by a hash. A frame that
+//! matches no rule of a table continues in the table's next one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,25 +11,25 @@ use super::ethernet::{Layers, layers, u16_at};
 use super::loopback::{Origin, cast};
 use crate::bits::{field, put_bytes, put32};
 
-/// Bytes of what a rule matches.
+/// Size of a match value in bytes.
 pub(crate) const MATCH: usize = 512;
-/// How many tables a frame may pass.
+/// Maximum number of tables that a frame traverses.
 const DEPTH: u32 = 64;
-/// Objects of all kinds, and rules, at most.
+/// Maximum number of objects of all kinds, and of rules.
 const MOST: usize = 1 << 16;
 
 const ACTION_DROP: u32 = 1 << 1;
 const ACTION_FORWARD: u32 = 1 << 2;
 
-/// Header bits, as many as a rule can match.
+/// Header bits in the layout that rules match.
 pub(crate) type Headers = Box<[u8; MATCH]>;
 
-/// Where a rule sends frames.
+/// Destination of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Destination {
     Table(u32),
     Tir(u32),
-    /// Something that is not modelled.
+    /// A destination that is not modelled.
     Other,
 }
 
@@ -43,39 +43,39 @@ pub(crate) struct Rule {
     pub(crate) destinations: Vec<Destination>,
 }
 
-/// The end of a frame's way.
+/// A transport interface receive (TIR): where steering ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tir {
     pub(crate) to: Leads,
     pub(crate) domain: u32,
-    /// What it takes of what its own transport domain sends: `UNICAST`,
+    /// Kinds of frames that it accepts from its own transport domain: `UNICAST`,
     /// `MULTICAST`.
     pub(crate) own: u32,
 }
 
-/// What a TIR leads to.
+/// Destination of a TIR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leads {
     /// A receive queue.
     Queue(u32),
-    /// A table to choose one from.
+    /// A table of receive queues (RQT), of which the hash selects one.
     Table(u32),
 }
 
-/// What steering is made of.
+/// A steering object.
 #[derive(Debug)]
 pub(crate) enum Object {
     Tir(Tir),
     Tis {
         domain: u32,
     },
-    /// Receive queues to choose from.
+    /// Receive queues to select from.
     Rqt(Vec<u32>),
     Table {
-        /// Of what the interface receives.
+        /// The table is for received frames.
         receives: bool,
         next: Option<u32>,
-        /// By index: the first that matches counts.
+        /// By index; the first rule that matches applies.
         rules: BTreeMap<u32, Rule>,
     },
     Group {
@@ -84,13 +84,13 @@ pub(crate) enum Object {
     Counter,
 }
 
-/// All of it.
+/// All steering objects.
 #[derive(Debug)]
 pub(crate) struct Steering {
     next: u32,
     objects: HashMap<u32, Object>,
     rules: usize,
-    /// The table that frames begin with.
+    /// Table where every frame starts.
     pub(crate) root: Option<u32>,
 }
 
@@ -114,7 +114,7 @@ impl Steering {
         self.root = None;
     }
 
-    /// Adds an object; its number, if there is room.
+    /// Adds an object. Returns its number, or `None` if there is no room.
     pub(crate) fn insert(&mut self, object: Object) -> Option<u32> {
         if self.objects.len() >= MOST {
             return None;
@@ -145,8 +145,8 @@ impl Steering {
         }
     }
 
-    /// Puts a rule into a table, in place of one of the same index. False if
-    /// there is no such table or no room.
+    /// Sets the rule at an index of a table. Returns false if there is no such table or
+    /// no room.
     pub(crate) fn set_rule(&mut self, table: u32, index: u32, rule: Rule) -> bool {
         let full = self.rules >= MOST;
         match self.objects.get_mut(&table) {
@@ -158,7 +158,7 @@ impl Steering {
         }
     }
 
-    /// Takes a rule away.
+    /// Removes a rule. Returns whether it existed.
     pub(crate) fn remove_rule(&mut self, table: u32, index: u32) -> bool {
         match self.objects.get_mut(&table) {
             Some(Object::Table { rules, .. }) => {
@@ -170,8 +170,8 @@ impl Steering {
         }
     }
 
-    /// The receive queues that a frame goes to, each with the tag of the rule.
-    /// One of the interface's own goes only where that is allowed.
+    /// Returns the receive queues for a frame, each with the tag of the rule. A frame
+    /// from one of the interface's send queues is filtered by the settings of the TIRs.
     pub(crate) fn steer(&self, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
         let mut queues = Vec::new();
         if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
@@ -247,7 +247,7 @@ impl Steering {
     }
 }
 
-/// A frame on its way.
+/// A frame that is being steered.
 struct Walk<'a> {
     headers: &'a [u8; MATCH],
     hash: u32,
@@ -255,23 +255,23 @@ struct Walk<'a> {
     origin: Origin,
 }
 
-/// Spreads flows: frames of the same addresses and ports give the same number.
-/// It is not the hash that the driver asks for.
+/// Hashes the addresses and ports of a frame, so that a flow always selects the same
+/// queue. It is not the hash function that the driver configures.
 fn hash(frame: &[u8]) -> u32 {
     let Some(at) = layers(frame) else { return 0 };
     let addresses = if at.ipv4 { 12..20 } else { 8..40 };
     let l3 = frame.get(at.l3 + addresses.start..at.l3 + addresses.end);
     let ports = frame.get(at.l4..at.l4 + 4).unwrap_or(&[]);
     let bytes = l3.unwrap_or(&[]).iter().chain(ports);
-    // FNV-1a, and its high bits too.
+    // FNV-1a, with the high bits folded in.
     let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     });
     hash ^ hash >> 16
 }
 
-/// The headers of a frame as rules match them: link, network and transport
-/// layer of the outermost packet.
+/// Returns the headers of a frame in the layout that rules match: link, network and
+/// transport layer of the outermost packet.
 fn headers(frame: &[u8]) -> Option<Headers> {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
@@ -336,7 +336,7 @@ mod tests {
     use super::super::loopback::{MULTICAST, UNICAST};
     use super::*;
 
-    /// UDP over IPv4, from port 7 to 9.
+    /// Returns a UDP over IPv4 frame, from port 7 to 9.
     fn frame(tagged: bool) -> Vec<u8> {
         let mut frame = vec![0xd0, 1, 2, 3, 4, 5, 0x50, 1, 2, 3, 4, 6];
         if tagged {
@@ -440,7 +440,7 @@ mod tests {
             [(2, 5)],
             "the first"
         );
-        // Tables in a circle end.
+        // Steering ends if tables form a loop.
         let Some(Object::Table { next, rules, .. }) = steering.get_mut(last) else {
             panic!("no table");
         };

@@ -1,5 +1,5 @@
-//! Work requests that change memory keys: registration by UMR, memory
-//! windows, invalidation.
+//! Work requests that change memory keys: UMR registration, memory windows,
+//! invalidation.
 
 use super::core::Core;
 use super::mkey::{ANY_QPN, Asker, Klm, Mkey, Rights, Translation};
@@ -9,25 +9,25 @@ use crate::platform::Platform;
 use crate::transport::Fault;
 
 const CONTROL: usize = 16;
-/// The UMR control segment, and the memory key context after it.
+/// Offsets of the UMR control segment and of the mkey context after it.
 const UMR: usize = CONTROL;
 const CONTEXT: usize = UMR + 48;
 const LIST: usize = CONTEXT + 64;
 
 const INLINE: Field = flag(0, 31);
-/// Fail unless the key is free; fail if it is.
+/// Fail unless the key is free; fail if it is free.
 const MUST_BE_FREE: Field = flag(0, 29);
 const MUST_BE_USED: Field = flag(0, 30);
 const TRANSLATION_OFFSET_EN: Field = flag(0, 28);
-/// Fail unless the key is this queue pair's.
+/// Fail unless the key belongs to this queue pair.
 const CHECK_QPN: Field = flag(0, 27);
 const OCTOWORDS: Field = field(4, 31, 16);
 const OFFSET: Field = field(4, 15, 0);
 const MASK: usize = 8;
-/// What of the offset is past 16 bits.
+/// Bits of the offset beyond the low 16.
 const OFFSET_HIGH: Field = field(16, 31, 0);
 
-/// Which parts of the context are changed.
+/// Fields of the context that are changed.
 mod mask {
     pub const LENGTH: u64 = 1 << 0;
     pub const PAGE_SIZE: u64 = 1 << 1;
@@ -52,9 +52,9 @@ const START: usize = 0x10;
 const LENGTH: usize = 0x18;
 const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 
-/// Lists are in units of so many entries of 16 bytes.
+/// Lists come in units of this many 16-byte entries.
 const UNIT: usize = 4;
-/// No list is longer.
+/// Maximum length of a list, in 16-byte entries.
 const MOST_OCTOWORDS: usize = 1 << 16;
 
 impl<P: Platform> Core<P> {
@@ -79,7 +79,7 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// Carries out a UMR work request for the key `key`.
+    /// Executes a UMR work request for `key`.
     pub(crate) fn change_key(
         &mut self,
         asker: Asker,
@@ -176,8 +176,9 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// Whether a queue pair that is not the kernel's may make a key of this: of
-    /// parts of its own keys, which allow what the key is to allow.
+    /// Checks whether an unprivileged queue pair may bind a key to these entries: they
+    /// must be parts of keys that it may use, with rights sufficient for those of the
+    /// new key.
     fn may_bind(
         &self,
         asker: Asker,
@@ -188,11 +189,11 @@ impl<P: Platform> Core<P> {
         let Entries::Keys(keys) = entries else {
             return Err("a UMR of addresses by a program");
         };
-        // Lists come in units, the last one filled up with zeros.
+        // Lists are padded with zeros to whole units.
         let mut keys = keys.iter().filter(|klm| **klm != Klm::default());
         let equal = matches!(mkey.translation, Translation::EqualKeys { .. });
         let allowed = keys.all(|klm| {
-            // Of equal parts no entry says how long it is.
+            // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
             self.may_lead_to(asker, &Klm { length, ..*klm }, rights)
         });
@@ -202,7 +203,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The translation entries of a UMR: in the work request, or in memory.
+    /// Returns the translation list of a UMR, which is inline or in memory.
     fn list(
         &self,
         asker: Asker,
@@ -241,7 +242,7 @@ enum Entries {
     Keys(Vec<Klm>),
 }
 
-/// The entries of a list for a key of this kind.
+/// Parses a list for the kind of translation that the key has.
 fn entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static str> {
     if !matches!(
         mkey.translation,
@@ -260,13 +261,13 @@ fn entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static st
     }
 }
 
-/// What of a key's list is replaced, in 16-byte units.
+/// The part of a key's list that is replaced, in 16-byte entries.
 #[derive(Clone, Copy)]
 struct Part {
     units: usize,
     offset: usize,
-    /// A list from the beginning that comes with the key's length: what was after
-    /// it is gone.
+    /// The list replaces the whole previous list: it begins at 0 and comes with the
+    /// length of the key.
     whole: bool,
 }
 
@@ -281,7 +282,7 @@ fn retranslate(
     }: Part,
     log_page_size: u32,
 ) -> Result<(), &'static str> {
-    // Lists come in units of 64 bytes, the last one filled up.
+    // Lists are padded to units of 64 bytes.
     if offset + units > (mkey.capacity as usize).next_multiple_of(UNIT) && units != 0 {
         return Err("a UMR with more entries than the memory key has");
     }
@@ -310,7 +311,7 @@ fn retranslate(
     Ok(())
 }
 
-/// Puts entries over what is there from an index on, or behind it.
+/// Overwrites entries from an index on, and appends those beyond the end.
 fn replace<T: Clone + Default>(there: &mut Vec<T>, first: usize, new: Vec<T>) {
     let end = first + new.len();
     if there.len() < end {
@@ -319,22 +320,22 @@ fn replace<T: Clone + Default>(there: &mut Vec<T>, first: usize, new: Vec<T>) {
     there.splice(first..end, new);
 }
 
-/// A list can be a pattern: one entry that says so, where others have a key.
+/// Value in place of the key that marks the first entry of a pattern (strided list).
 const REPEAT: u32 = 0x400;
-/// And how often it repeats the entries after it, and how many those are.
+/// Number of repetitions, and number of the entries after it that are repeated.
 const REPEAT_COUNT: usize = 8;
 const REPEAT_ENTRIES: Field = field(0xc, 15, 0);
-/// Of one of those: from one round to the next, and how much of it counts.
+/// In a repeated entry: distance between repetitions, and bytes used of each.
 const STRIDE: Field = field(0, 31, 16);
 const STRIDE_BYTES: Field = field(0, 15, 0);
-/// No pattern makes a longer list.
+/// Maximum length of the list that a pattern expands to.
 const MOST_REPEATED: u64 = 1 << 16;
 
 fn is_strided(list: &[u8]) -> bool {
     get32(list, 4) == REPEAT
 }
 
-/// The list that a pattern stands for.
+/// Expands a pattern to a list.
 fn strided(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
     let rounds = get32(list, REPEAT_COUNT);
     let count = REPEAT_ENTRIES.get(list) as usize;

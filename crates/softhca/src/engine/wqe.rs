@@ -1,20 +1,20 @@
-//! Work requests as they lie in the queues: what the bytes mean.
+//! Format of WQEs.
 //!
-//! Nothing here looks at memory or at objects, so it can be tested, and
-//! attacked, by itself.
+//! This module accesses neither memory nor objects, so that it can be tested and fuzzed
+//! by itself.
 
 use super::mkey::TERMINATE_LKEY;
 use crate::bits::{Field, field, flag, get_array, get32, get64};
 use crate::transport::{Fence, Operation, Service, Status};
 
-/// The longest entry of a receive queue.
+/// Maximum length of a receive WQE in bytes.
 pub(crate) const LONGEST_RECEIVE: usize = 512;
-/// The longest entry of a send queue: 63 segments, since their count has six
-/// bits.
+/// Size of the buffer for a send WQE. The longest has 63 segments, since their count
+/// has six bits.
 pub(crate) const LONGEST_SEND: usize = 1024;
-/// Send queues are counted in blocks of this many bytes.
+/// Size of a send queue block in bytes.
 pub(crate) const BLOCK: usize = 64;
-/// Entries are counted in segments of this many bytes.
+/// Size of a segment in bytes.
 const SEGMENT: usize = 16;
 
 pub(crate) const OP_MOD: Field = field(0, 31, 24);
@@ -27,15 +27,15 @@ const FENCE: Field = field(8, 7, 5);
 const COMPLETION: Field = field(8, 3, 2);
 const SOLICITED: Field = flag(8, 1);
 const IMMEDIATE: usize = 12;
-/// Of an initiator of dynamic connections.
+/// Stream, on DC initiators.
 const STREAM: Field = field(8, 23, 8);
-/// The address vector of a request over a dynamic connection has all its fields.
+/// Set if the address vector has all its fields, as DC requires.
 const LONG_AV: Field = flag(8, 31);
 const AV: usize = 48;
 
 const INLINE: u32 = 1 << 31;
 
-/// Opcodes of work requests.
+/// WQE opcodes.
 #[allow(missing_docs)]
 pub mod opcode {
     pub const NOP: u8 = 0x00;
@@ -50,18 +50,18 @@ pub mod opcode {
     pub const FETCH_ADD: u8 = 0x12;
     pub const LOCAL_INVALIDATE: u8 = 0x1b;
     pub const UMR: u8 = 0x25;
-    /// An operation on local memory, by the modifier.
+    /// Operation on local memory, selected by the modifier.
     pub const MMO: u8 = 0x2f;
 }
 
-/// A part of local memory.
+/// A scatter/gather element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Segment {
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Its key.
+    /// Memory key.
     pub key: u32,
-    /// Where it begins, by that key.
+    /// Address that the key translates.
     pub va: u64,
 }
 
@@ -75,7 +75,7 @@ impl Segment {
     }
 }
 
-/// A list of segments, short ones without allocation.
+/// A list of segments, without allocation for up to two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segments {
     few: [Segment; 2],
@@ -92,24 +92,24 @@ impl Segments {
         self.count += 1;
     }
 
-    /// All of them.
+    /// Iterates over the segments.
     pub fn iter(&self) -> impl Iterator<Item = Segment> {
         let few = self.count.min(self.few.len());
         self.few[..few].iter().chain(&self.rest).copied()
     }
 }
 
-/// What goes into the completion instead of memory.
+/// Data that is scattered into the CQE instead of memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept {
-    /// The most it may be.
+    /// Maximum length in bytes.
     pub(crate) limit: u8,
     pub(crate) length: u8,
     pub(crate) bytes: [u8; 64],
 }
 
 impl Kept {
-    /// Room for so much; none for nothing.
+    /// Returns space for `limit` bytes; `None` if that is 0.
     pub(crate) fn up_to(limit: u8) -> Option<Box<Kept>> {
         (limit != 0).then(|| {
             Box::new(Kept {
@@ -121,12 +121,12 @@ impl Kept {
     }
 }
 
-/// The local side of a work request.
+/// Local buffers of a work request.
 #[derive(Debug, Clone)]
 pub struct Local {
-    /// The scatter list.
+    /// Scatter/gather list.
     pub segments: Segments,
-    /// Data in the entry itself, or the entry of an operation on keys.
+    /// Inline data; for local operations, the whole WQE.
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
@@ -144,7 +144,7 @@ impl Local {
         }
     }
 
-    /// What is in the completion instead of memory.
+    /// Returns the data to be scattered into the CQE.
     pub(crate) fn kept(&self) -> &[u8] {
         match &self.kept {
             Some(kept) => &kept.bytes[..usize::from(kept.length)],
@@ -153,60 +153,60 @@ impl Local {
     }
 }
 
-/// A send queue's work request.
+/// A parsed send WQE.
 #[derive(Debug, Clone)]
 pub struct Send {
-    /// Its opcode, as in its completion.
+    /// Opcode, which its completion repeats.
     pub opcode: u8,
-    /// The index that it says it has, in blocks.
+    /// Index in the WQE, in blocks.
     pub index: u16,
-    /// The queue pair that it says it is for.
+    /// Queue pair number in the WQE.
     pub qpn: u32,
-    /// How many blocks it takes.
+    /// Number of blocks.
     pub blocks: u16,
-    /// A completion is wanted.
+    /// Signalled: a completion is requested.
     pub signaled: bool,
-    /// What to do.
+    /// Operation.
     pub operation: Operation,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub length: u32,
     /// Local buffers.
     pub local: Local,
-    /// Immediate data, or the key to invalidate.
+    /// Immediate data, or the rkey to invalidate.
     pub immediate: u32,
-    /// What to wait for.
+    /// Fence.
     pub fence: Fence,
-    /// The peer's completion is a solicited event.
+    /// A solicited event at the receiver is requested.
     pub solicited: bool,
-    /// The peer's address.
+    /// Remote address.
     pub va: u64,
-    /// And key.
+    /// Remote key.
     pub rkey: u32,
-    /// The peer's SRQ.
+    /// SRQ number at the peer (XRC).
     pub xrc_srqn: u32,
-    /// The address vector, of datagrams and over dynamic connections.
+    /// Address vector (UD, DC).
     pub av: Option<[u8; 48]>,
-    /// The stream that it is of.
+    /// Stream (DC).
     pub stream: u16,
-    /// What is wrong with it, if it is malformed.
+    /// What is malformed about the WQE, if anything.
     pub fault: Option<&'static str>,
 }
 
-/// What a queue pair's entries are read with.
+/// Attributes of a queue pair that determine how its WQEs are parsed.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
-    /// The service decides which segments there are.
+    /// Service, which determines the segments.
     pub service: Service,
-    /// Protection domain of the local keys.
+    /// Protection domain of local keys.
     pub pd: u32,
-    /// May use the reserved key.
+    /// May use the reserved lkey.
     pub privileged: bool,
-    /// Entries begin with a signature.
+    /// Refuse WQEs whose reserved bits are set.
     pub strict: bool,
 }
 
-/// How many bytes the entry has that begins with `control`; `None` if it says
-/// that it has none.
+/// Returns the length in bytes of the WQE that begins with `control`; `None` if its
+/// segment count is 0.
 pub fn length(control: &[u8]) -> Option<usize> {
     match SEGMENTS.get(control) as usize {
         0 => None,
@@ -214,38 +214,38 @@ pub fn length(control: &[u8]) -> Option<usize> {
     }
 }
 
-/// The queue pair that the entry, or its first 8 bytes, is for.
+/// Returns the queue pair number in a WQE, or in its first 8 bytes.
 pub fn queue(control: &[u8]) -> u32 {
     QPN.get(control)
 }
 
-/// The index that the entry, or its first 8 bytes, says it has.
+/// Returns the index in a WQE, or in its first 8 bytes.
 pub fn index(control: &[u8]) -> u16 {
     INDEX.get(control) as u16
 }
 
-/// The opcode of an entry.
+/// Returns the opcode of a WQE.
 pub fn opcode_of(control: &[u8]) -> u8 {
     OPCODE.get(control) as u8
 }
 
-/// Whether an entry wants a completion.
+/// Returns whether a WQE is signalled.
 pub fn is_signaled(control: &[u8]) -> bool {
     COMPLETION.get(control) == 2
 }
 
-/// Where the control segment says whether a completion is wanted.
+/// Offset of the byte of the control segment that requests a completion.
 const COMPLETION_BYTE: usize = 11;
 
-/// Whether a BlueFlame copy that differs from its ring, first at this byte, is
-/// Linux's test of write combining: empty operations that want a completion in
-/// the copy alone, so that one shows that the copy was taken.
+/// Returns whether a BlueFlame copy that differs from its ring, first at byte `at`, is
+/// Linux's test of write combining: NOPs that are signalled in the copy alone, so that
+/// a completion shows that the copy was used.
 pub(crate) fn is_write_combining_test(copy: &[u8], at: usize) -> bool {
     at == COMPLETION_BYTE && opcode_of(copy) == opcode::NOP
 }
 
-/// Reads an entry of a send queue. It always gives a work request; a
-/// malformed one will complete in error when its turn comes.
+/// Parses a send WQE. The result is always a work request; a malformed one completes
+/// with an error, in order.
 pub fn send(bytes: &[u8], reading: &Reading) -> Send {
     let opcode = OPCODE.get(bytes) as u8;
     let mut work = Send {
@@ -396,7 +396,7 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
     Ok(())
 }
 
-/// What is left of an entry.
+/// The unparsed rest of a WQE.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -410,7 +410,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// Reads the scatter list of a receive request; with its length.
+/// Parses the scatter list of a receive WQE. Returns it with its total length.
 pub(crate) fn receive(bytes: &[u8], pd: u32, privileged: bool) -> (Local, u32) {
     let mut local = Local::new(pd, privileged);
     let mut length = 0u32;
