@@ -68,8 +68,8 @@ pub struct Settings {
     pub mac: [u8; 6],
     /// LID of the InfiniBand port.
     pub lid: u16,
-    /// Reports misuse by the driver or a program, and refuses it where hardware might
-    /// accept it.
+    /// Checks strictly: misuse by the driver or a program is logged as an error, and
+    /// refused where hardware might accept it.
     pub strict: bool,
 }
 
@@ -232,7 +232,7 @@ impl<P: Platform> Hca<P> {
         &self.core.complaints
     }
 
-    /// Whether frames wait at some port of the fabric.
+    /// Returns whether frames wait at some port of the fabric.
     #[must_use]
     pub fn is_backlogged(&self) -> bool {
         self.port.room() < self.port.config().queue
@@ -311,7 +311,8 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Destroys all objects that a driver created, at teardown or reset.
+    /// Destroys the driver's objects except EQs, UARs and transport domains, at teardown
+    /// or reset.
     pub(crate) fn forget_objects(&mut self) {
         let fresh_pages = std::mem::take(&mut self.core.pages);
         let numbers: Vec<u32> = self.core.queues.iter().map(|(number, _)| number).collect();

@@ -141,7 +141,8 @@ impl Mkey {
         if self.length64 {
             return va.checked_add(length).is_some();
         }
-        // Below the start, the subtraction wraps and exceeds any length.
+        // Below the start, the subtraction wraps to an offset that only a length close
+        // to 2^64 includes.
         let end = va.wrapping_sub(self.start).checked_add(length);
         end.is_some_and(|end| end <= self.length)
     }

@@ -1,4 +1,4 @@
-//! Commands in, mailboxes out.
+//! Commands and their mailboxes.
 
 use crate::command::opcode as op;
 use crate::platform::Memory;
@@ -12,8 +12,8 @@ fn install(driver: &mut Driver) {
     driver.hca.write(0x14, &(QUEUE as u32).to_be_bytes());
 }
 
-/// Puts a command into a slot, its input and output in mailboxes where they
-/// are long.
+/// Writes a command to a slot, with its input and output in mailboxes where they are
+/// long.
 fn hand_over(driver: &Driver, slot: u64, input: &[u8], output: u32) -> u64 {
     let entry = QUEUE + slot * 64;
     let mut bytes = [0; 64];
@@ -55,12 +55,12 @@ fn a_command_goes_through_queue_and_mailboxes() {
     driver.hca.write(0x18, &(1_u32 << 3).to_be_bytes());
     assert_eq!(driver.read(entry + 63, 1), [0], "handed back without error");
     assert_eq!(driver.read(entry + 32, 1), [0]);
-    // log_max_qp, in the first block of the output; the InfiniBand port type
-    // in the word at 0x34.
+    // log_max_qp in the first block of the output, and the InfiniBand port type in the
+    // word at 0x34.
     let capabilities = driver.read(BOX + 0x4000, 512);
     assert_eq!(word(&capabilities, 0x10) & 0x1f, 17);
     assert_eq!(word(&capabilities, 0x34) >> 8 & 3, 0);
-    // An event with the slot's bit.
+    // An event with the bit of the slot.
     let event = driver.read(driver.eq, 64);
     assert_eq!((event[1], word(&event, 32), event[63]), (0x0a, 1 << 3, 0));
 }
@@ -69,7 +69,7 @@ fn a_command_goes_through_queue_and_mailboxes() {
 fn long_inputs_are_put_together() {
     let mut driver = Driver::new("ib");
     install(&mut driver);
-    // A key of 200 pages, in four blocks.
+    // A key of 200 pages; its input takes four mailbox blocks.
     let mut create = Input::new(op::CREATE_MKEY, 0x110 + 200 * 8)
         .or(0x10, 8, 1)
         .or(0x10, 10, 0x1f)
@@ -152,7 +152,7 @@ fn a_queue_pair_only_moves_as_it_may() {
 fn an_unknown_command_is_refused() {
     let mut driver = Driver::new("ib");
     assert_eq!(driver.command(&Input::new(0xfff, 16), 16).0, 2);
-    // However short the input and the output.
+    // Input and output may have any length.
     driver.hca.execute(&[], 0);
     driver.hca.execute(&[1], 3);
 }
@@ -215,7 +215,7 @@ fn a_port_can_be_told_of_its_communication_manager() {
     };
     let (before, may) = capabilities(&mut driver);
     assert_eq!((before & 1 << 16, may), (1 << 16, 1 << 16));
-    // That bit, and others that it cannot change.
+    // Clears that bit, and others that cannot be changed.
     let modify = Input::new(op::MODIFY_HCA_VPORT_CONTEXT, 0x10 + 512).or(0x54, 0, u32::MAX);
     driver.ok(&modify, 16);
     assert_eq!(capabilities(&mut driver).0, before & !(1 << 16));
@@ -230,7 +230,7 @@ fn programs_have_contexts_and_queue_pair_numbers_of_their_own() {
     let destroy = Input::new(op::DESTROY_UCTX, 16).or(8, 0, one);
     driver.ok(&destroy, 16);
     assert_ne!(driver.command(&destroy, 16).0, 0);
-    // Ranges of 64 queue pair numbers, which no queue gets.
+    // Ranges of 64 queue pair numbers that are reserved: no queue gets one.
     let create = |kind: u32, log: u32| {
         Input::new(op::CREATE_GENERAL_OBJECT, 32)
             .or(4, 0, kind)
@@ -273,7 +273,7 @@ fn a_connected_queue_pair_changes_its_udp_port() {
 fn scheduling_elements_are_a_tree() {
     let mut driver = Driver::new("roce-umr");
     let (_cq, a, _b) = driver.pair();
-    // Element types: 0 is one that others hang from, 4 a group of queues.
+    // Element types: 0 is an inner element, 4 a group of queues.
     let create = |kind: u32, parent: u32| {
         Input::new(op::CREATE_GENERAL_OBJECT, 80)
             .or(4, 0, 0x26)
@@ -291,7 +291,7 @@ fn scheduling_elements_are_a_tree() {
         let (status, _) = driver.command(&create(kind, parent), 16);
         assert_ne!(status, 0, "type {kind} below {parent}");
     }
-    // A change of the share alone.
+    // Changes the share only.
     let modify = object(op::MODIFY_GENERAL_OBJECT, 80, group)
         .or(0x14, 0, 1)
         .or(0x44, 0, 7)
@@ -301,7 +301,7 @@ fn scheduling_elements_are_a_tree() {
     assert_eq!(word(&output, 0x30) >> 24, 4);
     assert_eq!(word(&output, 0x38), root);
     assert_eq!((word(&output, 0x44), word(&output, 0x48)), (7, 10));
-    // A queue pair hangs from a group, and from nothing else.
+    // A queue pair can be attached to a group only.
     for (number, good) in [(group, true), (0, true), (root, false), (77, false)] {
         let attach = Input::new(op::RTS2RTS_QP, 0x1d0)
             .or(8, 0, 1 << 31 | a.number)

@@ -1,6 +1,5 @@
-//! Compressed completions, read as whoever polls them has to: by the layouts of
-//! Linux's `device.h` (`mlx5_cqe64`, `mlx5_mini_cqe8`) and the order in which
-//! `mlx5e` takes them.
+//! Compressed CQEs, read as a driver reads them: by the layouts of Linux's `device.h`
+//! (`mlx5_cqe64`, `mlx5_mini_cqe8`) and in the order in which `mlx5e` expands them.
 
 use std::collections::VecDeque;
 
@@ -13,7 +12,7 @@ use crate::testing::driver::{Cq, Driver, Input, SIGNALED, remote, segment, word}
 const HASH: u32 = 0;
 const CHECKSUM: u32 = 1;
 
-/// A queue that compresses, and what of it was taken and not looked at.
+/// A queue with compression, and the expanded CQEs that were not returned yet.
 struct Reader {
     cq: Cq,
     format: u32,
@@ -34,7 +33,7 @@ impl Reader {
         }
     }
 
-    /// The next completion as if it had come by itself.
+    /// Returns the next CQE, expanded from its session.
     fn poll(&mut self, driver: &Driver) -> Option<Vec<u8>> {
         if self.taken.is_empty() {
             self.take(driver);
@@ -79,7 +78,7 @@ impl Reader {
         } else {
             self.taken.push_back(entry);
         }
-        // All the places are software's now, until the device comes round.
+        // All entries are software's now, until the device comes round.
         for index in first..first + count {
             driver.write(cq.entry(index) + 63, &[0xf0 | cq.owner(index)]);
         }
@@ -88,7 +87,7 @@ impl Reader {
     }
 }
 
-/// Rings once for all of several entries.
+/// Rings the doorbell once for several WQEs.
 fn ring(driver: &mut Driver, entries: &[Vec<u8>]) {
     driver.ring(entries.last().unwrap());
 }
@@ -126,7 +125,7 @@ fn three_reads_are_a_title_and_an_array() {
     ];
     assert_eq!(array[..24], *expected.as_flattened());
     assert_eq!(array[24..], [0; 40]);
-    // The third place belongs to the session, and nothing is written there.
+    // The third entry belongs to the session, and is not written.
     assert_eq!(driver.read(reader.cq.entry(2) + 63, 1), [0xf1]);
     assert_eq!(driver.hca.stats().cqes, 3);
     for n in 0..3 {
@@ -143,7 +142,7 @@ fn received_messages_count_up_from_the_title() {
         let mut reader = Reader::new(&mut driver, 5, wide, CHECKSUM);
         let (mut a, mut b) = driver.pair_on(&reader.cq);
         let (key, from, to) = (driver.key, driver.pages(1), driver.pages(1));
-        // Three rounds, so that sessions go over the end of the queue.
+        // Three rounds, so that sessions wrap around the end of the queue.
         for round in 0..3 {
             let entries: Vec<_> = (0..12)
                 .map(|n| {
@@ -221,14 +220,14 @@ fn what_is_not_offered_is_refused() {
     }
 }
 
-/// One completion like those of a queue pair, with few differences among them so
-/// that sessions come about.
+/// A completion like those of a queue pair. Most fields rarely differ, so that sessions
+/// form.
 #[derive(Debug, Clone)]
 struct Sample {
     completion: Completion<'static>,
-    /// The queue's owner looks after this one.
+    /// Number of polls after this completion.
     polls: u32,
-    /// The device has nothing more to do after this one.
+    /// The device has nothing more to do after this completion.
     pause: bool,
 }
 
@@ -262,7 +261,7 @@ fn sample() -> impl Strategy<Value = Sample> {
                 };
                 Sample {
                     completion: Completion {
-                        // An opcode that there is.
+                        // Only opcodes that exist.
                         opcode: match kind {
                             5..=12 => opcode::SEND,
                             kind => kind,
@@ -270,7 +269,7 @@ fn sample() -> impl Strategy<Value = Sample> {
                         qpn: 0x123,
                         request: request as u8,
                         uidx: 7 + uidx,
-                        // Counted on below.
+                        // An increment; the counter is computed below.
                         wqe_counter: u16::from(skip == 2),
                         byte_count: bytes,
                         immediate: imm,
@@ -290,7 +289,7 @@ fn sample() -> impl Strategy<Value = Sample> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// What is read from a queue that compresses is what was completed.
+    /// The CQEs read from a queue with compression are the completions written to it.
     #[test]
     fn what_is_read_is_what_was_completed(
         samples in prop::collection::vec(sample(), 1..400),

@@ -2,7 +2,7 @@
 
 use crate::testing::driver::{Cq, Driver, Qp, segment, status};
 
-/// Posts a copy and gives how it ended.
+/// Posts a copy and returns the status of its completion.
 fn copy(
     driver: &mut Driver,
     (qp, cq): (&mut Qp, &mut Cq),
@@ -14,7 +14,7 @@ fn copy(
     segments.extend(segment(to.0, to.1, to.2));
     driver.post_changed(qp, 0x2f, &segments, |control| control[0] = 1);
     let entry = driver.poll(cq).unwrap();
-    // What it was, besides the number of the queue pair.
+    // The completion repeats the opcode, next to the queue pair number.
     assert_eq!(entry[56], 0x2f);
     status(&entry)
 }
@@ -38,16 +38,16 @@ fn memory_is_copied_from_key_to_key() {
 
 #[test]
 fn copies_keep_to_their_keys() {
-    // The key of one side, its rights, where that side begins in it, and the
-    // lengths: how it ends.
+    // Whether the key is that of the source, its rights, the offset of the access, the
+    // lengths of both sides, and the expected status.
     let cases = [
         (true, 0x1f, 0, (64, 64), (0, 0)),
-        // Local read alone; write alone.
+        // Local read only; local write only.
         (true, 0x1, 0, (64, 64), (0, 0)),
         (false, 0x1, 0, (64, 64), (13, 0x04)),
         (false, 0x2, 0, (64, 64), (0, 0)),
         (true, 0x2, 0, (64, 64), (13, 0x04)),
-        // One past the end.
+        // One byte past the end.
         (true, 0x1f, 4033, (64, 64), (13, 0x04)),
         (false, 0x1f, 4033, (64, 64), (13, 0x04)),
         (true, 0x1f, 0, (64, 63), (13, 0x01)),

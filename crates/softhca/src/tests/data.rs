@@ -1,4 +1,4 @@
-//! Work requests in, completions out.
+//! Work requests and their completions.
 
 use crate::command::opcode as op;
 use crate::testing::driver::{
@@ -42,7 +42,7 @@ fn what_is_sent_inline_is_counted() {
     driver.post(&mut a, 0x0a, SIGNALED, &data);
     assert_eq!(driver.read(to, 12), b"what is sent");
     assert!((0..4).all(|_| driver.poll(&mut cq).is_some()));
-    // Nor is a change of a key, whose entry is kept whole.
+    // A UMR is not counted as inline either, although its WQE is kept.
     driver.post(&mut a, 0x25, SIGNALED, &[]);
     let stats = driver.hca.stats();
     assert_eq!((stats.send_requests, stats.sends_inline), (3, 1));
@@ -56,14 +56,14 @@ fn rdma_and_atomics_reach_memory() {
     let key = driver.key;
     let data: Vec<u8> = (0..9000_u32).map(|n| n as u8).collect();
     driver.write(here, &data);
-    // A write of several packets, of two elements.
+    // A write of several packets from two scatter/gather elements.
     let mut segments = remote(there, key);
     segments.extend(segment(5000, key, here));
     segments.extend(segment(4000, key, here + 5000));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(there, 9000), data);
-    // Read it back.
+    // Read the data back.
     driver.write(here, &[0; 9000]);
     let mut segments = remote(there, key);
     segments.extend(segment(9000, key, here));
@@ -71,7 +71,7 @@ fn rdma_and_atomics_reach_memory() {
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!((status(&entry), word(&entry, 44)), ((0, 0), 9000));
     assert_eq!(driver.read(here, 9000), data);
-    // Fetch and add; memory in network order, as nothing else was set.
+    // Fetch and add; memory is in network byte order by default.
     driver.write(there, &5_u64.to_be_bytes());
     let mut segments = remote(there, key);
     segments.extend(7_u64.to_be_bytes());
@@ -81,7 +81,7 @@ fn rdma_and_atomics_reach_memory() {
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(there, 8), 12_u64.to_be_bytes());
     assert_eq!(driver.read(here, 8), 5_u64.to_be_bytes());
-    // Compare and swap, in the host's order.
+    // Compare and swap, in the host's byte order.
     let set = Input::new(op::SET_HCA_CAP, 0x110)
         .or(4, 0, 3 << 1)
         .or(0x18, 30, 1);
@@ -109,7 +109,7 @@ fn a_peer_without_rights_is_refused() {
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!(status(&entry), (13, 0x13), "remote access error");
     assert_ne!(entry[54], 0, "the vendor's syndrome");
-    // What comes after is flushed.
+    // Later work requests are flushed.
     driver.post(&mut a, 0x0a, 0, &segment(8, key, memory));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x05));
 }
@@ -151,7 +151,7 @@ fn a_key_finds_its_pages() {
     driver.post(&mut a, 0x0a, SIGNALED, &segment(11, paged, va));
     assert_eq!(driver.read(to, 11), b"at the seam");
     while driver.poll(&mut cq).is_some() {}
-    // To its very end, and no further.
+    // Up to its very end, and not beyond.
     let end = start + 3 * 4096 - 0x123;
     driver.post_recv(&mut b, &segment(64, key, to));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, paged, end - 8));
@@ -183,7 +183,7 @@ fn an_armed_queue_gives_one_event() {
     assert_eq!(driver.hca.stats().eqes, 1);
 }
 
-/// Arms with what the driver has seen, and tells how many events there were.
+/// Arms with the driver's consumer index. Returns the number of events posted so far.
 fn arm(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
     let word = cq.index & 0xff_ffff | u32::from(solicited_only) << 24;
     let mut bytes = word.to_be_bytes().to_vec();
@@ -193,9 +193,9 @@ fn arm(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
     driver.hca.stats().eqes
 }
 
-/// Every work request's completion is told of once, when it is looked for only
-/// after the queue is armed again: perftest's latency on events, which has room
-/// for one request and takes each event for the next completion.
+/// A completion that is polled only after the queue is armed again causes a single
+/// event. perftest's event latency test relies on it: it has one request outstanding
+/// and takes each event for the next completion.
 #[test]
 fn what_an_event_told_of_is_not_told_of_again() {
     let mut driver = Driver::new("ib");
@@ -228,7 +228,7 @@ fn what_came_since_the_last_event_is_told_of_at_once() {
     assert_eq!(arm(&mut driver, &cq, false), 2);
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     assert_eq!(driver.hca.stats().eqes, 3, "armed, not told of the second");
-    // The fourth is looked for before the queue is armed again.
+    // The fourth is polled before the queue is armed again.
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     while driver.poll(&mut cq).is_some() {}
     assert_eq!(arm(&mut driver, &cq, false), 3);
@@ -244,7 +244,7 @@ fn a_solicited_completion_is_told_of_once() {
         driver.post_recv(&mut b, &segment(64, key, memory));
         driver.post(&mut a, 0x0a, flags, &data);
     };
-    // Not solicited, then solicited, before the queue is armed.
+    // An unsolicited and a solicited completion before the queue is armed.
     send(&mut driver, SIGNALED);
     assert_eq!(arm(&mut driver, &cq, true), 0);
     send(&mut driver, SIGNALED | SOLICITED);
@@ -319,7 +319,7 @@ fn a_resized_queue_goes_on_in_its_new_buffer() {
     cq.buffer = new;
     cq.log_size = 5;
     assert_eq!(status(&driver.poll(&mut cq).unwrap()).0, 0);
-    // Two that are not polled do not fit in one.
+    // Two CQEs that are not polled do not fit into one entry.
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     let resize = Input::new(op::MODIFY_CQ, 0x118)
@@ -334,7 +334,7 @@ fn a_resized_queue_goes_on_in_its_new_buffer() {
 fn blue_flame_is_taken_from_its_buffer() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    // The ring's copy wants no completion, BlueFlame's does.
+    // The WQE is signalled in its BlueFlame copy only.
     let mut entry = driver.place(&mut a, 0x00, 0, &[]);
     entry.resize(64, 0);
     entry[11] = SIGNALED;
@@ -345,7 +345,7 @@ fn blue_flame_is_taken_from_its_buffer() {
     driver.run();
     assert!(driver.poll(&mut cq).is_some());
     assert_eq!(driver.hca.stats().blue_flames, 1);
-    // A doorbell followed by BlueFlame in the same buffer is both.
+    // A doorbell followed by a BlueFlame copy in the same buffer counts as both.
     let first = driver.place(&mut a, 0x00, SIGNALED, &[]);
     assert!(!driver.hca.is_unsettled());
     driver.hca.write(at, &first[..8]);
@@ -360,7 +360,7 @@ fn blue_flame_is_taken_from_its_buffer() {
     assert_eq!(driver.hca.stats().doorbells, 1);
 }
 
-/// Posts receives to an SRQ: each entry's index, and that of the one after it.
+/// Posts receives to an SRQ: each with its index and that of the next one.
 fn chain(driver: &Driver, (buffer, doorbell): (u64, u64), memory: u64, order: &[(u64, u8)]) {
     for (index, next) in order {
         let mut entry = vec![0, 0, 0, *next];
@@ -381,7 +381,7 @@ fn an_srq_follows_its_chain() {
     let b = driver.create_qp(0, &cq, Some(srqn));
     driver.connect(a.number, b.number, 1);
     driver.connect(b.number, a.number, 1);
-    // 0, then 2, then 1.
+    // In the order 0, 2, 1.
     let key = driver.key;
     chain(
         &driver,
@@ -389,7 +389,7 @@ fn an_srq_follows_its_chain() {
         memory,
         &[(0, 2), (2, 1), (1, 3)],
     );
-    // An event when fewer than two are left.
+    // Request an event when fewer than two are left.
     let arm = Input::new(op::MODIFY_RMP, 0x110)
         .or(8, 28, 1)
         .or(8, 0, srqn)
@@ -427,19 +427,20 @@ fn a_receive_that_is_given_back_is_followed_by_the_next() {
         &[(0, 1), (1, 2), (2, 3)],
     );
     driver.hca.faults().return_receives(2);
-    // Not of a queue of its own.
+    // Receives of a queue pair's own queue are not returned.
     driver.post_recv(&mut a, &segment(64, key, memory));
     driver.post(&mut b, 0x0a, 0, &segment(8, key, memory));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
     driver.post(&mut a, 0x0a, 8, &segment(8, key, memory));
-    // Two come back; the message comes again each time, and then goes in.
+    // Two receives are returned; the message is sent again each time, and then
+    // received.
     for index in 0..4_usize {
         let entry = (0..10_000).find_map(|_| {
             driver.run();
             driver.poll(&mut cq)
         });
         let entry = entry.unwrap();
-        // A send's, of this side, comes last.
+        // The last one is the completion of the send.
         let (opcode, slot) = [(14, 0), (14, 1), (2, 2), (0, 0)][index];
         assert_eq!((entry[63] >> 4, word(&entry, 60) >> 16), (opcode, slot));
         if opcode == 14 {
@@ -478,7 +479,7 @@ fn strict_mode_says_what_is_wrong() {
     let fabric = crate::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
-    // An index that is not the entry's place.
+    // A WQE whose index does not match its position.
     a.posted = 5;
     driver.write(a.doorbell + 4, &1_u32.to_be_bytes());
     let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
@@ -491,7 +492,7 @@ fn strict_mode_says_what_is_wrong() {
     assert!(driver.hca.complaints()[0].contains("index"));
 }
 
-/// Writes an entry to a BlueFlame buffer, as 8 words.
+/// Writes a WQE to a BlueFlame buffer, as 8 words.
 fn blue_flame(driver: &mut Driver, entry: &[u8]) {
     let at = u64::from(driver.uar) * 4096 + 0x800;
     for (n, part) in entry.chunks(8).enumerate() {
@@ -507,7 +508,7 @@ fn a_ring_that_differs_from_blue_flame_is_reported() {
     let (mut cq, mut a, _b) = driver.pair();
     let memory = driver.pages(1);
     let data = segment(8, driver.key, memory);
-    // What lies behind the entry in its block is nobody's.
+    // The bytes after the WQE in its block are not compared.
     let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
     entry.resize(64, 0x77);
     blue_flame(&mut driver, &entry);
@@ -519,7 +520,7 @@ fn a_ring_that_differs_from_blue_flame_is_reported() {
     blue_flame(&mut driver, &entry);
     assert!(driver.poll(&mut cq).is_some());
     assert_eq!(driver.hca.complaints(), [""; 0]);
-    // Another length of the data.
+    // A different length of the data.
     let mut entry = driver.place(&mut a, 0x0a, SIGNALED, &data);
     entry.resize(64, 0);
     entry[19] = 4;
@@ -533,8 +534,8 @@ fn a_ring_that_differs_from_blue_flame_is_reported() {
 fn a_late_blue_flame_copy_is_forgotten() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    // Its first words, and before the rest something else makes the HCA look
-    // at the queue.
+    // Its first words arrive, and before the rest another doorbell makes the HCA
+    // process the queue.
     let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
     entry.resize(64, 0);
     let at = u64::from(driver.uar) * 4096 + 0x900;
@@ -548,8 +549,8 @@ fn a_late_blue_flame_copy_is_forgotten() {
     }
     driver.run();
     assert_eq!(driver.hca.stats().blue_flames, 1);
-    // 65536 blocks later the index is the same, and the entry another one:
-    // not signaled.
+    // 65536 blocks later the index is the same, but the WQE is another one, which is
+    // not signalled.
     for _ in 0..0xffff {
         driver.post(&mut a, 0x00, 0, &[]);
     }

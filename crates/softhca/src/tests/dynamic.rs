@@ -1,11 +1,11 @@
-//! Dynamic connections, by commands and work requests.
+//! Dynamic connections through commands and work requests.
 
 use crate::command::opcode as op;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status, word};
 
 const KEY: u64 = 0x0bad_c0de;
 
-/// An SRQ with two receives of 64 bytes at `memory`.
+/// Creates an SRQ with two receives of 64 bytes at `memory`.
 fn srq(driver: &mut Driver, memory: u64) -> u32 {
     let (buffer, doorbell) = (driver.pages(1), driver.pages(1));
     let srqn = driver.create_srq(buffer, doorbell);
@@ -20,7 +20,7 @@ fn srq(driver: &mut Driver, memory: u64) -> u32 {
     srqn
 }
 
-/// The command that makes a target that peers may write to, and nothing else.
+/// Returns the command that creates a target that permits remote writes only.
 fn create_dct(driver: &Driver, cq: &Cq, srqn: u32) -> Input {
     Input::new(op::CREATE_DCT, 0x80)
         .or(0x14, 0, 9)
@@ -33,9 +33,9 @@ fn create_dct(driver: &Driver, cq: &Cq, srqn: u32) -> Input {
         .or(0x38, 24, 3)
 }
 
-/// An initiator that is ready to send.
+/// Creates an initiator that is ready to send.
 fn create_dci(driver: &mut Driver, cq: &Cq, log_errored: u32) -> Qp {
-    // It receives by an SRQ that nothing asks for.
+    // The SRQ number is ignored for initiators.
     let dci = driver.create_qp_with(5, cq, Some(0xff_ffff), |input| {
         input.or(0x98, 24, log_errored)
     });
@@ -43,7 +43,7 @@ fn create_dci(driver: &mut Driver, cq: &Cq, log_errored: u32) -> Qp {
     dci
 }
 
-/// The address vector of the HCA's own target.
+/// Returns the address vector for the HCA's own target.
 fn address(dctn: u32, key: u64) -> Vec<u8> {
     let mut av = key.to_be_bytes().to_vec();
     av.extend((1 << 31 | dctn).to_be_bytes());
@@ -69,12 +69,12 @@ fn a_target_is_sent_to_by_its_number_and_key() {
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!(status(&entry), (2, 0));
     assert_eq!(word(&entry, 44), 40);
-    // Whose it is, from whom it comes.
+    // User index, source queue pair, and target.
     assert_eq!(word(&entry, 32) & 0xff_ffff, 9);
     assert_eq!(word(&entry, 24) & 0xff_ffff, dci.number);
     assert_eq!(word(&entry, 56) & 0xff_ffff, dctn);
     assert_eq!(driver.read(memory, 41), [&[5; 40][..], &[0]].concat());
-    // A write; a read is not allowed.
+    // A write succeeds; a read is not permitted.
     for (opcode, ended) in [(0x08, (0, 0)), (0x10, (13, 0x12))] {
         let mut segments = address(dctn, KEY);
         segments.extend(remote(memory + 512, key));
@@ -84,7 +84,7 @@ fn a_target_is_sent_to_by_its_number_and_key() {
         assert_eq!(status(&entry), ended, "{opcode:#x}");
     }
     assert_eq!(driver.read(memory + 512, 64), [5; 64]);
-    // The target takes from others.
+    // The target serves another initiator as well.
     let mut dci = create_dci(&mut driver, &done, 0);
     let mut segments = address(dctn, KEY);
     segments.extend(segment(8, key, from));
@@ -100,7 +100,7 @@ fn a_target_is_drained_before_it_goes() {
     let memory = driver.pages(1);
     let srqn = srq(&mut driver, memory);
     let create = create_dct(&driver, &cq, srqn);
-    // Without one of what it needs: the queue, the SRQ, the domain, the MTU.
+    // Refused without one of the CQ, the SRQ, the protection domain and the MTU.
     for (offset, bits) in [
         (0x18, 0xff_ffff),
         (0x24, 0xff_ffff),
@@ -133,7 +133,7 @@ fn a_target_is_drained_before_it_goes() {
     for opcode in [op::DESTROY_DCT, op::DRAIN_DCT, op::QUERY_DCT] {
         assert_ne!(driver.command(&of(opcode), 0x80).0, 0, "{opcode:#x}");
     }
-    // A queue pair is no target.
+    // A queue pair is not a target.
     let dci = create_dci(&mut driver, &cq, 0);
     for opcode in [op::DESTROY_DCT, op::DRAIN_DCT, op::QUERY_DCT] {
         let input = Input::new(opcode, 0x20).or(8, 0, dci.number);
@@ -167,7 +167,7 @@ fn streams_are_in_error_one_by_one() {
     assert_eq!(write(&mut driver, 2, key + 1), (13, 0x04));
     assert_eq!(write(&mut driver, 2, key), (13, 0x05), "flushed");
     assert_eq!(write(&mut driver, 1, key), (0, 0));
-    // The first queue pair after the target.
+    // The first queue pair created after the target.
     let qpn = dctn + 1;
     for (stream, had) in [(1, false), (2, true), (2, false)] {
         let (refused, _) = driver.command(&number(qpn, stream), 16);
@@ -177,7 +177,7 @@ fn streams_are_in_error_one_by_one() {
     for stream in 3..7 {
         assert_eq!(write(&mut driver, stream, key + 1), (13, 0x04));
     }
-    // Now it is the whole queue pair.
+    // The whole queue pair is in error now.
     assert_eq!(write(&mut driver, 1, key), (13, 0x05));
 }
 

@@ -1,4 +1,4 @@
-//! The network interface: what it hears of what it sends, and what others hear.
+//! Loopback on the network interface: the frames that reach it and other interfaces.
 
 use crate::command::opcode as op;
 use crate::fabric::Fabric;
@@ -8,22 +8,22 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 const MULTICAST: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const ELSEWHERE: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// Bits of a TIR, and of the port's context.
+/// Flags for unicast and multicast, in a TIR and in the vport context.
 const ONE: u32 = 1;
 const MANY: u32 = 2;
 
-/// One that sends and receives, with what the driver makes for that.
+/// An interface that sends and receives, with the objects that a driver creates for it.
 struct Interface {
     driver: Driver,
     sq: Qp,
     rq: Qp,
-    /// Of what arrived.
+    /// For received frames.
     cq: Cq,
     tir: u32,
     page: u64,
 }
 
-/// A work queue: its number and its ring of 16 entries of 64 bytes.
+/// Creates a work queue: its number and its ring of 16 WQEs of 64 bytes.
 fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
     let (ring, doorbell) = (driver.pages(1), driver.pages(1));
     let create = Input::new(opcode, 0x118)
@@ -35,7 +35,7 @@ fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
         .or(0x70, 0, 4)
         .long(0x110, ring);
     let number = driver.number(create);
-    // To ready.
+    // To the ready state.
     let modify = Input::new(opcode + 1, 0x110)
         .or(8, 0, number)
         .or(0x20, 20, 1);
@@ -51,8 +51,8 @@ fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
 }
 
 impl Interface {
-    /// All frames lead to its TIR, whose transport domain is 7, as is that of what
-    /// it sends unless told otherwise. The link is up.
+    /// All frames are steered to its TIR, whose transport domain is 7; `sends_in` is
+    /// that of its send queue. The link is up.
     fn with(number: u16, fabric: &Fabric, sends_in: u32) -> Interface {
         let mut driver = Driver::with("roce", number, fabric, true);
         driver.ok(
@@ -71,7 +71,7 @@ impl Interface {
         let tir = driver.number(tir);
         let table = driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40));
         let on_table = |opcode, length| Input::new(opcode, length).or(0x14, 0, table);
-        // A group of rules that match on nothing.
+        // A group whose rules match any frame.
         let group = driver.number(on_table(op::CREATE_FLOW_GROUP, 0x240));
         let rule = on_table(op::SET_FLOW_TABLE_ENTRY, 0x348)
             .or(0x44, 0, group)
@@ -110,13 +110,13 @@ impl Interface {
         frame[6..12].copy_from_slice(&self.own());
         frame[12..14].copy_from_slice(&[0x88, 0xb5]);
         self.driver.write(self.page, &frame);
-        // No header in the work request.
+        // No inline header.
         let mut segments = vec![0; 16];
         segments.extend_from_slice(&segment(60, self.driver.key, self.page));
         self.driver.post(&mut self.sq, 0x0a, SIGNALED, &segments);
     }
 
-    /// How many frames have come.
+    /// Returns the number of frames received.
     fn heard(&mut self) -> usize {
         self.driver.run();
         let mut count = 0;
@@ -130,8 +130,8 @@ impl Interface {
         count
     }
 
-    /// What it hears of itself: of broadcasts, multicasts, frames to its own
-    /// address and to another.
+    /// Returns which of its own frames it receives: broadcast, multicast, to its own
+    /// address, to another address.
     fn hears_itself(&mut self) -> [usize; 4] {
         [BROADCAST, MULTICAST, self.own(), ELSEWHERE].map(|to| {
             self.send(to);
@@ -139,7 +139,7 @@ impl Interface {
         })
     }
 
-    /// Says what the TIR takes of its own domain.
+    /// Sets the kinds of frames that the TIR accepts from its own domain.
     fn tir_takes(&mut self, own: u32) {
         let modify = Input::new(op::MODIFY_TIR, 0x110)
             .or(8, 0, self.tir)
@@ -148,9 +148,10 @@ impl Interface {
         self.driver.ok(&modify, 16);
     }
 
-    /// Turns loopback off for some frames and on for others of those selected.
+    /// Disables loopback of the frames in `off`, and enables it for the others in
+    /// `selected`.
     fn port_drops(&mut self, selected: u32, off: u32) {
-        // The fields are selected in the other order.
+        // The field select bits have the opposite order.
         let select = (selected & ONE) << 11 | (selected & MANY) << 9;
         let modify = Input::new(op::MODIFY_NIC_VPORT_CONTEXT, 0x200)
             .or(0xc, 0, select)
@@ -176,7 +177,7 @@ fn a_user_hears_itself_if_its_tir_says_so() {
     assert_eq!(interface.hears_itself(), [1; 4]);
     interface.tir_takes(0);
     assert_eq!(interface.hears_itself(), [0; 4]);
-    // What is modified is something else.
+    // The field select names another field.
     let modify = Input::new(op::MODIFY_TIR, 0x110)
         .or(8, 0, interface.tir)
         .or(0x44, 24, 3);
@@ -191,11 +192,11 @@ fn users_hear_each_other_if_the_port_says_so() {
     interface.port_drops(ONE | MANY, ONE | MANY);
     assert_eq!(interface.port_says(), ONE | MANY);
     assert_eq!(interface.hears_itself(), [0; 4]);
-    // A TIR has nothing to say about others.
+    // The TIR's setting does not apply to frames of other domains.
     interface.tir_takes(ONE | MANY);
     assert_eq!(interface.hears_itself(), [0; 4]);
     interface.tir_takes(0);
-    // One of the fields, whatever is in the other.
+    // One of the fields, whatever the other holds.
     interface.port_drops(ONE, 0);
     assert_eq!(interface.port_says(), MANY);
     assert_eq!(interface.hears_itself(), [0, 0, 1, 1]);
@@ -255,7 +256,7 @@ fn ethernet_ports_say_that_loopback_can_be_turned_off() {
     }
 }
 
-/// Connects a queue pair to another one of the same port by RoCE v2.
+/// Connects a queue pair to another one of the same port with RoCE v2.
 fn connect(driver: &mut Driver, qp: u32, remote: u32, mac: [u8; 6], gid: u64) {
     let mac = mac.iter().fold(0, |mac, byte| mac << 8 | u64::from(*byte));
     driver.modify(op::RST2INIT_QP, qp, |input| input.or(0xa8, 13, 7));
@@ -276,7 +277,7 @@ fn connect(driver: &mut Driver, qp: u32, remote: u32, mac: [u8; 6], gid: u64) {
 
 #[test]
 fn queue_pairs_of_a_port_talk_whatever_comes_back_to_its_interface() {
-    // The lower half of an address that is the port's own.
+    // The lower half of a GID of the port.
     const GID: u64 = 0xffff_c0a8_4e01;
     for off in [0, ONE | MANY] {
         let mut interface = Interface::new(7);

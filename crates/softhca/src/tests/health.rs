@@ -1,4 +1,4 @@
-//! A device that fails, and that its driver resets.
+//! Device failure, and the reset by the driver.
 
 use crate::testing::driver::{Driver, SIGNALED, segment};
 
@@ -13,7 +13,7 @@ fn read(driver: &mut Driver, offset: u64) -> u32 {
     u32::from_be_bytes(bytes)
 }
 
-/// The counter now, and two tenths of a second later.
+/// Returns the health counter now and 0.2 s later.
 fn counter(driver: &mut Driver) -> (u32, u32) {
     let before = read(driver, COUNTER);
     let now = &driver.hca.platform().now;
@@ -61,7 +61,7 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     assert_eq!(read(&mut driver, SEVERITY), 1 << 31, "a reset is asked for");
     assert_eq!(read(&mut driver, 0x1fc), 1 << 30, "and may be done");
 
-    // The driver asks for the reset by the bits of the queue's address.
+    // The driver requests the reset by bits of the command queue address.
     let low = read(&mut driver, QUEUE_LOW);
     assert_eq!(low >> 8 & 7, 0);
     let reset = (low & !0xfff) | 7 << 8;
@@ -70,13 +70,13 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     assert_eq!(read(&mut driver, SYNDROME), 0);
     let left: usize = driver.hca.objects().iter().map(|(_, count)| count).sum();
     assert_eq!(left, 0, "objects after the reset");
-    // A program that has not heard of it rings on.
+    // A program that does not know of the reset keeps ringing its doorbell.
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
     assert_eq!(driver.hca.stats().doorbells, doorbells);
     assert_eq!(driver.hca.complaints(), &[] as &[String]);
     let (before, after) = counter(&mut driver);
     assert_eq!(after, before + 2);
-    // It is taken into use by the next address of a queue.
+    // The next command queue address takes the device into use again.
     driver.hca.write(QUEUE_LOW, &0x8000_u32.to_be_bytes());
     assert_eq!(read(&mut driver, QUEUE_LOW) >> 8 & 7, 0);
 }

@@ -1,4 +1,4 @@
-//! The guest is not trusted: whatever it does, there is an answer.
+//! Hostile guests: any input is handled without a panic.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn opcodes() -> impl Strategy<Value = u16> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Commands with any contents, on an HCA that has objects.
+    /// Commands with arbitrary contents, on an HCA with objects.
     #[test]
     fn any_command_is_answered(
         commands in prop::collection::vec(
@@ -37,7 +37,7 @@ proptest! {
             input.resize(input.len().max(12), 0);
             input[..2].copy_from_slice(&opcode.to_be_bytes());
             if known {
-                // Small numbers are those of objects.
+                // Low numbers, which objects have.
                 input[8..11].fill(0);
             }
             let answer = driver.hca.execute(&input, output);
@@ -46,7 +46,7 @@ proptest! {
         }
     }
 
-    /// Registers written and read anywhere.
+    /// Reads and writes anywhere in the register space.
     #[test]
     fn any_access_is_survived(
         accesses in prop::collection::vec(
@@ -68,7 +68,7 @@ proptest! {
         }
     }
 
-    /// Work requests of any bytes.
+    /// WQEs of arbitrary bytes.
     #[test]
     fn any_work_request_is_survived(
         requests in prop::collection::vec(

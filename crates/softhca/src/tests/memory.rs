@@ -1,4 +1,5 @@
-//! Memory by its keys: of the device, on demand, of XRC's peers, changed in part.
+//! Memory through keys: device memory, on-demand paging, access by XRC peers, partial
+//! changes of keys.
 
 use crate::command::opcode as op;
 use crate::engine::device_memory::START;
@@ -12,7 +13,7 @@ fn device_memory_is_reached_from_both_sides() {
     let from = START + 0x3000;
     let key = |driver: &mut Driver| {
         let create = Input::new(op::CREATE_MKEY, 0x110)
-            // Access mode 5, in two parts.
+            // Access mode 5, in two fields.
             .or(0x10, 26, 1)
             .or(0x10, 8, 1)
             .or(0x10, 10, 0x1f)
@@ -33,16 +34,16 @@ fn device_memory_is_reached_from_both_sides() {
     let (failed, output) = key(&mut driver);
     assert_eq!(failed, 0);
     let device = (word(&output, 8) & 0xff_ffff) << 8;
-    // By the processor, at the address in the register space.
+    // Access by the processor, in the register space.
     driver.hca.write(from + 64, b"by the processor");
     let (whole, there) = (driver.key, driver.pages(1));
     let mut segments = remote(there, whole);
-    // The key's addresses begin at 0.
+    // The addresses of the key begin at 0.
     segments.extend(segment(16, device, 0));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(there, 16), b"by the processor");
-    // By a peer; 8 bytes further on, and an atomic.
+    // Access by a peer, 8 bytes further on, and an atomic.
     driver.write(there, b"by peers");
     let mut segments = remote(8, device);
     segments.extend(segment(8, whole, there));
@@ -64,7 +65,7 @@ fn device_memory_is_reached_from_both_sides() {
         (now, driver.read(there, 8)),
         (42_u64.to_be_bytes(), 41_u64.to_be_bytes().to_vec())
     );
-    // Not past the key's end.
+    // Not past the end of the key.
     let mut segments = remote(121, device);
     segments.extend(segment(8, whole, there));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
@@ -102,7 +103,7 @@ fn device_memory_counts_and_tests_in_one_access() {
         driver.hca.read(at, &mut byte);
         byte[0]
     };
-    // The other operation is not allowed yet.
+    // The other operation is not permitted yet.
     let guess = add + 0x2_0000;
     driver.hca.write(from + 5, &[254]);
     assert_eq!(
@@ -123,7 +124,7 @@ fn device_memory_counts_and_tests_in_one_access() {
         (byte(&mut driver, from + 4), byte(&mut driver, from + 6)),
         (0, 0)
     );
-    // Neither the other way round, nor of other lengths, nor past its end.
+    // The opposite access, other lengths, and bytes past the end have no effect.
     driver.hca.write(test + 5, &[9]);
     driver.hca.write(add + 4, &[9, 9]);
     driver.hca.write(add + 256, &[9]);
@@ -139,7 +140,7 @@ fn device_memory_counts_and_tests_in_one_access() {
     );
     driver.hca.write(add + 5, &[1]);
     assert_eq!(byte(&mut driver, from + 5), 1);
-    // With the memory goes what could be done with it.
+    // Freeing the memory also removes its operations.
     driver.ok(&Input::new(op::DEALLOC_MEMIC, 0x20).long(0x10, from), 16);
     driver.ok(&alloc, 16);
     driver.hca.write(from + 5, &[3]);
@@ -149,11 +150,11 @@ fn device_memory_counts_and_tests_in_one_access() {
     );
 }
 
-/// A key of two pages that work requests can change; `entries` as they are.
+/// Creates a key of two pages that work requests can change, with the given entries.
 fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     let pd = driver.pd;
     let create = Input::new(op::CREATE_MKEY, 0x120)
-        // The entries say which pages are there.
+        // The present bits are taken from the entries.
         .or(0xc, 31, 1)
         .or(0x10, 8, 1)
         .or(0x10, 15, 1)
@@ -162,7 +163,7 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
         .or(0x1c, 0, pd)
         .long(0x20, start)
         .long(0x28, 8192)
-        // Two entries; what replaces them is filled up to eight.
+        // Two entries; lists that replace them are padded to eight.
         .or(0x44, 0, 1)
         .or(0x48, 0, 12)
         .or(0x60, 0, 1)
@@ -171,31 +172,32 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     driver.number(create) << 8
 }
 
-/// The end of the address space is an end of keys, too.
+/// A key does not wrap around the end of the address space.
 #[test]
 fn a_key_that_goes_round_leads_nowhere() {
     let mut driver = Driver::new("ib");
     let page = driver.pages(1);
     let key = driver.create_paged_key(0xfff, u64::MAX, &[page]);
     let (mut cq, mut a, _b) = driver.pair();
-    // The last byte but one, which is before the first.
+    // The last byte of the range, which wraps to below its start.
     driver.post(&mut a, 0x0a, SIGNALED, &segment(1, key, 0xffd));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
 }
 
-/// A queue pair of the kernel's: it may use the reserved key, and give keys pages.
+/// Creates a privileged queue pair of the kernel: it may use the reserved lkey and set
+/// pages of keys.
 fn kernel_qp(driver: &mut Driver, cq: &Cq) -> Qp {
     driver.create_qp_with(0, cq, None, |input| input.or(0x20, 4, 1))
 }
 
-/// A work request of the kernel's that replaces entries of a key's list.
+/// Posts a privileged work request that replaces entries of a key's list.
 fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: &[u64; 8]) {
     let list = driver.pages(1);
     for (n, entry) in entries.iter().enumerate() {
         driver.write(list + n as u64 * 8, &entry.to_be_bytes());
     }
     let mut bytes = vec![0; 48 + 64];
-    // The key is in use, and the offset counts.
+    // The key must be in use, and the offset is valid.
     bytes[0] = 1 << 6 | 1 << 4;
     bytes[4..6].copy_from_slice(&4_u16.to_be_bytes());
     bytes[6..8].copy_from_slice(&offset.to_be_bytes());
@@ -203,7 +205,7 @@ fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: 
     driver.post_umr(queue, key, &bytes);
 }
 
-/// The events of absent pages so far: token, first page, pages.
+/// Returns the page fault events so far: token, first page, number of pages.
 fn faults(driver: &Driver) -> Vec<(u64, u64, u32)> {
     let count = driver.hca.stats().eqes;
     (0..count)
@@ -226,7 +228,7 @@ fn resume(driver: &mut Driver, token: u64, error: u32) -> u8 {
     driver.command(&resume, 16).0
 }
 
-/// Lets time pass until nothing more is to be done.
+/// Lets time pass until nothing is left to do.
 fn pass(driver: &mut Driver, nanoseconds: u64) {
     let now = &driver.hca.platform().now;
     now.set(now.get() + nanoseconds);
@@ -286,7 +288,7 @@ fn a_peer_waits_for_absent_pages() {
     driver.write(from, b"late");
     let start = 0x7f00_0000_0000;
     let there = [page | 3, (page + 4096) | 3, 0, 0, 0, 0, 0, 0];
-    // A write, a receive, a read, an atomic: each finds the page absent.
+    // A write, a receive, a read and an atomic find the page absent.
     for case in 0..4 {
         let paged = changeable(&mut driver, start, [0, 0]);
         driver.write(page, &[0; 8]);
@@ -338,8 +340,8 @@ fn a_page_that_cannot_be_brought_is_a_protection_error() {
     let start = 0x7f00_0000_0000;
     let paged = changeable(&mut driver, start, [0, 0]);
     driver.post(&mut a, 0x0a, SIGNALED, &segment(4, paged, start));
-    // It is asked for some times: the driver may have been about to move it.
-    // Each time it has longer to do so.
+    // The page is requested several times, because the driver may be about to provide
+    // it through another key. The pauses grow.
     let mut pause = 1_000_000;
     for asked in 1..=8 {
         assert!(driver.poll(&mut cq).is_none());
@@ -377,7 +379,7 @@ fn the_rest_of_a_list_stays_when_a_part_changes() {
     let mut kernel = kernel_qp(&mut driver, &cq);
     driver.connect(kernel.number, 1, 1);
     let (pd, whole, to) = (driver.pd, driver.key, driver.pages(1));
-    // Six parts of 4096 bytes, by other keys.
+    // Six parts of 4096 bytes of other keys.
     let pages = driver.pages(7);
     for n in 0..7 {
         driver.write(pages + n * 4096, &[b'a' + n as u8; 4]);
@@ -398,7 +400,8 @@ fn the_rest_of_a_list_stays_when_a_part_changes() {
             .long(0x118 + n * 16, pages + n as u64 * 4096);
     }
     let parts = driver.number(create) << 8;
-    // The fifth is now the seventh page. The list is changed in units of four.
+    // The fifth part becomes the seventh page. Lists are changed in units of four
+    // entries.
     let klm = u64::from(whole);
     let list = [klm, pages + 6 * 4096, klm, pages + 5 * 4096, 0, 0, 0, 0];
     replace(&mut driver, &mut kernel, parts, 4, &list);
@@ -444,7 +447,8 @@ fn an_xrc_peer_uses_the_domain_of_the_srq() {
             .or(0xb0, 0, domain)
             .or(0xc4, 24, 3),
     );
-    // It has no SRQ of its own: the second kind, with the first one's bit.
+    // It has no SRQ of its own: receive type 3, of which
+    // `create_qp_with` sets the low bit.
     let mut initiator = driver.create_qp_with(3, &cq, Some(0), |input| input.or(0xc4, 24, 2));
     driver.connect(initiator.number, target, 1);
     driver.connect(target, initiator.number, 1);

@@ -1,4 +1,4 @@
-//! The whole HCA, driven by commands, queues and registers, without a guest.
+//! Tests of the whole HCA without a guest: commands, queues and registers.
 
 mod commands;
 mod compression;

@@ -1,4 +1,4 @@
-//! Scripts of a hostile guest. The fuzz targets run the same for longer.
+//! Scripts of a hostile guest. The fuzz targets run the same scripts for longer.
 
 use proptest::prelude::*;
 

@@ -1,10 +1,9 @@
-//! Memory windows: what they may be bound to, by whom, and what they lead to.
+//! Memory windows: permitted binds, and the access that they give.
 
 use crate::command::opcode as op;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status};
 
-/// A UMR of a window over a part of a key: what it is bound to, or nothing to
-/// unbind it.
+/// Returns a UMR that binds a window to a part of a key, or unbinds it.
 fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
     let mut bytes = vec![0; 48 + 64];
     let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
@@ -55,19 +54,19 @@ fn a_window_opens_and_closes() {
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(memory + 64, 18), b"through the window");
-    // A second binding needs it to be free.
+    // A window has to be unbound before it can be bound again.
     bind(&mut driver, &mut b, None);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "unbound");
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
 }
 
-/// A window of a protection domain.
+/// Creates a window in a protection domain.
 fn window(driver: &mut Driver, pd: u32) -> u32 {
     let create = Input::new(op::CREATE_MKEY, 0x110)
         .or(0x10, 30, 1)
         .or(0x10, 15, 1)
-        // Local read, as the kernel gives it.
+        // Local read, as the kernel sets it.
         .or(0x10, 10, 1)
         .or(0x10, 8, 2)
         .or(0x14, 8, 0xff_ffff)
@@ -77,13 +76,13 @@ fn window(driver: &mut Driver, pd: u32) -> u32 {
     driver.number(create) << 8
 }
 
-/// Binds a window by the second queue pair; the syndrome.
+/// Binds a window on the second queue pair. Returns the syndrome.
 fn bound(driver: &mut Driver, cq: &mut Cq, b: &mut Qp, window: u32, umr: &[u8]) -> u8 {
     driver.post_umr(b, window, umr);
     status(&driver.poll(cq).unwrap()).1
 }
 
-/// Writes by the first queue pair what only a window may let it write.
+/// Writes from the first queue pair through a window. Returns the syndrome.
 fn written(driver: &mut Driver, cq: &mut Cq, a: &mut Qp, window: u32, va: u64) -> u8 {
     let (key, here) = (driver.key, driver.pages(1));
     let mut segments = remote(va, window);
@@ -95,7 +94,7 @@ fn written(driver: &mut Driver, cq: &mut Cq, a: &mut Qp, window: u32, va: u64) -
 const ANY_QPN: u32 = 0xff_ffff;
 const BIND_ERROR: u8 = 0x06;
 const REMOTE_ACCESS: u8 = 0x13;
-/// Rights of a key: local read, local write, remote write.
+/// Rights of a key: local read, local write.
 const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
 
@@ -116,8 +115,8 @@ fn a_window_leads_to_what_its_owner_may_write() {
     }
 }
 
-/// The kernel's own queue pairs are not asked what they bind. What is accessed
-/// by a key is held against the key behind it all the same.
+/// Binds by the kernel's own queue pairs are not checked, but each access through a
+/// window is checked against the key behind it.
 #[test]
 fn each_access_is_held_against_the_key_behind() {
     for (rights, sealed, good) in [
@@ -146,7 +145,7 @@ fn each_access_is_held_against_the_key_behind() {
     }
 }
 
-/// Why a bind is refused. What is refused gives nobody access.
+/// Reason for which a bind is refused. A refused bind gives no access.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Nothing,
@@ -224,7 +223,7 @@ fn a_window_of_type_two_is_its_queue_pair_s() {
     let window = window(&mut driver, pd);
     let bind = umr(window, b.number, Some((region, memory, 64)));
     assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &bind), 0);
-    // Another queue pair does not unbind it,
+    // Another queue pair cannot unbind it,
     let mut third = driver.create_qp(0, &cq, None);
     driver.connect(third.number, 1, 1);
     let mut unbind = umr(window, ANY_QPN, None);
@@ -232,7 +231,7 @@ fn a_window_of_type_two_is_its_queue_pair_s() {
     let syndrome = bound(&mut driver, &mut cq, &mut third, window, &unbind);
     assert_eq!(syndrome, BIND_ERROR);
     assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
-    // nor does its peer by a message to it.
+    // nor can the peer of another queue pair by a send with invalidate.
     let (key, there) = (driver.key, driver.pages(1));
     let mut fourth = driver.create_qp(0, &cq, None);
     let mut fifth = driver.create_qp(0, &cq, None);
@@ -246,14 +245,14 @@ fn a_window_of_type_two_is_its_queue_pair_s() {
         assert_ne!(status(&entry).1, 0);
     }
     assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
-    // Its own does.
+    // Its own queue pair can.
     assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &unbind), 0);
     let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
     assert_eq!(syndrome, REMOTE_ACCESS);
 }
 
-/// Pages are the kernel's to give: a program's work request that puts addresses
-/// into a key of its own would give it all memory.
+/// Only the kernel may set pages: a program whose work request sets addresses in a key
+/// of its own could access all memory.
 #[test]
 fn a_program_gives_no_key_pages() {
     let mut driver = Driver::new("ib-umr");
@@ -279,7 +278,7 @@ fn a_program_gives_no_key_pages() {
         bound(&mut driver, &mut cq, &mut b, paged, &pages),
         BIND_ERROR
     );
-    // Nor does it move the key.
+    // Nor can it change the length of the key.
     let mut longer = vec![0; 48 + 64];
     longer[8..16].copy_from_slice(&1_u64.to_be_bytes());
     longer[72..80].copy_from_slice(&(1_u64 << 40).to_be_bytes());

@@ -1,4 +1,4 @@
-//! Captures, read by tshark where that is installed.
+//! Captures dissected by tshark; skipped where it is not installed.
 
 use std::fs::File;
 use std::process::Command;
@@ -7,7 +7,7 @@ use super::*;
 use crate::packet::{Grh, Path};
 use crate::pcap::Capture;
 
-/// All operations that a service has, between two HCAs.
+/// Runs all operations of a service between two HCAs.
 fn converse(world: &mut World, config: &QpConfig, change: impl Fn(&mut Path)) {
     for (here, there) in [((0, 100), (1, 200)), ((1, 200), (0, 100))] {
         let hca = &mut world.hcas[here.0];
@@ -62,7 +62,7 @@ fn converse(world: &mut World, config: &QpConfig, change: impl Fn(&mut Path)) {
 
 const ADD: Operation = Operation::FetchAdd { add: 1 };
 
-/// What tshark prints for each frame of a capture.
+/// Returns the fields that tshark prints for each frame of a capture.
 fn dissect(
     name: &str,
     fields: &[&str],
@@ -112,7 +112,7 @@ const FIELDS: [&str; 7] = [
     "_ws.malformed",
 ];
 
-/// Opcodes of [`converse`] for RC with 3001 bytes and an MTU of 1024.
+/// Opcodes of the requests of [`converse`] for RC with 3001 bytes and an MTU of 1024.
 const RC_REQUESTS: [u8; 15] = [0, 1, 2, 0, 1, 3, 6, 7, 8, 6, 7, 9, 0x0c, 0x14, 0x13];
 
 #[test]

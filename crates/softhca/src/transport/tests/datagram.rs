@@ -13,7 +13,7 @@ fn config() -> QpConfig {
     }
 }
 
-/// HCAs with queue pair 50 each, and receives of 2048 bytes posted.
+/// Creates HCAs with a queue pair 50 each, and posted receives of 2048 bytes.
 fn world(count: usize, kind: LinkKind, config: &QpConfig) -> World {
     let mut world = World::new(count, kind, 64 * 1024, 1);
     for hca in &mut world.hcas {
@@ -64,7 +64,7 @@ fn with_the_grh_before_it() {
             }
             Link::Ether { smac, .. } => {
                 assert_eq!((kind, smac), (LinkKind::Ethernet, Hca::mac(0)));
-                // IPv4 in the last 20 bytes: version, and the source address.
+                // An IPv4 header is in the last 20 bytes: version, and source address.
                 assert_eq!(
                     (memory[8212], &memory[8224..8228]),
                     (0x45, &[10, 0, 0, 1][..])
@@ -92,7 +92,7 @@ fn lengths() {
     assert_eq!(world.hcas[1].host.queues(50).received.len(), 2);
 }
 
-/// The well-known mistake: no place for the GRH.
+/// A common mistake: no space for the GRH in the receive buffer.
 #[test]
 fn a_receive_without_place_for_the_grh() {
     let mut world = world(2, LinkKind::Ib, &config());
@@ -115,7 +115,7 @@ fn queue_keys() {
         world.hcas[0].post_send(50, request);
     }
     world.settle(SECOND);
-    // The last uses the queue pair's own.
+    // The last qkey stands for the queue pair's own.
     assert_eq!(world.hcas[1].host.queues(50).received.len(), 2);
     assert_eq!(world.hcas[1].transport.counters().qkey_violations, 1);
 }
@@ -184,7 +184,7 @@ fn multicast() {
     }
 }
 
-/// QP 1 on the wire is whichever queue pair serves it.
+/// QP 1 on the wire stands for the queue pair that is its alias.
 #[test]
 fn general_services() {
     let config = QpConfig {
@@ -202,7 +202,7 @@ fn general_services() {
     world.settle(SECOND);
     let (_, done) = world.hcas[1].host.queues(50).received[0];
     assert_eq!((done.source.unwrap().qpn, done.length), (1, 296));
-    // Nobody serves it any more.
+    // Without an alias.
     world.hcas[1].transport.alias(1, None);
     let request = datagram(&world, 1, 256, 1, 0x8001_0000);
     world.hcas[0].post_send(50, request);
@@ -210,7 +210,7 @@ fn general_services() {
     assert_eq!(world.hcas[1].transport.counters().dropped, 1);
 }
 
-/// What is not RDMA comes back to the caller.
+/// Frames that are not RDMA are returned to the caller.
 #[test]
 fn other_frames_come_back() {
     let mut world = world(1, LinkKind::Ethernet, &config());

@@ -1,4 +1,5 @@
-//! Dynamic connections: initiators that change their target, targets of many.
+//! Dynamic connections: initiators that change their target, targets with many
+//! initiators.
 
 use super::*;
 use crate::packet::{AtomicEth, BTH, Bth, Class, DcEth, Draft, Pool, Psn, Template, op};
@@ -7,7 +8,7 @@ use proptest::prelude::*;
 const KEY: u64 = 0x0bad_c0de_0000_0001;
 const MEMORY: usize = 128 * 1024;
 
-/// HCAs whose memory is accessible, each with a target 200.
+/// Creates HCAs with accessible memory and a target 200 each.
 fn world(count: usize, kind: LinkKind, seed: u64) -> World {
     let mut world = World::new(count, kind, MEMORY, seed);
     for index in 0..count {
@@ -48,7 +49,7 @@ fn reset(hca: &mut Hca, now: u64, qpn: u32) {
     done.unwrap();
 }
 
-/// Posts to a target of another HCA.
+/// Posts a request to a target of another HCA.
 fn post(hca: &mut Hca, qpn: u32, (peer, dctn): (usize, u32), mut request: SendWork<Range>) {
     request.datagram = Some(Box::new(Datagram {
         path: hca.path_to(peer),
@@ -69,7 +70,7 @@ fn an_initiator_goes_from_target_to_target() {
         let mut world = world(3, kind, 1);
         fill(&mut world.hcas[0].host.memory[..3000], 7);
         initiator(&mut world.hcas[0], 100, 0);
-        // The third is a target of the same HCA.
+        // The third target is on the initiator's own HCA.
         let targets = [(1, 200), (2, 200), (0, 200), (1, 200)];
         for peer in 0..3 {
             for id in 0..4 {
@@ -192,7 +193,7 @@ fn a_refusal_ends_the_connection_and_not_the_target() {
         let refused = [(0, Status::RemoteAccess), (1, Status::Flushed)];
         assert_eq!(statuses(&mut world.hcas[0], 100), refused);
         assert_eq!(events(&mut world.hcas[1], 200), []);
-        // Another initiator, and the same by a connection of its own.
+        // Another initiator, and the same one with a new connection.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
         initiator(&mut world.hcas[0], 100, 0);
@@ -212,7 +213,7 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
     let mut world = world(2, LinkKind::Ethernet, 1);
     initiator(&mut world.hcas[0], 100, 0);
     world.hcas[1].post_recv(200, 0, 0, 5000);
-    // The second of its packets cannot be read.
+    // The data of the second packet is inaccessible.
     let mut broken = work(0, Operation::Send, 0, 3000, 0);
     broken.local.length = 1500;
     post(&mut world.hcas[0], 100, (1, 200), broken);
@@ -222,13 +223,14 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
         [(0, Status::LocalProtection)]
     );
     assert_eq!(recv_statuses(&mut world.hcas[1], 200), []);
-    // By another one, while the first may still go on: it finds nothing posted.
+    // Another initiator finds no receive posted, because the first message may still
+    // continue.
     initiator(&mut world.hcas[0], 101, 0);
     let send = |id| work(id, Operation::Send, 0, 3000, 0);
     post(&mut world.hcas[0], 101, (1, 200), send(0));
     world.settle(SECOND);
     assert_eq!(statuses(&mut world.hcas[0], 101), []);
-    // The first connects again, which gives up what it had begun.
+    // A new connection of the first initiator abandons its message.
     let now = world.now;
     reset(&mut world.hcas[0], now, 100);
     initiator(&mut world.hcas[0], 100, 0);
@@ -239,7 +241,7 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
     assert_eq!(recv_statuses(&mut world.hcas[1], 200), good(0..1));
 }
 
-/// A packet of an initiator comes that adds 1, wherever it has been so long.
+/// Sends a delayed packet of an initiator that adds 1.
 fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
     let template = Template::new(&world.hcas[0].path_to(1));
     let mut bth = Bth::read(&[0; BTH]);
@@ -275,13 +277,13 @@ fn a_late_packet_of_an_old_connection_does_nothing() {
             post(&mut world.hcas[0], 100, (1, 200), add(id));
         }
         world.settle(SECOND);
-        // It connects again, and its sequence numbers begin anew, too.
+        // The initiator connects again, and its PSNs start anew.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
         initiator(&mut world.hcas[0], 100, 0);
         post(&mut world.hcas[0], 100, (1, 200), add(2));
         world.settle(SECOND);
-        // What would be the next request, if it were of this connection.
+        // It would be the next request if it were of the current connection.
         late_add(&mut world, 100, connection, 1);
         assert_eq!(world.hcas[1].host.memory[64_000], then, "{connection}");
     }
@@ -291,7 +293,7 @@ fn a_late_packet_of_an_old_connection_does_nothing() {
 fn an_error_of_a_stream_leaves_the_others() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
-        // The fourth stream in error is one too many.
+        // The initiator fails with the fourth stream in error.
         initiator(&mut world.hcas[0], 100, 2);
         let bad_local = || {
             let mut bad = work(0, Operation::Write, 0, 3000, 0);
@@ -355,7 +357,7 @@ fn an_error_of_a_stream_leaves_the_others() {
         assert_eq!(ended, expected);
         let view = world.hcas[0].transport.query(100).unwrap();
         assert_eq!(view.state, QpState::Error);
-        // A reset forgets the errors.
+        // A reset clears the errors of streams.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
         initiator(&mut world.hcas[0], 100, 2);
@@ -404,7 +406,7 @@ fn what_follows_an_answer_without_a_place_is_done_once() {
 #[test]
 fn a_target_forgets_who_was_silent_longest() {
     let mut world = world(2, LinkKind::Ib, 1);
-    // More than it remembers; the first comes again in between.
+    // More initiators than the target remembers; the first one sends again in between.
     let mut connections = Vec::new();
     for n in 0..1100_u32 {
         let qpn = 1000 + n;
@@ -422,12 +424,12 @@ fn a_target_forgets_who_was_silent_longest() {
         u16::from_le_bytes([value[0], value[1]])
     };
     assert_eq!(count(&world), 1101);
-    // Of those that are known, what comes again is not done again.
+    // Duplicates of remembered initiators are not executed again.
     for n in [0, 1098, 1099] {
         late_add(&mut world, 1000 + n, connections[n as usize], 0);
         assert_eq!(count(&world), 1101, "{n}");
     }
-    // Who was forgotten is known anew.
+    // A forgotten initiator is accepted as a new one.
     let add = work(1, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
     post(&mut world.hcas[0], 1001, (1, 200), add);
     world.settle(SECOND);
@@ -438,8 +440,8 @@ fn a_target_forgets_who_was_silent_longest() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Over a bad network, with a target that changes all the time: everything is
-    /// done, once, in order.
+    /// Over a lossy fabric with frequent changes of the target, every request is
+    /// executed once and in order.
     #[test]
     fn changing_targets_over_a_lossy_fabric(
         acts in prop::collection::vec((0usize..3, 0u8..4, 0u32..3000), 1..60),

@@ -1,9 +1,8 @@
-//! Every completion status, the state and events that go with it, retries and
-//! their times.
+//! Every completion status with its state and events; retries and their times.
 
 use super::*;
 
-/// A request from queue pair 100 of HCA 0 with `length` bytes for a receive of `room`.
+/// Runs a request of `length` bytes on queue pair 100 of HCA 0 that is changed to fail.
 fn fails(
     operation: Operation,
     length: u32,
@@ -17,7 +16,7 @@ fn fails(
     world.hcas[0].post_send(100, request);
     world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
     world.settle(SECOND);
-    // What is before it is good, what is after is flushed.
+    // Earlier requests succeed, later ones are flushed.
     assert_eq!(
         statuses(&mut world.hcas[0], 100),
         [(0, Status::Success), (1, expected), (2, Status::Flushed)],
@@ -49,7 +48,7 @@ const ADD: Operation = Operation::FetchAdd { add: 1 };
 #[test]
 fn local_protection() {
     for operation in [Operation::Send, Operation::Write] {
-        // Midway: the third packet's data is not there.
+        // It fails midway: the data of the third packet is inaccessible.
         fails(
             operation,
             3000,
@@ -129,7 +128,7 @@ fn remote_access() {
             Status::RemoteAccess,
         );
     }
-    // The end of a long message is out of bounds: none of it is written.
+    // The end of a long message is out of bounds, so nothing of it is written.
     let world = fails(
         Operation::Write,
         3000,
@@ -141,7 +140,7 @@ fn remote_access() {
         Status::RemoteAccess,
     );
     assert!(world.hcas[1].host.memory[8..].iter().all(|b| *b == 0));
-    // Rights.
+    // Missing rights.
     for (operation, right) in [(Operation::Write, 1), (Operation::Read, 0), (ADD, 2)] {
         let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
         world.hcas[1].host.regions[0].access[right] = false;
@@ -152,7 +151,7 @@ fn remote_access() {
             [(1, Status::RemoteAccess)]
         );
     }
-    // Empty messages need no key.
+    // Empty messages need no valid key.
     let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
     for (id, operation) in [(1, Operation::Write), (2, Operation::Read)] {
         let mut request = work(id, operation, 0, 0, 0);
@@ -166,7 +165,7 @@ fn remote_access() {
 
 #[test]
 fn remote_invalid_request() {
-    // Too long for the receive: its owner learns it from the completion.
+    // Too long for the receive: its completion reports that.
     let mut world = fails(
         Operation::Send,
         3000,
@@ -178,10 +177,10 @@ fn remote_invalid_request() {
         recv_statuses(&mut world.hcas[1], 200),
         [(9, Status::LocalLength)]
     );
-    // Atomics are aligned.
+    // Atomics have to be aligned.
     let mut world = fails(ADD, 8, |_, r| r.va += 4, Status::RemoteInvalidRequest);
     responder_is_in_error(&mut world, &[QpEvent::RequestError]);
-    // The queue pair does not allow it.
+    // The queue pair does not permit the operation.
     for operation in [Operation::Write, Operation::Read, ADD] {
         let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
         let hca = &mut world.hcas[1];
@@ -243,7 +242,7 @@ fn invalidating_an_unknown_key() {
     );
 }
 
-/// The memory goes away while a read is being answered.
+/// The memory becomes invalid while a read response is being sent.
 #[test]
 fn reads_of_memory_that_goes_away() {
     let mut world = pair(LinkKind::Ib, 4 << 20, 1, &QpConfig::default());
@@ -299,7 +298,8 @@ fn without_a_timeout_it_waits_for_ever() {
     assert_eq!(world.hcas[0].transport.deadline(), None);
 }
 
-/// An answer resets the count: a link that loses every other packet is slow, not dead.
+/// A response resets the retry count: a link that loses every other packet is slow, not
+/// dead.
 #[test]
 fn progress_gives_all_retries_back() {
     let config = QpConfig {
@@ -341,7 +341,7 @@ fn receiver_not_ready() {
                 world.settle(all - 1);
                 assert!(statuses(&mut world.hcas[0], 100).is_empty());
             }
-            // Not for longer: a queue pair that never gives up is to fail here soon.
+            // Bounded, so that a queue pair that never gives up fails the test soon.
             world.settle(all + SECOND);
             assert_eq!(
                 statuses(&mut world.hcas[0], 100),
@@ -350,7 +350,7 @@ fn receiver_not_ready() {
             let counters = world.hcas[0].transport.counters();
             assert_eq!(counters.rnr_naks, u64::from(rnr_retry) + 1);
             assert_eq!(counters.timeouts, 0);
-            // The other end did nothing wrong.
+            // The peer is not in error.
             let state = world.hcas[1].transport.query(200).unwrap().state;
             assert_eq!(state, QpState::ReadyToSend);
         }
@@ -461,11 +461,12 @@ fn answers_that_do_not_fit() {
     );
 }
 
-/// Requests that a correct peer would not make: each is refused as invalid.
+/// Requests that no correct peer sends are refused as invalid.
 #[test]
 fn requests_that_make_no_sense() {
     use crate::packet::{Bth, Draft, NakCode, Psn, Reth, Syndrome, Template, op};
-    // What comes back for the last of these requests: operation, RETH length, payload.
+    // Returns the response to the last of the requests: operation, RETH length, payload
+    // length.
     let refused = |requests: &[(u8, u32, usize)]| {
         let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
         world.hcas[1].post_recv(200, 1, 0, 8192);
@@ -510,18 +511,18 @@ fn requests_that_make_no_sense() {
         &[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 977)],
         &[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_MIDDLE, 0, 1024)],
         &[(op::WRITE_FIRST, 1024, 1024)],
-        // Packets that are not full, empty, or too long.
+        // Packets that are short, empty, or too long.
         &[(op::SEND_FIRST, 0, 1000)],
         &[(op::SEND_ONLY, 0, 1025)],
         &[(op::SEND_FIRST, 0, 1024), (op::SEND_MIDDLE, 0, 100)],
         &[(op::SEND_FIRST, 0, 1024), (op::SEND_LAST, 0, 0)],
-        // Positions.
+        // Wrong positions in a message.
         &[(op::SEND_MIDDLE, 0, 1024)],
         &[(op::WRITE_LAST, 0, 10)],
         &[(op::SEND_FIRST, 0, 1024), (op::SEND_FIRST, 0, 1024)],
         &[(op::SEND_FIRST, 0, 1024), (op::WRITE_LAST, 0, 10)],
         &[(op::WRITE_FIRST, 2000, 1024), (op::READ_REQUEST, 10, 0)],
-        // A read with a payload, an opcode that is reserved.
+        // A read with a payload; a reserved opcode.
         &[(op::READ_REQUEST, 10, 8)],
         &[(0x15, 0, 0)],
     ] {
@@ -533,8 +534,8 @@ fn requests_that_make_no_sense() {
     );
 }
 
-/// The timer is for the oldest packet: it begins anew with each acknowledgement, so
-/// what takes much longer than a timeout in all does not run into one.
+/// The timer applies to the oldest packet and restarts with each acknowledgement, so
+/// that a transfer longer than the timeout does not expire.
 #[test]
 fn progress_restarts_the_timer() {
     let config = QpConfig {

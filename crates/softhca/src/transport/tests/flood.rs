@@ -1,10 +1,10 @@
-//! A peer that asks for more than it takes, or makes what is under way begin again
-//! and again, takes up no more memory by that.
+//! A peer that floods the responder or restarts timers again and again does not make
+//! memory use grow.
 
 use super::*;
 use crate::packet::{AtomicEth, Bth, Draft, Packet, Psn, Reth, Template, op};
 
-/// A request of queue pair 100 to queue pair 200, with a header.
+/// Returns a request from queue pair 100 to queue pair 200 with an extended header.
 fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]) -> Packet {
     let bth = Bth {
         opcode,
@@ -27,7 +27,7 @@ fn answers_that_wait_are_bounded() {
         let template = Template::new(&world.hcas[0].path_to(1));
         let pool = Pool::new();
         let hca = &mut world.hcas[1];
-        // The answer to this goes out first, and takes its time.
+        // The response to this read is sent first, and takes long.
         let read = Reth {
             va: VA,
             rkey: RKEY,
@@ -42,7 +42,7 @@ fn answers_that_wait_are_bounded() {
             compare: 0,
         };
         for n in 0..10_000 {
-            // Atomics are done each; no receive is there for what is sent.
+            // Atomics are executed; for sends, no receive is posted.
             let packet = match flood {
                 op::FETCH_ADD => request(&pool, &template, flood, packets + n, &atomic.bytes()),
                 _ => request(&pool, &template, flood, packets, &[]),
@@ -62,7 +62,7 @@ fn answers_that_wait_are_bounded() {
 
 #[test]
 fn timers_that_are_set_again_are_bounded() {
-    // A peer that is never ready, and an acknowledgement that is waited for long.
+    // A peer that is never ready, and a long acknowledgement timeout.
     let config = QpConfig {
         ack_timeout: 22,
         rnr_retry: 7,

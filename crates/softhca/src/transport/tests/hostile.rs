@@ -1,4 +1,4 @@
-//! Whatever a peer sends, the queue pair keeps its rules. The fuzz target `packet`
+//! A queue pair keeps its invariants whatever a peer sends. The fuzz target `packet`
 //! runs the same script for longer.
 
 use super::super::hostile::play;
@@ -12,7 +12,7 @@ proptest! {
         play(&script);
     }
 
-    /// Scripts of plausible steps get further than noise.
+    /// Scripts of plausible steps reach more states than random bytes.
     #[test]
     fn plausible_scripts(
         head: [u8; 2],
@@ -22,7 +22,7 @@ proptest! {
         for (step, [opcode, bits, length], delta, rest) in steps {
             script.extend([step, opcode & 0xbf, bits | 8, delta as u8, length]);
             if step <= 3 {
-                // Key and address of a RETH, mostly right.
+                // Address, key and length of a RETH, mostly valid.
                 script.extend([0, 0, 0, 0, 0, 0, rest[0] & 0x7f, rest[1], 0, 0, 0, 1, 0, 0, 4, 0]);
             }
             script.extend(&rest[2..]);

@@ -1,4 +1,5 @@
-//! Loss, duplication, reordering and corruption: everything arrives, once, in order.
+//! Loss, duplication, reordering and corruption: every message arrives once and in
+//! order.
 
 use super::*;
 use proptest::prelude::*;
@@ -27,9 +28,9 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Runs the acts in order, both ways at once, and checks what came of them. Each
-/// HCA's memory: own data, slots to be written by the peer, slots read or received
-/// into, and one atomic.
+/// Runs the acts in order in both directions and checks the results. The memory of each
+/// HCA holds its own data, slots that the peer writes, slots for reads and receives,
+/// and one atomic. Returns the number of packets that were sent again.
 fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
     let count = acts.len();
     let (own, theirs, into) = (0, count * SLOT, 2 * count * SLOT);
@@ -48,7 +49,7 @@ fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpCon
     for (side, qpn) in [(0, 100), (1, 200)] {
         let hca = &mut world.hcas[side];
         for (i, act) in acts.iter().enumerate() {
-            // The peer runs the same acts, so a receive here has the place of a send.
+            // The peer runs the same acts, so its sends need a receive here.
             if matches!(act, Act::Send(_) | Act::WriteImm(_)) {
                 hca.post_recv(qpn, i as u64, into + i * SLOT, SLOT as u32);
             }
@@ -104,7 +105,8 @@ fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpCon
                 Act::Write(n) => assert!(place(theirs, n) == sent(n), "write {i}"),
                 Act::Read(n) => assert!(place(into, n) == sent(n), "read {i}"),
                 Act::Add(_) | Act::Swap => {
-                    // One peer does all atomics here, in order: each sees the sum so far.
+                    // One peer performs all atomics on this memory, in order: each sees
+                    // the sum so far.
                     let mut seen = [0; 8];
                     seen.copy_from_slice(place(into, 8));
                     assert_eq!(u64::from_le_bytes(seen), sum, "atomic {i} of {side}");
@@ -170,7 +172,7 @@ proptest! {
         exact(&acts, one_percent(), seed, kind, &config(psn));
     }
 
-    /// Far worse than any network, with as many retries as it takes.
+    /// Far worse than any network; each progress resets the retries.
     #[test]
     fn exact_over_a_terrible_fabric(acts in proptest::collection::vec(act(), 1..12), seed: u64) {
         let faults = Faults { loss: 0.08, duplicate: 0.1, reorder: 0.2, ..one_percent() };
@@ -197,7 +199,7 @@ fn something_is_lost_and_made_good() {
         &config(0xff_ff00),
     );
     assert!(again > 20, "{again} packets sent again");
-    // The same seed, the same history.
+    // The same seed gives the same result.
     assert_eq!(
         again,
         exact(
@@ -210,7 +212,7 @@ fn something_is_lost_and_made_good() {
     );
 }
 
-/// A million atomics would be many; a thousand of one add up all the same.
+/// Atomics that are repeated often are still executed once each.
 #[test]
 fn atomics_happen_once() {
     let acts: Vec<Act> = (0..1000).map(|_| Act::Add(1)).collect();
@@ -224,7 +226,7 @@ fn atomics_happen_once() {
     assert!(again > 20, "{again} packets sent again");
 }
 
-/// Unreliable connections lose whole messages and nothing else.
+/// Unreliable connections lose whole messages only.
 #[test]
 fn unreliable_messages_come_whole_or_not_at_all() {
     let config = QpConfig {
@@ -259,7 +261,7 @@ fn unreliable_messages_come_whole_or_not_at_all() {
         received.len()
     );
     for (n, (id, done)) in received.iter().enumerate() {
-        // Receives are used in order, with none left out.
+        // Receives are consumed in order without gaps.
         assert_eq!(
             (*id, done.status, done.length),
             (n as u64, Status::Success, 1024)

@@ -1,4 +1,4 @@
-//! The transport between HCAs with the model engine, over the fabric.
+//! Tests of the transport: HCAs with the model engine, connected by the fabric.
 
 mod capture;
 mod datagram;
@@ -16,13 +16,13 @@ use crate::fabric::Faults;
 use crate::packet::{LinkKind, Mtu};
 
 const KINDS: [LinkKind; 2] = [LinkKind::Ib, LinkKind::Ethernet];
-/// The key of all of an HCA's memory.
+/// Key of the whole memory of an HCA.
 const RKEY: u32 = 0x1234;
 const VA: u64 = 0x7000_0000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// Two HCAs with queue pairs 100 and 200 connected, and all memory accessible.
+/// Creates two HCAs with queue pairs 100 and 200 connected, and all memory accessible.
 fn pair(kind: LinkKind, memory: usize, seed: u64, config: &QpConfig) -> World {
     let mut world = World::new(2, kind, memory, seed);
     world.connect((0, 100), (1, 200), config);
@@ -44,7 +44,8 @@ fn open(hca: &mut Hca, memory: usize) {
     });
 }
 
-/// A work request on `length` bytes from `start`, and remotely from `at`.
+/// Returns a work request of `length` bytes, locally from `start` and remotely from
+/// `at`.
 fn work(id: u64, operation: Operation, start: usize, length: u32, at: usize) -> SendWork<Range> {
     let mut work = SendWork::new(id, operation, length, Range { start, length });
     work.va = VA + at as u64;
@@ -52,7 +53,7 @@ fn work(id: u64, operation: Operation, start: usize, length: u32, at: usize) -> 
     work
 }
 
-/// A pattern that differs from place to place.
+/// Fills memory with a pattern that differs from place to place.
 fn fill(memory: &mut [u8], seed: u8) {
     for (i, byte) in memory.iter_mut().enumerate() {
         *byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed;

@@ -1,8 +1,9 @@
-//! Order, fences, limits, states.
+//! Order, fences, limits and states.
 
 use super::*;
 
-/// A read, then something that must or must not wait for it.
+/// Posts a read and a local operation with a fence. Returns the local operations that
+/// ran before the response to the read.
 fn after_a_read(fence: Fence) -> Vec<u64> {
     let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &QpConfig::default());
     world.fabric.set_faults(Faults {
@@ -14,7 +15,7 @@ fn after_a_read(fence: Fence) -> Vec<u64> {
     local.fence = fence;
     world.hcas[0].post_send(100, local);
     world.turn();
-    // Nothing has been answered: what has been run did not wait.
+    // No response has arrived yet: operations that ran did not wait.
     let early = world.hcas[0].host.queues(100).ran.clone();
     world.settle(SECOND);
     assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
@@ -28,7 +29,7 @@ fn fences() {
     assert_eq!(after_a_read(Fence::None), [2]);
     assert_eq!(after_a_read(Fence::Reads), [0_u64; 0]);
     assert_eq!(after_a_read(Fence::All), [0_u64; 0]);
-    // A write is no read.
+    // A write is not a read: `Fence::Reads` does not wait for it.
     for (fence, early) in [(Fence::Reads, vec![2]), (Fence::All, vec![])] {
         let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
         world.fabric.set_faults(Faults {
@@ -46,7 +47,7 @@ fn fences() {
     }
 }
 
-/// A fenced send carries what the read before it has brought.
+/// A fenced send carries the data of the read before it.
 #[test]
 fn a_fenced_send_sees_the_read() {
     let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
@@ -65,7 +66,8 @@ fn a_fenced_send_sees_the_read() {
     assert!(memory[..5000] == memory[20_000..25_000]);
 }
 
-/// Local operations are run once, in order, however often what surrounds them is sent.
+/// Local operations run once and in order, even if the requests around them are
+/// retransmitted.
 #[test]
 fn local_operations_run_once() {
     let config = QpConfig {
@@ -97,7 +99,7 @@ fn local_operations_run_once() {
     assert!(world.hcas[0].transport.counters().retransmitted > 20);
 }
 
-/// The peer has resources for so many reads; one that asks for more is refused.
+/// The responder has resources for a limited number of reads, and refuses more.
 #[test]
 fn read_limits() {
     let config = QpConfig {
@@ -194,7 +196,7 @@ fn error_flushes_both_queues_and_what_is_posted_later() {
         while hca.turn(0) {}
         let flushed = |n| (0..n).map(|id| (id, Status::Flushed)).collect::<Vec<_>>();
         assert_eq!(statuses(hca, 100), flushed(5));
-        // An SRQ's work requests are not the queue pair's to flush.
+        // Work requests of an SRQ are not flushed by the queue pair.
         assert_eq!(recv_statuses(hca, 100), flushed(if srq { 0 } else { 4 }));
         assert_eq!(events(hca, 100).contains(&QpEvent::LastWqe), srq);
         world.settle(SECOND);
@@ -220,7 +222,7 @@ fn reset_forgets_and_starts_anew() {
         (config.send_psn, config.recv_psn) = (70, 70);
         hca.raise(qpn, &config, 0);
     }
-    // The old packet arrives, and is nothing to the new connection.
+    // The packet of the old connection arrives, and is ignored by the new one.
     world.settle(SECOND);
     world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
     world.settle(SECOND);
@@ -284,7 +286,7 @@ fn the_first_packet_establishes() {
     assert_eq!(statuses(&mut world.hcas[0], 100).len(), 3);
 }
 
-/// Packets of another partition or another peer are nobody's.
+/// Packets of another partition or another peer are ignored.
 #[test]
 fn strangers_are_ignored() {
     let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
@@ -316,7 +318,7 @@ fn strangers_are_ignored() {
     assert_eq!(world.hcas[1].transport.counters().dropped, 1);
 }
 
-/// Many queue pairs share the run: none starves.
+/// Many queue pairs share [`Transport::run`], and none starves.
 #[test]
 fn queue_pairs_take_turns() {
     let mut world = World::new(2, LinkKind::Ib, 1 << 20, 1);
@@ -341,8 +343,8 @@ fn queue_pairs_take_turns() {
     }
 }
 
-/// A datagram that cannot be sent stops the send queue; receiving goes on, and the
-/// owner may start sending again.
+/// A datagram that cannot be sent stops the send queue; receiving continues, and
+/// sending can be enabled again.
 #[test]
 fn out_of_send_queue_error() {
     let config = QpConfig {
@@ -395,7 +397,7 @@ fn out_of_send_queue_error() {
     assert_eq!(statuses(&mut world.hcas[0], 100)[3], (4, Status::Success));
 }
 
-/// Acknowledgements count the messages that have ended, and one serves a batch.
+/// Acknowledgements carry the number of completed messages, and one serves a batch.
 #[test]
 fn acknowledgements_count_messages() {
     use crate::packet::{CREDITS_UNLIMITED, Syndrome};
@@ -421,8 +423,8 @@ fn acknowledgements_count_messages() {
     assert_eq!(answers, [(8, 3), (14, 5)]);
 }
 
-/// An acknowledgement for what was about to be sent again: the local operation
-/// after it, which has not been run, is not passed over.
+/// A late acknowledgement of a request that is about to be sent again does not skip the
+/// local operation after it.
 #[test]
 fn a_late_acknowledgement_before_a_local_operation() {
     let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
@@ -432,7 +434,7 @@ fn a_late_acknowledgement_before_a_local_operation() {
     world.hcas[0].post_send(100, local);
     world.hcas[0].turn(0);
     let request = world.hcas[1].port.recv(0).unwrap();
-    // Twice on its way: refused first, done then.
+    // The request arrives twice: at first no receive is posted, then it is executed.
     for id in 0..2 {
         let hca = &mut world.hcas[1];
         hca.transport.receive(&mut hca.host, 0, request.clone());
@@ -447,8 +449,8 @@ fn a_late_acknowledgement_before_a_local_operation() {
     assert_eq!(world.hcas[0].host.queues(100).ran, [2]);
 }
 
-/// A request that comes again is not what is acknowledged last: no timer is running
-/// that would have the later one sent again.
+/// A duplicate does not cause an acknowledgement of an older PSN than before. No timer
+/// is running that would retransmit the later request.
 #[test]
 fn a_duplicate_does_not_take_back_an_acknowledgement() {
     let config = QpConfig {
@@ -472,7 +474,7 @@ fn a_duplicate_does_not_take_back_an_acknowledgement() {
     assert_eq!(sent, [(0, Status::Success), (1, Status::Success)]);
 }
 
-/// Reads between writes, without losses: nothing is taken for lost.
+/// Without losses, reads among writes cause no retransmission.
 #[test]
 fn answers_keep_the_order_of_requests() {
     let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
@@ -495,8 +497,7 @@ fn answers_keep_the_order_of_requests() {
     assert_eq!(world.hcas[1].transport.counters().duplicates, 0);
 }
 
-/// A read's answer that is lost is noticed by what comes after it, each time anew:
-/// no timer is running here.
+/// A lost read response is detected by later responses, every time, without a timer.
 #[test]
 fn lost_answers_are_noticed_without_a_timer() {
     let config = QpConfig {
@@ -511,7 +512,7 @@ fn lost_answers_are_noticed_without_a_timer() {
             work(id, Operation::Read, 5000 * (id as usize + 1), 5000, 0),
         );
     }
-    // Of the answers' packets these are lost, none of them the last.
+    // These response packets are lost; the last one is not among them.
     let mut count = 0;
     for _ in 0..20 {
         world.hcas[0].turn(0);

@@ -200,7 +200,7 @@ fn atomics() {
     }
 }
 
-/// XRC: requests go to the SRQ that they name, over one target queue pair.
+/// XRC: requests go to the SRQ that they name, through one target queue pair.
 #[test]
 fn extended_reliable_connection() {
     for kind in KINDS {
@@ -210,7 +210,7 @@ fn extended_reliable_connection() {
             ..QpConfig::default()
         };
         world.connect((0, 100), (1, 200), &config);
-        // The other end is a target.
+        // The other end is the target.
         let hca = &mut world.hcas[1];
         let config = QpConfig {
             service: Service::XrcTarget,
@@ -260,8 +260,8 @@ fn extended_reliable_connection() {
     }
 }
 
-/// A read of so many packets that the sequence numbers run over half their range
-/// would be ambiguous; one just below is not.
+/// A read whose PSNs exceed half the PSN range would be ambiguous; one just below is
+/// permitted.
 #[test]
 fn messages_too_long_for_sequence_numbers() {
     let config = QpConfig {
