@@ -260,7 +260,7 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Moves a queue pair to the error state, as a failure of the device would. Returns
-    /// whether it could.
+    /// whether it exists.
     pub fn fail_queue_pair(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.core.qp_mut(qpn) else {
             return false;
@@ -464,7 +464,7 @@ impl<P: Platform> Hca<P> {
                 self.pending[place].bytes.extend_from_slice(data);
             }
             Some(place) if within == 0 => {
-                // What the buffer held before was a doorbell.
+                // The previous contents of the buffer were a doorbell.
                 let before = self.pending.swap_remove(place);
                 self.finish(before);
                 self.begin(buffer, data);

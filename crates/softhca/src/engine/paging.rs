@@ -1,6 +1,6 @@
 //! On-demand paging: events that request absent pages of a memory key, and the driver's
 //! replies. Pages are requested by memory, as by devices with the memory scheme;
-//! whoever needed a page retries the access by itself.
+//! the queue pair that needed a page retries the access by itself.
 
 use super::core::Core;
 use super::eq::event;

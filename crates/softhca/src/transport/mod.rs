@@ -103,11 +103,13 @@ pub struct Counters {
     pub naks: u64,
     /// RNR NAKs received.
     pub rnr_naks: u64,
-    /// Messages for which no receive was posted.
+    /// Messages that found no receive posted, each time they were sent. Those over UC
+    /// count as dropped.
     pub not_ready: u64,
     /// Duplicate requests received.
     pub duplicates: u64,
-    /// Requests received with a PSN beyond the expected one.
+    /// Requests received with a PSN beyond the expected one; over UC, with any other
+    /// than the expected one.
     pub out_of_sequence: u64,
     /// Responses received to no outstanding request.
     pub stale: u64,
