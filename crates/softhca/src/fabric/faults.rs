@@ -1,25 +1,25 @@
-//! What goes wrong on a link, by chance.
+//! Random faults of a link, and port counters.
 
-/// What a port does to the frames that it sends.
+/// Faults that a port applies to the frames that it sends.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Faults {
-    /// Time on the way, nanoseconds.
+    /// Transit time in nanoseconds.
     pub delay: u64,
-    /// Up to this much more, at random; order is kept.
+    /// Largest random addition to the delay, in nanoseconds; order is kept.
     pub jitter: u64,
     /// Probability (0 to 1) that a frame is lost.
     pub loss: f64,
-    /// Probability that it arrives twice.
+    /// Probability that a frame arrives twice.
     pub duplicate: f64,
-    /// Probability that it is held back while later ones pass.
+    /// Probability that a frame is held back while later ones pass.
     pub reorder: f64,
-    /// For up to this long, nanoseconds; 0 stands for 50 us.
+    /// How long a frame is held back at most, in nanoseconds; 0 stands for 50 us.
     pub reorder_delay: u64,
-    /// Probability that a bit of it changes.
+    /// Probability that one bit of a frame is flipped.
     pub corrupt: f64,
 }
 
-/// What a port has seen.
+/// Counters of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PortCounters {
     /// Frames sent.
@@ -30,16 +30,17 @@ pub struct PortCounters {
     pub received: u64,
     /// Bytes received.
     pub received_bytes: u64,
-    /// Frames sent that were lost, by [`Faults::loss`].
+    /// Frames sent and lost, by [`Faults::loss`].
     pub lost: u64,
-    /// Frames sent that were changed, by [`Faults::corrupt`].
+    /// Frames sent and corrupted, by [`Faults::corrupt`].
     pub corrupted: u64,
-    /// Frames sent twice, by [`Faults::duplicate`].
+    /// Frames sent and duplicated, by [`Faults::duplicate`].
     pub duplicated: u64,
-    /// Frames sent that were held back, by [`Faults::reorder`].
+    /// Frames sent and held back, by [`Faults::reorder`].
     pub reordered: u64,
-    /// Frames for this port that found its queue full.
+    /// Frames for this port that were dropped because its queue was full.
     pub overflow: u64,
-    /// Frames sent to nobody, or over a link that is down.
+    /// Frames sent without a receiver, with a wrong link kind, or while the link
+    /// was down.
     pub discarded: u64,
 }

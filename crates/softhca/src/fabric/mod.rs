@@ -1,15 +1,16 @@
-//! A network in memory: ports that send frames to each other.
+//! An in-memory network of ports that send frames to each other.
 //!
-//! InfiniBand ports are found by LID, Ethernet ports by MAC address (their own, or
-//! learned from what they send); multicast and unknown addresses go to all. A
-//! frame for the sender's own address comes back, on Ethernet if it is RDMA. No
-//! frame moves an address that is a port's own, and one from another fabric with
-//! such an address as its source is discarded. InfiniBand ports find a [`subnet`]
-//! manager there. What goes wrong ([`Faults`]) is decided by a generator with a
-//! seed: the same calls in the same order give the same losses.
+//! InfiniBand frames are routed by LID, Ethernet frames by MAC address (a port's
+//! own, or one learned from frames that it sent). Multicast goes to all ports, as
+//! do unknown MAC addresses. A frame for the sender's own address is returned to
+//! the sender; on Ethernet, only if it is RDMA. A port's own address is never
+//! learned at another port, and a frame from another fabric that has such an
+//! address as its source is discarded. InfiniBand ports reach a [`subnet`] manager
+//! here. Faults ([`Faults`]) are drawn from a seeded generator: the same calls in
+//! the same order give the same losses.
 //!
 //! A [`Fabric`] is shared among threads behind a lock; with one thread it is
-//! deterministic. Time is nanoseconds from any origin, passed in.
+//! deterministic. Time is nanoseconds from any origin, passed in by the caller.
 
 mod faults;
 mod net;
@@ -30,30 +31,31 @@ use crate::packet::{LinkKind, Mac, Packet};
 use crate::pcap::Capture;
 use net::{Net, PortState, Woken};
 
-/// Frames that wait at a port at most, unless configured otherwise.
+/// Default of [`PortConfig::queue`].
 const DEFAULT_QUEUE: usize = 16 * 1024;
 
 type Waker = Arc<dyn Fn() + Send + Sync>;
 
-/// What a port is.
+/// The configuration of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortConfig {
     /// The link layer. Ports of different kinds do not see each other.
     pub kind: LinkKind,
     /// The LID (InfiniBand).
     pub lid: u16,
-    /// How many low bits of LIDs do not matter (LID mask count).
+    /// LID mask count: how many low bits of a LID are ignored.
     pub lmc: u8,
-    /// The GUID (InfiniBand), by which the subnet manager knows it.
+    /// The GUID (InfiniBand), by which the subnet manager identifies the port.
     pub guid: u64,
     /// The MAC address (Ethernet).
     pub mac: Mac,
-    /// How many frames wait here before more are dropped.
+    /// Capacity of the receive queue in frames; frames beyond it are dropped.
     pub queue: usize,
 }
 
 impl PortConfig {
-    /// An InfiniBand port, with the GUID of its LID ([`subnet::guid`]).
+    /// Returns the configuration of an InfiniBand port whose GUID follows from its
+    /// LID ([`subnet::guid`]).
     #[must_use]
     pub fn ib(lid: u16) -> Self {
         Self {
@@ -66,7 +68,7 @@ impl PortConfig {
         }
     }
 
-    /// An Ethernet port.
+    /// Returns the configuration of an Ethernet port.
     #[must_use]
     pub fn ethernet(mac: Mac) -> Self {
         Self {
@@ -80,14 +82,14 @@ impl PortConfig {
     }
 }
 
-/// The network. Cheap to clone; all clones are one network.
+/// An in-memory network. Cheap to clone; all clones are one network.
 #[derive(Clone)]
 pub struct Fabric {
     net: Arc<Mutex<Net>>,
 }
 
 impl Fabric {
-    /// An empty network whose faults come from `seed`.
+    /// Creates a network without ports. `seed` determines its faults.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -99,14 +101,15 @@ impl Fabric {
         self.net.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new port, up and without faults.
+    /// Adds a port, with its link up and without faults.
     #[must_use]
     pub fn port(&self, config: PortConfig) -> Port {
         self.add(config, false)
     }
 
-    /// A port that leads elsewhere: it gets frames of both kinds that are for nobody
-    /// here, and multicast. What it sends does not go to other such ports.
+    /// Adds a port that leads to another fabric. It receives frames of both kinds
+    /// whose destination is no port here, and multicast. Frames that it sends do
+    /// not go to other uplinks.
     #[must_use]
     pub fn uplink(&self) -> Port {
         self.add(PortConfig::ethernet([0; 6]), true)
@@ -132,13 +135,13 @@ impl Fabric {
         }
     }
 
-    /// Writes all frames that are sent from now on, before anything happens to
-    /// them. Replaces an earlier capture; none ends it.
+    /// Captures all frames sent from now on, before faults are applied. Replaces an
+    /// earlier capture; `None` ends it.
     pub fn capture(&self, capture: Option<Capture>) {
         self.lock().capture = capture;
     }
 
-    /// The faults of all ports that there are.
+    /// Sets the faults of all existing ports.
     pub fn set_faults(&self, faults: Faults) {
         for port in &mut self.lock().ports {
             port.faults = faults;
@@ -146,7 +149,7 @@ impl Fabric {
     }
 }
 
-/// A place in the network. Dropping it takes it out.
+/// A port of the network. Dropping it removes the port.
 pub struct Port {
     fabric: Fabric,
     index: usize,
@@ -157,17 +160,17 @@ impl Port {
         act(&mut self.fabric.lock().ports[self.index])
     }
 
-    /// Sends a frame. A frame for the other kind of link is discarded.
+    /// Sends a frame. A frame of the other link kind is discarded.
     pub fn send(&self, now: u64, packet: Packet) {
         let mut wake = Woken::default();
         let mut net = self.fabric.lock();
         net.send(self.index, now, packet, &mut wake);
-        // Wakers run without the lock: they may look at their port.
+        // Wakers run without the lock, since they may access their port.
         drop(net);
         wake.call();
     }
 
-    /// Sends several frames, under one lock.
+    /// Sends several frames while holding the lock once.
     pub fn send_all(&self, now: u64, packets: impl IntoIterator<Item = Packet>) {
         let mut wake = Woken::default();
         let mut net = self.fabric.lock();
@@ -178,7 +181,7 @@ impl Port {
         wake.call();
     }
 
-    /// The next frame that has arrived by `now`.
+    /// Returns the next frame that has arrived by `now`.
     #[must_use]
     pub fn recv(&self, now: u64) -> Option<Packet> {
         self.with(|port| {
@@ -190,7 +193,7 @@ impl Port {
         })
     }
 
-    /// Moves up to `limit` frames that have arrived to the end of `into`.
+    /// Moves up to `limit` arrived frames to the end of `into`.
     pub fn recv_all(&self, now: u64, limit: usize, into: &mut VecDeque<Packet>) {
         self.with(|port| {
             port.arrive(now);
@@ -203,13 +206,13 @@ impl Port {
         });
     }
 
-    /// When the next frame arrives; one that has arrived is due at 0.
+    /// The time at which the next frame arrives; 0 if one has arrived.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.with(|port| port.deadline())
     }
 
-    /// How many frames can be sent before some port has no place for them.
+    /// The number of frames that can be sent before the fullest port drops one.
     #[must_use]
     pub fn room(&self) -> usize {
         let net = self.fabric.lock();
@@ -222,20 +225,20 @@ impl Port {
             .unwrap_or(0)
     }
 
-    /// Called, without locks held, whenever a frame was sent to this port: by the
-    /// thread that sends.
+    /// Sets a function that the sending thread calls, without locks held, after a
+    /// frame was sent to this port.
     pub fn set_waker(&self, waker: impl Fn() + Send + Sync + 'static) {
         self.with(|port| port.waker = Some(Arc::new(waker)));
     }
 
-    /// What is known about the port.
+    /// The configuration of the port.
     #[must_use]
     pub fn config(&self) -> PortConfig {
         self.with(|port| port.config)
     }
 
-    /// Gives the port another LID or MAC address. Its kind stays, and so does its
-    /// MAC address if the new one is another port's.
+    /// Changes the LID or MAC address of the port. The link kind does not change;
+    /// nor does the MAC address if the new one is another port's.
     pub fn configure(&self, config: PortConfig) {
         let mut net = self.fabric.lock();
         let taken = net.owner_of(&config.mac).is_some();
@@ -247,12 +250,13 @@ impl Port {
         };
     }
 
-    /// What happens to the frames that this port sends.
+    /// Sets the faults that apply to frames sent by this port.
     pub fn set_faults(&self, faults: Faults) {
         self.with(|port| port.faults = faults);
     }
 
-    /// Plugs the cable in, or pulls it: what is on its way here is lost.
+    /// Sets the link up or down. Taking it down discards the frames that wait here
+    /// or are on the way here.
     pub fn set_link(&self, up: bool) {
         let waker = self.with(|port| {
             port.up = up;
@@ -273,7 +277,7 @@ impl Port {
         self.with(|port| port.up)
     }
 
-    /// What the port has seen.
+    /// The counters of the port.
     #[must_use]
     pub fn counters(&self) -> PortCounters {
         self.with(|port| port.counters)

@@ -1,4 +1,4 @@
-//! The network behind its lock: where a frame goes, and what happens to it there.
+//! Routing and delivery of frames, under the lock of the fabric.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,17 +10,17 @@ use super::{Faults, PortConfig, PortCounters, Waker};
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
 
-/// How many MAC addresses are learned for a port. One more replaces its oldest,
-/// never another port's.
+/// Limit of MAC addresses learned per port. Beyond it, a port's oldest is replaced;
+/// those of other ports are kept.
 pub(super) const LIMIT_LEARNED: usize = 64;
-/// LIDs from here on are multicast.
+/// The first multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
-/// Where a frame of InfiniBand has its LIDs.
+/// Offsets of the LIDs in an InfiniBand frame.
 const DLID: usize = 2;
 const SLID: usize = 6;
 const DEFAULT_REORDER_DELAY: u64 = 50_000;
 
-/// A frame on its way.
+/// A frame that has not arrived yet.
 pub(super) struct InFlight {
     due: u64,
     order: u64,
@@ -42,7 +42,8 @@ impl PartialOrd for InFlight {
 }
 
 impl Ord for InFlight {
-    /// The one that is due first is the greatest, as the heap gives that first.
+    /// Reversed, because `BinaryHeap` pops its greatest element: the earliest due
+    /// comes first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
     }
@@ -50,17 +51,18 @@ impl Ord for InFlight {
 
 pub(super) struct PortState {
     pub(super) config: PortConfig,
-    /// Leads to another fabric: takes frames of both kinds that are for nobody here.
+    /// Leads to another fabric: receives frames of both kinds whose destination is
+    /// no port here.
     pub(super) uplink: bool,
     pub(super) faults: Faults,
     pub(super) up: bool,
     pub(super) gone: bool,
     pub(super) learned: Vec<Mac>,
-    /// Arrived.
+    /// Frames that have arrived.
     pub(super) ready: VecDeque<Packet>,
-    /// On the way here.
+    /// Frames that have not arrived yet.
     pub(super) coming: BinaryHeap<InFlight>,
-    /// When the last frame in order is due.
+    /// When the last frame sent in order is due.
     pub(super) last_due: u64,
     pub(super) waker: Option<Waker>,
     pub(super) counters: PortCounters,
@@ -83,7 +85,7 @@ impl PortState {
         }
     }
 
-    /// Out of the network: nothing comes here any more.
+    /// Removes the port from the network; nothing arrives here any more.
     pub(super) fn leave(&mut self) {
         self.gone = true;
         self.up = false;
@@ -92,7 +94,7 @@ impl PortState {
         self.waker = None;
     }
 
-    /// When the next frame arrives; one that has arrived is due at 0.
+    /// The time at which the next frame arrives; 0 if one has arrived.
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.ready.is_empty() {
             false => Some(0),
@@ -133,7 +135,7 @@ impl Net {
     }
 }
 
-/// Who is to be woken.
+/// The wakers to call once the lock is released.
 #[derive(Default)]
 pub(super) struct Woken(Vec<Waker>);
 
@@ -158,15 +160,16 @@ fn lid_at(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*lid))
 }
 
-/// The source of a frame of Ethernet.
+/// The source address of an Ethernet frame.
 fn source_of(frame: &[u8]) -> Option<&Mac> {
     frame.get(6..)?.first_chunk()
 }
 
-/// Where a frame is to go.
+/// The destination of a frame.
 enum Destination {
     One(usize),
-    /// All uplinks, and with `here` all ports of this kind, with `own` the sender too.
+    /// All uplinks; with `here` also all ports of the frame's kind, with `own`
+    /// including the sender.
     All {
         own: bool,
         here: bool,
@@ -231,7 +234,8 @@ impl Net {
                     };
                 }
                 if lid == subnet::LID {
-                    // Each part of a fabric has its own.
+                    // Each fabric has its own subnet manager, so requests do not
+                    // cross an uplink.
                     return match self.ports[from].uplink {
                         true => Destination::Nobody,
                         false => Destination::Subnet,
@@ -249,7 +253,7 @@ impl Net {
                     return Destination::Nobody;
                 };
                 self.learn(from, source);
-                // What is RDMA may be for another queue pair of the sender, or for
+                // An RDMA frame may be for another queue pair of the sender, or for
                 // a member of a multicast group there; other frames do not come
                 // back.
                 let rdma = || Network::read(LinkKind::Ethernet, frame).is_ok();
@@ -273,7 +277,7 @@ impl Net {
         }
     }
 
-    /// The Ethernet port whose own address this is.
+    /// The Ethernet port that has this address as its own.
     pub(super) fn owner_of(&self, mac: &Mac) -> Option<usize> {
         self.ports.iter().position(|p| {
             let macs = p.config.kind == LinkKind::Ethernet && !p.gone && !p.uplink;
@@ -281,14 +285,14 @@ impl Net {
         })
     }
 
-    /// The port that frames from this address were last seen at.
+    /// The port at which this address was learned.
     fn learned_at(&self, mac: &Mac) -> Option<usize> {
         let mut ports = self.ports.iter();
         ports.position(|p| !p.gone && p.learned.contains(mac))
     }
 
-    /// Whether a frame names an address of this fabric as its source, which no
-    /// frame from elsewhere does.
+    /// Whether the source of a frame is an address of this fabric. Such a frame
+    /// from an uplink is forged.
     fn is_from_here(&self, packet: &Packet) -> bool {
         let frame = packet.frame();
         match packet.kind() {
@@ -298,7 +302,7 @@ impl Net {
         }
     }
 
-    /// The InfiniBand port that has a LID.
+    /// The InfiniBand port that has this LID.
     fn port_of(&self, lid: u16) -> Option<usize> {
         self.ports.iter().position(|p| {
             let mask = u16::MAX << p.config.lmc.min(7);
@@ -307,10 +311,10 @@ impl Net {
         })
     }
 
-    /// A frame for the subnet manager, which answers at once. The way there and
-    /// back takes as long as the sender's wire does; what comes back is not lost.
+    /// Passes a frame to the subnet manager, which answers immediately. The answer
+    /// is due after twice the delay of the sender's link; it is never lost.
     fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
-        // A port speaks for itself alone, also as far as its LID goes.
+        // A port may only ask in its own name: the source LID must be its own.
         let asker = lid_at(packet.frame(), SLID).and_then(|lid| self.port_of(lid));
         if asker != Some(from) {
             self.ports[from].counters.discarded += 1;
@@ -338,9 +342,9 @@ impl Net {
         }
     }
 
-    /// A frame has shown where an address is. What is a port's own is never
-    /// learned, and what a port here has shown is not moved by an uplink: a peer
-    /// says where its own addresses are, and no more.
+    /// Learns that `mac` is reached through port `from`. A port's own address is
+    /// never learned, and an uplink does not take over an address learned at a port
+    /// of this fabric: a peer decides only where its own addresses are.
     fn learn(&mut self, from: usize, mac: &Mac) {
         let sender = &self.ports[from];
         if mac[0] & 1 != 0 || sender.learned.contains(mac) || self.owner_of(mac).is_some() {
@@ -363,7 +367,7 @@ impl Net {
         learned.push(*mac);
     }
 
-    /// Whether a frame of this port is lost; it may be corrupted.
+    /// Applies loss and corruption to a frame. Returns whether it is lost.
     fn is_spoiled(&mut self, from: usize, packet: &mut Packet) -> bool {
         let faults = self.ports[from].faults;
         if self.random.chance(faults.loss) {
@@ -383,7 +387,7 @@ impl Net {
         false
     }
 
-    /// From one port to another, with whatever happens on the way.
+    /// Sends a frame from one port to another, subject to the sender's faults.
     fn transfer(&mut self, from: usize, to: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
         let faults = self.ports[from].faults;
         if faults != Faults::default() {

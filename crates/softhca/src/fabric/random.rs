@@ -1,5 +1,5 @@
-//! A small generator of pseudo-random numbers (splitmix64): the same on every
-//! machine for the same seed.
+//! A small pseudo-random number generator (splitmix64), the same on every machine
+//! for the same seed.
 
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
@@ -17,14 +17,14 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Below `limit`; 0 if that is 0.
+    /// Returns a number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// True with a probability of 0 to 1.
+    /// Returns true with the given probability, 0 to 1.
     pub fn chance(&mut self, probability: f64) -> bool {
-        // No number is drawn where nothing can happen.
+        // Impossible events draw no number.
         probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 }

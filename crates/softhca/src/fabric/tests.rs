@@ -35,10 +35,10 @@ fn unicast_broadcast_unknown_and_learned() {
     let c = fabric.port(PortConfig::ethernet([0; 6]));
     a.send(0, ethernet(&pool, B, A, 1));
     assert!(b.recv(0).is_some() && c.recv(0).is_none() && a.recv(0).is_none());
-    // Unknown: everybody else.
+    // Unknown address: all other ports receive the frame.
     a.send(0, ethernet(&pool, C, A, 2));
     assert!(b.recv(0).is_some() && c.recv(0).is_some() && a.recv(0).is_none());
-    // C shows itself, and is known then.
+    // C sends a frame, so that its address is learned.
     c.send(0, ethernet(&pool, [0xff; 6], C, 3));
     assert!(a.recv(0).is_some() && b.recv(0).is_some() && c.recv(0).is_none());
     a.send(0, ethernet(&pool, C, A, 4));
@@ -58,7 +58,7 @@ fn what_is_rdma_comes_back() {
         assert!(a.recv(0).is_none(), "{to:x?}");
         assert_eq!([0; 2].map(|_| b.recv(0).is_some()), heard, "{to:x?}");
     }
-    // As to an address that is known by what was sent from it.
+    // The same holds for a learned address.
     a.send(0, ethernet(&pool, B, C, 6));
     a.send(0, ethernet(&pool, C, A, 7));
     assert!(a.recv(0).is_none());
@@ -202,7 +202,7 @@ fn the_receiver_is_woken() {
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
-/// Two fabrics, as of two processes, over a socket pair.
+/// Two fabrics connected by a socket pair, as in two processes.
 #[test]
 fn a_trunk_joins_fabrics() {
     use std::os::unix::net::UnixDatagram;
@@ -221,7 +221,8 @@ fn a_trunk_joins_fabrics() {
         there.port(PortConfig::ethernet(B)),
     );
     let (c, d) = (here.port(PortConfig::ib(1)), there.port(PortConfig::ib(2)));
-    // To an address elsewhere, and back; then it is learned, and stays so.
+    // Frames to an address of the other fabric, and back; then the address is
+    // learned.
     for (from, to, frame) in [
         (&a, &b, ethernet(&pool, B, A, 1)),
         (&b, &a, ethernet(&pool, A, B, 2)),
@@ -233,7 +234,7 @@ fn a_trunk_joins_fabrics() {
         pump();
         assert_eq!(to.recv(0).unwrap().frame(), expected);
     }
-    // Local traffic stays local, multicast goes everywhere.
+    // Local traffic stays local; multicast goes to both fabrics.
     a.send(0, rdma(&pool, A, A));
     pump();
     assert!(a.recv(0).is_some() && b.recv(0).is_none());
@@ -249,13 +250,13 @@ fn ib_from(pool: &Pool, lid: u16, from: u16, tag: u8) -> Packet {
     packet
 }
 
-/// What a peer of a joined network says moves nothing that is here.
+/// A peer of a connected network cannot move an address of this fabric.
 #[test]
 fn a_port_keeps_its_own_address() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let uplink = fabric.uplink();
-    // Claimed before there is such a port.
+    // Claimed before such a port exists.
     uplink.send(0, ethernet(&pool, [0xff; 6], B, 1));
     let (a, b) = (
         fabric.port(PortConfig::ethernet(A)),
@@ -267,17 +268,17 @@ fn a_port_keeps_its_own_address() {
         to.recv(0).is_some()
     };
     assert!(reaches(&a, &b, B), "claimed before");
-    // Then by the uplink, and by another port.
+    // Claimed by the uplink, then by another port.
     for claim in [&uplink, &a] {
         claim.send(0, ethernet(&pool, [0xff; 6], B, 3));
         assert!(reaches(&a, &b, B) && reaches(&uplink, &b, B));
     }
-    // A frame from elsewhere with an address of this fabric goes nowhere.
+    // A frame from the uplink with a source address of this fabric is discarded.
     while b.recv(0).is_some() {}
     let before = uplink.counters().discarded;
     uplink.send(0, ethernet(&pool, B, A, 4));
     assert!(b.recv(0).is_none() && uplink.counters().discarded == before + 1);
-    // Nor does a port take another's by being given it.
+    // A port cannot be configured with the address of another.
     a.configure(PortConfig::ethernet(B));
     assert_eq!(a.config().mac, A);
     assert!(reaches(&uplink, &b, B) && reaches(&uplink, &a, A));
@@ -302,8 +303,8 @@ fn a_peer_moves_no_address_that_was_shown_here() {
     a.send(0, ethernet(&pool, [0xff; 6], C, 1));
     first.send(0, ethernet(&pool, [0xff; 6], C, 1));
     assert_eq!(at(C), [true, false, false]);
-    // What is shown by two peers is where it was shown last, and with the peer
-    // its claim goes.
+    // An address that two peers claim is where it was seen last; removing the peer
+    // removes the claim.
     let other = [2, 0, 0, 0, 0, 9];
     second.send(0, ethernet(&pool, [0xff; 6], other, 1));
     first.send(0, ethernet(&pool, [0xff; 6], other, 1));
@@ -335,7 +336,7 @@ fn a_flood_of_addresses_is_bounded_and_pushes_nothing_out() {
     assert!(a.recv(0).is_some() && uplink.recv(0).is_none());
 }
 
-/// The subnet manager's answers come from this fabric's own alone.
+/// The subnet manager answers only ports of its own fabric.
 #[test]
 fn a_peer_does_not_speak_for_what_is_here() {
     let pool = Pool::new();
@@ -350,7 +351,7 @@ fn a_peer_does_not_speak_for_what_is_here() {
     uplink.send(0, ib_from(&pool, 1, 3, 1));
     assert!(a.recv(0).is_some());
     assert_eq!(uplink.counters().discarded, 3);
-    // Nor does one port for the other: what it asks in its name is not answered.
+    // One port cannot ask in the name of another.
     let request = [1; 256];
     let request = subnet::tests::datagram(2, false, &request);
     a.send(0, request);
@@ -362,7 +363,7 @@ mod any {
 
     use super::*;
 
-    /// Addresses of ports, of nobody, and of groups.
+    /// Addresses of ports, of no port, and of groups.
     fn mac() -> impl Strategy<Value = Mac> {
         prop_oneof![
             (0..8_u8).prop_map(|n| [2, 0, 0, 0, 0, n]),
@@ -388,7 +389,8 @@ mod any {
             let frame = [&[0, 2], &lids[0][..], &[0, 0], &lids[1], &rest].concat();
             (LinkKind::Ib, frame)
         });
-        // A request to the subnet manager: any, or one to join or leave a group.
+        // A request to the subnet manager: arbitrary, or one to join or leave a
+        // group.
         let request =
             (lid(), any::<[u8; 4]>(), 0..4_u8, rest).prop_map(|(from, tid, kind, rest)| {
                 let mut mad = [0; 256];
@@ -423,7 +425,7 @@ mod any {
         ) {
             let pool = Pool::new();
             let fabric = Fabric::new(1);
-            // Ports of each kind, one of them to come, and two ways elsewhere.
+            // Ports of each kind, one of which is added later, and two uplinks.
             let uplinks = [fabric.uplink(), fabric.uplink()];
             let mut here: Vec<Port> = (1..4).map(|n| fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, n]))).collect();
             here.extend((1..4).map(|n| fabric.port(PortConfig::ib(n))));
@@ -446,7 +448,7 @@ mod any {
                 let ports = [1, 2, 3].map(|lid| subnet::gid(subnet::guid(lid)));
                 prop_assert!(net.subnet.members().iter().all(|port| ports.contains(port)));
             }
-            // Whoever sends to a port, it alone hears it.
+            // A frame to a port reaches that port alone, whoever sends it.
             for to in 0..here.len() {
                 let config = here[to].config();
                 for from in here.iter().chain(&uplinks) {

@@ -1,4 +1,4 @@
-//! A fabric that spans processes: frames between two of them over a datagram
+//! Connecting fabrics of several processes: a trunk carries frames over a datagram
 //! socket.
 
 use std::io;
@@ -13,13 +13,13 @@ pub trait Wire {
     /// Sends one datagram.
     ///
     /// # Errors
-    /// As the socket says; [`io::ErrorKind::WouldBlock`] if it is full.
+    /// The error of the socket; [`io::ErrorKind::WouldBlock`] if it is full.
     fn send(&self, datagram: &[u8]) -> io::Result<()>;
 
-    /// Receives one datagram; its length.
+    /// Receives one datagram. Returns its length.
     ///
     /// # Errors
-    /// As the socket says; [`io::ErrorKind::WouldBlock`] if there is none.
+    /// The error of the socket; [`io::ErrorKind::WouldBlock`] if there is none.
     fn recv(&self, datagram: &mut [u8]) -> io::Result<usize>;
 }
 
@@ -43,25 +43,25 @@ impl Wire for UdpSocket {
     }
 }
 
-/// The kind of frame, before the frame in each datagram.
+/// Each datagram begins with the kind of its frame.
 const IB: u8 = 0;
 const ETHERNET: u8 = 1;
 
-/// One end of a connection between two fabrics. What is for nobody in this fabric
-/// goes to the other, and what comes from there is delivered here; between more
-/// than two fabrics each pair needs its own.
+/// One end of a connection between two fabrics. Frames for no port of this fabric
+/// go to the other one, and frames from there are delivered here. To connect more
+/// than two fabrics, each pair needs its own trunk.
 ///
-/// A socket that is full loses frames, as a network does.
+/// A full socket loses frames, as a network does.
 pub struct Trunk<W> {
     port: Port,
     wire: W,
     pool: Pool,
-    /// A byte more than the largest frame, for the kind.
+    /// One byte longer than the largest frame, for the kind.
     buffer: Box<[u8]>,
 }
 
 impl<W: Wire> Trunk<W> {
-    /// Adds an uplink to `fabric`. The socket is to be non-blocking.
+    /// Adds an uplink to `fabric`. The socket must be non-blocking.
     #[must_use]
     pub fn new(fabric: &Fabric, pool: Pool, wire: W) -> Self {
         let buffer = vec![0; CAPACITY + 1].into_boxed_slice();
@@ -73,22 +73,22 @@ impl<W: Wire> Trunk<W> {
         }
     }
 
-    /// The socket, to wait for.
+    /// The socket, to poll for readiness.
     #[must_use]
     pub fn wire(&self) -> &W {
         &self.wire
     }
 
-    /// The uplink: for its waker, faults and counters.
+    /// The uplink port, for its waker, faults and counters.
     #[must_use]
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// Moves up to `limit` frames each way; whether any was there.
+    /// Moves up to `limit` frames each way. Returns whether there were any.
     ///
     /// # Errors
-    /// What the socket says, unless it only has nothing or no room.
+    /// Any error of the socket except [`io::ErrorKind::WouldBlock`].
     pub fn pump(&mut self, now: u64, limit: usize) -> io::Result<bool> {
         let mut active = false;
         for _ in 0..limit {
@@ -109,7 +109,8 @@ impl<W: Wire> Trunk<W> {
                 Err(e) => return Err(e),
             };
             active = true;
-            // What is longer than a frame was cut and is none; nor is what has no kind.
+            // Discards datagrams that are empty, of unknown kind, or too long for a
+            // frame.
             let Some((&kind, frame)) = self.buffer[..length].split_first() else {
                 continue;
             };
@@ -125,7 +126,7 @@ impl<W: Wire> Trunk<W> {
         Ok(active)
     }
 
-    /// Puts a frame into the buffer; the datagram's length.
+    /// Encodes a frame into the buffer. Returns the length of the datagram.
     fn datagram(&mut self, packet: &Packet) -> usize {
         let frame = packet.frame();
         self.buffer[0] = match packet.kind() {

@@ -1,12 +1,12 @@
-//! Making a packet.
+//! Building packets.
 
 use super::header::{BTH, Bth, ICRC};
 use super::icrc::icrc;
 use super::path::Template;
 use super::pool::{CAPACITY, Packet, Pool};
 
-/// A packet being made: network headers and BTH first, then extended headers and
-/// payload in the order of the wire, then [`Draft::finish`].
+/// A packet under construction: network headers and BTH first, then extended
+/// headers and payload in the order of the wire, then [`Draft::finish`].
 pub struct Draft<'a> {
     packet: Packet,
     template: &'a Template,
@@ -16,7 +16,7 @@ pub struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Begins a packet of `payload` bytes of payload. The BTH's pad count is set
+    /// Begins a packet with `payload` bytes of payload. Sets the BTH's pad count
     /// from that.
     #[inline]
     #[must_use]
@@ -45,8 +45,8 @@ impl<'a> Draft<'a> {
         self.space(header.len()).copy_from_slice(header);
     }
 
-    /// Appends `length` bytes for the caller to fill in. At most the largest
-    /// payload ([`super::Mtu::B4096`]) fits.
+    /// Appends `length` bytes for the caller to fill in. Payloads up to the largest
+    /// ([`super::Mtu::B4096`]) fit.
     #[inline]
     pub fn space(&mut self, length: usize) -> &mut [u8] {
         let start = self.at.min(CAPACITY);
@@ -54,7 +54,7 @@ impl<'a> Draft<'a> {
         &mut self.packet.buffer_mut()[start..self.at]
     }
 
-    /// Padding, lengths, ICRC.
+    /// Adds the padding, fills in the lengths and appends the ICRC.
     #[inline]
     #[must_use]
     pub fn finish(mut self) -> Packet {

@@ -1,19 +1,19 @@
-//! Transport headers: reading from and writing to bytes. All big-endian.
+//! Transport headers and their encoding. All fields are big-endian.
 
 use super::psn::Psn;
 
 /// Bytes of a BTH.
 pub const BTH: usize = 12;
-/// Bytes of the invariant CRC at a packet's end.
+/// Bytes of the invariant CRC at the end of a packet.
 pub const ICRC: usize = 4;
 
-/// The P_Key that every port has: full member of the default partition.
+/// The P_Key of every port: full member of the default partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// The destination QP number of multicast.
+/// The destination QP number of multicast packets.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// The low 24 bits of a number as bytes.
+/// The low 24 bits of a value, as bytes.
 #[inline]
 fn be24(value: u32) -> [u8; 3] {
     let [_, a, b, c] = value.to_be_bytes();
@@ -44,22 +44,22 @@ pub struct Bth {
     pub solicited: bool,
     /// Migration state.
     pub migrated: bool,
-    /// Bytes that pad the payload to a multiple of four, 0 to 3.
+    /// Padding bytes that extend the payload to a multiple of four, 0 to 3.
     pub pad: u8,
-    /// Header version; 0 is the only one.
+    /// Header version; only 0 is defined.
     pub version: u8,
     /// Partition key.
     pub pkey: u16,
     /// Destination QP, 24 bits.
     pub dest_qpn: u32,
-    /// The responder is to acknowledge.
+    /// Whether the responder must acknowledge the packet.
     pub ack_request: bool,
-    /// Sequence number.
+    /// Packet sequence number.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// Reads the header.
+    /// Decodes the header.
     #[inline]
     #[must_use]
     pub fn read(bytes: &[u8; BTH]) -> Self {
@@ -76,7 +76,7 @@ impl Bth {
         }
     }
 
-    /// The header as bytes. Reserved bits are zero.
+    /// Encodes the header. Reserved bits are zero.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> [u8; BTH] {
@@ -101,12 +101,12 @@ pub struct Reth {
     pub va: u64,
     /// Remote key.
     pub rkey: u32,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub length: u32,
 }
 
 impl Reth {
-    /// Reads the header.
+    /// Decodes the header.
     #[inline]
     #[must_use]
     pub fn read(bytes: &[u8; 16]) -> Self {
@@ -117,7 +117,7 @@ impl Reth {
         }
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> [u8; 16] {
@@ -136,14 +136,14 @@ pub struct AtomicEth {
     pub va: u64,
     /// Remote key.
     pub rkey: u32,
-    /// What to add, or to swap in.
+    /// The value to add, or to swap in.
     pub swap_add: u64,
-    /// What to compare with.
+    /// The value to compare with.
     pub compare: u64,
 }
 
 impl AtomicEth {
-    /// Reads the header.
+    /// Decodes the header.
     #[must_use]
     pub fn read(bytes: &[u8; 28]) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl AtomicEth {
         }
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn bytes(&self) -> [u8; 28] {
         let mut out = [0; 28];
@@ -166,28 +166,28 @@ impl AtomicEth {
     }
 }
 
-/// Why a responder refuses, as it is coded in an AETH.
+/// NAK codes of an AETH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet is missing.
+    /// PSN sequence error: a packet is missing.
     SequenceError = 0,
-    /// The request makes no sense, or is not allowed.
+    /// The request is malformed or not allowed.
     InvalidRequest = 1,
-    /// Key, bounds or rights.
+    /// Remote access error: key, bounds or rights.
     RemoteAccess = 2,
-    /// The responder could not do its part.
+    /// Remote operational error: the responder failed.
     RemoteOperation = 3,
 }
 
-/// What an AETH says.
+/// The syndrome of an AETH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All up to the PSN has been done; the low five bits are credits.
+    /// Acknowledges everything up to the PSN; holds the credit count, five bits.
     Ack(u8),
-    /// The receiver is not ready; the code of how long to wait.
+    /// Receiver not ready; holds the RNR timer code.
     RnrNak(u8),
-    /// Refused.
+    /// Negative acknowledgement.
     Nak(NakCode),
 }
 
@@ -197,14 +197,14 @@ pub const CREDITS_UNLIMITED: u8 = 0x1f;
 /// ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
-    /// What it says.
+    /// ACK, RNR NAK or NAK.
     pub syndrome: Syndrome,
     /// Message sequence number, 24 bits.
     pub msn: u32,
 }
 
 impl Aeth {
-    /// Reads the header; none if the syndrome is reserved.
+    /// Decodes the header; none if the syndrome is reserved.
     #[inline]
     #[must_use]
     pub fn read(bytes: &[u8; 4]) -> Option<Self> {
@@ -227,7 +227,7 @@ impl Aeth {
         })
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> [u8; 4] {
@@ -251,7 +251,7 @@ pub struct Deth {
 }
 
 impl Deth {
-    /// Reads the header.
+    /// Decodes the header.
     #[must_use]
     pub fn read(bytes: &[u8; 8]) -> Self {
         Self {
@@ -260,7 +260,7 @@ impl Deth {
         }
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn bytes(&self) -> [u8; 8] {
         let mut out = [0; 8];
@@ -273,24 +273,26 @@ impl Deth {
 /// Bytes of a [`DcEth`].
 pub const DCETH: usize = 24;
 
-/// What precedes the other extended headers of a request over a dynamic
-/// connection. The format that cards use is not public: this one is our own, and
-/// says in every packet what theirs say in packets that connect.
+/// Dynamic-connection header: precedes the other extended headers of a request over
+/// a dynamic connection. The format of the hardware is not public. This one is our
+/// own, and carries in every packet what the hardware sends in the packets that
+/// connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DcEth {
-    /// What the target has to be asked with.
+    /// The access key of the target.
     pub key: u64,
-    /// Which of the initiator's connections: later ones have higher numbers.
+    /// The number of the initiator's connection; later connections have higher
+    /// numbers.
     pub connection: u64,
-    /// The initiator's number, 24 bits.
+    /// The initiator's QP number, 24 bits.
     pub source_qpn: u32,
-    /// The oldest PSN that was not answered: a target that does not know the
-    /// connection begins with it.
+    /// The oldest unacknowledged PSN; a target that does not know the connection
+    /// starts with it.
     pub oldest: Psn,
 }
 
 impl DcEth {
-    /// Reads the header.
+    /// Decodes the header.
     #[inline]
     #[must_use]
     pub fn read(bytes: &[u8; DCETH]) -> Self {
@@ -302,7 +304,7 @@ impl DcEth {
         }
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> [u8; DCETH] {

@@ -1,9 +1,9 @@
-//! The invariant CRC: CRC-32 over all that no switch or router changes.
+//! Invariant CRC: CRC-32 over everything that no switch or router changes.
 //!
-//! Fields that change on the way count as ones: LRH.VL, traffic class, flow
-//! label and hop limit of GRH and IPv6; TOS, TTL and checksum of IPv4; the UDP
-//! checksum; BTH.resv8a. Where there is no LRH, eight bytes of ones stand for it
-//! (InfiniBand Architecture Specification, volume 1, 7.8.1, and annex 17).
+//! Fields that change on the way count as ones: LRH.VL, traffic class, flow label
+//! and hop limit of GRH and IPv6; TOS, TTL and checksum of IPv4; the UDP checksum;
+//! BTH.resv8a. Where there is no LRH, eight bytes of ones stand for it (InfiniBand
+//! Architecture Specification, volume 1, 7.8.1, and annex 17).
 
 use super::header::{BTH, ICRC};
 use super::path::{L3, LinkKind, MAX_NETWORK};
@@ -11,16 +11,16 @@ use super::path::{L3, LinkKind, MAX_NETWORK};
 /// The CRC of eight bytes of ones.
 const ONES: u32 = 0x2144_df1c;
 
-/// The ICRC of a packet: `frame[..end]` is the whole with four bytes for the
-/// ICRC at its end, whose value does not matter. To be stored little-endian.
+/// Computes the ICRC of a packet. `frame` is the whole packet; its last four bytes
+/// are the place of the ICRC and do not count. The result is stored little-endian.
 ///
-/// Asks of its caller what [`super::Network::checked`] has seen to: headers of the
-/// size of `l3` between `l3_at` and `bth_at`, and a BTH and an ICRC after that.
+/// The caller guarantees what [`super::Network::checked`] checks: headers of the
+/// size of `l3` between `l3_at` and `bth_at`, followed by a BTH and an ICRC.
 #[inline]
 #[must_use]
 pub(crate) fn icrc(frame: &[u8], kind: LinkKind, l3: L3, l3_at: usize, bth_at: usize) -> u32 {
     let mut masked = [0u8; MAX_NETWORK + BTH];
-    // What counts begins with the LRH on InfiniBand, else with the L3 header.
+    // The covered bytes begin with the LRH on InfiniBand, else with the L3 header.
     let start = if kind == LinkKind::Ib { 0 } else { l3_at };
     let length = bth_at + BTH - start;
     let masked = &mut masked[..length];

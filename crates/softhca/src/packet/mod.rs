@@ -1,8 +1,8 @@
-//! Packets as they are on the wire: InfiniBand (LRH, GRH) and RoCE v1 and v2
-//! around the same transport headers.
+//! Wire formats: InfiniBand (LRH, GRH) and RoCE v1 and v2 around the same transport
+//! headers.
 //!
-//! [`View`] takes a frame apart, [`Draft`] makes one. A [`Packet`] is a frame with
-//! its buffer, from a [`Pool`].
+//! [`View`] parses a frame, [`Draft`] builds one. A [`Packet`] is a frame and its
+//! buffer, which comes from a [`Pool`].
 
 mod draft;
 mod header;
@@ -30,7 +30,7 @@ pub use pool::{CAPACITY, Packet, Pool};
 pub use psn::Psn;
 pub use view::{Refused, View};
 
-/// Path MTU: the most payload a packet has.
+/// Path MTU: the largest payload of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Mtu {
     /// 256 bytes.
@@ -47,7 +47,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All of them, smallest first.
+    /// All MTUs, smallest first.
     pub const ALL: [Self; 5] = [
         Self::B256,
         Self::B512,
@@ -56,21 +56,22 @@ impl Mtu {
         Self::B4096,
     ];
 
-    /// In bytes.
+    /// The MTU in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(self) -> u32 {
         1 << self.log2()
     }
 
-    /// The logarithm of the bytes, 8 to 12.
+    /// Base-2 logarithm of the bytes, 8 to 12.
     #[inline]
     #[must_use]
     pub const fn log2(self) -> u32 {
         self as u32 + 8
     }
 
-    /// The MTU of its code in verbs and firmware, 1 (256 bytes) to 5 (4096).
+    /// Returns the MTU for its code in verbs and firmware, 1 (256 bytes) to 5
+    /// (4096).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
@@ -83,7 +84,7 @@ impl Mtu {
         })
     }
 
-    /// Packets of a message: at least one.
+    /// The number of packets in a message of `length` bytes, at least one.
     #[inline]
     #[must_use]
     pub const fn packets(self, length: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! BTH opcodes: a service in the upper three bits, an operation in the lower
+//! BTH opcodes: a service class in the upper three bits, an operation in the lower
 //! five (InfiniBand Architecture Specification, volume 1, "Operation code").
 
 use super::header::DCETH;
@@ -15,7 +15,7 @@ pub enum Class {
     Ud = 3 << 5,
     /// Extended reliable connection.
     Xrc = 5 << 5,
-    /// Dynamic connections; in the specification, for manufacturers to use.
+    /// Dynamic connections; the specification leaves this value to manufacturers.
     Dc = 6 << 5,
 }
 
@@ -47,7 +47,7 @@ pub mod op {
     pub const SEND_ONLY_INV: u8 = 0x17;
 }
 
-/// What an operation is made of, as bits.
+/// Properties of an operation, as bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Traits(u16);
 
@@ -57,7 +57,7 @@ impl Traits {
     pub const WRITE: Self = Self(1 << 1);
     pub const READ: Self = Self(1 << 2);
     pub const ATOMIC: Self = Self(1 << 3);
-    /// Goes from responder to requester.
+    /// Sent by the responder to the requester.
     pub const RESPONSE: Self = Self(1 << 4);
     /// Begins a message (first, only).
     pub const START: Self = Self(1 << 5);
@@ -127,18 +127,18 @@ const TABLE: [Traits; 32] = {
     table
 };
 
-/// A valid opcode, taken apart.
+/// A valid opcode, split into service class and operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opcode {
-    /// The service.
+    /// The service class.
     pub class: Class,
     /// One of [`op`].
     pub operation: u8,
 }
 
 impl Opcode {
-    /// The opcode of a byte, or none if it is reserved or its service does not
-    /// have the operation.
+    /// Decodes an opcode byte. Returns none if it is reserved or if its service
+    /// class does not have the operation.
     #[inline]
     #[must_use]
     pub fn decode(byte: u8) -> Option<Self> {
@@ -168,14 +168,14 @@ impl Opcode {
         self.class as u8 | self.operation
     }
 
-    /// What the operation is made of.
+    /// The properties of the operation.
     #[inline]
     #[must_use]
     pub const fn traits(self) -> Traits {
         TABLE[(self.operation & 0x1f) as usize]
     }
 
-    /// Bytes of extended headers that follow the BTH.
+    /// Bytes of the extended headers that follow the BTH.
     #[inline]
     #[must_use]
     pub const fn extended_length(self) -> usize {

@@ -1,4 +1,4 @@
-//! Network headers: what stands before a BTH, per link and RoCE version.
+//! Network headers: everything before the BTH, per link layer and RoCE version.
 
 use super::header::{BTH, ICRC, u16_at, u32_at};
 
@@ -19,7 +19,7 @@ const NEXT_HEADER_BTH: u8 = 0x1b;
 const LNH_BTH: u8 = 2;
 const LNH_GRH: u8 = 3;
 
-/// The most that [`Template::bytes`] has: Ethernet with a VLAN tag, IPv6, UDP.
+/// The most bytes of [`Template::bytes`]: Ethernet with a VLAN tag, IPv6, UDP.
 pub const MAX_NETWORK: usize = 14 + 4 + 40 + 8;
 
 /// The link layer of a path.
@@ -40,7 +40,7 @@ pub enum Link {
         smac: Mac,
         /// Destination MAC.
         dmac: Mac,
-        /// Tag control information, if tagged.
+        /// VLAN tag control information, if tagged.
         vlan: Option<u16>,
     },
 }
@@ -48,34 +48,34 @@ pub enum Link {
 /// Global route: the fields of a GRH, or of the IP header that takes its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Grh {
-    /// Source.
+    /// Source GID.
     pub sgid: Gid,
-    /// Destination.
+    /// Destination GID.
     pub dgid: Gid,
-    /// 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Traffic class; IPv4's TOS.
+    /// Traffic class, or TOS of IPv4.
     pub traffic_class: u8,
-    /// Hop limit; IPv4's TTL.
+    /// Hop limit, or TTL of IPv4.
     pub hop_limit: u8,
 }
 
-/// How RoCE wraps a BTH; without meaning on InfiniBand.
+/// RoCE encapsulation of a BTH; ignored on InfiniBand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Roce {
     /// Ethertype 0x8915 and a GRH.
     V1,
-    /// IP and UDP. IPv4 where both GIDs are IPv4-mapped.
+    /// IP and UDP; IPv4 if both GIDs are IPv4-mapped.
     #[default]
     V2,
 }
 
-/// The way to a peer: all of an address vector, resolved.
+/// The path to a peer: a resolved address vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     /// Link layer.
     pub link: Link,
-    /// Global route; RoCE needs one.
+    /// Global route; required for RoCE.
     pub grh: Option<Grh>,
     /// RoCE version.
     pub roce: Roce,
@@ -84,7 +84,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path on InfiniBand without a global route.
+    /// Returns an InfiniBand path without a global route.
     #[must_use]
     pub fn ib(slid: u16, dlid: u16) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl Path {
         }
     }
 
-    /// A path of RoCE v2.
+    /// Returns a RoCE v2 path.
     #[must_use]
     pub fn roce_v2(smac: Mac, dmac: Mac, sgid: Gid, dgid: Gid) -> Self {
         Self {
@@ -124,7 +124,7 @@ pub fn ipv4_of(gid: &Gid) -> Option<[u8; 4]> {
         .then(|| [gid[12], gid[13], gid[14], gid[15]])
 }
 
-/// The GID that stands for an IPv4 address.
+/// The IPv4-mapped GID of an IPv4 address.
 #[must_use]
 pub fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     let mut gid = [0; 16];
@@ -133,7 +133,7 @@ pub fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     gid
 }
 
-/// What comes between the link's header and the BTH.
+/// The headers between the link header and the BTH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum L3 {
     /// Nothing (InfiniBand within a subnet).
@@ -147,17 +147,18 @@ pub enum L3 {
     Ipv6,
 }
 
-/// Which kind of link a frame is for.
+/// The link layer that a frame is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LinkKind {
-    /// Begins with an LRH.
+    /// InfiniBand: the frame begins with an LRH.
     Ib,
-    /// Begins with a MAC header.
+    /// Ethernet: the frame begins with a MAC header.
     #[default]
     Ethernet,
 }
 
-/// A path as bytes: all headers before the BTH, complete but for lengths.
+/// An encoded path: all headers before the BTH, complete except for lengths and the
+/// IPv4 checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     buffer: [u8; MAX_NETWORK],
@@ -180,7 +181,7 @@ impl Writer<'_> {
         self.at += bytes.len();
     }
 
-    /// A GRH or an IPv6 header: they have one format.
+    /// Writes a GRH or an IPv6 header; both have the same format.
     fn global(&mut self, grh: &Grh, next_header: u8) {
         let first = 6 << 28 | u32::from(grh.traffic_class) << 20 | grh.flow_label & 0xf_ffff;
         self.put(&first.to_be_bytes());
@@ -199,7 +200,8 @@ impl Writer<'_> {
 }
 
 impl Template {
-    /// The headers of `path`. A RoCE path without a global route gets zero GIDs.
+    /// Encodes the headers of `path`. A RoCE path without a global route gets zero
+    /// GIDs.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         let mut buffer = [0; MAX_NETWORK];
@@ -251,7 +253,7 @@ impl Template {
                     (Roce::V2, Some((source, destination))) => {
                         l3 = L3::Ipv4;
                         w.put(&ETHERTYPE_IPV4.to_be_bytes());
-                        // Not to be fragmented, identification zero.
+                        // Don't fragment; identification zero.
                         w.put(&[0x45, grh.traffic_class, 0, 0, 0, 0, 0x40, 0]);
                         w.put(&[grh.hop_limit, PROTOCOL_UDP, 0, 0]);
                         w.put(&source);
@@ -284,14 +286,14 @@ impl Template {
         &self.buffer[..usize::from(self.length)]
     }
 
-    /// The link that such frames are for.
+    /// The link layer of these frames.
     #[inline]
     #[must_use]
     pub fn kind(&self) -> LinkKind {
         self.kind
     }
 
-    /// What the BTH is wrapped in, and where in the frame that begins.
+    /// The headers between link header and BTH, and their offset in the frame.
     #[inline]
     #[must_use]
     pub fn l3(&self) -> (L3, usize) {
@@ -299,13 +301,13 @@ impl Template {
     }
 
     /// Writes lengths and checksum into a frame that begins with
-    /// [`Template::bytes`] and is complete but for the ICRC's value.
+    /// [`Template::bytes`] and is complete except for the value of the ICRC.
     #[inline]
     pub fn finish(&self, frame: &mut [u8]) {
         let at = usize::from(self.l3_at);
         let total = frame.len();
         if self.kind == LinkKind::Ib {
-            // In words of four bytes, the variant CRC not counted.
+            // The LRH length is in words of four bytes, without the variant CRC.
             frame[4..6].copy_from_slice(&((total / 4) as u16 & 0x7ff).to_be_bytes());
         }
         match self.l3 {
@@ -331,36 +333,36 @@ impl Template {
     }
 }
 
-/// The network headers of a frame that was received.
+/// The network headers of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Network {
-    /// Link layer, as the sender filled it in.
+    /// The link layer, as the sender filled it in.
     pub link: Link,
-    /// What the BTH is wrapped in.
+    /// The headers between link header and BTH.
     pub l3: L3,
-    /// Where that begins.
+    /// Offset of those headers.
     pub l3_at: usize,
-    /// Where the BTH begins.
+    /// Offset of the BTH.
     pub bth_at: usize,
-    /// One past the ICRC; what follows is link padding.
+    /// End of the ICRC; link padding may follow.
     pub end: usize,
 }
 
-/// Why a frame is not a packet of ours.
+/// Reasons why a frame is not an RDMA packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotPacket {
-    /// It is something else: a frame for the network interface.
+    /// The frame is not RDMA; it is for the network interface.
     Other,
-    /// It means to be a packet, and is malformed.
+    /// The frame is RDMA, and malformed.
     Malformed,
 }
 
 impl Network {
-    /// Finds the transport packet in a frame.
+    /// Locates the transport packet in a frame.
     ///
     /// # Errors
-    /// [`NotPacket::Other`] if the frame carries none; [`NotPacket::Malformed`]
-    /// if lengths do not agree.
+    /// [`NotPacket::Other`] if the frame carries none; [`NotPacket::Malformed`] if
+    /// its lengths or versions are wrong.
     #[inline]
     pub fn read(kind: LinkKind, frame: &[u8]) -> Result<Self, NotPacket> {
         match kind {
@@ -380,7 +382,7 @@ impl Network {
         if frame.len() < 8 {
             return Err(NotPacket::Malformed);
         }
-        // Link version 0.
+        // Only link version 0 is defined.
         if frame[0] & 0xf != 0 {
             return Err(NotPacket::Malformed);
         }
@@ -441,7 +443,8 @@ impl Network {
                     return Err(NotPacket::Other);
                 }
                 let header = &frame[at..at + 28];
-                // Without options, not a fragment, UDP to our port.
+                // Only IPv4 without options, not a fragment, UDP to the port of
+                // RoCE v2.
                 if header[0] != 0x45
                     || header[9] != PROTOCOL_UDP
                     || u16_at(header, 6) & 0x3fff != 0
@@ -484,13 +487,13 @@ impl Network {
         .checked(frame)
     }
 
-    /// The destination GID; IPv4 as a mapped address.
+    /// The destination GID; an IPv4 address as an IPv4-mapped GID.
     #[must_use]
     pub fn dgid(&self, frame: &[u8]) -> Option<Gid> {
         self.gid(frame, 24, 16)
     }
 
-    /// The source GID.
+    /// The source GID; an IPv4 address as an IPv4-mapped GID.
     #[must_use]
     pub fn sgid(&self, frame: &[u8]) -> Option<Gid> {
         self.gid(frame, 8, 12)
@@ -510,8 +513,8 @@ impl Network {
         }
     }
 
-    /// The 40 bytes that a datagram's receiver finds before the payload: the
-    /// GRH or IPv6 header; an IPv4 header in the last 20; zeros without either.
+    /// The 40 bytes before the payload in a datagram's receive buffer: the GRH or
+    /// IPv6 header; an IPv4 header in the last 20; zeros without either.
     #[must_use]
     pub fn grh_area(&self, frame: &[u8]) -> [u8; 40] {
         let mut out = [0; 40];
@@ -524,8 +527,8 @@ impl Network {
     }
 }
 
-/// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`; where the
-/// next header begins.
+/// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`. Returns the
+/// offset of the next header.
 fn read_global(frame: &[u8], at: usize, end: usize, next_header: u8) -> Result<usize, NotPacket> {
     if frame.len() < at + 40 || u32_at(frame, at) >> 28 != 6 || frame[at + 6] != next_header {
         return Err(NotPacket::Malformed);

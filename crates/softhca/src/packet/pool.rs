@@ -1,32 +1,32 @@
-//! Packets and the pool their buffers come from.
+//! Packets and the pool of their buffers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::path::LinkKind;
 
-/// Bytes of the largest frame: a payload of 4096 with every header, and some
+/// Capacity of a buffer in bytes: a payload of 4096 with every header, and some
 /// more for frames that are not RDMA.
 pub const CAPACITY: usize = 4352;
 
-/// Always [`CAPACITY`] bytes, but for the moment of being dropped.
+/// Always [`CAPACITY`] bytes, except while the packet is dropped.
 type Buffer = Box<[u8]>;
 
-/// Where packet buffers come from and go back to. Cheap to clone; all clones are
-/// one pool. Share one among the HCAs of a process, since a buffer goes back to
-/// where it came from, whoever drops it.
+/// A pool of packet buffers. Cheap to clone; all clones are one pool. The HCAs of a
+/// process should share one pool: a buffer returns to the pool that it came from,
+/// whoever drops it.
 #[derive(Clone, Default)]
 pub struct Pool {
     free: Arc<Mutex<Vec<Buffer>>>,
 }
 
 impl Pool {
-    /// An empty pool. It grows as buffers are asked for and does not shrink.
+    /// Creates an empty pool. It grows on demand and does not shrink.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty frame. Allocates only if no buffer is free.
+    /// Returns an empty frame. Allocates only if no buffer is free.
     #[must_use]
     pub fn get(&self, kind: LinkKind) -> Packet {
         let free = self
@@ -43,7 +43,7 @@ impl Pool {
         }
     }
 
-    /// A frame with these bytes; none if they are more than [`CAPACITY`].
+    /// Returns a copy of `frame`; none if it is longer than [`CAPACITY`].
     #[must_use]
     pub fn copy_of(&self, kind: LinkKind, frame: &[u8]) -> Option<Packet> {
         let mut packet = self.get(kind);
@@ -52,7 +52,7 @@ impl Pool {
         Some(packet)
     }
 
-    /// How many buffers are free.
+    /// The number of free buffers.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free
@@ -62,9 +62,9 @@ impl Pool {
     }
 }
 
-/// A frame on its way: from the first byte of the link's header to the ICRC (the
-/// Ethernet FCS or InfiniBand VCRC is not part of it). Its buffer goes back to
-/// its pool when dropped.
+/// A frame, from the first byte of the link header to the ICRC (without the
+/// Ethernet FCS or the InfiniBand VCRC). Its buffer returns to its pool when it is
+/// dropped.
 pub struct Packet {
     buffer: Buffer,
     home: Pool,
@@ -73,7 +73,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The link it is for.
+    /// The link that the frame is for.
     #[inline]
     #[must_use]
     pub fn kind(&self) -> LinkKind {
@@ -87,20 +87,21 @@ impl Packet {
         &self.buffer[..self.length]
     }
 
-    /// The frame, to be changed.
+    /// The frame, mutable.
     #[inline]
     pub fn frame_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[..self.length]
     }
 
-    /// The whole buffer of [`CAPACITY`] bytes; what is written becomes the frame by
-    /// [`Packet::set_length`]. Its content is whatever was there before.
+    /// The whole buffer of [`CAPACITY`] bytes, with unspecified content.
+    /// [`Packet::set_length`] makes the written part the frame.
     #[inline]
     pub fn buffer_mut(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
-    /// Makes the first `length` bytes of the buffer the frame; at most [`CAPACITY`].
+    /// Makes the first `length` bytes of the buffer the frame, at most
+    /// [`CAPACITY`].
     #[inline]
     pub fn set_length(&mut self, length: usize) {
         self.length = length.min(CAPACITY);
@@ -118,7 +119,7 @@ impl Clone for Packet {
 
 impl Drop for Packet {
     fn drop(&mut self) {
-        // An empty box in its place: that allocates nothing.
+        // `take` leaves an empty box, which allocates nothing.
         let buffer = std::mem::take(&mut self.buffer);
         self.home
             .free

@@ -1,51 +1,52 @@
-//! Packet sequence numbers: 24 bits, compared over half their range.
+//! Packet sequence numbers: 24 bits, compared modulo 2^24.
 
 use core::fmt;
 
 /// A packet sequence number (PSN).
 ///
-/// Order is relative: of two numbers less than half the range apart, the one
-/// ahead is later. [`Psn::distance`] is that order.
+/// Order is relative: of two numbers less than half the range apart, the one ahead
+/// is later. [`Psn::distance`] gives that order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// How many numbers there are.
+    /// The number of distinct PSNs.
     pub const RANGE: u32 = 1 << 24;
 
-    /// The number in the low 24 bits; what is above is ignored.
+    /// Creates a PSN from the low 24 bits of `value`; higher bits are ignored.
     #[inline]
     #[must_use]
     pub const fn new(value: u32) -> Self {
         Self(value & (Self::RANGE - 1))
     }
 
-    /// The number, 0 to 2^24-1.
+    /// The value, 0 to 2^24-1.
     #[inline]
     #[must_use]
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// `count` numbers later.
+    /// The PSN `count` packets later.
     #[inline]
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         Self::new(self.0.wrapping_add(count))
     }
 
-    /// `count` numbers earlier.
+    /// The PSN `count` packets earlier.
     #[inline]
     #[must_use]
     pub const fn minus(self, count: u32) -> Self {
         Self::new(self.0.wrapping_sub(count))
     }
 
-    /// How far `self` is past `from`: negative if it is earlier, -2^23 to 2^23-1.
+    /// The signed distance from `from` to `self`, -2^23 to 2^23-1; negative if
+    /// `self` is earlier.
     #[inline]
     #[must_use]
     pub const fn distance(self, from: Self) -> i32 {
-        // Shifted up, bit 23 of the difference is the sign.
+        // After the shift, bit 23 of the difference is the sign.
         (self.0.wrapping_sub(from.0) << 8).cast_signed() >> 8
     }
 
@@ -81,8 +82,8 @@ mod tests {
         assert_eq!(Psn::new(0x0100_0001), Psn::new(1));
     }
 
-    /// Every distance there is, from either side of where the numbers wrap and
-    /// where the sign of a distance does.
+    /// Tests every distance from both points where something wraps: the value, and
+    /// the sign of a distance.
     #[test]
     fn every_distance_is_found() {
         const HALF: i32 = 1 << 23;
@@ -92,7 +93,8 @@ mod tests {
                 assert_eq!(there.distance(start), distance, "{start:?}");
                 assert_eq!(there.before(start), distance < 0);
                 assert_eq!(there.minus(distance.cast_unsigned()), start);
-                // The other way round, but for the one that is as far both ways.
+                // The reverse distance is negated, except for half the range, which
+                // equals its negation.
                 let back = if distance == -HALF {
                     distance
                 } else {
@@ -103,8 +105,8 @@ mod tests {
         }
     }
 
-    /// Among numbers less than half the range apart there is one order, also
-    /// across the wrap.
+    /// PSNs less than half the range apart are totally ordered, also across the
+    /// wrap.
     #[test]
     fn numbers_of_a_window_are_in_order() {
         const WINDOW: u32 = 24;

@@ -1,4 +1,4 @@
-//! Frames against captured ones, and against themselves.
+//! Frames against captured ones, and round trips.
 
 use super::*;
 use proptest::prelude::*;
@@ -49,8 +49,8 @@ fn icrc_of_a_captured_uc_send() {
     assert_eq!(view.payload.len(), 18);
 }
 
-/// A congestion notification that a ConnectX-4 Lx sent. Its opcode is not one
-/// of ours, its ICRC is made the same way.
+/// A congestion notification that a ConnectX-4 Lx sent. Its opcode is not
+/// supported; its ICRC is computed in the same way.
 #[test]
 fn icrc_of_a_captured_notification() {
     let frame = hex("e41d2dab2bc2 7cfe90643b32 0800
@@ -61,8 +61,8 @@ fn icrc_of_a_captured_notification() {
     assert_eq!(View::read(LinkKind::Ethernet, &frame).unwrap().opcode, None);
 }
 
-/// What rdma_rxe would compute for the same packet, bit by bit: the CRC register
-/// begins as it does there, and the masked headers are put together by hand.
+/// The ICRC as rdma_rxe computes it, bit by bit: the CRC register has rxe's initial
+/// value, and the masked headers are built by hand.
 #[test]
 fn icrc_as_rxe_computes_it() {
     fn crc(mut register: u32, bytes: &[u8]) -> u32 {
@@ -210,7 +210,7 @@ fn a_changed_bit_is_noticed() {
                 "{path:?} byte {at}"
             );
         }
-        // What routers change does not count.
+        // Fields that routers change do not count.
         let mut copy = packet.clone();
         if network.l3 == L3::Ipv4 {
             copy.frame_mut()[network.l3_at + 8] -= 1;
@@ -228,7 +228,7 @@ proptest! {
         let _ = View::read(kind, &bytes);
     }
 
-    /// A real packet with a few bytes changed and cut anywhere.
+    /// A valid packet with a few bytes changed, cut at any length.
     #[test]
     fn damage_is_read_or_refused(which in 0usize..6, changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..200) {
         let mut packet = write_packet(&Pool::new(), &paths()[which], &[1; 20]);

@@ -1,11 +1,11 @@
-//! Taking a received frame apart.
+//! Parsing received frames.
 
 use super::header::{Aeth, AtomicEth, BTH, Bth, DCETH, DcEth, Deth, ICRC, Reth, u32_at};
 use super::icrc::icrc;
 use super::opcode::{Class, Opcode, Traits};
 use super::path::{LinkKind, Network, NotPacket};
 
-/// Why a frame is not taken as a packet.
+/// Reasons for rejecting a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
     /// It is not RDMA.
@@ -16,24 +16,24 @@ pub enum Refused {
     BadIcrc,
 }
 
-/// A packet in a frame: every length checked, the ICRC right.
+/// A parsed packet, with every length checked and a correct ICRC.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The whole frame.
     pub frame: &'a [u8],
-    /// Its network headers.
+    /// The network headers.
     pub network: Network,
     /// The base transport header.
     pub bth: Bth,
-    /// The opcode; none if it is reserved.
+    /// The opcode; none if reserved.
     pub opcode: Option<Opcode>,
     extended: &'a [u8],
-    /// The payload without its padding.
+    /// The payload without padding.
     pub payload: &'a [u8],
 }
 
 impl<'a> View<'a> {
-    /// Reads and checks a frame.
+    /// Parses and checks a frame.
     ///
     /// # Errors
     /// See [`Refused`].
@@ -73,14 +73,15 @@ impl<'a> View<'a> {
         })
     }
 
-    /// The traits of the opcode; none set if it is reserved.
+    /// Whether the opcode has any of `traits`; false if the opcode is reserved.
     #[inline]
     #[must_use]
     pub fn has(&self, traits: Traits) -> bool {
         self.opcode.is_some_and(|o| o.traits().has(traits))
     }
 
-    /// Bytes of extended headers before RETH, AETH and the like.
+    /// Bytes of the class-specific extended header, which precedes RETH and
+    /// AtomicETH.
     #[inline]
     fn skip(&self) -> usize {
         match self.opcode.map(|o| o.class) {
@@ -126,7 +127,7 @@ impl<'a> View<'a> {
         self.at(0).and_then(Aeth::read)
     }
 
-    /// The value of an AtomicAckETH.
+    /// The value of the AtomicAckETH, if the operation has one.
     #[inline]
     #[must_use]
     pub fn atomic_value(&self) -> Option<u64> {
@@ -136,7 +137,7 @@ impl<'a> View<'a> {
         self.at(4).map(|b| u64::from_be_bytes(*b))
     }
 
-    /// The DETH of a datagram.
+    /// The DETH, if the packet is a datagram.
     #[inline]
     #[must_use]
     pub fn deth(&self) -> Option<Deth> {
@@ -153,7 +154,7 @@ impl<'a> View<'a> {
         self.at::<4>(0).map(|b| u32_at(b, 0) & 0xff_ffff)
     }
 
-    /// The header of a request over a dynamic connection.
+    /// The DCETH of a request over a dynamic connection.
     #[inline]
     #[must_use]
     pub fn dceth(&self) -> Option<DcEth> {
@@ -163,7 +164,7 @@ impl<'a> View<'a> {
         self.at(0).map(DcEth::read)
     }
 
-    /// Immediate data, or the key to invalidate; 0 if there is neither.
+    /// The immediate data or the key to invalidate; 0 if there is neither.
     #[inline]
     #[must_use]
     pub fn imm(&self) -> u32 {

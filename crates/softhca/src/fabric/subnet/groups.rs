@@ -1,8 +1,8 @@
-//! Multicast groups, and who is in them.
+//! Multicast groups and their members.
 //!
-//! The fabric brings what is sent to any group to every port, and an HCA takes what
-//! its queue pairs are attached to. So a group is what its members agreed on, and
-//! no route depends on it.
+//! The fabric delivers multicast to every port, and an HCA filters by what its
+//! queue pairs are attached to. Membership does not affect routing: a group only
+//! records the parameters that its members agreed on.
 
 use super::mad::{
     INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, NO_RESOURCES, REQUEST_DENIED,
@@ -32,7 +32,7 @@ const HOP_LIMIT: Field = field(44, 7, 0);
 const SCOPE: Field = field(48, 31, 28);
 const JOIN_STATE: Field = field(48, 27, 24);
 
-/// The components of the record by their bits in the mask.
+/// Bit numbers of the record's components in the component mask.
 mod component {
     pub const MGID: u32 = 0;
     pub const PORT: u32 = 1;
@@ -52,33 +52,34 @@ mod component {
     pub const JOIN_STATE: u32 = 16;
 }
 
-// How a port is in a group.
+// Join states.
 const FULL: u8 = 1 << 0;
 const SEND_ONLY_FULL: u8 = 1 << 3;
 const ALL_STATES: u8 = 0xf;
 
-/// The broadcast group of IP over InfiniBand (RFC 4391) of the only partition,
-/// which is always there.
+/// The broadcast group of IP over InfiniBand (RFC 4391) for the only partition. It
+/// always exists.
 const BROADCAST: Gid = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
 ];
 const BROADCAST_KEY: u32 = 0x0b1b;
-// Codes of bytes.
+// MTU codes.
 const MTU_256: u32 = 1;
 const MTU_2048: u32 = 4;
 const MTU_4096: u32 = 5;
-// Codes of rates; those above 100 Gb/s are more than a port has.
+// Rate codes. Ports support at most 100 Gb/s.
 const RATE_2G5: u32 = 2;
 const RATE_10G: u32 = 3;
 const RATE_100G: u32 = 16;
 
-/// The first LID of groups, and how many there are but the one that means all.
+/// The first multicast LID, and how many there are except the last one, which means
+/// all.
 const FIRST_MLID: u16 = 0xc000;
 const MLIDS: u64 = 0x3fff;
-/// How many groups there are at most.
+/// Limit of groups.
 const MOST: usize = 1024;
 
-/// What the members of a group agreed on.
+/// A group and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     mgid: Gid,
@@ -89,7 +90,7 @@ pub(super) struct Group {
     pub(super) traffic_class: u32,
     pub(super) flow_label: u32,
     pub(super) hop_limit: u32,
-    /// Ports, and how each is in it.
+    /// The GIDs and join states of the member ports.
     members: Vec<(Gid, u8)>,
 }
 
@@ -108,8 +109,8 @@ impl Group {
         }
     }
 
-    /// Its LID. It follows from its GID alone: two groups may have one, and each
-    /// of a fabric's parts gives it the same.
+    /// The multicast LID. It depends only on the GID, so that all fabrics compute
+    /// the same one; two groups may share a LID.
     pub(super) fn mlid(&self) -> u16 {
         if self.mgid == BROADCAST {
             return FIRST_MLID;
@@ -121,13 +122,15 @@ impl Group {
         FIRST_MLID + 1 + ((hash ^ hash >> 32) % (MLIDS - 1)) as u16
     }
 
-    /// As the request describes it, if that is enough for a new group.
+    /// Creates a group from a request. Fails if the request lacks a required
+    /// parameter.
     fn described(request: &Mad, mgid: Gid) -> Result<Self, u16> {
         let given = |bit, field| request.component(bit, field);
         let needed = |bit, field| given(bit, field).ok_or(INSUFFICIENT_COMPONENTS);
         needed(component::PKEY, PKEY)?;
         needed(component::SL, SL)?;
-        // A group is of what is named; where that is a bound, of what keeps it.
+        // A value given exactly is used. With a bound, or without a value, the
+        // default is used if it fits, else the largest value that fits.
         let chosen = |selector, value, usual, all: std::ops::RangeInclusive<u32>| {
             let fits = |it: &u32| selected(selector, value, *it);
             match value {
@@ -166,7 +169,7 @@ impl Group {
 }
 
 impl Group {
-    /// Whether what the request says of the group is so.
+    /// Whether the group matches the parameters in the request.
     fn agrees(&self, request: &Mad) -> bool {
         let given = |bit, field| request.component(bit, field);
         let is = |bit, field, there| given(bit, field).is_none_or(|asked| asked == there);
@@ -195,7 +198,7 @@ impl Group {
             )
     }
 
-    /// The record of a member, or of nobody.
+    /// Returns the record of a member; a zero GID stands for none.
     fn record(&self, port: &Gid, states: u8) -> Vec<u8> {
         let mut record = vec![0; SIZE];
         put_bytes(&mut record, MGID, &self.mgid);
@@ -222,13 +225,14 @@ impl Group {
         record
     }
 
-    /// There is somebody to receive in it, or to send as if he did.
+    /// Whether the group has a full or send-only full member. The broadcast group
+    /// needs none.
     fn is_alive(&self) -> bool {
         let full = |member: &(Gid, u8)| member.1 & (FULL | SEND_ONLY_FULL) != 0;
         self.mgid == BROADCAST || self.members.iter().any(full)
     }
 
-    /// How a port is in it.
+    /// The join states of a port, which is added as a member if it is not one.
     fn states(&mut self, port: Gid) -> &mut u8 {
         let place = self.members.iter().position(|member| member.0 == port);
         let place = place.unwrap_or_else(|| {
@@ -239,10 +243,10 @@ impl Group {
     }
 }
 
-/// All groups.
+/// All multicast groups.
 pub(super) struct Groups {
     groups: Vec<Group>,
-    /// How many were made without a GID.
+    /// The number of groups created without a GID.
     unnamed: u32,
 }
 
@@ -255,7 +259,7 @@ impl Default for Groups {
     }
 }
 
-/// The group and the port that a request is about, and how.
+/// The group, port and join states that a request names.
 struct Membership {
     mgid: Gid,
     port: Gid,
@@ -263,7 +267,7 @@ struct Membership {
 }
 
 impl Membership {
-    /// A port speaks for itself alone.
+    /// Reads a request. A port may only act in its own name.
     fn read(request: &Mad, asker: &Asker<'_>) -> Result<Self, u16> {
         let mgid = request.gid(component::MGID, MGID);
         let port = request.gid(component::PORT, PORT);
@@ -300,8 +304,8 @@ impl Groups {
         members.map(|member| member.0).collect()
     }
 
-    /// A port joins a group, which is made if it is not there and the request
-    /// says what it is to be.
+    /// Adds a port to a group. Creates the group if it does not exist and the
+    /// request describes it.
     pub(super) fn join(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
         let mut asked = Membership::read(request, asker)?;
         let unnamed = asked.mgid == Gid::default();
@@ -328,7 +332,7 @@ impl Groups {
         Ok(group.record(&asked.port, states))
     }
 
-    /// A port leaves a group, in some of the ways that it is in it.
+    /// Removes some or all join states of a port.
     pub(super) fn leave(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
         let asked = Membership::read(request, asker)?;
         let place = self.groups.iter().position(|g| g.mgid == asked.mgid);
@@ -346,7 +350,7 @@ impl Groups {
         Ok(record)
     }
 
-    /// What a group is.
+    /// Returns the record of a group, or of a member if the request names a port.
     pub(super) fn find(&self, request: &Mad) -> Result<Vec<u8>, u16> {
         let mgid = request.gid(component::MGID, MGID);
         let group = self.get(&mgid.ok_or(INSUFFICIENT_COMPONENTS)?);
@@ -361,7 +365,7 @@ impl Groups {
         Ok(group.record(&port, *states))
     }
 
-    /// A port is in no group any more.
+    /// Removes a port from all groups.
     pub(super) fn forget(&mut self, port: &Gid) {
         for group in &mut self.groups {
             group.members.retain(|member| member.0 != *port);
@@ -376,8 +380,9 @@ impl Groups {
         self.groups.retain(Group::is_alive);
     }
 
-    /// A GID for a group without one: of this subnet, transient, and with the port
-    /// that asked in it, so that no other part of the fabric gives the same.
+    /// Returns a GID for a group created without one: link-local, transient, and
+    /// with the LID of the requesting port in it, so that other fabrics choose
+    /// different ones.
     fn name(&self, lid: u16) -> Gid {
         let mut mgid = [0; 16];
         mgid[..4].copy_from_slice(&[0xff, 0x12, 0xa0, 0x1b]);

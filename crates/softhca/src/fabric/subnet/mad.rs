@@ -1,10 +1,10 @@
-//! Management datagrams of the class of subnet administration.
+//! Management datagrams of the subnet administration class.
 
 use crate::bits::{Field, field, get_array, get64, put_bytes};
 
 /// Bytes of a management datagram.
 const SIZE: usize = 256;
-/// Bytes of a record, or of a part of a table, in it.
+/// Bytes of data (a record, or a part of a table) in a datagram.
 const DATA: usize = 200;
 
 const BASE_VERSION: Field = field(0, 31, 24);
@@ -13,7 +13,7 @@ const CLASS_VERSION: Field = field(0, 15, 8);
 const METHOD: Field = field(0, 7, 0);
 const STATUS: Field = field(4, 31, 16);
 const ATTRIBUTE: Field = field(16, 31, 16);
-/// The header of what takes more than one datagram (RMPP).
+/// Offset of the RMPP header, for answers of more than one datagram.
 const RMPP: usize = 24;
 const RMPP_HEADER: usize = 12;
 const RMPP_VERSION: Field = field(24, 31, 24);
@@ -22,17 +22,18 @@ const RMPP_RESPONSE_TIME: Field = field(24, 15, 11);
 const RMPP_FLAGS: Field = field(24, 10, 8);
 const RMPP_SEGMENT: Field = field(28, 31, 0);
 const RMPP_LENGTH: Field = field(32, 31, 0);
-// The key of trusted requests, before it, is not looked at: nobody is trusted more.
+// SM_Key, before this field, is ignored: there are no trusted requests.
 const ATTRIBUTE_OFFSET: Field = field(44, 31, 16);
 const COMPONENTS: usize = 48;
 const RECORD: usize = 56;
-/// Of the header that each part of a table has as well.
+/// Bytes of the subnet administration header, which each segment of a table
+/// repeats.
 const ADMINISTRATION_HEADER: usize = 20;
 
 const SUBNET_ADMINISTRATION: u32 = 3;
 const RESPONSE: u8 = 0x80;
 
-/// What is to be done.
+/// Methods.
 pub(super) mod method {
     pub const GET: u8 = 0x01;
     pub const SET: u8 = 0x02;
@@ -42,7 +43,7 @@ pub(super) mod method {
     pub const DELETE: u8 = 0x15;
 }
 
-/// With what.
+/// Attributes.
 pub(super) mod attribute {
     pub const CLASS_PORT_INFO: u16 = 0x01;
     pub const SERVICE: u16 = 0x31;
@@ -50,7 +51,7 @@ pub(super) mod attribute {
     pub const GROUP_MEMBER: u16 = 0x38;
 }
 
-// Statuses: those of all classes, and those of subnet administration.
+// Status codes: those of all classes, and those of subnet administration.
 pub(super) const VERSION_UNSUPPORTED: u16 = 0x0004;
 pub(super) const METHOD_UNSUPPORTED: u16 = 0x0008;
 pub(super) const ATTRIBUTE_UNSUPPORTED: u16 = 0x000c;
@@ -67,7 +68,7 @@ pub(super) const REQUEST_DENIED: u16 = 0x0700;
 pub(super) struct Mad([u8; SIZE]);
 
 impl Mad {
-    /// The datagram in a message; all are of one length.
+    /// Reads the datagram in a message; all have the same length.
     pub fn read(message: &[u8]) -> Option<Self> {
         message.try_into().ok().map(Self)
     }
@@ -84,7 +85,7 @@ impl Mad {
         ATTRIBUTE.get(&self.0) as u16
     }
 
-    /// Whether an answer is expected.
+    /// Whether the datagram is a request that expects an answer.
     pub fn asks(&self) -> bool {
         let class = CLASS.get(&self.0) == SUBNET_ADMINISTRATION;
         class
@@ -99,36 +100,36 @@ impl Mad {
             )
     }
 
-    /// Whether it is of the version that there is.
+    /// Whether the base and class versions are the supported ones.
     pub fn is_administration(&self) -> bool {
         BASE_VERSION.get(&self.0) == 1 && CLASS_VERSION.get(&self.0) == 2
     }
 
-    /// Whether a component of the record is given.
+    /// Whether the mask includes a component of the record.
     pub fn has(&self, component: u32) -> bool {
         get64(&self.0, COMPONENTS) >> component & 1 != 0
     }
 
-    /// A component of 16 bytes, if it is given.
+    /// A component of 16 bytes, if the mask includes it.
     pub fn gid(&self, component: u32, at: usize) -> Option<[u8; 16]> {
         self.has(component).then(|| get_array(self.record(), at))
     }
 
-    /// Another, if it is given.
+    /// A component, if the mask includes it.
     pub fn component(&self, component: u32, field: Field) -> Option<u32> {
         self.has(component).then(|| field.get(self.record()))
     }
 
-    /// The record, whatever of it is given.
+    /// The record, including components that the mask excludes.
     pub fn record(&self) -> &[u8] {
         &self.0[RECORD..]
     }
 
-    /// The answer's header.
+    /// The header of the answer.
     fn response(&self) -> Self {
         let mut answer = self.clone();
         let method = match self.method() {
-            // What was set is told as what was asked for.
+            // The answer to Set is GetResp.
             method::SET => method::GET,
             other => other,
         };
@@ -138,7 +139,7 @@ impl Mad {
         answer
     }
 
-    /// The answer with a record.
+    /// Returns an answer with a record.
     pub fn answer(&self, record: &[u8]) -> Self {
         let mut answer = self.response();
         answer.0[RECORD..].fill(0);
@@ -146,7 +147,7 @@ impl Mad {
         answer
     }
 
-    /// The answer without one.
+    /// Returns an answer that reports `status`, with the record of the request.
     pub fn refused(&self, status: u16) -> Self {
         let mut answer = self.response();
         STATUS.put(&mut answer.0, u32::from(status));
@@ -160,12 +161,12 @@ pub(super) struct Table {
     data: Vec<u8>,
 }
 
-/// How many datagrams a table takes at most. All are sent at once, without
-/// waiting to be told that some have come: this many Linux takes.
+/// Limit of segments in a table. All are sent at once, without waiting for
+/// acknowledgements; Linux accepts this many.
 const SEGMENTS: usize = 64;
 
 impl Table {
-    /// Records of one size each, a multiple of eight bytes.
+    /// All records have the same size, a multiple of eight bytes.
     pub fn new(request: &Mad, records: &[Vec<u8>]) -> Self {
         let mut answer = request.response();
         let size = records.first().map_or(0, Vec::len);
@@ -179,13 +180,13 @@ impl Table {
         }
     }
 
-    /// The datagrams.
+    /// Splits the answer into datagrams.
     pub fn segments(self) -> Vec<Mad> {
         const DATA_SEGMENT: u32 = 1;
         const ACTIVE: u32 = 1;
         const FIRST: u32 = 2;
         const LAST: u32 = 4;
-        /// None is told.
+        /// No response time is given.
         const NO_TIME: u32 = 0x1f;
 
         if STATUS.is_set(&self.answer.0) {
@@ -197,7 +198,8 @@ impl Table {
             let rest = self.data.get(number * DATA..).unwrap_or_default();
             let part = &rest[..rest.len().min(DATA)];
             let (first, last) = (number == 0, number + 1 == count);
-            // The first tells of all, the last of itself.
+            // The first segment has the length of the whole answer, the last one
+            // its own.
             let length = match (first, last) {
                 (_, true) => ADMINISTRATION_HEADER + part.len(),
                 (true, false) => count * ADMINISTRATION_HEADER + self.data.len(),
@@ -222,8 +224,8 @@ impl Table {
     }
 }
 
-/// Whether what is there is what was asked for: less, more, equal, or the most
-/// that there is, by a selector that stands beside the value.
+/// Whether a value satisfies a selector of the request: greater, less, equal, or
+/// largest available. A value that the request does not give is satisfied.
 pub(super) fn selected(selector: Option<u32>, asked: Option<u32>, there: u32) -> bool {
     let Some(asked) = asked else { return true };
     match selector {

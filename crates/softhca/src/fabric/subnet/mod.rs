@@ -1,14 +1,13 @@
-//! The subnet manager of a fabric, as far as the ports need one: who asks it for
-//! a path or joins a multicast group is answered, as by the subnet administration
-//! of a real subnet (InfiniBand Architecture Specification, volume 1, chapter
-//! "Subnet Administration").
+//! The subnet manager of a fabric. It answers path queries and multicast joins,
+//! like the subnet administration of a real subnet (InfiniBand Architecture
+//! Specification, volume 1, chapter "Subnet Administration").
 //!
-//! It has a LID of its own beside the HCAs ([`LID`]), and takes the datagrams that
-//! are sent to QP 1 there. Nothing is configured by it: LIDs follow from GUIDs
-//! ([`guid`]), and ports are active without it. Of a fabric that spans processes
-//! each part answers its own ports. The answers agree, since they follow from the
-//! question: the LID of a GUID, and of a multicast group, are functions of it, and
-//! only who is a member of a group that it made is known to one part alone.
+//! It has a LID of its own beside the HCAs ([`LID`]), and receives the datagrams
+//! that are sent to QP 1 there. It configures nothing: LIDs follow from GUIDs
+//! ([`guid`]), and ports are active without it. In a network that spans processes,
+//! the subnet manager of each fabric answers the ports of that fabric. The answers
+//! agree, since the LID of a GUID or of a multicast group is a function of it. Only
+//! the members of a group are known to one fabric alone.
 
 mod groups;
 mod mad;
@@ -25,31 +24,32 @@ use crate::packet::{
     View, op,
 };
 
-/// The subnet manager's LID: the last that is not multicast.
+/// The subnet manager's LID: the last unicast LID.
 pub const LID: u16 = 0xbfff;
 /// The service level of all paths.
 pub const SERVICE_LEVEL: u8 = 0;
 
 const DATAGRAM: u8 = Class::Ud as u8 | op::SEND_ONLY;
-/// The queue pair for management datagrams, and the key of its queue.
+/// The queue pair for management datagrams, and its Q_Key.
 const GSI: u32 = 1;
 const GSI_KEY: u32 = 0x8001_0000;
-/// The only partition: full and limited members' key.
+/// The P_Key of the only partition. Its low 15 bits are those of full and limited
+/// members.
 const PARTITION: u16 = 0xffff;
-/// What GUIDs of HCAs begin with; then comes the LID.
+/// The upper bits of the GUIDs of HCAs; the LID is in the low 16.
 const GUIDS: u64 = 0x0250_5300_0000_0000;
-/// What GIDs begin with.
+/// The subnet prefix of GIDs.
 const PREFIX: u64 = 0xfe80_0000_0000_0000;
-/// Hops of what has a global route.
+/// Hop limit of packets with a global route.
 const HOPS: u8 = 64;
 
-/// The GUID of the port that has a LID.
+/// Returns the GUID of the port with this LID.
 #[must_use]
 pub const fn guid(lid: u16) -> u64 {
     GUIDS | lid as u64
 }
 
-/// The GID of a port: the subnet's prefix and the port's GUID.
+/// Returns the GID of a port: the subnet prefix and the port's GUID.
 #[must_use]
 pub fn gid(guid: u64) -> Gid {
     let mut gid = [0; 16];
@@ -58,24 +58,24 @@ pub fn gid(guid: u64) -> Gid {
     gid
 }
 
-/// The GUID in the GID of a port of this subnet.
+/// Returns the GUID in a GID, if the GID is of this subnet.
 fn guid_in(gid: &Gid) -> Option<u64> {
     let (prefix, guid) = gid.split_first_chunk::<8>()?;
     let guid = u64::from_be_bytes(*guid.first_chunk()?);
     (u64::from_be_bytes(*prefix) == PREFIX).then_some(guid)
 }
 
-/// The ports that there are.
+/// The known ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// Those of this fabric, by GUID and LID.
+    /// GUID and LID of the ports of this fabric.
     pub(super) here: Vec<(u64, u16)>,
-    /// There are others elsewhere, known by the rule of [`guid`].
+    /// Whether there are other fabrics, whose ports have the GUIDs of [`guid`].
     pub(super) elsewhere: bool,
 }
 
 impl Ports {
-    /// All that are known one by one, the subnet manager's too.
+    /// All ports known one by one, including the subnet manager's.
     fn all(&self) -> impl Iterator<Item = (u64, u16)> {
         self.here.iter().copied().chain([(guid(LID), LID)])
     }
@@ -99,13 +99,13 @@ impl Ports {
     }
 }
 
-/// Who asks.
+/// The port that sent a request.
 struct Asker<'a> {
     lid: u16,
     ports: &'a Ports,
 }
 
-/// The subnet manager's port, and what it knows.
+/// State of the subnet manager.
 pub(super) struct Subnet {
     pool: Pool,
     groups: Groups,
@@ -121,7 +121,7 @@ impl Subnet {
         }
     }
 
-    /// A port has gone: it is in no group any more.
+    /// Removes a port from all groups.
     pub(super) fn forget(&mut self, port: u64) {
         self.groups.forget(&gid(port));
     }
@@ -132,8 +132,8 @@ impl Subnet {
         self.groups.members()
     }
 
-    /// Takes what was sent to the subnet manager's port, and gives what it sends
-    /// back. What is not a request to subnet administration is lost.
+    /// Handles a packet sent to the subnet manager's port and returns the packets
+    /// to send back. Anything but a request to subnet administration is discarded.
     pub(super) fn receive(&mut self, packet: &Packet, ports: &Ports) -> Vec<Packet> {
         let Ok(view) = View::read(LinkKind::Ib, packet.frame()) else {
             return Vec::new();
@@ -196,8 +196,7 @@ impl Subnet {
         draft.finish()
     }
 
-    /// What a request is answered with: nothing, one datagram, or as many as a
-    /// table takes.
+    /// Answers a request, with no datagram, one, or all segments of a table.
     fn administer(&mut self, request: &Mad, asker: &Asker<'_>) -> Vec<Mad> {
         let what = (request.method(), request.attribute());
         if !request.asks() {
@@ -222,7 +221,7 @@ impl Subnet {
             (method::SET, attribute::GROUP_MEMBER) => one(self.groups.join(request, asker)),
             (method::DELETE, attribute::GROUP_MEMBER) => one(self.groups.leave(request, asker)),
             (method::GET, attribute::GROUP_MEMBER) => one(self.groups.find(request)),
-            // Nobody can register a service, so there is none.
+            // Services cannot be registered, so there are none.
             (method::GET, attribute::SERVICE) => one(Err(mad::NO_RECORDS)),
             (method::GET | method::SET | method::GET_TABLE | method::DELETE, _) => {
                 one(Err(ATTRIBUTE_UNSUPPORTED))
@@ -232,7 +231,7 @@ impl Subnet {
     }
 }
 
-/// What subnet administration can do, and how long it takes at most.
+/// The ClassPortInfo record: capabilities and the longest response time.
 fn class_port_info() -> Vec<u8> {
     use crate::bits::{Field, field, put_bytes};
     const BASE_VERSION: Field = field(0, 31, 24);
@@ -240,9 +239,9 @@ fn class_port_info() -> Vec<u8> {
     const CAPABILITIES_2: Field = field(4, 31, 5);
     const RESPONSE_TIME: Field = field(4, 4, 0);
     const REDIRECT_GID: usize = 8;
-    /// A port that only sends can be a full member of a group.
+    /// A port may be a send-only full member of a group.
     const SEND_ONLY_FULL_MEMBER: u32 = 1 << 12;
-    /// 4.096 us times two to this: 4 ms.
+    /// The time is 4.096 us times two to this power: 4 ms.
     const TIME: u32 = 10;
 
     let mut info = vec![0; 72];

@@ -1,4 +1,4 @@
-//! Path records: how one port reaches another, or a group.
+//! Path records: how one port reaches another port or a group.
 
 use super::groups::Groups;
 use super::mad::{
@@ -28,7 +28,7 @@ const RATE: Field = field(52, 5, 0);
 const LIFETIME_SELECTOR: Field = field(56, 31, 30);
 const LIFETIME: Field = field(56, 29, 24);
 
-/// The components of the record by their bits in the mask.
+/// Bit numbers of the record's components in the component mask.
 mod component {
     pub const SERVICE: u32 = 0;
     pub const DGID: u32 = 2;
@@ -46,16 +46,17 @@ mod component {
     pub const LIFETIME: u32 = 21;
 }
 
-/// "Exactly this".
+/// The selector for "exactly this value".
 pub(super) const EQUAL: u32 = 2;
-/// The code of 4096 bytes.
+/// The MTU code of 4096 bytes.
 const MTU_4096: u32 = 5;
-/// The code of 100 Gb/s: what the ports say of themselves (4X EDR).
+/// The rate code of 100 Gb/s, which the ports report (4X EDR).
 const RATE_100G: u32 = 16;
-/// 4.096 us times two to this: 268 ms, as Linux takes it on Ethernet.
+/// The time is 4.096 us times two to this power: 268 ms, which Linux uses on
+/// Ethernet.
 pub(super) const PACKET_LIFETIME: u32 = 16;
 
-/// What a path is like.
+/// Properties of a path.
 struct Quality {
     mtu: u32,
     rate: u32,
@@ -74,7 +75,7 @@ const BETWEEN_PORTS: Quality = Quality {
     hop_limit: 0,
 };
 
-/// The one path that is asked for.
+/// Returns the only path that matches the request.
 pub(super) fn one(request: &Mad, asker: &Asker<'_>, groups: &Groups) -> Result<Vec<u8>, u16> {
     if !request.has(component::DGID) && !request.has(component::DLID) {
         return Err(INSUFFICIENT_COMPONENTS);
@@ -87,7 +88,7 @@ pub(super) fn one(request: &Mad, asker: &Asker<'_>, groups: &Groups) -> Result<V
     }
 }
 
-/// All paths that are asked for, from one port.
+/// Returns all paths from one port that match the request.
 pub(super) fn table(
     request: &Mad,
     asker: &Asker<'_>,
@@ -136,7 +137,7 @@ pub(super) fn table(
         .collect())
 }
 
-/// A path, if it is what was asked for.
+/// Returns the record of a path if it matches the request.
 fn path(request: &Mad, from: (Gid, u16), to: (Gid, u16), quality: &Quality) -> Option<Vec<u8>> {
     let given = |bit, field| request.component(bit, field);
     let fits = given(component::PKEY, PKEY)

@@ -7,11 +7,11 @@ const BROADCAST: Gid = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
 ];
 
-/// Where the record begins, and its fields, counted by hand.
+/// Offsets of the record and its fields, counted by hand.
 const RECORD: usize = 56;
 const TID: usize = 8;
 
-/// A request as Linux makes it: class 3 of version 2.
+/// A request as Linux builds it: class 3, version 2.
 fn request(method: u8, attribute: u16, components: &[u32], record: &[u8]) -> [u8; 256] {
     let mut mad = [0; 256];
     mad[..4].copy_from_slice(&[1, 3, 2, method]);
@@ -23,7 +23,7 @@ fn request(method: u8, attribute: u16, components: &[u32], record: &[u8]) -> [u8
     mad
 }
 
-/// A datagram to the subnet manager's QP 1.
+/// A datagram to QP 1 of the subnet manager.
 pub(in crate::fabric) fn datagram(from: u16, global: bool, payload: &[u8]) -> Packet {
     let pool = Pool::new();
     let path = Path {
@@ -51,7 +51,7 @@ pub(in crate::fabric) fn datagram(from: u16, global: bool, payload: &[u8]) -> Pa
     draft.finish()
 }
 
-/// What a port asks, and the answers, each checked to be one.
+/// Sends a request and returns the answers, after checking that they belong to it.
 fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
     let lid = port.config().lid;
     port.send(0, datagram(lid, false, request));
@@ -67,7 +67,7 @@ fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
         assert_eq!(view.bth.dest_qpn, 1);
         let deth = view.deth().unwrap();
         assert_eq!((deth.qkey, deth.source_qpn), (0x8001_0000, 1));
-        // The method as an answer, and the same transaction and attribute.
+        // The response method, and the transaction and attribute of the request.
         let method = if request[3] == 2 { 1 } else { request[3] };
         assert_eq!(view.payload[..4], [1, 3, 2, method | 0x80]);
         assert_eq!(view.payload[TID..18], request[TID..18]);
@@ -76,7 +76,7 @@ fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
     answers
 }
 
-/// The one answer: its status and its record.
+/// Sends a request that has one answer. Returns its status and record.
 fn one(port: &Port, request: &[u8; 256]) -> (u16, Vec<u8>) {
     let mut answers = ask(port, request);
     assert_eq!(answers.len(), 1);
@@ -93,7 +93,7 @@ fn fabric() -> (Fabric, Port, Port) {
     (fabric, a, b)
 }
 
-/// A path record with GIDs.
+/// A path record with both GIDs.
 fn path(to: &Gid, from: &Gid) -> Vec<u8> {
     let mut record = vec![0; 64];
     put_bytes(&mut record, 8, to);
@@ -103,7 +103,7 @@ fn path(to: &Gid, from: &Gid) -> Vec<u8> {
     record
 }
 
-/// What rdma_cm gives: GIDs, reversible, number of paths, partition.
+/// The components that rdma_cm gives: GIDs, reversible, number of paths, partition.
 const PATH_COMPONENTS: [u32; 5] = [2, 3, 11, 12, 13];
 
 #[test]
@@ -114,16 +114,16 @@ fn a_path_leads_from_gid_to_gid() {
     assert_eq!(status, 0);
     assert_eq!(get_array(&record, 8), to);
     assert_eq!(get_array(&record, 24), from);
-    // The LIDs: to, from.
+    // LIDs of destination and source.
     assert_eq!(record[40..44], [0, 2, 0, 1]);
     // Raw traffic, flow label, hop limit.
     assert_eq!(record[44..48], [0; 4]);
-    // Class; reversible, one path; partition.
+    // Traffic class; reversible, one path; partition.
     assert_eq!(record[48..52], [0, 0x81, 0xff, 0xff]);
-    // Class of service and level; exactly 4096 bytes, exactly 100 Gb/s.
+    // QoS class and service level; exactly 4096 bytes, exactly 100 Gb/s.
     assert_eq!(record[52..56], [0, 0, 2 << 6 | 5, 2 << 6 | 16]);
     assert_eq!(record[56], 2 << 6 | 16);
-    // To itself.
+    // A path from the port to itself.
     let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&from, &from)));
     assert_eq!((status, &record[40..44]), (0, &[0, 1, 0, 1][..]));
 }
@@ -141,22 +141,22 @@ fn no_path_is_made_up() {
     };
     assert_eq!(with(&[2, 3], &|r| put_bytes(r, 8, &unknown)), 0x0500);
     assert_eq!(with(&[2, 3], &|r| put_bytes(r, 24, &unknown)), 0x0500);
-    // Another subnet's prefix.
+    // The prefix of another subnet.
     assert_eq!(with(&[2, 3], &|r| r[9] ^= 1), 0x0500);
     // Neither GID nor LID of the destination.
     assert_eq!(with(&[3], &|_| ()), 0x0600);
     // Another partition, another service level.
     assert_eq!(with(&[2, 3, 13], &|r| r[50] = 0x12), 0x0300);
     assert_eq!(with(&[2, 3, 15], &|r| r[53] = 1), 0x0300);
-    // More than 2048 bytes, and 4096; less than 4096; exactly 4096.
+    // Greater than 2048, greater than 4096, less than 4096, exactly 4096 bytes.
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 4), 0);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 5), 0x0300);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 1 << 6 | 5), 0x0300);
     assert_eq!(with(&[2, 3, 16, 17], &|r| r[54] = 2 << 6 | 5), 0);
-    // The LID of another port than the GID's.
+    // A LID of another port than the GID; then the port's own.
     assert_eq!(with(&[2, 3, 4], &|r| r[41] = 1), 0x0300);
     assert_eq!(with(&[2, 3, 4], &|r| r[41] = 2), 0);
-    // A group that there is not.
+    // A group that does not exist.
     assert_eq!(with(&[2, 3], &|r| r[8] = 0xff), 0x0300);
 }
 
@@ -168,7 +168,7 @@ fn a_table_has_every_port_in_as_many_datagrams_as_it_takes() {
         .collect();
     let from = gid(a.config().guid);
     let answers = ask(&a, &request(0x12, 0x35, &[3], &path(&[0; 16], &from)));
-    // Five ports and the subnet manager's, of 64 bytes each.
+    // Five ports and the subnet manager, 64 bytes each.
     assert_eq!(answers.len(), 2);
     let mut data = Vec::new();
     for (number, mad) in answers.iter().enumerate() {
@@ -178,17 +178,17 @@ fn a_table_has_every_port_in_as_many_datagrams_as_it_takes() {
         assert_eq!(mad[28..32], [0, 0, 0, number as u8 + 1]);
         data.extend_from_slice(&mad[RECORD..]);
     }
-    // All of it with both headers; the rest of it with one.
+    // The length of everything with two headers, then of the rest with one.
     let length = |mad: &[u8]| u32::from_be_bytes(get_array(mad, 32));
     assert_eq!(length(&answers[0]), 6 * 64 + 2 * 20);
     assert_eq!(length(&answers[1]), 6 * 64 - 200 + 20);
-    // In eights of a record.
+    // Record size in units of eight bytes.
     assert_eq!(answers[0][44..46], [0, 8]);
     let lids: Vec<u8> = (0..6).map(|n| data[n * 64 + 41]).collect();
     assert_eq!(lids, [1, 2, 3, 4, 5, 0xff]);
 }
 
-/// A member record of a group.
+/// A member record.
 fn member(mgid: &Gid, port: &Port, state: u8) -> Vec<u8> {
     let mut record = vec![0; 52];
     put_bytes(&mut record, 0, mgid);
@@ -199,7 +199,7 @@ fn member(mgid: &Gid, port: &Port, state: u8) -> Vec<u8> {
 }
 
 const JOIN: [u32; 4] = [0, 1, 7, 16];
-/// And all that a new group needs.
+/// The components that create a group.
 const CREATE: [u32; 8] = [0, 1, 2, 6, 7, 12, 13, 16];
 
 #[test]
@@ -214,9 +214,9 @@ fn the_broadcast_group_is_there_to_be_joined() {
     // The LID; exactly 2048 bytes; the partition; exactly 10 Gb/s.
     assert_eq!(record[36..39], [0xc0, 0, 2 << 6 | 4]);
     assert_eq!(record[40..43], [0xff, 0xff, 2 << 6 | 3]);
-    // Of the link's scope, a full member.
+    // Link-local scope, full member.
     assert_eq!(record[48], 0x21);
-    // It stays when the last one has left.
+    // The group persists after the last member left.
     let asked = request(0x15, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
     let (status, record) = one(&a, &asked);
     assert_eq!((status, record[48]), (0, 0x20));
@@ -235,7 +235,8 @@ fn a_group_is_made_joined_and_left() {
         record[35] = key;
         one(port, &request(2, 0x38, components, &record))
     };
-    // Without a description there is nothing to make; nor for who only listens.
+    // A join without a description does not create a group; nor does a non-member
+    // join.
     assert_eq!(join(&a, &JOIN, 1, 7).0, 0x0600);
     assert_eq!(join(&a, &CREATE, 2, 7).0, 0x0200);
     for missing in [2, 6, 7, 12, 13] {
@@ -246,7 +247,7 @@ fn a_group_is_made_joined_and_left() {
     assert_eq!((status, made[35]), (0, 7));
     let mlid = u16::from_be_bytes(get_array(&made, 36));
     assert!((0xc001..0xffff).contains(&mlid));
-    // The other finds it as it is, or not at all.
+    // Another port must match the parameters of the group.
     assert_eq!(join(&b, &CREATE, 1, 8).0, 0x0200);
     assert_eq!(join(&b, &JOIN, 8, 0).1[36..38], made[36..38]);
     let find = || one(&b, &request(1, 0x38, &[0], &member(&mgid, &b, 0))).0;
@@ -254,13 +255,13 @@ fn a_group_is_made_joined_and_left() {
         let record = member(&mgid, port, state);
         one(port, &request(0x15, 0x38, &JOIN, &record)).0
     };
-    // A path leads there.
+    // A path leads to the group.
     let asked = request(1, 0x35, &[2, 3], &path(&mgid, &gid(a.config().guid)));
     let (status, record) = one(&a, &asked);
     assert_eq!((status, &record[40..42]), (0, &made[36..38]));
     assert_eq!(leave(&a, 1), 0);
     assert_eq!(find(), 0);
-    // How it is not in it, and how it is.
+    // Leaving with a join state that the port does not have fails.
     assert_eq!(leave(&b, 1), 0x0200);
     assert_eq!(leave(&b, 8), 0);
     assert_eq!(find(), 0x0300);
@@ -292,7 +293,7 @@ fn a_port_joins_for_itself_and_is_forgotten_when_it_goes() {
     assert_eq!(one(&a, &find).0, 0);
     drop(b);
     assert_eq!(one(&a, &find).0, 0x0300);
-    // Nor is there a path any more, until another port comes.
+    // The path disappears too, until another port has the LID.
     let asked = request(1, 0x35, &[2], &path(&gid(guid(2)), &[0; 16]));
     assert_eq!(one(&a, &asked).0, 0x0500);
     let _again = fabric.port(PortConfig::ib(2));
@@ -322,7 +323,7 @@ fn what_cannot_be_done_is_said() {
         (2, 0x0031, 0x000c),
         (1, 0x0011, 0x000c), // a node
         (0x12, 0x0011, 0x000c),
-        (2, 0x0003, 0x000c), // to be told of events
+        (2, 0x0003, 0x000c), // event subscription
         (0x13, 0x0035, 0x0008),
         (0x14, 0x003a, 0x0008),
     ] {
@@ -335,7 +336,7 @@ fn what_cannot_be_done_is_said() {
     let packet = a.recv(0).unwrap();
     let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
     assert_eq!(view.payload[4..6], [0, 4]);
-    // Answers, reports and other classes' requests are not answered.
+    // Responses, reports and requests of other classes are not answered.
     for (class, method) in [(3, 0x81), (3, 0x92), (3, 6), (3, 3), (4, 1), (7, 3)] {
         let mut mad = request(method, 0x35, &[], &[]);
         mad[1] = class;
@@ -439,7 +440,8 @@ fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
         .zip([7, 9])
         .map(|(fabric, lid)| fabric.port(PortConfig::ib(lid)))
         .collect();
-    // One that is alone knows of no other; one with an uplink goes by the rule.
+    // Without an uplink, unknown ports do not exist; with one, their LIDs follow
+    // from the GUIDs.
     let asked = request(1, 0x35, &[2], &path(&gid(guid(9)), &[0; 16]));
     assert_eq!(one(&ports[0], &asked).0, 0x0500);
     let uplinks = fabrics.each_ref().map(Fabric::uplink);
@@ -448,7 +450,8 @@ fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
     let mut mgid = BROADCAST;
     mgid[15] = 5;
     assert_eq!(mlid(&ports[0], &mgid), mlid(&ports[1], &mgid));
-    // Nothing of this has gone to the other, nor is what comes from there answered.
+    // No request crossed to the other fabric, and requests from there are not
+    // answered.
     assert!(uplinks[0].recv(0).is_none());
     for source in [7, 9] {
         uplinks[0].send(0, datagram(source, false, &asked));
