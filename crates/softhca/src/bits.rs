@@ -1,11 +1,10 @@
-//! Fields of the device's structures: big-endian words of 32 bits, a field
-//! being some bits of one word.
+//! Fields of device structures: bit ranges of big-endian 32-bit words.
 //!
-//! Everything here is total. A field that lies past the end of its buffer
-//! reads as zero and is not written: inputs may be shorter than their
-//! structure, and the guest says how long an output may be.
+//! All accesses are total: past the end of the buffer, a field reads as zero and is
+//! not written. Inputs may be shorter than their structure, and the guest chooses
+//! the length of an output.
 
-/// Some bits of a big-endian 32-bit word at a byte offset.
+/// A bit range of a big-endian 32-bit word at a byte offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
     offset: usize,
@@ -13,8 +12,8 @@ pub struct Field {
     mask: u32,
 }
 
-/// The bits `high` to `low` (both included, 31 the first on the wire) of the
-/// word at byte `offset`.
+/// The bits `high` to `low`, inclusive, of the word at byte `offset`; bit 31 is the
+/// first on the wire.
 pub const fn field(offset: usize, high: u32, low: u32) -> Field {
     assert!(offset.is_multiple_of(4) && high < 32 && low <= high);
     let width = high - low + 1;
@@ -35,7 +34,7 @@ pub const fn flag(offset: usize, bit: u32) -> Field {
 }
 
 impl Field {
-    /// The same field of a structure that begins at byte `base`.
+    /// The field in a structure that begins at byte `base`.
     pub const fn at(self, base: usize) -> Field {
         Field {
             offset: self.offset + base,
@@ -43,24 +42,24 @@ impl Field {
         }
     }
 
-    /// The field's value; 0 past the end of `buf`.
+    /// Reads the field; 0 past the end of `buf`.
     pub fn get(self, buf: &[u8]) -> u32 {
         (get32(buf, self.offset) >> self.shift) & self.mask
     }
 
-    /// Whether the field is not 0.
+    /// Whether the field is nonzero.
     pub fn is_set(self, buf: &[u8]) -> bool {
         self.get(buf) != 0
     }
 
-    /// Replaces the field by the low bits of `value`.
+    /// Writes the low bits of `value` to the field.
     pub fn put(self, buf: &mut [u8], value: u32) {
         let word = get32(buf, self.offset) & !(self.mask << self.shift);
         put32(buf, self.offset, word | ((value & self.mask) << self.shift));
     }
 }
 
-/// The big-endian word at byte `offset`; 0 past the end.
+/// Reads a big-endian 32-bit word at byte `offset`; 0 past the end.
 pub fn get32(buf: &[u8], offset: usize) -> u32 {
     match buf.get(offset..).and_then(|rest| rest.first_chunk()) {
         Some(bytes) => u32::from_be_bytes(*bytes),
@@ -68,7 +67,7 @@ pub fn get32(buf: &[u8], offset: usize) -> u32 {
     }
 }
 
-/// Writes a big-endian word at byte `offset`; nothing past the end.
+/// Writes a big-endian 32-bit word at byte `offset`; does nothing past the end.
 pub fn put32(buf: &mut [u8], offset: usize, value: u32) {
     if let Some(bytes) = buf
         .get_mut(offset..)
@@ -78,7 +77,7 @@ pub fn put32(buf: &mut [u8], offset: usize, value: u32) {
     }
 }
 
-/// The big-endian double word at byte `offset`; 0 past the end.
+/// Reads a big-endian 64-bit word at byte `offset`; 0 past the end.
 pub fn get64(buf: &[u8], offset: usize) -> u64 {
     match buf.get(offset..).and_then(|rest| rest.first_chunk()) {
         Some(bytes) => u64::from_be_bytes(*bytes),
@@ -86,7 +85,7 @@ pub fn get64(buf: &[u8], offset: usize) -> u64 {
     }
 }
 
-/// Writes a big-endian double word at byte `offset`; nothing past the end.
+/// Writes a big-endian 64-bit word at byte `offset`; does nothing past the end.
 pub fn put64(buf: &mut [u8], offset: usize, value: u64) {
     if let Some(bytes) = buf
         .get_mut(offset..)
@@ -96,7 +95,7 @@ pub fn put64(buf: &mut [u8], offset: usize, value: u64) {
     }
 }
 
-/// `N` bytes at byte `offset`; zeros past the end.
+/// Reads `N` bytes at byte `offset`; zeros past the end.
 pub fn get_array<const N: usize>(buf: &[u8], offset: usize) -> [u8; N] {
     match buf.get(offset..).and_then(|rest| rest.first_chunk()) {
         Some(bytes) => *bytes,
@@ -104,7 +103,7 @@ pub fn get_array<const N: usize>(buf: &[u8], offset: usize) -> [u8; N] {
     }
 }
 
-/// Writes bytes at byte `offset`, as many as there is room for.
+/// Writes bytes at byte `offset`, as many as fit.
 pub fn put_bytes(buf: &mut [u8], offset: usize, bytes: &[u8]) {
     if let Some(rest) = buf.get_mut(offset..) {
         let n = rest.len().min(bytes.len());

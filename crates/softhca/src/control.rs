@@ -1,5 +1,5 @@
-//! A socket from which faults are planted and counters read: one line in, a
-//! JSON document out.
+//! Control socket for fault injection and counters: each line is a command,
+//! answered by a JSON document.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -14,10 +14,10 @@ use crate::fabric::Faults;
 use crate::hca::Hca;
 use crate::platform::Platform;
 
-/// The longest line.
+/// Limit of a line in bytes.
 const LONGEST: usize = 4096;
 
-/// What lines there are.
+/// Help text: all commands.
 pub const HELP: &str = "\
 stat                            counters, objects, queue pairs, complaints
 link up|down                    the cable
@@ -36,7 +36,7 @@ wire [NAME=VALUE ...]           what happens to frames that the port sends:
                                 what is not named does not happen
 A line may begin with the number of the HCA, from 0 on, as `1 link down`.";
 
-/// The socket and who is connected.
+/// The control socket and its clients.
 pub struct Control {
     listener: UnixListener,
     clients: Vec<(UnixStream, Vec<u8>)>,
@@ -46,7 +46,7 @@ impl Control {
     /// Listens at `path`.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     pub fn new(path: &Path) -> io::Result<Control> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -56,13 +56,13 @@ impl Control {
         })
     }
 
-    /// What to wait for.
+    /// The descriptors to poll for readiness.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.listener.as_fd())
             .chain(self.clients.iter().map(|(socket, _)| socket.as_fd()))
     }
 
-    /// Takes new connections and does what the lines say.
+    /// Accepts connections and executes the received lines.
     pub fn turn<'a, P: Platform + 'a>(&mut self, hcas: impl Iterator<Item = &'a mut Hca<P>>) {
         while let Ok((socket, _)) = self.listener.accept() {
             if socket.set_nonblocking(true).is_ok() {
@@ -196,7 +196,7 @@ fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, Stri
     Ok(json!({ "ok": line }))
 }
 
-/// The faults of a wire, as `NAME=VALUE`.
+/// Parses the faults of a wire from `NAME=VALUE` words.
 fn wire<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for word in words {
@@ -258,10 +258,10 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
     })
 }
 
-/// Sends one line to the socket of a running server, and gives its answer.
+/// Sends a line to the control socket of a running server and returns the answer.
 ///
 /// # Errors
-/// Nobody listens there, or no answer comes.
+/// Nothing listens there, or no answer arrives.
 pub fn ask(path: &Path, line: &str) -> io::Result<String> {
     use std::io::BufRead;
     let mut socket = UnixStream::connect(path)?;

@@ -1,5 +1,5 @@
-//! Captures that Wireshark reads: pcapng with an Ethernet and an InfiniBand
-//! interface, times in nanoseconds.
+//! Captures for Wireshark: pcapng with an Ethernet and an InfiniBand interface, and
+//! timestamps in nanoseconds.
 
 use std::io::{self, Write};
 
@@ -11,25 +11,25 @@ const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const LINKTYPE_ETHERNET: u16 = 1;
 /// Extensible record format: a header of 16 bytes, then LRH to variant CRC.
-/// Wireshark does not know the link type that InfiniBand has of its own (247).
+/// Wireshark does not support the link type of InfiniBand itself (247).
 const LINKTYPE_ERF: u16 = 197;
 const ERF_INFINIBAND: u8 = 21;
-/// Records vary in length.
+/// Flag: records vary in length.
 const ERF_FLAGS: u8 = 4;
 const ERF_HEADER: usize = 16;
 
-/// A capture under way. It ends with the first write that fails.
+/// A capture. It ends with the first write that fails.
 pub struct Capture {
     out: Option<Box<dyn Write + Send>>,
     block: Vec<u8>,
 }
 
 impl Capture {
-    /// Begins a capture: writes the file's header. Give it something buffered;
-    /// [`Capture::flush`] and dropping flush that.
+    /// Begins a capture and writes the file header. `out` should be buffered;
+    /// [`Capture::flush`] and dropping the capture flush it.
     ///
     /// # Errors
-    /// Whatever writing says.
+    /// Writing failed.
     pub fn new(out: impl Write + Send + 'static) -> io::Result<Self> {
         let mut capture = Self {
             out: None,
@@ -44,7 +44,7 @@ impl Capture {
         for link in [LINKTYPE_ETHERNET, LINKTYPE_ERF] {
             capture.begin(INTERFACE);
             capture.put32(u32::from(link));
-            capture.put32(0); // whole frames
+            capture.put32(0); // no snap length limit
             // Option if_tsresol: 10^-9; then the end of options.
             capture
                 .block
@@ -55,7 +55,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Writes a frame that was sent at `now`, nanoseconds.
+    /// Writes a frame that was sent at `now`, in nanoseconds.
     pub fn write(&mut self, now: u64, packet: &Packet) {
         let Some(mut out) = self.out.take() else {
             return;
@@ -71,7 +71,8 @@ impl Capture {
         self.put32(length as u32);
         self.put32(length as u32);
         if ib {
-            // Seconds in the upper half, a binary fraction in the lower.
+            // ERF timestamp: seconds in the upper half, a binary fraction in the
+            // lower.
             let fraction = ((now % 1_000_000_000) << 32) / 1_000_000_000;
             let stamp = (now / 1_000_000_000) << 32 | fraction;
             self.block.extend_from_slice(&stamp.to_le_bytes());
@@ -89,10 +90,10 @@ impl Capture {
         }
     }
 
-    /// Hands everything on.
+    /// Flushes the output.
     ///
     /// # Errors
-    /// Whatever writing says; or that an earlier write has failed.
+    /// Flushing failed, or an earlier write did.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.out {
             Some(out) => out.flush(),

@@ -1,38 +1,38 @@
-//! What the device stands on: the guest's memory, its interrupts, a clock.
+//! The environment of the device: guest memory, interrupts and a clock.
 //!
-//! A front end implements these and calls the other way for what the guest
-//! does to the device's registers ([`crate::Hca::read`], [`crate::Hca::write`]).
+//! A front end implements these traits, and passes the guest's register accesses to
+//! [`crate::Hca::read`] and [`crate::Hca::write`].
 
-/// An address that the guest has not made accessible to the device.
+/// The address is not mapped for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmapped {
-    /// The first address asked for.
+    /// The first address of the access.
     pub address: u64,
 }
 
-/// The guest's memory, by the addresses that the guest gives to the device.
+/// Guest memory, by the addresses that the guest gives to the device.
 ///
-/// The guest's processors access the same bytes at any time, so nothing hands
-/// out references. An access is all or nothing.
+/// The guest's CPUs may access the same bytes at any time, so no references are
+/// handed out. An access succeeds as a whole or not at all.
 pub trait Memory {
-    /// Copies out of memory. Whatever was written before the last `publish`
-    /// of the other side that this thread has seen, is seen.
+    /// Copies from memory. Sees everything that the guest wrote before the last of
+    /// its index updates that this thread has read with [`Memory::read_index`].
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Copies into memory, in no order.
+    /// Copies to memory, in no particular order.
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped>;
 
-    /// Writes one byte after everything written before: what tells the guest
-    /// that an entry is complete.
+    /// Writes one byte, ordered after all previous writes. It tells the guest that
+    /// an entry is complete.
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped>;
 
-    /// Reads an aligned big-endian word before everything read after: what
-    /// tells the device how far the guest has got.
+    /// Reads an aligned big-endian word, ordered before all later reads. It tells
+    /// the device how far the guest's producer or consumer has got.
     fn read_index(&self, address: u64) -> Result<u32, Unmapped>;
 
-    /// One atomic operation on 8 aligned bytes as seen by other users of this
-    /// trait; the value is in the byte order of memory, the answer is the
-    /// value before. `None` leaves memory as it is.
+    /// Updates 8 aligned bytes, atomically with respect to other users of this
+    /// trait. Values are in memory byte order. Returns the previous value. If
+    /// `change` returns `None`, memory is unchanged.
     fn update(
         &self,
         address: u64,
@@ -47,20 +47,20 @@ pub trait Memory {
     }
 }
 
-/// The device's interrupt vectors.
+/// Interrupt vectors of the device.
 pub trait Interrupts {
-    /// Raises a vector, once. One that the guest has not set up is lost, as
+    /// Raises a vector once. A vector that the guest has not set up is ignored, as
     /// on a bus.
     fn interrupt(&mut self, vector: u16);
 }
 
-/// Time.
+/// A monotonic clock.
 pub trait Clock {
-    /// Nanoseconds since any moment; never goes back.
+    /// Nanoseconds since any fixed moment; never decreases.
     fn now(&self) -> u64;
 }
 
-/// All of it.
+/// Everything that the device needs.
 pub trait Platform: Memory + Interrupts + Clock {}
 
 impl<T: Memory + Interrupts + Clock> Platform for T {}

@@ -1,9 +1,9 @@
-//! What kinds of HCA there are: one table of capabilities.
+//! HCA profiles: tables of capabilities.
 //!
-//! The driver asks for capabilities in groups of 256 bytes (flow tables:
-//! 4,096). A profile is a list of fields set in those groups; all else is
-//! zero, that is, absent. Offsets and meanings are those of the capability
-//! structures in Linux's `mlx5_ifc.h`.
+//! The driver queries capabilities in groups of 256 bytes (4,096 for flow tables).
+//! A profile is a list of field values in those groups; all other fields are zero,
+//! that is, absent. Offsets and meanings are those of the capability structures in
+//! Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
@@ -11,16 +11,16 @@ use crate::command::{dct, scheduling};
 use crate::engine::device_memory::AtOnce;
 use crate::engine::{compression, copy, device_memory};
 
-/// What the port is.
+/// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortKind {
-    /// An InfiniBand port: LIDs, no network device but IPoIB.
+    /// An InfiniBand port: LIDs; IPoIB is its only network device.
     InfiniBand,
-    /// An Ethernet port: a network device, and RoCE.
+    /// An Ethernet port: a network device and RoCE.
     Ethernet,
 }
 
-/// A group of capabilities, by the number that QUERY_HCA_CAP uses.
+/// A capability group, by its number in QUERY_HCA_CAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Group {
@@ -36,7 +36,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// All groups that are kept.
+    /// All groups that profiles have.
     pub const ALL: [Group; 9] = [
         Group::General,
         Group::EthernetOffloads,
@@ -49,7 +49,7 @@ impl Group {
         Group::General2,
     ];
 
-    /// Its size in bytes.
+    /// The size of the group in bytes.
     pub fn size(self) -> usize {
         match self {
             Group::FlowTable => 4096,
@@ -58,8 +58,8 @@ impl Group {
     }
 }
 
-/// A capability that the driver may change with SET_HCA_CAP: it sends the
-/// whole group, with zeros where it means nothing.
+/// The capabilities that the driver may change with SET_HCA_CAP. The driver sends
+/// the whole group, with zeros in fields that it does not set.
 pub const WRITABLE: &[(Group, Field)] = &[
     (Group::General, cap::LOG_MAX_QP),
     (Group::General, cap::PKEY_TABLE_SIZE),
@@ -70,7 +70,7 @@ pub const WRITABLE: &[(Group, Field)] = &[
     (Group::Roce, cap::SW_R_ROCE_SRC_UDP_PORT),
 ];
 
-/// Fields of the groups.
+/// Fields of the capability groups.
 pub mod cap {
     use super::*;
 
@@ -166,13 +166,14 @@ pub mod cap {
     pub(super) const NULL_MKEY: Field = flag(0x20, 6);
     pub(super) const PG: Field = flag(0x44, 24);
 
-    /// Which scheme of on-demand paging is in use: by memory.
+    /// Set if on-demand paging uses the memory scheme.
     pub const MEM_PAGE_FAULT: Field = flag(0xc0, 31);
     pub(super) const MEM_ODP_RC: Field = field(0x50, 31, 26);
     pub(super) const MEM_ODP_UD: Field = field(0x58, 31, 26);
     pub(super) const MEM_ODP_XRC: Field = field(0x5c, 31, 26);
 
-    /// Dynamic connections; programs look for it where it was before.
+    /// On-demand paging for dynamic connections. Programs read `ODP_DC`, the field
+    /// of the transport scheme.
     pub(super) const MEM_ODP_DC: Field = field(0x60, 31, 26);
     pub(super) const ODP_DC: Field = field(0x20, 31, 26);
 
@@ -203,7 +204,7 @@ pub mod cap {
     pub(super) const WQE_INLINE_MODE: Field = field(0x0, 13, 12);
     pub(super) const RSS_IND_TBL_CAP: Field = field(0x0, 11, 8);
 
-    /// Which byte order atomics use in memory: 0 the wire's, 1 the host's.
+    /// Byte order of atomics in memory: 0 big-endian, 1 that of the host.
     pub const ATOMIC_ENDIANNESS_MODE: Field = field(0x8, 31, 30);
     pub(super) const ATOMIC_ENDIANNESS_MODE_1: Field = flag(0x8, 25);
     pub(super) const ATOMIC_OPERATIONS: Field = field(0x10, 15, 0);
@@ -228,7 +229,7 @@ pub mod cap {
     pub(super) const MEMIC_BAR_SIZE: Field = field(0x10, 31, 0);
     pub(super) const MEMIC_MOST: Field = field(0x14, 31, 0);
 
-    // Flow tables for what the NIC receives.
+    // Flow tables for NIC receive.
     pub(super) const FT_SUPPORT: Field = flag(0x40, 31);
     pub(super) const FT_FLOW_MODIFY_EN: Field = flag(0x40, 28);
     pub(super) const FT_MODIFY_ROOT: Field = flag(0x40, 27);
@@ -249,7 +250,7 @@ use cap::*;
 
 type Cap = (Group, Field, u32);
 
-/// What every profile has.
+/// Capabilities of every profile.
 const COMMON: &[Cap] = &[
     (General, LOG_MAX_SRQ_SZ, 15),
     (General, LOG_MAX_QP_SZ, 15),
@@ -339,7 +340,7 @@ const COMMON: &[Cap] = &[
     (DeviceMemory, MEMIC_BAR_SIZE, device_memory::SIZE as u32),
     (DeviceMemory, MEMIC_MOST, device_memory::SIZE as u32),
     (Atomic, ATOMIC_ENDIANNESS_MODE_1, 1),
-    // Compare and swap, fetch and add; of 8 bytes.
+    // Compare and swap, and fetch and add, of 8 bytes.
     (Atomic, ATOMIC_OPERATIONS, 0b11),
     (Atomic, ATOMIC_SIZE_QP, 1 << 3),
     (Atomic, ATOMIC_SIZE_DC, 1 << 3),
@@ -358,7 +359,7 @@ const ETHERNET: &[Cap] = &[
     (General, NIC_FLOW_TABLE, 1),
     (General, GID_TABLE_SIZE, 4),
     (General, MAX_TC, 8),
-    // What the interface sends need not come back to it.
+    // Loopback of the interface's own frames can be disabled.
     (General, DISABLE_LOCAL_LB_UC, 1),
     (General, DISABLE_LOCAL_LB_MC, 1),
     (General, LOG_MAX_VLAN_LIST, 5),
@@ -369,10 +370,10 @@ const ETHERNET: &[Cap] = &[
     (EthernetOffloads, VLAN_CAP, 1),
     (EthernetOffloads, SELF_LB_EN_MODIFIABLE, 1),
     (EthernetOffloads, MAX_LSO_CAP, 16),
-    // Headers need not be inline in the work request.
+    // Inline headers are not required in work requests.
     (EthernetOffloads, WQE_INLINE_MODE, 2),
     (EthernetOffloads, RSS_IND_TBL_CAP, 7),
-    // Versions 1 and 2, over IPv4 and IPv6.
+    // RoCE v1 and v2, over IPv4 and IPv6.
     (Roce, ROCE_VERSION, 0b101),
     (Roce, L3_TYPE, 0b110),
     (Roce, R_ROCE_DEST_UDP_PORT, 4791),
@@ -392,12 +393,12 @@ const ETHERNET: &[Cap] = &[
     (FlowTable, FT_FIELDS, 0xffff_ffff),
 ];
 
-/// Memory is brought when it is needed. It takes keys that work requests change.
+/// On-demand paging. It requires memory keys that work requests change (UMR).
 const ON_DEMAND: &[Cap] = &[
     (General, PG, 1),
     (General, UMR_EXTENDED_TRANSLATION_OFFSET, 1),
     (OnDemandPaging, MEM_PAGE_FAULT, 1),
-    // Send, receive, write, read, atomic, receive by an SRQ.
+    // Send, receive, write, read, atomic, SRQ receive.
     (OnDemandPaging, MEM_ODP_RC, 0b11_1111),
     (OnDemandPaging, MEM_ODP_UD, 0b10_0000),
     (OnDemandPaging, MEM_ODP_XRC, 0b11_1111),
@@ -405,9 +406,8 @@ const ON_DEMAND: &[Cap] = &[
     (OnDemandPaging, ODP_DC, 0b11_1111),
 ];
 
-/// Programs give commands of their own (DevX): for memory keys that they fill in
-/// by work requests, numbers of queue pairs that are used elsewhere, rates; and
-/// they have memory copied.
+/// Commands of programs (DevX): indirect memory keys filled in by UMR, reserved
+/// queue pair numbers, rates; and copies of memory by the device (DMA_MMO).
 const USER_CONTEXTS: &[Cap] = &[
     (General, LOG_MAX_UCTX, 15),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
@@ -430,17 +430,17 @@ const USER_CONTEXTS: &[Cap] = &[
     (General2, LOG_RESERVED_QPN_GRANULARITY, LOG_RESERVED_QPNS),
 ];
 
-/// Memory registration by command, not by work request.
+/// Memory registration by command; no UMR.
 const WITHOUT_UMR: &[Cap] = &[(General, UMR_MODIFY_ENTITY_SIZE_DISABLED, 1)];
 
-/// A kind of HCA.
+/// An HCA profile.
 #[derive(Debug, Clone, Copy)]
 pub struct Profile {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A one-line description.
     pub about: &'static str,
-    /// What its port is.
+    /// The link layer of the port.
     pub port: PortKind,
     caps: &'static [&'static [Cap]],
 }
@@ -474,12 +474,12 @@ pub const PROFILES: &[Profile] = &[
 ];
 
 impl Profile {
-    /// The profile of a name.
+    /// Returns the profile with this name.
     pub fn named(name: &str) -> Option<&'static Profile> {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 
-    /// The bytes of a group.
+    /// Returns the content of a capability group.
     pub fn group(&self, group: Group) -> Vec<u8> {
         let mut bytes = vec![0; group.size()];
         for (of, field, value) in self.caps.iter().copied().flatten() {

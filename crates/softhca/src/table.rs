@@ -1,10 +1,9 @@
-//! Objects by number.
+//! Tables of numbered objects.
 
 use std::collections::VecDeque;
 
-/// Objects of one kind under numbers from a first one on. A number is used
-/// again as late as possible, so that a stale one does not find another
-/// object at once.
+/// Objects of one kind, numbered from `first` on. Freed numbers are reused as late
+/// as possible, so that a stale number does not name another object soon.
 #[derive(Debug)]
 pub struct Table<T> {
     first: u32,
@@ -14,11 +13,12 @@ pub struct Table<T> {
     used: usize,
 }
 
-/// How many numbers are passed before the first is used again.
+/// The most freed numbers that wait before one is reused, while the table has
+/// unused slots.
 const REUSE_AFTER: usize = 64;
 
 impl<T> Table<T> {
-    /// A table whose numbers begin at `first`, for at most `limit` objects.
+    /// Creates a table of at most `limit` objects, whose numbers begin at `first`.
     pub fn new(first: u32, limit: usize) -> Self {
         Table {
             first,
@@ -33,12 +33,12 @@ impl<T> Table<T> {
         number.checked_sub(self.first).map(|n| n as usize)
     }
 
-    /// The object's number, or the object back if there are too many.
+    /// Inserts an object. Returns its number, or the object if the table is full.
     pub fn insert(&mut self, object: T) -> Result<u32, T> {
         self.insert_with(|_| object)
     }
 
-    /// As `insert`, for objects that know their number.
+    /// Like `insert`, for objects that contain their number.
     pub fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, T> {
         let full = self.slots.len() >= self.limit;
         let slot = if self.free.len() > REUSE_AFTER || full {
@@ -54,25 +54,25 @@ impl<T> Table<T> {
                 self.slots.len() - 1
             }
         };
-        // Fits: the limits of all tables are below 2^24.
+        // Does not overflow: the limits of all tables are below 2^24.
         let number = self.first + slot as u32;
         self.slots[slot] = Some(make(number));
         self.used += 1;
         Ok(number)
     }
 
-    /// The object of a number.
+    /// Returns the object with this number.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.slots.get(self.slot(number)?)?.as_ref()
     }
 
-    /// The object of a number, to change it.
+    /// Returns the object with this number, mutable.
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         let slot = self.slot(number)?;
         self.slots.get_mut(slot)?.as_mut()
     }
 
-    /// Takes the object away.
+    /// Removes and returns an object.
     pub fn remove(&mut self, number: u32) -> Option<T> {
         let slot = self.slot(number)?;
         let object = self.slots.get_mut(slot)?.take()?;
@@ -81,12 +81,12 @@ impl<T> Table<T> {
         Some(object)
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// All objects with their numbers.
+    /// Iterates over all objects and their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let first = self.first;
         self.slots

@@ -1,4 +1,4 @@
-//! ACCESS_REG: registers of the port and of the board.
+//! ACCESS_REG: port and board registers.
 
 use super::OP_MOD;
 use super::status::{Outcome, Status, refuse};
@@ -58,7 +58,7 @@ impl<P: Platform> Hca<P> {
         let Some(out) = output.get_mut(DATA..) else {
             return Err(refuse(Status::BadOutputLength, "no room for the register"));
         };
-        // The index fields of a register come back as they were given.
+        // The index fields of a register are returned as given.
         put_bytes(out, 0, given);
         match register {
             HOST_ENDIANNESS => Ok(()),
@@ -117,7 +117,7 @@ impl<P: Platform> Hca<P> {
                 OPERATIONAL_STATUS.put(out, status(self.core.link_up));
                 Ok(())
             }
-            // Nothing to set, nothing to read.
+            // These registers have no state.
             PCAP | PMLP | PFCC | PPCNT | PCMR | PPLM => Ok(()),
             _ => Err(refuse(
                 Status::BadParameter,
@@ -127,5 +127,5 @@ impl<P: Platform> Hca<P> {
     }
 }
 
-/// The largest Ethernet frame but for its checksum: what the fabric carries.
+/// The largest Ethernet frame without its FCS: the capacity of a packet buffer.
 pub(crate) const LARGEST_FRAME: u32 = crate::packet::CAPACITY as u32;

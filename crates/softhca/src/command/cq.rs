@@ -1,4 +1,4 @@
-//! Commands about completion queues.
+//! Completion queue commands.
 
 use super::OP_MOD;
 use super::load::number;
@@ -35,10 +35,10 @@ const MINI_HASH: u32 = 0;
 const MINI_CHECKSUM: u32 = 1;
 
 const RESIZE: u32 = 1;
-/// The status of a queue in error.
+/// Context status of a queue in error.
 const FAILED: u32 = 0xa;
 
-/// The buffer of a queue that a context describes.
+/// The buffer that a context describes.
 fn buffer(
     input: &[u8],
     context: &[u8],
@@ -59,8 +59,8 @@ fn buffer(
     ))
 }
 
-/// How a queue's completions are compressed, if they are. With the index of a
-/// stride they are not, since there are no striding receive queues.
+/// The compression format that a context asks for, if any. The stride index format
+/// is refused: there are no striding receive queues.
 fn compression(context: &[u8]) -> Result<Option<Format>, super::Refused> {
     if !COMPRESS.is_set(context) {
         return Ok(None);
@@ -149,7 +149,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Outcome {
         if OP_MOD.get(input) != RESIZE {
-            // Moderation: events come at once, whatever is asked for.
+            // Moderation is ignored: events are generated immediately.
             return match self.cqs.get(number(input)) {
                 Some(_) => Ok(()),
                 None => Err(refuse(Status::BadResource, "no such completion queue")),
@@ -171,7 +171,8 @@ impl<P: Platform> Core<P> {
         if let Ok(consumer) = self.platform.read_index(cq.doorbell) {
             cq.consumer = consumer & 0xff_ffff;
         }
-        // One entry says that the rest is in the new buffer.
+        // One more entry is needed, for the RESIZED CQE that sends the driver to
+        // the new buffer.
         if cq.outstanding() >= 1 << log_size {
             return Err(refuse(
                 Status::BadSizeOutstandingCqes,

@@ -1,4 +1,4 @@
-//! Commands about targets of dynamic connections.
+//! DC target commands.
 
 use super::NUMBER;
 use super::load::number;
@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::transport::{QpConfig, QpState, Service};
 
 const CONTEXT: usize = 0x10;
-/// Bytes of a target's context.
+/// Bytes of a DC target's context.
 const SIZE: usize = 64;
 
 const STATE: Field = field(0x0, 27, 24);
@@ -31,15 +31,15 @@ const PD: Field = field(0x18, 23, 0);
 const ACCESS_KEY: usize = 0x20;
 const MTU: Field = field(0x28, 26, 24);
 
-/// The states of a target.
+/// State codes of a DC target.
 const ACTIVE: u32 = 0;
 const DRAINED: u32 = 2;
 
-/// Reads and atomics of one initiator under way at once, as a power of two.
+/// Base-2 logarithm of the outstanding reads and atomics per initiator.
 pub(crate) const LOG_MOST_READS: u32 = 4;
 
 impl<P: Platform> Core<P> {
-    /// The target of a number.
+    /// Returns a DC target by number.
     fn dct_mut(&mut self, number: u32) -> Option<&mut Qp> {
         self.qp_mut(number)
             .filter(|qp| qp.service == Service::DcTarget)
@@ -126,7 +126,7 @@ impl<P: Platform> Hca<P> {
         Ok(())
     }
 
-    /// Nothing more comes in; an event says when that is so, which is at once.
+    /// Stops receiving and reports the drained event, both immediately.
     pub(crate) fn drain_dct(&mut self, input: &[u8]) -> Outcome {
         let dctn = number(input);
         let Some(qp) = self.core.dct_mut(dctn) else {

@@ -1,4 +1,4 @@
-//! Commands about the device's own memory.
+//! Device memory commands.
 
 use super::OP_MOD;
 use super::status::{Outcome, Status, refuse};
@@ -7,8 +7,8 @@ use crate::engine::core::Core;
 use crate::engine::device_memory::AtOnce;
 use crate::platform::Platform;
 
-/// As the logarithm of the alignment in units of 64 bytes; what is given out
-/// begins on a page.
+/// Base-2 logarithm of the alignment in units of 64 bytes. Allocations begin on a
+/// page, which satisfies every alignment up to the limit.
 const LOG_ALIGNMENT: Field = field(0xc, 7, 0);
 const MOST_ALIGNED: u32 = 6;
 const FROM: usize = 0x10;

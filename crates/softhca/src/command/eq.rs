@@ -1,4 +1,4 @@
-//! Commands about event queues.
+//! Event queue commands.
 
 use super::load::number;
 use super::resource::created;
@@ -18,7 +18,7 @@ const LOG_PAGE_SIZE: Field = field(0x18, 28, 24);
 const CONSUMER: Field = field(0x28, 23, 0);
 const PRODUCER: Field = field(0x2c, 23, 0);
 const EVENT_BITMASK: usize = 0x58;
-/// The number of an event queue in commands that name one.
+/// The event queue number in commands that name one.
 const EQN: Field = field(8, 7, 0);
 
 impl<P: Platform> Core<P> {
@@ -50,7 +50,7 @@ impl<P: Platform> Core<P> {
         if usize::from(vector) >= crate::hca::VECTORS {
             return Err(refuse(Status::BadIndex, "no such interrupt vector"));
         }
-        // The driver numbers words of 64 bits from the lowest events on.
+        // The mask is in words of 64 bits, lowest event types first.
         let mask = std::array::from_fn(|n| get64(input, EVENT_BITMASK + 8 * n));
         created(
             output,

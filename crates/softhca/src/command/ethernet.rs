@@ -1,4 +1,4 @@
-//! Commands about the network interface: send and receive queues.
+//! Commands for the send and receive queues of the network interface.
 
 use super::load::number;
 use super::resource::created;
@@ -18,12 +18,12 @@ const CONTEXT_SIZE: usize = 0xf0;
 const STATE: Field = field(0, 23, 20);
 const USER_INDEX: Field = field(4, 23, 0);
 const CQN: Field = field(8, 23, 0);
-/// The first of the TISes that a send queue has, which is its only one.
+/// The first TIS of a send queue, and its only one.
 const TIS: Field = field(0x2c, 23, 0);
 const READY: u32 = 1;
 
 impl<P: Platform> Core<P> {
-    /// The queue that a context describes.
+    /// Decodes the work queue of a context. Returns its ring and protection domain.
     fn ring(&self, input: &[u8], send: bool) -> Result<(Ring, u32), super::Refused> {
         let wq = &input[(CONTEXT + WQ).min(input.len())..];
         let log_size = WQ_LOG_SIZE.get(wq);
@@ -68,7 +68,7 @@ impl<P: Platform> Core<P> {
         ))
     }
 
-    /// The completion queue and user index of a context, and its bytes.
+    /// Returns the completion queue, the user index and the bytes of a context.
     fn queue_context(&self, input: &[u8]) -> Result<(u32, u32, Vec<u8>), super::Refused> {
         let context = &input[CONTEXT.min(input.len())..];
         let cqn = CQN.get(context);

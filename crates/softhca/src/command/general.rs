@@ -1,5 +1,5 @@
-//! Commands that programs give themselves (DevX): their contexts, and objects
-//! that have a type and little else.
+//! Commands for programs that issue their own (DevX): user contexts and general
+//! objects.
 
 use super::load::number;
 use super::resource::{created, gone};
@@ -12,17 +12,17 @@ const TYPE: Field = field(4, 15, 0);
 pub(crate) const OBJECT: Field = field(8, 31, 0);
 const LOG_RANGE: Field = field(0xc, 28, 24);
 
-/// The type of object that is an element of the tree of rates.
+/// Object type of scheduling elements.
 pub(crate) const SCHEDULING_ELEMENT: u32 = 0x26;
-/// That is a range of queue pair numbers.
+/// Object type of ranges of reserved queue pair numbers.
 pub(crate) const RESERVED_QPN: u32 = 0x2c;
-/// That says which queue pair an address is best reached by.
+/// Object type of mappings from an address to a queue pair.
 pub(crate) const ADDRESS_TO_QP: u32 = 0x3a;
-/// The logarithm of how many there are in one.
+/// Base-2 logarithm of the numbers in a range.
 pub(crate) const LOG_RESERVED_QPNS: u32 = 6;
-/// The first number: past all that queues get.
+/// The first reserved number, above all numbers of queues.
 const FIRST_RESERVED: u32 = 1 << 20;
-/// How many ranges there are, so that the numbers keep to 24 bits.
+/// Limit of ranges; keeps the numbers within 24 bits.
 pub(crate) const RANGES: usize = 1 << 14;
 
 impl<P: Platform> Core<P> {
@@ -89,8 +89,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// A hint by which a card finds the queue pair for what comes from an
-    /// address; here queue pairs are found without.
+    /// Creates a mapping, which hardware uses as a hint to find the queue pair for
+    /// packets from an address. Here it has no effect.
     fn create_address_mapping(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if self.queues.get(MAPPED_QPN.get(input)).is_none() {
             return Err(refuse(

@@ -1,4 +1,4 @@
-//! The commands by which the driver brings the HCA up and takes it down.
+//! Commands that start and stop the HCA, and its capabilities.
 
 use super::status::{Outcome, Status, refuse};
 use super::{NUMBER, OP_MOD};
@@ -15,8 +15,8 @@ const SUPPORTED_ISSI: usize = 0x6c;
 const PAGES_BOOT: u32 = 1;
 const PAGES_INIT: u32 = 2;
 const NUM_PAGES: usize = 12;
-/// How many pages are asked for before and at INIT_HCA. The device needs
-/// none; it asks for some so that the driver does what it does for others.
+/// Pages requested before and at INIT_HCA. The device needs none; it requests some
+/// so that the driver takes the same path as for hardware.
 const BOOT: usize = 16;
 const INIT: usize = 48;
 
@@ -25,7 +25,7 @@ const PAGES_GIVE: u32 = 1;
 const PAGES_TAKE: u32 = 2;
 const PAGE_COUNT: Field = field(12, 31, 0);
 const PAGE_LIST: usize = 16;
-/// No more than asked for is taken, whatever is offered.
+/// Limit of pages accepted from the driver.
 const MOST_PAGES: usize = 1 << 16;
 
 const CAPABILITIES: usize = 0x10;
@@ -33,7 +33,7 @@ const CAPABILITIES: usize = 0x10;
 impl<P: Platform> Core<P> {
     pub(crate) fn query_issi(&mut self, output: &mut [u8]) -> Outcome {
         CURRENT_ISSI.put(output, u32::from(self.issi));
-        // Bits 0 and 1: the versions that there are.
+        // Bits 0 and 1: supported versions.
         put32(output, SUPPORTED_ISSI, 0b11);
         Ok(())
     }
@@ -93,7 +93,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_hca_cap(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        // A group that is not kept is one with nothing in it.
+        // An unknown group reads as zeros.
         if let Some(group) = self.group_of(input) {
             let current = OP_MOD.get(input) & 1 != 0;
             let bytes = if current {
@@ -137,14 +137,14 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Hca<P> {
-    /// The driver goes: whatever it has left behind goes too.
+    /// TEARDOWN_HCA: destroys all objects that the driver left.
     pub(crate) fn teardown(&mut self) -> Outcome {
         self.forget_objects();
         Ok(())
     }
 }
 
-/// The capabilities as they are and as they could be.
+/// Capabilities: the current values and the largest possible ones.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
     greatest: Vec<(Group, Vec<u8>)>,
@@ -185,7 +185,7 @@ impl Capabilities {
     }
 }
 
-/// Taken from an input that names an object in the usual place.
+/// The object number, where most inputs have it.
 pub(crate) fn number(input: &[u8]) -> u32 {
     NUMBER.get(input)
 }

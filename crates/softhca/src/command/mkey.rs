@@ -1,4 +1,4 @@
-//! Commands about memory keys.
+//! Memory key commands.
 
 use super::NUMBER;
 use super::load::number;
@@ -27,7 +27,7 @@ const START: usize = 0x10;
 const LENGTH: usize = 0x18;
 const CAPACITY: Field = field(0x34, 31, 0);
 const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
-/// How many 16-byte units of translation the command carries.
+/// The number of 16-byte units of translation entries in the command.
 const CARRIED: Field = field(0x60, 31, 0);
 const LIST: usize = 0x110;
 
@@ -37,13 +37,12 @@ const MODE_KEYS: u32 = 2;
 const MODE_EQUAL_KEYS: u32 = 3;
 const MODE_DEVICE: u32 = 5;
 
-/// Bits of a page in a translation entry: its address, and whether it is there
-/// to be read and to be written.
+/// Mask for a page entry: the address and the bits for readable and writable.
 const PAGE: u64 = !0x4;
-/// The entries of the command have these bits; without, all pages are there.
+/// Set if the page entries have access bits; otherwise all pages are present.
 const PAGE_ACCESS: Field = flag(0xc, 31);
 
-/// A translation from its entries.
+/// Decodes a translation from its entries.
 pub(crate) fn translation(
     mode: u32,
     log_page_size: u32,
@@ -51,7 +50,7 @@ pub(crate) fn translation(
     start: u64,
 ) -> Result<Translation, Refused> {
     let keys = || entries.chunks_exact(16).map(Klm::parse).collect();
-    // The driver gives 0 where there is only one page size.
+    // The driver gives 0 if there is only one page size.
     let shift = if log_page_size == 0 {
         12
     } else {
@@ -82,11 +81,11 @@ pub(crate) fn translation(
     }
 }
 
-/// The logarithm of the largest page: all of the address space in a few, for keys
-/// of which no page is ever there.
+/// Base-2 logarithm of the largest page. A few such pages cover the address space,
+/// for keys whose pages are never present.
 pub(crate) const LARGEST_PAGE: u32 = 61;
 
-/// The rights in a context's first word.
+/// The access rights in the first word of a context.
 pub(crate) fn rights(context: &[u8]) -> Rights {
     let mut rights = 0;
     for (field, right) in [
@@ -147,7 +146,8 @@ impl<P: Platform> Core<P> {
             pd,
             qpn: QPN.get(context),
             rights: rights(context),
-            // Addresses of device memory count from its own beginning.
+            // Keys of device memory are zero-based: addresses are offsets into
+            // their range.
             start: if mode == MODE_DEVICE { 0 } else { start },
             length,
             length64: LENGTH64.is_set(context),

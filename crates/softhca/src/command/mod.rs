@@ -1,4 +1,4 @@
-//! The command interface: how commands come in, and what each one does.
+//! The command interface: dispatch of commands and their handlers.
 
 pub(crate) mod access_register;
 pub(crate) mod cq;
@@ -26,24 +26,24 @@ use crate::platform::Platform;
 use opcode as op;
 use status::{Outcome, Refused, Status, refuse};
 
-/// Fields that all commands have in common.
+/// Fields that all commands share.
 pub(crate) const OPCODE: Field = field(0, 31, 16);
 pub(crate) const OP_MOD: Field = field(4, 15, 0);
 pub(crate) const STATUS: Field = field(0, 31, 24);
 const SYNDROME: usize = 4;
-/// The number that most commands name an object by, and the field of most
-/// outputs that has the number of a new one.
+/// The number of the object in the input of most commands; the number of the new
+/// object in the output of those that create one.
 pub(crate) const NUMBER: Field = field(8, 23, 0);
 
-/// An output is at least this long, whatever the driver has room for, so that
-/// handlers can write it.
+/// Outputs are built at least this long, whatever room the driver gave, so that
+/// handlers can write the common fields.
 const SHORTEST_OUTPUT: usize = 16;
 
 impl<P: Platform> Hca<P> {
-    /// Carries out one command and returns its output.
+    /// Executes one command and returns its output.
     ///
-    /// Nothing but the input is looked at, and memory that it names: this is
-    /// what the command queue calls, and what tests call without one.
+    /// Reads only the input and the memory that it names. The command queue calls
+    /// this, and tests call it without a queue.
     pub fn execute(&mut self, input: &[u8], output_length: usize) -> Vec<u8> {
         let mut output = vec![0; output_length.max(SHORTEST_OUTPUT)];
         let opcode = OPCODE.get(input) as u16;

@@ -1,14 +1,14 @@
-//! The commands by number.
+//! Opcodes of the commands.
 
-/// Declares the opcodes and the table of their names together.
+/// Declares the opcodes and their name table together.
 macro_rules! opcodes {
     ($($name:ident = $value:expr;)*) => {
         $(#[allow(missing_docs)] pub const $name: u16 = $value;)*
 
-        /// All of them.
+        /// All opcodes.
         pub const ALL: &[u16] = &[$($value),*];
 
-        /// The name of an opcode.
+        /// Returns the name of an opcode.
         pub fn name(opcode: u16) -> &'static str {
             match opcode {
                 $($value => stringify!($name),)*
@@ -16,7 +16,7 @@ macro_rules! opcodes {
             }
         }
 
-        /// The opcode of a name.
+        /// Returns the opcode with this name.
         pub fn named(name: &str) -> Option<u16> {
             match name {
                 $(stringify!($name) => Some($value),)*

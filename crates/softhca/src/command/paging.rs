@@ -1,4 +1,4 @@
-//! The command by which the driver says that pages are there.
+//! PAGE_FAULT_RESUME: the driver reports that pages are present.
 
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag};

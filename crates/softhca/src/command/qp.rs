@@ -1,4 +1,4 @@
-//! Commands about queue pairs.
+//! Queue pair commands.
 
 use super::NUMBER;
 use super::load::number;
@@ -15,17 +15,17 @@ use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
 const CONTEXT: usize = 0x18;
-/// More bits of the mask, after the context.
+/// Upper bits of the mask, after the context.
 const OPT_PARAM_MASK_HIGH: usize = 0x108;
 const OPTIONAL_STREAM: u64 = 1 << 0;
 const OPTIONAL_QUEUE_GROUP: u64 = 1 << 1;
 const OPTIONAL_UDP_SPORT: u64 = 1 << 2;
-/// There is an extension of the context after it.
+/// The context is followed by an extension.
 const EXTENDED: Field = flag(0x8, 31);
 const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
-/// Bytes of a queue pair's context.
+/// Bytes of a queue pair context.
 pub(crate) const CONTEXT_SIZE: usize = 232;
 
 const STATE: Field = field(0x0, 31, 28);
@@ -65,7 +65,7 @@ const SRQN: Field = field(0xac, 23, 0);
 const CS_REQ: Field = field(0xc4, 15, 8);
 const CS_RES: Field = field(0xc4, 7, 0);
 
-// The address path.
+// Fields of the address path.
 const PKEY_INDEX: Field = field(0x0, 15, 0);
 const GRH: Field = flag(0x4, 23);
 const MLID: Field = field(0x4, 22, 16);
@@ -87,19 +87,19 @@ const ST_UD: u32 = 2;
 const ST_XRC: u32 = 3;
 const ST_QP0: u32 = 7;
 const ST_GSI: u32 = 8;
-/// For the work requests that change memory keys.
+/// For UMR work requests.
 const ST_REG_UMR: u32 = 0xc;
 
 const RQ_OWN: u32 = 0;
 const RQ_SRQ: u32 = 1;
 
-/// The sending side of dynamic connections.
+/// The initiator of dynamic connections.
 const ST_DCI: u32 = 5;
 
 const SCATTER_32: u32 = 1;
 const SCATTER_64: u32 = 2;
 
-/// The states, as the context has them.
+/// State codes in the context.
 mod state {
     pub const RST: u32 = 0;
     pub const INIT: u32 = 1;
@@ -110,7 +110,7 @@ mod state {
     pub const ERR: u32 = 6;
 }
 
-/// Bits of the mask that says which optional attributes a transition carries.
+/// Bits of the mask of optional parameters.
 mod optional {
     pub const RRE: u32 = 1 << 1;
     pub const RAE: u32 = 1 << 2;
@@ -127,7 +127,7 @@ mod optional {
     pub const COUNTER_SET: u32 = 1 << 25;
 }
 
-/// The state that the driver reads, of the transport's.
+/// Returns the code of a transport state.
 fn state_number(state: QpState) -> u32 {
     match state {
         QpState::Reset => state::RST,
@@ -140,8 +140,8 @@ fn state_number(state: QpState) -> u32 {
     }
 }
 
-/// What a transition copies from its input besides the state: (field, needs
-/// this bit of the mask or none).
+/// Context fields that a transition takes from its input: each field with the mask
+/// bit that it requires, or `ALWAYS`.
 type Carried = &'static [(Field, u32)];
 
 const ALWAYS: u32 = 0;
@@ -212,7 +212,7 @@ const RTS_TO_RTS: Carried = &[
     (COUNTER_SET, optional::COUNTER_SET),
 ];
 
-/// The address path but for what other transitions carry.
+/// Fields of the address path that the lists above do not have.
 const PATH_FIELDS: &[Field] = &[
     GRH,
     MLID,
@@ -264,7 +264,7 @@ impl<P: Platform> Hca<P> {
         {
             return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
         }
-        // The buffer of an initiator may have a ring of receives that nothing uses.
+        // The buffer of a DC initiator may contain a receive ring, which is unused.
         let has_ring =
             rq_type == RQ_OWN && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
         let has_recv = has_ring && !sends_only;
@@ -466,13 +466,13 @@ impl<P: Platform> Hca<P> {
             .map_err(|_| refuse(Status::BadResource, "the transport has no such queue pair"))
     }
 
-    /// What a transition carries in the extension of the context.
+    /// Applies the extension of the context.
     fn modify_extension(&mut self, opcode: u16, qpn: u32, input: &[u8]) -> Outcome {
         if !EXTENDED.is_set(input) || !matches!(opcode, op::INIT2INIT_QP | op::RTS2RTS_QP) {
             return Ok(());
         }
         let mask = get64(input, OPT_PARAM_MASK_HIGH);
-        // Nothing is sent slower for it: that the groups exist is all.
+        // Rates are not enforced; only the existence of the groups is checked.
         let groups = [GROUP_REQUESTER, GROUP_RESPONDER].map(|group| group.get(input));
         if mask & OPTIONAL_QUEUE_GROUP != 0 && !groups.iter().all(|g| self.core.is_queue_group(*g))
         {
@@ -491,7 +491,7 @@ impl<P: Platform> Hca<P> {
         Ok(())
     }
 
-    /// The transport's attributes of a queue pair, by its context.
+    /// Builds the transport configuration of a queue pair from its context.
     fn config(&self, qpn: u32, context: &[u8]) -> QpConfig {
         let Some(qp) = self.core.qp(qpn) else {
             return QpConfig::default();
@@ -536,14 +536,14 @@ impl<P: Platform> Hca<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// The queue pair of a number, if it is not a target of dynamic connections,
-    /// which has commands of its own.
+    /// Returns a queue pair by number, unless it is a DC target, which has commands
+    /// of its own.
     fn queue_pair(&self, qpn: u32) -> Option<&Qp> {
         self.qp(qpn).filter(|qp| qp.service != Service::DcTarget)
     }
 }
 
-/// How much data a completion may have, as it is asked for.
+/// The most payload bytes that a CQE may hold, from the requested code.
 pub(crate) fn scatter(asked: u32, wide: bool) -> u8 {
     match asked & 0xf {
         SCATTER_32 => 32,
@@ -553,7 +553,8 @@ pub(crate) fn scatter(asked: u32, wide: bool) -> u8 {
     }
 }
 
-/// A structure within an input, with zeros where the input is too short.
+/// Copies a structure out of an input, padded with zeros where the input is too
+/// short.
 fn padded<const N: usize>(input: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     put_bytes(&mut out, 0, input.get(at..).unwrap_or(&[]));

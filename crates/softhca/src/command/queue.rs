@@ -1,16 +1,16 @@
-//! The command queue: entries of 64 bytes that the driver fills in and hands
-//! over by a doorbell, with what does not fit in chains of mailboxes.
+//! The command queue: entries of 64 bytes that the driver hands over with a
+//! doorbell. Data beyond the entry is in chains of mailboxes.
 
 use crate::bits::{Field, field, get32, get64};
 use crate::engine::core::Core;
 use crate::engine::eq::event;
 use crate::platform::{Platform, Unmapped};
 
-/// The longest input or output taken: registration of a terabyte by pages of
-/// 4 KiB would need more, and drivers do not ask for that.
+/// Limit of an input or output. Registering a terabyte in pages of 4 KiB would
+/// exceed it; drivers do not do that.
 const LONGEST: usize = 16 << 20;
 
-/// Bytes of a mailbox that carry data.
+/// Bytes of data in a mailbox.
 const BLOCK: usize = 512;
 const BLOCK_NEXT: usize = 560;
 const BLOCK_NUMBER: usize = 568;
@@ -28,14 +28,14 @@ const TOKEN: usize = 60;
 const STATUS_OWNER: usize = 63;
 const ENTRY: usize = 64;
 
-/// The only type of entry there is.
+/// The only type of entry.
 const TYPE_PCI: u32 = 7;
 /// Bytes of an input or output that are in the entry itself.
 const INLINE: usize = 16;
-/// Set while the device has the entry.
+/// Set while the device owns the entry.
 const OWNED: u8 = 1;
 
-/// Why an entry could not be taken as a command, as the driver is told.
+/// Delivery status: why an entry was not taken as a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Delivery {
@@ -48,16 +48,16 @@ enum Delivery {
     Descriptor = 0x10,
 }
 
-/// Where the queue is.
+/// The address of the queue, as written to its registers.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CommandQueue {
     pub(crate) high: u32,
     pub(crate) low: u32,
 }
 
-/// The queue has 32 slots; one of them is the driver's for page requests.
+/// The queue has 32 slots, of which the driver uses one for page requests.
 pub(crate) const LOG_SIZE: u32 = 5;
-/// Entries lie 64 bytes apart.
+/// Entries are 64 bytes apart.
 pub(crate) const LOG_STRIDE: u32 = 6;
 
 impl CommandQueue {
@@ -66,10 +66,10 @@ impl CommandQueue {
     }
 }
 
-/// A command as it was taken from the queue.
+/// A command taken from the queue.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// The input, in full.
+    /// The whole input.
     pub(crate) input: Vec<u8>,
     output_length: usize,
     output_pointer: u64,
@@ -77,7 +77,8 @@ pub(crate) struct Taken {
 }
 
 impl<P: Platform> Core<P> {
-    /// Takes the command of a slot. `None` if the slot is the driver's own.
+    /// Takes the command in a slot. Returns `None` if the driver still owns the
+    /// slot.
     fn take(&mut self, entry: u64) -> Result<Option<Result<Taken, Delivery>>, Unmapped> {
         let mut bytes = [0; ENTRY];
         self.platform.read(entry, &mut bytes)?;
@@ -126,7 +127,7 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Writes the output; the owner bit comes after.
+    /// Writes the output. The caller publishes the owner bit afterwards.
     fn give(&mut self, entry: u64, taken: &Taken, output: &[u8]) -> Result<(), Delivery> {
         let output = &output[..output.len().min(taken.output_length)];
         let inline = output.len().min(INLINE);
@@ -154,9 +155,9 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// Runs the commands of the slots in `doorbell`.
+/// Executes the commands of the slots in `doorbell`.
 ///
-/// `execute` gets an input and makes the output of the length it is told.
+/// `execute` gets an input and an output length, and returns the output.
 pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
     hca: &mut H,
     doorbell: u32,
@@ -196,8 +197,8 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
             .publish(entry + STATUS_OWNER as u64, status << 1);
         done |= 1 << slot;
     }
-    // Until there is an event queue for it, the driver polls the owner bit;
-    // so it does for the very command that makes that queue.
+    // Without a command event queue the driver polls the owner bit. It also polls
+    // for the command that creates that queue, hence the state before the commands.
     if done != 0 && events_before {
         hca.as_mut().post_command_event(done);
     }

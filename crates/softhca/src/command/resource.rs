@@ -1,5 +1,5 @@
-//! Objects that are little more than a number: UARs, protection domains, XRC
-//! domains, transport domains, counter sets.
+//! Objects with little state: UARs, protection domains, XRC domains, transport
+//! domains, counter sets.
 
 use super::NUMBER;
 use super::load::number;
@@ -10,7 +10,7 @@ use crate::engine::counters::QCounters;
 use crate::platform::Platform;
 use crate::table::Table;
 
-/// Gives the number of a new object to the driver.
+/// Returns the number of a new object to the driver.
 pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome {
     match inserted {
         Ok(number) => {
@@ -34,7 +34,7 @@ pub(crate) fn gone<T>(removed: Option<T>) -> Outcome {
     }
 }
 
-/// An object that others refer to by number.
+/// Removes an object unless others refer to it by number.
 fn drop_unused(table: &mut Table<()>, number: u32, used: bool) -> Outcome {
     if used {
         return Err(refuse(Status::ResourceBusy, "other objects still use it"));

@@ -1,5 +1,5 @@
-//! Scheduling elements: the tree by which a card shares its rate among queues.
-//! The tree is kept as it is told; nothing is sent slower for it.
+//! Scheduling elements: the tree by which hardware shares its rate among queues.
+//! The tree is stored; rates are not enforced.
 
 use super::general::OBJECT;
 use super::status::{Outcome, Status, refuse};
@@ -12,24 +12,24 @@ const ELEMENT_TYPE: Field = field(0x30, 31, 24);
 const PARENT: Field = field(0x38, 31, 0);
 const BW_SHARE: Field = field(0x44, 31, 0);
 const MAX_AVERAGE_BW: Field = field(0x48, 31, 0);
-/// Which attributes a change carries.
+/// The attributes that a change carries.
 const SELECT: Field = field(0x14, 31, 0);
 const SELECT_BW_SHARE: u32 = 1;
 const SELECT_MAX_AVERAGE_BW: u32 = 1 << 1;
 
-/// The only hierarchy there is: of the network interface.
+/// The only supported hierarchy: that of the network interface.
 const HIERARCHY_NIC: u32 = 3;
-/// An element that others hang from.
+/// An element that has other elements as children.
 const ARBITER: u32 = 0;
-/// An element that queues hang from.
+/// An element that queues are assigned to.
 const QUEUE_GROUP: u32 = 4;
 
-/// The types of element that the capabilities name.
+/// The element types, as reported in the capabilities.
 pub(crate) const TYPES: u32 = 1 << ARBITER | 1 << QUEUE_GROUP;
-/// How many there are.
+/// Limit of scheduling elements.
 pub(crate) const MOST: usize = 1 << 16;
 
-/// One element of the tree.
+/// An element of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Element {
     group: bool,
@@ -124,7 +124,7 @@ impl<P: Platform> Core<P> {
         super::resource::gone(self.scheduling.remove(number))
     }
 
-    /// Whether queues can hang from this element; 0 stands for none.
+    /// Whether queues can be assigned to this element; 0 stands for none.
     pub(crate) fn is_queue_group(&self, number: u32) -> bool {
         number == 0 || self.scheduling.get(number).is_some_and(|e| e.group)
     }

@@ -1,5 +1,5 @@
-//! Commands about shared receive queues: the pools (RMP) that verbs' SRQs
-//! are, and the XRC ones. They have their numbers in common.
+//! Shared receive queue commands: RMPs, which are the SRQs of verbs, and XRC SRQs.
+//! Both share one range of numbers.
 
 use super::load::number;
 use super::resource::created;
@@ -10,7 +10,7 @@ use crate::engine::core::Core;
 use crate::engine::srq::Srq;
 use crate::platform::Platform;
 
-/// Longest queue, and longest entry, as logarithms.
+/// Base-2 logarithms of the limits of queue length and entry size.
 const LOG_LONGEST: u32 = 16;
 const LOG_WIDEST: u32 = 9;
 const LOG_NARROWEST: u32 = 5;
@@ -33,7 +33,8 @@ const XRC_DOORBELL: usize = 0x28;
 
 pub(crate) const POOL: usize = 0x20;
 const POOL_STATE: Field = field(0, 23, 20);
-/// The work queue in the context of a pool, a receive queue or a send queue.
+/// Offset of the work queue in the context of an RMP, a receive queue or a send
+/// queue.
 pub(crate) const WQ: usize = 0x30;
 pub(crate) const WQ_PAGE_OFFSET: Field = field(4, 20, 16);
 const WQ_LIMIT: Field = field(4, 15, 0);
@@ -48,7 +49,7 @@ const MODIFY_LIMIT: u32 = 1;
 const ARM_LIMIT: Field = field(0xc, 15, 0);
 
 impl<P: Platform> Core<P> {
-    /// What both kinds have in common.
+    /// Creates the part that both kinds share.
     #[allow(clippy::too_many_arguments)] // Fields of two contexts.
     fn srq(
         &self,
@@ -163,7 +164,8 @@ impl<P: Platform> Core<P> {
         )?;
         srq.state = POOL_STATE.at(POOL).get(input);
         srq.limit = WQ_LIMIT.get(wq) as u16;
-        // Pools have no such flag; what the kernel posts names real keys.
+        // RMPs have no flag for the reserved lkey; the receives that the kernel
+        // posts name real keys.
         created(output, self.srqs.insert(srq))
     }
 
@@ -206,7 +208,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Asks for an event when fewer entries are left than a limit.
+    /// Requests an event when fewer entries than a limit are left.
     pub(crate) fn arm_srq(&mut self, input: &[u8]) -> Outcome {
         match self.srqs.get_mut(number(input)) {
             Some(srq) => {

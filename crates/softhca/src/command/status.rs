@@ -1,8 +1,8 @@
-//! How a command ends.
+//! Command status.
 
 use std::fmt;
 
-/// The statuses of a command, by the numbers in its output.
+/// Command status codes, as in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -24,20 +24,19 @@ pub enum Status {
     BadSizeOutstandingCqes = 0x40,
 }
 
-/// A command that is not carried out: the status, and the reason for the
-/// reader of the log.
+/// A refused command: its status, and the reason for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
-    /// What the driver is told.
+    /// The status that the driver reads.
     pub status: Status,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
 impl Refused {
-    /// The number in the output's syndrome, which the driver prints: the same
-    /// for the same reason, so that one finds the reason of a line in the
-    /// kernel's log (`softhca syndrome` prints it).
+    /// The syndrome in the output, which the driver prints: a hash of the reason.
+    /// Equal reasons have equal syndromes, and the log has both, so that a line of
+    /// the kernel log leads to its reason.
     pub fn syndrome(&self) -> u32 {
         // FNV-1a.
         self.why.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
@@ -59,10 +58,10 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Refuses with a status and a reason.
+/// Builds a refusal from a status and a reason.
 pub const fn refuse(status: Status, why: &'static str) -> Refused {
     Refused { status, why }
 }
 
-/// What a command's handler returns.
+/// The result of a command handler.
 pub type Outcome = Result<(), Refused>;

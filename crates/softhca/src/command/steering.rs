@@ -1,4 +1,4 @@
-//! Commands about flow steering: tables, groups, rules, and what they lead to.
+//! Flow steering commands: flow tables, groups and rules, and their destinations.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ const CONTEXT: usize = 0x20;
 const TIR_CHOICE: Field = field(0x24, 31, 28);
 const TIR_QUEUE: Field = field(0x3c, 23, 0);
 const TIR_TABLE: Field = field(0x40, 23, 0);
-/// Linux calls it `self_lb_block`, and sets what is to be let through: for its
-/// test of loopback, and where the interface is to hear itself.
+/// Linux calls this field `self_lb_block`, but sets the bits of what passes: for
+/// its loopback test, and where the interface receives its own frames.
 const TIR_OWN: Field = field(0x44, 25, 24);
 const TIR_DOMAIN: Field = field(0x44, 23, 0);
 const MODIFY_OWN: Field = flag(0x14, 4);
@@ -25,12 +25,12 @@ const RQT_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
 const RQT_LIST: usize = CONTEXT + 0xf0;
 const MOST_QUEUES: usize = 1 << 12;
 
-/// Tables are named in another place than the rest, and so are groups.
+/// Flow tables and groups are named by fields of their own.
 const TABLE_TYPE: Field = field(0x10, 31, 24);
 const TABLE: Field = field(0x14, 23, 0);
 const GROUP: Field = field(0x18, 31, 0);
 const COUNTER: Field = field(0x8, 31, 0);
-/// Of what the interface receives.
+/// The table type for receiving.
 const RECEIVES: u32 = 0;
 const MISS_ACTION: Field = field(0x18, 27, 24);
 const MISS_FORWARD: u32 = 1;
@@ -138,7 +138,7 @@ impl<P: Platform> Core<P> {
         let table = TABLE.get(input);
         match opcode {
             op::MODIFY_TIR => match self.steering.get_mut(number(input)) {
-                // What it leads to stays.
+                // Its destination does not change.
                 Some(Object::Tir(tir)) => {
                     if MODIFY_OWN.is_set(input) {
                         tir.own = TIR_OWN.get(input);

@@ -1,5 +1,5 @@
-//! Commands about the port: as an InfiniBand port, as a network interface, as
-//! a port with RoCE addresses.
+//! Port commands: the port as an InfiniBand port, as a network interface, and with
+//! RoCE addresses.
 
 use super::load::number;
 use super::status::{Outcome, Status, refuse};
@@ -20,12 +20,13 @@ const SYSTEM_IMAGE_GUID: usize = 0x28;
 const PORT_GUID: usize = 0x30;
 const NODE_GUID: usize = 0x38;
 const CAP_MASK1: usize = 0x40;
-/// Which bits of it can be changed, or are.
+/// The capability bits that can be changed, or are being changed.
 const CAP_MASK1_SELECT: usize = 0x44;
-/// That there is a communication manager: the driver says so when one comes.
+/// The presence of a communication manager, which the driver sets when one
+/// registers.
 const CHANGEABLE: u32 = 1 << 16;
-/// What the port says of itself at first: extended speeds, multicast, a
-/// communication manager, and little more.
+/// Initial port capabilities: extended speeds, multicast, a communication manager,
+/// and little more.
 pub(crate) const PORT_CAPABILITIES: u32 = 0x0251_0868;
 const LID: Field = field(0x60, 31, 16);
 const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
@@ -37,7 +38,7 @@ const PHYSICAL_DISABLED: u32 = 3;
 const PHYSICAL_UP: u32 = 5;
 
 const INDEX: Field = field(0xc, 15, 0);
-/// All entries of a table.
+/// Selects all entries of a table.
 const ALL: u32 = 0xffff;
 const GIDS: Field = field(0xc, 31, 16);
 const DEFAULT_PKEY: u32 = 0xffff;
@@ -46,7 +47,7 @@ const NIC_ADMIN_STATE: Field = field(0xc, 7, 4);
 const NIC_STATE: Field = field(0xc, 3, 0);
 
 const LIST_TYPE: Field = field(0xc, 26, 24);
-/// What does not come back: `UNICAST`, `MULTICAST`.
+/// Disabled loopback: `UNICAST`, `MULTICAST`.
 const NIC_LOOPBACK_OFF: Field = field(0x0, 2, 1);
 const NIC_ROCE: Field = flag(0x0, 0);
 const NIC_MTU: Field = field(0x24, 15, 0);
@@ -125,7 +126,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_hca_vport_pkey(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        // The first entry is the default partition, the others are empty.
+        // The first entry is the default partition; the others are empty.
         if matches!(INDEX.get(input), 0 | ALL) {
             put32(output, CONTEXT, DEFAULT_PKEY);
         }
@@ -220,7 +221,7 @@ impl<P: Platform> Hca<P> {
             return Err(refuse(Status::BadIndex, "no such RoCE address"));
         };
         let gid: [u8; 16] = get_array(at, 0);
-        // An entry without an address is taken out of the table.
+        // A zero GID removes the entry.
         *entry = (gid != [0; 16]).then(|| RoceAddress {
             gid,
             mac: get_array(at, ROCE_MAC),

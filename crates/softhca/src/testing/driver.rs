@@ -1,5 +1,5 @@
-//! A driver in a few lines. Offsets are counted by hand from Linux's
-//! `mlx5_ifc.h`, not shared with the engine. What fails panics.
+//! A minimal driver. Its offsets are counted by hand from Linux's `mlx5_ifc.h` and
+//! not shared with the engine. Failures panic.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,12 +9,12 @@ use crate::packet::Pool;
 use crate::platform::{Clock, Interrupts, Memory, Unmapped};
 use crate::profile::Profile;
 
-/// The guest's memory and the rest, in this process.
+/// A platform in this process: memory, clock and interrupts.
 pub struct Bench {
     memory: RefCell<Vec<u8>>,
-    /// Nanoseconds; every look at the clock takes some.
+    /// The time in nanoseconds; every read of the clock advances it.
     pub now: Cell<u64>,
-    /// The vectors that were raised.
+    /// The vectors raised so far.
     pub interrupts: RefCell<Vec<u16>>,
 }
 
@@ -61,53 +61,53 @@ impl Clock for Bench {
     }
 }
 
-/// An input under construction.
+/// A command input under construction.
 #[derive(Clone)]
 pub struct Input(pub Vec<u8>);
 
 impl Input {
-    /// Zeros, with an opcode.
+    /// Creates an input of zeros with an opcode.
     pub fn new(opcode: u16, length: usize) -> Input {
         let mut bytes = vec![0; length];
         bytes[..2].copy_from_slice(&opcode.to_be_bytes());
         Input(bytes)
     }
-    /// ORs a value shifted left into the word at a byte offset.
+    /// ORs `value << shift` into the word at a byte offset.
     pub fn or(mut self, offset: usize, shift: u32, value: u32) -> Input {
         let word = word(&self.0, offset) | value << shift;
         self.0[offset..offset + 4].copy_from_slice(&word.to_be_bytes());
         self
     }
-    /// Replaces the double word at a byte offset.
+    /// Replaces the 64-bit word at a byte offset.
     pub fn long(mut self, offset: usize, value: u64) -> Input {
         self.0[offset..offset + 8].copy_from_slice(&value.to_be_bytes());
         self
     }
 }
 
-/// The big-endian word at a byte offset.
+/// Reads the big-endian word at a byte offset.
 pub fn word(bytes: &[u8], offset: usize) -> u32 {
     u32::from_be_bytes(bytes[offset..offset + 4].try_into().unwrap())
 }
 
-/// A completion queue as its owner sees it.
+/// A completion queue, as its user sees it.
 pub struct Cq {
-    /// Its number.
+    /// The CQ number.
     pub number: u32,
-    /// Where its entries are.
+    /// The address of its entries.
     pub buffer: u64,
-    /// Its doorbell record.
+    /// The address of its doorbell record.
     pub doorbell: u64,
-    /// Of how many entries there are.
+    /// Base-2 logarithm of the number of entries.
     pub log_size: u32,
-    /// How many completions were polled.
+    /// The number of completions polled.
     pub index: u32,
-    /// Entries of 128 bytes.
+    /// Whether entries have 128 bytes.
     pub wide: bool,
 }
 
 impl Cq {
-    /// Where the 64 bytes with the fields of an entry are.
+    /// The address of the 64 bytes of an entry that hold its fields.
     pub fn entry(&self, index: u32) -> u64 {
         let slot = u64::from(index & ((1 << self.log_size) - 1));
         match self.wide {
@@ -116,62 +116,62 @@ impl Cq {
         }
     }
 
-    /// The owner bit of an entry in the hands of software.
+    /// The owner bit of entry `index` when it is new to software.
     pub fn owner(&self, index: u32) -> u8 {
         (index >> self.log_size & 1) as u8
     }
 }
 
-/// A queue pair as its owner sees it.
+/// A queue pair, as its user sees it.
 pub struct Qp {
-    /// Its number.
+    /// The QP number.
     pub number: u32,
-    /// The ring of receives.
+    /// The address of the receive ring.
     pub recv: u64,
-    /// The ring of send requests.
+    /// The address of the send ring.
     pub send: u64,
-    /// Its doorbell record.
+    /// The address of its doorbell record.
     pub doorbell: u64,
-    /// Blocks of 64 bytes posted to the send queue.
+    /// The number of 64-byte blocks posted to the send queue.
     pub posted: u16,
-    /// Receives posted.
+    /// The number of receives posted.
     pub received: u16,
 }
 
-/// In a work request: it completes.
+/// WQE flag: the request generates a completion.
 pub const SIGNALED: u8 = 8;
-/// The peer's completion is a solicited event.
+/// WQE flag: the completion at the peer is a solicited event.
 pub const SOLICITED: u8 = 2;
 
-/// Receives of a queue pair, as a power of two; of 64 bytes each.
+/// Base-2 logarithm of the receive queue size, in entries of 64 bytes.
 pub const RECV_LOG: u32 = 4;
-/// Blocks of a send queue, as a power of two.
+/// Base-2 logarithm of the send queue size, in blocks of 64 bytes.
 pub const SEND_LOG: u32 = 4;
 
-/// An HCA and who drives it.
+/// An HCA and its driver.
 pub struct Driver {
     /// The HCA.
     pub hca: Hca<Bench>,
     next: u64,
-    /// The UAR page that all doorbells go to.
+    /// The UAR page of all doorbells.
     pub uar: u32,
     /// The event queue.
     pub eqn: u32,
-    /// Where its entries are.
+    /// The address of its entries.
     pub eq: u64,
     /// The protection domain of all objects.
     pub pd: u32,
-    /// A key to all memory by its address.
+    /// A key for all memory, with virtual addresses equal to physical ones.
     pub key: u32,
 }
 
 impl Driver {
-    /// The only HCA of a network.
+    /// Creates an HCA that is alone on its network.
     pub fn new(profile: &str) -> Driver {
         Driver::with(profile, 0, &Fabric::new(1), false)
     }
 
-    /// The `number`th HCA on a network.
+    /// Creates the `number`th HCA of a network.
     pub fn with(profile: &str, number: u16, fabric: &Fabric, strict: bool) -> Driver {
         let platform = Bench {
             memory: RefCell::new(vec![0; MEMORY]),
@@ -200,11 +200,12 @@ impl Driver {
             .or(0x1c, 24, 6)
             .or(0x1c, 0, uar)
             .or(0x24, 0, 1)
-            // All events that there are.
+            // All event types.
             .long(0x58, u64::MAX >> 1 << 1)
             .long(0x110, driver.eq);
         driver.eqn = driver.number(create);
-        // No number of an object is that of one of another kind by chance.
+        // Shifts the CQ numbers, so that objects of different kinds do not share a
+        // number by chance.
         for _ in 0..3 {
             driver.create_cq(2);
         }
@@ -212,33 +213,33 @@ impl Driver {
         driver
     }
 
-    /// Contiguous zeroed pages.
+    /// Allocates contiguous zeroed pages.
     pub fn pages(&mut self, count: u64) -> u64 {
         let at = self.next;
         self.next += count * 4096;
         at
     }
 
-    /// Runs a command; status, syndrome and output.
+    /// Executes a command. Returns the status and the whole output.
     pub fn command(&mut self, input: &Input, output: usize) -> (u8, Vec<u8>) {
         let output = self.hca.execute(&input.0, output);
         (output[0], output)
     }
 
-    /// Runs a command that must succeed.
+    /// Executes a command that must succeed. Returns the output.
     pub fn ok(&mut self, input: &Input, output: usize) -> Vec<u8> {
         let (status, output) = self.command(input, output);
         assert_eq!(status, 0, "{:?}", &input.0[..16]);
         output
     }
 
-    /// Runs a command that makes something; its number.
+    /// Executes a command that creates an object. Returns its number.
     pub fn number(&mut self, input: Input) -> u32 {
         word(&self.ok(&input, 16), 8) & 0xff_ffff
     }
 
-    /// A key to memory as it is: `flags` in the word at 0x1c, `rights` from
-    /// local read up.
+    /// Creates a key for physical memory. `flags` go to the word at 0x1c; `rights`
+    /// are bits from local read upwards.
     pub fn create_key(&mut self, start: u64, length: u64, flags: u32, rights: u32) -> u32 {
         let pd = self.pd;
         let create = Input::new(0x200, 0x110)
@@ -251,7 +252,7 @@ impl Driver {
         self.number(create) << 8 | 0x42
     }
 
-    /// A key to pages, with room for as many entries as there are.
+    /// Creates a key for pages, with capacity for exactly these entries.
     pub fn create_paged_key(&mut self, start: u64, length: u64, pages: &[u64]) -> u32 {
         let pd = self.pd;
         let units = (pages.len() as u32).div_ceil(2);
@@ -267,18 +268,18 @@ impl Driver {
             .or(0x48, 0, 12)
             .or(0x60, 0, units);
         for (n, page) in pages.iter().enumerate() {
-            // Present, readable and writable.
+            // Readable and writable, hence present.
             create = create.long(0x110 + n * 8, page | 3);
         }
         self.number(create) << 8 | 0x17
     }
 
-    /// A completion queue of entries of 64 bytes.
+    /// Creates a completion queue with entries of 64 bytes.
     pub fn create_cq(&mut self, log_size: u32) -> Cq {
         self.create_cq_with(log_size, false, |input| input)
     }
 
-    /// A shared receive queue of four entries of 32 bytes.
+    /// Creates a shared receive queue with four entries of 32 bytes.
     pub fn create_srq(&mut self, buffer: u64, doorbell: u64) -> u32 {
         let pd = self.pd;
         let create = Input::new(0x90c, 0x118)
@@ -291,7 +292,7 @@ impl Driver {
         self.number(create)
     }
 
-    /// A completion queue whose command is changed before it goes out.
+    /// Creates a completion queue; `fill` modifies the command first.
     pub fn create_cq_with(
         &mut self,
         log_size: u32,
@@ -324,12 +325,12 @@ impl Driver {
         cq
     }
 
-    /// A queue pair of a service type, with receives of 64 bytes.
+    /// Creates a queue pair of a service type, with receives of 64 bytes.
     pub fn create_qp(&mut self, st: u32, cq: &Cq, srqn: Option<u32>) -> Qp {
         self.create_qp_with(st, cq, srqn, |input| input)
     }
 
-    /// The same with a command that is changed before it goes out.
+    /// Like `create_qp`; `fill` modifies the command first.
     pub fn create_qp_with(
         &mut self,
         st: u32,
@@ -364,14 +365,14 @@ impl Driver {
         }
     }
 
-    /// Two connected queue pairs of this HCA, and their completion queue.
+    /// Creates two connected queue pairs of this HCA and their completion queue.
     pub fn pair(&mut self) -> (Cq, Qp, Qp) {
         let cq = self.create_cq(4);
         let (a, b) = self.pair_on(&cq);
         (cq, a, b)
     }
 
-    /// Two connected queue pairs of this HCA.
+    /// Creates two connected queue pairs of this HCA.
     pub fn pair_on(&mut self, cq: &Cq) -> (Qp, Qp) {
         let a = self.create_qp(0, cq, None);
         let b = self.create_qp(0, cq, None);
@@ -380,13 +381,13 @@ impl Driver {
         (a, b)
     }
 
-    /// Moves a queue pair.
+    /// Changes the state of a queue pair.
     pub fn modify(&mut self, opcode: u16, qp: u32, fill: impl FnOnce(Input) -> Input) {
         let input = fill(Input::new(opcode, 0x110).or(8, 0, qp));
         self.ok(&input, 16);
     }
 
-    /// Connects a queue pair to another one of the HCA with a LID.
+    /// Connects a queue pair to another one, on the HCA with this LID.
     pub fn connect(&mut self, qp: u32, remote: u32, lid: u16) {
         self.modify(0x502, qp, |input| input.or(0xa8, 13, 7));
         self.modify(0x503, qp, |input| {
@@ -420,7 +421,8 @@ impl Driver {
         bytes
     }
 
-    /// Writes a send request into the ring, without a doorbell.
+    /// Writes a WQE into the send ring and updates the doorbell record, without
+    /// ringing the doorbell. Returns the WQE.
     pub fn place(&self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) -> Vec<u8> {
         let count = 1 + segments.len().div_ceil(16);
         let mut entry = vec![0; count * 16];
@@ -437,7 +439,7 @@ impl Driver {
         entry
     }
 
-    /// Rings for an entry.
+    /// Rings the doorbell for a WQE and runs the HCA.
     pub fn ring(&mut self, entry: &[u8]) {
         let at = u64::from(self.uar) * 4096 + 0x800;
         self.hca.write(at, &entry[..8]);
@@ -445,21 +447,20 @@ impl Driver {
         self.run();
     }
 
-    /// Posts a send request and rings.
+    /// Posts a send request and rings the doorbell.
     pub fn post(&mut self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) {
         let entry = self.place(qp, opcode, flags, segments);
         self.ring(&entry);
     }
 
-    /// Posts a work request on a key, which the control segment names.
+    /// Posts a UMR for the key, which the control segment names.
     pub fn post_umr(&mut self, qp: &mut Qp, key: u32, segments: &[u8]) {
         self.post_changed(qp, 0x25, segments, |control| {
             control[12..16].copy_from_slice(&key.to_be_bytes());
         });
     }
 
-    /// Posts a work request that completes, and whose control segment is changed
-    /// before it goes out.
+    /// Posts a signalled work request; `change` modifies its control segment first.
     pub fn post_changed(
         &mut self,
         qp: &mut Qp,
@@ -475,7 +476,7 @@ impl Driver {
         self.ring(&entry);
     }
 
-    /// Posts a receive.
+    /// Posts a receive WQE.
     pub fn post_recv(&mut self, qp: &mut Qp, data: &[u8]) {
         let slot = u64::from(qp.received) & ((1 << RECV_LOG) - 1);
         let mut entry = data.to_vec();
@@ -487,8 +488,8 @@ impl Driver {
         self.write(qp.doorbell, &u32::from(qp.received).to_be_bytes());
     }
 
-    /// Runs until there is nothing to do at once. Retries without end, as
-    /// garbage may ask for, end here.
+    /// Runs the HCA until nothing is left to do immediately. Gives up after a
+    /// limit, since malformed requests may retry endlessly.
     pub fn run(&mut self) {
         for _ in 0..10_000 {
             if !self.hca.run() {
@@ -497,7 +498,7 @@ impl Driver {
         }
     }
 
-    /// The next completion, if there is one.
+    /// Polls the next completion.
     pub fn poll(&self, cq: &mut Cq) -> Option<Vec<u8>> {
         let entry = self.read(cq.entry(cq.index), 64);
         if entry[63] & 1 != cq.owner(cq.index) || entry[63] >> 4 == 15 {
@@ -509,13 +510,13 @@ impl Driver {
     }
 }
 
-/// Of a completion: the opcode, and of errors the syndrome.
+/// Returns the opcode of a CQE and, for an error CQE, its syndrome.
 pub fn status(entry: &[u8]) -> (u8, u8) {
     let opcode = entry[63] >> 4;
     (opcode, if opcode >= 13 { entry[55] } else { 0 })
 }
 
-/// A scatter element.
+/// Encodes a data segment.
 pub fn segment(length: u32, key: u32, va: u64) -> Vec<u8> {
     let mut bytes = length.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.to_be_bytes());
@@ -523,7 +524,7 @@ pub fn segment(length: u32, key: u32, va: u64) -> Vec<u8> {
     bytes
 }
 
-/// A remote address.
+/// Encodes a remote address segment.
 pub fn remote(va: u64, key: u32) -> Vec<u8> {
     let mut bytes = va.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.to_be_bytes());

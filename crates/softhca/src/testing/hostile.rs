@@ -1,6 +1,6 @@
-//! A guest that does what it likes: the scripts of fuzz targets and of a property
-//! test. Whatever is in a script, the HCA answers, comes to rest, and has
-//! forgotten all after a reset.
+//! A guest that misbehaves: scripts for fuzz targets and a property test. Whatever
+//! a script contains, the HCA answers commands, comes to rest, and has no objects
+//! left after a reset.
 
 use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
@@ -8,9 +8,9 @@ use crate::fabric::{Fabric, PortConfig, subnet};
 use crate::packet::{Bth, DEFAULT_PKEY, Deth, Draft, Path, Pool, Template};
 use crate::transport::hostile::Script;
 
-/// How often the HCA is run before a script goes on: retries can be without end.
+/// Limit of runs between steps of a script, since retries may be endless.
 const RUNS: usize = 64;
-/// Where a script writes into memory as it likes: below what [`Driver`] uses.
+/// The area that scripts write to freely, below the memory that [`Driver`] uses.
 const SCRATCH: u64 = 0x8000;
 
 fn run(driver: &mut Driver) {
@@ -21,7 +21,7 @@ fn run(driver: &mut Driver) {
     }
 }
 
-/// The device forgets everything, whatever came before.
+/// Resets the HCA and checks that nothing is left.
 fn reset(driver: &mut Driver) {
     driver.hca.reset();
     for (kind, count) in driver.hca.objects() {
@@ -33,7 +33,8 @@ fn reset(driver: &mut Driver) {
     );
 }
 
-/// An HCA with some objects of each kind, so that small numbers are somebody's.
+/// Creates an HCA with some objects of each kind, so that small numbers name
+/// existing ones.
 fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
     let profiles = crate::profile::PROFILES;
     let mut driver = Driver::new(profiles[usize::from(profile) % profiles.len()].name);
@@ -45,7 +46,8 @@ fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
     (driver, cq, [a, b])
 }
 
-/// Commands with any contents, some by the queue and its mailboxes, and time.
+/// Executes commands with arbitrary contents, some through the command queue and
+/// its mailboxes, and advances the time.
 pub fn commands(script: &[u8]) {
     let mut script = Script(script);
     let (mut driver, _cq, _qps) = furnished(script.byte());
@@ -60,7 +62,7 @@ pub fn commands(script: &[u8]) {
         let mut input = vec![0; 16];
         input[..2].copy_from_slice(&code.to_be_bytes());
         if bits & 8 != 0 {
-            // The modifier, and a number that may be somebody's.
+            // The modifier, and a number that may name an object.
             input[7] = script.byte();
             input[11] = script.byte();
             if (0x500..0x510).contains(&code) {
@@ -69,7 +71,7 @@ pub fn commands(script: &[u8]) {
         }
         let length = usize::from(script.byte()) * 4;
         input.resize(16 + length, 0);
-        // Few bytes are not zero: each is given with its place.
+        // Few bytes are nonzero; each comes with its position.
         for _ in 0..script.byte() % 24 {
             let at = usize::from(script.short());
             let given = script.bytes(1 + usize::from(bits >> 6));
@@ -98,7 +100,8 @@ pub fn commands(script: &[u8]) {
     reset(&mut driver);
 }
 
-/// Hands a command over by the queue; its entry and mailboxes are mostly right.
+/// Submits a command through the queue; its entry and mailboxes are mostly
+/// well-formed.
 fn queued(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: usize) {
     let slot = u64::from(script.byte() & 0x1f);
     let boxes = SCRATCH + 0x1000;
@@ -135,7 +138,7 @@ fn queued(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: us
     driver.hca.write(0x18, &(1_u32 << slot).to_be_bytes());
 }
 
-/// A send queue of the network interface.
+/// Creates a send queue of the network interface.
 fn network_queue(driver: &mut Driver, cq: &Cq) -> Qp {
     let (send, doorbell, pd) = (driver.pages(1), driver.pages(1), driver.pd);
     let create = Input::new(opcode::CREATE_SQ, 0x118)
@@ -160,8 +163,9 @@ fn network_queue(driver: &mut Driver, cq: &Cq) -> Qp {
     }
 }
 
-/// Work requests of any bytes, mostly with the right frame, among queue pairs of
-/// all services; receives, doorbell records and memory of any contents.
+/// Posts work requests of arbitrary bytes, mostly with a well-formed control
+/// segment, to queue pairs of all services; and receives, doorbell records and
+/// memory with arbitrary contents.
 pub fn work_requests(script: &[u8]) {
     let mut script = Script(script);
     let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
@@ -223,7 +227,7 @@ pub fn work_requests(script: &[u8]) {
                 segments.truncate(240);
                 let mut entry = driver.place(qp, opcode, flags, &segments);
                 if bits & 8 != 0 {
-                    // The frame is wrong, too.
+                    // The control segment is malformed as well.
                     let at = usize::from(script.byte()) % entry.len();
                     entry[at] = script.byte();
                     let slot = u64::from(qp.posted.wrapping_sub(1) & 15);
@@ -249,8 +253,8 @@ pub fn work_requests(script: &[u8]) {
     reset(&mut driver);
 }
 
-/// Registers read and written at any offset, of any length: doorbells, BlueFlame
-/// buffers, arming, the command queue's registers, the device's own memory.
+/// Reads and writes registers at any offset and of any length: doorbells, BlueFlame
+/// buffers, arming, the command queue's registers, device memory.
 pub fn registers(script: &[u8]) {
     let mut script = Script(script);
     let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
@@ -270,7 +274,7 @@ pub fn registers(script: &[u8]) {
                 let offset = u64::from(script.short()) << 9 | u64::from(script.short());
                 driver.hca.write(offset, script.bytes(count));
             }
-            // A page of doorbells.
+            // A doorbell page.
             2 => {
                 let offset = u64::from(script.short() & 0xfff);
                 driver.hca.write(uar + offset, script.bytes(count.min(64)));
@@ -288,7 +292,7 @@ pub fn registers(script: &[u8]) {
                 let at = if bits & 8 == 0 { 0x40 } else { 0x48 };
                 driver.hca.write(uar + at, &word);
             }
-            // A work request, and parts of it by BlueFlame.
+            // A work request, then parts of it by BlueFlame.
             5 => {
                 driver.post_recv(&mut b, &segment(64, key, memory));
                 last = driver.place(&mut a, script.byte() & 0x3f, 8, &segment(8, key, memory));
@@ -314,10 +318,12 @@ pub fn registers(script: &[u8]) {
     reset(&mut driver);
 }
 
-/// Requests to the subnet manager with any contents, and messages that are none.
+/// Sends requests with arbitrary contents to the subnet manager, and messages that
+/// are no requests.
 ///
 /// # Panics
-/// If it answers somebody who did not ask, or an honest port's join no more.
+/// If a port that did not ask is answered, or if a valid join is no longer
+/// answered.
 pub fn management(script: &[u8]) {
     const METHODS: [u8; 8] = [0x01, 0x02, 0x12, 0x13, 0x14, 0x15, 0x81, 0x06];
     const ATTRIBUTES: [u8; 6] = [0x01, 0x11, 0x31, 0x35, 0x38, 0x39];
@@ -328,7 +334,7 @@ pub fn management(script: &[u8]) {
     let send = |payload: &[u8]| {
         let template = Template::new(&Path::ib(1, subnet::LID));
         let bth = Bth {
-            // A datagram of one packet.
+            // An unreliable datagram of one packet.
             opcode: 0x64,
             pkey: DEFAULT_PKEY,
             dest_qpn: 1,
@@ -365,7 +371,7 @@ pub fn management(script: &[u8]) {
         let length = usize::from(script.byte()) % 201;
         let given = script.bytes(length);
         mad[56..56 + given.len()].copy_from_slice(given);
-        // A port that there is: in a member's record, in a path's.
+        // An existing port: in a member record, in a path record.
         if bits & 2 != 0 {
             mad[72..88].copy_from_slice(&port);
         }
@@ -375,7 +381,8 @@ pub fn management(script: &[u8]) {
         send(&mad);
     }
     assert!(ports[1].recv(0).is_none(), "who did not ask is answered");
-    // The broadcast group is joined as ever: a GID, a port, a partition, fully.
+    // A join of the broadcast group still works: MGID, port, partition, full
+    // member.
     let mut mad = [0; 256];
     mad[..4].copy_from_slice(&[1, 3, 2, 0x02]);
     mad[17] = 0x38;

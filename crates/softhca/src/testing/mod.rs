@@ -1,4 +1,4 @@
-//! What tests, fuzzing and measurements drive a whole HCA with, in one process.
+//! Support for tests, fuzzing and benchmarks that drive a whole HCA in one process.
 
 pub mod driver;
 pub mod hostile;

@@ -1,4 +1,4 @@
-//! The guest's memory as this process has mapped it.
+//! Guest memory, mapped into this process.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,42 +11,42 @@ use nix::sys::eventfd::EventFd;
 
 use crate::platform::{Clock, Interrupts, Memory, Unmapped};
 
-/// A region of the guest's address space.
+/// A region of guest physical memory.
 struct Region {
     address: u64,
     size: u64,
-    /// Regions that QEMU gives no file for are known and cannot be accessed:
-    /// the firmware, the display.
+    /// None if QEMU gave no file, as for firmware and display. Such a region is
+    /// known but inaccessible.
     mapping: Option<MmapMut>,
 }
 
 impl Region {
     fn end(&self) -> u64 {
-        // Checked when the region was added.
+        // `Guest::map` checked that this does not overflow.
         self.address + self.size
     }
 }
 
-/// What a guest under QEMU is to the engine.
+/// The platform of an HCA whose guest runs under QEMU.
 pub struct Guest {
-    /// By address, without overlap.
+    /// Sorted by address, without overlap.
     regions: Vec<Region>,
     vectors: Vec<Option<EventFd>>,
     began: Instant,
     started: u64,
 }
 
-/// Why a region was not taken.
+/// Reasons for not mapping a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotMapped {
-    /// It overlaps another one, or is empty, or ends past the address space.
+    /// The region overlaps another one, is empty, or exceeds the address space.
     Range,
     /// The file cannot be mapped.
     File,
 }
 
 impl Guest {
-    /// No memory, no interrupts.
+    /// Creates a guest without memory or interrupts.
     pub fn new(vectors: usize) -> Guest {
         Guest {
             regions: Vec::new(),
@@ -56,7 +56,8 @@ impl Guest {
         }
     }
 
-    /// Makes a region accessible, by the file that has it.
+    /// Maps a region of a file. Without a file, the region is recorded but
+    /// inaccessible.
     ///
     /// # Errors
     /// See [`NotMapped`].
@@ -79,14 +80,14 @@ impl Guest {
             Some((fd, offset)) => {
                 let length = usize::try_from(size).map_err(|_| NotMapped::Range)?;
                 let file = File::from(fd);
-                // Past the file's end an access would be a bus error.
+                // An access past the end of the file would raise SIGBUS.
                 let there = file.metadata().map_err(|_| NotMapped::File)?.len();
                 if offset.checked_add(size).is_none_or(|end| end > there) {
                     return Err(NotMapped::File);
                 }
-                // SAFETY: the mapping is shared with QEMU and the guest, who
-                // write to it at any time; it is only accessed by copying
-                // through raw pointers and by atomics, never by reference.
+                // SAFETY: QEMU and the guest share the mapping and write to it at
+                // any time. It is accessed only by copies through raw pointers and
+                // by atomics, never through references.
                 let options = unsafe {
                     MmapOptions::new(length)
                         .map_err(|_| NotMapped::File)?
@@ -108,27 +109,27 @@ impl Guest {
         Ok(())
     }
 
-    /// Takes away all regions within a range.
+    /// Removes all regions within a range.
     pub fn unmap(&mut self, address: u64, size: u64) {
         let end = address.saturating_add(size);
         self.regions
             .retain(|region| region.address < address || region.end() > end);
     }
 
-    /// Takes away all memory.
+    /// Removes all regions.
     pub fn unmap_all(&mut self) {
         self.regions.clear();
     }
 
-    /// Sets what is signalled for a vector.
+    /// Sets the eventfd of an interrupt vector.
     pub fn set_vector(&mut self, vector: usize, event: Option<EventFd>) {
         if let Some(place) = self.vectors.get_mut(vector) {
             *place = event;
         }
     }
 
-    /// Where an address is in this process, if all of `length` bytes are in
-    /// one region.
+    /// Returns the address in this process if all `length` bytes are in one mapped
+    /// region.
     fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
         let unmapped = Unmapped { address };
         let at = self.regions.partition_point(|r| r.end() <= address);
@@ -139,7 +140,7 @@ impl Guest {
         if end > region.size {
             return Err(unmapped);
         }
-        // In bounds: `offset + length` is at most the mapping's length.
+        // In bounds: `offset + length` is at most the length of the mapping.
         Ok(mapping.as_ptr().cast_mut().wrapping_add(offset as usize))
     }
 }
@@ -147,17 +148,17 @@ impl Guest {
 impl Memory for Guest {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         let from = self.locate(address, out.len())?;
-        // SAFETY: `locate` has checked that so many bytes are mapped; `out`
-        // is this process's own memory and does not overlap the mapping. The
-        // guest may write meanwhile: the bytes are then old or new ones, and
-        // all values are valid.
+        // SAFETY: `locate` checked that `out.len()` bytes are mapped at `from`.
+        // `out` is this process's own memory and does not overlap the mapping. The
+        // guest may write concurrently; the copy then has old or new bytes, all of
+        // which are valid values.
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
         let to = self.locate(address, data.len())?;
-        // SAFETY: as in `read`; the mapping is writable, and nobody holds a
+        // SAFETY: as in `read`. The mapping is writable, and nothing holds a
         // reference to its bytes.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         Ok(())
@@ -165,10 +166,11 @@ impl Memory for Guest {
 
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
         let to = self.locate(address, 1)?;
-        // SAFETY: in bounds, as `locate` has checked; a byte is aligned.
+        // SAFETY: `locate` checked that the byte is in bounds; a byte is always
+        // aligned.
         let cell = unsafe { AtomicU8::from_ptr(to) };
-        // Orders the entry's bytes before its owner bit; the guest's driver
-        // reads the bit and then has a read barrier.
+        // Orders the bytes of the entry before its owner bit. The guest's driver
+        // reads the bit, followed by a read barrier.
         cell.store(byte, Ordering::Release);
         Ok(())
     }
@@ -176,7 +178,8 @@ impl Memory for Guest {
     fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
         let from = self.locate(address, 4)?;
         let word = if from.cast::<u32>().is_aligned() {
-            // SAFETY: in bounds, as `locate` has checked, and aligned.
+            // SAFETY: `locate` checked that the word is in bounds, and it is
+            // aligned.
             let cell = unsafe { AtomicU32::from_ptr(from.cast()) };
             cell.load(Ordering::Acquire).to_ne_bytes()
         } else {
@@ -192,7 +195,7 @@ impl Memory for Guest {
 impl Interrupts for Guest {
     fn interrupt(&mut self, vector: u16) {
         if let Some(Some(event)) = self.vectors.get(usize::from(vector)) {
-            // It can only fail when the counter is full, and then one is
+            // Writing fails only if the counter is full; then an interrupt is
             // pending anyway.
             let _ = event.write(1);
         }

@@ -1,9 +1,9 @@
-//! The messages of vfio-user: a header of 16 bytes and what follows, all in
-//! the host's byte order. Facts from QEMU's `docs/interop/vfio-user.rst`.
+//! vfio-user messages: a header of 16 bytes and a body, in host byte order, as
+//! specified in QEMU's `docs/interop/vfio-user.rst`.
 
 /// Bytes of a header.
 pub const HEADER: usize = 16;
-/// No message is longer.
+/// Limit of a message's size in bytes, with its header.
 pub const LONGEST: usize = 64 << 10;
 
 /// Commands.
@@ -31,18 +31,18 @@ const TYPE: u32 = 0xf;
 /// The header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Comes back in the reply.
+    /// Message ID, repeated in the reply.
     pub id: u16,
-    /// What is asked.
+    /// Command code.
     pub command: u16,
-    /// Bytes, with the header.
+    /// Size in bytes, including the header.
     pub size: usize,
     flags: u32,
 }
 
 impl Header {
-    /// The header at the beginning of `bytes`. An error says what is wrong
-    /// with it, after which the stream cannot be followed.
+    /// Parses a header. After an error, which says what is wrong, the stream is out
+    /// of sync.
     pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, &'static str> {
         let size = get32(bytes, 4) as usize;
         if !(HEADER..=LONGEST).contains(&size) {
@@ -56,18 +56,17 @@ impl Header {
         })
     }
 
-    /// Whether it is an answer to something asked by us; we ask nothing.
+    /// Whether the message is a reply. This server sends no requests.
     pub fn is_reply(&self) -> bool {
         self.flags & TYPE == REPLY
     }
 
-    /// Whether an answer is wanted.
+    /// Whether the sender expects a reply.
     pub fn wants_reply(&self) -> bool {
         self.flags & NO_REPLY == 0
     }
 
-    /// The header of the answer to this message: with `error`, an errno, or
-    /// none.
+    /// Returns the header of the reply. `error` is an errno, or 0 for success.
     pub fn reply(&self, size: usize, error: i32) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..2].copy_from_slice(&self.id.to_ne_bytes());
@@ -80,7 +79,7 @@ impl Header {
     }
 }
 
-/// The number at byte `at`; 0 past the end.
+/// Reads a 16-bit integer at byte `at`; 0 past the end.
 pub fn get16(bytes: &[u8], at: usize) -> u16 {
     match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
         Some(chunk) => u16::from_ne_bytes(*chunk),
@@ -88,7 +87,7 @@ pub fn get16(bytes: &[u8], at: usize) -> u16 {
     }
 }
 
-/// The number at byte `at`; 0 past the end.
+/// Reads a 32-bit integer at byte `at`; 0 past the end.
 pub fn get32(bytes: &[u8], at: usize) -> u32 {
     match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
         Some(chunk) => u32::from_ne_bytes(*chunk),
@@ -96,7 +95,7 @@ pub fn get32(bytes: &[u8], at: usize) -> u32 {
     }
 }
 
-/// The number at byte `at`; 0 past the end.
+/// Reads a 64-bit integer at byte `at`; 0 past the end.
 pub fn get64(bytes: &[u8], at: usize) -> u64 {
     match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
         Some(chunk) => u64::from_ne_bytes(*chunk),

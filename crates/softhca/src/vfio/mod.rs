@@ -1,8 +1,8 @@
-//! The vfio-user front end: the HCA as a PCI device of QEMU.
+//! vfio-user server: presents the HCA as a PCI device to QEMU.
 //!
-//! QEMU connects to a socket and passes on what the guest does to the
-//! device: [`server`] answers. The guest's memory is mapped into this process
-//! ([`dma`]), its interrupts are event file descriptors.
+//! QEMU connects to a socket and forwards the guest's accesses to the device;
+//! [`server`] answers them. The guest's memory is mapped into this process
+//! ([`dma`]), and its interrupts are event file descriptors.
 
 pub mod dma;
 pub mod message;

@@ -1,4 +1,4 @@
-//! The PCI side: configuration space, and where the regions are.
+//! PCI configuration space and region layout.
 
 use crate::hca::{BAR_SIZE, VECTORS};
 use crate::profile::PortKind;
@@ -6,21 +6,21 @@ use crate::profile::PortKind;
 /// Bytes of the configuration space.
 pub const CONFIG_SIZE: usize = 256;
 
-/// The regions, by the numbers of vfio.
+/// Region indices of vfio.
 pub mod region {
     /// BAR 0, the registers.
     pub const BAR0: u32 = 0;
     /// The configuration space.
     pub const CONFIG: u32 = 7;
-    /// How many regions there are, most of them empty.
+    /// The number of regions, most of them empty.
     pub const COUNT: u32 = 9;
 }
 
-/// The interrupts, by the numbers of vfio.
+/// Interrupt indices of vfio.
 pub mod irq {
-    /// Message signalled interrupts, extended.
+    /// MSI-X.
     pub const MSIX: u32 = 2;
-    /// How many kinds there are.
+    /// The number of interrupt types.
     pub const COUNT: u32 = 5;
 }
 
@@ -43,7 +43,7 @@ const INTERRUPT_LINE: usize = 0x3c;
 const MSIX: usize = 0x40;
 const MSIX_ID: u8 = 0x11;
 const MSIX_CONTROL: usize = MSIX + 2;
-/// Where the table and the pending bits are, in BAR 0's last pages.
+/// Offsets of the MSI-X table and the pending bits, in the last pages of BAR 0.
 const MSIX_TABLE: u32 = 0x1fe_0000;
 const MSIX_PENDING: u32 = 0x1ff_0000;
 
@@ -55,7 +55,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// As after power-on.
+    /// Returns the configuration space as after power-on.
     pub fn new(port: PortKind) -> Config {
         let mut bytes = [0; CONFIG_SIZE];
         let mut writable = [0; CONFIG_SIZE];
@@ -63,7 +63,7 @@ impl Config {
         put(0, &VENDOR.to_le_bytes());
         put(2, &DEVICE.to_le_bytes());
         put(STATUS, &STATUS_CAPABILITIES.to_le_bytes());
-        // Network controller: Ethernet, or InfiniBand.
+        // Class: network controller, with subclass Ethernet or InfiniBand.
         let subclass = match port {
             PortKind::Ethernet => 0x00,
             PortKind::InfiniBand => 0x07,
@@ -82,12 +82,12 @@ impl Config {
         let bar = !(BAR_SIZE - 1);
         writable[BAR0..BAR0 + 8].copy_from_slice(&bar.to_le_bytes());
         writable[INTERRUPT_LINE] = 0xff;
-        // Enable, and mask all.
+        // MSI-X enable and function mask.
         writable[MSIX_CONTROL + 1] = 0xc0;
         Config { bytes, writable }
     }
 
-    /// Reads; past the end there is nothing.
+    /// Reads bytes; zeros past the end.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         out.fill(0);
         if let Ok(from) = usize::try_from(offset)
@@ -98,7 +98,7 @@ impl Config {
         }
     }
 
-    /// Writes what can be written.
+    /// Writes bytes, except their read-only bits.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         for (n, value) in data.iter().enumerate() {
             let at = usize::try_from(offset)

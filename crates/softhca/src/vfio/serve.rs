@@ -1,4 +1,4 @@
-//! The loop of a process that serves HCAs to guests.
+//! The event loop that serves HCAs to guests.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,10 +14,10 @@ use crate::control::Control;
 use crate::hca::Hca;
 use crate::platform::Clock;
 
-/// How many messages of one guest are handled before the HCAs run.
+/// Limit of messages handled for one guest before its HCA runs.
 const MESSAGES: usize = 64;
 
-/// An HCA, where a guest finds it, and the guest.
+/// An HCA, its listening socket, and the connection of its guest.
 struct Slot {
     hca: Hca<Guest>,
     listener: UnixListener,
@@ -25,7 +25,7 @@ struct Slot {
     served: bool,
 }
 
-/// HCAs and who controls them.
+/// A set of HCAs, and their control socket.
 pub struct Serve {
     slots: Vec<Slot>,
     control: Option<Control>,
@@ -33,7 +33,8 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// No HCA yet. With `keep` the end of all connections is not the end.
+    /// Creates a server without HCAs. With `keep`, it continues after all guests
+    /// have disconnected.
     pub fn new(control: Option<Control>, keep: bool) -> Serve {
         Serve {
             slots: Vec::new(),
@@ -42,10 +43,10 @@ impl Serve {
         }
     }
 
-    /// Adds an HCA, to be connected to at `path`.
+    /// Adds an HCA that listens at `path`.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     pub fn add(&mut self, hca: Hca<Guest>, path: &Path) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -58,10 +59,10 @@ impl Serve {
         Ok(())
     }
 
-    /// Serves until every guest that came has gone.
+    /// Serves until every guest has disconnected, and every HCA has had one.
     ///
     /// # Errors
-    /// Waiting fails.
+    /// `ppoll` failed.
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             let mut busy = false;
@@ -81,7 +82,7 @@ impl Serve {
         }
     }
 
-    /// Sleeps until something comes, or some HCA has something to do.
+    /// Waits for socket events, or for the earliest deadline of an HCA.
     fn wait(&self) -> io::Result<()> {
         let mut fds = Vec::with_capacity(self.slots.len() + 4);
         for slot in &self.slots {
@@ -115,7 +116,7 @@ impl Serve {
 }
 
 impl Slot {
-    /// Handles messages and runs the HCA. True if there is more to do.
+    /// Handles messages and runs the HCA. Returns whether there is more to do.
     fn turn(&mut self) -> bool {
         if self.connection.is_none() {
             match self.listener.accept() {

@@ -1,4 +1,4 @@
-//! One connection to QEMU: messages in, answers out.
+//! A connection to QEMU: receives requests and sends replies.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -16,15 +16,15 @@ use super::message::{HEADER, Header, LONGEST, command, get16, get32, get64};
 use super::pci::{Config, irq, region};
 use crate::hca::{BAR_SIZE, Hca, VECTORS};
 
-/// How long after a doorbell the rest of a BlueFlame copy may come, 8 bytes at a
-/// time.
+/// How long to wait after a doorbell for the rest of a BlueFlame write, which
+/// arrives 8 bytes at a time.
 const MOMENT: TimeSpec = TimeSpec::new(0, 50_000);
 
-/// Descriptors in a message, at most.
+/// Limit of file descriptors in a message.
 const MOST_FDS: usize = 16;
 
 const MAJOR: u16 = 0;
-/// Bytes of a transfer of region data, at most.
+/// Limit of the bytes in one region access.
 const LARGEST_ACCESS: usize = 4096;
 
 const INFO_RESET: u32 = 1;
@@ -37,37 +37,37 @@ const SET_DATA_EVENTFD: u32 = 1 << 2;
 const SET_ACTION_TRIGGER: u32 = 1 << 5;
 const UNMAP_ALL: u32 = 1 << 1;
 
-/// Why a connection is over.
+/// Reasons for the end of a connection.
 #[derive(Debug)]
 pub enum Ended {
-    /// QEMU has closed it.
+    /// QEMU closed the connection.
     Closed,
     /// The socket failed.
     Socket(io::Error),
-    /// What came cannot be followed.
+    /// A malformed message, after which the stream is out of sync.
     Nonsense(&'static str),
 }
 
-/// A connection.
+/// A connection to QEMU.
 pub struct Connection {
     socket: UnixStream,
     config: Config,
     buffer: Vec<u8>,
-    /// What is filled in the buffer: from here to there.
+    /// The received bytes in `buffer` are `begin..end`.
     begin: usize,
     end: usize,
-    /// How many bytes were received before `begin`.
+    /// Stream position of `begin`.
     position: u64,
-    /// Descriptors, by the position in the stream that they came at.
+    /// Received descriptors, each with the stream position at which they arrived.
     fds: VecDeque<(u64, Vec<OwnedFd>)>,
     replies: Vec<u8>,
 }
 
 impl Connection {
-    /// Talks to whoever has connected.
+    /// Creates a connection from an accepted socket.
     ///
     /// # Errors
-    /// The socket cannot be made not to block.
+    /// The socket cannot be made non-blocking.
     pub fn new(socket: UnixStream, hca: &Hca<Guest>) -> io::Result<Connection> {
         socket.set_nonblocking(true)?;
         Ok(Connection {
@@ -82,16 +82,16 @@ impl Connection {
         })
     }
 
-    /// The socket, to wait for.
+    /// The socket, to poll for readiness.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
-    /// Handles messages until no more wait, or `budget` were handled. True if
-    /// none waits.
+    /// Handles messages until none is left or `budget` messages were handled.
+    /// Returns true if none is left.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection ended.
     pub fn serve(&mut self, hca: &mut Hca<Guest>, budget: usize) -> Result<bool, Ended> {
         let mut handled = 0;
         loop {
@@ -115,8 +115,8 @@ impl Connection {
         }
     }
 
-    /// Gives the guest's processor a moment to write what belongs to what it has
-    /// written. True if something has come.
+    /// Waits a moment for the guest's CPU to complete a BlueFlame write. Returns
+    /// true if data arrived.
     fn more_comes(&self) -> bool {
         let socket = PollFd::new(self.socket.as_fd(), PollFlags::POLLIN);
         matches!(ppoll(&mut [socket], Some(MOMENT), None), Ok(1..))
@@ -129,7 +129,7 @@ impl Connection {
         }
     }
 
-    /// Receives what there is. False if there is nothing.
+    /// Receives available data. Returns false if there is none.
     fn receive(&mut self) -> Result<bool, Ended> {
         if self.begin > 0 {
             self.buffer.copy_within(self.begin..self.end, 0);
@@ -156,8 +156,8 @@ impl Connection {
         for message in messages {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 for fd in raw {
-                    // SAFETY: the kernel has just made this descriptor
-                    // for us, and nobody else has its number.
+                    // SAFETY: the kernel has just created this descriptor for this
+                    // process, and nothing else owns its number.
                     fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
             }
@@ -167,8 +167,8 @@ impl Connection {
         }
         self.end += received.bytes;
         if !fds.is_empty() {
-            // Nothing is received past the message that descriptors came
-            // with, so they belong to the one that has the last byte.
+            // A receive ends at the message that its descriptors came with, so they
+            // belong to the message that contains the last byte.
             let last = self.position + (self.end - self.begin) as u64;
             self.fds.push_back((last, fds));
         }
@@ -194,7 +194,7 @@ impl Connection {
             match nix::unistd::write(&self.socket, rest) {
                 Ok(n) => rest = &rest[n..],
                 Err(Errno::EAGAIN) => {
-                    // QEMU reads what it has asked for.
+                    // QEMU will read the replies that it waits for.
                     let poll = PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT);
                     let _ = nix::poll::poll(&mut [poll], 1000_u16);
                 }
@@ -215,7 +215,7 @@ impl Connection {
         if header.is_reply() {
             return Ok(());
         }
-        // The buffer is not changed until the next `receive`.
+        // The buffer is unused until the next `receive`.
         let body = std::mem::take(&mut self.buffer);
         let answered = self.answer(hca, header.command, &body[from..to], fds);
         self.buffer = body;
@@ -279,7 +279,7 @@ impl Connection {
         match get32(body, 8) {
             region::CONFIG => self.config.read(offset, &mut data),
             region::BAR0 if in_bar(offset, count) => {
-                // A write that came before has its effect before the read.
+                // Earlier writes take effect before the read.
                 hca.settle();
                 hca.read(offset, &mut data);
             }
@@ -299,7 +299,7 @@ impl Connection {
     }
 
     fn region_write_multi(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        /// Offset, region, count, 8 bytes of data.
+        /// Offset, region, count and 8 bytes of data.
         const WRITE: usize = 24;
         let count = get64(body, 0) as usize;
         for write in body.get(8..).unwrap_or(&[]).chunks_exact(WRITE).take(count) {
@@ -356,7 +356,7 @@ fn dma_map(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u
         Ok(()) => Ok(Vec::new()),
         Err(NotMapped::Range) => Err(Errno::EINVAL),
         Err(NotMapped::File) => {
-            // The guest then runs without this region being accessible.
+            // The guest continues without access to this region by the device.
             tracing::warn!("cannot map guest memory at {address:#x}+{size:#x}");
             let _ = hca.platform_mut().map(address, size, None);
             Ok(Vec::new())
@@ -417,8 +417,9 @@ fn set_irqs(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<
     if flags & SET_DATA_EVENTFD != 0 {
         let mut fds = fds.into_iter();
         for vector in start..start + count {
-            // SAFETY: QEMU says that these are event descriptors; they are
-            // only written to, 8 bytes at a time, and owned from here on.
+            // SAFETY: `from_owned_fd` requires an eventfd, which QEMU passes here.
+            // The descriptor is only written to, 8 bytes at a time, and owned from
+            // here on.
             let event = fds.next().map(|fd| unsafe { EventFd::from_owned_fd(fd) });
             guest.set_vector(vector, event);
         }
