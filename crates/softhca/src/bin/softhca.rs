@@ -1,4 +1,4 @@
-//! `softhca`: serves ConnectX devices made of software to guests.
+//! `softhca`: serves software ConnectX devices to guests.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,32 +25,31 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves HCAs to QEMU's vfio-user-pci, one at each socket, all on one
-    /// fabric; ends when the guests have gone
+    /// Serves HCAs to QEMU's vfio-user-pci, one per socket, all on one fabric;
+    /// exits when the guests have disconnected
     Serve {
-        /// Where QEMU connects; once for each HCA
+        /// Socket for QEMU to connect to; once for each HCA
         #[arg(long, required = true)]
         socket: Vec<PathBuf>,
-        /// What the HCAs are (`softhca profiles`): once for all, or once for
-        /// each
+        /// Profile of the HCAs (`softhca profiles`): once for all, or once for each
         #[arg(long, default_value = "roce")]
         profile: Vec<String>,
-        /// Where orders are taken (`softhca tell`, `softhca stat`)
+        /// Control socket (`softhca tell`, `softhca stat`)
         #[arg(long)]
         control: Option<PathBuf>,
-        /// Report and refuse what hardware might let pass
+        /// Report and refuse what hardware might accept
         #[arg(long)]
         strict: bool,
-        /// Go on when the guests have gone
+        /// Continue when the guests have disconnected
         #[arg(long)]
         keep: bool,
-        /// A file for every frame that is sent, for Wireshark (pcap)
+        /// Capture every frame that is sent to this file, for Wireshark (pcapng)
         #[arg(long)]
         capture: Option<PathBuf>,
-        /// Where the fabric's faults begin
+        /// Seed of the fabric's faults
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// What is told on standard error: error, warn, info, debug, trace
+        /// Log level on standard error: error, warn, info, debug, trace
         #[arg(long, default_value = "warn")]
         log: LevelFilter,
     },
@@ -59,11 +58,11 @@ enum Command {
         /// Its control socket
         control: PathBuf,
     },
-    /// Gives an order to a running server; `help` lists them
+    /// Sends a command to a running server; `help` lists the commands
     Tell {
         /// Its control socket
         control: PathBuf,
-        /// The order
+        /// The command
         #[arg(required = true)]
         order: Vec<String>,
     },
