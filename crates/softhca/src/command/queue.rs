@@ -35,7 +35,7 @@ const INLINE: usize = 16;
 /// Set while the device owns the entry.
 const OWNED: u8 = 1;
 
-/// Delivery status: why an entry was not taken as a command.
+/// Delivery status: why a command was not taken, or its output not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Delivery {

@@ -40,7 +40,7 @@ pub struct PortCounters {
     pub reordered: u64,
     /// Frames for this port that were dropped because its queue was full.
     pub overflow: u64,
-    /// Frames sent without a receiver, with a wrong link kind, or while the link
-    /// was down.
+    /// Frames sent without a receiver, with a wrong link kind or a forged source,
+    /// or while the link was down.
     pub discarded: u64,
 }

@@ -2,12 +2,12 @@
 //!
 //! InfiniBand frames are routed by LID, Ethernet frames by MAC address (a port's
 //! own, or one learned from frames that it sent). Multicast goes to all ports, as
-//! do unknown MAC addresses. A frame for the sender's own address is returned to
-//! the sender; on Ethernet, only if it is RDMA. A port's own address is never
-//! learned at another port, and a frame from another fabric that has such an
-//! address as its source is discarded. InfiniBand ports reach a [`subnet`] manager
-//! here. Faults ([`Faults`]) are drawn from a seeded generator: the same calls in
-//! the same order give the same losses.
+//! do unknown MAC addresses; unknown LIDs go to the uplinks. A frame for the
+//! sender's own address is returned to the sender; on Ethernet, only if it is RDMA.
+//! A port's own address is never learned at another port, and a frame from another
+//! fabric that has such an address as its source is discarded. InfiniBand ports
+//! reach a [`subnet`] manager here. Faults ([`Faults`]) are drawn from a seeded
+//! generator: the same calls in the same order give the same losses.
 //!
 //! A [`Fabric`] is shared among threads behind a lock; with one thread it is
 //! deterministic. Time is nanoseconds from any origin, passed in by the caller.
@@ -225,8 +225,8 @@ impl Port {
             .unwrap_or(0)
     }
 
-    /// Sets a function that the sending thread calls, without locks held, after a
-    /// frame was sent to this port.
+    /// Sets a function that is called, without locks held, by a thread that sent a
+    /// frame to this port or changed its link.
     pub fn set_waker(&self, waker: impl Fn() + Send + Sync + 'static) {
         self.with(|port| port.waker = Some(Arc::new(waker)));
     }

@@ -417,9 +417,8 @@ fn set_irqs(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<
     if flags & SET_DATA_EVENTFD != 0 {
         let mut fds = fds.into_iter();
         for vector in start..start + count {
-            // SAFETY: `from_owned_fd` requires an eventfd, which QEMU passes here.
-            // The descriptor is only written to, 8 bytes at a time, and owned from
-            // here on.
+            // SAFETY: QEMU declares these descriptors to be eventfds. They are only
+            // written to, 8 bytes at a time, and are owned from here on.
             let event = fds.next().map(|fd| unsafe { EventFd::from_owned_fd(fd) });
             guest.set_vector(vector, event);
         }

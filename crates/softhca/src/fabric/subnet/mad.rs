@@ -225,7 +225,7 @@ impl Table {
 }
 
 /// Whether a value satisfies a selector of the request: greater, less, equal, or
-/// largest available. A value that the request does not give is satisfied.
+/// largest available. Any value does if the request gives none.
 pub(super) fn selected(selector: Option<u32>, asked: Option<u32>, there: u32) -> bool {
     let Some(asked) = asked else { return true };
     match selector {
