@@ -11,7 +11,7 @@ use nix::sys::eventfd::EventFd;
 
 use crate::platform::{Clock, Interrupts, Memory, Unmapped};
 
-/// A region of guest physical memory.
+/// A region of the DMA address space of the guest.
 struct Region {
     address: u64,
     size: u64,
