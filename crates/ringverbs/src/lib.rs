@@ -27,7 +27,8 @@
 //! ```
 //!
 //! Memory that a peer may write is no slice, an entry does not outlive its
-//! batch, and so on: `docs/soundness.md` has all promises, and the test of each.
+//! batch, and so on: `docs/internals/soundness.md` has all promises, and the test
+//! of each.
 //! `docs/guide.md` leads from nothing to a program.
 //!
 //! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`,

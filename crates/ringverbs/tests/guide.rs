@@ -111,7 +111,7 @@ fn sources(folder: &str) -> String {
 /// Every promise of the page on soundness has tests, and they are where it says.
 #[test]
 fn tests_that_promises_name_exist() {
-    let page = read("docs/soundness.md");
+    let page = read("docs/internals/soundness.md");
     let (table, below) = page.split_once("## What does not compile").unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
     let mut count = 0;

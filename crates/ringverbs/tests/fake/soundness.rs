@@ -1,5 +1,5 @@
-//! A test for each way in which wrappers of RDMA go wrong. `docs/soundness.md`
-//! lists them all, with what the type system prevents.
+//! A test for each way in which wrappers of RDMA go wrong.
+//! `docs/internals/soundness.md` lists them, with what the type system prevents.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
