@@ -171,9 +171,9 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         print!("{}", report::terminal(&results));
     }
     if arguments.write {
-        let docs = driver::root().join("docs");
-        report::write(&docs.join("performance.md"), &results)?;
-        let plot = docs.join("performance.svg");
+        let root = driver::root();
+        report::write(root, &results)?;
+        let plot = root.join("docs/performance.svg");
         std::fs::write(&plot, plot::svg(&results))
             .with_context(|| format!("cannot write {}", plot.display()))?;
     }

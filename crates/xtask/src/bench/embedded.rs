@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::report::replace_between;
+use super::report;
 use crate::driver;
 
 const BEGIN: &str =
@@ -55,13 +55,9 @@ pub fn bench(write: bool) -> Result<()> {
     let table = table(&curves);
     println!("{table}");
     if write {
-        let docs = driver::root().join("docs");
-        let page = docs.join("performance.md");
-        let text = fs::read_to_string(&page)?;
-        let text = replace_between(&text, BEGIN, END, &table)
-            .with_context(|| format!("{} lacks the line {BEGIN}", page.display()))?;
-        fs::write(&page, text)?;
-        fs::write(docs.join("embedded.svg"), svg(&curves))?;
+        let root = driver::root();
+        report::replace_in(&root.join(report::SUMMARY), BEGIN, END, &table)?;
+        fs::write(root.join("docs/embedded.svg"), svg(&curves))?;
     }
     Ok(())
 }

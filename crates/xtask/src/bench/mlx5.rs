@@ -4,10 +4,9 @@
 //! neighbours.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::measure::{self, Count, Row, Spread, pairwise, time_of, times_of};
 use super::mlx5_layers;
@@ -300,8 +299,8 @@ fn calls_of(runs: &[Output], name: &str) -> Result<f64> {
     Ok(Spread::of(calls.collect::<Result<_>>()?).median)
 }
 
-/// Builds, measures, prints, and writes docs/performance.md if asked to; which
-/// counts of ours are above their limits.
+/// Builds, measures, prints, and writes the tables into docs/ if asked to; returns
+/// which counts of ours are above their limits.
 ///
 /// # Errors
 /// A program that does not build or run; a page without the markers.
@@ -322,19 +321,13 @@ pub fn bench(
     let ([text, layers], broken) = measure(&program, &native, provider, ours, pairs, samples)?;
     print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
     if write {
-        let page = driver::root().join("docs/performance.md");
-        let mut content =
-            fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-        let mut parts = vec![(begin, end, &text)];
+        let root = driver::root();
+        report::replace_in(&root.join(report::DETAILS), begin, end, &text)?;
         // It is beside the C provider that the system has.
         if stock.is_none() {
-            parts.push((CRATE_BEGIN, CRATE_END, &layers));
+            let page = root.join(report::SUMMARY);
+            report::replace_in(&page, CRATE_BEGIN, CRATE_END, &layers)?;
         }
-        for (begin, end, text) in parts {
-            content = report::replace_between(&content, begin, end, text)
-                .with_context(|| format!("{} lacks {begin} or {end}", page.display()))?;
-        }
-        fs::write(&page, content).with_context(|| format!("cannot write {}", page.display()))?;
     }
     Ok(broken)
 }

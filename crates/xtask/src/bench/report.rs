@@ -1,4 +1,5 @@
-//! The results as a table on the terminal, in docs/performance.md, and as JSON.
+//! The results as tables on the terminal, in docs/performance.md and
+//! docs/internals/measuring.md, and as JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,18 +10,26 @@ use anyhow::{Context, Result};
 use super::measure::{Results, Row, Spread};
 use super::{layers, limits};
 
-/// The lines around what is written.
+/// The page with the tables of the Rust crate and of the embedded device.
+pub(super) const SUMMARY: &str = "docs/performance.md";
+/// The page with the tables of the two providers.
+pub(super) const DETAILS: &str = "docs/internals/measuring.md";
+
+/// A page, and the lines around what is written there.
 struct Markers {
+    page: &'static str,
     begin: &'static str,
     end: &'static str,
 }
 
 const PROVIDERS: Markers = Markers {
+    page: DETAILS,
     begin: "<!-- bench:begin, written by cargo xtask bench --write -->",
     end: "<!-- bench:end -->",
 };
 
 const LAYERS: Markers = Markers {
+    page: SUMMARY,
     begin: "<!-- layers:begin, written by cargo xtask bench --write -->",
     end: "<!-- layers:end -->",
 };
@@ -221,26 +230,32 @@ pub fn terminal(results: &Results) -> String {
     )
 }
 
-/// Replaces what is between the markers of `path`.
-pub fn write(path: &Path, results: &Results) -> Result<()> {
-    let mut text = fs::read_to_string(path)
-        .with_context(|| format!("cannot read {}: it holds the text around", path.display()))?;
+/// Replaces what is between the markers of the pages below `root`.
+pub fn write(root: &Path, results: &Results) -> Result<()> {
     for (markers, new) in [
         (PROVIDERS, tables(results)),
         (LAYERS, layer_tables(results)),
     ] {
-        text = replace_between(&text, markers.begin, markers.end, &new).with_context(|| {
-            let Markers { begin, end } = markers;
-            format!(
-                "{} lacks the line {begin} or the line {end}",
-                path.display()
-            )
-        })?;
+        let Markers { page, begin, end } = markers;
+        replace_in(&root.join(page), begin, end, &new)?;
     }
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    Ok(())
 }
 
-pub(super) fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<String> {
+/// Replaces what is between the lines `begin` and `end` of a page.
+pub(super) fn replace_in(page: &Path, begin: &str, end: &str, new: &str) -> Result<()> {
+    let text = fs::read_to_string(page)
+        .with_context(|| format!("cannot read {}: it holds the text around", page.display()))?;
+    let text = replace_between(&text, begin, end, new).with_context(|| {
+        format!(
+            "{} lacks the line {begin} or the line {end}",
+            page.display()
+        )
+    })?;
+    fs::write(page, text).with_context(|| format!("cannot write {}", page.display()))
+}
+
+fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<String> {
     let (before, rest) = old.split_once(begin)?;
     let (_, after) = rest.split_once(end)?;
     Some(format!("{before}{begin}\n\n{new}\n{end}{after}"))
@@ -346,15 +361,24 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::bench::measure::{Count, Spread};
+    use crate::driver;
+
+    #[test]
+    fn the_pages_have_the_markers() {
+        for Markers { page, begin, end } in [PROVIDERS, LAYERS] {
+            let text = fs::read_to_string(driver::root().join(page)).unwrap();
+            assert!(replace_between(&text, begin, end, "").is_some(), "{page}");
+        }
+    }
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
-        let Markers { begin, end } = LAYERS;
+        let Markers { begin, end, .. } = LAYERS;
         let old = format!("above\n{begin}\nold\n{end}\nbelow\n");
         let new = replace_between(&old, begin, end, "new").unwrap();
         assert_eq!(new, format!("above\n{begin}\n\nnew\n{end}\nbelow\n"));
         assert_eq!(replace_between("no markers", begin, end, "new"), None);
-        let Markers { begin, end } = PROVIDERS;
+        let Markers { begin, end, .. } = PROVIDERS;
         assert_eq!(replace_between(&old, begin, end, "new"), None);
     }
 
