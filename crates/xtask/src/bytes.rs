@@ -4,7 +4,7 @@
 //! Both run the same program (`provider-plugin/bench/mlx5_bytes.c`) on a
 //! stand-in for the driver. It prints queue entries, doorbell records and
 //! registers; here the two texts are compared. Each difference has to have a
-//! reason that is named in [`explain`]; docs/mlx5.md lists them.
+//! reason that is named in [`explain`]; docs/internals/mlx5.md lists them.
 
 mod explain;
 

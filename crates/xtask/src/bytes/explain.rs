@@ -1,5 +1,5 @@
 //! The reasons for which the two providers' bytes may differ. Each is as narrow
-//! as it can be said; docs/mlx5.md has the same list.
+//! as it can be said; docs/internals/mlx5.md has the same list.
 
 use std::ops::Range;
 
@@ -599,11 +599,11 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_reason() {
-        let page = include_str!("../../../../docs/mlx5.md");
+        let page = include_str!("../../../../docs/internals/mlx5.md");
         for reason in Reason::ALL {
             assert!(
                 page.contains(&format!("| {} |", reason.name())),
-                "docs/mlx5.md lacks the reason {:?}",
+                "docs/internals/mlx5.md lacks the reason {:?}",
                 reason.name()
             );
         }
