@@ -283,6 +283,11 @@ fn chart(text: &mut String, left: f64, title: &str, curves: &[Curve; 2], of: imp
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_page_has_the_markers() {
+        assert!(report::has_markers(report::SUMMARY, BEGIN, END));
+    }
+
     fn curve(name: &'static str, factor: f64) -> Curve {
         let row = |power: u32| Row {
             size: 1 << power,

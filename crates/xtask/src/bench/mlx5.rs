@@ -368,6 +368,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_pages_have_the_markers() {
+        assert!(report::has_markers(report::DETAILS, BEGIN, END));
+        assert!(report::has_markers(
+            report::DETAILS,
+            NATIVE_BEGIN,
+            NATIVE_END
+        ));
+        assert!(report::has_markers(report::SUMMARY, CRATE_BEGIN, CRATE_END));
+    }
+
+    #[test]
     fn a_single_owner_is_required_a_further_part_at_batch_1() {
         assert_eq!(required("poll-send/16"), (Some(0.50), Some(70.0)));
         assert_eq!(required("single-poll-send/16"), (None, None));

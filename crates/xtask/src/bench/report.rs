@@ -357,17 +357,22 @@ fn quoted(text: &str) -> String {
     out
 }
 
+/// Whether a page of the repository has the lines between which tables go.
+#[cfg(test)]
+pub(super) fn has_markers(page: &str, begin: &str, end: &str) -> bool {
+    let text = fs::read_to_string(crate::driver::root().join(page)).unwrap();
+    replace_between(&text, begin, end, "").is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bench::measure::{Count, Spread};
-    use crate::driver;
 
     #[test]
     fn the_pages_have_the_markers() {
         for Markers { page, begin, end } in [PROVIDERS, LAYERS] {
-            let text = fs::read_to_string(driver::root().join(page)).unwrap();
-            assert!(replace_between(&text, begin, end, "").is_some(), "{page}");
+            assert!(has_markers(page, begin, end), "{page}");
         }
     }
 
