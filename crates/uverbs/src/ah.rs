@@ -28,7 +28,7 @@ impl<C: ContextRef> Ah<C> {
     /// Creates an address handle.
     ///
     /// # Errors
-    /// EINVAL for a port or source GID index that is not there.
+    /// EINVAL if the port or the source GID index does not exist.
     pub fn create(
         context: &C,
         pd: PdHandle,
@@ -40,7 +40,7 @@ impl<C: ContextRef> Ah<C> {
             .map(|handle| Self::from_handle(context, handle))
     }
 
-    /// Takes over an address handle by its number.
+    /// Takes ownership of the address handle with number `handle`.
     pub fn from_handle(context: &C, handle: AhHandle) -> Self {
         Self {
             owned: Owned::new(context, handle),

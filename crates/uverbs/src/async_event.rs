@@ -10,23 +10,23 @@ use crate::open_enum;
 use crate::{Command, ContextRef, Error};
 
 open_enum! {
-    /// What has happened.
+    /// Type of an asynchronous event.
     AsyncEventType(u32) {
         /// A completion queue is in error (overrun).
         CQ_ERR = 0,
         /// A queue pair is in error.
         QP_FATAL = 1,
-        /// A request of the peer broke the protocol.
+        /// A request from the peer violated the protocol.
         QP_REQ_ERR = 2,
-        /// A peer accessed what it may not.
+        /// A peer attempted an access without the right to it.
         QP_ACCESS_ERR = 3,
-        /// Communication established: a message came before the RTU.
+        /// Communication established: a message arrived before the RTU.
         COMM_EST = 4,
         /// The send queue has drained.
         SQ_DRAINED = 5,
         /// The path has migrated.
         PATH_MIG = 6,
-        /// The path could not migrate.
+        /// The path migration failed.
         PATH_MIG_ERR = 7,
         /// The device is in error or gone; the last event of the file.
         DEVICE_FATAL = 8,
@@ -42,11 +42,12 @@ open_enum! {
         SM_CHANGE = 13,
         /// A shared receive queue is in error.
         SRQ_ERR = 14,
-        /// A shared receive queue has fewer receives than its limit.
+        /// A shared receive queue holds fewer receives than its limit.
         SRQ_LIMIT_REACHED = 15,
-        /// The last receive of a shared receive queue was consumed by a queue pair in error.
+        /// A queue pair in error consumed its last receive from a shared
+        /// receive queue.
         QP_LAST_WQE_REACHED = 16,
-        /// The subnet manager wants clients to register again.
+        /// The subnet manager asks clients to register again.
         CLIENT_REREGISTER = 17,
         /// The GID table of a port has changed.
         GID_CHANGE = 18,
@@ -58,21 +59,22 @@ open_enum! {
 /// One asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// User handle of the queue that it is about, or the port's number, or
-    /// zero for the device; which, the type says.
+    /// User handle of the queue concerned, the port number, or zero for the
+    /// device, depending on `event`.
     pub element: u64,
-    /// What has happened.
+    /// Type of the event.
     pub event: AsyncEventType,
 }
 
-/// A file that asynchronous events are read from. The first one made in a
-/// context takes the events of all objects made without naming one, and the
-/// device's. Closed when dropped.
+/// A file from which asynchronous events are read. The first one allocated in a
+/// context receives the events of the device and of all objects created without
+/// naming an event file. Closed when dropped.
 #[derive(Debug)]
 pub struct AsyncEventFile<C: ContextRef>(EventFile<C>);
 
 impl<C: ContextRef> AsyncEventFile<C> {
-    /// Makes an event file. The context must have been made.
+    /// Allocates an event file. The context must have been created
+    /// ([`get_context`](crate::Context::get_context)).
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -84,27 +86,29 @@ impl<C: ContextRef> AsyncEventFile<C> {
         );
         let object = ioctl.new_object(ids::ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
         let fd = ioctl.run(context)?.fd(object)?;
-        // SAFETY: the kernel has just given it.
+        // SAFETY: the kernel has just returned the descriptor; this is its only
+        // owner.
         Ok(Self(unsafe {
             EventFile::new(context, fd, Command::ReadAsyncEvent)
         }))
     }
 
-    /// The file, for `poll` and for the `async_fd` of queues.
+    /// Returns the descriptor, for `poll` and for the `async_fd` of queues.
     pub fn fd(&self) -> RawFd {
         self.0.fd()
     }
 
-    /// Whether reading waits for an event or fails with EAGAIN.
+    /// Selects whether a read without an event fails with EAGAIN (true) or
+    /// blocks.
     ///
     /// # Errors
-    /// EBADF if somebody closed the descriptor.
+    /// EBADF if the descriptor was closed by someone else.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
         self.0.set_nonblocking(nonblocking)
     }
 
-    /// Waits until there is an event to read, at most `timeout_ms` milliseconds
-    /// (negative: for ever). False on timeout.
+    /// Waits for an event to read, at most `timeout_ms` milliseconds (negative:
+    /// without limit). Returns false on timeout.
     ///
     /// # Errors
     /// EINTR on a signal.
@@ -112,11 +116,11 @@ impl<C: ContextRef> AsyncEventFile<C> {
         self.0.wait_readable(timeout_ms)
     }
 
-    /// Reads one event. If it is of a queue, it is then counted in what
-    /// destroying the queue gives.
+    /// Reads one event. An event of a queue is included in the count that
+    /// destroying the queue returns.
     ///
     /// # Errors
-    /// EAGAIN if there is none and the file does not wait, EINTR on a signal,
+    /// EAGAIN if there is none and the file is non-blocking, EINTR on a signal,
     /// EIO after [`AsyncEventType::DEVICE_FATAL`].
     pub fn read_event(&self) -> Result<AsyncEvent, Error> {
         let event: AsyncEventDesc = self.0.read()?;
@@ -126,7 +130,7 @@ impl<C: ContextRef> AsyncEventFile<C> {
         })
     }
 
-    /// Gives the descriptor up without closing it.
+    /// Releases the descriptor without closing it.
     pub fn into_fd(self) -> RawFd {
         self.0.into_fd()
     }

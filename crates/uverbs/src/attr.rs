@@ -1,5 +1,5 @@
-//! Attribute types that several objects share. Bits and numbers are the
-//! kernel's, which libibverbs shares.
+//! Attribute types shared by several objects. Bits and numbers are the
+//! kernel's; libibverbs uses the same.
 
 use bitflags::bitflags;
 
@@ -7,54 +7,57 @@ use crate::abi::write;
 use crate::open_enum;
 
 bitflags! {
-    /// What a memory region or window, or a remote queue pair, may be used for.
+    /// Access rights of a memory region, a memory window, or the peer of a
+    /// queue pair.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct AccessFlags: u32 {
-        /// The device may write (receive, or read into).
+        /// The device may write to the memory (receives, results of reads and
+        /// atomics).
         const LOCAL_WRITE = 1 << 0;
         /// A peer may write. Needs `LOCAL_WRITE`.
         const REMOTE_WRITE = 1 << 1;
         /// A peer may read.
         const REMOTE_READ = 1 << 2;
-        /// A peer may do atomics. Needs `LOCAL_WRITE`.
+        /// A peer may execute atomics. Needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const MW_BIND = 1 << 4;
-        /// Addresses count from the region's start.
+        /// Addresses are offsets from the region's start.
         const ZERO_BASED = 1 << 5;
-        /// Pages are not pinned but faulted in.
+        /// Pages are faulted in on demand instead of pinned.
         const ON_DEMAND = 1 << 6;
-        /// The memory is in huge pages.
+        /// The memory consists of huge pages.
         const HUGETLB = 1 << 7;
         /// A peer may flush to global visibility.
         const FLUSH_GLOBAL = 1 << 8;
         /// A peer may flush to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// Writes may be reordered. Optional: ignored by a device without it.
+        /// Writes may be reordered. Optional: ignored by devices without
+        /// support.
         const RELAXED_ORDERING = 1 << 20;
         const _ = !0;
     }
 
-    /// How a completion queue is made.
+    /// Creation flags of a completion queue.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CqFlags: u32 {
-        /// Completions carry the device's time.
+        /// Completions carry the device's timestamp.
         const TIMESTAMP_COMPLETION = 1 << 0;
-        /// An overrun is the caller's business.
+        /// The device does not check for overruns; the caller prevents them.
         const IGNORE_OVERRUN = 1 << 1;
         const _ = !0;
     }
 
-    /// How a queue pair is made.
+    /// Creation flags of a queue pair.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct QpCreateFlags: u32 {
-        /// Own multicast packets are not received.
+        /// Multicast packets that the queue pair itself sent are not received.
         const BLOCK_MULTICAST_LOOPBACK = 1 << 1;
-        /// The frame check sequence is scattered to memory.
+        /// The frame check sequence is written to memory too.
         const SCATTER_FCS = 1 << 8;
-        /// The VLAN header is stripped.
+        /// The VLAN header is removed.
         const CVLAN_STRIPPING = 1 << 9;
-        /// Writes are padded to a full cache line.
+        /// Writes are padded to full cache lines.
         const PCI_WRITE_END_PADDING = 1 << 11;
         const _ = !0;
     }
@@ -75,7 +78,7 @@ open_enum! {
         XRC_INI = 9,
         /// Target side of extended reliable connection.
         XRC_TGT = 10,
-        /// A service of the driver's own.
+        /// A driver-specific service.
         DRIVER = 0xff,
     }
 }
@@ -83,9 +86,9 @@ open_enum! {
 open_enum! {
     /// State of a queue pair.
     QpState(u8) {
-        /// As made.
+        /// Initial state.
         RESET = 0,
-        /// May receive posts to its receive queue.
+        /// Receives may be posted, but are not processed.
         INIT = 1,
         /// Ready to receive.
         RTR = 2,
@@ -93,9 +96,9 @@ open_enum! {
         RTS = 3,
         /// Send queue drained or draining.
         SQD = 4,
-        /// Send queue in error, receive queue not.
+        /// Send queue in error, receive queue not in error.
         SQE = 5,
-        /// In error: everything posted is flushed.
+        /// In error: outstanding work requests are flushed.
         ERR = 6,
     }
 }
@@ -115,22 +118,22 @@ pub struct GlobalRoute {
     pub traffic_class: u8,
 }
 
-/// A path to a peer: address vector of an address handle or a queue pair.
+/// Path to a peer: the address vector of an address handle or a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AhAttr {
-    /// Global route, used if `is_global`.
+    /// Global route; used if `is_global`.
     pub grh: GlobalRoute,
-    /// Destination LID; not used on Ethernet.
+    /// Destination LID; unused on Ethernet.
     pub dlid: u16,
     /// Service level.
     pub sl: u8,
     /// Low bits of the source LID.
     pub src_path_bits: u8,
-    /// Limit of the injection rate, as `enum ib_rate`.
+    /// Limit of the injection rate, as in `enum ib_rate`.
     pub static_rate: u8,
-    /// Whether the global route is used; always so on Ethernet.
+    /// Whether the global route is used; always true on Ethernet.
     pub is_global: bool,
-    /// Port, from 1.
+    /// Port number, from 1.
     pub port_num: u8,
 }
 

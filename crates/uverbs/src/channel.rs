@@ -7,8 +7,8 @@ use crate::command::Ioctl;
 use crate::event_file::EventFile;
 use crate::{Command, ContextRef, Error};
 
-/// A completion channel: a file that completion events are read from. Closed
-/// when dropped; queues that still use it keep the kernel's side alive.
+/// A completion channel: a file from which completion events are read. Closed
+/// when dropped; the kernel keeps its side while queues use it.
 #[derive(Debug)]
 pub struct CompletionChannel<C: ContextRef>(EventFile<C>);
 
@@ -31,27 +31,30 @@ impl<C: ContextRef> CompletionChannel<C> {
             command,
             what: "a descriptor out of range",
         })?;
-        // SAFETY: the kernel has just given it.
+        // SAFETY: the kernel has just returned the descriptor; this is its only
+        // owner.
         Ok(Self(unsafe {
             EventFile::new(context, fd, Command::ReadCompEvent)
         }))
     }
 
-    /// The file, for `poll` and for [`CqInit::channel`](crate::CqInit::channel).
+    /// Returns the descriptor, for `poll` and for
+    /// [`CqInit::channel`](crate::CqInit::channel).
     pub fn fd(&self) -> RawFd {
         self.0.fd()
     }
 
-    /// Whether reading waits for an event or fails with EAGAIN.
+    /// Selects whether a read without an event fails with EAGAIN (true) or
+    /// blocks.
     ///
     /// # Errors
-    /// EBADF if somebody closed the descriptor.
+    /// EBADF if the descriptor was closed by someone else.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
         self.0.set_nonblocking(nonblocking)
     }
 
-    /// Waits until there is an event to read, at most `timeout_ms` milliseconds
-    /// (negative: for ever). False on timeout.
+    /// Waits for an event to read, at most `timeout_ms` milliseconds (negative:
+    /// without limit). Returns false on timeout.
     ///
     /// # Errors
     /// EINTR on a signal.
@@ -59,17 +62,18 @@ impl<C: ContextRef> CompletionChannel<C> {
         self.0.wait_readable(timeout_ms)
     }
 
-    /// Reads one event: the user handle of the queue that it is of. The event
-    /// is then counted in [`CqEvents::completion`](crate::CqEvents::completion).
+    /// Reads one event and returns the user handle of its completion queue. The
+    /// event is included in
+    /// [`CqEvents::completion`](crate::CqEvents::completion).
     ///
     /// # Errors
-    /// EAGAIN if there is none and the file does not wait, EINTR on a signal,
-    /// EIO if the device is gone.
+    /// EAGAIN if there is none and the channel is non-blocking, EINTR on a
+    /// signal, EIO if the device is gone.
     pub fn read_event(&self) -> Result<u64, Error> {
         Ok(self.0.read::<CompEventDesc>()?.cq_handle)
     }
 
-    /// Gives the descriptor up without closing it.
+    /// Releases the descriptor without closing it.
     pub fn into_fd(self) -> RawFd {
         self.0.into_fd()
     }

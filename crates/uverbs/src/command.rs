@@ -1,4 +1,4 @@
-//! One ioctl command: attributes on the stack, the call, and its outputs.
+//! One ioctl command: its attributes on the stack, the call, and its outputs.
 
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -10,11 +10,11 @@ use crate::abi::ids;
 use crate::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
 use crate::{Command, Context, Error};
 
-/// The longest method (create a queue pair) has 15 attributes and two of driver data.
+/// The longest method (QP_CREATE) has 15 attributes and two of driver data.
 pub(crate) const MAX_ATTRS: usize = 18;
 
-/// A device driver's own data beside a command: structures of its user API
-/// header, as bytes.
+/// Driver data of a command: structures of the driver's user API header, as
+/// bytes.
 #[derive(Debug, Default)]
 pub struct Udata<'a> {
     input: &'a [u8],
@@ -27,27 +27,27 @@ impl<'a> Udata<'a> {
         Self::default()
     }
 
-    /// The driver answers into `output`, which is cleared before the call. A
-    /// driver that knows a shorter answer leaves the rest zero.
+    /// Provides a buffer for the driver's answer. It is cleared before the
+    /// call, so what a driver with a shorter answer does not write is zero.
     pub fn output(output: &'a mut [u8]) -> Self {
         Self { input: &[], output }
     }
 
-    /// The driver takes `input` and answers into `output`, which is cleared
-    /// before the call.
+    /// Passes `input` to the driver and provides `output` for its answer.
+    /// `output` is cleared before the call.
     ///
     /// # Safety
-    /// If the driver takes addresses in `input` (of queues and doorbell records
-    /// that the device is to use, or of where to answer), each must be that of
-    /// memory that is mapped, long enough for what the command says, and open to
-    /// what the driver or the device does there: readable, writable where it
-    /// writes, and without references to what it writes. That holds during the
-    /// command, and, for what the object that it makes or changes goes on using,
-    /// until the object is destroyed or the command that replaces the memory has
-    /// returned. The kernel pins such pages; a device in this process cannot, and
-    /// checks no more than that they are mapped when the command is given.
+    /// If `input` contains addresses (of queues and doorbell records that the
+    /// device will use, or of where to answer), each must refer to memory that
+    /// is mapped, has the length that the command implies, and permits what the
+    /// driver or the device does there: readable; where it writes, writable and
+    /// without references to it. This must hold during the command and, for
+    /// memory that the created or changed object keeps using, until the object
+    /// is destroyed or the command that replaces the memory has returned. The
+    /// kernel pins such pages; a device in this process cannot, and only checks
+    /// that they are mapped when the command is given.
     ///
-    /// [`none`](Self::none) and [`output`](Self::output) give no addresses, so they
+    /// [`none`](Self::none) and [`output`](Self::output) pass no addresses and
     /// are safe with every command.
     pub unsafe fn new(input: &'a [u8], output: &'a mut [u8]) -> Self {
         Self { input, output }
@@ -58,11 +58,11 @@ impl<'a> Udata<'a> {
     }
 }
 
-/// Names an output attribute of a frame.
+/// Index of an output attribute in a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot(usize);
 
-/// What the kernel is given: header and attributes without a gap.
+/// The kernel's input: header and attributes without a gap.
 #[repr(C)]
 struct Frame {
     header: IoctlHdr,
@@ -71,7 +71,7 @@ struct Frame {
 
 const _: () = assert!(core::mem::offset_of!(Frame, attrs) == size_of::<IoctlHdr>());
 
-/// A command being put together. Borrows its input and output buffers until it
+/// A command under construction. Borrows its input and output buffers until it
 /// has run.
 pub(crate) struct Ioctl<'a> {
     command: Command,
@@ -101,7 +101,7 @@ impl<'a> Ioctl<'a> {
         }
     }
 
-    /// The write command `number`, invoked through ioctl.
+    /// Builds the write command `number`, to be invoked through ioctl.
     pub(crate) fn write<I, O>(
         command: Command,
         number: u32,
@@ -138,12 +138,12 @@ impl<'a> Ioctl<'a> {
         slot
     }
 
-    /// Names the object that the command is about, for the error.
+    /// Sets the object that errors of the command name.
     pub(crate) fn about(&mut self, handle: u32) {
         self.about = Some(handle);
     }
 
-    /// Data in: in line up to eight bytes, else by address.
+    /// Adds input data: inline up to eight bytes, otherwise by address.
     pub(crate) fn input(&mut self, attr_id: u16, bytes: &'a [u8]) {
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
@@ -169,28 +169,28 @@ impl<'a> Ioctl<'a> {
         self.push(attr_id, 8, value);
     }
 
-    /// An enumerated value; the kernel wants these as 64 bits.
+    /// Adds an enumerated value, which the kernel expects as 64 bits.
     pub(crate) fn constant(&mut self, attr_id: u16, value: u64) {
         self.push(attr_id, 8, value);
     }
 
-    /// An existing object.
+    /// Adds an existing object.
     pub(crate) fn handle(&mut self, attr_id: u16, handle: u32) {
         self.push(attr_id, 0, handle.into());
     }
 
-    /// An existing object that is a descriptor.
+    /// Adds an existing object that is a descriptor.
     pub(crate) fn fd(&mut self, attr_id: u16, fd: BorrowedFd<'a>) {
         self.push(attr_id, 0, i64::from(fd.as_raw_fd()).cast_unsigned());
     }
 
-    /// The object to be made; the kernel fills in its number.
+    /// Adds the object to create; the kernel fills in its handle.
     pub(crate) fn new_object(&mut self, attr_id: u16) -> Slot {
         self.push(attr_id, 0, 0)
     }
 
-    /// Data out. The buffer is cleared first, so that what the kernel does not
-    /// write reads as zero.
+    /// Adds an output buffer. It is cleared first, so that what the kernel does
+    /// not write reads as zero.
     pub(crate) fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
         bytes.fill(0);
         let Ok(len) = u16::try_from(bytes.len()) else {
@@ -209,7 +209,7 @@ impl<'a> Ioctl<'a> {
         }
     }
 
-    /// Asks the kernel.
+    /// Runs the command.
     pub(crate) fn run(mut self, context: &Context) -> Result<Answer, Error> {
         if self.overflow {
             return Err(Error::Invalid {
@@ -221,11 +221,11 @@ impl<'a> Ioctl<'a> {
         self.frame.header.num_attrs = self.used as u16;
         self.frame.header.length = (size_of::<IoctlHdr>() + self.used * size_of::<Attr>()) as u16;
         let frame: *mut Frame = &mut self.frame;
-        // SAFETY: the header gives the frame's length, which lies in the frame;
-        // every address in an attribute is that of a buffer borrowed for 'a,
-        // with its length. What a driver does with addresses inside the driver
-        // data, and the kernel with a region to register, the makers of those
-        // have answered for.
+        // SAFETY: `length` in the header covers the header and the used
+        // attributes, which lie in the frame. Every address in an attribute is
+        // that of a buffer borrowed for 'a, passed with its length. For
+        // addresses inside driver data, and for memory to register, the callers
+        // of the unsafe functions that take them have vouched.
         let result = unsafe {
             context
                 .file()
@@ -246,7 +246,7 @@ impl<'a> Ioctl<'a> {
     }
 }
 
-/// A write command being put together.
+/// A write command under construction.
 pub(crate) struct WriteCommand<'a> {
     ioctl: Ioctl<'a>,
     answer: Option<Slot>,
@@ -263,7 +263,7 @@ impl<'a> WriteCommand<'a> {
         self
     }
 
-    /// Asks the kernel, and makes sure that it has answered.
+    /// Runs the command and checks that the kernel wrote the response.
     pub(crate) fn run(self, context: &Context) -> Result<(), Error> {
         let answer = self.ioctl.run(context)?;
         match self.answer {
@@ -273,7 +273,7 @@ impl<'a> WriteCommand<'a> {
     }
 }
 
-/// The attributes as the kernel left them.
+/// The attributes after the kernel wrote to them.
 pub(crate) struct Answer {
     command: Command,
     attrs: [Attr; MAX_ATTRS],
@@ -293,12 +293,12 @@ impl Answer {
         }
     }
 
-    /// The number of the object that was made.
+    /// Returns the handle of the created object.
     pub(crate) fn handle(&self, slot: Slot) -> Result<u32, Error> {
         u32::try_from(self.attr(slot)?.data).map_err(|_| self.bad("a handle of more than 32 bits"))
     }
 
-    /// The descriptor that was made.
+    /// Returns the created descriptor.
     pub(crate) fn fd(&self, slot: Slot) -> Result<RawFd, Error> {
         match RawFd::try_from(self.attr(slot)?.data) {
             Ok(fd) => Ok(fd),
@@ -306,13 +306,13 @@ impl Answer {
         }
     }
 
-    /// Whether the kernel says that it wrote the output.
+    /// Returns whether the kernel reports the output as written.
     pub(crate) fn is_written(&self, slot: Slot) -> bool {
         self.attr(slot)
             .is_ok_and(|attr| attr.flags & ATTR_F_VALID_OUTPUT != 0)
     }
 
-    /// An error if the kernel did not write the output.
+    /// Returns an error if the kernel did not write the output.
     pub(crate) fn written(&self, slot: Slot) -> Result<(), Error> {
         if self.is_written(slot) {
             Ok(())

@@ -13,39 +13,38 @@ use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Error, Udata};
 use zerocopy::IntoBytes;
 
-/// How a handle refers to the context that it lives in: an `Arc<Context>`, a
-/// reference, or a caller's own copyable pointer.
+/// A handle's reference to its context: an `Arc<Context>`, a plain reference,
+/// or a caller's own copyable pointer.
 ///
-/// # Safety
-/// It leads to the same context always, and so do its clones: what is made by
-/// one is used and closed by the other.
+/// The reference and all its clones must always dereference to the same
+/// context: what is created through one is used and closed through another.
 pub unsafe trait ContextRef: Deref<Target = Context> + Clone {}
 
-// SAFETY: a reference keeps where it leads to.
+// SAFETY: a shared reference and its copies always refer to the same context.
 unsafe impl ContextRef for &Context {}
 
-// SAFETY: an `Arc` keeps what it is of, and its clones are of the same.
+// SAFETY: an `Arc` and its clones always refer to the same context.
 unsafe impl ContextRef for Arc<Context> {}
 
-/// What the kernel says about a new context.
+/// Properties of a new context, as the kernel reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextInfo {
-    /// Completion vectors: interrupts, or processors, that completion events
-    /// can be spread over.
+    /// Number of completion vectors: interrupts, or processors, over which
+    /// completion events can be spread.
     pub num_comp_vectors: u32,
-    /// Bits of the core's abilities, `CORE_SUPPORT_...` in [`verbs`].
+    /// Features of the uverbs core, `CORE_SUPPORT_...` in [`verbs`].
     pub core_support: u64,
 }
 
 impl ContextInfo {
-    /// Whether optional access flags of a memory region may be passed.
+    /// Returns whether optional access flags of a memory region may be passed.
     pub fn optional_mr_access(&self) -> bool {
         self.core_support & verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS != 0
     }
 }
 
-/// An open uverbs character device, which all objects of a process on one
-/// device live in.
+/// An open uverbs character device. All objects that a process creates on the
+/// device belong to a context.
 #[derive(Debug)]
 pub struct Context {
     file: Descriptor<Box<dyn Kernel>>,
@@ -53,17 +52,16 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens the character device of `device`. The kernel's context is made by
-    /// [`get_context`](Self::get_context).
+    /// Opens the character device of `device`.
+    /// [`get_context`](Self::get_context) then creates the kernel's context.
     ///
-    /// # Errors
-    /// EACCES without permission, ENOENT if there is no such device node,
-    /// ENXIO if its driver is gone, EINVAL if the device's driver is not known:
-    /// each command names it. Sysfs does not tell it; a caller that knows it
-    /// sets [`Device::driver_id`].
+    /// EACCES without permission, ENOENT if the device node does not exist,
+    /// ENXIO if its driver is gone, EINVAL if the device's driver is unknown:
+    /// each command names the driver. Sysfs does not report it; a caller that
+    /// knows it sets [`Device::driver_id`].
     pub fn open(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self, Error> {
         if device.driver_id == DriverId::UNKNOWN {
-            let what = "the device's kernel driver is not known";
+            let what = "the device's kernel driver is unknown";
             return Err(Error::Invalid {
                 command: Command::Open,
                 what,
@@ -71,7 +69,7 @@ impl Context {
         }
         let path = CString::new(device.device_path()).map_err(|_| Error::Invalid {
             command: Command::Open,
-            what: "the device's name holds a NUL",
+            what: "the device's name contains a NUL",
         })?;
         let file = Descriptor::open(kernel, &path, libc::O_RDWR);
         Ok(Self {
@@ -84,37 +82,39 @@ impl Context {
         })
     }
 
-    /// Takes over an open uverbs device, and closes it when dropped. The kernel
-    /// refuses every command (EINVAL) that names another driver than its own.
+    /// Takes ownership of an open uverbs device, and closes it when dropped.
+    /// The kernel rejects every command (EINVAL) that names a driver other than
+    /// the device's.
     ///
     /// # Safety
-    /// `fd` must be `kernel`'s and open, and nobody else may close it.
+    /// `fd` must belong to `kernel` and be open, and nothing else may close it.
     pub unsafe fn from_owned_fd(kernel: Box<dyn Kernel>, fd: RawFd, driver_id: DriverId) -> Self {
         Self {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             file: unsafe { Descriptor::new(kernel, fd) },
             driver_id,
         }
     }
 
-    /// Uses an open uverbs device that somebody else closes.
+    /// Uses an open uverbs device without closing it.
     ///
     /// # Safety
-    /// `fd` must be `kernel`'s, and stay open, and the same file, while the
-    /// context is in use: commands given to another file could do anything.
+    /// `fd` must belong to `kernel`, and must stay open and refer to the same
+    /// file while the context is in use: commands given to another file could
+    /// do anything.
     pub unsafe fn from_borrowed_fd(
         kernel: Box<dyn Kernel>,
         fd: RawFd,
         driver_id: DriverId,
     ) -> Self {
         Self {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             file: unsafe { Descriptor::borrowed(kernel, fd) },
             driver_id,
         }
     }
 
-    /// The command descriptor. Queues are mapped through it.
+    /// Returns the command descriptor, through which queues are mapped.
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
@@ -123,21 +123,21 @@ impl Context {
         &self.file
     }
 
-    /// The kernel driver that commands are for.
+    /// Returns the kernel driver that commands name.
     pub fn driver_id(&self) -> DriverId {
         self.driver_id
     }
 
-    /// The system calls that this context uses.
+    /// Returns the system calls that this context uses.
     pub fn kernel(&self) -> &dyn Kernel {
         self.file.kernel()
     }
 
-    /// Makes the kernel's context for this open file. Once for each open; all
-    /// other commands need it.
+    /// Creates the kernel's context of this open file: once per open file, and
+    /// before any other command.
     ///
     /// # Errors
-    /// EINVAL if the file has a context already, EIO if the device is gone.
+    /// EINVAL if the file already has a context, EIO if the device is gone.
     pub fn get_context(&self, udata: Udata<'_>) -> Result<ContextInfo, Error> {
         let (mut vectors, mut support) = (0u32, 0u64);
         let mut ioctl = Ioctl::new(
@@ -158,8 +158,8 @@ impl Context {
         })
     }
 
-    /// What [`get_context`](Self::get_context) said, for a file whose context
-    /// somebody else has made.
+    /// Returns what [`get_context`](Self::get_context) returned, for a file
+    /// whose context was created elsewhere.
     ///
     /// # Errors
     /// EOPNOTSUPP if the driver cannot share contexts.
@@ -167,7 +167,8 @@ impl Context {
         self.query_context_of(None)
     }
 
-    /// With room for the driver's answer, in an attribute of its own.
+    /// As [`query_context`](Self::query_context), with a buffer for the
+    /// driver's answer, which has an attribute of its own.
     pub(crate) fn query_context_of(
         &self,
         driver: Option<(u16, &mut [u8])>,

@@ -16,29 +16,31 @@ const CMD_FLAG_EXTENDED: u32 = crate::abi::write::CMD_FLAG_EXTENDED;
 /// `IB_CQ_MODERATE`.
 const MODIFY_MODERATION: u32 = 1 << 0;
 
-/// How to make a completion queue. Files are lent, not named by number:
+/// Parameters of a new completion queue. Files are borrowed, not passed as
+/// numbers:
 ///
 /// ```compile_fail,E0308
 /// let init = ringverbs_uverbs::CqInit { channel: Some(3), ..Default::default() };
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqInit<'a> {
-    /// Entries at least.
+    /// Minimum number of entries.
     pub cqe: u32,
-    /// What events name the queue by.
+    /// Identifies the queue in events.
     pub user_handle: u64,
-    /// Descriptor of the completion channel for its events.
+    /// Completion channel that receives its completion events.
     pub channel: Option<BorrowedFd<'a>>,
-    /// Completion vector, less than the context's number of them.
+    /// Completion vector, less than the context's `num_comp_vectors`.
     pub comp_vector: u32,
-    /// How it behaves.
+    /// Creation flags.
     pub flags: CqFlags,
-    /// Asynchronous event file for its events; none: the context's first.
+    /// Asynchronous event file that receives its events; default: the context's
+    /// first.
     pub async_fd: Option<BorrowedFd<'a>>,
 }
 
-/// Events of a queue that were read from their files before it was destroyed:
-/// whoever waits for them to be acknowledged needs the numbers.
+/// Number of events of a queue that were read from their files before it was
+/// destroyed. Whoever waits for their acknowledgement needs the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqEvents {
     /// Completion events.
@@ -68,20 +70,20 @@ owned_methods!(
     Cq,
     CqHandle,
     CqEvents,
-    "Gives the events that were read of it."
+    "Returns the numbers of events that were read."
 );
 
 impl<C: ContextRef> Cq<C> {
     /// Creates a completion queue.
     ///
     /// # Errors
-    /// EINVAL for too many entries or a bad completion vector, ENOMEM.
+    /// EINVAL for too many entries or an invalid completion vector, ENOMEM.
     pub fn create(context: &C, init: &CqInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, cqe) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, cqe))
     }
 
-    /// Takes over a completion queue by its number.
+    /// Takes ownership of the completion queue with number `handle`.
     pub fn from_handle(context: &C, handle: CqHandle, cqe: u32) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -89,12 +91,12 @@ impl<C: ContextRef> Cq<C> {
         }
     }
 
-    /// Entries that it was made with.
+    /// Returns the number of entries that it was created with.
     pub fn cqe(&self) -> u32 {
         self.cqe
     }
 
-    /// Resizes the queue; gives the entries that it has now.
+    /// Resizes the queue and returns the new number of entries.
     ///
     /// # Errors
     /// As [`resize`].
@@ -102,7 +104,7 @@ impl<C: ContextRef> Cq<C> {
         resize(self.owned.context(), self.handle(), cqe, udata)
     }
 
-    /// Arms the queue. See [`req_notify`].
+    /// Requests notification. See [`req_notify`].
     ///
     /// # Errors
     /// EIO if the device is gone.
@@ -110,7 +112,7 @@ impl<C: ContextRef> Cq<C> {
         req_notify(self.owned.context(), self.handle(), solicited_only)
     }
 
-    /// Moderates its events. See [`modify_moderation`].
+    /// Sets the moderation of its events. See [`modify_moderation`].
     ///
     /// # Errors
     /// As [`modify_moderation`].
@@ -119,7 +121,7 @@ impl<C: ContextRef> Cq<C> {
     }
 }
 
-/// Creates a completion queue; gives its number and its entries.
+/// Creates a completion queue; returns its handle and its number of entries.
 ///
 /// # Errors
 /// As [`Cq::create`].
@@ -146,17 +148,17 @@ pub fn create(
     }
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;
-    // Owned until the answer is known to be good, so that a bad one leaks nothing.
+    // Owned until the answer is validated, so that a bad answer leaks nothing.
     let owned = Owned::<&Context, CqKind>::new(&context, CqHandle(answer.handle(object)?));
     answer.written(answered)?;
     Ok((owned.forget(), cqe))
 }
 
-/// Resizes a queue; gives the entries that it has now.
+/// Resizes a queue and returns the new number of entries.
 ///
 /// # Errors
-/// EINVAL if it holds more completions than that, EOPNOTSUPP if the driver
-/// cannot.
+/// EINVAL if it holds more than `cqe` completions, EOPNOTSUPP if the driver
+/// does not support it.
 pub fn resize(context: &Context, cq: CqHandle, cqe: u32, udata: Udata<'_>) -> Result<u32, Error> {
     let request = ResizeCq {
         cq_handle: cq.0,
@@ -171,9 +173,9 @@ pub fn resize(context: &Context, cq: CqHandle, cqe: u32, udata: Udata<'_>) -> Re
     Ok(resp.cqe)
 }
 
-/// Arms a queue: its next completion (or the next that the sender solicited)
-/// puts an event into its channel. Completions that are there already do not;
-/// poll after arming.
+/// Requests notification: the next completion (or the next solicited one) puts
+/// an event into the queue's channel. Completions that are already in the queue
+/// do not; poll after arming.
 ///
 /// # Errors
 /// EIO if the device is gone.
@@ -192,10 +194,10 @@ pub fn req_notify(context: &Context, cq: CqHandle, solicited_only: bool) -> Resu
     .run(context)
 }
 
-/// An event only after `count` completions or `period` microseconds.
+/// Limits events to one per `count` completions or `period` microseconds.
 ///
 /// # Errors
-/// EOPNOTSUPP if the driver cannot.
+/// EOPNOTSUPP if the driver does not support it.
 pub fn modify_moderation(
     context: &Context,
     cq: CqHandle,
@@ -231,7 +233,8 @@ pub fn destroy(context: &Context, cq: CqHandle) -> Result<CqEvents, Error> {
     ioctl.about(cq.0);
     ioctl.handle(ids::ATTR_DESTROY_CQ_HANDLE, cq.0);
     ioctl.output(ids::ATTR_DESTROY_CQ_RESP, resp.as_mut_bytes());
-    // It is gone, whether or not the counts were written: no error after that.
+    // The queue is destroyed even if the counts were not written: no error
+    // after this.
     ioctl.run(context)?;
     Ok(CqEvents {
         completion: resp.comp_events_reported,

@@ -1,4 +1,4 @@
-//! What a device lets programs map, as a DMA buffer for other devices.
+//! Mappable memory of a device, exported as a DMA buffer for other devices.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
@@ -14,17 +14,18 @@ pub struct Dmabuf<C: ContextRef> {
 }
 
 impl<C: ContextRef> Dmabuf<C> {
-    /// The buffer of what `mmap` of the device's file has at `offset`.
+    /// Exports what `mmap` of the device's file maps at `offset`.
     ///
     /// One system call. The descriptor is closed on exec.
     ///
     /// # Errors
-    /// EINVAL if nothing is there; EPROTONOSUPPORT or EOPNOTSUPP from a kernel
-    /// or a driver that does not do it; EMFILE, ENOMEM.
+    /// EINVAL if nothing is mapped there; EPROTONOSUPPORT or EOPNOTSUPP if the
+    /// kernel or the driver does not support it; EMFILE, ENOMEM.
     ///
     /// # Safety
-    /// At `offset` is what the caller was given to map, and others may write to
-    /// it: a device that does so to doorbell registers posts what it likes.
+    /// `offset` must be one that the caller was given to map, and other devices
+    /// may be allowed to write to it: a device that writes to doorbell
+    /// registers can post anything.
     pub unsafe fn export(context: &C, offset: u64) -> Result<Self, Error> {
         let mut ioctl = Ioctl::new(
             Command::AllocDmabuf,
@@ -35,17 +36,18 @@ impl<C: ContextRef> Dmabuf<C> {
         ioctl.u64(later::ATTR_ALLOC_DMABUF_PGOFF, offset);
         let fd = ioctl.run(context)?.fd(object)?;
         Ok(Self {
-            // SAFETY: the kernel has just given it.
+            // SAFETY: the kernel has just returned the descriptor; this is its
+            // only owner.
             file: unsafe { Descriptor::new(context.clone(), fd) },
         })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Gives the descriptor up without closing it.
+    /// Releases the descriptor without closing it.
     pub fn into_fd(self) -> RawFd {
         self.file.into_raw_fd()
     }

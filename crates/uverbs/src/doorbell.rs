@@ -1,5 +1,4 @@
-//! The doorbell of a device that is told by a system call to look at its send
-//! queue.
+//! Doorbell of a device whose send queue is processed on a system call.
 
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -11,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::abi::write::{CmdHdr, PostSend, SendWr, cmd};
 use crate::{ContextRef, Errno, QpHandle};
 
-/// A command as write(2) takes it: header, then body.
+/// A command in the form of write(2): header, then body.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::Immutable)]
 struct PostSendCommand {
@@ -24,21 +23,22 @@ const _: () = {
     assert!(offset_of!(PostSendCommand, body) == 8);
 };
 
-/// Where the kernel says which request failed, though there is none: the
-/// command demands a place. Nobody reads it.
+/// Where the kernel writes which work request failed. A post of no requests has
+/// none, but the command requires an address. Never read.
 static ANSWER: AtomicU32 = AtomicU32::new(0);
 
-/// Rings a queue pair's doorbell: a post of no work requests, which makes rxe
-/// look at the send queue that is mapped into this process.
+/// The doorbell of a queue pair: a post of no work requests, which makes rxe
+/// process the send queue that is mapped into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct PostSendDoorbell<C: ContextRef> {
     direct: DirectDoorbell,
     context: C,
 }
 
-/// A doorbell of the real kernel: one write(2), and nothing to ask before it.
+/// A doorbell of the real kernel: one write(2), without a check which kernel it
+/// is.
 ///
-/// The command is made once; ringing only sends it.
+/// The command is built once; ringing only sends it.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectDoorbell {
     command: PostSendCommand,
@@ -70,25 +70,25 @@ impl<C: ContextRef> PostSendDoorbell<C> {
         }
     }
 
-    /// The doorbell without the question which kernel it rings; none if that
-    /// is not the real one.
+    /// Returns the doorbell without the check which kernel it rings; `None`
+    /// unless that is the real one.
     ///
     /// # Safety
-    /// It is not rung after the context's descriptor has been closed, which
-    /// may be another file's by then.
+    /// It must not be rung after the context's descriptor has been closed: the
+    /// number may then belong to another file.
     pub unsafe fn direct(&self) -> Option<DirectDoorbell> {
         self.context.kernel().is_real().then_some(self.direct)
     }
 
-    /// As [`DirectDoorbell::ring`], of any kernel.
+    /// As [`DirectDoorbell::ring`], for any kernel.
     ///
     /// # Errors
-    /// As there.
+    /// As [`DirectDoorbell::ring`].
     pub fn ring(&self) -> Result<(), Errno> {
         if self.context.kernel().is_real() {
             return self.direct.ring().map_err(Refused::errno);
         }
-        // SAFETY: the command is whole, and the four bytes that it has the
+        // SAFETY: the command is complete, and the four bytes that it makes the
         // kernel write are `ANSWER`.
         let written = unsafe { self.context.file().write(self.direct.command.as_bytes())? };
         match written as isize {
@@ -99,30 +99,30 @@ impl<C: ContextRef> PostSendDoorbell<C> {
 }
 
 impl DirectDoorbell {
-    /// Has the kernel write its answer to `place`, which nobody reads. Doorbells
-    /// that processors ring at once had better not share a cache line for it,
-    /// as they do until this is called.
+    /// Makes the kernel write its answer to `place`, which is never read. Until
+    /// this is called all doorbells share one address; doorbells that several
+    /// processors ring at once should not share a cache line.
     ///
     /// # Safety
-    /// `place` is valid for writes, by the kernel and at any time, for as long
+    /// `place` must be valid for writes, by the kernel and at any time, as long
     /// as the doorbell is rung.
     pub unsafe fn answer_to(&mut self, place: NonNull<u32>) {
         self.command.body.response = place.as_ptr().expose_provenance() as u64;
     }
 
-    /// Tells the kernel that the send queue has something: one write(2) of 32
-    /// bytes. Stores to the queue before this are seen by the kernel.
+    /// Makes the kernel process the send queue: one write(2) of 32 bytes. The
+    /// kernel sees all stores to the queue that precede the call.
     ///
     /// Any thread may ring, also several at once.
     ///
     /// # Errors
-    /// EINVAL if the queue pair is not ready to send, EIO if the device is gone,
-    /// EACCES after a change of credentials.
+    /// EINVAL if the queue pair is not ready to send, EIO if the device is
+    /// gone, EACCES after a change of credentials.
     #[inline(always)]
     pub fn ring(&self) -> Result<(), Refused> {
-        // SAFETY: the command is readable for its length, and the four bytes
-        // that it has the kernel write are `ANSWER` or what was promised to
-        // `answer_to`.
+        // SAFETY: the command is readable for its length. The four bytes that
+        // it makes the kernel write are `ANSWER`, or those that the caller of
+        // `answer_to` vouched for.
         match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
             WRITTEN => Ok(()),
             short => Err(Refused(short)),
@@ -130,13 +130,14 @@ impl DirectDoorbell {
     }
 }
 
-/// A doorbell that the kernel would not hear.
+/// The failure of a doorbell.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Refused(isize);
 
 impl Refused {
-    /// Why: the thread's `errno`, so to be asked before that changes.
+    /// Returns the reason. Reads the thread's `errno`, so call it before that
+    /// changes.
     pub fn errno(self) -> Errno {
         failure(self.0)
     }

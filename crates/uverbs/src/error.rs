@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// A Linux error number, as the kernel gave it; any value is representable.
+/// A Linux error number, as the kernel returned it; any value is representable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(i32);
 
@@ -12,14 +12,15 @@ impl Errno {
         Self(raw)
     }
 
-    /// The number, as in `errno`.
+    /// Returns the number, as in `errno`.
     pub const fn raw(self) -> i32 {
         self.0
     }
 
-    /// The calling thread's `errno`, after a libc call that failed.
+    /// Returns the calling thread's `errno`, after a failed libc call.
     pub(crate) fn last() -> Self {
-        // SAFETY: __errno_location always returns this thread's errno.
+        // SAFETY: __errno_location always returns a valid pointer to this
+        // thread's errno.
         Self(unsafe { *libc::__errno_location() })
     }
 }
@@ -39,19 +40,20 @@ impl fmt::Display for Errno {
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $text:literal on $object:literal;)+) => {
-        /// What the kernel was asked.
+        /// A command to the kernel.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[allow(missing_docs, reason = "the names say it")]
         pub enum Command { $($(#[$doc])* $name),+ }
 
         impl Command {
-            /// The command's name, as the kernel's headers have it where they have one.
+            /// Returns the command's name, in the kernel headers' spelling if
+            /// they have one.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
 
-            /// What kind of object it is about.
+            /// Returns the kind of object that the command acts on.
             pub const fn object(self) -> &'static str {
                 match self { $(Self::$name => $object),+ }
             }
@@ -110,8 +112,8 @@ commands! {
     OpenXrcd = "OPEN_XRCD" on "XRC domain";
     CloseXrcd = "XRCD_DESTROY" on "XRC domain";
     QueryPd = "PD_QUERY" on "protection domain";
-    AllocUar = "UAR_OBJ_ALLOC" on "page of registers";
-    DestroyUar = "UAR_OBJ_DESTROY" on "page of registers";
+    AllocUar = "UAR_OBJ_ALLOC" on "UAR";
+    DestroyUar = "UAR_OBJ_DESTROY" on "UAR";
     ListDevices = "RDMA_NLDEV_CMD_GET" on "device list";
     GetCharDevice = "RDMA_NLDEV_CMD_GET_CHARDEV" on "character device";
     GetSystem = "RDMA_NLDEV_CMD_SYS_GET" on "RDMA subsystem";
@@ -121,29 +123,29 @@ commands! {
 /// Why a command failed.
 ///
 /// `Copy`, and made without allocating, so that running out of memory can be
-/// reported as that.
+/// reported too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel said no.
+    /// The kernel returned an error.
     Refused {
-        /// What was asked.
+        /// The command.
         command: Command,
-        /// Handle number of the object, where it had one already.
+        /// Handle number of the object, if it already had one.
         handle: Option<u32>,
         /// The kernel's reason.
         errno: Errno,
     },
-    /// The kernel said yes, and its answer makes no sense.
+    /// The kernel reported success, but its answer is malformed.
     BadAnswer {
-        /// What was asked.
+        /// The command.
         command: Command,
         /// What is wrong with the answer.
         what: &'static str,
     },
-    /// Refused here, before the kernel was asked.
+    /// Rejected before the kernel was called.
     Invalid {
-        /// What was to be asked.
+        /// The command.
         command: Command,
         /// What is wrong with the request.
         what: &'static str,
@@ -151,7 +153,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The command that failed.
+    /// Returns the command that failed.
     pub const fn command(&self) -> Command {
         match *self {
             Self::Refused { command, .. }
@@ -160,9 +162,9 @@ impl Error {
         }
     }
 
-    /// The error number to give to a caller that knows only those: the
-    /// kernel's own, EPROTO for an answer that makes no sense, EINVAL for a
-    /// request that does not.
+    /// Returns the error number for callers that only understand those: the
+    /// kernel's own, EPROTO for a malformed answer, EINVAL for an invalid
+    /// request.
     pub const fn errno(&self) -> Errno {
         match *self {
             Self::Refused { errno, .. } => errno,
@@ -171,15 +173,16 @@ impl Error {
         }
     }
 
-    /// Whether the kernel says what it says when the device is gone (unplugged,
-    /// or its driver unloaded): it has then destroyed all its objects itself.
-    /// A driver may say the same of a device that is alive, so before memory is
-    /// let go of for it, [`Context::is_gone`](crate::Context::is_gone) is asked.
+    /// Returns whether the error is the one that the kernel returns when the
+    /// device is gone (unplugged, or its driver unloaded) and has destroyed its
+    /// objects. A driver may return the same error for a device that is alive;
+    /// check [`Context::is_gone`](crate::Context::is_gone) before releasing
+    /// memory.
     pub const fn is_device_gone(&self) -> bool {
         matches!(*self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
     }
 
-    /// What to look at, or an empty string.
+    /// Returns what to check, or an empty string.
     pub const fn hint(&self) -> &'static str {
         let Self::Refused { command, errno, .. } = *self else {
             return "";
@@ -190,7 +193,7 @@ impl Error {
             }
             (Command::Open, libc::ENOENT) => "no such character device; is ib_uverbs loaded?",
             (Command::RegMr, libc::EFAULT) => {
-                "the range is not mapped, or not writable though local write is asked for"
+                "the range is not mapped, or not writable although local write access is requested"
             }
             (
                 Command::RegMr | Command::CreateCq | Command::CreateQp | Command::CreateSrq,
@@ -198,14 +201,14 @@ impl Error {
             ) => {
                 "out of memory, or over the locked memory limit (ulimit -l) or a limit of the device"
             }
-            (_, libc::EIO) => "the device is gone, and its objects with it",
+            (_, libc::EIO) => "the device is gone, with all its objects",
             (_, libc::EBUSY) => "other objects still use this one; destroy them first",
             (
                 Command::AllocDmabuf | Command::QueryPortSpeed,
                 libc::EOPNOTSUPP | libc::EPROTONOSUPPORT,
-            ) => "the device's driver lacks this, or the kernel is older than 7.0",
+            ) => "the device's driver does not support this, or the kernel is older than 7.0",
             (_, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOTTY) => {
-                "the device's driver lacks this, or the kernel is older than 6.1"
+                "the device's driver does not support this, or the kernel is older than 6.1"
             }
             (_, libc::EPERM) => "the operation needs a privilege, such as CAP_NET_RAW",
             _ => "",
@@ -225,7 +228,7 @@ impl fmt::Display for Error {
                 write!(f, ": {errno}")?;
             }
             Self::BadAnswer { what, .. } => {
-                write!(f, ": the kernel's answer makes no sense: {what}")?
+                write!(f, ": malformed answer from the kernel: {what}")?
             }
             Self::Invalid { what, .. } => write!(f, ": {what}")?,
         }

@@ -1,4 +1,4 @@
-//! What completion channels and asynchronous event files have in common.
+//! The common part of completion channels and asynchronous event files.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
@@ -7,22 +7,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::kernel::Descriptor;
 use crate::{Command, ContextRef, Error};
 
-/// A file of events that the kernel made; closed when dropped.
+/// An event file that the kernel created; closed when dropped.
 #[derive(Debug)]
 pub(crate) struct EventFile<C: ContextRef> {
     file: Descriptor<C>,
-    /// What reading it is called in errors.
+    /// Names a read in errors.
     read: Command,
 }
 
 impl<C: ContextRef> EventFile<C> {
-    /// Takes over a descriptor.
+    /// Takes ownership of a descriptor.
     ///
     /// # Safety
-    /// `context`'s kernel has just given it.
+    /// `context`'s kernel must have just returned `fd`, and nothing else may
+    /// own it.
     pub(crate) unsafe fn new(context: &C, fd: RawFd, read: Command) -> Self {
         Self {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             file: unsafe { Descriptor::new(context.clone(), fd) },
             read,
         }
@@ -46,7 +47,7 @@ impl<C: ContextRef> EventFile<C> {
         result.map_err(|errno| self.refused(errno))
     }
 
-    /// Reads one event, whole.
+    /// Reads exactly one event.
     pub(crate) fn read<E: FromBytes + IntoBytes + Immutable + Default>(&self) -> Result<E, Error> {
         let mut event = E::default();
         match self.file.read(event.as_mut_bytes()) {

@@ -1,4 +1,4 @@
-//! Handle numbers by kind, and the ownership that all handles share.
+//! Typed handle numbers, and the ownership that all handles share.
 
 use core::fmt;
 
@@ -8,8 +8,9 @@ macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)+) => {$(
         $(#[$doc])*
         ///
-        /// A number that the kernel gave, meaningful in one context only. Making
-        /// one up harms no memory: the kernel checks number and kind.
+        /// A number that the kernel assigned, valid in one context only. An
+        /// invented number cannot corrupt memory: the kernel checks number and
+        /// kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct $name(pub u32);
@@ -41,21 +42,21 @@ handles! {
     XrcdHandle;
     /// Handle number of device memory.
     DmHandle;
-    /// Handle number of a page of registers of an mlx5 device.
+    /// Handle number of a UAR of an mlx5 device.
     Mlx5UarHandle;
 }
 
-/// What ownership needs to know about a kind of object.
+/// A kind of kernel object.
 pub trait Kind {
-    /// Its handle number's type.
+    /// Type of its handle numbers.
     type Handle: Copy + Into<u32> + fmt::Debug;
-    /// What the kernel says when it is destroyed.
+    /// What the kernel reports when the object is destroyed.
     type Events;
     /// Destroys the object.
     fn destroy(context: &Context, handle: Self::Handle) -> Result<Self::Events, Error>;
 }
 
-/// One kernel object that is destroyed once.
+/// A kernel object that is destroyed exactly once.
 pub struct Owned<C: ContextRef, K: Kind> {
     context: C,
     handle: K::Handle,
@@ -79,14 +80,14 @@ impl<C: ContextRef, K: Kind> Owned<C, K> {
         &self.context
     }
 
-    /// Destroys the object; after an error it is still owned.
+    /// Destroys the object. After an error it is still owned.
     pub(crate) fn destroy(&mut self) -> Result<K::Events, Error> {
         let events = K::destroy(&self.context, self.handle)?;
         self.live = false;
         Ok(events)
     }
 
-    /// Gives the object up without destroying it.
+    /// Releases the object without destroying it.
     pub(crate) fn forget(mut self) -> K::Handle {
         self.live = false;
         self.handle
@@ -114,16 +115,16 @@ impl<C: ContextRef, K: Kind> fmt::Debug for Owned<C, K> {
     }
 }
 
-/// The methods that every handle type has; the type has a field `owned`.
+/// The methods that every handle type has. The type needs a field `owned`.
 macro_rules! owned_methods {
     ($type:ident, $handle:ty, $events:ty, $events_doc:literal) => {
         impl<C: $crate::ContextRef> $type<C> {
-            /// The object's handle number in its context.
+            /// Returns the object's handle number in its context.
             pub fn handle(&self) -> $handle {
                 self.owned.handle()
             }
 
-            /// The context that the object lives in.
+            /// Returns the context that the object belongs to.
             pub fn context(&self) -> &C {
                 self.owned.context()
             }
@@ -132,7 +133,7 @@ macro_rules! owned_methods {
             ///
             /// # Errors
             /// EBUSY if other objects still use it, EIO if the device is gone.
-            /// The handle is given back, to be tried again or dropped.
+            /// The handle is returned, to be tried again or dropped.
             pub fn destroy(mut self) -> Result<$events, (Self, $crate::Error)> {
                 match self.owned.destroy() {
                     Ok(events) => Ok(events),
@@ -140,7 +141,7 @@ macro_rules! owned_methods {
                 }
             }
 
-            /// Gives the object up without destroying it.
+            /// Releases the object without destroying it.
             pub fn into_handle(self) -> $handle {
                 self.owned.forget()
             }

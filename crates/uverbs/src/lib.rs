@@ -1,48 +1,48 @@
-//! What the kernel is asked: device discovery, typed uverbs commands, handles.
+//! Device discovery, typed uverbs commands, and handles of kernel objects.
 //!
 //! ```text
 //! discovery ── netlink, sysfs ──► Device ──► Context ──► Pd, Mr, Mw, Cq, Srq, Qp, Ah, Xrcd,
 //!                                                        CompletionChannel, AsyncEventFile
 //! ```
 //!
-//! A [`Context`] is an open uverbs character device. Each object made in it is
-//! a handle that destroys its object once: [`destroy`](Qp::destroy) reports a
-//! failure and gives the handle back, drop reports it through `tracing`. The
-//! handles are generic over how the context is referred to ([`ContextRef`]): an
+//! A [`Context`] is an open uverbs character device. Each object created in it
+//! is a handle that destroys the object once: [`destroy`](Qp::destroy) reports
+//! a failure and returns the handle; dropping reports it through `tracing`.
+//! Handles are generic over how they refer to the context ([`ContextRef`]): an
 //! `Arc<Context>`, a plain reference, or a caller's own pointer.
 //!
-//! Each object's module also has its commands as functions over `&Context` and
-//! a typed handle number, for a caller that keeps the number elsewhere (a
-//! libibverbs provider keeps it in libibverbs's structures).
+//! Each object's module also exposes its commands as functions that take
+//! `&Context` and a typed handle number, for callers that store the number
+//! elsewhere (a libibverbs provider stores it in libibverbs's structures).
 //!
-//! What all devices' work requests and completions have in common is here too:
-//! [`Opcode`], [`SendFlags`], [`Sge`], [`WorkCompletion`].
+//! The types that work requests and completions of all devices share are here
+//! too: [`Opcode`], [`SendFlags`], [`Sge`], [`WorkCompletion`].
 //!
-//! Commands go through the ioctl interface: its own method where Linux 6.1 has
-//! one, else the write command invoked through ioctl. A command that succeeds
-//! allocates nothing; frames are on the stack.
+//! Commands use the ioctl interface: a native method where Linux 6.1 has one,
+//! otherwise the write command invoked through ioctl. A successful command
+//! allocates nothing; its frame is on the stack.
 //!
-//! Every system call is behind [`kernel::Kernel`]: [`kernel::RealKernel`] calls
-//! libc, the fake (feature `fake`) records and answers.
+//! All system calls go through [`kernel::Kernel`]: [`kernel::RealKernel`] calls
+//! libc, the fake (feature `fake`) records the calls and returns prepared
+//! answers.
 //!
-//! # What is safe
+//! # Safety
 //!
-//! Nothing that safe code can ask for here has the kernel or a device touch
-//! memory of the process, or a file that the program does not hold: what
-//! registers memory, tells a driver addresses, or takes a bare descriptor is
-//! unsafe.
+//! Safe code cannot make the kernel or a device access memory of the process,
+//! or a file that the program does not hold. Functions that register memory,
+//! pass addresses to a driver, or take a bare descriptor are unsafe.
 //!
-//! Handle numbers are plain numbers, and a command by number, or a handle made
-//! by `from_handle`, acts on whatever object of the context has that number,
-//! whoever made it. It can stop, reconnect or destroy the object, and so undo
-//! what its owner knows about it: that its queue pair goes on from where it is,
-//! that what was posted will complete, that the region of a buffer is its own.
-//! Whoever posts work requests relies on that. Posting is unsafe in the crates of
-//! the devices, and part of what the poster answers for is that nobody else
-//! commands those objects: it keeps the context to itself, as `ringverbs` does.
+//! Handle numbers are plain numbers. A command by number, or a handle made by
+//! `from_handle`, acts on whatever object of the context has that number,
+//! regardless of who created it. It can stop, reconnect or destroy the object,
+//! and so invalidate what the owner assumes: that its queue pair keeps its
+//! state, that posted work requests will complete, that the region of a buffer
+//! is its own. Posting relies on these assumptions. It is therefore unsafe in
+//! the crates of the devices, and the poster must guarantee that nobody else
+//! commands those objects; `ringverbs` does so by keeping the context private.
 //!
-//! All types are `Send` and `Sync` where their context reference is: the kernel
-//! serialises commands of one context itself.
+//! All types are `Send` and `Sync` if their context reference is: the kernel
+//! serialises the commands of a context.
 
 pub mod abi;
 pub mod ah;

@@ -1,4 +1,4 @@
-//! Memory of an mlx5 device that programs may allocate and map.
+//! Device memory of mlx5 devices, which programs can allocate and map.
 
 use zerocopy::IntoBytes;
 
@@ -17,31 +17,30 @@ impl Kind for DmKind {
     }
 }
 
-/// Where device memory is. What a driver answers: untrusted.
+/// Location of device memory, as the driver reports it: untrusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mlx5DmPlace {
-    /// Where it begins, of which the place in its page counts.
+    /// Start address; only the offset within its page is meaningful.
     pub start_offset: u64,
-    /// The number by which it is mapped.
+    /// Page index that its mmap offset contains.
     pub page_index: u16,
 }
 
-/// Memory of an mlx5 device.
+/// Device memory of an mlx5 device.
 #[derive(Debug)]
 pub struct Mlx5Dm<C: ContextRef> {
     owned: Owned<C, DmKind>,
     place: Mlx5DmPlace,
 }
 
-owned_methods!(Mlx5Dm, DmHandle, (), "A mapping of it stays valid.");
+owned_methods!(Mlx5Dm, DmHandle, (), "Mappings of it stay valid.");
 
 impl<C: ContextRef> Mlx5Dm<C> {
-    /// Allocates `length` bytes that begin at a multiple of
-    /// `2^log_alignment` bytes.
+    /// Allocates `length` bytes, aligned to `2^log_alignment` bytes.
     ///
     /// # Errors
-    /// EOPNOTSUPP if the device has none, EINVAL for a length of 0 or an
-    /// alignment that it does not have, ENOMEM if it has no more.
+    /// EOPNOTSUPP if the device has no such memory, EINVAL for a length of 0 or
+    /// an unsupported alignment, ENOMEM if none is left.
     pub fn alloc(context: &C, length: u64, log_alignment: u32) -> Result<Self, Error> {
         let mut place = Mlx5DmPlace::default();
         let mut ioctl = Ioctl::new(Command::AllocDm, ids::OBJECT_DM, ids::METHOD_DM_ALLOC);
@@ -66,17 +65,17 @@ impl<C: ContextRef> Mlx5Dm<C> {
         Ok(Self { owned, place })
     }
 
-    /// Where it is.
+    /// Returns its location.
     pub fn place(&self) -> Mlx5DmPlace {
         self.place
     }
 }
 
-/// Where the device memory of that number is, and how many bytes it has.
+/// Queries the location of device memory and its length in bytes.
 ///
 /// # Errors
-/// ENOENT if there is none of that number; EPROTONOSUPPORT from a kernel that
-/// cannot say (before Linux 5.13).
+/// ENOENT if the handle does not exist; EPROTONOSUPPORT if the kernel does not
+/// support the query (before Linux 5.13).
 pub fn query(context: &Context, dm: DmHandle) -> Result<(Mlx5DmPlace, u64), Error> {
     let (mut place, mut length) = (Mlx5DmPlace::default(), 0u64);
     let mut ioctl = Ioctl::new(Command::QueryDm, ids::OBJECT_DM, mlx5::METHOD_DM_QUERY);
@@ -103,7 +102,7 @@ pub fn query(context: &Context, dm: DmHandle) -> Result<(Mlx5DmPlace, u64), Erro
 /// Frees device memory.
 ///
 /// # Errors
-/// EBUSY while regions of it are registered.
+/// EBUSY while memory regions of it are registered.
 pub fn destroy(context: &Context, dm: DmHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::FreeDm, ids::OBJECT_DM, ids::METHOD_DM_FREE);
     ioctl.about(dm.0);

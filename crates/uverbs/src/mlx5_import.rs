@@ -1,5 +1,5 @@
-//! What mlx5_ib says of objects that another process has made in a file that both
-//! have.
+//! Queries of mlx5_ib about objects that another process created through a
+//! shared file.
 
 use zerocopy::IntoBytes;
 
@@ -7,22 +7,22 @@ use crate::abi::{ids, mlx5};
 use crate::command::Ioctl;
 use crate::{Command, Context, ContextInfo, Error, PdHandle};
 
-/// What [`Context::get_context`] said, with the driver's answer, for a file whose
-/// context somebody else has made. The answer is cleared first; a driver that
-/// knows a shorter one leaves the rest zero.
+/// Returns what [`Context::get_context`] returned, and the driver's answer, for
+/// a file whose context was created elsewhere. `answer` is cleared first, so
+/// what a driver with a shorter answer does not write is zero.
 ///
 /// # Errors
-/// EINVAL if the file has no context yet; EPROTONOSUPPORT from a kernel that
-/// cannot say (before Linux 5.9); EIO if the device is gone.
+/// EINVAL if the file has no context yet; EPROTONOSUPPORT if the kernel does
+/// not support the query (before Linux 5.9); EIO if the device is gone.
 pub fn query_context(context: &Context, answer: &mut [u8]) -> Result<ContextInfo, Error> {
     context.query_context_of(Some((mlx5::ATTR_QUERY_CONTEXT_RESP, answer)))
 }
 
-/// The device's number of a protection domain.
+/// Returns the device's number of a protection domain.
 ///
 /// # Errors
-/// ENOENT if there is none of that number; EPROTONOSUPPORT from a kernel that
-/// cannot say (before Linux 5.9).
+/// ENOENT if the handle does not exist; EPROTONOSUPPORT if the kernel does not
+/// support the query (before Linux 5.9).
 pub fn query_pd(context: &Context, pd: PdHandle) -> Result<u32, Error> {
     let mut number = 0u32;
     let mut ioctl = Ioctl::new(Command::QueryPd, ids::OBJECT_PD, mlx5::METHOD_PD_QUERY);

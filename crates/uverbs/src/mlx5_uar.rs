@@ -1,4 +1,4 @@
-//! Pages of registers of an mlx5 device, beyond those that a context has.
+//! UARs of an mlx5 device, beyond those of the context.
 
 use zerocopy::IntoBytes;
 
@@ -17,47 +17,48 @@ impl Kind for UarKind {
     }
 }
 
-/// Where a page of registers is.
+/// Location of a UAR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mlx5UarPlace {
-    /// Where in the command descriptor it is mapped from.
+    /// Offset in the command descriptor from which it is mapped.
     pub mmap_offset: u64,
-    /// Bytes that are mapped.
+    /// Bytes to map.
     pub mmap_length: u32,
-    /// The number by which a queue pair is made to use it.
+    /// Number that a queue pair is created with to use it.
     pub page_id: u32,
 }
 
-/// What registers a page has.
+/// Kinds of UARs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mlx5UarKind {
-    /// Such as take whole entries (BlueFlame). Not every device has them.
+    /// Registers for BlueFlame, which take whole WQEs. Not every device has
+    /// them.
     BlueFlame,
-    /// Such as take doorbells only, which are not combined on their way.
+    /// Registers for doorbells only, mapped without write-combining.
     Doorbells,
 }
 
-/// A page of registers of an mlx5 device.
+/// A UAR of an mlx5 device.
 #[derive(Debug)]
 pub struct Mlx5Uar<C: ContextRef> {
     owned: Owned<C, UarKind>,
     place: Mlx5UarPlace,
 }
 
-owned_methods!(Mlx5Uar, Mlx5UarHandle, (), "A mapping of it stays valid.");
+owned_methods!(Mlx5Uar, Mlx5UarHandle, (), "Mappings of it stay valid.");
 
 impl<C: ContextRef> Mlx5Uar<C> {
-    /// Allocates a page of registers.
+    /// Allocates a UAR.
     ///
     /// # Errors
-    /// EPROTONOSUPPORT if the driver does not allocate any, EOPNOTSUPP if the
-    /// device has no such registers, ENOMEM if it has no more.
+    /// EPROTONOSUPPORT if the driver does not allocate UARs, EOPNOTSUPP if the
+    /// device has none of this kind, ENOMEM if none is left.
     pub fn alloc(context: &C, kind: Mlx5UarKind) -> Result<Self, Error> {
         let (handle, place) = alloc(context, kind)?;
         Ok(Self::from_handle(context, handle, place))
     }
 
-    /// Takes over a page of registers by its number.
+    /// Takes ownership of the UAR with number `handle`.
     pub fn from_handle(context: &C, handle: Mlx5UarHandle, place: Mlx5UarPlace) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -65,13 +66,13 @@ impl<C: ContextRef> Mlx5Uar<C> {
         }
     }
 
-    /// Where it is.
+    /// Returns its location.
     pub fn place(&self) -> Mlx5UarPlace {
         self.place
     }
 }
 
-/// Allocates a page of registers.
+/// Allocates a UAR.
 ///
 /// # Errors
 /// As [`Mlx5Uar::alloc`].
@@ -103,7 +104,7 @@ pub fn alloc(context: &Context, kind: Mlx5UarKind) -> Result<(Mlx5UarHandle, Mlx
     Ok((owned.forget(), place))
 }
 
-/// Gives a page of registers back.
+/// Frees a UAR.
 ///
 /// # Errors
 /// EBUSY while queue pairs use it.
