@@ -18,57 +18,57 @@ const REREG_TRANSLATION: u32 = 1 << 0;
 const REREG_PD: u32 = 1 << 1;
 const REREG_ACCESS: u32 = 1 << 2;
 
-/// What to register.
+/// Memory to register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrInit {
     /// Protection domain.
     pub pd: PdHandle,
-    /// First byte, in this process.
+    /// Address of the first byte, in this process.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The address that posts and peers use for the first byte. Must be at the
-    /// same place in its page as `addr`.
+    /// Address of the first byte in work requests and for peers. Must have the
+    /// same offset in its page as `addr`.
     pub iova: u64,
-    /// Who may do what.
+    /// Access rights.
     pub access: AccessFlags,
 }
 
-/// A part of a DMA buffer to register.
+/// Part of a DMA buffer to register.
 #[derive(Clone, Copy, Debug)]
 pub struct DmabufMrInit<'a> {
     /// Protection domain.
     pub pd: PdHandle,
-    /// First byte in the buffer.
+    /// Offset of the first byte in the buffer.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The address that posts and peers use for the first byte.
+    /// Address of the first byte in work requests and for peers.
     pub iova: u64,
-    /// The buffer. None registers nothing, and tells by the error whether the
-    /// driver could: EBADF if so.
+    /// The buffer. `None` registers nothing, and probes the driver: it supports
+    /// DMA buffers if the error is EBADF.
     pub fd: Option<BorrowedFd<'a>>,
-    /// Who may do what.
+    /// Access rights.
     pub access: AccessFlags,
 }
 
-/// A part of device memory to register.
+/// Part of device memory to register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmMrInit {
     /// Protection domain.
     pub pd: PdHandle,
     /// The device memory.
     pub dm: DmHandle,
-    /// First byte in it.
+    /// Offset of the first byte in it.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Who may do what. The kernel wants addresses that count from the region's
-    /// start ([`AccessFlags::ZERO_BASED`]).
+    /// Access rights. The kernel requires [`AccessFlags::ZERO_BASED`]:
+    /// addresses that are offsets from the region's start.
     pub access: AccessFlags,
 }
 
-/// What to change of a region; `None` leaves as is.
+/// Changes of a region; `None` keeps the current value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rereg {
     /// New memory: address, length, iova.
@@ -79,45 +79,45 @@ pub struct Rereg {
     pub access: Option<AccessFlags>,
 }
 
-/// A region as the kernel knows it.
+/// Attributes of a region, as the kernel reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MrAttr {
-    /// Key for own posts.
+    /// Local key, for own work requests.
     pub lkey: u32,
-    /// Key for peers.
+    /// Remote key, for peers.
     pub rkey: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// First address; zero if the kernel does not say.
+    /// First address; zero if the kernel does not report it.
     pub iova: u64,
 }
 
 /// Keys of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MrKeys {
-    /// Key for own posts.
+    /// Local key, for own work requests.
     pub lkey: u32,
-    /// Key for peers.
+    /// Remote key, for peers.
     pub rkey: u32,
 }
 
 open_enum! {
-    /// What is advised about memory that is to be used.
+    /// Advice about memory that will be used.
     Advice(u32) {
-        /// Fault in for reading.
+        /// Fault pages in for reading.
         PREFETCH = 0,
-        /// Fault in for writing.
+        /// Fault pages in for writing.
         PREFETCH_WRITE = 1,
-        /// Map what is there, fault nothing in.
+        /// Map pages that are present; fault none in.
         PREFETCH_NO_FAULT = 2,
     }
 }
 
 bitflags! {
-    /// How advice is taken.
+    /// Flags of advice.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct AdviseFlags: u32 {
-        /// Wait until it is done.
+        /// Wait until the prefetch is complete.
         const FLUSH = 1 << 0;
         const _ = !0;
     }
@@ -133,8 +133,8 @@ impl Kind for MrKind {
     }
 }
 
-/// A registered memory region. Destroying it is deregistering: the device does
-/// not touch the memory after that.
+/// A registered memory region. Destroying it deregisters the memory: the device
+/// does not access it afterwards.
 #[derive(Debug)]
 pub struct Mr<C: ContextRef> {
     owned: Owned<C, MrKind>,
@@ -145,28 +145,29 @@ owned_methods!(
     Mr,
     MrHandle,
     (),
-    "The device no longer touches the memory then."
+    "The device does not access the memory afterwards."
 );
 
 impl<C: ContextRef> Mr<C> {
     /// Registers memory.
     ///
     /// # Errors
-    /// EFAULT if the memory is not mapped as the access needs it, ENOMEM over
-    /// the locked memory limit, EINVAL for access flags that contradict.
+    /// EFAULT if the memory is not mapped with the access that is requested,
+    /// ENOMEM over the locked memory limit, EINVAL for contradictory access
+    /// flags.
     ///
     /// # Safety
     /// As [`register`].
     pub unsafe fn register(context: &C, init: &MrInit, udata: Udata<'_>) -> Result<Self, Error> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract of `register`.
         let (handle, keys) = unsafe { register(context, init, udata) }?;
         Ok(Self::from_handle(context, handle, keys))
     }
 
-    /// Registers a part of a DMA buffer, which the kernel keeps alive.
+    /// Registers a part of a DMA buffer. The kernel keeps the buffer alive.
     ///
     /// # Errors
-    /// EOPNOTSUPP if the driver cannot.
+    /// EOPNOTSUPP if the driver does not support it.
     pub fn register_dmabuf(
         context: &C,
         init: &DmabufMrInit<'_>,
@@ -176,7 +177,7 @@ impl<C: ContextRef> Mr<C> {
         Ok(Self::from_handle(context, handle, keys))
     }
 
-    /// Takes over a region by its number and keys.
+    /// Takes ownership of the region with number `handle` and these keys.
     pub fn from_handle(context: &C, handle: MrHandle, keys: MrKeys) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -184,26 +185,26 @@ impl<C: ContextRef> Mr<C> {
         }
     }
 
-    /// Key for own posts.
+    /// Returns the local key, for own work requests.
     pub fn lkey(&self) -> u32 {
         self.keys.lkey
     }
 
-    /// Key for peers.
+    /// Returns the remote key, for peers.
     pub fn rkey(&self) -> u32 {
         self.keys.rkey
     }
 
-    /// Changes the region; the keys may change.
+    /// Changes the region. Its keys may change.
     ///
     /// # Errors
-    /// As the kernel's driver says. After an error the region may be unusable
+    /// Those of the kernel's driver. After an error the region may be unusable,
     /// but can be destroyed.
     ///
     /// # Safety
     /// As [`rereg`].
     pub unsafe fn rereg(&mut self, change: &Rereg, udata: Udata<'_>) -> Result<(), Error> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract of `rereg`.
         self.keys = unsafe { rereg(self.owned.context(), self.handle(), change, udata) }?;
         Ok(())
     }
@@ -215,9 +216,9 @@ impl<C: ContextRef> Mr<C> {
 /// As [`Mr::register`].
 ///
 /// # Safety
-/// Until the region is destroyed the device, and peers that have the key, may
-/// read the memory, and write it as the access flags say. It must stay mapped
-/// and be treated accordingly.
+/// Until the region is destroyed, the device, and peers that know the key, may
+/// read the memory, and write it if the access flags permit. It must stay
+/// mapped and must be treated as memory that others access.
 pub unsafe fn register(
     context: &Context,
     init: &MrInit,
@@ -277,11 +278,12 @@ pub fn register_dmabuf(
     Ok((owned.forget(), keys))
 }
 
-/// Registers a part of device memory. No memory of the process is named.
+/// Registers a part of device memory. No memory of the process is involved.
 ///
 /// # Errors
-/// EINVAL for what lies beyond the memory, for access without
-/// [`AccessFlags::ZERO_BASED`], and for access that the driver does not give.
+/// EINVAL for a range outside the memory, for access without
+/// [`AccessFlags::ZERO_BASED`], and for access that the driver does not
+/// support.
 pub fn register_dm(context: &Context, init: &DmMrInit) -> Result<(MrHandle, MrKeys), Error> {
     let mut keys = MrKeys::default();
     let mut ioctl = Ioctl::new(Command::RegDmMr, ids::OBJECT_MR, ids::METHOD_DM_MR_REG);
@@ -303,7 +305,7 @@ pub fn register_dm(context: &Context, init: &DmMrInit) -> Result<(MrHandle, MrKe
 /// Changes a region.
 ///
 /// # Errors
-/// As [`Mr::rereg`]; also if nothing is to be changed.
+/// As [`Mr::rereg`]; an error also if nothing is to change.
 ///
 /// # Safety
 /// As [`register`], for the new memory and access.
@@ -338,10 +340,10 @@ pub unsafe fn rereg(
     })
 }
 
-/// Asks about a region.
+/// Queries a region.
 ///
 /// # Errors
-/// ENOENT if there is none of that number.
+/// ENOENT if the handle does not exist.
 pub fn query(context: &Context, mr: MrHandle) -> Result<MrAttr, Error> {
     let mut attr = MrAttr::default();
     let mut ioctl = Ioctl::new(Command::QueryMr, ids::OBJECT_MR, ids::METHOD_QUERY_MR);
@@ -372,10 +374,11 @@ pub fn destroy(context: &Context, mr: MrHandle) -> Result<(), Error> {
 }
 
 impl Context {
-    /// Advises the device about memory of on-demand regions that is to be used.
+    /// Advises the device about memory of on-demand regions that will be used.
     ///
     /// # Errors
-    /// EOPNOTSUPP if the driver takes no advice, EINVAL for an unknown one.
+    /// EOPNOTSUPP if the driver does not support advice, EINVAL for unknown
+    /// advice.
     pub fn advise_mr(
         &self,
         pd: PdHandle,

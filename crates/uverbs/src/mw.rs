@@ -27,7 +27,8 @@ impl Kind for MwKind {
     }
 }
 
-/// A memory window: a key of its own for a part of a region.
+/// A memory window: rights to a part of a memory region, with an rkey of its
+/// own.
 #[derive(Debug)]
 pub struct Mw<C: ContextRef> {
     owned: Owned<C, MwKind>,
@@ -37,16 +38,16 @@ pub struct Mw<C: ContextRef> {
 owned_methods!(Mw, MwHandle, (), "");
 
 impl<C: ContextRef> Mw<C> {
-    /// Allocates a window, bound to nothing.
+    /// Allocates an unbound window.
     ///
     /// # Errors
-    /// EINVAL for a type that the device lacks, ENOMEM.
+    /// EINVAL for a type that the device does not support, ENOMEM.
     pub fn alloc(context: &C, pd: PdHandle, kind: MwType, udata: Udata<'_>) -> Result<Self, Error> {
         alloc(context, pd, kind, udata)
             .map(|(handle, rkey)| Self::from_handle(context, handle, rkey))
     }
 
-    /// Takes over a window by its number and key.
+    /// Takes ownership of the window with number `handle` and this key.
     pub fn from_handle(context: &C, handle: MwHandle, rkey: u32) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -54,13 +55,13 @@ impl<C: ContextRef> Mw<C> {
         }
     }
 
-    /// The key that it was allocated with; binding changes it.
+    /// Returns the rkey that it was allocated with. Binding changes the key.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 }
 
-/// Allocates a window; gives its number and key.
+/// Allocates a window; returns its handle and rkey.
 ///
 /// # Errors
 /// As [`Mw::alloc`].

@@ -1,14 +1,14 @@
-//! Numbers of the ABI with names for the known values.
+//! ABI numbers with named values.
 
-/// Declares a number of the ABI with names for the known values. For this
-/// project's crates.
+/// Declares a type for numbers of the ABI, with names for the known values.
+/// Internal to this project's crates.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! open_enum {
     ($(#[$doc:meta])* $name:ident($repr:ty) { $($(#[$vdoc:meta])* $value:ident = $number:literal,)+ }) => {
         $(#[$doc])*
         ///
-        /// Open: a value without a name here is kept, not refused.
+        /// Values without a name are valid.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
         #[repr(transparent)]
         pub struct $name(pub $repr);

@@ -1,27 +1,27 @@
-//! Operation codes and flags of send work requests, which all devices share.
+//! Opcodes and flags of send work requests, common to all devices.
 
 use bitflags::bitflags;
 
 use crate::Sge;
 
-/// What a send work request asks for (`enum ib_uverbs_wr_opcode`).
+/// Opcode of a send work request (`enum ib_uverbs_wr_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode(pub u32);
 
 impl Opcode {
     /// Write to remote memory.
     pub const RDMA_WRITE: Self = Self(0);
-    /// Write to remote memory and consume a receive with immediate data.
+    /// Write to remote memory, and complete a receive with immediate data.
     pub const RDMA_WRITE_WITH_IMM: Self = Self(1);
-    /// Send to a receive.
+    /// Send to a receive of the peer.
     pub const SEND: Self = Self(2);
     /// Send with immediate data.
     pub const SEND_WITH_IMM: Self = Self(3);
     /// Read remote memory.
     pub const RDMA_READ: Self = Self(4);
-    /// Compare and swap 8 bytes.
+    /// Compare and swap 8 bytes of remote memory.
     pub const ATOMIC_CMP_AND_SWP: Self = Self(5);
-    /// Fetch and add 8 bytes.
+    /// Fetch and add 8 bytes of remote memory.
     pub const ATOMIC_FETCH_AND_ADD: Self = Self(6);
     /// Invalidate a local key.
     pub const LOCAL_INV: Self = Self(7);
@@ -31,7 +31,7 @@ impl Opcode {
     pub const SEND_WITH_INV: Self = Self(9);
     /// Flush remote memory (IBA 1.5; kernel 6.3).
     pub const FLUSH: Self = Self(14);
-    /// Write 8 bytes atomically (IBA 1.5; kernel 6.2).
+    /// Write 8 bytes of remote memory atomically (IBA 1.5; kernel 6.2).
     pub const ATOMIC_WRITE: Self = Self(15);
 }
 
@@ -39,36 +39,37 @@ bitflags! {
     /// Flags of a send work request (`enum ibv_send_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct SendFlags: u32 {
-        /// Wait for reads and atomics posted before.
+        /// Wait for completion of earlier reads and atomics.
         const FENCE = 1;
-        /// Raise a work completion on success too.
+        /// Signalled: completes with a CQE of its own also on success.
         const SIGNALED = 2;
         /// Raise a solicited event at the receiver.
         const SOLICITED = 4;
-        /// The data is in the entry itself.
+        /// The data is part of the WQE.
         const INLINE = 8;
         const _ = !0;
     }
 }
 
-/// A send, write or read of one element, wherever a face has it. Each value is
-/// asked for just before it is written.
+/// A send, write or read with one scatter/gather element, in any
+/// representation. Each value is requested just before it is written.
 ///
-/// The immediate data, remote address and key may be asked for whether or not
-/// the operation has them: then they are any number.
+/// The immediate data, remote address and rkey may be requested even if the
+/// operation has none; any value may then be returned.
 pub trait OneElement {
-    /// The work request's identifier.
+    /// Returns the identifier of the work request.
     fn wr_id(&self) -> u64;
-    /// The operation.
+    /// Returns the opcode.
     fn opcode(&self) -> Opcode;
-    /// Its flags; INLINE or not as it is posted.
+    /// Returns the flags. INLINE is set or not depending on how the request is
+    /// posted.
     fn flags(&self) -> SendFlags;
-    /// Immediate data, as it goes on the wire, or the key to invalidate.
+    /// Returns the immediate data in wire order, or the key to invalidate.
     fn immediate_or_key(&self) -> u32;
-    /// Remote memory.
+    /// Returns the remote address.
     fn remote_addr(&self) -> u64;
-    /// Its key.
+    /// Returns the rkey of the remote memory.
     fn rkey(&self) -> u32;
-    /// The data.
+    /// Returns the scatter/gather element of the local memory.
     fn sge(&self) -> &Sge;
 }

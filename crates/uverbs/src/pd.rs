@@ -16,8 +16,8 @@ impl Kind for PdKind {
     }
 }
 
-/// A protection domain: regions, queue pairs and address handles work together
-/// only within one.
+/// A protection domain: regions, queue pairs and address handles can be used
+/// together only within one.
 #[derive(Debug)]
 pub struct Pd<C: ContextRef> {
     owned: Owned<C, PdKind>,
@@ -29,12 +29,12 @@ impl<C: ContextRef> Pd<C> {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// ENOMEM, or the device's limit.
+    /// ENOMEM, also at the device's limit.
     pub fn alloc(context: &C, udata: Udata<'_>) -> Result<Self, Error> {
         alloc(context, udata).map(|handle| Self::from_handle(context, handle))
     }
 
-    /// Takes over a protection domain by its number.
+    /// Takes ownership of the protection domain with number `handle`.
     pub fn from_handle(context: &C, handle: PdHandle) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -62,7 +62,7 @@ pub fn alloc(context: &Context, udata: Udata<'_>) -> Result<PdHandle, Error> {
 /// Destroys a protection domain.
 ///
 /// # Errors
-/// EBUSY if something still uses it.
+/// EBUSY if other objects still use it.
 pub fn destroy(context: &Context, pd: PdHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DeallocPd, ids::OBJECT_PD, ids::METHOD_PD_DESTROY);
     ioctl.about(pd.0);

@@ -16,70 +16,71 @@ use crate::{
     QpCreateFlags, QpHandle, QpType, SrqHandle, Udata, XrcdHandle,
 };
 
-/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`: a bit of the create flags in the kernel's
-/// interface, and an attribute of its own everywhere else.
+/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`: one of the create flags in the kernel's
+/// interface, a separate attribute everywhere else.
 const CREATE_SQ_SIG_ALL: u32 = 1 << 12;
 
-/// How to make a queue pair.
+/// Parameters of a new queue pair.
 ///
-/// All but an XRC target need `pd` and `send_cq`; all but the XRC types need
-/// `recv_cq`; an XRC target needs `xrcd` and nothing else.
+/// All types but an XRC target need `pd` and `send_cq`; all but the XRC types
+/// need `recv_cq`; an XRC target needs only `xrcd`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QpInit<'a> {
     /// Transport service.
     pub qp_type: QpType,
     /// Protection domain.
     pub pd: Option<PdHandle>,
-    /// Where sends complete.
+    /// Completion queue for sends.
     pub send_cq: Option<CqHandle>,
-    /// Where receives complete.
+    /// Completion queue for receives.
     pub recv_cq: Option<CqHandle>,
-    /// Where receives come from, if not from a queue of its own.
+    /// Shared receive queue, instead of a receive queue of its own.
     pub srq: Option<SrqHandle>,
     /// XRC domain of an XRC target.
     pub xrcd: Option<XrcdHandle>,
-    /// Sizes at least.
+    /// Minimum sizes.
     pub cap: QpCap,
-    /// Every send completes visibly, signaled or not.
+    /// All sends are signalled, regardless of their flags.
     pub sq_sig_all: bool,
-    /// How it behaves.
+    /// Creation flags.
     pub flags: QpCreateFlags,
     /// Queue pair number that its packets carry as source, if not its own.
     pub source_qpn: Option<u32>,
-    /// What events name the queue pair by.
+    /// Identifies the queue pair in events.
     pub user_handle: u64,
-    /// Asynchronous event file for its events; none: the context's first.
+    /// Asynchronous event file that receives its events; default: the context's
+    /// first.
     pub async_fd: Option<BorrowedFd<'a>>,
 }
 
-/// Another process's XRC target to share.
+/// An XRC target of another process, to be shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOpen {
-    /// XRC domain that it lives in.
+    /// XRC domain of the queue pair.
     pub xrcd: XrcdHandle,
     /// Its queue pair number.
     pub qpn: u32,
     /// Its transport service.
     pub qp_type: QpType,
-    /// What events name the queue pair by.
+    /// Identifies the queue pair in events.
     pub user_handle: u64,
 }
 
-/// What was asked for at creation, as a query gives it.
+/// Creation parameters, as returned by a query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpInitQuery {
     /// Sizes.
     pub cap: QpCap,
-    /// Every send completes visibly.
+    /// All sends are signalled.
     pub sq_sig_all: bool,
 }
 
-/// What the kernel made.
+/// Properties of a created queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCreated {
-    /// Its number on the wire, 24 bits.
+    /// Queue pair number on the wire, 24 bits.
     pub qp_num: u32,
-    /// Its sizes.
+    /// Actual sizes.
     pub cap: QpCap,
 }
 
@@ -104,31 +105,31 @@ owned_methods!(
     Qp,
     QpHandle,
     u32,
-    "Gives the number of asynchronous events that were read of it."
+    "Returns the number of its asynchronous events that were read."
 );
 
 impl<C: ContextRef> Qp<C> {
     /// Creates a queue pair, in state RESET.
     ///
     /// # Errors
-    /// EINVAL for sizes over the device's or attributes that the type does not
-    /// take, EOPNOTSUPP for a type that it lacks, EPERM for raw packets without
-    /// CAP_NET_RAW.
+    /// EINVAL for sizes beyond the device's limits or attributes that the type
+    /// does not have, EOPNOTSUPP for a type that the device does not support,
+    /// EPERM for raw packets without CAP_NET_RAW.
     pub fn create(context: &C, init: &QpInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, created) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, created))
     }
 
-    /// Opens an XRC target that another process made.
+    /// Opens an XRC target that another process created.
     ///
     /// # Errors
-    /// EINVAL if there is none of that number in the domain.
+    /// EINVAL if the domain has no queue pair of that number.
     pub fn open(context: &C, init: &QpOpen, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, created) = open(context, init, udata)?;
         Ok(Self::from_handle(context, handle, created))
     }
 
-    /// Takes over a queue pair by its number.
+    /// Takes ownership of the queue pair with number `handle`.
     pub fn from_handle(context: &C, handle: QpHandle, created: QpCreated) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -136,17 +137,17 @@ impl<C: ContextRef> Qp<C> {
         }
     }
 
-    /// Its number on the wire.
+    /// Returns its number on the wire.
     pub fn qp_num(&self) -> u32 {
         self.created.qp_num
     }
 
-    /// The sizes that it was made with.
+    /// Returns the sizes that it was created with.
     pub fn cap(&self) -> QpCap {
         self.created.cap
     }
 
-    /// Changes attributes, its state above all.
+    /// Changes attributes, such as the state.
     ///
     /// # Errors
     /// As [`modify`].
@@ -154,7 +155,7 @@ impl<C: ContextRef> Qp<C> {
         modify(self.owned.context(), self.handle(), attr, mask, udata)
     }
 
-    /// Asks for attributes.
+    /// Queries attributes.
     ///
     /// # Errors
     /// As [`query`].
@@ -234,14 +235,14 @@ pub fn create(
     );
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;
-    // Owned until the answer is known to be good, so that a bad one leaks nothing.
+    // Owned until the answer is validated, so that a bad answer leaks nothing.
     let owned = Owned::<&Context, QpKind>::new(&context, QpHandle(answer.handle(object)?));
     answer.written(cap)?;
     answer.written(qp_num)?;
     Ok((owned.forget(), created))
 }
 
-/// Opens an XRC target that another process made.
+/// Opens an XRC target that another process created.
 ///
 /// # Errors
 /// As [`Qp::open`].
@@ -253,7 +254,7 @@ pub fn open(
     let request = OpenQp {
         response: 0,
         user_handle: init.user_handle,
-        // The field's name is the kernel's; what it holds is the XRC domain.
+        // The kernel names the field pd_handle, but it takes the XRC domain.
         pd_handle: init.xrcd.0,
         qpn: init.qpn,
         qp_type: u8::try_from(init.qp_type.0).map_err(|_| Error::Invalid {
@@ -282,8 +283,8 @@ pub fn open(
     ))
 }
 
-/// Changes attributes of a queue pair. The extended command is used only for
-/// what needs it: a rate limit, or driver data.
+/// Changes attributes of a queue pair. Uses the extended command only for what
+/// requires it: a rate limit, or driver data.
 ///
 /// # Errors
 /// EINVAL for a transition that the specification does not allow with these
@@ -318,7 +319,7 @@ pub fn modify(
     .run(context)
 }
 
-/// Asks for attributes of a queue pair. A driver may answer more than was asked.
+/// Queries attributes of a queue pair. A driver may return more than requested.
 ///
 /// # Errors
 /// EIO if the device is gone.
@@ -346,11 +347,11 @@ pub fn query(
     ))
 }
 
-/// Joins a multicast group, so that a datagram queue pair receives its packets.
+/// Joins a multicast group, so that a UD queue pair receives its packets.
 ///
 /// # Errors
-/// EINVAL if the address is not a multicast one or the queue pair not a
-/// datagram one.
+/// EINVAL if the address is not a multicast address or the queue pair is not of
+/// type UD.
 pub fn attach_multicast(
     context: &Context,
     qp: QpHandle,
@@ -399,8 +400,8 @@ pub fn detach_multicast(
     .run(context)
 }
 
-/// Destroys a queue pair; gives the number of asynchronous events that were
-/// read of it.
+/// Destroys a queue pair; returns the number of its asynchronous events that
+/// were read.
 ///
 /// # Errors
 /// EBUSY if it is in a multicast group.

@@ -1,4 +1,5 @@
-//! Attributes of a queue pair, to and from the kernel's form.
+//! Attributes of a queue pair, and conversion from and to the kernel's
+//! structures.
 
 use bitflags::bitflags;
 
@@ -6,7 +7,7 @@ use crate::abi::write::{ModifyQp, QueryQpResp};
 use crate::{AccessFlags, AhAttr, QpCap, QpHandle, QpState};
 
 bitflags! {
-    /// Which attributes of a [`QpAttr`] a command is about.
+    /// Selects attributes of a [`QpAttr`].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct QpAttrMask: u32 {
         /// `qp_state`.
@@ -57,61 +58,61 @@ bitflags! {
     }
 }
 
-/// Attributes of a queue pair. Numbers are the InfiniBand specification's
-/// codes where it has such (path MTU, timeouts, rates).
+/// Attributes of a queue pair. Numbers are the codes of the InfiniBand
+/// specification where it defines them (path MTU, timeouts, rates).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
     /// State.
     pub qp_state: QpState,
-    /// State that it is thought to be in.
+    /// State that the queue pair is assumed to be in.
     pub cur_qp_state: QpState,
     /// Code of the path MTU: 1 is 256 bytes, 5 is 4096.
     pub path_mtu: u8,
     /// Path migration: 0 migrated, 1 rearm, 2 armed.
     pub path_mig_state: u8,
-    /// Queue key (datagram).
+    /// Queue key (UD only).
     pub qkey: u32,
-    /// First packet number to receive, 24 bits.
+    /// First packet sequence number to receive, 24 bits.
     pub rq_psn: u32,
-    /// First packet number to send, 24 bits.
+    /// First packet sequence number to send, 24 bits.
     pub sq_psn: u32,
     /// The peer's queue pair number, 24 bits.
     pub dest_qp_num: u32,
-    /// What the peer may do.
+    /// Access rights of the peer.
     pub qp_access_flags: AccessFlags,
     /// Path to the peer.
     pub ah_attr: AhAttr,
     /// Alternate path.
     pub alt_ah_attr: AhAttr,
-    /// Sizes; only queried, as the kernel has no way to change them.
+    /// Sizes; query only, as the kernel cannot change them.
     pub cap: QpCap,
     /// Index of the partition key.
     pub pkey_index: u16,
     /// Index of the alternate path's partition key.
     pub alt_pkey_index: u16,
-    /// Ask for an event when the send queue has drained.
+    /// Request an event when the send queue has drained.
     pub en_sqd_async_notify: bool,
-    /// The send queue is draining; only queried.
+    /// The send queue is draining; query only.
     pub sq_draining: bool,
-    /// RDMA reads and atomics outstanding as initiator.
+    /// Maximum number of outstanding RDMA reads and atomics as initiator.
     pub max_rd_atomic: u8,
-    /// RDMA reads and atomics outstanding as target.
+    /// Maximum number of outstanding RDMA reads and atomics as target.
     pub max_dest_rd_atomic: u8,
-    /// Code of the time a peer waits after "receiver not ready".
+    /// Code of the time that the peer waits after "receiver not ready".
     pub min_rnr_timer: u8,
-    /// Port, from 1.
+    /// Port number, from 1.
     pub port_num: u8,
     /// Code of the acknowledgement timeout: 4.096 µs × 2^n, 0 is infinite.
     pub timeout: u8,
     /// Retries after a timeout, 0 to 7.
     pub retry_cnt: u8,
-    /// Retries after "receiver not ready"; 7 is for ever.
+    /// Retries after "receiver not ready"; 7 is unlimited.
     pub rnr_retry: u8,
     /// Port of the alternate path.
     pub alt_port_num: u8,
     /// Timeout of the alternate path.
     pub alt_timeout: u8,
-    /// Rate limit in kbit/s; only of raw packet queue pairs.
+    /// Rate limit in kbit/s; raw packet queue pairs only.
     pub rate_limit: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What a device, a port and the GID table say.
+//! Queries of a device, a port, and the GID table.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -8,7 +8,7 @@ use crate::command::Ioctl;
 use crate::{Command, Context, DeviceAttr, DeviceAttrEx, Error, GidEntry, PortAttr, Udata};
 
 impl Context {
-    /// What the device can do.
+    /// Queries the capabilities of the device.
     ///
     /// # Errors
     /// EIO if the device is gone.
@@ -24,8 +24,9 @@ impl Context {
         Ok(resp)
     }
 
-    /// What the device can do, with what was added later. Whatever this kernel
-    /// does not know is zero; `response_length` tells how far its answer goes.
+    /// Queries the capabilities of the device, including later additions. What
+    /// this kernel does not know is zero; `response_length` is the length of
+    /// its answer.
     ///
     /// # Errors
     /// EIO if the device is gone.
@@ -46,7 +47,7 @@ impl Context {
         Ok(resp)
     }
 
-    /// State and limits of a port, counted from 1.
+    /// Queries state and limits of a port, from 1.
     ///
     /// # Errors
     /// EINVAL if there is no such port.
@@ -63,13 +64,13 @@ impl Context {
         Ok(attr)
     }
 
-    /// What a port, counted from 1, carries now, in units of 100 Mbit/s: also
-    /// what no width and enumerated speed would tell, as of ports that are
-    /// bonded.
+    /// Queries the current rate of a port, from 1, in units of 100 Mbit/s.
+    /// Covers rates that no combination of width and speed codes expresses,
+    /// such as those of bonded ports.
     ///
     /// # Errors
-    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT from a
-    /// driver or a kernel that does not tell.
+    /// EINVAL if the port does not exist; EOPNOTSUPP or EPROTONOSUPPORT if the
+    /// driver or the kernel does not support the query.
     pub fn query_port_speed(&self, port: u32) -> Result<u64, Error> {
         let mut speed = 0u64;
         let mut ioctl = Ioctl::new(
@@ -83,10 +84,11 @@ impl Context {
         Ok(speed)
     }
 
-    /// All GIDs of all ports that are not empty, into `entries`; gives how many.
+    /// Writes all GIDs of all ports that are not empty to `entries`; returns
+    /// their number.
     ///
     /// # Errors
-    /// EINVAL if `entries` is empty or too small, or longer than 2047.
+    /// EINVAL if `entries` is empty, too small, or longer than 2047.
     pub fn query_gid_table(&self, entries: &mut [GidEntry]) -> Result<usize, Error> {
         let room = entries.len();
         let mut count = 0u64;
@@ -115,10 +117,10 @@ impl Context {
         }
     }
 
-    /// Whether the device is gone (unplugged, or its driver unloaded): the
-    /// kernel has then taken all its objects from it. Asked by a command that the
-    /// kernel answers without the driver, so that nothing that a driver says of a
-    /// device that is alive is taken for it.
+    /// Returns whether the device is gone (unplugged, or its driver unloaded),
+    /// in which case the kernel has detached all objects from it. Uses a
+    /// command that the kernel answers without the driver, so that an error of
+    /// a driver whose device is alive is not mistaken for it.
     ///
     /// One system call.
     pub fn is_gone(&self) -> bool {
@@ -126,10 +128,11 @@ impl Context {
             .is_err_and(|error| error.is_device_gone())
     }
 
-    /// One GID of a port's table.
+    /// Queries one GID of a port's table.
     ///
     /// # Errors
-    /// ENODATA if the place is empty, EINVAL if there is no such port or place.
+    /// ENODATA if the entry is empty, EINVAL if the port or the entry does not
+    /// exist.
     pub fn query_gid_entry(&self, port: u32, index: u32) -> Result<GidEntry, Error> {
         let mut entry = GidEntry::default();
         let mut ioctl = Ioctl::new(

@@ -18,7 +18,7 @@ const SRQ_TAG_MATCHING: u64 = 2;
 const MODIFY_MAX_WR: u32 = 1 << 0;
 const MODIFY_LIMIT: u32 = 1 << 1;
 
-/// Type of a shared receive queue, with what that type needs.
+/// Type of a shared receive queue, with the parameters of that type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SrqKind {
     /// For queue pairs of one protection domain.
@@ -28,38 +28,39 @@ pub enum SrqKind {
     Xrc {
         /// The XRC domain.
         xrcd: XrcdHandle,
-        /// Where its receives complete.
+        /// Completion queue of its receives.
         cq: CqHandle,
     },
     /// With tag matching.
     TagMatching {
-        /// Where its receives complete.
+        /// Completion queue of its receives.
         cq: CqHandle,
-        /// Tags at most.
+        /// Maximum number of tags.
         max_num_tags: u32,
     },
 }
 
-/// How to make a shared receive queue.
+/// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SrqInit<'a> {
     /// Protection domain.
     pub pd: PdHandle,
-    /// What events name the queue by.
+    /// Identifies the queue in events.
     pub user_handle: u64,
-    /// Receives at least.
+    /// Minimum number of receives.
     pub max_wr: u32,
-    /// Scatter elements of a receive at least.
+    /// Minimum number of scatter elements of a receive.
     pub max_sge: u32,
-    /// Fewer receives than this are an event; zero: never.
+    /// Raise an event when fewer receives than this are left; zero: never.
     pub limit: u32,
     /// Its type.
     pub kind: SrqKind,
-    /// Asynchronous event file for its events; none: the context's first.
+    /// Asynchronous event file that receives its events; default: the context's
+    /// first.
     pub async_fd: Option<BorrowedFd<'a>>,
 }
 
-/// What to change; `None` leaves as is.
+/// Changes; `None` keeps the current value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SrqModify {
     /// Resize to at least this many receives.
@@ -68,25 +69,25 @@ pub struct SrqModify {
     pub limit: Option<u32>,
 }
 
-/// A queue's sizes, and its limit.
+/// Sizes of a queue, and its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// Receives.
+    /// Maximum number of receives.
     pub max_wr: u32,
-    /// Scatter elements of a receive.
+    /// Maximum number of scatter elements of a receive.
     pub max_sge: u32,
-    /// The limit that is armed; zero: none.
+    /// Limit of the armed event; zero: not armed.
     pub limit: u32,
 }
 
-/// What the kernel made.
+/// Properties of a created queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SrqCreated {
-    /// Receives that it can hold.
+    /// Maximum number of receives.
     pub max_wr: u32,
-    /// Scatter elements of a receive.
+    /// Maximum number of scatter elements of a receive.
     pub max_sge: u32,
-    /// The number that XRC initiators name it by; only of the XRC type.
+    /// Number by which XRC initiators address it; XRC type only.
     pub srq_num: Option<u32>,
 }
 
@@ -111,20 +112,21 @@ owned_methods!(
     Srq,
     SrqHandle,
     u32,
-    "Gives the number of asynchronous events that were read of it."
+    "Returns the number of its asynchronous events that were read."
 );
 
 impl<C: ContextRef> Srq<C> {
     /// Creates a shared receive queue.
     ///
     /// # Errors
-    /// EINVAL for sizes over the device's, EOPNOTSUPP for a type it lacks.
+    /// EINVAL for sizes beyond the device's limits, EOPNOTSUPP for a type that
+    /// it does not support.
     pub fn create(context: &C, init: &SrqInit<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         let (handle, created) = create(context, init, udata)?;
         Ok(Self::from_handle(context, handle, created))
     }
 
-    /// Takes over a queue by its number.
+    /// Takes ownership of the queue with number `handle`.
     pub fn from_handle(context: &C, handle: SrqHandle, created: SrqCreated) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -132,17 +134,17 @@ impl<C: ContextRef> Srq<C> {
         }
     }
 
-    /// Receives that it was made for.
+    /// Returns the maximum number of receives.
     pub fn max_wr(&self) -> u32 {
         self.created.max_wr
     }
 
-    /// Scatter elements of a receive.
+    /// Returns the maximum number of scatter elements of a receive.
     pub fn max_sge(&self) -> u32 {
         self.created.max_sge
     }
 
-    /// The number that XRC initiators name it by.
+    /// Returns the number by which XRC initiators address it.
     pub fn srq_num(&self) -> Option<u32> {
         self.created.srq_num
     }
@@ -155,7 +157,7 @@ impl<C: ContextRef> Srq<C> {
         modify(self.owned.context(), self.handle(), change, udata)
     }
 
-    /// Asks for sizes and limit.
+    /// Queries sizes and limit.
     ///
     /// # Errors
     /// EIO if the device is gone.
@@ -225,7 +227,7 @@ pub fn create(
 /// Resizes a queue, or arms its limit event.
 ///
 /// # Errors
-/// EINVAL for a limit over the queue's size, or a size that it cannot take.
+/// EINVAL for a limit above the queue's size, or an unsupported size.
 pub fn modify(
     context: &Context,
     srq: SrqHandle,
@@ -246,7 +248,7 @@ pub fn modify(
         .run(context)
 }
 
-/// Asks for sizes and limit.
+/// Queries sizes and limit.
 ///
 /// # Errors
 /// EIO if the device is gone.
@@ -266,7 +268,8 @@ pub fn query(context: &Context, srq: SrqHandle) -> Result<SrqAttr, Error> {
     })
 }
 
-/// Destroys a queue; gives the number of asynchronous events that were read of it.
+/// Destroys a queue; returns the number of its asynchronous events that were
+/// read.
 ///
 /// # Errors
 /// EBUSY if queue pairs still use it.

@@ -8,10 +8,11 @@ use crate::command::Ioctl;
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::{Command, Context, ContextRef, Error, Udata, XrcdHandle};
 
-/// How to open an XRC domain.
+/// Parameters for opening an XRC domain.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct XrcdOpen<'a> {
-    /// A file whose inode names the domain between processes; none: private.
+    /// File whose inode identifies the domain across processes; `None`:
+    /// private.
     pub fd: Option<BorrowedFd<'a>>,
     /// `O_CREAT`, `O_EXCL` as for a file. A private domain needs `O_CREAT`.
     pub oflags: i32,
@@ -27,7 +28,7 @@ impl Kind for XrcdKind {
     }
 }
 
-/// An XRC domain: what XRC targets and their shared receive queues have in common.
+/// An XRC domain, shared by XRC targets and their shared receive queues.
 #[derive(Debug)]
 pub struct Xrcd<C: ContextRef> {
     owned: Owned<C, XrcdKind>,
@@ -36,16 +37,16 @@ pub struct Xrcd<C: ContextRef> {
 owned_methods!(Xrcd, XrcdHandle, (), "");
 
 impl<C: ContextRef> Xrcd<C> {
-    /// Opens or makes an XRC domain.
+    /// Opens or creates an XRC domain.
     ///
     /// # Errors
-    /// EOPNOTSUPP if the device has no XRC, EAGAIN if the inode names no domain
-    /// and none is to be made.
+    /// EOPNOTSUPP if the device does not support XRC, EAGAIN if the inode has
+    /// no domain and `O_CREAT` is not set.
     pub fn open(context: &C, init: &XrcdOpen<'_>, udata: Udata<'_>) -> Result<Self, Error> {
         open(context, init, udata).map(|handle| Self::from_handle(context, handle))
     }
 
-    /// Takes over an XRC domain by its number.
+    /// Takes ownership of the XRC domain with number `handle`.
     pub fn from_handle(context: &C, handle: XrcdHandle) -> Self {
         Self {
             owned: Owned::new(context, handle),
@@ -53,7 +54,7 @@ impl<C: ContextRef> Xrcd<C> {
     }
 }
 
-/// Opens or makes an XRC domain.
+/// Opens or creates an XRC domain.
 ///
 /// # Errors
 /// As [`Xrcd::open`].

@@ -6,7 +6,8 @@
     reason = "the names are the kernel header's; each group says what it numbers"
 )]
 
-/// Driver data in: what a device's own driver takes beside the method's attributes.
+/// Driver data in: input of the device's driver, beside the method's
+/// attributes.
 pub const ATTR_UHW_IN: u16 = 1 << 12;
 /// Driver data out.
 pub const ATTR_UHW_OUT: u16 = ATTR_UHW_IN + 1;

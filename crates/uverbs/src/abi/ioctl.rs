@@ -2,19 +2,20 @@
 
 use super::kernel_structs;
 
-/// `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`; the size in the number is that
-/// of the bare header, the real length is in the header.
+/// `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`. The size in the number is that
+/// of the bare header; the header contains the actual length.
 pub const RDMA_VERBS_IOCTL: libc::Ioctl =
     nix::request_code_readwrite!(0x1b, 1, size_of::<IoctlHdr>()) as libc::Ioctl;
 
-/// The kernel fails the call if it does not know this attribute.
+/// The kernel fails the call if it does not know the attribute.
 pub const ATTR_F_MANDATORY: u16 = 1 << 0;
 /// Set by the kernel on an output attribute that it has written.
 pub const ATTR_F_VALID_OUTPUT: u16 = 1 << 1;
 
 kernel_structs! {
-    /// `struct ib_uverbs_attr`. `data` is a pointer, up to eight bytes in line,
-    /// an object's handle, or a file descriptor, as the attribute's type says.
+    /// `struct ib_uverbs_attr`. `data` is a pointer, up to eight bytes inline,
+    /// an object's handle, or a file descriptor, depending on the attribute's
+    /// type.
     Attr, 16 { attr_id: u16, len: u16, flags: u16, enum_or_reserved: u16, data: u64 }
 
     /// `struct ib_uverbs_ioctl_hdr` without its attributes.

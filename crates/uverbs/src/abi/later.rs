@@ -1,6 +1,6 @@
-//! Numbers of the ioctl interface that came after Linux 6.1, which [`ids`] is
-//! of: as in the `ib_user_ioctl_cmds.h` of rdma-core 65. A kernel without a
-//! method answers EPROTONOSUPPORT.
+//! Numbers of the ioctl interface added after Linux 6.1, the version of
+//! [`ids`]: as in `ib_user_ioctl_cmds.h` of rdma-core 65. A kernel without a
+//! method returns EPROTONOSUPPORT.
 //!
 //! [`ids`]: super::ids
 #![allow(

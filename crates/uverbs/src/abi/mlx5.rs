@@ -1,7 +1,7 @@
 //! Objects that mlx5_ib adds to the ioctl interface
 //! (include/uapi/rdma/mlx5_user_ioctl_cmds.h and mlx5_user_ioctl_verbs.h).
 
-/// `UVERBS_ID_NS_SHIFT`: where a driver's own numbers begin.
+/// `UVERBS_ID_NS_SHIFT`: first number of a driver's own namespace.
 const DRIVER: u16 = 1 << 12;
 
 /// `MLX5_IB_OBJECT_UAR`.
@@ -25,13 +25,14 @@ pub const METHOD_UAR_DESTROY: u16 = DRIVER + 1;
 /// `MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE`.
 pub const ATTR_DESTROY_UAR_HANDLE: u16 = DRIVER;
 
-/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`: with registers that take whole entries.
+/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`: BlueFlame registers, which take whole
+/// WQEs.
 pub const UAR_TYPE_BLUE_FLAME: u64 = 0;
-/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`: with registers for doorbells.
+/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`: non-cached registers, for doorbells only.
 pub const UAR_TYPE_NON_CACHED: u64 = 1;
 
-/// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`, of the device's QUERY_CONTEXT: what
-/// the driver answered when the context was made.
+/// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`, of the device's QUERY_CONTEXT: the
+/// driver's answer from when the context was created.
 pub const ATTR_QUERY_CONTEXT_RESP: u16 = DRIVER;
 
 /// `MLX5_IB_METHOD_PD_QUERY`, of a protection domain.
@@ -41,9 +42,9 @@ pub const ATTR_QUERY_PD_HANDLE: u16 = DRIVER;
 /// `MLX5_IB_ATTR_QUERY_PD_RESP_PDN`.
 pub const ATTR_QUERY_PD_NUMBER: u16 = DRIVER + 1;
 
-/// `MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET`: where the memory begins.
+/// `MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET`: start address of the memory.
 pub const ATTR_ALLOC_DM_START_OFFSET: u16 = DRIVER;
-/// `MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX`: the number that it is mapped by.
+/// `MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX`: page index by which it is mapped.
 pub const ATTR_ALLOC_DM_PAGE_INDEX: u16 = DRIVER + 1;
 
 /// `MLX5_IB_METHOD_DM_QUERY`, of device memory.

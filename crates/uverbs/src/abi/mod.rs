@@ -1,8 +1,8 @@
 //! The kernel's uverbs ABI: structures and constants of its user API headers.
 //!
-//! Every structure is `#[repr(C)]` with explicit padding, and its size and the
-//! offsets that matter are asserted at compile time. a test compares
-//! them with the installed C headers.
+//! Every structure is `#[repr(C)]` with explicit padding. Its size and the
+//! relevant offsets are asserted at compile time, and a test compares them with
+//! the installed C headers.
 //!
 //! | file | kernel header |
 //! |---|---|
@@ -21,8 +21,8 @@ pub mod netlink;
 pub mod verbs;
 pub mod write;
 
-/// Declares kernel structures: `#[repr(C)]`, public fields, plain bytes in both
-/// directions (so no hidden padding), and an asserted size.
+/// Declares kernel structures: `#[repr(C)]`, public fields, convertible to and
+/// from plain bytes (so no hidden padding), and an asserted size.
 macro_rules! kernel_structs {
     ($($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$fdoc:meta])* $field:ident : $ty:ty),+ $(,)? })+) => {$(
         $(#[$doc])*
@@ -34,7 +34,7 @@ macro_rules! kernel_structs {
         const _: () = assert!(::core::mem::size_of::<$name>() == $size);
         #[cfg(test)]
         impl $name {
-            /// Its fields: name, offset, size.
+            /// Fields: name, offset, size.
             pub(crate) const FIELDS: &'static [(&'static str, usize, usize)] = &[
                 $((stringify!($field), ::core::mem::offset_of!($name, $field), ::core::mem::size_of::<$ty>())),+
             ];

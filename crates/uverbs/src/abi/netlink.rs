@@ -4,17 +4,17 @@ use super::kernel_structs;
 
 /// Protocol number of RDMA netlink sockets.
 pub const NETLINK_RDMA: libc::c_int = 20;
-/// The netlink client that answers about devices.
+/// Netlink client for queries of devices.
 pub const RDMA_NL_NLDEV: u16 = 5;
 
 /// Get one device, or dump all.
 pub const NLDEV_CMD_GET: u16 = 1;
-/// Get settings of the whole RDMA subsystem.
+/// Get the settings of the RDMA subsystem.
 pub const NLDEV_CMD_SYS_GET: u16 = 6;
 /// Get a device's character device.
 pub const NLDEV_CMD_GET_CHARDEV: u16 = 15;
 
-/// Message type of a command of the device client.
+/// Returns the message type of a command of the device client.
 pub const fn nldev_type(command: u16) -> u16 {
     (RDMA_NL_NLDEV << 10) + command
 }

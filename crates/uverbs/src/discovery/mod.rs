@@ -1,8 +1,8 @@
-//! Which devices there are.
+//! Device discovery.
 //!
-//! As libibverbs does it: RDMA netlink names the devices of this network
-//! namespace and their character devices; where that fails, sysfs does. A
-//! device whose character device node cannot be seen is left out.
+//! As in libibverbs: RDMA netlink lists the devices of this network namespace
+//! and their character devices; if that fails, sysfs does. A device without an
+//! accessible character device node is left out.
 
 pub mod netlink;
 pub mod sysfs;
@@ -14,9 +14,9 @@ use crate::kernel::Kernel;
 use crate::open_enum;
 
 open_enum! {
-    /// Which kernel driver a device has (`enum rdma_driver_id`).
+    /// Kernel driver of a device (`enum rdma_driver_id`).
     DriverId(u32) {
-        /// Not said.
+        /// Not reported.
         UNKNOWN = 0,
         /// `mlx5_ib`.
         MLX5 = 1,
@@ -32,9 +32,9 @@ open_enum! {
 }
 
 open_enum! {
-    /// What kind of node a device is (`enum rdma_node_type`).
+    /// Node type of a device (`enum rdma_node_type`).
     NodeType(u8) {
-        /// Not said.
+        /// Not reported.
         UNKNOWN = 0,
         /// InfiniBand or RoCE adapter.
         CA = 1,
@@ -48,7 +48,7 @@ open_enum! {
         USNIC = 5,
         /// usNIC over UDP.
         USNIC_UDP = 6,
-        /// None of these.
+        /// None of the above.
         UNSPECIFIED = 7,
     }
 }
@@ -56,45 +56,45 @@ open_enum! {
 /// An RDMA device that a process can open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name, such as `rxe0`.
+    /// Name, such as `rxe0`.
     pub name: String,
-    /// Its number; only netlink says.
+    /// Index; known from netlink only.
     pub index: Option<u32>,
-    /// Its kernel driver; only netlink says.
+    /// Kernel driver; known from netlink only.
     pub driver_id: DriverId,
-    /// What kind of node it is.
+    /// Node type.
     pub node_type: NodeType,
-    /// Its node GUID, host byte order.
+    /// Node GUID, host byte order.
     pub node_guid: Option<u64>,
-    /// How many ports it has.
+    /// Number of ports.
     pub num_ports: Option<u32>,
-    /// Name of its character device, such as `uverbs0`.
+    /// Name of the character device, such as `uverbs0`.
     pub uverbs_name: String,
-    /// Number of its character device.
+    /// Device number of the character device.
     pub dev_t: libc::dev_t,
-    /// ABI version of its driver data.
+    /// ABI version of the driver data.
     pub abi_version: u32,
-    /// Its sysfs directory, such as `/sys/class/infiniband/rxe0`.
+    /// Sysfs directory, such as `/sys/class/infiniband/rxe0`.
     pub ibdev_path: String,
 }
 
 impl Device {
-    /// The path of its character device.
+    /// Returns the path of its character device.
     pub fn device_path(&self) -> String {
         format!("/dev/infiniband/{}", self.uverbs_name)
     }
 
-    /// Whether its character device node is there.
+    /// Returns whether its character device node exists.
     pub(crate) fn is_accessible(&self, kernel: &dyn Kernel) -> bool {
         CString::new(self.device_path()).is_ok_and(|path| kernel.device_number(&path).is_ok())
     }
 }
 
-/// All devices that this process can see.
+/// Lists the devices that this process can open.
 ///
 /// # Errors
-/// If neither netlink nor sysfs could be asked: sysfs's reason. No device, or
-/// no RDMA at all in the kernel, is an empty list.
+/// The error of sysfs, if netlink and sysfs both failed. If there is no device,
+/// or no RDMA support in the kernel, the list is empty.
 pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
     match netlink::devices(kernel) {
         Ok(devices) => Ok(devices),

@@ -1,7 +1,7 @@
-//! RDMA netlink: requests, and parsers of its answers.
+//! RDMA netlink: requests, and parsers of the answers.
 //!
-//! The parsers are functions of bytes that take anything: lengths are checked
-//! against what is there, and what cannot be is an error.
+//! The parsers accept arbitrary bytes: every length is checked against the
+//! input, and malformed input is an error.
 
 use core::fmt;
 
@@ -19,27 +19,28 @@ const FLAG_DUMP: u16 = 0x300;
 const MSG_NOOP: u16 = 1;
 const MSG_ERROR: u16 = 2;
 const MSG_DONE: u16 = 3;
-/// Nested and byte order bits of an attribute's type, and RDMA's "mandatory".
+/// Clears the nested and byte order bits of an attribute's type, and RDMA's
+/// "mandatory" bit.
 const ATTR_TYPE_MASK: u16 = 0x1fff;
-/// Longest device name that is taken; the kernel's is 63.
+/// Maximum length of a device name; the kernel's maximum is 63.
 const MAX_NAME: usize = 255;
 
-/// What is wrong with a netlink answer.
+/// Why a netlink answer is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// A length reaches past the end, or is shorter than its header.
+    /// A length exceeds the input, or is shorter than its header.
     Length,
-    /// An attribute that must be there is not.
+    /// A required attribute is missing.
     Missing(u16),
-    /// An attribute has the wrong length or holds what it may not.
+    /// An attribute has the wrong length or an invalid value.
     Attribute(u16),
 }
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length => f.write_str("a length does not fit"),
+            Self::Length => f.write_str("a length exceeds the input"),
             Self::Missing(number) => write!(f, "attribute {number} is missing"),
             Self::Attribute(number) => write!(f, "attribute {number} is malformed"),
         }
@@ -49,7 +50,7 @@ impl fmt::Display for ParseError {
 impl ParseError {
     fn what(self) -> &'static str {
         match self {
-            Self::Length => "a length in a netlink message does not fit",
+            Self::Length => "a length in a netlink message exceeds the input",
             Self::Missing(_) => "a netlink attribute is missing",
             Self::Attribute(_) => "a netlink attribute is malformed",
         }
@@ -59,16 +60,16 @@ impl ParseError {
 /// One netlink message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Its header.
+    /// Header.
     pub header: NlMsgHdr,
-    /// What follows the header.
+    /// Bytes after the header.
     pub payload: &'a [u8],
 }
 
-/// Takes `len` bytes and the padding after them to four.
+/// Skips `len` bytes and the padding to a multiple of four.
 fn take_padded(bytes: &mut &[u8], len: usize) -> Option<()> {
     let padded = len.checked_add(3)? & !3;
-    // The last one need not be padded.
+    // The last one may lack its padding.
     *bytes = bytes.get(padded.min(bytes.len())..)?;
     Some(())
 }
@@ -78,7 +79,7 @@ fn take_padded(bytes: &mut &[u8], len: usize) -> Option<()> {
 pub struct Messages<'a>(&'a [u8]);
 
 impl<'a> Messages<'a> {
-    /// Reads a datagram.
+    /// Iterates over the messages of `datagram`.
     pub fn new(datagram: &'a [u8]) -> Self {
         Self(datagram)
     }
@@ -106,12 +107,13 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// The attributes of a message: number and payload. Stops after the first error.
+/// The attributes of a message: number and payload. Stops after the first
+/// error.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Reads a message's payload.
+    /// Iterates over the attributes in `payload`.
     pub fn new(payload: &'a [u8]) -> Self {
         Self(payload)
     }
@@ -139,27 +141,27 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// What the device list says about a device.
+/// A device, as the device list describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMessage {
-    /// Number.
+    /// Index.
     pub index: u32,
     /// Name: one component of a path.
     pub name: String,
-    /// How many ports.
+    /// Number of ports.
     pub num_ports: u32,
     /// Node GUID, host byte order.
     pub node_guid: u64,
-    /// What kind of node.
+    /// Node type.
     pub node_type: NodeType,
 }
 
-/// What is said about a device's character device.
+/// A device's character device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharDevice {
     /// Name of the node in `/dev/infiniband`: one component of a path.
     pub name: String,
-    /// Number of the node.
+    /// Device number of the node.
     pub dev_t: libc::dev_t,
     /// ABI version of the driver data.
     pub abi_version: u32,
@@ -167,12 +169,12 @@ pub struct CharDevice {
     pub driver_id: DriverId,
 }
 
-/// One integer, exactly that long.
+/// Parses an integer whose length must match exactly.
 fn integer<T: FromBytes>(number: u16, payload: &[u8]) -> Result<T, ParseError> {
     T::read_from_bytes(payload).map_err(|_| ParseError::Attribute(number))
 }
 
-/// A NUL-terminated name that is safe as one component of a path.
+/// Parses a NUL-terminated name that is safe as one component of a path.
 fn name(number: u16, payload: &[u8]) -> Result<String, ParseError> {
     let text = core::ffi::CStr::from_bytes_until_nul(payload)
         .ok()
@@ -183,7 +185,8 @@ fn name(number: u16, payload: &[u8]) -> Result<String, ParseError> {
     }
 }
 
-/// Whether a name can be joined to a path without leaving it.
+/// Returns whether a name can be joined to a path without leaving the
+/// directory.
 pub(crate) fn is_component(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.contains(['/', '\0'])
 }
@@ -191,7 +194,7 @@ pub(crate) fn is_component(name: &str) -> bool {
 /// Parses one message of the device list.
 ///
 /// # Errors
-/// If an attribute is missing or malformed.
+/// [`ParseError`] if an attribute is missing or malformed.
 pub fn parse_device(payload: &[u8]) -> Result<DeviceMessage, ParseError> {
     let (mut index, mut device_name, mut ports, mut guid, mut node_type) =
         (None, None, None, None, None);
@@ -218,7 +221,8 @@ pub fn parse_device(payload: &[u8]) -> Result<DeviceMessage, ParseError> {
 /// Parses the answer about a character device.
 ///
 /// # Errors
-/// If an attribute is missing or malformed. The driver's number may be missing.
+/// [`ParseError`] if an attribute is missing or malformed. The driver's number
+/// is optional.
 pub fn parse_char_device(payload: &[u8]) -> Result<CharDevice, ParseError> {
     let (mut device_name, mut dev, mut abi, mut driver) = (None, None, None, DriverId::UNKNOWN);
     for attribute in Attributes::new(payload) {
@@ -232,7 +236,8 @@ pub fn parse_char_device(payload: &[u8]) -> Result<CharDevice, ParseError> {
         }
     }
     let dev = dev.ok_or(ParseError::Missing(attr::ATTR_CHARDEV))?;
-    // The kernel's huge_encode_dev: low byte and bits 20 up are the minor number.
+    // huge_encode_dev of the kernel: the low byte and bits 20 and up are the
+    // minor number.
     let (major, minor) = (
         (dev & 0xf_ff00) >> 8,
         (dev & 0xff) | ((dev >> 12) & 0xf_ff00),
@@ -246,11 +251,11 @@ pub fn parse_char_device(payload: &[u8]) -> Result<CharDevice, ParseError> {
     })
 }
 
-/// Parses the answer about the RDMA subsystem: whether the kernel copies
-/// pinned pages when a process forks. Older kernels do not say.
+/// Parses the answer about the RDMA subsystem: whether the kernel copies pinned
+/// pages when a process forks. False for kernels that do not report it.
 ///
 /// # Errors
-/// If the attribute is malformed.
+/// [`ParseError`] if the attribute is malformed.
 pub fn parse_copy_on_fork(payload: &[u8]) -> Result<bool, ParseError> {
     for attribute in Attributes::new(payload) {
         let (number, value) = attribute?;
@@ -261,7 +266,7 @@ pub fn parse_copy_on_fork(payload: &[u8]) -> Result<bool, ParseError> {
     Ok(false)
 }
 
-/// A request with room for the attributes that are needed here.
+/// A request under construction.
 #[derive(Clone, Debug)]
 pub struct Request(Vec<u8>);
 
@@ -278,7 +283,7 @@ impl Request {
     }
 
     fn attribute(mut self, number: u16, value: &[u8]) -> Self {
-        // Only names and integers come here.
+        // Cannot truncate: values are short names and integers.
         let len = (size_of::<NlAttr>() + value.len()) as u16;
         self.0.extend_from_slice(
             NlAttr {
@@ -300,12 +305,12 @@ impl Request {
         self.0
     }
 
-    /// Asks for all devices.
+    /// Builds the request for all devices.
     pub fn devices() -> Vec<u8> {
         Self::new(NLDEV_CMD_GET, FLAG_DUMP).finish()
     }
 
-    /// Asks for the uverbs character device of a device.
+    /// Builds the request for the uverbs character device of a device.
     pub fn char_device(index: u32) -> Vec<u8> {
         Self::new(NLDEV_CMD_GET_CHARDEV, 0)
             .attribute(attr::ATTR_DEV_INDEX, index.as_bytes())
@@ -313,28 +318,29 @@ impl Request {
             .finish()
     }
 
-    /// Asks about the RDMA subsystem.
+    /// Builds the request for the state of the RDMA subsystem.
     pub fn system() -> Vec<u8> {
         Self::new(NLDEV_CMD_SYS_GET, 0).finish()
     }
 }
 
-/// What has become of an exchange after a datagram.
+/// State of an exchange after a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More datagrams are to come.
+    /// More datagrams follow.
     More,
-    /// That was all.
+    /// The answer is complete.
     Done,
-    /// The kernel refused.
+    /// The kernel returned an error.
     Refused(Errno),
 }
 
-/// Reads one datagram of an answer to `command`: gives each message's payload
-/// to `each`. A dump ends with its own message, another answer with its first.
+/// Reads one datagram of the answer to `command` and passes each message's
+/// payload to `each`. A dump ends with a message of its own, any other answer
+/// after its first message.
 ///
 /// # Errors
-/// If the datagram, or `each`, is not content.
+/// [`ParseError`] if the datagram is malformed, or the error of `each`.
 pub fn read_answer(
     datagram: &[u8],
     command: u16,
@@ -361,7 +367,7 @@ pub fn read_answer(
                     return Ok(Progress::Done);
                 }
             }
-            // Not ours: a notification, say.
+            // Unrelated, such as a notification.
             _ => {}
         }
     }
@@ -392,7 +398,7 @@ fn exchange(
         Ok(Progress::Refused(errno)) => Err(refused(errno)),
         Ok(Progress::More) => Err(Error::BadAnswer {
             command: name,
-            what: "the netlink answer has no end",
+            what: "the netlink answer is incomplete",
         }),
         Err(error) => {
             tracing::debug!(%error, command = name.name(), "malformed netlink answer");
@@ -404,11 +410,11 @@ fn exchange(
     }
 }
 
-/// All devices, by netlink. Where it does not name a device's character
-/// device, sysfs may.
+/// Lists all devices by netlink. Where netlink does not report a character
+/// device, sysfs is tried.
 ///
 /// # Errors
-/// If the device list could not be had; sysfs is to be asked then.
+/// The device list is not available; the caller tries sysfs.
 pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
     let mut found = Vec::new();
     exchange(
@@ -429,7 +435,7 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
             Err(error) => match sysfs::char_device(kernel, &ibdev_path) {
                 Some(char_device) => char_device,
                 None => {
-                    // Not every RDMA device has one.
+                    // Some RDMA devices have no character device.
                     tracing::debug!(%error, device = message.name, "no uverbs character device");
                     continue;
                 }
@@ -453,14 +459,14 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
             tracing::debug!(
                 device = device.name,
                 path = device.device_path(),
-                "the character device node is not there"
+                "the character device node does not exist"
             );
         }
     }
     Ok(devices)
 }
 
-/// Asks for the uverbs character device of a device.
+/// Queries the uverbs character device of a device.
 ///
 /// # Errors
 /// ENODEV if it has none.
@@ -483,8 +489,8 @@ pub fn char_device(kernel: &dyn Kernel, index: u32) -> Result<CharDevice, Error>
     })
 }
 
-/// Whether the kernel copies pinned pages when a process forks, so that no
-/// advice about registered memory is needed. False if it does not say.
+/// Returns whether the kernel copies pinned pages when a process forks, so that
+/// registered memory needs no madvise. False if the kernel does not report it.
 pub fn copy_on_fork(kernel: &dyn Kernel) -> bool {
     let mut answer = false;
     let result = exchange(

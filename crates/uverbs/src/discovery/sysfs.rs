@@ -1,4 +1,4 @@
-//! What sysfs says about RDMA devices.
+//! RDMA devices in sysfs.
 
 use std::ffi::CString;
 
@@ -7,17 +7,17 @@ use super::{Device, DriverId, NodeType};
 use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Errno, Error};
 
-/// Room for an attribute: the longest is a GID, 40 bytes.
+/// Buffer size for an attribute: the longest is a GID, 40 bytes.
 const ATTRIBUTE: usize = 128;
 
-/// An attribute's text.
+/// Text of an attribute.
 struct Text {
     bytes: [u8; ATTRIBUTE],
     len: usize,
 }
 
 impl Text {
-    /// Without the line end; empty if it is not ASCII.
+    /// Returns the text without the newline; empty if it is not UTF-8.
     fn as_str(&self) -> &str {
         let bytes = self.bytes.get(..self.len).unwrap_or_default();
         core::str::from_utf8(bytes)
@@ -55,7 +55,7 @@ fn read(kernel: &dyn Kernel, path: String) -> Result<Text, Error> {
     }
 }
 
-/// Sysfs directory of a device.
+/// Returns the sysfs directory of a device.
 pub(crate) fn ibdev_path(kernel: &dyn Kernel, name: &str) -> String {
     format!("{}/class/infiniband/{name}", kernel.sysfs_path())
 }
@@ -66,8 +66,8 @@ pub fn parse_device_number(text: &str) -> Option<libc::dev_t> {
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Parses groups of four hexadecimal digits with colons between them, as GUIDs
-/// and GIDs are written.
+/// Parses groups of four hexadecimal digits, separated by colons: the format of
+/// GUIDs and GIDs.
 pub fn parse_groups<const GROUPS: usize>(text: &str) -> Option<[u16; GROUPS]> {
     let mut groups = [0; GROUPS];
     let mut parts = text.split(':');
@@ -114,7 +114,7 @@ pub fn parse_node_type(text: &str) -> NodeType {
     digits.parse().map_or(NodeType::UNKNOWN, NodeType)
 }
 
-/// The character device of the uverbs class directory `class_dir/name`.
+/// Reads the character device of the uverbs class directory `class_dir/name`.
 fn char_device_at(kernel: &dyn Kernel, class_dir: &str, name: &str) -> Option<CharDevice> {
     let dev = read(kernel, format!("{class_dir}/{name}/dev")).ok()?;
     let abi = read(kernel, format!("{class_dir}/{name}/abi_version")).ok();
@@ -126,7 +126,7 @@ fn char_device_at(kernel: &dyn Kernel, class_dir: &str, name: &str) -> Option<Ch
     })
 }
 
-/// Names in a directory that can be joined to a path, in order.
+/// Lists the names in a directory that are safe as a path component, sorted.
 fn list(kernel: &dyn Kernel, path: &str) -> Result<Vec<String>, Errno> {
     let path = CString::new(path).map_err(|_| Errno::new(libc::EINVAL))?;
     let mut names = kernel.list_directory(&path)?;
@@ -135,18 +135,19 @@ fn list(kernel: &dyn Kernel, path: &str) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
-/// The uverbs character device of the device with that sysfs directory.
+/// Returns the uverbs character device of the device with the sysfs directory
+/// `ibdev_path`.
 pub(crate) fn char_device(kernel: &dyn Kernel, ibdev_path: &str) -> Option<CharDevice> {
     let class_dir = format!("{ibdev_path}/device/infiniband_verbs");
     let names = list(kernel, &class_dir).ok()?;
     char_device_at(kernel, &class_dir, names.first()?)
 }
 
-/// All devices, by sysfs.
+/// Lists all devices by sysfs.
 ///
 /// # Errors
-/// If the class directory is there but cannot be read. Without one there are
-/// no devices.
+/// The class directory exists but cannot be read. If it does not exist there
+/// are no devices.
 pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
     let class_dir = format!("{}/class/infiniband_verbs", kernel.sysfs_path());
     let names = match list(kernel, &class_dir) {
@@ -167,7 +168,8 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
 }
 
 fn device_at(kernel: &dyn Kernel, class_dir: &str, uverbs: &str) -> Option<Device> {
-    // Files beside the devices, such as the class's own abi_version, end here.
+    // Files beside the devices, such as the class's own abi_version, have no
+    // ibdev and end here.
     let name = read(kernel, format!("{class_dir}/{uverbs}/ibdev")).ok()?;
     let name = name.as_str();
     if !is_component(name) {
@@ -194,7 +196,7 @@ fn device_at(kernel: &dyn Kernel, class_dir: &str, uverbs: &str) -> Option<Devic
     device.is_accessible(kernel).then_some(device)
 }
 
-/// A partition key of a port, host byte order. `ibdev_path` is
+/// Reads a partition key of a port, host byte order. `ibdev_path` is
 /// [`Device::ibdev_path`]; ports count from 1.
 ///
 /// # Errors
@@ -212,9 +214,9 @@ pub fn read_pkey(
     })
 }
 
-/// A GID of a port, network byte order, for a kernel that cannot be asked by
+/// Reads a GID of a port, network byte order, for kernels without
 /// [`Context::query_gid_entry`](crate::Context::query_gid_entry). An empty
-/// place is all zero.
+/// entry is all zero.
 ///
 /// # Errors
 /// ENOENT past the end of the table.

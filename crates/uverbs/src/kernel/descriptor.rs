@@ -1,4 +1,4 @@
-//! Descriptors, each with the kernel that gave it.
+//! Descriptors, each with the kernel that issued it.
 
 use core::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -6,40 +6,41 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use super::Kernel;
 use crate::{Context, ContextRef, Errno};
 
-/// How a [`Descriptor`] refers to the kernel that gave it.
+/// A [`Descriptor`]'s reference to the kernel that issued it.
 ///
 /// # Safety
-/// [`kernel`](Self::kernel) gives the same kernel whenever it is called: a
-/// descriptor means nothing, or something else, to another one.
+/// [`kernel`](Self::kernel) must return the same kernel on every call: a
+/// descriptor has no meaning, or a different one, for another kernel.
 pub unsafe trait KernelRef {
-    /// The kernel.
+    /// Returns the kernel.
     fn kernel(&self) -> &dyn Kernel;
 }
 
-// SAFETY: a box keeps what is in it.
+// SAFETY: the content of a box is replaced only through `&mut`, and a
+// descriptor gives none out.
 unsafe impl KernelRef for Box<dyn Kernel> {
     fn kernel(&self) -> &dyn Kernel {
         &**self
     }
 }
 
-// SAFETY: a reference keeps where it leads to.
+// SAFETY: a shared reference always refers to the same kernel.
 unsafe impl KernelRef for &dyn Kernel {
     fn kernel(&self) -> &dyn Kernel {
         *self
     }
 }
 
-// SAFETY: it leads to the same context always, by its contract, and a context
-// keeps its kernel.
+// SAFETY: by its contract, a `ContextRef` always refers to the same context,
+// and a context keeps its kernel.
 unsafe impl<C: ContextRef> KernelRef for C {
     fn kernel(&self) -> &dyn Kernel {
         Context::kernel(self)
     }
 }
 
-/// An open descriptor of a kernel. Closed once, when dropped, unless it is
-/// [`borrowed`](Self::borrowed).
+/// An open descriptor of a kernel. Closed exactly once, when dropped, unless it
+/// is [`borrowed`](Self::borrowed).
 #[derive(Debug)]
 pub struct Descriptor<K: KernelRef> {
     kernel: K,
@@ -48,10 +49,11 @@ pub struct Descriptor<K: KernelRef> {
 }
 
 impl<K: KernelRef> Descriptor<K> {
-    /// Takes over a descriptor.
+    /// Takes ownership of a descriptor.
     ///
     /// # Safety
-    /// `fd` was given by this kernel, is open, and nobody else closes it.
+    /// `fd` must have been issued by this kernel and be open, and nothing else
+    /// may close it.
     pub unsafe fn new(kernel: K, fd: RawFd) -> Self {
         Self {
             kernel,
@@ -60,10 +62,11 @@ impl<K: KernelRef> Descriptor<K> {
         }
     }
 
-    /// Uses a descriptor that somebody else closes.
+    /// Uses a descriptor without closing it.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and stays open, and the same file, while this lives.
+    /// `fd` must belong to this kernel, and must stay open and refer to the
+    /// same file while the `Descriptor` exists.
     pub unsafe fn borrowed(kernel: K, fd: RawFd) -> Self {
         Self {
             kernel,
@@ -72,77 +75,80 @@ impl<K: KernelRef> Descriptor<K> {
         }
     }
 
-    /// [`Kernel::open`].
+    /// Calls [`Kernel::open`].
     ///
     /// # Errors
     /// Those of open(2).
     pub fn open(kernel: K, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         let fd = kernel.kernel().open(path, flags)?;
-        // SAFETY: the kernel has just given it.
+        // SAFETY: the kernel has just returned the descriptor; this is its only
+        // owner.
         Ok(unsafe { Self::new(kernel, fd) })
     }
 
-    /// The kernel that it is of.
+    /// Returns the kernel that issued it.
     pub fn kernel(&self) -> &dyn Kernel {
         self.kernel.kernel()
     }
 
-    /// [`Kernel::ioctl`].
+    /// Calls [`Kernel::ioctl`].
     ///
     /// # Errors
     /// Those of ioctl(2).
     ///
     /// # Safety
-    /// As there, of the argument.
+    /// As [`Kernel::ioctl`], for the argument.
     pub unsafe fn ioctl(
         &self,
         request: libc::Ioctl,
         argument: *mut c_void,
     ) -> Result<c_int, Errno> {
-        // SAFETY: open while this lives; the caller answers for the argument.
+        // SAFETY: the descriptor is open while `self` exists; the caller
+        // vouches for the argument.
         unsafe { self.kernel().ioctl(self.fd, request, argument) }
     }
 
-    /// [`Kernel::read`].
+    /// Calls [`Kernel::read`].
     ///
     /// # Errors
     /// Those of read(2).
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: open while this lives.
+        // SAFETY: the descriptor is open while `self` exists.
         unsafe { self.kernel().read(self.fd, buffer) }
     }
 
-    /// [`Kernel::write`].
+    /// Calls [`Kernel::write`].
     ///
     /// # Errors
     /// Those of write(2).
     ///
     /// # Safety
-    /// As there, of the bytes.
+    /// As [`Kernel::write`], for the bytes.
     pub unsafe fn write(&self, buffer: &[u8]) -> Result<usize, Errno> {
-        // SAFETY: open while this lives; the caller answers for the bytes.
+        // SAFETY: the descriptor is open while `self` exists; the caller
+        // vouches for the bytes.
         unsafe { self.kernel().write(self.fd, buffer) }
     }
 
-    /// [`Kernel::wait_readable`].
+    /// Calls [`Kernel::wait_readable`].
     ///
     /// # Errors
     /// Those of poll(2).
     pub fn wait_readable(&self, timeout_ms: c_int) -> Result<bool, Errno> {
-        // SAFETY: open while this lives.
+        // SAFETY: the descriptor is open while `self` exists.
         unsafe { self.kernel().wait_readable(self.fd, timeout_ms) }
     }
 
-    /// [`Kernel::set_nonblocking`].
+    /// Calls [`Kernel::set_nonblocking`].
     ///
     /// # Errors
     /// Those of fcntl(2).
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Errno> {
-        // SAFETY: open while this lives.
+        // SAFETY: the descriptor is open while `self` exists.
         unsafe { self.kernel().set_nonblocking(self.fd, nonblocking) }
     }
 
-    /// Gives the descriptor up without closing it.
+    /// Releases the descriptor without closing it.
     pub fn into_raw_fd(mut self) -> RawFd {
         self.owned = false;
         self.fd
@@ -154,7 +160,8 @@ impl<K: KernelRef> Drop for Descriptor<K> {
         if !self.owned {
             return;
         }
-        // SAFETY: it is owned, so open, and not used after this.
+        // SAFETY: the descriptor is owned, therefore open, and not used
+        // afterwards.
         if let Err(errno) = unsafe { self.kernel().close(self.fd) } {
             tracing::error!(%errno, fd = self.fd, "closing a descriptor failed");
         }
@@ -163,8 +170,9 @@ impl<K: KernelRef> Drop for Descriptor<K> {
 
 impl<K: KernelRef> AsFd for Descriptor<K> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open while this lives, so not -1. A fake's is no file of the
-        // process: there is nothing that it could be mistaken for.
+        // SAFETY: the descriptor is open while `self` exists, so it is not -1.
+        // A fake's descriptor is no file of the process and cannot be mistaken
+        // for one.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }

@@ -14,11 +14,11 @@ mod real;
 pub use descriptor::{Descriptor, KernelRef};
 pub use real::RealKernel;
 
-/// The system calls that this crate makes.
+/// The system calls of this crate.
 ///
 /// Descriptors are plain numbers, since a fake has no real ones and a provider
-/// under libibverbs does not own its command descriptor. What takes one is
-/// unsafe; [`Descriptor`] is how safe code holds and uses one.
+/// under libibverbs does not own its command descriptor. Functions that take
+/// one are unsafe; safe code uses a [`Descriptor`].
 ///
 /// ```compile_fail,E0133
 /// use ringverbs_uverbs::kernel::{Kernel, RealKernel};
@@ -28,35 +28,35 @@ pub use real::RealKernel;
 /// ```
 ///
 /// # Safety
-/// Safe code believes a kernel where its descriptors are closed, lent out,
-/// written to and mapped:
-/// - A descriptor that [`open`](Self::open) or the answer to a command gives
-///   is new: it is the caller's alone until it goes to [`close`](Self::close).
-///   It is a file of this process, or a number that no file of this process
-///   has (a fake's).
-/// - Only such kernels are [real](Self::is_real) whose descriptors are files of
-///   this process that write(2) may be called on directly.
-/// - What the answers say can be mapped of a device's descriptor stays there
-///   while it is mapped: touching pages of a file that was truncated is fatal.
-/// - Carrying out a command touches no other memory than the command names.
+/// Safe code relies on the implementation when it closes, lends out, writes to
+/// and maps descriptors:
+/// - A descriptor returned by [`open`](Self::open) or by a command is new: it
+///   belongs to the caller alone until it is passed to [`close`](Self::close).
+///   It is a file of this process, or a number that no file of this process has
+///   (a fake's).
+/// - Only kernels whose descriptors are files of this process, on which
+///   write(2) may be called directly, are [real](Self::is_real).
+/// - What a device's answers declare mappable through its descriptor stays
+///   present while it is mapped: accessing pages of a truncated file is fatal.
+/// - Executing a command accesses no memory but what the command names.
 pub unsafe trait Kernel: Send + Sync + fmt::Debug {
     /// `open(path, flags | O_CLOEXEC)`.
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno>;
 
-    /// `close(fd)`. The descriptor is gone whatever the result.
+    /// `close(fd)`. The descriptor is released whatever the result.
     ///
     /// # Safety
-    /// `fd` was given by this kernel, is open, and the caller owns it: nobody
-    /// uses it after this.
+    /// `fd` must have been issued by this kernel and be open, and the caller
+    /// must own it: nothing uses it afterwards.
     unsafe fn close(&self, fd: RawFd) -> Result<(), Errno>;
 
     /// `ioctl(fd, request, argument)`, without retries.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and open; so is every descriptor that the
-    /// argument names. `argument` and all addresses in it must be valid for
-    /// what `request` has the kernel do with them, during the call and after it
-    /// if the request is one that pins memory.
+    /// `fd` must belong to this kernel and be open, as must every descriptor
+    /// that the argument names. `argument` and all addresses in it must be
+    /// valid for what `request` makes the kernel do with them, during the call,
+    /// and afterwards if the request pins memory.
     unsafe fn ioctl(
         &self,
         fd: RawFd,
@@ -67,45 +67,47 @@ pub unsafe trait Kernel: Send + Sync + fmt::Debug {
     /// `read(fd, buffer)`.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and open.
+    /// `fd` must belong to this kernel and be open.
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno>;
 
     /// `write(fd, buffer)`.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and open. If it is a uverbs device, the addresses in the command must be valid
-    /// for what it has the kernel do with them.
+    /// `fd` must belong to this kernel and be open. If it is a uverbs device,
+    /// the addresses in the command must be valid for what the command makes
+    /// the kernel do with them.
     unsafe fn write(&self, fd: RawFd, buffer: &[u8]) -> Result<usize, Errno>;
 
     /// Waits until `fd` is readable, at most `timeout_ms` milliseconds
-    /// (negative: for ever). False on timeout.
+    /// (negative: without limit). Returns false on timeout.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and open.
+    /// `fd` must belong to this kernel and be open.
     unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool, Errno>;
 
     /// Sets or clears `O_NONBLOCK`.
     ///
     /// # Safety
-    /// `fd` is this kernel's, and open.
+    /// `fd` must belong to this kernel and be open.
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno>;
 
-    /// The device number that the character device at `path` has (`st_rdev`).
+    /// Returns the device number of the character device at `path` (`st_rdev`).
     fn device_number(&self, path: &CStr) -> Result<libc::dev_t, Errno>;
 
-    /// Names in a directory, without `.` and `..`, in any order.
+    /// Returns the names in a directory, without `.` and `..`, in any order.
     fn list_directory(&self, path: &CStr) -> Result<Vec<String>, Errno>;
 
-    /// Sends one request to RDMA netlink and gives each datagram of the answer
+    /// Sends one request to RDMA netlink and passes each datagram of the answer
     /// to `receive`, until that returns true.
     fn netlink(&self, request: &[u8], receive: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Errno>;
 
-    /// Where sysfs is: `SYSFS_PATH` of the environment if it counts
-    /// ([`environment`](crate::environment)), else `/sys`; without trailing slashes.
+    /// Returns the path of sysfs: the environment variable `SYSFS_PATH` if it
+    /// is trusted ([`environment`](crate::environment)), otherwise `/sys`;
+    /// without trailing slashes.
     fn sysfs_path(&self) -> String;
 
-    /// Whether libc may be called directly instead of this object; the
-    /// doorbell does so.
+    /// Returns whether libc may be called directly instead of this object, as
+    /// the doorbell does.
     fn is_real(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The running kernel, through libc's functions, so that a preloaded
+//! The running kernel, called through libc's functions, so that a preloaded
 //! interposer sees the calls.
 
 use core::ffi::{CStr, c_int, c_void};
@@ -10,14 +10,15 @@ use super::Kernel;
 use crate::abi::netlink::NETLINK_RDMA;
 use crate::{Errno, environment};
 
-/// The running kernel. Has no size, so that boxing it allocates nothing.
+/// The running kernel. Zero-sized, so boxing it allocates nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealKernel;
 
-/// A longer answer than this in one datagram is refused, not truncated; the
-/// kernel's own dump buffer is 32 KiB at most.
+/// Maximum length of a netlink datagram. A longer one is an error, not
+/// truncated; the kernel's dump buffer is 32 KiB at most.
 const NETLINK_DATAGRAM: usize = 64 * 1024;
-/// An answer with more datagrams than this is taken for endless.
+/// Maximum number of datagrams in an answer; more are taken for an endless
+/// answer.
 const NETLINK_DATAGRAMS: usize = 4096;
 
 fn check(result: c_int) -> Result<c_int, Errno> {
@@ -32,8 +33,9 @@ fn check_len(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::last())
 }
 
-// SAFETY: the kernel gives new descriptors, which are this process's; commands
-// go to it as they are, and what its devices map is not truncated.
+// SAFETY: descriptors from the kernel are new and are files of this process;
+// commands are passed to the kernel unchanged, and its devices do not truncate
+// what they map.
 unsafe impl Kernel for RealKernel {
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
         // SAFETY: path is NUL-terminated.
@@ -51,18 +53,19 @@ unsafe impl Kernel for RealKernel {
         request: libc::Ioctl,
         argument: *mut c_void,
     ) -> Result<c_int, Errno> {
-        // SAFETY: the caller answers for the argument.
+        // SAFETY: the caller vouches for the argument.
         check(unsafe { libc::ioctl(fd, request, argument) })
     }
 
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: open, as the caller says; the kernel writes at most the
-        // buffer's length into it.
+        // SAFETY: the descriptor is open, as the caller guarantees; the kernel
+        // writes at most the buffer's length into it.
         check_len(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
     }
 
     unsafe fn write(&self, fd: RawFd, buffer: &[u8]) -> Result<usize, Errno> {
-        // SAFETY: the buffer is readable; the caller answers for addresses in it.
+        // SAFETY: the buffer is readable; the caller vouches for addresses in
+        // it.
         check_len(unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) })
     }
 
@@ -72,12 +75,12 @@ unsafe impl Kernel for RealKernel {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one entry is given, and one is there.
+        // SAFETY: the pointer and the count describe one valid entry.
         check(unsafe { libc::poll(&mut entry, 1, timeout_ms) }).map(|ready| ready > 0)
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        // SAFETY: open, as the caller says.
+        // SAFETY: the descriptor is open, as the caller guarantees.
         let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
         let flags = if nonblocking {
             flags | libc::O_NONBLOCK
@@ -102,7 +105,7 @@ unsafe impl Kernel for RealKernel {
         for entry in
             std::fs::read_dir(std::ffi::OsStr::from_bytes(path.to_bytes())).map_err(error)?
         {
-            // A name that is not UTF-8 is no device's.
+            // Device names are UTF-8; other names are skipped.
             if let Ok(name) = entry.map_err(error)?.file_name().into_string() {
                 names.push(name);
             }
@@ -111,7 +114,7 @@ unsafe impl Kernel for RealKernel {
     }
 
     fn netlink(&self, request: &[u8], receive: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Errno> {
-        // SAFETY: no memory is involved.
+        // SAFETY: the call takes no pointers.
         let socket = check(unsafe {
             libc::socket(
                 libc::AF_NETLINK,
@@ -119,7 +122,7 @@ unsafe impl Kernel for RealKernel {
                 NETLINK_RDMA,
             )
         })?;
-        // SAFETY: the descriptor is new and ours alone.
+        // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let timeout = libc::timeval {
             tv_sec: 5,
@@ -168,7 +171,8 @@ unsafe impl Kernel for RealKernel {
                 Err(errno) if errno.raw() == libc::EINTR => continue,
                 Err(errno) => return Err(errno),
             };
-            // Any process may send to a netlink socket; the kernel's port is 0.
+            // Any process may send to a netlink socket; only the kernel has
+            // port 0.
             if from.nl_pid != 0 {
                 continue;
             }

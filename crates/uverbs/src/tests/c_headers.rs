@@ -1,5 +1,5 @@
-//! The ABI's structures and numbers against the installed C headers, where
-//! there are any: each becomes a static assertion of a C file.
+//! Compares the ABI's structures and numbers with the installed C headers, if
+//! any: each becomes a static assertion in a C file.
 
 use std::fmt::Write as _;
 
@@ -316,12 +316,12 @@ fn structures() -> Vec<(&'static str, usize, Fields)> {
     ]
 }
 
-/// The C member that a field is, where the name is not the same; empty: none.
+/// C member of a field whose name differs; empty: none.
 fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
     match (structure, field) {
         ("ib_uverbs_attr", "enum_or_reserved") => "attr_data",
         ("ib_uverbs_query_port_resp_ex", "legacy") => "legacy_resp",
-        // Reserved in headers before 6.12, as is what is around it.
+        // Reserved in headers before 6.12, as are its neighbours.
         ("ib_uverbs_query_port_resp_ex", "reserved" | "active_speed_ex") => "",
         ("ib_uverbs_odp_caps", "rc_odp_caps") => "per_transport_caps.rc_odp_caps",
         ("ib_uverbs_odp_caps", "uc_odp_caps") => "per_transport_caps.uc_odp_caps",
@@ -360,7 +360,7 @@ fn later_c_headers_agree() {
     }
 }
 
-/// `pub const NAME: uN = NUMBER;` lines of a source file.
+/// Parses `pub const NAME: uN = NUMBER;` lines of a source file.
 fn constants(source: &'static str) -> impl Iterator<Item = (&'static str, u64)> {
     source.lines().filter_map(|line| {
         let (name, rest) = line.trim().strip_prefix("pub const ")?.split_once(": u")?;
@@ -499,7 +499,7 @@ fn the_c_headers_agree() {
     if let Some(Err(complaints)) = compile(&c) {
         panic!("{complaints}");
     }
-    // And the assertions do assert.
+    // A wrong assertion must fail to compile.
     let (name, size, _) = structures()[0];
     let wrong = c.replace(
         &format!("sizeof(struct {name}) == {size}"),

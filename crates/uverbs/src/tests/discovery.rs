@@ -1,5 +1,5 @@
-//! Discovery, from the datagrams that Linux 6.12 gave for an rxe device and
-//! from files as its sysfs had them.
+//! Discovery, from recorded datagrams and sysfs files of Linux 6.12 with an rxe
+//! device.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn done() -> Vec<u8> {
     message(MSG_DONE, 2, &[0; 4])
 }
 
-/// A machine with one rxe device, as netlink has it.
+/// A host with one rxe device, as netlink describes it.
 fn by_netlink() -> Arc<FakeKernel> {
     let fake = FakeKernel::new();
     let list = message(nldev_type(NLDEV_CMD_GET), 2, DEVICE_ATTRIBUTES);
@@ -65,7 +65,7 @@ fn by_netlink() -> Arc<FakeKernel> {
     fake
 }
 
-/// The same machine, as sysfs has it.
+/// The same host, as sysfs describes it.
 fn add_sysfs(fake: &FakeKernel) {
     for (file, contents) in [
         ("/sys/class/infiniband_verbs/abi_version", "6\n"),
@@ -112,7 +112,7 @@ fn rxe0() -> Device {
 
 #[test]
 fn requests_are_what_the_kernel_takes() {
-    // As recorded, but for the byte order of this machine.
+    // As recorded, except for this host's byte order.
     if cfg!(target_endian = "little") {
         assert_eq!(
             Request::devices(),
@@ -308,7 +308,7 @@ fn malformed_attributes() {
             "{value:?}"
         );
     }
-    // The kernel may say more than is known here.
+    // The kernel may send attributes that are unknown here.
     parse_device(&with(300, b"whatever")).unwrap();
     for missing in [1, 2, 3, 6, 14] {
         let rest: Vec<u8> = netlink::Attributes::new(DEVICE_ATTRIBUTES)

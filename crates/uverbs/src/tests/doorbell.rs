@@ -49,15 +49,15 @@ fn refusals_are_told() {
     assert_eq!(doorbell.ring(), Ok(()));
 }
 
-/// The real way, into a pipe: what is written is the command, once.
+/// The real kernel, with a pipe: exactly one command is written.
 #[test]
 fn directly_by_libc() {
     let mut fds = [0; 2];
-    // SAFETY: there is room for two descriptors.
+    // SAFETY: the array has room for two descriptors.
     let made = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) };
     assert_eq!(made, 0);
     let driver = crate::kernel::fake::DRIVER;
-    // SAFETY: the pipe's ends are new and go nowhere else.
+    // SAFETY: the pipe's ends are new and owned by nothing else.
     let context = unsafe { Context::from_owned_fd(Box::new(RealKernel), fds[1], driver) };
     let doorbell = PostSendDoorbell::new(&&context, QpHandle(7));
     doorbell.ring().unwrap();
@@ -67,6 +67,6 @@ fn directly_by_libc() {
     assert_eq!(reader.file().read(&mut bytes), Ok(32));
     assert_eq!(bytes[16..20], 7u32.to_ne_bytes());
     drop(reader);
-    // Rust's runtime ignores SIGPIPE, so that this is an error.
+    // Rust's runtime ignores SIGPIPE, so this is an error.
     assert_eq!(doorbell.ring(), Err(Errno::new(libc::EPIPE)));
 }

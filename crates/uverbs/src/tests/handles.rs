@@ -1,4 +1,4 @@
-//! Ownership: each object is destroyed once, and failures are told.
+//! Ownership: each object is destroyed once, and failures are reported.
 
 use super::{context, traced, with_pd};
 use crate::abi::ids::*;
@@ -207,7 +207,8 @@ fn a_handle_of_more_than_32_bits_is_an_error() {
     ));
 }
 
-/// Every command that makes an object passes the kernel's errno on, and makes nothing.
+/// Every command that creates an object passes the kernel's errno on, and
+/// creates nothing.
 #[test]
 fn refused_creations() {
     let (fake, context, pd) = with_pd();
@@ -253,7 +254,7 @@ fn refused_creations() {
         (
             Target::Write(cmd::CMD_REG_MR),
             Command::RegMr,
-            // SAFETY: the fake touches no memory.
+            // SAFETY: the fake accesses no memory.
             Box::new(|| unsafe { Mr::register(c, &mr, Udata::none()) }.err()),
         ),
         (
@@ -326,7 +327,7 @@ fn refused_creations() {
     assert_eq!(fake.live_objects(), [(p.0, OBJECT_PD)], "nothing was made");
 }
 
-/// Commands about an object name it in their errors.
+/// Commands on an object name it in their errors.
 #[test]
 fn refused_changes_name_the_object() {
     let (fake, context, pd) = with_pd();
@@ -363,9 +364,9 @@ fn refused_changes_name_the_object() {
         qp::query(c, QpHandle(5), QpAttrMask::STATE).err(),
         qp::attach_multicast(c, QpHandle(5), &[0; 16], 0).err(),
         qp::detach_multicast(c, QpHandle(5), &[0; 16], 0).err(),
-        // SAFETY: the fake touches no memory.
+        // SAFETY: the fake accesses no memory.
         unsafe { mr::rereg(c, MrHandle(5), &Rereg::default(), Udata::none()) }.err(),
-        // These the fake refuses of itself: there is no object 5.
+        // The fake itself rejects these: object 5 does not exist.
         mr::query(c, MrHandle(5)).err(),
         mr::destroy(c, MrHandle(5)).err(),
         mw::destroy(c, MwHandle(5)).err(),
@@ -377,7 +378,7 @@ fn refused_changes_name_the_object() {
         mlx5_uar::destroy(c, Mlx5UarHandle(5)).err(),
         mlx5_import::query_pd(c, PdHandle(5)).err(),
         pd::destroy(c, PdHandle(5)).err(),
-        // And there is one, but of another kind.
+        // Now it exists, but is of another kind.
         qp::destroy(c, QpHandle(pd.handle().0)).err(),
     ];
     let number = pd.handle().0;
@@ -417,7 +418,8 @@ fn a_context_closes_what_it_owns() {
 fn commands_for_another_driver_are_refused() {
     let fake = kernel::fake::FakeKernel::new();
     let kernel = Box::new(std::sync::Arc::clone(&fake));
-    // SAFETY: the fake knows no such descriptor, and says so when it is closed.
+    // SAFETY: the fake does not know the descriptor, and reports that when it
+    // is closed.
     let context = unsafe { Context::from_owned_fd(kernel, 3, discovery::DriverId::MLX5) };
     let error = context.get_context(Udata::none()).unwrap_err();
     assert_eq!(error.errno().raw(), libc::EINVAL);

@@ -14,20 +14,21 @@ use std::sync::{Arc, Mutex};
 use crate::kernel::fake::FakeKernel;
 use crate::{Context, Pd, Udata};
 
-/// A descriptor of that number, to be given to the fake.
+/// Borrows a descriptor of that number, for the fake.
 fn lent(fd: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: the fake only looks at its number.
+    // SAFETY: the fake only looks at the number.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// A fake kernel and a context on it.
+/// Returns a fake kernel and a context on it.
 fn context() -> (Arc<FakeKernel>, Arc<Context>) {
     let fake = FakeKernel::new();
     let context = Arc::new(fake.context());
     (fake, context)
 }
 
-/// The same with a protection domain, and its making not among the calls.
+/// As above, with a protection domain whose creation is not among the recorded
+/// calls.
 fn with_pd() -> (Arc<FakeKernel>, Arc<Context>, Pd<Arc<Context>>) {
     let (fake, context) = context();
     let pd = Pd::alloc(&context, Udata::none()).unwrap();
@@ -35,7 +36,7 @@ fn with_pd() -> (Arc<FakeKernel>, Arc<Context>, Pd<Arc<Context>>) {
     (fake, context, pd)
 }
 
-/// Collects what `tracing` is told while `body` runs on this thread.
+/// Collects the `tracing` events of this thread while `body` runs.
 fn traced(body: impl FnOnce()) -> Vec<(tracing::Level, String)> {
     use tracing::field::{Field, Visit};
     use tracing::{Event, Metadata, Subscriber, span};

@@ -1,4 +1,4 @@
-//! The netlink and sysfs parsers on anything.
+//! The netlink and sysfs parsers on arbitrary input.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::discovery::netlink::{
 };
 use crate::discovery::sysfs;
 
-/// Attributes with lengths that are mostly right.
+/// Attributes whose lengths are mostly right.
 fn attributes() -> impl Strategy<Value = Vec<(u16, Vec<u8>)>> {
     let value = prop::collection::vec(any::<u8>(), 0..12);
     prop::collection::vec((0u16..0x1fff, value), 0..12)
@@ -31,7 +31,7 @@ proptest! {
         let _ = parse_char_device(&bytes);
         let _ = parse_copy_on_fork(&bytes);
         let _ = read_answer(&bytes, 1, true, |payload| parse_device(payload).map(drop));
-        // They end, and never give more than there was.
+        // Iteration terminates, and never yields more than the input.
         let total: usize = Attributes::new(&bytes).flatten().map(|(_, value)| value.len() + 4).sum();
         prop_assert!(total <= bytes.len());
         let total: usize = Messages::new(&bytes).flatten().map(|message| message.payload.len() + 16).sum();

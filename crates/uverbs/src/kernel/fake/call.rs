@@ -1,4 +1,4 @@
-//! A command as the fake kernel was given it, and its answer.
+//! A command to the fake kernel, and its answer.
 
 use core::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
@@ -36,12 +36,12 @@ pub enum Call {
     Netlink(Vec<u8>),
 }
 
-/// An attribute as it was given.
+/// An attribute as the caller passed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The attribute itself.
     pub attr: Attr,
-    /// What it carries in: in line or by address. Empty for outputs and objects.
+    /// Input data, inline or by address. Empty for outputs and objects.
     pub bytes: Vec<u8>,
 }
 
@@ -50,13 +50,13 @@ pub struct Recorded {
 pub struct IoctlCall {
     /// The descriptor.
     pub fd: RawFd,
-    /// The object's number.
+    /// Object number.
     pub object: u16,
-    /// The method's number.
+    /// Method number.
     pub method: u16,
     /// The attributes, in order.
     pub attrs: Vec<Recorded>,
-    /// What was answered.
+    /// Result of the command.
     pub result: Result<(), Errno>,
 }
 
@@ -65,7 +65,7 @@ impl IoctlCall {
     /// `argument` must be a header followed by its attributes, whose inputs
     /// are readable.
     pub(super) unsafe fn read(fd: RawFd, argument: *mut c_void) -> Result<Self, Errno> {
-        // SAFETY: there is a header there, by the contract.
+        // SAFETY: a header is at `argument`, by the contract.
         let header = unsafe { argument.cast::<IoctlHdr>().read() };
         let attrs = usize::from(header.num_attrs);
         let length = size_of::<IoctlHdr>() + attrs * size_of::<Attr>();
@@ -84,7 +84,8 @@ impl IoctlCall {
             result: Ok(()),
         };
         for index in 0..attrs {
-            // SAFETY: as many attributes as the header says follow it.
+            // SAFETY: `num_attrs` attributes follow the header, by the
+            // contract.
             let attr = unsafe {
                 argument
                     .byte_add(size_of::<IoctlHdr>())
@@ -99,7 +100,8 @@ impl IoctlCall {
                 inline.to_vec()
             } else {
                 let address = core::ptr::with_exposed_provenance::<u8>(attr.data as usize);
-                // SAFETY: an input of that length is readable, by the contract.
+                // SAFETY: an input of that length is readable at the address,
+                // by the contract.
                 unsafe { core::slice::from_raw_parts(address, len) }.to_vec()
             };
             call.attrs.push(Recorded { attr, bytes });
@@ -107,62 +109,62 @@ impl IoctlCall {
         Ok(call)
     }
 
-    /// An attribute by its number.
+    /// Returns an attribute by its number.
     pub fn attr(&self, id: u16) -> Option<&Recorded> {
         self.attrs
             .iter()
             .find(|recorded| recorded.attr.attr_id == id)
     }
 
-    /// An input attribute's bytes.
+    /// Returns the bytes of an input attribute.
     pub fn bytes(&self, id: u16) -> Option<&[u8]> {
         self.attr(id).map(|recorded| recorded.bytes.as_slice())
     }
 
-    /// An input of four bytes.
+    /// Returns an input of four bytes.
     pub fn u32(&self, id: u16) -> Option<u32> {
         u32::read_from_bytes(self.bytes(id)?).ok()
     }
 
-    /// An input of eight bytes.
+    /// Returns an input of eight bytes.
     pub fn u64(&self, id: u16) -> Option<u64> {
         u64::read_from_bytes(self.bytes(id)?).ok()
     }
 
-    /// An object's number, or a descriptor.
+    /// Returns the handle or descriptor in an attribute.
     pub fn object_number(&self, id: u16) -> Option<u64> {
         self.attr(id).map(|recorded| recorded.attr.data)
     }
 
-    /// A write command's structure.
+    /// Returns the request structure of a write command.
     pub fn core_in<T: FromBytes>(&self) -> Option<T> {
         T::read_from_bytes(self.bytes(ids::ATTR_CORE_IN)?).ok()
     }
 
-    /// The driver's data in.
+    /// Returns the input driver data.
     pub fn driver_in(&self) -> &[u8] {
         self.bytes(ids::ATTR_UHW_IN).unwrap_or_default()
     }
 }
 
-/// The answer to a command, while it is being made.
+/// The answer to a command, under construction.
 pub struct Reply<'a> {
     call: &'a mut IoctlCall,
     raw: *mut c_void,
 }
 
 impl<'a> Reply<'a> {
-    /// `raw` is what `call` was read from, in a call that has not returned.
+    /// `raw` is what `call` was read from, in an ioctl that has not returned.
     pub(super) fn new(call: &'a mut IoctlCall, raw: *mut c_void) -> Self {
         Self { call, raw }
     }
 
-    /// What was asked.
+    /// Returns the command.
     pub fn call(&self) -> &IoctlCall {
         self.call
     }
 
-    /// The numbers of the output attributes.
+    /// Returns the numbers of the output attributes.
     pub fn outputs(&self) -> Vec<u16> {
         let (object, method) = (self.call.object, self.call.method);
         let ids = self.call.attrs.iter().map(|recorded| recorded.attr.attr_id);
@@ -170,7 +172,7 @@ impl<'a> Reply<'a> {
             .collect()
     }
 
-    /// The attribute that numbers the object which the command makes.
+    /// Returns the attribute that receives the handle of the created object.
     pub fn new_object(&self) -> Option<u16> {
         spec::new_object_attr(self.call.object, self.call.method)
     }
@@ -181,8 +183,8 @@ impl<'a> Reply<'a> {
             .attrs
             .iter()
             .position(|recorded| recorded.attr.attr_id == id)?;
-        // SAFETY: the index is that of an attribute that was read from there;
-        // the caller of ioctl lent the frame until this returns.
+        // SAFETY: an attribute was read from this index; the caller of ioctl
+        // lends the frame until the call returns.
         Some(unsafe {
             &mut *self
                 .raw
@@ -192,8 +194,8 @@ impl<'a> Reply<'a> {
         })
     }
 
-    /// Answers into an output attribute, cutting off what has no room, and
-    /// marks it written. False if it was not asked for.
+    /// Writes to an output attribute, truncating to its length, and marks it
+    /// written. Returns false if the command does not have the attribute.
     pub fn set(&mut self, id: u16, bytes: &[u8]) -> bool {
         let Some(attr) = self.raw_attr(id) else {
             return false;
@@ -208,42 +210,42 @@ impl<'a> Reply<'a> {
         true
     }
 
-    /// Answers a write command's structure.
+    /// Writes the response structure of a write command.
     pub fn set_core_out<T: IntoBytes + Immutable>(&mut self, answer: &T) -> bool {
         self.set(ids::ATTR_CORE_OUT, answer.as_bytes())
     }
 
-    /// Answers driver data.
+    /// Writes the output driver data.
     pub fn set_driver_out(&mut self, bytes: &[u8]) -> bool {
         self.set(ids::ATTR_UHW_OUT, bytes)
     }
 
-    /// Takes back that an output was written.
+    /// Clears the mark that an output was written.
     pub fn set_unwritten(&mut self, id: u16) {
         if let Some(attr) = self.raw_attr(id) {
             attr.flags &= !ATTR_F_VALID_OUTPUT;
         }
     }
 
-    /// Puts anything into an attribute's data, as a broken kernel might.
+    /// Sets an attribute's data to any value, as a broken kernel might.
     pub fn set_data(&mut self, id: u16, data: u64) {
         if let Some(attr) = self.raw_attr(id) {
             attr.data = data;
         }
     }
 
-    /// Marks all outputs written, with what is in them.
+    /// Marks all outputs written, without changing their content.
     pub(super) fn mark_outputs(&mut self) {
         for id in self.outputs() {
             self.set(id, &[]);
         }
     }
 
-    /// Numbers the object that the command makes.
+    /// Sets the handle of the created object.
     pub(super) fn set_new_object(&mut self, number: u32) {
         match spec::new_object_attr(self.call.object, self.call.method) {
             Some(id) => self.set_data(id, number.into()),
-            // The write commands' answers begin with the number.
+            // Responses of write commands begin with the handle.
             None => {
                 self.set(ids::ATTR_CORE_OUT, number.as_bytes());
             }

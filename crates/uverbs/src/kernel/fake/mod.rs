@@ -1,12 +1,12 @@
-//! A kernel that records what it is asked and answers as told, for tests
+//! A kernel that records commands and returns prepared answers, for tests
 //! without RDMA.
 //!
-//! Without being told anything it behaves as a kernel whose commands all
-//! succeed: it checks each command's attributes as the kernel does (known
-//! ones, lengths, mandatory ones, kinds of objects; table in `spec.rs`),
-//! gives new objects numbers, marks outputs written (without writing: the
-//! caller clears them), and knows which objects are alive. [`FakeKernel::on`] changes the answer to one
-//! command: values, an errno, outputs left out.
+//! By default all commands succeed. The fake checks each command's attributes
+//! as the kernel does (whether they are known and mandatory, lengths, kinds of
+//! objects; table in `spec.rs`), assigns handles to new objects, marks outputs
+//! written (without writing: the caller clears them), and tracks which objects
+//! are alive. [`FakeKernel::on`] changes the answer to one command: values, an
+//! errno, missing outputs.
 //!
 //! ```
 //! use ringverbs_uverbs::kernel::fake::{FakeKernel, Target};
@@ -37,7 +37,7 @@ use crate::discovery::DriverId;
 use crate::{Context, Errno};
 use zerocopy::FromBytes;
 
-/// Which command an answer is for.
+/// Selects the command that an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A method: object and method number of [`crate::abi::ids`].
@@ -47,7 +47,7 @@ pub enum Target {
     Write(u32),
 }
 
-/// The driver that the fake is of; commands for another are refused.
+/// The driver of the fake's devices; commands for another one are rejected.
 pub const DRIVER: DriverId = DriverId::RXE;
 
 type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
@@ -56,7 +56,7 @@ type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
 struct State {
     calls: Vec<Call>,
     handlers: HashMap<Target, Handler>,
-    /// Handle number to object.
+    /// Handle number to object type.
     live: BTreeMap<u32, u16>,
     open: Vec<RawFd>,
     contents: HashMap<RawFd, Vec<u8>>,
@@ -69,7 +69,7 @@ struct State {
     next_fd: RawFd,
 }
 
-/// The fake. Shared: `Arc<FakeKernel>` is the [`Kernel`].
+/// The fake kernel. `Arc<FakeKernel>` implements [`Kernel`].
 #[derive(Default)]
 pub struct FakeKernel {
     state: Mutex<State>,
@@ -82,22 +82,24 @@ impl core::fmt::Debug for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A kernel without files, whose commands all succeed.
+    /// Creates a kernel without files, whose commands all succeed.
     pub fn new() -> Arc<Self> {
         let fake = Self::default();
         {
             let mut state = fake.lock();
-            // Unlike each other, and unlike what a mistake would give.
+            // Distinct from each other, and from numbers that a bug would
+            // likely produce.
             state.next_handle = 0x0100;
             state.next_fd = 1000;
         }
         Arc::new(fake)
     }
 
-    /// A context on this kernel, over a descriptor that is the fake's own.
+    /// Creates a context on this kernel, with one of the fake's own
+    /// descriptors.
     pub fn context(self: &Arc<Self>) -> Context {
         let fd = self.lock().new_fd();
-        // SAFETY: the descriptor is the fake's, and given once.
+        // SAFETY: the descriptor belongs to the fake and is issued once.
         unsafe { Context::from_owned_fd(Box::new(Arc::clone(self)), fd, DRIVER) }
     }
 
@@ -106,8 +108,8 @@ impl FakeKernel {
     }
 
     /// Answers a command by `handler` from now on. It is called after the
-    /// attributes were checked, with outputs marked and new objects numbered;
-    /// after an error no object has been made, or destroyed.
+    /// attributes were checked, outputs marked and handles assigned; if it
+    /// returns an error, no object is created or destroyed.
     pub fn on(
         &self,
         target: Target,
@@ -116,12 +118,12 @@ impl FakeKernel {
         self.lock().handlers.insert(target, Box::new(handler));
     }
 
-    /// Answers a command as before [`on`](Self::on).
+    /// Restores the default answer to a command, see [`on`](Self::on).
     pub fn reset(&self, target: Target) {
         self.lock().handlers.remove(&target);
     }
 
-    /// What was asked since the last call of this.
+    /// Returns the calls since the last `take_calls`.
     pub fn take_calls(&self) -> Vec<Call> {
         core::mem::take(&mut self.lock().calls)
     }
@@ -140,7 +142,7 @@ impl FakeKernel {
             .collect()
     }
 
-    /// Objects that are alive: handle number and object.
+    /// Returns the objects that are alive: handle number and object type.
     pub fn live_objects(&self) -> Vec<(u32, u16)> {
         self.lock()
             .live
@@ -149,28 +151,29 @@ impl FakeKernel {
             .collect()
     }
 
-    /// Descriptors that are open.
+    /// Returns the open descriptors.
     pub fn open_fds(&self) -> Vec<RawFd> {
         self.lock().open.clone()
     }
 
-    /// What the next read of `fd` gives; without one, reading gives EAGAIN.
+    /// Queues the result of a read of `fd`; without one a read fails with
+    /// EAGAIN.
     pub fn push_read(&self, fd: RawFd, result: Result<Vec<u8>, Errno>) {
         self.lock().reads.entry(fd).or_default().push_back(result);
     }
 
-    /// Puts a file at `path`; directories above it come by themselves.
+    /// Creates a file at `path`; the directories above it are implied.
     pub fn set_file(&self, path: &str, contents: impl Into<Vec<u8>>) {
         self.lock().files.insert(path.to_owned(), contents.into());
     }
 
-    /// Puts a character device at `path`.
+    /// Creates a character device at `path`.
     pub fn set_device_number(&self, path: &str, number: libc::dev_t) {
         self.lock().device_numbers.insert(path.to_owned(), number);
     }
 
-    /// The datagrams that answer netlink requests of that message type;
-    /// without any, netlink is not there (EPROTONOSUPPORT).
+    /// Sets the datagrams that answer netlink requests of a message type;
+    /// without any, netlink is not available (EPROTONOSUPPORT).
     pub fn set_netlink(&self, message_type: u16, datagrams: Vec<Vec<u8>>) {
         self.lock().netlink.insert(message_type, datagrams);
     }
@@ -203,7 +206,7 @@ impl FakeKernel {
             spec::Effect::CreatesFd => reply.set_new_object(state.new_fd().cast_unsigned()),
             spec::Effect::Destroys(_) | spec::Effect::None => {}
         }
-        // Taken out while it runs, so that it may use the fake.
+        // Removed while it runs, so that it may use the fake.
         if let Some(mut handler) = state.handlers.remove(&target) {
             drop(state);
             let result = handler(&mut reply);
@@ -229,9 +232,9 @@ impl State {
     }
 }
 
-// SAFETY: its descriptors are numbers from 1001 on, each given once, and no
-// process of tests has as many files; a test that has it answer with another
-// answers for that. It is not real, and nothing is mapped.
+// SAFETY: descriptors are numbers from 1001 on, each issued once, and no test
+// process has as many files; a test that makes the fake answer with another
+// number vouches for it. The kernel is not real, and nothing is mapped.
 unsafe impl Kernel for Arc<FakeKernel> {
     fn open(&self, path: &CStr, flags: c_int) -> Result<RawFd, Errno> {
         let mut state = self.lock();
@@ -275,8 +278,8 @@ unsafe impl Kernel for Arc<FakeKernel> {
         if request != RDMA_VERBS_IOCTL {
             return Err(Errno::new(libc::ENOTTY));
         }
-        // SAFETY: the caller answers for the argument of this request, which
-        // is a header with its attributes.
+        // SAFETY: the caller vouches for the argument of this request, which is
+        // a header with its attributes.
         let call = unsafe { IoctlCall::read(fd, argument) }?;
         self.run(call, argument)
     }
@@ -373,7 +376,7 @@ unsafe impl Kernel for Arc<FakeKernel> {
 }
 
 impl IoctlCall {
-    /// Which command it is.
+    /// Returns which command it is.
     pub fn target(&self) -> Target {
         match (self.object, self.method) {
             (ids::OBJECT_DEVICE, ids::METHOD_INVOKE_WRITE) => Target::Write(

@@ -1,6 +1,6 @@
-//! What each command takes, from the kernel's declarations of its methods
-//! (`uverbs_std_types*.c`) and write commands (`uverbs_cmd.c`), and the checks
-//! that the kernel makes of it.
+//! Attributes of each command, from the kernel's declarations of its methods
+//! (`uverbs_std_types*.c`) and write commands (`uverbs_cmd.c`), and the
+//! kernel's checks of them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::abi::mlx5;
 use crate::abi::write::cmd::*;
 use crate::abi::write::*;
 
-/// What a command does to objects.
+/// Effect of a command on objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     None,
@@ -24,17 +24,17 @@ pub enum Effect {
 
 #[derive(Clone, Copy)]
 enum Ty {
-    /// Data in: least and greatest length.
+    /// Input data: minimum and maximum length.
     In(u16, u16),
-    /// Data out: least length.
+    /// Output data: minimum length.
     Out(u16),
-    /// The object that is made.
+    /// The object to create.
     New(u16),
-    /// The descriptor that is made.
+    /// The descriptor to create.
     NewFd,
     /// An existing object.
     Object(u16),
-    /// The object that is destroyed.
+    /// The object to destroy.
     Destroy(u16),
     /// An existing descriptor.
     Fd,
@@ -179,7 +179,7 @@ const METHODS: &[MethodSpec] = &[
         attrs: &[
             may(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, OUT32),
             may(ATTR_QUERY_CONTEXT_CORE_SUPPORT, OUT64),
-            // Up to the key of nothing, as the driver wants it.
+            // The driver requires the response at least up to `dump_fill_mkey`.
             may(mlx5::ATTR_QUERY_CONTEXT_RESP, Ty::Out(68)),
         ],
     },
@@ -399,7 +399,7 @@ const METHODS: &[MethodSpec] = &[
 
 struct WriteSpec {
     number: u32,
-    /// Least length in and out.
+    /// Minimum lengths of input and output.
     sizes: (usize, usize),
     creates: Option<u16>,
     creates_fd: bool,
@@ -483,7 +483,7 @@ pub fn is_output(object: u16, method: u16, id: u16) -> bool {
     matches!(attr(object, method, id), Some(Ty::Out(_)))
 }
 
-/// The attribute that numbers the object which the method makes.
+/// Returns the attribute that receives the handle of the created object.
 pub fn new_object_attr(object: u16, method_id: u16) -> Option<u16> {
     let attrs = method(object, method_id)?.attrs;
     attrs
