@@ -1,15 +1,15 @@
 //! The kernel's rdma_ucm ABI: structures and numbers of `rdma_user_cm.h`, and
-//! those of `ib_user_sa.h`, `ib_user_verbs.h` and `rdma/ib.h` that it speaks of.
+//! those that it uses of `ib_user_sa.h`, `ib_user_verbs.h` and `rdma/ib.h`.
 //!
 //! A command is one write(2): [`CmdHdr`], then the command's structure. The
-//! answer goes to the address in its `response` field. A test compares all of
-//! it with the installed C headers.
+//! kernel writes the answer to the address in its `response` field. A test
+//! compares everything with the installed C headers.
 
 use uverbs::abi::write::AhAttr;
 
-/// The version of the ABI that this is.
+/// ABI version that this crate implements.
 pub const ABI_VERSION: u32 = 4;
-/// Bytes of private data that a structure has room for.
+/// Size of the private data field of a structure, in bytes.
 pub const MAX_PRIVATE_DATA: usize = 256;
 /// Address family of InfiniBand addresses.
 pub const AF_IB: u16 = 27;
@@ -51,11 +51,11 @@ pub mod cmd {
 /// Numbers that installed headers may be too old for, without the
 /// `RDMA_USER_CM_` prefix.
 pub mod newer {
-    /// Puts an event into the queue of the file (not in Linux 6.12).
+    /// Adds an event to the queue of the file (not in Linux 6.12).
     pub const CMD_WRITE_CM_EVENT: u32 = 24;
 }
 
-/// Questions of [`Query`], without the `RDMA_USER_CM_` prefix.
+/// Values of `option` in [`Query`], without the `RDMA_USER_CM_` prefix.
 #[allow(missing_docs, reason = "the names are the kernel header's")]
 pub mod query {
     pub const QUERY_ADDR: u32 = 0;
@@ -75,8 +75,8 @@ pub mod option {
     pub const OPTION_IB_PATH: u32 = 1;
 }
 
-/// Declares kernel structures: `#[repr(C)]`, public fields, plain bytes in both
-/// directions (so no hidden padding), and an asserted size.
+/// Declares kernel structures: `#[repr(C)]`, public fields, convertible to and
+/// from plain bytes (so no hidden padding), and an asserted size.
 macro_rules! kernel_structs {
     ($($(#[$doc:meta])* $name:ident, $c:literal, $size:literal { $($field:ident : $ty:ty),+ $(,)? })+) => {$(
         $(#[$doc])*
@@ -102,14 +102,14 @@ macro_rules! kernel_structs {
 }
 
 kernel_structs! {
-    /// Begins every command; `in_len` is the length of what follows, `out_len` that of
-    /// the answer.
+    /// Starts every command. `in_len` is the length of the structure after it,
+    /// `out_len` that of the answer.
     CmdHdr, "rdma_ucm_cmd_hdr", 8 { cmd: u32, in_len: u16, out_len: u16 }
 
     CreateId, "rdma_ucm_create_id", 24 { uid: u64, response: u64, ps: u16, qp_type: u8, reserved: [u8; 5] }
     CreateIdResp, "rdma_ucm_create_id_resp", 4 { id: u32 }
 
-    /// Also of leaving a multicast group.
+    /// Also used to leave a multicast group.
     DestroyId, "rdma_ucm_destroy_id", 16 { response: u64, id: u32, reserved: u32 }
     DestroyIdResp, "rdma_ucm_destroy_id_resp", 4 { events_reported: u32 }
 
@@ -125,7 +125,7 @@ kernel_structs! {
     UserPathRec, "ib_user_path_rec", 64 { dgid: [u8; 16], sgid: [u8; 16], dlid: [u8; 2], slid: [u8; 2], raw_traffic: u32, flow_label: [u8; 4], reversible: u32, mtu: u32, pkey: [u8; 2], hop_limit: u8, traffic_class: u8, numb_path: u8, sl: u8, mtu_selector: u8, rate_selector: u8, rate: u8, packet_life_time_selector: u8, packet_life_time: u8, preference: u8 }
     QueryRouteResp, "rdma_ucm_query_route_resp", 208 { node_guid: u64, ib_route: [UserPathRec; 2], src_addr: [u8; 28], dst_addr: [u8; 28], num_paths: u32, port_num: u8, reserved: [u8; 3], ibdev_index: u32, reserved1: u32 }
     QueryAddrResp, "rdma_ucm_query_addr_resp", 280 { node_guid: u64, port_num: u8, reserved: u8, pkey: u16, src_size: u16, dst_size: u16, src_addr: [u8; 128], dst_addr: [u8; 128], ibdev_index: u32, reserved1: u32 }
-    /// A path as the subnet administrator's wire format has it.
+    /// A path in the subnet administrator's wire format.
     PathRecData, "ib_path_rec_data", 72 { flags: u32, reserved: u32, path_rec: [u32; 16] }
     /// The paths follow.
     QueryPathResp, "rdma_ucm_query_path_resp", 8 { num_paths: u32, reserved: u32 }
@@ -147,7 +147,8 @@ kernel_structs! {
     JoinMcast, "rdma_ucm_join_mcast", 152 { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: [u8; 128] }
 
     GetEvent, "rdma_ucm_get_event", 8 { response: u64 }
-    /// `param` is a [`ConnParam`] or a [`UdParam`], by the kind of the id.
+    /// `param` is a [`ConnParam`] or a [`UdParam`], depending on the type of
+    /// the id.
     EventResp, "rdma_ucm_event_resp", 336 { uid: u64, id: u32, event: u32, status: u32, param: [u8; 304], reserved: u32, ece: Ece }
 
     SetOption, "rdma_ucm_set_option", 24 { optval: u64, id: u32, level: u32, optname: u32, optlen: u32 }
@@ -155,8 +156,8 @@ kernel_structs! {
     MigrateResp, "rdma_ucm_migrate_resp", 4 { events_reported: u32 }
 }
 
-/// `struct rdma_ucm_write_cm_event`, of kernels that have
-/// [`newer::CMD_WRITE_CM_EVENT`]. Of the union, only the argument.
+/// `struct rdma_ucm_write_cm_event`, for kernels with
+/// [`newer::CMD_WRITE_CM_EVENT`]. Of the union, only the argument is declared.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
 #[allow(

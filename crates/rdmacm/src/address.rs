@@ -1,4 +1,4 @@
-//! Addresses, to and from the kernel's socket addresses.
+//! Addresses, and conversion from and to the kernel's socket addresses.
 
 use core::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -8,18 +8,18 @@ use crate::abi::{AF_IB, SOCKADDR_IB, SOCKADDR_IN, SOCKADDR_IN6};
 const AF_INET: u16 = libc::AF_INET as u16;
 const AF_INET6: u16 = libc::AF_INET6 as u16;
 
-/// An address of the connection manager's.
+/// An address of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
     /// An IP address and port.
     Ip(SocketAddr),
-    /// An InfiniBand address: GID and service.
+    /// An InfiniBand address: GID and service ID.
     Ib(IbAddress),
 }
 
 impl Address {
-    /// The IP address and port, if it is one.
+    /// Returns the IP address and port, if it is an IP address.
     pub const fn ip(&self) -> Option<SocketAddr> {
         match *self {
             Self::Ip(address) => Some(address),
@@ -61,33 +61,33 @@ impl fmt::Display for Address {
 }
 
 /// An InfiniBand address (`struct sockaddr_ib`). Numbers are in host byte
-/// order, the GID is as on the wire.
+/// order, the GID is in wire order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IbAddress {
-    /// Partition key; zero for any.
+    /// Partition key; zero is any.
     pub pkey: u16,
     /// Traffic class and flow label.
     pub flow_info: u32,
-    /// Port GID; all zero for any.
+    /// Port GID; all zero is any.
     pub gid: [u8; 16],
-    /// Service: port space and port.
+    /// Service ID: port space and port.
     pub service_id: u64,
-    /// Which bits of the service count.
+    /// Mask of the significant bits of the service ID.
     pub service_mask: u64,
-    /// Scope.
+    /// Scope ID.
     pub scope_id: u64,
 }
 
-/// A socket address of any family, as the kernel has it.
+/// A socket address of any family, in the kernel's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sockaddr {
     /// The bytes, zero after the address.
     pub bytes: [u8; 128],
-    /// How many of them the family has.
+    /// Length of the family's address in bytes.
     pub len: u16,
 }
 
-/// Puts fields one after the other.
+/// Writes fields one after another.
 struct Writer {
     to: Sockaddr,
 }
@@ -116,7 +116,7 @@ impl Writer {
     }
 }
 
-/// Takes fields one after the other; zeros at the end.
+/// Reads fields one after another; missing bytes read as zero.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -141,7 +141,7 @@ impl From<&Address> for Sockaddr {
                 .finish(),
             Address::Ip(SocketAddr::V6(v6)) => Writer::new(AF_INET6)
                 .put(&v6.port().to_be_bytes())
-                // As std has it: these are the bits of the header field.
+                // std keeps the header field's bits unchanged, so no byte swap.
                 .put(&v6.flowinfo().to_ne_bytes())
                 .put(&v6.ip().octets())
                 .put(&v6.scope_id().to_ne_bytes())
@@ -160,10 +160,10 @@ impl From<&Address> for Sockaddr {
 
 const _: () = assert!(SOCKADDR_IN == 16 && SOCKADDR_IN6 == 28 && SOCKADDR_IB == 48);
 
-/// Reads a socket address. None if the family is zero (no address).
+/// Parses a socket address. Returns `None` if the family is zero (no address).
 ///
 /// # Errors
-/// A family without a form here.
+/// [`UnknownFamily`] if the family is neither IP nor InfiniBand.
 pub fn parse(bytes: &[u8]) -> Result<Option<Address>, UnknownFamily> {
     let mut fields = Reader(bytes);
     let family = u16::from_ne_bytes(fields.take());

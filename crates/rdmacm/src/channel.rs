@@ -1,4 +1,4 @@
-//! Event channels: the open device file, and the events that are read from it.
+//! Event channels: the open device file, and the events read from it.
 
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -14,7 +14,7 @@ use crate::event::{EventKind, Form, Message};
 use crate::state::State;
 use crate::{Command, Error, Id, PortSpace, abi, device};
 
-/// The open file. It stays open while there are ids on it.
+/// The open file. It stays open while ids use it.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub file: Descriptor<Box<dyn Kernel>>,
@@ -27,26 +27,28 @@ impl Channel {
     }
 }
 
-/// An event channel: what ids are made on, and their events read from.
+/// An event channel, on which ids are created and from which their events are
+/// read.
 ///
-/// A clone is the same channel. Any thread may read; each event goes to one.
-/// Its file is readable when there is an event, for `poll` and the like.
+/// A clone refers to the same channel. Any thread may read; each event is
+/// delivered once. The file is readable when there is an event, for `poll` and
+/// similar calls.
 #[derive(Clone, Debug)]
 pub struct EventChannel {
     pub(crate) inner: Arc<Channel>,
 }
 
 impl EventChannel {
-    /// Opens a channel of the running kernel's.
+    /// Opens a channel of the running kernel.
     ///
     /// # Errors
-    /// If there is no connection manager (module `rdma_ucm`), no permission,
-    /// or its ABI is another.
+    /// The connection manager is not available (module `rdma_ucm`), permission
+    /// is denied, or its ABI version differs.
     pub fn open() -> Result<Self, Error> {
         Self::open_on(Box::new(RealKernel))
     }
 
-    /// Opens a channel of a given kernel's.
+    /// Opens a channel of the given kernel.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -58,7 +60,8 @@ impl EventChannel {
         Ok(Self { inner })
     }
 
-    /// Makes an id of a port space; its queue pair will be of that space's type.
+    /// Creates an id in a port space. The port space determines the type of its
+    /// queue pair.
     ///
     /// # Errors
     /// EINVAL for an unknown port space, ENOMEM.
@@ -70,8 +73,8 @@ impl EventChannel {
         self.create_id_of(port_space, qp_type)
     }
 
-    /// Makes an id for queue pairs of a type. Only [`PortSpace::IB`] has a
-    /// choice; of the others the kernel knows it.
+    /// Creates an id for queue pairs of a given type. Only [`PortSpace::IB`]
+    /// permits a choice; for the others the kernel determines the type.
     ///
     /// # Errors
     /// As [`create_id`](Self::create_id).
@@ -92,11 +95,11 @@ impl EventChannel {
         Ok(Id::new(&self.inner, entity, number))
     }
 
-    /// Takes the next event, if there is one.
+    /// Reads the next event, if any.
     ///
     /// # Errors
-    /// [`Error::BadAnswer`] for an event that makes no sense; it is gone, and
-    /// the channel goes on.
+    /// [`Error::BadAnswer`] for a malformed event, which is consumed; the
+    /// channel stays usable.
     pub fn try_event(&self) -> Result<Option<Event>, Error> {
         loop {
             let event = match self.inner.ucm().get_event() {
@@ -113,13 +116,13 @@ impl EventChannel {
         }
     }
 
-    /// Waits for the next event, at most that long (none: for ever). None on
-    /// timeout. Signals do not end the wait.
+    /// Waits for the next event, at most `timeout` (`None`: without limit).
+    /// Returns `None` on timeout. Signals do not end the wait.
     ///
     /// # Errors
     /// As [`try_event`](Self::try_event).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<Event>, Error> {
-        // A time too far to say is no time.
+        // A deadline that overflows the clock counts as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             if let Some(event) = self.try_event()? {
@@ -129,7 +132,7 @@ impl EventChannel {
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
-            // Rounded up, so as not to wake early and spin.
+            // Rounded up, so that the wait does not end early and spin.
             let millis = left.map_or(-1, |left| {
                 i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
             });
@@ -147,7 +150,7 @@ impl EventChannel {
         }
     }
 
-    /// Finds whose event it is. None if nobody's any more.
+    /// Resolves the id of an event. Returns `None` for a stale event.
     fn deliver(&self, event: &abi::EventResp) -> Result<Option<Event>, Error> {
         let bad = |what| {
             Err(Error::BadAnswer {
@@ -158,16 +161,16 @@ impl EventChannel {
         let kind = EventKind(event.event);
         let Some(entity) = self.inner.table.find(event.uid) else {
             if !Key::was_given(event.uid) {
-                return bad("an event of an id that was never made");
+                return bad("an event with an unknown id");
             }
-            // Read by this thread while another destroyed the id.
+            // Another thread destroyed the id after this one read the event.
             if kind == EventKind::CONNECT_REQUEST {
                 self.refuse_request(event.id);
             }
             return Ok(None);
         };
         entity.read(kind);
-        // From here on the event is acknowledged whatever happens.
+        // From here on every path acknowledges the event.
         let mut found = Event {
             message: Message::new(event, entity.form),
             entity,
@@ -175,7 +178,7 @@ impl EventChannel {
         };
         let entity = &found.entity;
         if kind.is_multicast() != entity.owner.is_some() {
-            return bad("an event of a group for an id, or the other way round");
+            return bad("a multicast event for an id, or another event for a membership");
         }
         let destroyed = !*crate::entity::lock(&entity.alive);
         if kind == EventKind::CONNECT_REQUEST {
@@ -191,16 +194,16 @@ impl EventChannel {
             .get()
             .is_some_and(|number| *number != event.id)
         {
-            return bad("an event whose id is not the one that it names");
+            return bad("an event whose id and key do not match");
         }
         Ok((!destroyed).then_some(found))
     }
 
-    /// Destroys a connection request that nobody will answer: the kernel
-    /// rejects it then.
+    /// Destroys a connection request whose listener is gone, which makes the
+    /// kernel reject it.
     fn refuse_request(&self, number: u32) {
         if let Err(error) = self.inner.ucm().destroy_id(number) {
-            tracing::error!(%error, "a connection request to a destroyed id is left over");
+            tracing::error!(%error, "a connection request to a destroyed id was not destroyed");
         }
     }
 }
@@ -217,10 +220,10 @@ impl AsRawFd for EventChannel {
     }
 }
 
-/// An event. It counts as acknowledged when it is dropped.
+/// An event. Dropping it acknowledges it.
 ///
-/// What it says is [`Message`]'s; a connection request also has an [`Id`] of
-/// its own, and is rejected if that is not taken.
+/// [`Message`] has its content. A connection request also has an [`Id`] of its
+/// own, and is rejected if the id is not taken.
 #[derive(Debug)]
 pub struct Event {
     message: Message,
@@ -229,34 +232,34 @@ pub struct Event {
 }
 
 impl Event {
-    /// Which id it is of: the listening one for a request, the owner for a
-    /// multicast group.
+    /// Returns the key of its id: of the listening id for a request, of the
+    /// owner for a multicast group.
     pub fn key(&self) -> Key {
         self.entity.owner.as_ref().unwrap_or(&self.entity).key
     }
 
-    /// Whether it is of that id.
+    /// Returns whether it is an event of `id`.
     pub fn is_of(&self, id: &Id) -> bool {
         self.key() == id.key()
     }
 
-    /// Which multicast membership it is of.
+    /// Returns the key of its multicast membership, if it has one.
     pub fn membership(&self) -> Option<Key> {
         self.entity.owner.is_some().then_some(self.entity.key)
     }
 
-    /// What it says.
+    /// Returns its content.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// What has happened.
+    /// Returns its type.
     pub fn kind(&self) -> EventKind {
         self.message.kind()
     }
 
-    /// Takes the connection request's id, to accept or reject. None if it was
-    /// taken, or there is none.
+    /// Takes the id of a connection request, to accept or reject it. Returns
+    /// `None` if it was already taken, or the event is not a request.
     pub fn take_request(&mut self) -> Option<Id> {
         self.request.take()
     }

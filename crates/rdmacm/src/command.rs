@@ -1,8 +1,8 @@
-//! The commands, one method each, over an open rdma_cm device file.
+//! The commands, one method each, on an open rdma_cm device file.
 //!
-//! [`Ucm`] asks and checks the form of the answer; what it returns is the
-//! ABI's. [`Id`](crate::Id) and [`EventChannel`](crate::EventChannel) are the
-//! types to use.
+//! [`Ucm`] runs a command and checks the format of the answer; it returns
+//! structures of the ABI. Programs use [`Id`](crate::Id) and
+//! [`EventChannel`](crate::EventChannel).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -12,27 +12,28 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::abi::{self, cmd, newer, query};
 use crate::{Command, Error};
 
-/// Room for the longest command with its header.
+/// Size of the longest command with its header.
 const FRAME: usize = 336;
-/// Paths that a query has room for; librdmacm's number.
+/// Maximum number of paths in the answer to a query; the same as librdmacm's.
 pub const MAX_PATHS: usize = 6;
-/// The kernel writes a path only if more than its size is left.
+/// The kernel writes a path only if more than its size is left, hence the 8.
 const PATHS: usize =
     size_of::<abi::QueryPathResp>() + MAX_PATHS * size_of::<abi::PathRecData>() + 8;
 
-/// An open rdma_cm device file, for as long as the commands take. A channel's:
+/// An open rdma_cm device file, borrowed for the duration of commands. Only a
+/// channel provides one:
 ///
 /// ```compile_fail,E0451
 /// let _ = ringverbs_rdmacm::command::Ucm { file: unreachable!() };
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ucm<'k> {
-    /// Opened as the device, and nothing else: what is written to it are
-    /// commands with addresses.
+    /// Always the rdma_cm device: the data written to it are commands that
+    /// contain addresses.
     pub(crate) file: &'k Descriptor<Box<dyn Kernel>>,
 }
 
-/// A command whose answer goes to an address.
+/// A command whose answer is written to an address.
 trait Ask: IntoBytes + Immutable {
     fn response(&mut self) -> &mut u64;
 }
@@ -58,11 +59,11 @@ asks!(
 );
 
 impl Ucm<'_> {
-    /// Writes one command.
+    /// Writes a command.
     ///
     /// # Safety
-    /// The addresses in `body` must be valid: for writing `out_len` bytes where
-    /// it is a response, for reading where it is an option's value.
+    /// The addresses in `body` must be valid: a response address for writing
+    /// `out_len` bytes, an option value's for reading.
     unsafe fn write<B: IntoBytes + Immutable>(
         &self,
         (command, number): (Command, u32),
@@ -73,7 +74,7 @@ impl Ucm<'_> {
         const { assert!(size_of::<abi::CmdHdr>() + size_of::<B>() <= FRAME) };
         let header = abi::CmdHdr {
             cmd: number,
-            // Both are bounded by the structures' sizes, at most 440 bytes.
+            // The casts cannot truncate: the structures have at most 440 bytes.
             in_len: size_of::<B>() as u16,
             out_len: out_len as u16,
         };
@@ -85,29 +86,30 @@ impl Ucm<'_> {
         }
         let len = size_of::<abi::CmdHdr>() + size_of::<B>();
         let bytes = frame.get(..len).unwrap_or(&frame);
-        // SAFETY: the caller answers for the addresses in the command.
+        // SAFETY: the caller vouches for the addresses in the command.
         match unsafe { self.file.write(bytes) } {
             Ok(written) if written == len => Ok(()),
             Ok(_) => Err(Error::BadAnswer {
                 command,
-                what: "the command was taken in part",
+                what: "the kernel took only part of the command",
             }),
             Err(errno) => Err(Error::Refused { command, id, errno }),
         }
     }
 
-    /// A command without an answer and without addresses.
+    /// Runs a command that has no answer and contains no address.
     fn tell<B: IntoBytes + Immutable>(
         &self,
         command: (Command, u32),
         id: u32,
         body: &B,
     ) -> Result<(), Error> {
-        // SAFETY: the commands that come here carry no address.
+        // SAFETY: callers pass only commands without addresses.
         unsafe { self.write(command, Some(id), body, 0) }
     }
 
-    /// A command with an answer; what the kernel does not write stays zero.
+    /// Runs a command with an answer. What the kernel does not write stays
+    /// zero.
     fn ask<B: Ask, R: FromBytes + IntoBytes>(
         &self,
         command: (Command, u32),
@@ -116,13 +118,14 @@ impl Ucm<'_> {
     ) -> Result<R, Error> {
         let mut answer = R::new_zeroed();
         *body.response() = (&raw mut answer).expose_provenance() as u64;
-        // SAFETY: the only address is that of the answer, which is writable for its size.
+        // SAFETY: the only address is that of the answer, which is writable for
+        // its size.
         unsafe { self.write(command, id, &body, size_of::<R>()) }?;
         Ok(answer)
     }
 
-    /// Makes an id. `uid` comes back in its events and must not be zero: the
-    /// kernel gives no events of an id without one.
+    /// Creates an id. `uid` identifies it in events and must not be zero: the
+    /// kernel delivers no events for an id without one.
     ///
     /// # Errors
     /// EINVAL for an unknown port space, ENOMEM.
@@ -139,10 +142,10 @@ impl Ucm<'_> {
     }
 
     /// Destroys an id, its unread events, and unread connection requests to it.
-    /// Gives the number of its events that were read.
+    /// Returns the number of its events that were read.
     ///
     /// # Errors
-    /// ENOENT if there is no such id, EINVAL if it belongs to another file.
+    /// ENOENT if the id does not exist, EINVAL if it belongs to another file.
     pub fn destroy_id(&self, id: u32) -> Result<u32, Error> {
         let body = abi::DestroyId {
             id,
@@ -156,7 +159,7 @@ impl Ucm<'_> {
     /// Binds to a `struct sockaddr_in` or `sockaddr_in6`.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, ENODEV, EINVAL if it is bound already.
+    /// EADDRINUSE, EADDRNOTAVAIL, ENODEV, EINVAL if it is already bound.
     pub fn bind_ip(&self, id: u32, addr: [u8; abi::SOCKADDR_IN6]) -> Result<(), Error> {
         let body = abi::BindIp {
             addr,
@@ -169,7 +172,8 @@ impl Ucm<'_> {
     /// Binds to an address of any family.
     ///
     /// # Errors
-    /// As [`bind_ip`](Self::bind_ip); EINVAL if the size is not the family's.
+    /// As [`bind_ip`](Self::bind_ip); EINVAL if the size does not match the
+    /// family.
     pub fn bind(&self, id: u32, addr: &crate::address::Sockaddr) -> Result<(), Error> {
         let body = abi::Bind {
             id,
@@ -180,7 +184,7 @@ impl Ucm<'_> {
         self.tell((Command::Bind, cmd::CMD_BIND), id, &body)
     }
 
-    /// Begins to resolve IP addresses; a source of zeros is none.
+    /// Starts to resolve IP addresses. A source of all zeros means none.
     ///
     /// # Errors
     /// EINVAL in the wrong state, ENODEV, EADDRINUSE.
@@ -200,7 +204,7 @@ impl Ucm<'_> {
         self.tell((Command::ResolveIp, cmd::CMD_RESOLVE_IP), id, &body)
     }
 
-    /// Begins to resolve addresses of any family.
+    /// Starts to resolve addresses of any family.
     ///
     /// # Errors
     /// As [`resolve_ip`](Self::resolve_ip).
@@ -223,7 +227,7 @@ impl Ucm<'_> {
         self.tell((Command::ResolveAddr, cmd::CMD_RESOLVE_ADDR), id, &body)
     }
 
-    /// Begins to resolve the route.
+    /// Starts to resolve the route.
     ///
     /// # Errors
     /// EINVAL in the wrong state.
@@ -232,7 +236,7 @@ impl Ucm<'_> {
         self.tell((Command::ResolveRoute, cmd::CMD_RESOLVE_ROUTE), id, &body)
     }
 
-    /// Addresses, device and paths.
+    /// Queries addresses, device and paths.
     ///
     /// # Errors
     /// ENOENT if the id is gone.
@@ -244,7 +248,7 @@ impl Ucm<'_> {
         self.ask((Command::QueryRoute, cmd::CMD_QUERY_ROUTE), Some(id), body)
     }
 
-    /// Addresses and device.
+    /// Queries addresses and device.
     ///
     /// # Errors
     /// ENOENT if the id is gone.
@@ -257,7 +261,8 @@ impl Ucm<'_> {
         self.ask((Command::QueryAddr, cmd::CMD_QUERY), Some(id), body)
     }
 
-    /// The same, with the addresses as `struct sockaddr_ib`.
+    /// As [`query_addr`](Self::query_addr), with the addresses as `struct
+    /// sockaddr_ib`.
     ///
     /// # Errors
     /// ENOENT if the id is gone.
@@ -270,7 +275,8 @@ impl Ucm<'_> {
         self.ask((Command::QueryGid, cmd::CMD_QUERY), Some(id), body)
     }
 
-    /// Paths, in the subnet administrator's format: how many, and those.
+    /// Queries the paths, in the subnet administrator's format. Returns their
+    /// number and the paths.
     ///
     /// # Errors
     /// ENOENT if the id is gone.
@@ -299,7 +305,7 @@ impl Ucm<'_> {
         Ok((count, paths))
     }
 
-    /// Asks the peer for a connection, or a datagram service for its queue pair.
+    /// Requests a connection from the peer, or a datagram service.
     ///
     /// # Errors
     /// EINVAL in the wrong state, or for too much private data.
@@ -312,8 +318,8 @@ impl Ucm<'_> {
         self.tell((Command::Connect, cmd::CMD_CONNECT), id, &body)
     }
 
-    /// Takes connection requests. A backlog of zero, or over the sysctl
-    /// `net.rdma_ucm.max_backlog` (1024), is that.
+    /// Listens for connection requests. For a backlog of zero, or above the
+    /// sysctl `net.rdma_ucm.max_backlog` (1024), the kernel uses that sysctl.
     ///
     /// # Errors
     /// EINVAL in the wrong state, EADDRINUSE.
@@ -322,10 +328,11 @@ impl Ucm<'_> {
         self.tell((Command::Listen, cmd::CMD_LISTEN), id, &body)
     }
 
-    /// Accepts a connection request; `uid` is in the id's events from then on.
+    /// Accepts a connection request. `uid` identifies the id in subsequent
+    /// events.
     ///
     /// # Errors
-    /// EINVAL in the wrong state, or for too much private data: the peer has
+    /// EINVAL in the wrong state, or for too much private data; the peer has
     /// then been rejected.
     pub fn accept(&self, id: u32, uid: u64, conn_param: abi::ConnParam) -> Result<(), Error> {
         let body = abi::Accept {
@@ -337,7 +344,7 @@ impl Ucm<'_> {
         self.tell((Command::Accept, cmd::CMD_ACCEPT), id, &body)
     }
 
-    /// Accepts a connect response: the peer learns that the connection is
+    /// Accepts a connect response, which tells the peer that the connection is
     /// established.
     ///
     /// # Errors
@@ -350,11 +357,12 @@ impl Ucm<'_> {
         self.tell((Command::Establish, cmd::CMD_ACCEPT), id, &body)
     }
 
-    /// Rejects a connection request or response. A reason of zero is "defined
-    /// by the consumer"; the kernel takes that and 35 only.
+    /// Rejects a connection request or response. Reason zero stands for
+    /// "defined by the consumer"; the kernel accepts only zero and 35.
     ///
     /// # Errors
-    /// EINVAL in the wrong state, for another reason or too much private data.
+    /// EINVAL in the wrong state, for any other reason, or for too much private
+    /// data.
     pub fn reject(
         &self,
         id: u32,
@@ -372,7 +380,7 @@ impl Ucm<'_> {
         self.tell((Command::Reject, cmd::CMD_REJECT), id, &body)
     }
 
-    /// Disconnects, or answers a disconnection.
+    /// Disconnects, or acknowledges a disconnection.
     ///
     /// # Errors
     /// EINVAL if there is no connection.
@@ -381,10 +389,11 @@ impl Ucm<'_> {
         self.tell((Command::Disconnect, cmd::CMD_DISCONNECT), id, &body)
     }
 
-    /// The attributes that take the id's queue pair to a state.
+    /// Queries the attributes for modifying the id's queue pair to a state.
     ///
     /// # Errors
-    /// EINVAL if the id has no device or the connection is not that far.
+    /// EINVAL if the id has no device, or the connection has not reached that
+    /// state.
     pub fn init_qp_attr(&self, id: u32, qp_state: u8) -> Result<abi::QpAttr, Error> {
         let body = abi::InitQpAttr {
             id,
@@ -394,19 +403,19 @@ impl Ucm<'_> {
         self.ask((Command::InitQpAttr, cmd::CMD_INIT_QP_ATTR), Some(id), body)
     }
 
-    /// Takes the file's next event.
+    /// Reads the file's next event.
     ///
     /// # Errors
-    /// EAGAIN if there is none and the file does not wait, EINTR.
+    /// EAGAIN if there is none and the file is non-blocking, EINTR.
     pub fn get_event(&self) -> Result<abi::EventResp, Error> {
         let body = abi::GetEvent::default();
         self.ask((Command::GetEvent, cmd::CMD_GET_EVENT), None, body)
     }
 
-    /// Sets an option. `value` has the length that the option wants.
+    /// Sets an option. `value` must have the option's length.
     ///
     /// # Errors
-    /// ENOSYS for an unknown option, EINVAL for another length or state.
+    /// ENOSYS for an unknown option, EINVAL for a wrong length or state.
     pub fn set_option(&self, id: u32, level: u32, name: u32, value: &[u8]) -> Result<(), Error> {
         let command = Command::SetOption;
         let body = abi::SetOption {
@@ -419,11 +428,12 @@ impl Ucm<'_> {
                 what: "an option longer than 4 GiB",
             })?,
         };
-        // SAFETY: the only address is that of the value, readable for its length.
+        // SAFETY: the only address is that of the value, which is readable for
+        // its length.
         unsafe { self.write((command, cmd::CMD_SET_OPTION), Some(id), &body, 0) }
     }
 
-    /// Tells of an asynchronous event of the queue pair.
+    /// Reports an asynchronous event of the queue pair.
     ///
     /// # Errors
     /// EINVAL if there is no connection.
@@ -432,7 +442,7 @@ impl Ucm<'_> {
         self.tell((Command::Notify, cmd::CMD_NOTIFY), id, &body)
     }
 
-    /// Begins to join an IP multicast group as a full member.
+    /// Starts to join an IP multicast group as a full member.
     ///
     /// # Errors
     /// As [`join_mcast`](Self::join_mcast).
@@ -453,10 +463,10 @@ impl Ucm<'_> {
         Ok(answer.id)
     }
 
-    /// Begins to join a multicast group. Gives the membership's number.
+    /// Starts to join a multicast group. Returns the membership's number.
     ///
     /// # Errors
-    /// EINVAL if the id has no device or is no datagram id.
+    /// EINVAL if the id has no device or is not a datagram id.
     pub fn join_mcast(
         &self,
         id: u32,
@@ -477,11 +487,11 @@ impl Ucm<'_> {
         Ok(answer.id)
     }
 
-    /// Leaves a multicast group. Gives the number of the membership's events
+    /// Leaves a multicast group. Returns the number of the membership's events
     /// that were read.
     ///
     /// # Errors
-    /// ENOENT if there is no such membership.
+    /// ENOENT if the membership does not exist.
     pub fn leave_mcast(&self, membership: u32) -> Result<u32, Error> {
         let body = abi::DestroyId {
             id: membership,
@@ -492,11 +502,11 @@ impl Ucm<'_> {
         Ok(answer.events_reported)
     }
 
-    /// Moves an id of the file `from` here, with its unread events. Gives the
-    /// number of its events that were read there.
+    /// Moves an id from the file `from` to this one, with its unread events.
+    /// Returns the number of its events that were read from the former file.
     ///
     /// # Errors
-    /// ENOENT or EINVAL if the id is not of that file.
+    /// ENOENT or EINVAL if the id does not belong to that file.
     pub fn migrate_id(&self, id: u32, from: BorrowedFd<'_>) -> Result<u32, Error> {
         let command = Command::MigrateId;
         let body = abi::MigrateId {
@@ -508,10 +518,10 @@ impl Ucm<'_> {
         Ok(answer.events_reported)
     }
 
-    /// Puts an event of the caller's own into the file's queue.
+    /// Adds a user-defined event to the file's queue.
     ///
     /// # Errors
-    /// EINVAL on kernels that do not have this, as Linux 6.12.
+    /// EINVAL if the kernel does not support the command, as Linux 6.12.
     pub fn write_cm_event(&self, id: u32, event: u32, status: u32, arg: u64) -> Result<(), Error> {
         let body = abi::WriteCmEvent {
             id,

@@ -1,8 +1,8 @@
-//! Finding and opening the connection manager's character device.
+//! Discovery of the connection manager's character device.
 //!
-//! As librdmacm does it: RDMA netlink is asked first, which makes the kernel
-//! load the module; then sysfs; and without either the device is taken to be
-//! where it usually is, with the ABI that this is.
+//! As in librdmacm: RDMA netlink is queried first, which makes the kernel load
+//! the module; then sysfs. If both fail, the usual path and this crate's ABI
+//! version are assumed.
 
 use std::ffi::CString;
 
@@ -16,25 +16,26 @@ use zerocopy::IntoBytes;
 use crate::abi::ABI_VERSION;
 use crate::{Command, Error};
 
-/// Name of the device, for the kernel and in `/dev/infiniband`.
+/// Name of the device, in the kernel and in `/dev/infiniband`.
 const NAME: &str = "rdma_cm";
-/// An attribute in sysfs is shorter than this.
+/// Buffer size for a sysfs attribute, which is shorter.
 const ATTRIBUTE: usize = 64;
 /// `NLM_F_REQUEST`.
 const FLAG_REQUEST: u16 = 1;
 
-/// What is known about the device.
+/// The connection manager's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmDevice {
     /// Name of the node in `/dev/infiniband`.
     pub name: String,
-    /// Number of the node, where that is known.
+    /// Device number of the node, if known.
     pub dev_t: Option<libc::dev_t>,
     /// Version of the ABI.
     pub abi_version: u32,
 }
 
-/// The request that makes the kernel name the device, and load its module.
+/// Builds the request for the device's name, on which the kernel loads its
+/// module.
 pub fn netlink_request() -> Vec<u8> {
     let name = b"rdma_cm\0";
     let attribute = NlAttr {
@@ -90,7 +91,7 @@ fn by_sysfs(kernel: &dyn Kernel) -> Option<CmDevice> {
     })
 }
 
-/// Finds the device. That there is one is only known when it is opened.
+/// Finds the device. Whether it exists is only known when it is opened.
 pub fn find(kernel: &dyn Kernel) -> CmDevice {
     by_netlink(kernel)
         .or_else(|| by_sysfs(kernel))
@@ -101,7 +102,7 @@ pub fn find(kernel: &dyn Kernel) -> CmDevice {
         })
 }
 
-/// Opens the device, without blocking reads of events.
+/// Opens the device in non-blocking mode.
 pub(crate) fn open(kernel: Box<dyn Kernel>) -> Result<Descriptor<Box<dyn Kernel>>, Error> {
     let device = find(&*kernel);
     if device.abi_version != ABI_VERSION {
@@ -121,18 +122,19 @@ pub(crate) fn open(kernel: Box<dyn Kernel>) -> Result<Descriptor<Box<dyn Kernel>
     let mut reason = Errno::new(libc::ENOENT);
     for path in core::iter::once(by_name).chain(by_number) {
         let path = CString::new(path).map_err(|_| refused(Errno::new(libc::EINVAL)))?;
-        // Another device's node under the name is not opened.
+        // A node of that name but with another device number is not opened.
         let there = kernel.device_number(&path);
         if device
             .dev_t
             .is_some_and(|dev| there.is_ok_and(|number| number != dev))
         {
-            tracing::debug!(?path, "the node is another device's");
+            tracing::debug!(?path, "the node belongs to another device");
             continue;
         }
         match kernel.open(&path, libc::O_RDWR) {
             Ok(fd) => {
-                // SAFETY: the kernel has just given it.
+                // SAFETY: the kernel has just returned the descriptor; this is
+                // its only owner.
                 let file = unsafe { Descriptor::new(kernel, fd) };
                 file.set_nonblocking(true).map_err(refused)?;
                 return Ok(file);

@@ -1,5 +1,5 @@
-//! What the kernel knows by number and names in events: ids and multicast
-//! memberships.
+//! Objects that the kernel identifies by number and in events: ids and
+//! multicast memberships.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -12,12 +12,12 @@ use crate::channel::Channel;
 use crate::event::{EventKind, Form};
 use crate::state::State;
 
-/// Which id or membership an event is of. Never used twice in a process.
+/// Identifies the id or membership of an event. Never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub(crate) u64);
 
-/// The next key. It counts and orders nothing, so relaxed will do; 64 bits do
-/// not wrap.
+/// The next key. Relaxed suffices: it only counts, and orders no other access.
+/// 64 bits do not wrap.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 impl Key {
@@ -25,18 +25,18 @@ impl Key {
         Self(NEXT_KEY.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The number that the kernel knows it by.
+    /// Returns the number that the kernel stores (`uid`).
     pub fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// Whether the number has been a key.
+    /// Returns whether `number` has been assigned as a key.
     pub(crate) fn was_given(number: u64) -> bool {
         (1..NEXT_KEY.load(Ordering::Relaxed)).contains(&number)
     }
 }
 
-/// Takes a lock whose data no panic can leave half-changed.
+/// Locks a mutex, ignoring poison: no panic can leave its data inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -44,32 +44,34 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Life {
     state: State,
-    /// Events handed out and given back.
+    /// Events delivered, and events acknowledged.
     read: u32,
     acknowledged: u32,
 }
 
-/// An id or a membership, shared with the events that are of it.
+/// An id or a membership, shared with its events.
 #[derive(Debug)]
 pub(crate) struct Entity {
     pub key: Key,
-    /// The kernel's number; set as soon as that is known.
+    /// The kernel's number; set as soon as it is known.
     pub number: OnceLock<u32>,
     pub port_space: PortSpace,
-    /// What its events' parameters are.
+    /// Format of the parameters of its events.
     pub form: Form,
     /// The id that a membership belongs to.
     pub owner: Option<Arc<Entity>>,
-    /// Whether the kernel still has it. Held while it is destroyed or moved, so
-    /// that a membership's number is not used after its id took it along.
+    /// Whether the object exists in the kernel. Locked while the object is
+    /// destroyed or moved, so that a membership's number is not used after its
+    /// id has been destroyed.
     pub alive: Mutex<bool>,
-    /// The channel that it is on.
+    /// The channel that it belongs to.
     home: Mutex<Arc<Channel>>,
-    /// The memberships that it is the owner of.
+    /// The memberships that it owns.
     members: Mutex<Vec<Weak<Entity>>>,
     life: Mutex<Life>,
     all_acknowledged: Condvar,
-    /// The tables that it is in: one, and one for each channel that it left.
+    /// The tables that contain it: its channel's, and one for each former
+    /// channel.
     tables: Mutex<Vec<Weak<Table>>>,
 }
 
@@ -111,7 +113,7 @@ impl Entity {
         lock(&table.0).insert(self.key.0, Arc::downgrade(self));
     }
 
-    /// Lets events that are read from that channel find it and its memberships.
+    /// Registers it and its memberships for events read from `channel`.
     pub fn expect_on(self: &Arc<Self>, channel: &Channel) {
         self.enter_table(&channel.table);
         let members = lock(&self.members).clone();
@@ -120,19 +122,19 @@ impl Entity {
         }
     }
 
-    /// The channel that it is on.
+    /// Returns the channel that it belongs to.
     pub fn home(&self) -> Arc<Channel> {
         Arc::clone(&lock(&self.home))
     }
 
-    /// It is on another channel now.
+    /// Records that it belongs to another channel now.
     pub fn move_to(&self, channel: &Arc<Channel>) {
         let former = core::mem::replace(&mut *lock(&self.home), Arc::clone(channel));
         drop(former);
     }
 
     pub fn number(&self) -> u32 {
-        // Set before anyone is given the entity.
+        // Set before the entity is shared.
         self.number.get().copied().unwrap_or(u32::MAX)
     }
 
@@ -140,13 +142,14 @@ impl Entity {
         lock(&self.life).state
     }
 
-    /// Goes to a state before the command that leads there, since its event
-    /// may be read before the command is back. Gives the former one.
+    /// Enters a state and returns the former one. Called before the command
+    /// that leads there, since the command's event may be read before the
+    /// command returns.
     pub fn enter(&self, state: State) -> State {
         core::mem::replace(&mut lock(&self.life).state, state)
     }
 
-    /// Goes back, if nothing has happened meanwhile.
+    /// Restores a state, unless it has changed since.
     pub fn back(&self, from: State, to: State) {
         let mut life = lock(&self.life);
         if life.state == from {
@@ -154,7 +157,7 @@ impl Entity {
         }
     }
 
-    /// An event of it was read.
+    /// Records that one of its events was read.
     pub fn read(&self, kind: EventKind) {
         let mut life = lock(&self.life);
         life.read = life.read.wrapping_add(1);
@@ -178,7 +181,7 @@ impl Entity {
         }
     }
 
-    /// An event of it is done with.
+    /// Records that one of its events was acknowledged.
     pub fn acknowledge(&self) {
         let mut life = lock(&self.life);
         life.acknowledged = life.acknowledged.wrapping_add(1);
@@ -206,8 +209,8 @@ pub(crate) struct Table(Mutex<BTreeMap<u64, Weak<Entity>>>);
 
 impl Table {
     pub fn find(&self, uid: u64) -> Option<Arc<Entity>> {
-        // Upgraded under the lock, dropped by the caller outside of it: the
-        // last one removes itself from here.
+        // Upgraded under the lock, but dropped by the caller outside of it:
+        // dropping the last reference locks this table.
         lock(&self.0).get(&uid)?.upgrade()
     }
 
@@ -217,10 +220,10 @@ impl Table {
     }
 }
 
-/// What was left of an id or a membership when the kernel destroyed it: the
-/// events that were read, and may be in use in another thread.
+/// The result of destroying an id or a membership: how many of its events were
+/// read, and may be in use by other threads.
 ///
-/// They stay valid; who does not care drops this.
+/// Those events stay valid; dropping this value without waiting is permitted.
 #[derive(Debug)]
 pub struct Reported {
     pub(crate) entity: Arc<Entity>,
@@ -228,21 +231,22 @@ pub struct Reported {
 }
 
 impl Reported {
-    /// How many events the kernel says were read.
+    /// Returns the number of events that were read, as the kernel counts them.
     pub fn events_reported(&self) -> u32 {
         self.reported
     }
 
-    /// How many of them have not been dropped.
+    /// Returns how many of them have not been dropped.
     pub fn unacknowledged(&self) -> u32 {
         self.reported
             .saturating_sub(lock(&self.entity.life).acknowledged)
     }
 
-    /// Waits until all are dropped, at most that long (none: for ever). False
-    /// on timeout. A thread that holds one itself waits in vain.
+    /// Waits until all are dropped, at most `timeout` (`None`: without limit).
+    /// Returns false on timeout. A thread must not wait for an event that it
+    /// holds itself.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        // A time too far to say is no time.
+        // A deadline that overflows the clock counts as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut life = lock(&self.entity.life);
         while life.acknowledged < self.reported {

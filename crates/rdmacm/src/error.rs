@@ -1,4 +1,4 @@
-//! Errors: the command, the id, what was asked or allowed, the errno, and what
+//! Errors: the command, the id, the request or the limit, the errno, and what
 //! to do about it.
 
 use core::fmt;
@@ -9,14 +9,14 @@ use crate::state::{self, State};
 
 macro_rules! commands {
     ($($name:ident = $text:literal;)+) => {
-        /// What the kernel was asked.
+        /// A command to the kernel.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[allow(missing_docs, reason = "the names say it")]
         pub enum Command { $($name),+ }
 
         impl Command {
-            /// The command's name, as the kernel's header has it.
+            /// Returns the command's name, in the kernel header's spelling.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
@@ -58,57 +58,58 @@ commands! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel said no.
+    /// The kernel returned an error.
     Refused {
-        /// What was asked.
+        /// The command.
         command: Command,
-        /// The kernel's number of the id, where there was one already.
+        /// The kernel's number of the id, if it already had one.
         id: Option<u32>,
         /// The kernel's reason.
         errno: Errno,
     },
-    /// The kernel said no, and the id was not in a state for it.
+    /// The kernel returned an error because of the state of the id.
     WrongState {
-        /// What was asked.
+        /// The command.
         command: Command,
         /// The kernel's number of the id.
         id: u32,
-        /// The state that the id was in, as far as its commands and the events
-        /// that were read tell.
+        /// The state of the id, as far as its commands and the events read so
+        /// far show.
         state: State,
     },
-    /// More private data than fits in the message.
+    /// The private data exceed what the message can carry.
     PrivateDataTooLong {
-        /// What was to be asked.
+        /// The command.
         command: Command,
-        /// Bytes given.
+        /// Length in bytes.
         len: usize,
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// The kernel said yes, and its answer makes no sense.
+    /// The kernel reported success, but its answer is malformed.
     BadAnswer {
-        /// What was asked.
+        /// The command.
         command: Command,
         /// What is wrong with the answer.
         what: &'static str,
     },
-    /// Refused here, before the kernel was asked.
+    /// Rejected before the kernel was called.
     Invalid {
-        /// What was to be asked.
+        /// The command.
         command: Command,
         /// What is wrong with the request.
         what: &'static str,
     },
-    /// The kernel's connection manager speaks another version of the ABI.
+    /// The kernel's connection manager has another ABI version.
     Abi {
-        /// Its version; this crate knows [`ABI_VERSION`](crate::abi::ABI_VERSION).
+        /// The kernel's version; this crate implements
+        /// [`ABI_VERSION`](crate::abi::ABI_VERSION).
         found: u32,
     },
 }
 
 impl Error {
-    /// The command that failed.
+    /// Returns the command that failed.
     pub const fn command(&self) -> Command {
         match *self {
             Self::Refused { command, .. }
@@ -120,7 +121,7 @@ impl Error {
         }
     }
 
-    /// The error number to give to a caller that knows only those.
+    /// Returns the error number, for callers that only understand those.
     pub const fn errno(&self) -> Errno {
         match *self {
             Self::Refused { errno, .. } => errno,
@@ -132,7 +133,7 @@ impl Error {
         }
     }
 
-    /// What to look at, or an empty string.
+    /// Returns what to check, or an empty string.
     pub const fn hint(&self) -> &'static str {
         let Self::Refused { command, errno, .. } = *self else {
             return "";
@@ -145,10 +146,10 @@ impl Error {
                 "no permission on /dev/infiniband/rdma_cm; check its owner and mode"
             }
             (Command::Bind | Command::BindIp | Command::Listen, libc::EADDRINUSE) => {
-                "another id has the port"
+                "another id uses the port"
             }
             (Command::Bind | Command::BindIp, libc::EADDRNOTAVAIL) => {
-                "the address is not one of this host's"
+                "the address does not belong to this host"
             }
             (
                 Command::Bind | Command::BindIp | Command::ResolveAddr | Command::ResolveIp,
@@ -158,7 +159,7 @@ impl Error {
                 "no route to the address; see ip route"
             }
             (Command::WriteCmEvent, libc::EINVAL) => {
-                "the kernel may not have this; Linux 6.12 does not"
+                "the kernel may not support this command; Linux 6.12 does not"
             }
             (_, libc::EACCES) => "the process changed its credentials after opening the channel",
             (_, libc::ENOENT) => "the id is gone",
@@ -185,15 +186,18 @@ impl fmt::Display for Error {
                 state::needed(command)
             )?,
             Self::PrivateDataTooLong { len, max, .. } => {
-                write!(f, ": {len} bytes of private data, of at most {max}")?;
+                write!(
+                    f,
+                    ": {len} bytes of private data exceed the maximum of {max}"
+                )?;
             }
             Self::BadAnswer { what, .. } => {
-                write!(f, ": the kernel's answer makes no sense: {what}")?;
+                write!(f, ": malformed answer from the kernel: {what}")?;
             }
             Self::Invalid { what, .. } => write!(f, ": {what}")?,
             Self::Abi { found } => write!(
                 f,
-                ": the kernel speaks version {found} of the ABI, this is version {}",
+                ": the kernel has ABI version {found}, this crate implements version {}",
                 crate::abi::ABI_VERSION
             )?,
         }

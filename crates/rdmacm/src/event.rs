@@ -1,4 +1,4 @@
-//! What an event says.
+//! Content of an event.
 
 use core::fmt;
 
@@ -10,54 +10,55 @@ use crate::param::{PeerConnection, UdParam};
 use uverbs::open_enum;
 
 open_enum! {
-    /// What has happened (`enum rdma_cm_event_type`).
+    /// Type of an event (`enum rdma_cm_event_type`).
     EventKind(u32) {
-        /// The address is resolved: the id has a device. Next: its route.
+        /// The address is resolved: the id has a device. Next: resolve the
+        /// route.
         ADDR_RESOLVED = 0,
-        /// The address could not be resolved.
+        /// Resolving the address failed.
         ADDR_ERROR = 1,
         /// The route is resolved. Next: connect.
         ROUTE_RESOLVED = 2,
-        /// The route could not be resolved.
+        /// Resolving the route failed.
         ROUTE_ERROR = 3,
-        /// A peer wants a connection; on a listening id.
+        /// A peer requests a connection; on a listening id.
         CONNECT_REQUEST = 4,
-        /// The peer has accepted. Next: ready the queue pair, then establish.
+        /// The peer has accepted. Next: modify the queue pair, then establish.
         CONNECT_RESPONSE = 5,
         /// The connection failed.
         CONNECT_ERROR = 6,
-        /// The peer did not answer, or has no such service.
+        /// The peer did not respond, or does not offer the service.
         UNREACHABLE = 7,
-        /// The peer rejected.
+        /// The peer rejected the request.
         REJECTED = 8,
-        /// The connection is established; of a datagram id: the peer is known.
+        /// The connection is established; for a datagram id: the peer is known.
         ESTABLISHED = 9,
-        /// The connection is over.
+        /// The connection has ended.
         DISCONNECTED = 10,
         /// The device is gone; the id must be destroyed.
         DEVICE_REMOVAL = 11,
         /// The multicast group is joined.
         MULTICAST_JOIN = 12,
-        /// The multicast group could not be joined, or is no more.
+        /// Joining the multicast group failed, or the membership has ended.
         MULTICAST_ERROR = 13,
         /// The network device's address has changed.
         ADDR_CHANGE = 14,
-        /// No packet of a former connection can come any more: its queue pair
-        /// number is free.
+        /// Packets of the former connection can no longer arrive: its queue
+        /// pair number can be reused.
         TIMEWAIT_EXIT = 15,
         /// Address information is resolved (newer kernels).
         ADDRINFO_RESOLVED = 16,
-        /// Address information could not be resolved (newer kernels).
+        /// Resolving address information failed (newer kernels).
         ADDRINFO_ERROR = 17,
-        /// An event of this process's own.
+        /// An event that the process itself added.
         USER = 18,
-        /// An event of librdmacm's own.
+        /// An event internal to librdmacm.
         INTERNAL = 19,
     }
 }
 
 open_enum! {
-    /// Why a peer, or its kernel, rejected (`enum ib_cm_rej_reason`).
+    /// Why the peer, or its kernel, rejected (`enum ib_cm_rej_reason`).
     RejectReason(i32) {
         /// No queue pair.
         NO_QP = 1,
@@ -65,64 +66,66 @@ open_enum! {
         NO_EEC = 2,
         /// No resources.
         NO_RESOURCES = 3,
-        /// The peer waited too long.
+        /// The peer's timeout expired.
         TIMEOUT = 4,
         /// The request is not supported.
         UNSUPPORTED = 5,
-        /// The communication identifier is not known.
+        /// The communication identifier is unknown.
         INVALID_COMM_ID = 6,
-        /// The communication instance is not known.
+        /// The communication instance is unknown.
         INVALID_COMM_INSTANCE = 7,
-        /// Nobody listens on that port.
+        /// No listener on that port.
         INVALID_SERVICE_ID = 8,
         /// The transport is not supported.
         INVALID_TRANSPORT_TYPE = 9,
-        /// A connection of the same queue pairs is not over yet.
+        /// An earlier connection of the same queue pairs has not ended yet.
         STALE_CONN = 10,
         /// The device has no such GID.
         INVALID_GID = 12,
         /// The path's MTU is not supported.
         INVALID_MTU = 26,
-        /// The peer cannot take as many RDMA reads.
+        /// The peer does not support as many RDMA reads.
         INSUFFICIENT_RESP_RESOURCES = 27,
-        /// The program at the peer rejected; its private data may say why.
+        /// The program at the peer rejected; its private data may give the
+        /// reason.
         CONSUMER_DEFINED = 28,
-        /// The retry count is not supported.
+        /// The RNR retry count is not supported.
         INVALID_RNR_RETRY = 29,
-        /// The version of the protocol is not supported.
+        /// The protocol version is not supported.
         INVALID_CLASS_VERSION = 31,
-        /// A vendor's option is not supported; a program may reject with it.
+        /// A vendor option is not supported; a program may reject with this
+        /// reason.
         VENDOR_OPTION_NOT_SUPPORTED = 35,
     }
 }
 
 open_enum! {
-    /// Why a datagram service was not given (`enum ib_cm_sidr_status`).
+    /// Why a datagram service was refused (`enum ib_cm_sidr_status`).
     SidrStatus(i32) {
-        /// Nobody listens on that port.
+        /// No listener on that port.
         UNSUPPORTED = 1,
         /// The program at the peer rejected.
         REJECT = 2,
-        /// The peer has no queue pair for it.
+        /// The peer has no queue pair for the service.
         NO_QP = 3,
-        /// The peer names another.
+        /// The peer redirects to another one.
         REDIRECT = 4,
-        /// The version of the protocol is not supported.
+        /// The protocol version is not supported.
         UNSUPPORTED_VERSION = 5,
     }
 }
 
-/// Why something failed that an event is about.
+/// Why the operation failed that an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// An error number, of this host's kernel.
+    /// An error number of this host's kernel.
     Errno(Errno),
-    /// The peer's reason to reject.
+    /// The peer's reason for rejecting.
     Rejected(RejectReason),
-    /// The peer's status for a datagram service.
+    /// The peer's status of a datagram service.
     Sidr(SidrStatus),
-    /// A number without a meaning here.
+    /// A number without a known meaning.
     Other(i32),
 }
 
@@ -149,7 +152,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Which of the two forms an event's parameters have.
+/// Format of an event's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Of a connection.
@@ -165,7 +168,7 @@ enum Param {
     Datagram(abi::UdParam),
 }
 
-/// What an event says, without the ids that it is of.
+/// Content of an event, without its ids.
 #[derive(Clone, Copy)]
 pub struct Message {
     kind: EventKind,
@@ -174,16 +177,16 @@ pub struct Message {
     arg: u64,
 }
 
-/// The bytes are shorter than an event.
+/// The input is shorter than an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Truncated;
 
 impl Message {
-    /// Reads what the kernel wrote. `form` is the id's; the bytes do not say.
-    /// Any bytes are some event.
+    /// Decodes an event from the kernel. `form` is the id's, since the event
+    /// does not contain it. Any bytes decode to some event.
     pub fn new(event: &abi::EventResp, form: Form) -> Self {
         let bytes = event.param.as_slice();
-        // Both parameters fit, by a constant assertion.
+        // Both parameter structures fit, by a constant assertion.
         let param = match form {
             Form::Connection => Param::Connection(
                 abi::ConnParam::read_from_prefix(bytes)
@@ -205,30 +208,30 @@ impl Message {
         }
     }
 
-    /// Reads an event from its bytes: what is behind it is ignored.
+    /// Decodes an event from bytes; bytes after it are ignored.
     ///
     /// # Errors
-    /// If there are too few.
+    /// [`Truncated`] if there are too few bytes.
     pub fn parse(bytes: &[u8], form: Form) -> Result<(abi::EventResp, Self), Truncated> {
         let (event, _) = abi::EventResp::read_from_prefix(bytes).map_err(|_| Truncated)?;
         Ok((event, Self::new(&event, form)))
     }
 
-    /// What has happened.
+    /// Returns the type of the event.
     pub fn kind(&self) -> EventKind {
         self.kind
     }
 
-    /// The kernel's number for the outcome: zero, a negative error number, or
-    /// a positive reason of the peer's.
+    /// Returns the kernel's number for the outcome: zero, a negative error
+    /// number, or a positive reason of the peer.
     pub fn status(&self) -> i32 {
         self.status
     }
 
-    /// The outcome.
+    /// Returns the outcome.
     ///
     /// # Errors
-    /// The reason, if the event is of a failure.
+    /// The reason, if the event reports a failure.
     pub fn result(&self) -> Result<(), Reason> {
         let reason = match (self.kind, self.status, &self.param) {
             (EventKind::REJECTED, status, _) if status > 0 => {
@@ -244,8 +247,8 @@ impl Message {
         Err(reason)
     }
 
-    /// The connection's parameters: of requests, responses, rejections and
-    /// establishments of a connecting id.
+    /// Returns the parameters of the connection: for requests, responses,
+    /// rejections, and establishment on the connecting side.
     pub fn connection(&self) -> Option<PeerConnection<'_>> {
         match &self.param {
             Param::Connection(param) => Some(param.into()),
@@ -253,7 +256,7 @@ impl Message {
         }
     }
 
-    /// The datagram service's or multicast group's parameters.
+    /// Returns the parameters of the datagram service or multicast group.
     pub fn datagram(&self) -> Option<UdParam<'_>> {
         match &self.param {
             Param::Datagram(param) => Some(param.into()),
@@ -261,7 +264,8 @@ impl Message {
         }
     }
 
-    /// The peer's private data, and zeros to the end of the message's room.
+    /// Returns the peer's private data, zero-padded to the size of the
+    /// message's field.
     pub fn private_data(&self) -> &[u8] {
         match &self.param {
             Param::Connection(param) => PeerConnection::from(param).private_data,
@@ -269,7 +273,7 @@ impl Message {
         }
     }
 
-    /// The number that came with an [`EventKind::USER`].
+    /// Returns the argument of an [`EventKind::USER`].
     pub fn user_argument(&self) -> Option<u64> {
         (self.kind == EventKind::USER).then_some(self.arg)
     }
@@ -277,7 +281,7 @@ impl Message {
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the private data, which is mostly zeros.
+        // Omits the private data, which are mostly zeros.
         f.debug_struct("Message")
             .field("kind", &self.kind)
             .field("status", &self.status)
@@ -286,7 +290,8 @@ impl fmt::Debug for Message {
 }
 
 impl EventKind {
-    /// Whether it says that something failed, whatever the status.
+    /// Returns whether events of this type report a failure, regardless of the
+    /// status.
     pub const fn is_failure(self) -> bool {
         matches!(
             self,
@@ -300,7 +305,7 @@ impl EventKind {
         )
     }
 
-    /// Whether it is of a multicast group's membership.
+    /// Returns whether events of this type belong to a multicast membership.
     pub(crate) const fn is_multicast(self) -> bool {
         matches!(self, Self::MULTICAST_JOIN | Self::MULTICAST_ERROR)
     }

@@ -1,8 +1,8 @@
-//! A kernel with a connection manager that records what it is asked and
-//! answers as told, for tests without RDMA.
+//! A kernel with a connection manager that records commands and returns
+//! prepared answers, for tests without RDMA.
 //!
-//! Without being told anything it checks each command's form as the kernel
-//! does and says yes; ids get numbers, destroying counts their events.
+//! By default it checks each command's format as the kernel does and reports
+//! success; it assigns numbers to ids, and counts their events.
 
 use core::ffi::{CStr, c_int, c_void};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -17,22 +17,22 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::abi::{self, cmd, newer};
 use crate::entity::lock;
 
-/// A command as it came.
+/// A recorded command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The file.
+    /// The file descriptor.
     pub fd: RawFd,
-    /// Its number.
+    /// Command number.
     pub command: u32,
-    /// Its structure.
+    /// Bytes of the command's structure.
     pub body: Vec<u8>,
 }
 
 impl Asked {
-    /// The command's structure.
+    /// Returns the command's structure.
     ///
     /// # Panics
-    /// If its size is another.
+    /// If its size differs.
     pub fn body<T: FromBytes>(&self) -> T {
         T::read_from_bytes(&self.body).expect("of that size")
     }
@@ -41,19 +41,19 @@ impl Asked {
 #[derive(Default)]
 struct State {
     asked: Vec<Asked>,
-    /// Errors and answers by command, used once each, in order.
+    /// Prepared errors and answers by command, each used once, in order.
     replies: HashMap<u32, VecDeque<Result<Vec<u8>, Errno>>>,
-    /// Events by file: what is written where the answer goes.
+    /// Events by file: the bytes written as the answer.
     events: HashMap<RawFd, VecDeque<Vec<u8>>>,
-    /// Ids and memberships: events that were read.
+    /// Ids and memberships: number of events that were read.
     objects: BTreeMap<u32, u32>,
     files: BTreeMap<String, Vec<u8>>,
-    /// Files that are open with what reading gives.
+    /// Open files and their content.
     open: BTreeMap<RawFd, Vec<u8>>,
     next: u32,
 }
 
-/// The fake. A clone is the same kernel.
+/// The fake kernel. A clone refers to the same kernel.
 #[derive(Clone, Default)]
 pub struct FakeCm {
     state: Arc<Mutex<State>>,
@@ -69,7 +69,7 @@ impl core::fmt::Debug for FakeCm {
 pub const DEVICE: &str = "/dev/infiniband/rdma_cm";
 
 impl FakeCm {
-    /// A kernel with the device, as sysfs has it too.
+    /// Creates a kernel that has the device, also in sysfs.
     pub fn new() -> Self {
         let fake = Self::empty();
         fake.set_file(DEVICE, "");
@@ -78,28 +78,28 @@ impl FakeCm {
         fake
     }
 
-    /// A kernel without any file.
+    /// Creates a kernel without files.
     pub fn empty() -> Self {
         let fake = Self::default();
-        // Unlike what a mistake would give.
+        // Not a number that a bug would likely produce.
         lock(&fake.state).next = 0x100;
         fake
     }
 
-    /// Puts a file at `path`.
+    /// Creates a file at `path`.
     pub fn set_file(&self, path: &str, contents: &str) {
         let contents = contents.as_bytes().to_vec();
         lock(&self.state).files.insert(path.to_owned(), contents);
     }
 
-    /// What the next such command is answered: an error, or the bytes of the
-    /// answer, of which as many are written as were asked for.
+    /// Prepares the answer to the next such command: an error, or bytes, which
+    /// are truncated to the size of the command's buffer.
     pub fn reply(&self, command: u32, reply: Result<Vec<u8>, Errno>) {
         let mut state = lock(&self.state);
         state.replies.entry(command).or_default().push_back(reply);
     }
 
-    /// Puts an event in the queue of a file.
+    /// Adds an event to the queue of a file.
     pub fn push_event(&self, fd: RawFd, event: &[u8]) {
         let mut state = lock(&self.state);
         state
@@ -109,28 +109,29 @@ impl FakeCm {
             .push_back(event.to_vec());
     }
 
-    /// What was asked since the last call of this.
+    /// Returns the commands since the last `take_asked`.
     pub fn take_asked(&self) -> Vec<Asked> {
         core::mem::take(&mut lock(&self.state).asked)
     }
 
-    /// Makes an id, as for a connection request.
+    /// Creates an id, as for a connection request.
     pub fn new_object(&self) -> u32 {
         lock(&self.state).new_object()
     }
 
-    /// Numbers of the ids and memberships that are alive.
+    /// Returns the numbers of the ids and memberships that are alive.
     pub fn live_objects(&self) -> Vec<u32> {
         lock(&self.state).objects.keys().copied().collect()
     }
 
-    /// Descriptors that are open.
+    /// Returns the open descriptors.
     pub fn open_fds(&self) -> Vec<RawFd> {
         lock(&self.state).open.keys().copied().collect()
     }
 }
 
-/// Sizes of a command's structure and of the shortest answer that has room.
+/// Returns the size of a command's structure, and the minimum size of its
+/// answer buffer.
 fn form(command: u32) -> Option<(usize, usize)> {
     const ID: usize = size_of::<abi::CreateIdResp>();
     Some(match command {
@@ -160,7 +161,7 @@ fn form(command: u32) -> Option<(usize, usize)> {
     })
 }
 
-/// Where an answer goes: its offset in the command's structure.
+/// Returns the offset of the answer's address in the command's structure.
 fn response_offset(command: u32) -> Option<usize> {
     match command {
         cmd::CMD_CREATE_ID => Some(8),
@@ -184,7 +185,7 @@ impl State {
         self.next
     }
 
-    /// The answer's bytes.
+    /// Returns the bytes of the answer.
     fn answer(&mut self, fd: RawFd, command: u32, body: &[u8]) -> Result<Vec<u8>, Errno> {
         let told = self.replies.get_mut(&command).and_then(VecDeque::pop_front);
         if let Some(told) = told {
@@ -220,8 +221,8 @@ impl State {
     }
 }
 
-// SAFETY: a descriptor is a new one of /dev/null, closed when it is given back.
-// Nothing is mapped of it, and it is not real.
+// SAFETY: each descriptor is a new one of /dev/null, and is closed by `close`.
+// Nothing is mapped, and the kernel is not real.
 unsafe impl Kernel for FakeCm {
     fn open(&self, path: &CStr, _flags: c_int) -> Result<RawFd, Errno> {
         let mut state = lock(&self.state);
@@ -237,7 +238,8 @@ unsafe impl Kernel for FakeCm {
     unsafe fn close(&self, fd: RawFd) -> Result<(), Errno> {
         let known = lock(&self.state).open.remove(&fd);
         known.ok_or(Errno::new(libc::EBADF))?;
-        // SAFETY: opened above, given to nobody else, and now forgotten.
+        // SAFETY: opened by `open`, owned by nothing else, and removed from the
+        // table.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
         Ok(())
     }
@@ -284,8 +286,8 @@ unsafe impl Kernel for FakeCm {
             let to = u64::from_ne_bytes(address) as usize;
             let to = core::ptr::with_exposed_provenance_mut::<u8>(to);
             let len = answer.len().min(header.out_len.into());
-            // SAFETY: the caller answers for the address in the command, for as
-            // many bytes as it says.
+            // SAFETY: the caller vouches for the address in the command, for
+            // the length that it states.
             unsafe { core::ptr::copy_nonoverlapping(answer.as_ptr(), to, len) };
         }
         Ok(buffer.len())
@@ -296,7 +298,7 @@ unsafe impl Kernel for FakeCm {
         if waiting(&lock(&self.state)) {
             return Ok(true);
         }
-        // Short, so that a test that waits for ever is not a busy loop.
+        // Short, so that a test that waits without limit is not a busy loop.
         let pause = u64::try_from(timeout_ms).unwrap_or(1).min(1);
         std::thread::sleep(core::time::Duration::from_millis(pause));
         Ok(waiting(&lock(&self.state)))
@@ -338,7 +340,7 @@ unsafe impl Kernel for FakeCm {
     }
 }
 
-/// An event's bytes, as the kernel writes them.
+/// Builds the bytes of an event, as the kernel writes them.
 pub fn event(uid: u64, id: u32, kind: crate::EventKind, status: i32, param: &[u8]) -> Vec<u8> {
     let mut event = abi::EventResp {
         uid,

@@ -1,4 +1,4 @@
-//! Ids: what connections are made with.
+//! Ids, by which connections are made.
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -19,40 +19,40 @@ use crate::{
 use uverbs::open_enum;
 
 open_enum! {
-    /// Which space an id's port is of (`enum rdma_ucm_port_space`).
+    /// Port space of an id (`enum rdma_ucm_port_space`).
     PortSpace(u16) {
         /// Datagrams to IPoIB.
         IPOIB = 0x0002,
-        /// Connections as TCP's.
+        /// Connections, in a port space like TCP's.
         TCP = 0x0106,
-        /// Datagrams as UDP's.
+        /// Datagrams, in a port space like UDP's.
         UDP = 0x0111,
         /// Any service, by InfiniBand addresses.
         IB = 0x013f,
     }
 }
 
-/// An id of the connection manager's: as a socket, it is bound, listens,
-/// resolves, connects. Destroyed when dropped; a connection request is
-/// rejected by that, a connection disconnected.
+/// An id of the connection manager. Like a socket it binds, listens, resolves
+/// addresses and connects. Destroyed when dropped, which rejects a connection
+/// request and disconnects a connection.
 ///
-/// What is begun here ends with an event of the channel. Commands are checked
-/// by the kernel; a refusal for the wrong state is [`Error::WrongState`].
-/// Commands of one id are serialised by the kernel.
+/// Each operation completes with an event of the channel. The kernel checks the
+/// commands; an error caused by the wrong state is [`Error::WrongState`]. The
+/// kernel serialises the commands of an id.
 #[derive(Debug)]
 pub struct Id {
     channel: Arc<Channel>,
     pub(crate) entity: Arc<Entity>,
 }
 
-/// Where an id is.
+/// Addresses and device of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// Our address, if it is bound.
+    /// Local address, if it is bound.
     pub local: Option<Address>,
-    /// The peer's address, if there is one.
+    /// Peer address, if it has a peer.
     pub peer: Option<Address>,
-    /// The device, if it has one.
+    /// Device, if it is bound to one.
     pub device: Option<BoundDevice>,
 }
 
@@ -64,7 +64,7 @@ pub struct BoundDevice {
     pub index: u32,
     /// Node GUID, host byte order.
     pub node_guid: u64,
-    /// Port, from 1.
+    /// Port number, from 1.
     pub port: u8,
     /// Partition key, host byte order.
     pub pkey: u16,
@@ -73,21 +73,21 @@ pub struct BoundDevice {
 /// Addresses and paths of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Addresses and device; the partition key is the first path's.
+    /// Addresses and device; the partition key is that of the first path.
     pub addresses: Addresses,
     paths: [abi::UserPathRec; 2],
     count: usize,
 }
 
 impl Route {
-    /// The primary path, then the alternate one. Before the route is resolved
-    /// there is none.
+    /// Returns the primary path, followed by the alternate one. Empty before
+    /// the route is resolved.
     pub fn paths(&self) -> &[abi::UserPathRec] {
         self.paths.get(..self.count).unwrap_or(&self.paths)
     }
 }
 
-/// An address in an answer.
+/// Parses an address in an answer.
 fn answered(command: Command, bytes: &[u8]) -> Result<Option<Address>, Error> {
     address::parse(bytes).map_err(|_| Error::BadAnswer {
         command,
@@ -96,7 +96,7 @@ fn answered(command: Command, bytes: &[u8]) -> Result<Option<Address>, Error> {
 }
 
 fn addresses(command: Command, answer: &abi::QueryAddrResp) -> Result<Addresses, Error> {
-    // The sizes are the families'; a size of none is no address.
+    // A size of zero means no address; other sizes are implied by the family.
     let local = answered(command, &answer.src_addr)?.filter(|_| answer.src_size != 0);
     let peer = answered(command, &answer.dst_addr)?.filter(|_| answer.dst_size != 0);
     Ok(Addresses {
@@ -111,14 +111,14 @@ fn addresses(command: Command, answer: &abi::QueryAddrResp) -> Result<Addresses,
     })
 }
 
-/// Whole milliseconds, rounded up.
+/// Converts to milliseconds, rounding up.
 fn millis(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 impl Id {
     pub(crate) fn new(channel: &Arc<Channel>, entity: Arc<Entity>, number: u32) -> Self {
-        // Nobody else has this entity yet, so there is none set.
+        // The entity is not shared yet, so its number is not set.
         let _ = entity.number.set(number);
         Self {
             channel: Arc::clone(channel),
@@ -126,39 +126,40 @@ impl Id {
         }
     }
 
-    /// What its events name.
+    /// Returns the key that its events carry.
     pub fn key(&self) -> Key {
         self.entity.key
     }
 
-    /// The kernel's number of it.
+    /// Returns the kernel's number of the id.
     pub fn number(&self) -> u32 {
         self.entity.number()
     }
 
-    /// Its port space.
+    /// Returns its port space.
     pub fn port_space(&self) -> PortSpace {
         self.entity.port_space
     }
 
-    /// Whether it is for datagrams.
+    /// Returns whether it is a datagram id.
     pub fn is_datagram(&self) -> bool {
         self.entity.form == Form::Datagram
     }
 
-    /// Its state, as far as commands and events that were read tell.
+    /// Returns its state, as far as its commands and the events read so far
+    /// show.
     pub fn state(&self) -> State {
         self.entity.state()
     }
 
-    /// The channel that it is on.
+    /// Returns the channel that it belongs to.
     pub fn channel(&self) -> EventChannel {
         EventChannel {
             inner: Arc::clone(&self.channel),
         }
     }
 
-    /// Says in an error that the state was the reason, if it was.
+    /// Turns an error into [`Error::WrongState`] if the state was the reason.
     fn explain(&self, error: Error, state: State) -> Error {
         match error {
             Error::Refused { command, errno, .. }
@@ -174,7 +175,8 @@ impl Id {
         }
     }
 
-    /// Says in an error that there was too much private data, if there was.
+    /// Turns an error into [`Error::PrivateDataTooLong`] if that was the
+    /// reason.
     fn explain_data(error: Error, len: usize, max: usize) -> Error {
         match error {
             Error::Refused { command, errno, .. } if errno.raw() == libc::EINVAL && len > max => {
@@ -184,7 +186,8 @@ impl Id {
         }
     }
 
-    /// Runs a command that leads to a state, or leaves all as it is.
+    /// Runs a command that leads to a state; restores the former state on
+    /// error.
     fn go(
         &self,
         state: State,
@@ -197,13 +200,13 @@ impl Id {
         })
     }
 
-    /// Runs a command that leaves the state.
+    /// Runs a command that does not change the state.
     fn stay<T>(&self, command: impl FnOnce(u32) -> Result<T, Error>) -> Result<T, Error> {
         command(self.number()).map_err(|error| self.explain(error, self.state()))
     }
 
-    /// Binds to a local address; of port 0 the kernel chooses the port. An
-    /// address that is a device's also binds to the device.
+    /// Binds to a local address. For port 0 the kernel chooses a port. The
+    /// address of a device also binds the id to that device.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, ENODEV; wrong state.
@@ -212,12 +215,13 @@ impl Id {
         self.go(State::Bound, |id| self.channel.ucm().bind(id, &address))
     }
 
-    /// Begins to find the device that reaches `peer`, from `local` if that is
-    /// given. Ends with [`EventKind::ADDR_RESOLVED`] or
+    /// Starts to find the device that reaches `peer`, from `local` if given.
+    /// Completes with [`EventKind::ADDR_RESOLVED`] or
     /// [`EventKind::ADDR_ERROR`].
     ///
     /// # Errors
-    /// ENODEV, ENETUNREACH and others that are known at once; wrong state.
+    /// ENODEV, ENETUNREACH and other errors that are detected immediately;
+    /// wrong state.
     pub fn resolve_address(
         &self,
         local: Option<Address>,
@@ -232,7 +236,7 @@ impl Id {
         })
     }
 
-    /// Begins to find the path to the peer. Ends with
+    /// Starts to find the path to the peer. Completes with
     /// [`EventKind::ROUTE_RESOLVED`] or [`EventKind::ROUTE_ERROR`].
     ///
     /// # Errors
@@ -243,9 +247,9 @@ impl Id {
         })
     }
 
-    /// Takes connection requests, each a [`EventKind::CONNECT_REQUEST`]. As
-    /// many as `backlog` wait to be read, more are refused; zero is the
-    /// kernel's limit (1024).
+    /// Listens for connection requests, each an [`EventKind::CONNECT_REQUEST`].
+    /// At most `backlog` unread requests are queued, others are rejected; zero
+    /// selects the kernel's limit (1024).
     ///
     /// # Errors
     /// EADDRINUSE; wrong state.
@@ -255,10 +259,11 @@ impl Id {
         })
     }
 
-    /// Asks the peer. Ends with [`EventKind::CONNECT_RESPONSE`] (then
-    /// [`establish`](Self::establish)), of a datagram id
-    /// [`EventKind::ESTABLISHED`]; or with [`EventKind::REJECTED`],
-    /// [`EventKind::UNREACHABLE`], [`EventKind::CONNECT_ERROR`].
+    /// Requests a connection from the peer. Completes with
+    /// [`EventKind::CONNECT_RESPONSE`] (then call
+    /// [`establish`](Self::establish)), or [`EventKind::ESTABLISHED`] for a
+    /// datagram id; on failure with [`EventKind::REJECTED`],
+    /// [`EventKind::UNREACHABLE`] or [`EventKind::CONNECT_ERROR`].
     ///
     /// # Errors
     /// Too much private data; wrong state.
@@ -276,9 +281,9 @@ impl Id {
         .map_err(|error| Self::explain_data(error, param.private_data.len(), max))
     }
 
-    /// Accepts the connection request that this id is. The queue pair must be
-    /// ready to receive ([`qp_attr`](Self::qp_attr)). Ends with
-    /// [`EventKind::ESTABLISHED`]; of a datagram id with this call.
+    /// Accepts the connection request that this id represents. The queue pair
+    /// must be ready to receive ([`qp_attr`](Self::qp_attr)). Completes with
+    /// [`EventKind::ESTABLISHED`]; for a datagram id, with this call.
     ///
     /// # Errors
     /// Too much private data, wrong state; the peer has then been rejected.
@@ -293,8 +298,8 @@ impl Id {
             .map_err(|error| Self::explain_data(error, param.private_data.len(), max))
     }
 
-    /// Tells the peer, after [`EventKind::CONNECT_RESPONSE`], that the queue
-    /// pair is ready to send. There is no further event here.
+    /// After [`EventKind::CONNECT_RESPONSE`], tells the peer that the queue
+    /// pair is ready to send. No further event follows on this side.
     ///
     /// # Errors
     /// Wrong state.
@@ -302,7 +307,8 @@ impl Id {
         self.go(State::Established, |id| self.channel.ucm().establish(id))
     }
 
-    /// Rejects the connection request that this id is, or the peer's response.
+    /// Rejects the connection request that this id represents, or the peer's
+    /// response.
     ///
     /// # Errors
     /// Too much private data; wrong state.
@@ -310,12 +316,12 @@ impl Id {
         self.reject_for(RejectReason::CONSUMER_DEFINED, private_data)
     }
 
-    /// Rejects for a reason:
+    /// Rejects with a reason:
     /// [`CONSUMER_DEFINED`](RejectReason::CONSUMER_DEFINED) or
     /// [`VENDOR_OPTION_NOT_SUPPORTED`](RejectReason::VENDOR_OPTION_NOT_SUPPORTED).
     ///
     /// # Errors
-    /// EINVAL for any other reason; as [`reject`](Self::reject).
+    /// EINVAL for any other reason; otherwise as [`reject`](Self::reject).
     pub fn reject_for(&self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
         let command = Command::Reject;
         let reason = u8::try_from(reason.0).map_err(|_| Error::Invalid {
@@ -329,9 +335,9 @@ impl Id {
         .map_err(|error| Self::explain_data(error, private_data.len(), param::MAX_REJECT_DATA))
     }
 
-    /// Disconnects, or answers the peer's disconnecting. Ends with
-    /// [`EventKind::DISCONNECTED`]. The queue pair is its user's to take to
-    /// the error state.
+    /// Disconnects, or acknowledges that the peer disconnected. Completes with
+    /// [`EventKind::DISCONNECTED`]. The caller must move the queue pair to the
+    /// error state.
     ///
     /// # Errors
     /// Wrong state; a datagram id has no connection.
@@ -339,14 +345,14 @@ impl Id {
         self.go(State::Disconnected, |id| self.channel.ucm().disconnect(id))
     }
 
-    /// The attributes that take a queue pair of this id to a state, for
-    /// [`Qp::modify`](uverbs::Qp::modify): to `INIT` when the id has a device,
-    /// to `RTR` and `RTS` when the peer is known. Of an active id the first
-    /// `INIT` gives the peer no access; after
-    /// [`EventKind::CONNECT_RESPONSE`] it is to be gone to once more.
+    /// Returns the attributes that move a queue pair of this id to a state, for
+    /// [`Qp::modify`](uverbs::Qp::modify): `INIT` once the id has a device,
+    /// `RTR` and `RTS` once the peer is known. On the active side, the first
+    /// `INIT` grants the peer no access; modify to `INIT` again after
+    /// [`EventKind::CONNECT_RESPONSE`].
     ///
     /// # Errors
-    /// EINVAL if the connection is not that far; wrong state.
+    /// EINVAL if the connection has not reached that state; wrong state.
     pub fn qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask), Error> {
         let answer = self.stay(|id| self.channel.ucm().init_qp_attr(id, state.0))?;
         param::qp_attr(&answer).map_err(|what| Error::BadAnswer {
@@ -355,44 +361,45 @@ impl Id {
         })
     }
 
-    /// Addresses and device.
+    /// Queries addresses and device.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn addresses(&self) -> Result<Addresses, Error> {
         let answer = self.stay(|id| self.channel.ucm().query_addr(id))?;
         addresses(Command::QueryAddr, &answer)
     }
 
-    /// Our IP address and port, if it is bound to one.
+    /// Returns the local IP address and port, if it is bound to one.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn local_addr(&self) -> Result<Option<SocketAddr>, Error> {
         Ok(self.addresses()?.local.and_then(|address| address.ip()))
     }
 
-    /// The peer's IP address and port, if there is one.
+    /// Returns the peer's IP address and port, if it has a peer.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn peer_addr(&self) -> Result<Option<SocketAddr>, Error> {
         Ok(self.addresses()?.peer.and_then(|address| address.ip()))
     }
 
-    /// Addresses and device, with the addresses as GIDs and services.
+    /// Queries addresses and device, with the addresses as GIDs and service
+    /// IDs.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn gids(&self) -> Result<Addresses, Error> {
         let answer = self.stay(|id| self.channel.ucm().query_gid(id))?;
         addresses(Command::QueryGid, &answer)
     }
 
-    /// Addresses, device and paths.
+    /// Queries addresses, device and paths.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn route(&self) -> Result<Route, Error> {
         let command = Command::QueryRoute;
         let answer = self.stay(|id| self.channel.ucm().query_route(id))?;
@@ -420,11 +427,11 @@ impl Id {
         })
     }
 
-    /// Paths in the subnet administrator's format, as
-    /// [`set_ib_path`](Self::set_ib_path) takes them.
+    /// Queries the paths in the subnet administrator's format, which
+    /// [`set_ib_path`](Self::set_ib_path) accepts.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn ib_paths(&self) -> Result<Vec<abi::PathRecData>, Error> {
         let (count, paths) = self.stay(|id| self.channel.ucm().query_path(id))?;
         Ok(paths.into_iter().take(count).collect())
@@ -434,37 +441,39 @@ impl Id {
         self.stay(|id| self.channel.ucm().set_option(id, level, name, value))
     }
 
-    /// Sets the type of service of the connection, before the route is resolved.
+    /// Sets the type of service of the connection. Call before the route is
+    /// resolved.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn set_type_of_service(&self, tos: u8) -> Result<(), Error> {
         self.set(option::OPTION_ID, option::OPTION_ID_TOS, &[tos])
     }
 
-    /// Whether the local address may be shared, before it is bound.
+    /// Sets whether the local address may be shared. Call before binding.
     ///
     /// # Errors
-    /// EINVAL when it is bound.
+    /// EINVAL if it is bound.
     pub fn set_reuse_address(&self, reuse: bool) -> Result<(), Error> {
         let value = i32::from(reuse).to_ne_bytes();
         self.set(option::OPTION_ID, option::OPTION_ID_REUSEADDR, &value)
     }
 
-    /// Whether binding to an IPv6 address leaves IPv4 alone, before it is bound.
+    /// Sets whether binding to an IPv6 address excludes IPv4. Call before
+    /// binding.
     ///
     /// # Errors
-    /// EINVAL when it is bound.
+    /// EINVAL if it is bound.
     pub fn set_ipv6_only(&self, only: bool) -> Result<(), Error> {
         let value = i32::from(only).to_ne_bytes();
         self.set(option::OPTION_ID, option::OPTION_ID_AFONLY, &value)
     }
 
-    /// Sets the acknowledgement timeout of the queue pair, a code of 5 bits:
+    /// Sets the acknowledgement timeout of the queue pair, as a 5-bit code:
     /// 4.096 µs × 2^n.
     ///
     /// # Errors
-    /// EINVAL of a datagram id.
+    /// EINVAL for a datagram id.
     pub fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
         if code > 31 {
             return Err(Error::Invalid {
@@ -475,11 +484,11 @@ impl Id {
         self.set(option::OPTION_ID, option::OPTION_ID_ACK_TIMEOUT, &[code])
     }
 
-    /// Gives the path instead of resolving the route; the same event follows.
+    /// Sets the path instead of resolving the route; the same event follows.
     /// InfiniBand only.
     ///
     /// # Errors
-    /// EINVAL without a primary path among them; wrong state.
+    /// EINVAL if no path is a primary one; wrong state.
     pub fn set_ib_path(&self, paths: &[abi::PathRecData]) -> Result<(), Error> {
         use zerocopy::IntoBytes;
         let before = self.entity.enter(State::ResolvingRoute);
@@ -490,7 +499,7 @@ impl Id {
         result
     }
 
-    /// Tells of an asynchronous event of the queue pair:
+    /// Reports an asynchronous event of the queue pair:
     /// [`COMM_EST`](AsyncEventType::COMM_EST) establishes the connection.
     ///
     /// # Errors
@@ -499,11 +508,11 @@ impl Id {
         self.stay(|id| self.channel.ucm().notify(id, event.0))
     }
 
-    /// Begins to join a multicast group. Ends with
+    /// Starts to join a multicast group. Completes with
     /// [`EventKind::MULTICAST_JOIN`] or [`EventKind::MULTICAST_ERROR`].
     ///
     /// # Errors
-    /// EINVAL of an id that is not for datagrams; wrong state.
+    /// EINVAL if it is not a datagram id; wrong state.
     pub fn join_multicast(
         &self,
         group: impl Into<Address>,
@@ -512,22 +521,23 @@ impl Id {
         let group = Sockaddr::from(&group.into());
         let owner = Some(Arc::clone(&self.entity));
         let kind = (self.port_space(), Form::Datagram);
-        // Known before the command is back, since its event may come before.
+        // Registered before the command, since its event may arrive before the
+        // command returns.
         let entity = Entity::new(&self.channel, kind, State::Idle, owner);
         let number = self.stay(|id| {
             let ucm = self.channel.ucm();
             ucm.join_mcast(id, entity.key.0, &group, flags.0)
         })?;
-        // Nobody else sets it.
+        // Set only here.
         let _ = entity.number.set(number);
         Ok(Multicast::new(entity))
     }
 
-    /// Moves it to another channel, with its unread events. Gives the number
-    /// of its events that were read of the former one.
+    /// Moves the id to another channel, with its unread events. Returns the
+    /// number of its events that were read from the former channel.
     ///
     /// # Errors
-    /// The kernel's reason; it stays where it is then.
+    /// The kernel's reason; the id then stays on its channel.
     pub fn migrate(&mut self, to: &EventChannel) -> Result<u32, Error> {
         let _alive = lock(&self.entity.alive);
         self.entity.expect_on(&to.inner);
@@ -541,21 +551,22 @@ impl Id {
         Ok(reported)
     }
 
-    /// Puts an [`EventKind::USER`] of this id into the channel's queue, to wake
-    /// who waits there.
+    /// Adds an [`EventKind::USER`] of this id to the channel's queue, to wake a
+    /// waiting thread.
     ///
     /// # Errors
-    /// EINVAL on kernels that do not have this, as Linux 6.12.
+    /// EINVAL if the kernel does not support it, as Linux 6.12.
     pub fn write_event(&self, argument: u64) -> Result<(), Error> {
         let kind = EventKind::USER.0;
         self.stay(|id| self.channel.ucm().write_cm_event(id, kind, 0, argument))
     }
 
-    /// Destroys it. Unread events of it are gone; of those that were read, the
-    /// answer tells. A thread that has just read one does not deliver it.
+    /// Destroys the id. Its unread events are discarded; the result accounts
+    /// for those that were read. If another thread has just read an event of
+    /// the id, that event is not delivered.
     ///
     /// # Errors
-    /// The id is given back with the kernel's reason.
+    /// The kernel's reason, with the id.
     pub fn destroy(self) -> Result<Reported, (Self, Error)> {
         match self.end() {
             Ok(reported) => Ok(Reported {

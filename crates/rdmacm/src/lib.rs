@@ -1,5 +1,5 @@
-//! What the kernel's connection manager (rdma_ucm) is asked: connections by IP
-//! address, as librdmacm makes them, without it.
+//! Client of the kernel's connection manager (rdma_ucm): connections by IP
+//! address, as with librdmacm, but without that library.
 //!
 //! ```text
 //! EventChannel ── create_id ──► Id ── bind, listen ─────────────► CONNECT_REQUEST ──► Id
@@ -7,11 +7,11 @@
 //!      └── wait, try_event ──► Event ── Message
 //! ```
 //!
-//! An [`EventChannel`] is an open rdma_cm device. An [`Id`] on it is like a
-//! socket: what is begun with it ends with an [`Event`] that names it by its
-//! [`Key`]. Queue pairs are not this crate's: [`Id::qp_attr`] says to which
-//! attributes the user's queue pair is modified, and [`ConnParam::qp_num`] is
-//! its number.
+//! An [`EventChannel`] is an open rdma_cm device. An [`Id`] on it resembles a
+//! socket: each operation started on it completes with an [`Event`] that
+//! carries the id's [`Key`]. This crate creates no queue pairs: [`Id::qp_attr`]
+//! returns the attributes to modify the user's queue pair with, and
+//! [`ConnParam::qp_num`] is its number.
 //!
 //! | side | order |
 //! |---|---|
@@ -19,9 +19,9 @@
 //! | passive | `bind`, `listen`, CONNECT_REQUEST, queue pair to INIT, receives, to RTR and RTS, `accept`, ESTABLISHED |
 //! | datagram | the same with UD queue pairs that are at RTS from the start, and without `establish`: ESTABLISHED names queue pair, key and path of the service |
 //!
-//! Every system call is behind [`uverbs::kernel::Kernel`]. What the kernel and
-//! peers say is checked: wrong answers are typed errors, and a number without
-//! a name here is kept.
+//! All system calls go through [`uverbs::kernel::Kernel`]. Input from the
+//! kernel and from peers is checked: malformed answers are typed errors, and
+//! numbers without a name here are kept.
 //!
 //! All types are `Send` and `Sync`.
 

@@ -7,20 +7,22 @@ use crate::entity::{Entity, Key, Reported, lock};
 use uverbs::open_enum;
 
 open_enum! {
-    /// How a group is joined.
+    /// Membership type of a multicast group.
     JoinFlags(u16) {
-        /// To send and receive.
+        /// Send and receive.
         FULL_MEMBER = 0,
-        /// To send only.
+        /// Send only.
         SEND_ONLY = 1,
     }
 }
 
-/// A membership in a multicast group. Left when dropped, and gone with its id.
+/// A membership in a multicast group. Dropping it leaves the group; it also
+/// ends with its id.
 ///
 /// After [`EventKind::MULTICAST_JOIN`](crate::EventKind::MULTICAST_JOIN) the
-/// queue pair is attached to the group by its user: GID and LID are in the
-/// event's [`UdParam::ah_attr`](crate::UdParam::ah_attr), and where to send to.
+/// user attaches the queue pair to the group: the event's
+/// [`UdParam::ah_attr`](crate::UdParam::ah_attr) contains GID and LID, and is
+/// the path for sends to the group.
 #[derive(Debug)]
 pub struct Multicast {
     entity: Arc<Entity>,
@@ -31,7 +33,7 @@ impl Multicast {
         Self { entity }
     }
 
-    /// What its events name.
+    /// Returns the key that its events carry.
     pub fn key(&self) -> Key {
         self.entity.key
     }
@@ -39,7 +41,7 @@ impl Multicast {
     /// Leaves the group.
     ///
     /// # Errors
-    /// The membership is given back with the kernel's reason.
+    /// The kernel's reason, with the membership.
     pub fn leave(self) -> Result<Reported, (Self, Error)> {
         match self.end() {
             Ok(reported) => Ok(Reported {
@@ -50,9 +52,10 @@ impl Multicast {
         }
     }
 
-    /// Leaves, unless that is done or the id is gone.
+    /// Leaves the group, unless it was left already or the id is destroyed.
     fn end(&self) -> Result<u32, Error> {
-        // The id's first, and held: its end is ours, and the number is then free.
+        // Locks the id first, and keeps it locked: destroying the id ends the
+        // membership and frees its number.
         let Some(owner) = &self.entity.owner else {
             return Ok(0);
         };

@@ -5,51 +5,52 @@ use uverbs::{AccessFlags, AhAttr, GlobalRoute, QpAttr, QpAttrMask, QpCap, QpStat
 use crate::abi;
 use crate::{Command, Error};
 
-/// Private data of a connect over IP that InfiniBand and RoCE can carry.
+/// Maximum private data of a connect over IP, on InfiniBand and RoCE.
 pub const MAX_CONNECT_DATA: usize = 56;
-/// Private data of a datagram service's request over IP.
+/// Maximum private data of a request for a datagram service over IP.
 pub const MAX_UD_CONNECT_DATA: usize = 180;
-/// Private data of an accept.
+/// Maximum private data of an accept.
 pub const MAX_ACCEPT_DATA: usize = 196;
-/// Private data of a datagram service's answer.
+/// Maximum private data of an answer to a request for a datagram service.
 pub const MAX_UD_ACCEPT_DATA: usize = 136;
-/// Private data of a reject.
+/// Maximum private data of a reject.
 pub const MAX_REJECT_DATA: usize = 148;
-/// Private data that a command has room for: its length is a byte. More than a
-/// message can carry is refused by the kernel.
+/// Maximum private data of a command, whose length field is a byte. The kernel
+/// rejects more than the message can carry.
 pub const MAX_DATA: usize = 255;
 
 /// Parameters of a connection, for [`connect`](crate::Id::connect) and
 /// [`accept`](crate::Id::accept).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnParam<'a> {
-    /// Number of our queue pair, 24 bits.
+    /// Number of the local queue pair, 24 bits.
     pub qp_num: u32,
-    /// Queue key of a datagram id whose address is an InfiniBand one; zero is
-    /// the default key.
+    /// Queue key of a datagram id with an InfiniBand address; zero is the
+    /// default key.
     pub qkey: u32,
-    /// Bytes for the peer. InfiniBand and RoCE carry [`MAX_CONNECT_DATA`] in a
-    /// request (datagram: [`MAX_UD_CONNECT_DATA`]) and [`MAX_ACCEPT_DATA`] in an
-    /// answer ([`MAX_UD_ACCEPT_DATA`]).
+    /// Data for the peer. InfiniBand and RoCE carry [`MAX_CONNECT_DATA`] bytes
+    /// in a request (datagram: [`MAX_UD_CONNECT_DATA`]) and [`MAX_ACCEPT_DATA`]
+    /// in an answer ([`MAX_UD_ACCEPT_DATA`]).
     pub private_data: &'a [u8],
-    /// RDMA reads and atomics of the peer that may be outstanding here.
+    /// Maximum number of outstanding RDMA reads and atomics from the peer.
     pub responder_resources: u8,
-    /// RDMA reads and atomics of ours that may be outstanding at the peer.
+    /// Maximum number of outstanding RDMA reads and atomics to the peer.
     pub initiator_depth: u8,
-    /// Whether the hardware does flow control.
+    /// Whether the hardware supports flow control.
     pub flow_control: bool,
-    /// Retries after a timeout, 0 to 7; of the connecting side, and used by both.
+    /// Retries after a timeout, 0 to 7. The connecting side chooses for both
+    /// sides.
     pub retry_count: u8,
-    /// Retries after "receiver not ready", 0 to 7, 7 is for ever: what the peer
-    /// is to do.
+    /// Retries after "receiver not ready", 0 to 7, of which 7 is unlimited;
+    /// used by the peer.
     pub rnr_retry_count: u8,
-    /// Whether the queue pair has a shared receive queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
 }
 
 impl Default for ConnParam<'_> {
-    /// One RDMA read at a time in each direction, retries as many as there can
-    /// be, no private data.
+    /// One RDMA read at a time in each direction, the maximum number of
+    /// retries, no private data.
     fn default() -> Self {
         Self {
             qp_num: 0,
@@ -65,7 +66,7 @@ impl Default for ConnParam<'_> {
     }
 }
 
-/// Copies private data into a structure's room for it.
+/// Copies private data to the fixed-size field of a structure.
 pub(crate) fn room(
     command: Command,
     data: &[u8],
@@ -84,7 +85,8 @@ pub(crate) fn room(
 }
 
 impl ConnParam<'_> {
-    /// The kernel's form, checked for what it would cut off unasked.
+    /// Converts to the kernel's structure. Values that the kernel would
+    /// truncate silently are errors.
     pub(crate) fn to_kernel(self, command: Command) -> Result<abi::ConnParam, Error> {
         if self.qp_num > 0xff_ffff {
             return Err(Error::Invalid {
@@ -115,33 +117,33 @@ impl ConnParam<'_> {
     }
 }
 
-/// What an event says of the peer's connection.
+/// Parameters of the peer's connection in an event.
 ///
-/// `responder_resources` and `initiator_depth` are turned round for the one
-/// who reads them: in a connection request they are what an accept may give.
+/// `responder_resources` and `initiator_depth` are swapped to the receiver's
+/// view: in a connection request they are the values that an accept may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerConnection<'e> {
     /// The peer's queue pair number, 24 bits.
     pub qp_num: u32,
-    /// The peer's private data, and what follows it: the messages have rooms of
-    /// fixed length, and all of the room is given, with zeros after the peer's
-    /// bytes.
+    /// The peer's private data. Messages have fixed-size fields, and the whole
+    /// field is returned, with zeros after the peer's bytes.
     pub private_data: &'e [u8],
-    /// RDMA reads and atomics that the peer would have outstanding here.
+    /// Number of RDMA reads and atomics from the peer that would be
+    /// outstanding.
     pub responder_resources: u8,
-    /// RDMA reads and atomics that may be outstanding at the peer.
+    /// Number of RDMA reads and atomics to the peer that may be outstanding.
     pub initiator_depth: u8,
-    /// Whether the peer does flow control in hardware.
+    /// Whether the peer supports flow control in hardware.
     pub flow_control: bool,
     /// Retries after a timeout.
     pub retry_count: u8,
     /// Retries after "receiver not ready".
     pub rnr_retry_count: u8,
-    /// Whether the peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
 }
 
-/// The bytes of a room that its length names.
+/// Returns the first `len` bytes of a private data field.
 fn private_data(room: &[u8; abi::MAX_PRIVATE_DATA], len: u8) -> &[u8] {
     room.get(..usize::from(len)).unwrap_or(room)
 }
@@ -161,17 +163,17 @@ impl<'e> From<&'e abi::ConnParam> for PeerConnection<'e> {
     }
 }
 
-/// What an event says of a datagram service or a multicast group: whom to send
-/// to.
+/// Parameters of a datagram service or a multicast group in an event: the
+/// destination of sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdParam<'e> {
-    /// Queue pair number to send to, 24 bits.
+    /// Destination queue pair number, 24 bits.
     pub qp_num: u32,
-    /// Queue key to send with.
+    /// Queue key for sends.
     pub qkey: u32,
     /// Path to the peer or the group, for an address handle.
     pub ah_attr: AhAttr,
-    /// The peer's private data, and zeros to the end of the message's room.
+    /// The peer's private data, zero-padded to the size of the message's field.
     pub private_data: &'e [u8],
 }
 
@@ -204,13 +206,14 @@ pub(crate) fn ah_attr(kernel: &uverbs::abi::write::AhAttr) -> AhAttr {
     }
 }
 
-/// Attributes as the commands of `uverbs` take them, and which of them count.
+/// Converts attributes to the types of `uverbs`, with the mask of those that
+/// are valid.
 ///
-/// Some kernels leave bits in the mask that are their own (21 to 24, of RoCE);
-/// they are removed.
+/// Some kernels leave internal bits in the mask (21 to 24, for RoCE); they are
+/// removed.
 ///
 /// # Errors
-/// What is wrong, if a number is larger than a queue pair's attribute can be.
+/// A description of the number that exceeds the range of its attribute.
 pub fn qp_attr(kernel: &abi::QpAttr) -> Result<(QpAttr, QpAttrMask), &'static str> {
     const KERNELS_OWN: u32 = 0b1111 << 21;
     let small = |number: u32, what| u8::try_from(number).map_err(|_| what);

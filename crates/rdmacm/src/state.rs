@@ -1,37 +1,38 @@
-//! The states of an id, to explain why the kernel refused.
+//! States of an id, to explain errors of the kernel.
 
 use crate::Command;
 
-/// Where an id is in its life, as far as its commands and the events that were
-/// read of it tell. The kernel may be ahead.
+/// State of an id, as far as its commands and the events read so far show. The
+/// kernel's state may be further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// Made.
+    /// Created.
     Idle,
     /// Bound to a local address.
     Bound,
     /// Its address is being resolved.
     ResolvingAddress,
-    /// It is bound to a device that reaches the peer.
+    /// Bound to a device that reaches the peer.
     AddressResolved,
     /// Its route is being resolved.
     ResolvingRoute,
-    /// It can connect.
+    /// Ready to connect.
     RouteResolved,
-    /// It takes connection requests.
+    /// Listening for connection requests.
     Listening,
-    /// It is a connection request that awaits an answer.
+    /// A connection request that has not been answered.
     Requested,
-    /// It has asked for a connection.
+    /// A connection was requested.
     Connecting,
-    /// The peer has accepted, and awaits that the queue pair is ready.
+    /// The peer has accepted, and waits until the queue pair is ready.
     Responded,
-    /// It has accepted, and awaits the peer.
+    /// Accepted; waiting for the peer.
     Accepting,
-    /// Connected; of a datagram id: it knows its peer, or the peer knows it.
+    /// Connected; for a datagram id: the peer is known to it, or it to the
+    /// peer.
     Established,
-    /// The connection failed, or was rejected, on either side.
+    /// The connection failed, or was rejected by either side.
     Failed,
     /// Disconnecting or disconnected.
     Disconnected,
@@ -39,7 +40,7 @@ pub enum State {
     DeviceRemoved,
 }
 
-/// Whether a command can succeed in a state. Only asked after a refusal.
+/// Returns whether a command can succeed in a state. Only used after an error.
 pub(crate) const fn allows(state: State, command: Command) -> bool {
     use State::{
         Accepting, AddressResolved, Bound, Connecting, Disconnected, Established, Idle, Requested,
@@ -66,20 +67,18 @@ pub(crate) const fn allows(state: State, command: Command) -> bool {
     }
 }
 
-/// What the command needs, in words.
+/// Describes what the command requires.
 pub(crate) const fn needed(command: Command) -> &'static str {
     match command {
-        Command::Bind | Command::BindIp => "only a new id is bound",
-        Command::ResolveAddr | Command::ResolveIp => {
-            "an address is resolved on an id that is new or bound"
-        }
-        Command::Listen => "an id listens that is new or bound",
-        Command::ResolveRoute => "a route is resolved after ADDR_RESOLVED",
+        Command::Bind | Command::BindIp => "the id must be new",
+        Command::ResolveAddr | Command::ResolveIp => "the id must be new or bound",
+        Command::Listen => "the id must be new or bound",
+        Command::ResolveRoute => "the route is resolved after ADDR_RESOLVED",
         Command::Connect => "connecting comes after ROUTE_RESOLVED",
-        Command::Accept => "only a connection request is accepted, once",
-        Command::Establish => "only a connect response is accepted, once",
-        Command::Reject => "only a connection request or response is rejected",
-        Command::Disconnect => "only a connection is disconnected",
-        _ => "the id has no device yet, or no more: bind it or resolve an address first",
+        Command::Accept => "only a connection request can be accepted, once",
+        Command::Establish => "only a connect response can be accepted, once",
+        Command::Reject => "only a connection request or response can be rejected",
+        Command::Disconnect => "the id has no connection",
+        _ => "the id has no device: bind it or resolve an address first",
     }
 }

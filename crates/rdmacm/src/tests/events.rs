@@ -1,4 +1,4 @@
-//! Events: whose they are, what they lead to, and those that make no sense.
+//! Events: resolving their id, state changes, and malformed events.
 
 use uverbs::Errno;
 
