@@ -1,31 +1,31 @@
-//! Copies between the engine's buffers and memory of the program, which may be
-//! there at the same time: a peer writes when it likes.
+//! Copies between the engine's buffers and memory of the program, which may
+//! access it concurrently: peers write at any time.
 //!
-//! All accesses are atomic, so that this is no data race to the language: of
-//! aligned words as far as there are any, and of bytes at the edges. The crate
-//! `ringverbs` reads and writes what peers may reach by the same words. They order
-//! nothing: that is what doorbell records and completions do.
+//! All accesses are atomic, so that there is no data race in terms of the
+//! language: aligned words as far as possible, and bytes at the edges. The
+//! crate `ringverbs` accesses remote memory by the same words. The accesses
+//! order nothing; doorbell records and completions do.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// How many of `length` bytes come before the first word.
+/// Returns how many of `length` bytes precede the first aligned word.
 #[inline]
 fn head(at: *mut u8, length: usize) -> usize {
     (at.addr().wrapping_neg() % WORD).min(length)
 }
 
-/// Copies `to.len()` bytes out.
+/// Copies `to.len()` bytes from memory of the program.
 ///
 /// # Safety
-/// So many bytes are mapped and readable there. Who writes to them meanwhile does
-/// so atomically.
+/// That many bytes must be mapped and readable at `from`. Concurrent writes to
+/// them must be atomic.
 #[inline]
 pub(crate) unsafe fn load(from: *mut u8, to: &mut [u8]) {
     let (first, rest) = to.split_at_mut(head(from, to.len()));
-    // SAFETY: by contract; what is behind the first is aligned. Loads do not
-    // need memory that can be written to: these are plain instructions.
+    // SAFETY: by contract; after the first bytes the address is aligned. Atomic
+    // loads do not need writable memory here: they are plain load instructions.
     unsafe {
         let words = from.add(first.len());
         load_bytes(from, first);
@@ -45,20 +45,20 @@ pub(crate) unsafe fn load(from: *mut u8, to: &mut [u8]) {
 #[inline]
 unsafe fn load_bytes(from: *mut u8, to: &mut [u8]) {
     for (i, byte) in to.iter_mut().enumerate() {
-        // SAFETY: by contract; a byte is aligned.
+        // SAFETY: by contract; a byte is always aligned.
         *byte = unsafe { AtomicU8::from_ptr(from.add(i)) }.load(Ordering::Relaxed);
     }
 }
 
-/// Copies `from` in.
+/// Copies `from` to memory of the program.
 ///
 /// # Safety
-/// So many bytes are mapped and writable there. Who accesses them meanwhile does
-/// so atomically.
+/// That many bytes must be mapped and writable at `to`. Concurrent accesses to
+/// them must be atomic.
 #[inline]
 pub(crate) unsafe fn store(to: *mut u8, from: &[u8]) {
     let (first, rest) = from.split_at(head(to, from.len()));
-    // SAFETY: by contract; what is behind the first is aligned.
+    // SAFETY: by contract; after the first bytes the address is aligned.
     unsafe {
         let words = to.add(first.len());
         store_bytes(to, first);
@@ -80,7 +80,7 @@ pub(crate) unsafe fn store(to: *mut u8, from: &[u8]) {
 #[inline]
 unsafe fn store_bytes(to: *mut u8, from: &[u8]) {
     for (i, byte) in from.iter().enumerate() {
-        // SAFETY: by contract; a byte is aligned.
+        // SAFETY: by contract; a byte is always aligned.
         unsafe { AtomicU8::from_ptr(to.add(i)) }.store(*byte, Ordering::Relaxed);
     }
 }
@@ -91,8 +91,8 @@ mod tests {
 
     const LENGTH: usize = 48;
 
-    /// Every place in a word at which a copy can begin and end, and nothing
-    /// beside it.
+    /// Covers every offset in a word at which a copy can begin and end;
+    /// adjacent bytes stay unchanged.
     #[test]
     fn every_offset_and_length_is_copied_exactly() {
         let pattern: Vec<u8> = (1..=LENGTH as u8).collect();
@@ -102,7 +102,7 @@ mod tests {
                 let memory = words.as_mut_ptr().cast::<u8>();
                 let mut all = [0; LENGTH];
                 let mut part = vec![0x77; length];
-                // SAFETY: within the array, which nobody else accesses.
+                // SAFETY: within the array, which nothing else accesses.
                 unsafe {
                     store(memory.add(offset), &pattern[..length]);
                     load(memory.add(offset), &mut part);

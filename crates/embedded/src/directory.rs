@@ -1,9 +1,9 @@
-//! The directory in which the processes of a network meet.
+//! The directory shared by the processes of a network.
 //!
-//! It is opened once, looked at by its descriptor, and reached by that alone, so
-//! that what is found there later is in the directory that was looked at. Files
-//! and sockets in it are ours if this user owns them; nothing else is removed,
-//! and no symbolic link is followed.
+//! It is opened and checked once, and then accessed only through its
+//! descriptor, so that all later accesses are to the directory that was
+//! checked. Files and sockets in it are trusted only if this user owns them;
+//! nothing else is removed, and symbolic links are not followed.
 
 use std::fs::{File, Permissions};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,15 +18,16 @@ use uverbs::{Command, Errno, Error};
 
 use crate::Result;
 
-/// Who may have a hand in the directory in which processes meet.
+/// Who may access the directory shared by processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// This user, and root: the directory is one of theirs, and nobody else may
-    /// write there.
+    /// This user and root: one of them must own the directory, and nobody else
+    /// may write to it.
     #[default]
     Own,
-    /// Whoever may write there takes part; whoever may search there can send.
-    /// Another user who may write can hold all places, and take those of others.
+    /// Anyone who may write to the directory can participate; anyone who may
+    /// search it can send. Another user with write permission can occupy all
+    /// numbers, and take over those of others.
     Others,
 }
 
@@ -39,14 +40,14 @@ pub(crate) const WRITABLE: &str = "other users may write in the directory (group
     and could take part; take the right from them (chmod go-w), name another, such as one in \
     $XDG_RUNTIME_DIR, or ask for a shared one (embedded-shared:DIRECTORY)";
 
-/// An open one.
+/// An open directory.
 #[derive(Debug)]
 pub(crate) struct Directory {
     fd: OwnedFd,
     sharing: Sharing,
 }
 
-/// What there is under a name.
+/// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,
@@ -57,7 +58,7 @@ fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-/// Whether it is a thing of this kind, and this user's.
+/// Returns whether an entry is of this type and belongs to this user.
 fn is_own(found: &FileStat, kind: Kind) -> bool {
     let format = match kind {
         Kind::File => libc::S_IFREG,
@@ -72,7 +73,8 @@ pub(crate) fn new_socket() -> Result<OwnedFd> {
 }
 
 impl Directory {
-    /// Opens it; makes it, for this user alone, if there is none.
+    /// Opens the directory. If it does not exist, creates it for this user
+    /// only.
     pub(crate) fn open(path: &Path, sharing: Sharing) -> std::result::Result<Self, Error> {
         let refused = |errno: nix::Error| Error::Refused {
             command: Command::Open,
@@ -83,7 +85,8 @@ impl Directory {
             command: Command::Open,
             what,
         };
-        // Without a slash at its end, by which a link would be followed.
+        // Removes a trailing slash, with which a symbolic link would be
+        // followed.
         let path = path.components().as_path();
         match mkdir(path, Mode::S_IRWXU) {
             Ok(()) | Err(nix::Error::EEXIST) => {}
@@ -106,8 +109,8 @@ impl Directory {
         Ok(Self { fd, sharing })
     }
 
-    /// The path of a name there, as short as an address has to be. It leads to
-    /// this directory whatever has become of its name.
+    /// Returns the address of a name in the directory, short enough for a
+    /// socket address. It refers to this directory even if that was renamed.
     fn address(&self, name: &str) -> Result<UnixAddr> {
         let path = format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd());
         UnixAddr::new(path.as_str()).map_err(os)
@@ -117,13 +120,14 @@ impl Directory {
         fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// Takes the lock that the file of that name is, which is made if there is
-    /// none; nothing if somebody else has it, or another user has something there.
+    /// Locks the file `name`, which is created if it does not exist. Returns
+    /// `None` if it is locked already, or the name belongs to another user or
+    /// is not a file.
     pub(crate) fn lock(&self, name: &str) -> Result<Option<Flock<File>>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        // Each round somebody has taken the file away. Nobody does so for ever who
-        // means well.
+        // Each iteration means that someone removed the file concurrently; the
+        // bound stops a malicious process that keeps doing so.
         for _ in 0..100 {
             let file = match openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
                 Ok(file) => File::from(file),
@@ -136,7 +140,8 @@ impl Directory {
             let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
                 return Ok(None);
             };
-            // Who gives a lock back removes the file, which may be this one.
+            // Releasing a lock removes the file, which may be the one locked
+            // here.
             let now = self.stat(name);
             if now.is_ok_and(|now| (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)) {
                 return Ok(Some(file));
@@ -145,8 +150,8 @@ impl Directory {
         Ok(None)
     }
 
-    /// Nothing if there is something that is not a file of this user's; otherwise
-    /// the error.
+    /// Returns `None` if the name exists but is not a file of this user,
+    /// otherwise the error.
     fn not_ours(&self, name: &str, errno: nix::Error) -> Result<Option<Flock<File>>> {
         match self.stat(name) {
             Ok(found) if !is_own(&found, Kind::File) => Ok(None),
@@ -154,13 +159,13 @@ impl Directory {
         }
     }
 
-    /// A socket of that name; in place of one that this user has left there. The
-    /// caller holds the lock that belongs to it. Nothing if something else has the
-    /// name.
+    /// Creates a socket of that name, replacing one that this user left behind.
+    /// The caller must hold the corresponding lock. Returns `None` if the name
+    /// is used by something else.
     pub(crate) fn bind(&self, name: &str) -> Result<Option<OwnedFd>> {
         let socket = new_socket()?;
         self.remove_socket(name);
-        // The name has the socket's rights when it appears.
+        // The name gets the socket's permissions when it is created.
         fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
         match bind(socket.as_raw_fd(), &self.address(name)?) {
             Ok(()) => {}
@@ -173,7 +178,7 @@ impl Directory {
         Ok(Some(socket))
     }
 
-    /// Lets all connect to a socket of ours who get at its name.
+    /// Allows everyone who can reach the name of our socket to connect.
     fn open_to_all(&self, name: &str) -> Result<()> {
         let Some(file) = self.socket(name)? else {
             return crate::refuse(libc::EADDRINUSE);
@@ -187,7 +192,8 @@ impl Directory {
             .map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    /// The file that a socket's name is, as a reference; nothing if it is none.
+    /// Opens the file of a socket by O_PATH; `None` if it does not exist or is
+    /// not a socket.
     fn socket(&self, name: &str) -> Result<Option<OwnedFd>> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
@@ -200,7 +206,7 @@ impl Directory {
         Ok(is_socket.then_some(file))
     }
 
-    /// A connection to who listens at that name; nothing if nobody does.
+    /// Connects to the listener at that name; `None` if there is none.
     pub(crate) fn connect(&self, name: &str) -> Result<Option<OwnedFd>> {
         let Some(file) = self.socket(name)? else {
             return Ok(None);
@@ -215,12 +221,12 @@ impl Directory {
         }
     }
 
-    /// Removes a socket that this user has left there.
+    /// Removes a socket that this user left behind.
     pub(crate) fn remove_socket(&self, name: &str) {
         self.remove(name, Kind::Socket);
     }
 
-    /// Removes a lock's file, while the lock is held.
+    /// Removes the file of a lock. Call while the lock is held.
     pub(crate) fn remove_lock(&self, name: &str) {
         self.remove(name, Kind::File);
     }
@@ -255,7 +261,8 @@ mod tests {
         let directory = Directory::open(&path("one"), Sharing::Own).unwrap();
         let other = Directory::open(&path("other"), Sharing::Own).unwrap();
         let _there = listening(&other, "there");
-        // Another's socket, which this process may connect to: by a link it does not.
+        // Another directory's socket, which this process may connect to, but
+        // not through a symbolic link.
         symlink(path("other/there"), path("one/there")).unwrap();
         assert!(directory.connect("there").unwrap().is_none());
         assert!(other.connect("there").unwrap().is_some());
@@ -263,7 +270,7 @@ mod tests {
         symlink(path("file"), path("one/lock")).unwrap();
         assert!(directory.lock("lock").unwrap().is_none());
         assert!(!path("file").exists());
-        // Links and what is of another kind stay.
+        // Symbolic links and entries of another type are kept.
         directory.remove_socket("there");
         directory.remove_lock("lock");
         let taken = directory.lock("taken").unwrap();
@@ -272,7 +279,7 @@ mod tests {
         for name in ["one/there", "one/lock", "one/taken"] {
             assert!(path(name).symlink_metadata().is_ok(), "{name}");
         }
-        // Somebody puts another in its place.
+        // Another directory is moved to its path.
         std::fs::rename(path("one"), path("moved")).unwrap();
         std::fs::rename(path("other"), path("one")).unwrap();
         let _here = listening(&directory, "here");

@@ -8,37 +8,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use uverbs::Errno;
 
-/// How many events of an object were read from a file.
+/// Number of events of an object that were read from a file.
 pub(crate) type Reported = Arc<AtomicU32>;
 
-/// An event that waits to be read.
+/// An unread event.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The record that is read.
+    /// Record that a read returns.
     pub(crate) record: Vec<u8>,
-    /// Whose it is; none: the device's.
+    /// Counter of the object that it belongs to; `None` for events of the
+    /// device.
     pub(crate) of: Option<Reported>,
 }
 
-/// What events a file has.
+/// Type of the events of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
-    /// Those of completions: a channel.
+    /// Completion events: a completion channel.
     Completions,
-    /// All others.
+    /// All other events.
     Async,
 }
 
-/// A file that events are read from: a queue, and an eventfd that is readable
-/// while there is something in it, so that poll and epoll work.
+/// A file from which events are read: a queue, and an eventfd that is readable
+/// while the queue is not empty, so that poll and epoll work.
 ///
-/// Objects that use it keep it after its descriptor was closed.
+/// Objects that use the file keep it after its descriptor was closed.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     inner: Mutex<Inner>,
     nonblocking: AtomicBool,
     kind: FileKind,
-    /// The context that it was made in ([`ContextFile::id`](crate::files::ContextFile)).
+    /// The context that created it
+    /// ([`ContextFile::id`](crate::files::ContextFile)).
     context: u64,
 }
 
@@ -49,7 +51,7 @@ struct Inner {
 }
 
 impl EventFile {
-    /// A new file, and its descriptor, which it keeps.
+    /// Creates a file. Returns it with its descriptor, which the file owns.
     pub(crate) fn new(kind: FileKind, context: u64) -> Result<(Arc<Self>, RawFd), Errno> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let signal =
@@ -68,7 +70,7 @@ impl EventFile {
         Ok((Arc::new(file), fd))
     }
 
-    /// Whether it is of a kind, and a context's.
+    /// Returns whether the file has this type and belongs to this context.
     pub(crate) fn is(&self, kind: FileKind, context: u64) -> bool {
         self.kind == kind && self.context == context
     }
@@ -77,7 +79,7 @@ impl EventFile {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether reading waits; the descriptor itself never does.
+    /// Sets whether reads block; the descriptor itself is always non-blocking.
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
@@ -86,21 +88,22 @@ impl EventFile {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Adds an event; nobody reads it if the descriptor was closed.
+    /// Adds an event. Without effect if the descriptor was closed.
     pub(crate) fn push(&self, event: Event) {
         let mut inner = self.lock();
         let Some(signal) = &inner.signal else { return };
         if inner.events.is_empty() {
-            // It can only fail when the counter is full.
+            // Fails only if the counter is full, which also makes it readable.
             let _ = signal.write(1);
         }
         inner.events.push_back(event);
     }
 
-    /// The first event, and counts it as read. None if there is none.
+    /// Writes the first event to `buffer` and counts it as read. Returns its
+    /// length, or `None` if there is no event.
     ///
     /// # Errors
-    /// EINVAL if the buffer is too short for it.
+    /// EINVAL if the buffer is too short.
     pub(crate) fn pop(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         let mut inner = self.lock();
         let Some(event) = inner.events.pop_front() else {
@@ -118,7 +121,7 @@ impl EventFile {
         Ok(Some(event.record.len()))
     }
 
-    /// Takes out the events of an object that is gone.
+    /// Removes the events of a destroyed object.
     pub(crate) fn forget(&self, of: &Reported) {
         let mut inner = self.lock();
         let before = inner.events.len();
@@ -129,7 +132,7 @@ impl EventFile {
         }
     }
 
-    /// Closes the descriptor. What waits to be read is gone.
+    /// Closes the descriptor and discards unread events.
     pub(crate) fn close(&self) -> Option<OwnedFd> {
         let mut inner = self.lock();
         inner.events.clear();
@@ -138,7 +141,7 @@ impl EventFile {
 }
 
 impl Inner {
-    /// The descriptor is no longer readable once all events are gone.
+    /// Makes the descriptor unreadable if no events are left.
     fn settle(&mut self) {
         if self.events.is_empty()
             && let Some(signal) = &self.signal
@@ -156,7 +159,7 @@ mod tests {
     use super::*;
 
     fn readable(fd: RawFd) -> bool {
-        // SAFETY: open for the length of the test.
+        // SAFETY: open until the end of the test.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).unwrap() == 1

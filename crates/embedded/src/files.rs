@@ -1,4 +1,4 @@
-//! The descriptors of a device: contexts, and files of events.
+//! Descriptors of a device: contexts and event files.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use uverbs::Errno;
 use crate::Result;
 use crate::event::EventFile;
 
-/// Bytes of a UAR, the unit of registers.
+/// Bytes of a UAR.
 const UAR: usize = 4096;
 /// UARs of a context.
 const UARS: u32 = 8;
-/// Registers of a UAR that queue pairs get.
+/// Doorbell registers of a UAR for queue pairs.
 pub(crate) const PER_UAR: u32 = 2;
-/// Registers of a UAR as their numbers count them.
+/// Doorbell registers of a UAR in the numbering of registers.
 const NUMBERED_PER_UAR: u32 = 4;
-/// Registers of a context.
+/// Doorbell registers of a context.
 pub(crate) const REGISTERS: u32 = UARS * PER_UAR;
-/// The last of them are for one queue pair each.
+/// The last registers are each assigned to a single queue pair.
 const EXCLUSIVE: u32 = 4;
 
-/// What a descriptor is.
+/// What a descriptor refers to.
 #[derive(Debug)]
 pub(crate) enum File {
     /// An open device.
@@ -36,25 +36,26 @@ pub(crate) enum File {
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct ContextFile {
-    /// A file in memory, to be mapped as the registers. What is written to
-    /// them is not looked at: the doorbell records say all.
+    /// An in-memory file, mapped as the registers. Writes to them are ignored:
+    /// the doorbell records contain all information.
     #[allow(dead_code, reason = "held to be open")]
     registers: OwnedFd,
-    /// No other open device has had this number, as it may have had the
-    /// descriptor's.
+    /// Unique among all opened devices, unlike the descriptor, which may be
+    /// reused.
     pub(crate) id: u64,
-    /// GET_CONTEXT was given.
+    /// Whether GET_CONTEXT was executed.
     pub(crate) made: bool,
-    /// The first file of asynchronous events, which gets those of all.
+    /// The first asynchronous event file, the default for all objects.
     pub(crate) events: Option<Arc<EventFile>>,
-    /// Registers that a queue pair has for itself, as bits.
+    /// Bit mask of exclusive registers in use.
     exclusive: u32,
-    /// The shared register that was given last.
+    /// The shared register that was assigned last.
     shared: u32,
 }
 
 impl File {
-    /// Where asynchronous events go for which no file was named.
+    /// Returns the event file for asynchronous events of objects that name
+    /// none.
     pub(crate) fn default_events(&self) -> Option<&Arc<EventFile>> {
         match self {
             Self::Context(context) => context.events.as_ref(),
@@ -63,11 +64,11 @@ impl File {
     }
 }
 
-/// How many devices were opened.
+/// Number of devices opened so far.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 impl ContextFile {
-    /// An open device, and its descriptor, which it keeps.
+    /// Opens a device. Returns it with its descriptor, which the file owns.
     pub(crate) fn new() -> Result<(Self, RawFd)> {
         let failed = |errno: nix::Error| Errno::new(errno as i32);
         let registers =
@@ -87,13 +88,13 @@ impl ContextFile {
         Ok((file, fd))
     }
 
-    /// How many UARs are in a page of the process.
+    /// Returns the number of UARs in a page of the process.
     pub(crate) fn uars_per_page() -> u32 {
         (mmap_rs::MmapOptions::page_size() / UAR).clamp(1, UARS as usize) as u32
     }
 
-    /// A register for a queue pair, by its number: one of its own if there is
-    /// one.
+    /// Assigns a register to a queue pair, an exclusive one if available, and
+    /// returns its number.
     pub(crate) fn take_register(&mut self) -> u32 {
         let free = self.exclusive.trailing_ones();
         let index = if free < EXCLUSIVE {
@@ -106,7 +107,7 @@ impl ContextFile {
         index / PER_UAR * NUMBERED_PER_UAR + index % PER_UAR
     }
 
-    /// Gives a register back.
+    /// Releases a register.
     pub(crate) fn give_back_register(&mut self, number: u32) {
         let index = number / NUMBERED_PER_UAR * PER_UAR + number % NUMBERED_PER_UAR;
         if let Some(own) = index.checked_sub(REGISTERS - EXCLUSIVE) {

@@ -1,4 +1,4 @@
-//! The system calls of a context.
+//! System calls of a context.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -15,7 +15,7 @@ use crate::network::Embedded;
 use crate::request::Request;
 use crate::{Result, refuse};
 
-/// A device as a context's kernel.
+/// A device as the kernel of a context.
 #[derive(Debug)]
 pub(crate) struct EmbeddedKernel {
     embedded: Embedded,
@@ -35,7 +35,7 @@ impl EmbeddedKernel {
     }
 }
 
-/// Waits for a descriptor, in milliseconds.
+/// Waits until a descriptor is readable.
 pub(crate) fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
     match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {
         Ok(ready) => Ok(ready > 0),
@@ -43,10 +43,10 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
     }
 }
 
-// SAFETY: descriptors are files that the device has made, and keeps until they
-// are closed here; each is found by its number, and what is no such number is
-// refused. The registers' file, which is mapped, keeps its length. Commands
-// touch what they name.
+// SAFETY: descriptors are files that the device created and keeps until they
+// are closed here. Each is looked up by its number; other numbers are rejected.
+// The file of the registers, which is mapped, keeps its length. Commands access
+// only the memory that they name.
 unsafe impl Kernel for EmbeddedKernel {
     fn open(&self, _: &CStr, _: c_int) -> Result<RawFd> {
         refuse(libc::ENOENT)
@@ -61,7 +61,8 @@ unsafe impl Kernel for EmbeddedKernel {
                 }
                 _ => state.files.remove(&fd),
             };
-            // Closed before the number can be another file's here.
+            // Close it under the lock, before the number can be reused for
+            // another file.
             match file {
                 Some(File::Events(events)) => events.close().is_some(),
                 Some(File::Context(_)) => true,
@@ -80,10 +81,10 @@ unsafe impl Kernel for EmbeddedKernel {
         if request != RDMA_VERBS_IOCTL {
             return refuse(libc::ENOTTY);
         }
-        // SAFETY: a command with its attributes, as the caller has promised.
+        // SAFETY: the caller guarantees a command with its attributes.
         let mut request = unsafe { Request::read(argument) }?;
-        // SAFETY: addresses in the command are good for what it does with
-        // them, as the caller has promised.
+        // SAFETY: the caller guarantees that addresses in the command are valid
+        // for what the command does with them.
         let done = (self.embedded).command(|state| unsafe { state.execute(fd, &mut request) });
         done.map(|()| 0)
     }
@@ -101,18 +102,18 @@ unsafe impl Kernel for EmbeddedKernel {
                 self.embedded.runner.wake();
                 return refuse(libc::EAGAIN);
             }
-            // SAFETY: open, as the caller says.
+            // SAFETY: the caller guarantees that the descriptor is open.
             unsafe { self.wait_readable(fd, -1) }?;
         }
     }
 
     unsafe fn write(&self, _: RawFd, _: &[u8]) -> Result<usize> {
-        // Commands by write(2) are the other interface's.
+        // Commands by write(2) belong to the other, older interface.
         refuse(libc::EINVAL)
     }
 
     unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
-        // SAFETY: open, as the caller says.
+        // SAFETY: the caller guarantees that the descriptor is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
         self.embedded.runner.wake();
@@ -124,7 +125,7 @@ unsafe impl Kernel for EmbeddedKernel {
         loop {
             let busy = self.embedded.drive();
             let over = limit.is_some_and(|limit| began.elapsed() >= limit);
-            // Others may post meanwhile, so it is never a long sleep.
+            // Never a long sleep, since other threads may post meanwhile.
             let pause = if busy || over { 0u8 } else { 1 };
             let ready = wait(fd, PollTimeout::from(pause))?;
             if ready || over {

@@ -1,8 +1,8 @@
-//! The end of a process that others are joined with.
+//! Exit of a process that shares a network with others.
 //!
-//! A datagram is sent when its completion is there, and a program may end then.
-//! A device's frame would be on the wire; one of these may still be on its way to
-//! a socket, by a thread that does not outlive the program.
+//! A datagram completes when it is sent, and the program may exit then. A real
+//! device's frame would be on the wire; here the frame may still be waiting for
+//! a socket, handled by a thread that does not outlive the program.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,17 +10,19 @@ use std::sync::{Mutex, Once, PoisonError, Weak};
 
 use crate::runner::Shared;
 
-/// The networks of other processes too that this one is in.
+/// The networks of this process that are shared with other processes.
 static NETWORKS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static REGISTERED: Once = Once::new();
-/// The process that they are in: a child of fork has copies, of which it must
-/// leave the sockets alone.
+/// The process that created them. A child of fork has copies, whose sockets it
+/// must not use.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// What this network has sent is let go before the process ends by itself.
+/// Delays the normal exit of the process until this network has sent its
+/// frames.
 pub(crate) fn note(network: Weak<Shared>) {
-    // Without room for it frames may be lost, as on networks.
-    // SAFETY: a function for any time; it is there until the process ends.
+    // If registration fails, frames may be lost, as on any network.
+    // SAFETY: `at_exit` may be called at any time, and exists until the process
+    // ends.
     REGISTERED.call_once(|| _ = unsafe { libc::atexit(at_exit) });
     PROCESS.store(process::id(), Ordering::Relaxed);
     let mut networks = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +34,7 @@ extern "C" fn at_exit() {
     if PROCESS.load(Ordering::Relaxed) != process::id() {
         return;
     }
-    // Whoever has the lock may be gone.
+    // The thread that holds the lock may no longer exist.
     let Ok(networks) = NETWORKS.try_lock() else {
         return;
     };

@@ -1,6 +1,6 @@
-//! A ConnectX in this process: crates/softhca's engine behind the kernel's
-//! uverbs interface, so that what drives the real device drives it, without
-//! root, kernel module or hardware.
+//! A ConnectX in this process: the engine of crates/softhca behind the kernel's
+//! uverbs interface. The driver of the real device can use it unchanged,
+//! without root, kernel module or hardware.
 //!
 //! ```text
 //! uverbs::Context ── Kernel ──► Embedded ── commands ──► softhca::Hca
@@ -8,15 +8,15 @@
 //!  queues in memory ◄── doorbell records, entries, completions ┘
 //! ```
 //!
-//! An [`Embedded`] is one HCA; a [`Network`] joins several, also of several
-//! processes. What
-//! [`Embedded::context`] gives is a context like any other's: its commands are
-//! carried out by the calling thread, events come through descriptors that poll
-//! and epoll know. Queues work without system calls: the engine sees the
+//! An [`Embedded`] is one HCA; a [`Network`] connects several, optionally
+//! across processes. [`Embedded::context`] returns an ordinary context: the
+//! calling thread executes its commands, and events are read from descriptors
+//! that support poll and epoll. Queues need no system calls: the engine polls
+//! the doorbell records.
 //! doorbell records move.
 //!
-//! Who runs the engine is chosen by [`Drive`]: a thread of its own, which
-//! sleeps longer and longer while nothing happens, or the caller.
+//! [`Drive`] selects what runs the engine: a dedicated thread, whose sleeps
+//! grow longer while it is idle, or the caller.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -62,10 +62,10 @@ pub use network::{Drive, Embedded, Network};
 
 use uverbs::Errno;
 
-/// What commands end with.
+/// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
-/// Refuses with an error number.
+/// Returns an error number as an error.
 pub(crate) fn refuse<T>(errno: i32) -> Result<T> {
     Err(Errno::new(errno))
 }

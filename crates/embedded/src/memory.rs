@@ -1,5 +1,5 @@
-//! What the engine stands on: this process's memory, as far as it was given to
-//! the device, and a clock.
+//! The engine's platform: the memory of this process that the device may
+//! access, and a clock.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -10,18 +10,18 @@ use softhca::platform::{Clock, Interrupts, Memory, Unmapped};
 
 use crate::copy;
 
-/// What of the process's memory the device may touch.
+/// Memory of the process that the device may access.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    /// First address, one past the last; how often they were given.
+    /// How often each range was given, by its start and its exclusive end.
     given: BTreeMap<(u64, u64), usize>,
-    /// The same in order and without overlap.
+    /// The same ranges, sorted and without overlap.
     merged: Vec<(u64, u64)>,
 }
 
 impl Ranges {
     fn add(&mut self, address: u64, length: u64) {
-        // Whoever gives memory has checked that it does not pass the end.
+        // The caller has checked that the range does not overflow.
         let range = (address, address.saturating_add(length));
         *self.given.entry(range).or_default() += 1;
         self.merge();
@@ -58,7 +58,8 @@ impl Ranges {
     }
 }
 
-/// This process, for the engine: its addresses are the device's.
+/// This process as the engine's platform: device addresses are its virtual
+/// addresses.
 #[derive(Debug)]
 pub(crate) struct Process {
     ranges: Ranges,
@@ -66,7 +67,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Nothing is given yet.
+    /// Creates a platform without any memory.
     pub(crate) fn new() -> Self {
         Self {
             ranges: Ranges::default(),
@@ -74,27 +75,28 @@ impl Process {
         }
     }
 
-    /// Gives memory to the device. The same range can be given several times.
+    /// Grants the device access to memory. A range can be given several times.
     ///
     /// # Safety
-    /// Until it is taken back as often, the memory stays mapped, and is
-    /// readable, and writable as far as a command lets the device write to it;
-    /// nobody holds references to what is written.
+    /// Until the range has been taken back as often as it was given, the memory
+    /// must stay mapped and readable, and writable where a command lets the
+    /// device write to it; and there must be no references to bytes that are
+    /// written.
     pub(crate) unsafe fn give(&mut self, address: u64, length: u64) {
         self.ranges.add(address, length);
     }
 
-    /// Takes memory back, by the same two numbers.
+    /// Revokes access to a range given with the same address and length.
     pub(crate) fn take_back(&mut self, address: u64, length: u64) {
         self.ranges.remove(address, length);
     }
 
-    /// How many ranges are given.
+    /// Returns the number of ranges given.
     pub(crate) fn ranges(&self) -> usize {
         self.ranges.given.values().sum()
     }
 
-    /// The place of an address, if all of `length` bytes were given.
+    /// Returns a pointer to an address if all `length` bytes were given.
     #[inline]
     fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
         if self.ranges.contain(address, length as u64) {
@@ -109,9 +111,9 @@ impl Memory for Process {
     #[inline]
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         let from = self.locate(address, out.len())?;
-        // SAFETY: so many bytes were given to the device (`give`): they are
-        // mapped and readable. The process may write to them meanwhile, if
-        // atomically: what is copied are then old bytes or new ones.
+        // SAFETY: the range was given to the device (`give`), so it is mapped
+        // and readable. The process may write to it concurrently, with atomic
+        // accesses; the copy then contains old or new bytes.
         unsafe { copy::load(from, out) };
         Ok(())
     }
@@ -120,7 +122,7 @@ impl Memory for Process {
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
         let to = self.locate(address, data.len())?;
         // SAFETY: as in `read`; memory that a key or a queue lets the device
-        // write to is writable, and nobody refers to its bytes.
+        // write to is writable, and there are no references to its bytes.
         unsafe { copy::store(to, data) };
         Ok(())
     }
@@ -128,10 +130,11 @@ impl Memory for Process {
     #[inline]
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
         let to = self.locate(address, 1)?;
-        // SAFETY: given to the device, as `locate` has checked; a byte is
-        // aligned.
+        // SAFETY: `locate` has checked that the byte was given to the device; a
+        // byte is always aligned.
         let cell = unsafe { AtomicU8::from_ptr(to) };
-        // The entry before its owner bit, which is read with acquire.
+        // Release: orders the CQE before its owner bit, which the driver reads
+        // with acquire.
         cell.store(byte, Ordering::Release);
         Ok(())
     }
@@ -140,7 +143,8 @@ impl Memory for Process {
     fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
         let from = self.locate(address, 4)?.cast::<u32>();
         let word = if from.is_aligned() {
-            // SAFETY: given to the device, as `locate` has checked, and aligned.
+            // SAFETY: `locate` has checked that the word was given to the
+            // device; it is aligned.
             let cell = unsafe { AtomicU32::from_ptr(from) };
             cell.load(Ordering::Acquire).to_ne_bytes()
         } else {
@@ -161,9 +165,10 @@ impl Memory for Process {
         if !at.is_aligned() {
             return Err(Unmapped { address });
         }
-        // SAFETY: given to the device, as `locate` has checked, and aligned.
+        // SAFETY: `locate` has checked that the word was given to the device;
+        // it is aligned.
         let cell = unsafe { AtomicU64::from_ptr(at) };
-        // Atomic for the process and for other devices in it too.
+        // Atomic also with respect to the process and its other devices.
         let mut before = cell.load(Ordering::Acquire);
         while let Some(new) = change(before.to_ne_bytes()) {
             let new = u64::from_ne_bytes(new);
@@ -177,13 +182,13 @@ impl Memory for Process {
 }
 
 impl Interrupts for Process {
-    /// The event queue is looked at after every turn.
+    /// The event queue is checked after every turn.
     fn interrupt(&mut self, _: u16) {}
 }
 
 impl Clock for Process {
     fn now(&self) -> u64 {
-        // Not 0, which a driver may take for no time.
+        // Never 0, which a driver may interpret as no time.
         1 + self.began.elapsed().as_nanos() as u64
     }
 }
@@ -213,12 +218,12 @@ mod tests {
         const EACH: u64 = 100_000;
         let word = AtomicU64::new(0);
         let address = word.as_ptr().expose_provenance() as u64;
-        // As two devices of a process.
+        // Like two devices of a process.
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut process = Process::new();
-                    // SAFETY: an atomic word, which outlives the scope.
+                    // SAFETY: an atomic word that outlives the scope.
                     unsafe { process.give(address, 8) };
                     for _ in 0..EACH {
                         let add = |now| Some((u64::from_ne_bytes(now) + 1).to_ne_bytes());
@@ -237,7 +242,7 @@ mod tests {
         let mut process = Process::new();
         let mut out = [0; 8];
         assert!(process.read(address, &mut out).is_err());
-        // SAFETY: an array of this test, used by nobody else until below.
+        // SAFETY: an array of this test, not used otherwise until below.
         unsafe { process.give(address, 16) };
         process.write(address + 8, &7u64.to_ne_bytes()).unwrap();
         assert!(process.write(address + 9, &[0; 8]).is_err());

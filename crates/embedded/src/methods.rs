@@ -1,4 +1,4 @@
-//! Which command is which, and those that are about files.
+//! Dispatch of commands, and the commands that concern files.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -19,11 +19,12 @@ use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 
 impl State {
-    /// Carries a command out.
+    /// Executes a command.
     ///
     /// # Safety
-    /// Addresses that the command, or its driver's data, names are good for
-    /// what it has the device do with them, until its object is destroyed.
+    /// Addresses that the command or its driver data contain must be valid for
+    /// what the command makes the device do with them, until its object is
+    /// destroyed.
     pub(crate) unsafe fn execute(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let made = match self.files.get(&fd) {
             Some(File::Context(context)) => context.made,
@@ -42,7 +43,7 @@ impl State {
             return refuse(libc::EINVAL);
         }
         let done = match method {
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => unsafe { self.write(fd, request) },
             (OBJECT_DEVICE, METHOD_QUERY_CONTEXT) => {
                 answer_context(request);
@@ -55,11 +56,11 @@ impl State {
             (OBJECT_DEVICE, METHOD_QUERY_GID_TABLE) => self.query_gid_table(request),
             (OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(request),
             (OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC) => self.alloc_events(fd, request),
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             (OBJECT_CQ, METHOD_CQ_CREATE) => unsafe { self.create_cq(fd, request) },
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             (OBJECT_QP, METHOD_QP_CREATE) => unsafe { self.create_qp(fd, request) },
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             (OBJECT_SRQ, METHOD_SRQ_CREATE) => unsafe { self.create_srq(fd, request) },
             (OBJECT_MR, METHOD_QUERY_MR) => self.query_mr(fd, request),
             (OBJECT_MR, METHOD_MR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MR_HANDLE),
@@ -74,11 +75,11 @@ impl State {
             }
             _ => refuse(libc::EPROTONOSUPPORT),
         };
-        // As the kernel has it: what the driver was given room for was answered.
+        // As in the kernel: driver output is marked written.
         done.inspect(|()| request.put(ATTR_UHW_OUT, &[]))
     }
 
-    /// The open device of a descriptor.
+    /// Returns the open device of a descriptor.
     pub(crate) fn context(&mut self, fd: RawFd) -> Result<&mut ContextFile> {
         match self.files.get_mut(&fd) {
             Some(File::Context(context)) => Ok(context),
@@ -86,8 +87,8 @@ impl State {
         }
     }
 
-    /// Looks at an attribute that names an object, which is the context's own
-    /// and of its kind.
+    /// Checks that an attribute names an object of this context and of the
+    /// right type.
     fn check_object(&self, fd: RawFd, form: &Form, data: u64) -> Result<()> {
         match *form {
             Form::Object(kind) => {
@@ -116,7 +117,7 @@ impl State {
     }
 
     fn get_context(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// `struct mlx5_ib_alloc_ucontext_req`, which came before all else.
+        /// First version of `struct mlx5_ib_alloc_ucontext_req`.
         const FIRST: usize = 8;
         const FLAGS: usize = 8;
         const COMP_MASK: usize = 12;
@@ -139,8 +140,8 @@ impl State {
             return refuse(libc::ENOMEM);
         }
         let registers = registers.next_multiple_of(PER_UAR);
-        // User indices in completions are the only kind that there is, and the
-        // process gives the device no commands of its own.
+        // The device supports only completions with user indices, and no
+        // commands from the process (DEVX).
         if own >= registers || flags != 0 || asked[CQE_VERSION] < 1 {
             return refuse(libc::EINVAL);
         }
@@ -166,7 +167,7 @@ impl State {
         Ok(())
     }
 
-    /// The event file that an attribute names, if it does.
+    /// Returns the event file that an attribute names, if any.
     pub(crate) fn event_file(&self, request: &Request, id: u16) -> Option<Arc<EventFile>> {
         match self.files.get(&request.fd(id)?) {
             Some(File::Events(events)) => Some(Arc::clone(events)),
@@ -174,8 +175,8 @@ impl State {
         }
     }
 
-    /// Destroys the object that an attribute names, which is of the command's
-    /// kind.
+    /// Destroys the object that an attribute names, if it is of the command's
+    /// type.
     fn remove(&mut self, fd: RawFd, request: &mut Request, id: u16) -> Result<()> {
         let handle = request.handle(id)?;
         let object = self.destroy(fd, handle, request.object)?;
@@ -194,8 +195,8 @@ impl State {
         Ok(())
     }
 
-    /// Destroys an object. After that the device touches nothing of its
-    /// memory: it does so under the lock that this is called under.
+    /// Destroys an object. The device does not access its memory afterwards: it
+    /// does so only under the lock that the caller holds.
     fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
         self.objects.unused(fd, handle, kind)?;
         self.destroy_in_device(fd, handle)?;
@@ -232,13 +233,13 @@ impl State {
         }
     }
 
-    /// Destroys all objects of a context, whose descriptor is being closed.
+    /// Destroys all objects of a context whose descriptor is being closed.
     pub(crate) fn destroy_all(&mut self, fd: RawFd) {
         loop {
             let before = self.objects.of(fd);
             for (handle, kind) in &before {
                 self.leave_groups(fd, *handle);
-                // Those that others need have their turn when these are gone.
+                // Objects that others use are destroyed in a later iteration.
                 let _ = self.destroy(fd, *handle, *kind);
             }
             let left = self.objects.of(fd).len();
@@ -246,31 +247,35 @@ impl State {
                 return;
             }
             if left == before.len() {
-                tracing::error!(fd, left, "objects of a context that is closed are left");
+                tracing::error!(
+                    fd,
+                    left,
+                    "objects of a closed context could not be destroyed"
+                );
                 return;
             }
         }
     }
 }
 
-/// What the driver says of a context, where there is room for `room` bytes
-/// (`struct mlx5_ib_alloc_ucontext_resp`).
+/// Returns the driver's answer about a context (`struct
+/// mlx5_ib_alloc_ucontext_resp`); `room` is the size of the output buffer.
 fn driver_context(room: usize) -> [u8; 72] {
     let mut answer = [0; 72];
     let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
     let longest: u32 = 1 << 15;
-    // Numbers of queue pairs, bytes of a register, registers, cache line.
+    // QP table size, register size in bytes, registers, cache line size.
     set(0, &(1u32 << 17).to_ne_bytes());
     set(4, &512u32.to_ne_bytes());
     set(8, &REGISTERS.to_ne_bytes());
     set(12, &64u32.to_ne_bytes());
-    // Bytes of a send and a receive, entries of queues.
+    // Maximum sizes of a send and a receive WQE, maximum queue entries.
     set(16, &1024u16.to_ne_bytes());
     set(18, &512u16.to_ne_bytes());
     set(20, &longest.to_ne_bytes());
     set(24, &longest.to_ne_bytes());
     set(28, &longest.to_ne_bytes());
-    // Ports, length of the answer, completions' version, UARs of a page.
+    // Number of ports, length of the answer, CQE version, UARs per page.
     set(32, &1u16.to_ne_bytes());
     set(40, &(room.min(72) as u32).to_ne_bytes());
     set(44, &[1]);
@@ -280,7 +285,7 @@ fn driver_context(room: usize) -> [u8; 72] {
 }
 
 fn answer_context(request: &mut Request) {
-    // The same attributes in both commands.
+    // Both commands have the same attributes.
     request.answer(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     let support = CORE_SUPPORT_OPTIONAL_MR_ACCESS;
     request.answer(ATTR_GET_CONTEXT_CORE_SUPPORT, &support);

@@ -1,4 +1,4 @@
-//! Devices, what joins them, and who runs them.
+//! Devices, the networks that connect them, and how they are driven.
 
 use std::fmt;
 use std::path::Path;
@@ -19,42 +19,44 @@ use crate::runner::Runner;
 use crate::state::State;
 use crate::{Result, refuse};
 
-/// Who runs the engine.
+/// What runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// A thread of its own. It spins for some ten microseconds after
-    /// something happened, then sleeps, longer and longer, a millisecond at
-    /// most; a command, or a wait for an event through the
-    /// context, wakes it. While there are no queues it sleeps for good.
+    /// A dedicated thread. It spins for some ten microseconds after the last
+    /// activity, then sleeps for growing intervals of at most a millisecond. A
+    /// command, or waiting for an event through the context, wakes it. While
+    /// there are no queues it sleeps indefinitely.
     #[default]
     Thread,
-    /// The caller, by [`Embedded::drive`]. Nothing happens otherwise, but
-    /// during a wait for an event through the context.
+    /// The caller, through [`Embedded::drive`]. The engine makes no progress
+    /// otherwise, except while a thread waits for an event through the context.
     Caller,
 }
 
-/// Devices that reach each other.
+/// A set of devices that can reach each other.
 ///
-/// A handle: clones are the same network. Its devices live as long as it does,
-/// and it lives as long as a handle of it, of a device or of a context does.
+/// A handle: clones refer to the same network. The devices exist as long as the
+/// network, and the network as long as any handle of it, of a device or of a
+/// context.
 #[derive(Clone)]
 pub struct Network {
     runner: Arc<Runner>,
 }
 
-/// A software HCA of this process.
+/// A software HCA in this process.
 ///
-/// A handle: clones are the same device. Any thread.
+/// A handle: clones refer to the same device. Usable from any thread.
 #[derive(Clone)]
 pub struct Embedded {
     pub(crate) device: Arc<Device>,
     pub(crate) runner: Arc<Runner>,
 }
 
-/// A device, shared by those who give it commands and the one who runs it.
+/// A device, shared by the threads that give it commands and the one that
+/// drives it.
 pub(crate) struct Device {
     state: Mutex<State>,
-    /// Threads that want the lock for a command.
+    /// Number of threads that wait for the lock to run a command.
     waiting: AtomicUsize,
     number: usize,
 }
@@ -68,34 +70,36 @@ fn refused(command: Command) -> impl Fn(Errno) -> Error {
 }
 
 impl Network {
-    /// A network without devices.
+    /// Creates a network without devices.
     ///
     /// # Errors
-    /// EAGAIN and the like if a thread cannot be made.
+    /// EAGAIN and similar if a thread cannot be created.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
         Self::made(drive, None)
     }
 
-    /// A network without devices, which those of other processes are on that
-    /// name the same directory: a socket in it for each process. It is made, for
-    /// this user alone, if there is none. One that is there must be this user's
-    /// or root's, with nobody else who may write there, and no symbolic link:
-    /// who takes part is this user, or root. It needs `/proc`.
+    /// Creates a network without devices that is shared with other processes:
+    /// those that name the same directory, in which each process has a socket.
+    /// If the directory does not exist it is created, accessible to this user
+    /// only. An existing one must belong to this user or root, must not be
+    /// writable by others, and must not be a symbolic link; so only this user
+    /// and root can participate. Requires `/proc`.
     ///
-    /// What comes from another process is as trusted as what a network brings: it
-    /// reaches what a queue pair or a key lets it reach, and no more. A process
-    /// that is gone, however it went, no longer answers.
+    /// Input from other processes is as untrusted as that from any network: it
+    /// can only reach what a queue pair or a key permits. A process that has
+    /// ended, for whatever reason, no longer responds.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with what to do, for a directory of another user, one
-    /// that others may write in, and a symbolic link; EUSERS if 32 processes are
-    /// there already; those of making files and sockets there; and as
-    /// [`new`](Self::new).
+    /// [`Error::Invalid`], with what to do, if the directory belongs to another
+    /// user, is writable by others, or is a symbolic link; EUSERS if 32
+    /// processes already participate; errors of creating files and sockets
+    /// there; and those of [`new`](Self::new).
     pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
         Self::joined_with(drive, directory, Sharing::Own)
     }
 
-    /// The same, of a directory that may be shared with other users.
+    /// As [`joined`](Self::joined), for a directory that may be shared with
+    /// other users.
     ///
     /// # Errors
     /// As [`joined`](Self::joined).
@@ -114,18 +118,18 @@ impl Network {
         Ok(Self { runner })
     }
 
-    /// Adds a device of a profile ([`profiles`](Self::profiles)). Each has
-    /// addresses of its own.
+    /// Adds a device with a profile ([`profiles`](Self::profiles)). Each device
+    /// has addresses of its own.
     ///
     /// # Errors
-    /// ENODEV if there is no such profile; ENOMEM.
+    /// ENODEV if the profile does not exist; ENOMEM.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
         self.add(profile, false).map_err(refused(Command::Open))
     }
 
-    /// The same, as a strict device: reserved fields that are set, and work
-    /// requests that contradict their place, are complaints
-    /// ([`Embedded::complaints`]) and errors.
+    /// As [`device`](Self::device), with a strict device: reserved fields that
+    /// are set, and work requests that contradict their queue, are recorded as
+    /// complaints ([`Embedded::complaints`]) and are errors.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -138,7 +142,7 @@ impl Network {
             return refuse(libc::ENODEV);
         };
         let device = self.runner.add(|number, fabric, pool| {
-            // There are fewer devices than LIDs.
+            // There are fewer device numbers than LIDs.
             let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
             let settings = Settings {
@@ -158,14 +162,14 @@ impl Network {
         })
     }
 
-    /// The profiles that there are: name, and what it is.
+    /// Returns the names and descriptions of the profiles.
     pub fn profiles() -> impl Iterator<Item = (&'static str, &'static str)> {
         PROFILES.iter().map(|profile| (profile.name, profile.about))
     }
 }
 
 impl Embedded {
-    /// A device on a network of its own, run by a thread.
+    /// Creates a device on a network of its own, driven by a thread.
     ///
     /// # Errors
     /// As [`Network::new`] and [`Network::device`].
@@ -173,8 +177,8 @@ impl Embedded {
         Network::new(Drive::Thread)?.device(profile)
     }
 
-    /// A context on the device, for `mlx5::DeviceContext::open`: its kernel
-    /// context is made by that.
+    /// Opens a context on the device, for `mlx5::DeviceContext::open`, which
+    /// then creates the kernel context.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -183,62 +187,63 @@ impl Embedded {
         let file = File::Context(Box::new(file));
         self.device.lock().files.insert(fd, file);
         let kernel = EmbeddedKernel::new(self.clone());
-        // SAFETY: the descriptor is new, and closed by this kernel alone.
+        // SAFETY: the descriptor is new, and only this kernel closes it.
         Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
     }
 
-    /// The network that it is in.
+    /// Returns the network that contains the device.
     pub fn network(&self) -> Network {
         Network {
             runner: Arc::clone(&self.runner),
         }
     }
 
-    /// Does what there is to do in the whole network, within bounds. True if
-    /// something happened or is left to do, or another thread is driving: a loop
-    /// calls it until false. Any thread, also beside the network's own.
+    /// Performs a bounded amount of pending work of the whole network. Returns
+    /// true if there was any, if more is left, or if another thread is driving;
+    /// loops call it until it returns false. Any thread may call it, also in
+    /// addition to the network's own thread.
     pub fn drive(&self) -> bool {
         self.runner.drive()
     }
 
-    /// Pulls the cable, or plugs it in.
+    /// Connects or disconnects the cable.
     pub fn set_cable(&self, plugged: bool) {
         self.command(|state| state.hca.set_cable(plugged));
     }
 
-    /// Has the device fail: its error paths are reached by no other way.
+    /// Makes a queue pair fail as a device error would: its error paths cannot
+    /// be reached otherwise.
     #[doc(hidden)]
     pub fn fail_queue_pair(&self, qpn: u32) -> bool {
         self.command(|state| state.hca.fail_queue_pair(qpn))
     }
 
-    /// What the device has been told that it should not have been, the first
-    /// of it.
+    /// Returns the first complaints of the device about invalid input.
     pub fn complaints(&self) -> Vec<String> {
         self.device.lock().hca.complaints().to_vec()
     }
 
-    /// How many objects its contexts have.
+    /// Returns the number of objects in its contexts.
     pub fn objects(&self) -> usize {
         self.device.lock().objects.len()
     }
 
-    /// How many ranges of memory it has been given.
+    /// Returns the number of memory ranges that the device may access.
     pub fn ranges(&self) -> usize {
         self.device.lock().hca.platform().ranges()
     }
 
-    /// The GUID of its node, in the host's byte order.
+    /// Returns the node GUID, in host byte order.
     pub fn node_guid(&self) -> u64 {
         self.device.lock().hca.settings().guid
     }
 
-    /// Its number in its network.
+    /// Returns its number in the network.
     pub fn number(&self) -> usize {
         self.device.number
     }
 
-    /// Does something with the device, and has it noticed.
+    /// Runs `what` on the device, and wakes the engine.
     pub(crate) fn command<T>(&self, what: impl FnOnce(&mut State) -> T) -> T {
         let result = what(&mut self.device.lock());
         self.runner.wake();
@@ -247,7 +252,7 @@ impl Embedded {
 }
 
 impl Device {
-    /// The device, for a command.
+    /// Locks the device for a command.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,14 +260,14 @@ impl Device {
         state
     }
 
-    /// Whether somebody is at it.
+    /// Returns whether a thread holds the device's lock.
     pub(crate) fn is_in_turn(&self) -> bool {
         matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
     }
 
-    /// The device, for a turn: after those who wait for it.
+    /// Locks the device for a turn, after the threads that wait for it.
     pub(crate) fn lock_for_turn(&self) -> MutexGuard<'_, State> {
-        // The lock is not a fair one, and a turn follows the other.
+        // The mutex is not fair, and turns follow each other without a pause.
         while self.waiting.load(Ordering::Relaxed) != 0 {
             std::thread::yield_now();
         }
@@ -271,7 +276,7 @@ impl Device {
 }
 
 impl PartialEq for Embedded {
-    /// Whether it is the same device.
+    /// Whether both refer to the same device.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.device, &other.device)
     }
