@@ -1,4 +1,4 @@
-//! The objects of the contexts, by handle.
+//! Objects of the contexts, by handle.
 
 use std::collections::HashMap;
 use std::os::fd::{OwnedFd, RawFd};
@@ -9,15 +9,16 @@ use uverbs::abi::write::ModifyQp;
 use crate::event::{EventFile, Reported};
 use crate::{Result, refuse};
 
-/// Memory of an object that the device was given: address and length.
+/// Memory that the device was given for an object: address and length.
 pub(crate) type Given = (u64, u64);
 
-/// Where an object's events go, and how many of them were read.
+/// Destination of an object's asynchronous events, and the number of them that
+/// were read.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// What events name it by.
+    /// Identifies the object in events.
     pub(crate) user_handle: u64,
-    /// None: the context's first file.
+    /// `None`: the context's first event file.
     pub(crate) file: Option<Arc<EventFile>>,
     pub(crate) reported: Reported,
 }
@@ -26,13 +27,14 @@ pub(crate) struct Events {
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) number: u32,
-    /// Entries.
+    /// Number of entries.
     pub(crate) cqe: u32,
-    /// Bytes of an entry.
+    /// Bytes of a CQE.
     pub(crate) entry: u32,
-    /// The same as the device has it: 128 bytes are also twice 64.
+    /// CQE size as the device encodes it: 128 bytes can also mean a padded
+    /// 64-byte CQE.
     pub(crate) entry_size: u32,
-    /// Its completions are to carry the wall clock, which no queue pair does.
+    /// Completions carry the wall clock, which queue pairs here do not support.
     pub(crate) real_time: bool,
     pub(crate) channel: Option<Arc<EventFile>>,
     pub(crate) completions: Reported,
@@ -46,13 +48,13 @@ pub(crate) struct Qp {
     pub(crate) kind: u32,
     pub(crate) cap: [u32; 5],
     pub(crate) signal_all: bool,
-    /// Which of a context's registers it has; an XRC target has none.
+    /// The context's register that it uses; `None` for an XRC target.
     pub(crate) register: Option<u32>,
-    /// Of an XRC target: the device's number of its domain.
+    /// For an XRC target: the device's number of its XRC domain.
     pub(crate) domain: Option<u32>,
-    /// As they were set; the device knows the state.
+    /// Attributes as last set; the device stores the state.
     pub(crate) attributes: ModifyQp,
-    /// The multicast groups that it is in.
+    /// The multicast groups that it has joined.
     pub(crate) groups: Vec<[u8; 16]>,
     pub(crate) events: Events,
 }
@@ -63,18 +65,18 @@ pub(crate) struct Srq {
     pub(crate) number: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
-    /// Whether it is of an XRC domain.
+    /// Whether it belongs to an XRC domain.
     pub(crate) xrc: bool,
     pub(crate) events: Events,
 }
 
-/// An XRC domain, as often as it was opened.
+/// An XRC domain; one object for each time it was opened.
 #[derive(Debug)]
 pub(crate) struct Xrcd {
     pub(crate) number: u32,
-    /// The file that names it: device and inode.
+    /// The file that identifies it: device and inode.
     pub(crate) inode: Option<(u64, u64)>,
-    /// The file itself, so that no other has its inode meanwhile.
+    /// The file itself, kept open so that its inode is not reused.
     pub(crate) _file: Option<OwnedFd>,
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct Mr {
     pub(crate) access: u32,
 }
 
-/// What an object is.
+/// Type-specific data of an object.
 #[derive(Debug)]
 pub(crate) enum Is {
     Pd { number: u32 },
@@ -102,7 +104,7 @@ pub(crate) enum Is {
 }
 
 impl Is {
-    /// Its number in the kernel's list of kinds.
+    /// Returns the kernel's number of its type.
     pub(crate) fn kind(&self) -> u16 {
         use uverbs::abi::ids;
         match self {
@@ -121,17 +123,17 @@ impl Is {
 /// An object.
 #[derive(Debug)]
 pub(crate) struct Object {
-    /// The context that it is in.
+    /// The context that it belongs to.
     pub(crate) file: RawFd,
-    /// Objects that it needs.
+    /// Objects that it uses.
     pub(crate) needs: Vec<u32>,
-    /// How often other objects need it.
+    /// Number of uses by other objects.
     pub(crate) uses: usize,
     pub(crate) given: Vec<Given>,
     pub(crate) is: Is,
 }
 
-/// All objects.
+/// The objects of all contexts.
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     objects: HashMap<u32, Object>,
@@ -169,12 +171,13 @@ typed! {
 }
 
 impl Objects {
-    /// How many there are.
+    /// Returns the number of objects.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Adds an object; its handle. What it needs is there.
+    /// Adds an object and returns its handle. The objects that it uses must
+    /// exist.
     pub(crate) fn insert(&mut self, object: Object) -> u32 {
         for needed in &object.needs {
             if let Some(needed) = self.objects.get_mut(needed) {
@@ -190,7 +193,7 @@ impl Objects {
         }
     }
 
-    /// An object of a context.
+    /// Returns an object of a context.
     pub(crate) fn get(&self, file: RawFd, handle: u32) -> Result<&Object> {
         match self.objects.get(&handle) {
             Some(object) if object.file == file => Ok(object),
@@ -205,7 +208,7 @@ impl Objects {
         }
     }
 
-    /// The device's number of a protection domain.
+    /// Returns the device's number of a protection domain.
     pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
         match self.get(file, handle)?.is {
             Is::Pd { number } => Ok(number),
@@ -213,7 +216,8 @@ impl Objects {
         }
     }
 
-    /// An object of a kind that nothing needs, so that it can go.
+    /// Returns an object of a type that no other object uses, so that it can be
+    /// destroyed.
     pub(crate) fn unused(&self, file: RawFd, handle: u32, kind: u16) -> Result<&Object> {
         let object = self.get(file, handle)?;
         if object.is.kind() != kind {
@@ -226,7 +230,7 @@ impl Objects {
         Ok(object)
     }
 
-    /// Takes an object away.
+    /// Removes an object.
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
         for needed in &object.needs {
@@ -237,7 +241,7 @@ impl Objects {
         Some(object)
     }
 
-    /// Objects of a context, those first that nothing needs.
+    /// Returns the objects of a context, unused ones first.
     pub(crate) fn of(&self, file: RawFd) -> Vec<(u32, u16)> {
         let of = self.objects.iter().filter(|(_, it)| it.file == file);
         let mut of: Vec<_> = of
@@ -249,22 +253,22 @@ impl Objects {
             .collect()
     }
 
-    /// The first object that `find` takes.
+    /// Returns the first object that satisfies `find`.
     pub(crate) fn find(&self, find: impl Fn(&Is) -> bool) -> Option<&Object> {
         self.all().find(|object| find(&object.is))
     }
 
-    /// All objects, of every context.
+    /// Returns all objects, of every context.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()
     }
 
-    /// The same, to change them.
+    /// Returns all objects mutably.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Object> {
         self.objects.values_mut()
     }
 
-    /// Changes what an object needs.
+    /// Replaces an object that `handle` uses.
     pub(crate) fn need(&mut self, handle: u32, from: u32, to: u32) {
         if let Some(object) = self.objects.get_mut(&handle) {
             for needed in &mut object.needs {
@@ -281,8 +285,8 @@ impl Objects {
         }
     }
 
-    /// Replaces the first memory that the device was given for an object; the
-    /// one before.
+    /// Replaces the first memory range that the device was given for an object;
+    /// returns the former one.
     pub(crate) fn given(&mut self, handle: u32, given: Given) -> Option<Given> {
         let object = self.objects.get_mut(&handle)?;
         let place = object.given.first_mut()?;

@@ -1,4 +1,4 @@
-//! Changing queue pairs, and asking about them.
+//! Modification and queries of queue pairs.
 
 use std::os::fd::RawFd;
 
@@ -57,17 +57,17 @@ mod optional {
 
 const MOST_READS: u8 = 16;
 
-/// A transition: the command, and which attributes it must have and may have.
+/// A state transition: the command, and the required and optional attributes.
 struct Transition {
     opcode: u16,
     must: Mask,
     may: Mask,
 }
 
-/// The transition between two states; none if there is not.
+/// Returns the transition between two states; `None` if it is not allowed.
 fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
     let connected = kind != QpType::UD;
-    // XRC has a reliable connection's two halves in two queue pairs.
+    // XRC splits the two halves of a reliable connection into two queue pairs.
     let requests = matches!(kind, QpType::RC | QpType::XRC_INI);
     let responds = matches!(kind, QpType::RC | QpType::XRC_TGT);
     let reliable = requests || responds;
@@ -116,12 +116,12 @@ fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
             let may = Mask::CUR_STATE | rights | migration | when(responds, Mask::MIN_RNR_TIMER);
             with(opcode, none, may)
         }
-        // The device has no way to drain a send queue.
+        // The device does not support draining a send queue.
         _ => None,
     }
 }
 
-/// The verbs' state of the device's.
+/// Converts the device's state to that of the verbs.
 fn state(number: u32) -> QpState {
     match number {
         0 => QpState::RESET,
@@ -134,7 +134,7 @@ fn state(number: u32) -> QpState {
     }
 }
 
-/// The logarithm of how many reads there may be.
+/// Returns the logarithm of the number of outstanding reads.
 fn log_reads(count: u8) -> u32 {
     u32::from(count.max(1)).next_power_of_two().ilog2()
 }
@@ -147,7 +147,7 @@ fn rights(access: u32) -> u32 {
         | bit(AccessFlags::REMOTE_ATOMIC, 1 << 0)
 }
 
-/// Takes those attributes over that `mask` names.
+/// Copies the attributes in `mask`.
 fn merge(to: &mut ModifyQp, from: &ModifyQp, mask: Mask) {
     macro_rules! take {
         ($($flag:ident => $($field:ident),+;)+) => {
@@ -175,8 +175,8 @@ fn merge(to: &mut ModifyQp, from: &ModifyQp, mask: Mask) {
     }
 }
 
-/// Attributes that are passed over: the other half of an XRC connection has
-/// them.
+/// Returns attributes that are ignored, because they belong to the other half
+/// of an XRC connection.
 fn not_its_own(kind: QpType) -> Mask {
     match kind {
         QpType::XRC_INI => Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER,
@@ -185,7 +185,7 @@ fn not_its_own(kind: QpType) -> Mask {
     }
 }
 
-/// The driver's data of a change (`struct mlx5_ib_modify_qp`).
+/// Checks the driver data of a modification (`struct mlx5_ib_modify_qp`).
 fn check_driver(request: &Request) -> Result<()> {
     const LENGTH: usize = 16;
     let driver = request.driver::<LENGTH>();
@@ -216,13 +216,13 @@ fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
 }
 
 impl State {
-    /// The device's context of a queue pair.
+    /// Queries the device's context of a queue pair.
     fn query(&mut self, number: u32) -> Result<Vec<u8>> {
         let input = Input::new(op::QUERY_QP, 16).set(NUMBER, number);
         run(&mut self.hca, &input, CONTEXT + CONTEXT_SIZE)
     }
 
-    /// The address path to a peer.
+    /// Adds the address path to a peer.
     fn path(&self, mut input: Input, dest: &QpDest, kind: QpType, peer: u32) -> Result<Input> {
         input = input
             .set(SERVICE_LEVEL, dest.sl.into())
@@ -243,7 +243,8 @@ impl State {
             if dest.is_global == 0 || kind == QpType::UD {
                 return refuse(libc::EINVAL);
             }
-            // The specification's ports for RoCE, by the flow.
+            // RoCE v2 source port derived from the flow, in the range that the
+            // specification gives.
             let flow = dest.flow_label ^ peer;
             let source = 0xc000 | (flow ^ flow >> 14) & 0x3fff;
             return Ok(input
@@ -255,7 +256,7 @@ impl State {
             .set(LID, dest.dlid.into()))
     }
 
-    /// Changes attributes, of those that the command `knows`.
+    /// Modifies attributes. `knows` contains those that the command supports.
     pub(crate) fn modify_qp(
         &mut self,
         fd: RawFd,
@@ -301,7 +302,7 @@ impl State {
         }
         let qp = self.objects.qp_mut(fd, given.qp_handle)?;
         qp.attributes = attributes;
-        // An XRC target may have been opened more than once.
+        // An XRC target may have been opened several times.
         if qp.domain.is_some() {
             for object in self.objects.all_mut() {
                 if let Is::Qp(qp) = &mut object.is
@@ -314,10 +315,10 @@ impl State {
         Ok(())
     }
 
-    /// The attributes in the device's form: all that are known, and which of
-    /// them are new.
+    /// Encodes the attributes for the device: all known ones, and the mask of
+    /// those that change.
     fn describe(&self, input: Input, it: &ModifyQp, mask: Mask, kind: QpType) -> Result<Input> {
-        // Without room for a read of the peer's, it may do none.
+        // A peer without resources for reads may not read.
         let access = match it.max_dest_rd_atomic {
             0 => it.qp_access_flags & AccessFlags::REMOTE_WRITE.bits(),
             _ => it.qp_access_flags,
@@ -405,7 +406,7 @@ impl State {
         Ok(())
     }
 
-    /// A queue pair joins a multicast group, or leaves it.
+    /// Joins a multicast group, or leaves it.
     pub(crate) fn group(&mut self, fd: RawFd, asked: &AttachMcast, join: bool) -> Result<()> {
         let qp = self.objects.qp(fd, asked.qp_handle)?;
         if multicast_mac(&asked.gid).is_none() || QpType(qp.kind) != QpType::UD {
@@ -414,7 +415,7 @@ impl State {
         let member = qp.groups.contains(&asked.gid);
         let number = qp.number;
         if join == member {
-            // Once is enough; and who is not in it cannot leave.
+            // Joining twice has no effect; leaving requires membership.
             return if join { Ok(()) } else { refuse(libc::EINVAL) };
         }
         self.group_in_device(number, &asked.gid, join)?;
@@ -440,14 +441,15 @@ impl State {
         run(&mut self.hca, &input, 16).map(drop)
     }
 
-    /// An object leaves all groups, if it is in any.
+    /// Leaves all multicast groups of an object, if it is a queue pair.
     pub(crate) fn leave_groups(&mut self, fd: RawFd, handle: u32) {
         let Ok(qp) = self.objects.qp_mut(fd, handle) else {
             return;
         };
         let (number, groups) = (qp.number, std::mem::take(&mut qp.groups));
         for gid in groups {
-            // The queue pair goes next, and what it was in with it.
+            // Errors are ignored: destroying the queue pair ends its
+            // memberships.
             let _ = self.group_in_device(number, &gid, false);
         }
     }
@@ -479,7 +481,7 @@ mod tests {
         assert!(must(QpType::UD, QpState::INIT, QpState::RTR).is_empty());
         let ready = |kind| must(kind, QpState::INIT, QpState::RTR);
         let sends = |kind| must(kind, QpState::RTR, QpState::RTS);
-        // XRC: who asks, and who answers.
+        // XRC: initiator and target.
         assert_eq!(ready(QpType::XRC_TGT), ready(QpType::RC));
         assert_eq!(ready(QpType::XRC_INI), ready(QpType::UC));
         assert_eq!(sends(QpType::XRC_INI), sends(QpType::RC));

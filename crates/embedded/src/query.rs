@@ -1,4 +1,4 @@
-//! What the device, its port and its addresses are.
+//! Queries of the device, its port and its GIDs.
 
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
@@ -23,17 +23,17 @@ const ACTIVE: u8 = 4;
 const DOWN: u8 = 1;
 const LINK_UP: u8 = 5;
 const DISABLED: u8 = 3;
-/// 4096 bytes, as MTUs are coded.
+/// 4096 bytes, in MTU encoding.
 const MTU_4096: u8 = 5;
 /// 4X, EDR, in units of 100 Mbit/s.
 const SPEED: u64 = 1000;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
-/// The MAC address that a GID made of one has.
+/// Returns the MAC address that a GID contains.
 ///
 /// # Errors
-/// EHOSTUNREACH of another GID: there is nobody to ask.
+/// EHOSTUNREACH for other GIDs: there is no neighbour discovery.
 pub(crate) fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
     if let Some(mac) = multicast_mac(gid) {
         return Ok(mac);
@@ -44,7 +44,7 @@ pub(crate) fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
     Ok([a ^ 2, b, c, d, e, f])
 }
 
-/// The MAC address of a multicast GID.
+/// Returns the MAC address of a multicast GID.
 pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
     let [0xff, .., c, d, e, f] = *gid else {
         return None;
@@ -53,7 +53,7 @@ pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
 }
 
 impl State {
-    /// The port's GIDs, with their types.
+    /// Returns the port's GIDs, with their types.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         let types: &[u32] = if self.is_ethernet() {
             &[GID_ROCE_V1, GID_ROCE_V2]
@@ -84,8 +84,8 @@ impl State {
         let up = self.is_up()?;
         let lid = if ethernet { 0 } else { self.hca.settings().lid };
         let legacy = QueryPortResp {
-            // Connection management, GIDs by IP address; or what the
-            // InfiniBand port says.
+            // Ethernet: connection management, IP-based GIDs. InfiniBand: the
+            // capabilities that the port reports.
             port_cap_flags: if ethernet { 0x0401_0000 } else { 0x0251_0868 },
             max_msg_sz: 1 << 30,
             gid_tbl_len: self.gids().len() as u32,
@@ -133,7 +133,7 @@ impl State {
         if room.checked_div(size).is_none_or(|room| room < gids.len()) {
             return refuse(libc::EINVAL);
         }
-        // Each as long as the caller has them.
+        // Each entry has the size that the caller passed.
         let mut entries = Vec::new();
         for gid in &gids {
             let known = size.min(size_of::<GidEntry>());
@@ -163,7 +163,7 @@ impl State {
     fn device(&self) -> QueryDeviceResp {
         let guid = self.hca.settings().guid.to_be_bytes();
         QueryDeviceResp {
-            // 16.35.4030, as the registers say.
+            // 16.35.4030, as in the initialization segment.
             fw_ver: 16 << 32 | 35 << 16 | 4030,
             node_guid: guid,
             sys_image_guid: guid,
@@ -173,8 +173,8 @@ impl State {
             vendor_part_id: 4119,
             max_qp: 1 << 17,
             max_qp_wr: 1 << 15,
-            // Events of active ports, a system image GUID, answers that the
-            // receiver is not ready; windows of type 1 and 2B; XRC.
+            // Port active event, system image GUID, RNR NAK generation; windows
+            // of types 1 and 2B; XRC.
             device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 24,
             max_mw: 1 << 22,
             max_sge: 30,
@@ -186,7 +186,8 @@ impl State {
             max_qp_rd_atom: 16,
             max_res_rd_atom: 16 << 17,
             max_qp_init_rd_atom: 16,
-            // Atomic to other devices of the process too.
+            // Atomic also with respect to other devices of the process
+            // (IB_ATOMIC_GLOB).
             atomic_cap: 2,
             max_mcast_grp: 1 << 12,
             max_mcast_qp_attach: 240,
@@ -213,7 +214,7 @@ impl State {
             response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
                 as u32,
             timestamp_mask: u64::MAX,
-            // The clock counts nanoseconds; this in kHz.
+            // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
             ..ExQueryDeviceResp::default()
         };

@@ -1,5 +1,5 @@
-//! Making queues: completion queues, queue pairs, shared receive queues. And
-//! unmaking what the device has of an object.
+//! Creation of queues (completion queues, queue pairs, shared receive queues),
+//! and destruction of objects in the device.
 
 use std::os::fd::RawFd;
 
@@ -20,7 +20,7 @@ use crate::user::{Need, pin};
 use crate::xrc::XRC as XRC_SERVICE;
 use crate::{Result, refuse};
 
-/// Bytes of the doorbell records of a queue.
+/// Bytes of a queue's doorbell records.
 const RECORDS: u64 = 8;
 
 const CQ: usize = 0x10;
@@ -33,7 +33,7 @@ const CQ_UAR: Field = field(CQ + 0xc, 23, 0);
 const CQ_EQN: Field = field(CQ + 0x14, 7, 0);
 const CQ_PAGE_SIZE: Field = field(CQ + 0x18, 28, 24);
 const CQ_RECORDS: usize = CQ + 0x38;
-/// Entries of a completion queue at most, as a logarithm.
+/// Maximum number of entries of a completion queue, as a logarithm.
 const CQ_LONGEST: u32 = 22;
 
 const QP: usize = 0x18;
@@ -54,7 +54,7 @@ pub(crate) const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
 const QP_SRQ: Field = field(QP + 0xac, 23, 0);
 const QP_SCATTER_READ: Field = field(QP + 0xc4, 15, 8);
 const QP_SCATTER_RECEIVED: Field = field(QP + 0xc4, 7, 0);
-/// Values of the last three and of the type.
+/// Values of the receive queue type, and of the two scatter fields.
 pub(crate) const RQ_SHARED: u32 = 1;
 const RQ_NONE: u32 = 3;
 const SCATTER_READ_32: u32 = 0x11;
@@ -62,15 +62,15 @@ const SCATTER_READ_64: u32 = 0x22;
 const SCATTER_RECEIVED_32: u32 = 0x1;
 const SCATTER_RECEIVED_64: u32 = 0x2;
 /// `MLX5_QP_FLAG_SCATTER_CQE` and `MLX5_QP_FLAG_ALLOW_SCATTER_CQE` of the
-/// driver's data.
+/// driver data.
 const FLAG_SCATTER: u32 = 1 << 1;
 const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
-/// Nobody's user index, and past the last one.
+/// The user index that means none; valid ones are smaller.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const SIGNAL_ALL: u32 = 1 << 12;
-/// Blocks of a send queue, entries of a receive queue at most; bytes of an
-/// entry, as logarithms.
+/// Maximum number of blocks of a send queue and of entries of a receive queue;
+/// logarithms of the size of a receive entry in bytes.
 const LONGEST: u32 = 1 << 15;
 const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
 const BLOCK: u64 = 64;
@@ -97,15 +97,15 @@ const XRC_RECORDS: usize = XRC + 0x28;
 /// Values of `ib_uverbs_srq_type`.
 const SRQ_BASIC: u64 = 0;
 const SRQ_XRC: u64 = 1;
-/// Where the driver's data of a shared queue have its user index.
+/// Offset of the user index in the driver data of a shared receive queue.
 const USER_INDEX: usize = 24;
-/// Bytes of an entry before its list, and of an element of that.
+/// Bytes of the header of an entry, and of each element of its list.
 const SEGMENT: u32 = 16;
 
-/// How a queue pair is to be made.
+/// Checks the creation flags of a queue pair.
 ///
 /// # Errors
-/// EINVAL for flags that nobody knows, or that are not the type's.
+/// EINVAL for flags that are unknown, or that the type does not support.
 pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
     let raw = QpCreateFlags::SCATTER_FCS | QpCreateFlags::CVLAN_STRIPPING;
     let datagram = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK | QpCreateFlags::PCI_WRITE_END_PADDING;
@@ -127,7 +127,8 @@ fn require(condition: bool) -> Result<()> {
     }
 }
 
-/// Where a queue is, as the driver's data begin: entries, then records.
+/// Addresses of a queue, as the driver data begin: entries, then doorbell
+/// records.
 struct Place {
     entries: u64,
     records: u64,
@@ -141,12 +142,11 @@ impl Place {
         }
     }
 
-    /// What of it the device is given, for a queue of so many bytes. One of none
-    /// has no entries, whatever the address.
+    /// Returns the memory that the device is given, for a queue of `bytes`
+    /// bytes. A queue without entries has none, whatever the address.
     ///
-    /// # Errors
-    /// EINVAL for places that the device has no words for: it sees entries in
-    /// whole pages, and records as double words.
+    /// EINVAL for addresses that the device cannot express: entries begin at a
+    /// page, records at a multiple of eight.
     fn given(&self, bytes: u64) -> Result<Vec<Given>> {
         let mut given = vec![(self.records, RECORDS)];
         if bytes != 0 {
@@ -158,7 +158,7 @@ impl Place {
     }
 }
 
-/// The driver's data of a queue pair, checked (`struct mlx5_ib_create_qp`).
+/// The driver data of a queue pair, validated (`struct mlx5_ib_create_qp`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpDriver {
     bytes: [u8; 56],
@@ -168,14 +168,14 @@ pub(crate) struct QpDriver {
 
 impl QpDriver {
     pub(crate) fn new(request: &Request) -> Result<Self> {
-        /// Up to the options of an extended connection, as it was at first.
+        /// Up to the ECE options: the first version of the structure.
         const LEAST: usize = 48;
         const RESERVED: usize = 54;
         require(request.driver_length() >= LEAST && request.driver_is_cleared(RESERVED))?;
         let bytes = request.driver::<56>();
         let (flags, user_index) = (word(&bytes, 28), word(&bytes, 32));
-        // No registers are allocated one by one, nothing is signed, and there
-        // are no queue pairs of the driver's own kinds.
+        // UARs allocated one by one, signatures, and queue pair types of the
+        // driver are not supported.
         require(flags & !(FLAG_SCATTER | FLAG_ALLOW_SCATTER) == 0)?;
         require(user_index < NO_USER_INDEX)?;
         Ok(Self {
@@ -187,16 +187,16 @@ impl QpDriver {
 }
 
 impl State {
-    /// Has the device make a queue in memory that it is given for that.
+    /// Creates a queue in the device, and gives it the queue's memory.
     ///
     /// # Safety
-    /// The memory is good for the queue until it is destroyed.
+    /// The memory must be valid for the queue until the queue is destroyed.
     unsafe fn make_in(&mut self, given: &[Given], input: &Input) -> Result<u32> {
         for (address, length) in given.iter().copied() {
             pin(address, length, Need::Write)?;
         }
         for (address, length) in given.iter().copied() {
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.hca.platform_mut().give(address, length) };
         }
         let made = make(&mut self.hca, input);
@@ -217,9 +217,9 @@ impl State {
     }
 
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// Up to the flags, as it was at first.
+        /// Up to the flags: the first version of the structure.
         const LEAST: usize = 22;
         const ENTRY_SIZE: usize = 16;
         const COMPRESSED: usize = 20;
@@ -237,11 +237,11 @@ impl State {
         let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);
         let known = PADDED | UAR_PAGE | REAL_TIME;
         require(flags & !known == 0 && matches!(entry, 64 | 128) && driver[26..] == [0; 6])?;
-        // No page of registers was allocated that it could name.
+        // No UAR can be allocated separately, so none can be named.
         require(flags & UAR_PAGE == 0)?;
         let compressed = driver[COMPRESSED] == 1;
-        // What is told of each of several: a hash, a checksum; not the index
-        // of a stride.
+        // Content of mini CQEs: a hash or a checksum; stride indices are not
+        // supported.
         let format = match driver[FORMAT] {
             _ if !compressed => 0,
             1 => 0,
@@ -258,7 +258,8 @@ impl State {
         };
         let vector: u32 = request.value(ATTR_CREATE_CQ_COMP_VECTOR)?;
         require(vector < VECTORS)?;
-        // As the driver has it: as many as the next power of two.
+        // As in the driver: one more than requested, rounded up to a power of
+        // two.
         let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
         require((1..1 << CQ_LONGEST).contains(&asked))?;
         let log_size = (asked + 1).next_power_of_two().ilog2();
@@ -280,10 +281,10 @@ impl State {
             .long(CQ_RECORDS, place.records)
             .long(PAGES_AT, place.entries);
         let given = place.given(bytes)?;
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
-        // SAFETY: the records stay until the queue is destroyed, and are no
-        // longer watched then.
+        // SAFETY: the doorbell records stay valid until the queue is destroyed,
+        // which also ends watching them.
         unsafe { self.watch.arm(number, place.records) };
         let cq = Cq {
             number,
@@ -308,10 +309,10 @@ impl State {
         Ok(())
     }
 
-    /// The queue goes on in other entries.
+    /// Moves the completion queue to another buffer.
     ///
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const OPERATION: Field = field(4, 15, 0);
         const RESIZE: u32 = 1;
@@ -328,8 +329,8 @@ impl State {
                 given => require(given >= driver.len())?,
             }
             let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
-            // Of the next eight bytes two are the size of an entry, which stays,
-            // and the rest is reserved.
+            // The next eight bytes contain the size of an entry, which must not
+            // change, and are otherwise reserved.
             let size = (entry as u16).to_ne_bytes();
             require(driver[8..10] == size && driver[10..] == [0; 6])?;
             let bytes = u64::from(entry) << log_size;
@@ -341,7 +342,7 @@ impl State {
                 .set(CQ_PAGE_SIZE, log_page_size(bytes))
                 .long(PAGES_AT, entries);
             require(is_page(entries))?;
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.make_in(&[(entries, bytes)], &input) }?;
             if let Some(old) = self.objects.given(asked.cq_handle, (entries, bytes)) {
                 self.hca.platform_mut().take_back(old.0, old.1);
@@ -353,7 +354,7 @@ impl State {
     }
 
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn create_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let service = match QpType(kind) {
@@ -365,7 +366,7 @@ impl State {
             QpType::RAW_PACKET | QpType::DRIVER => return refuse(libc::EOPNOTSUPP),
             _ => return refuse(libc::EINVAL),
         };
-        // Who only asks receives nothing.
+        // An XRC initiator has no receives.
         let initiator = service == XRC_SERVICE;
         let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE);
         let foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
@@ -390,7 +391,8 @@ impl State {
         let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
         require(cap.max_recv_wr <= LONGEST)?;
-        // Receives come from one place, and to who only asks from none.
+        // Receives come from an own queue or from an SRQ; an XRC initiator has
+        // neither.
         let has_own = !initiator && srq.is_none() && cap.max_recv_wr != 0;
         let size = |n: u32| n.is_power_of_two() && n <= LONGEST;
         require(match has_own {
@@ -407,7 +409,7 @@ impl State {
         let received = u64::from(receives) << shift;
         require(received.is_multiple_of(BLOCK))?;
         let bytes = received + u64::from(blocks) * BLOCK;
-        // The kernel leaves it to the device to refuse entries that are nowhere.
+        // The kernel lets the device reject entries at address 0.
         require(bytes == 0 || place.entries != 0)?;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
@@ -448,15 +450,15 @@ impl State {
             let value = by_entry(recv_cq, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64)?;
             input = input.set(QP_SCATTER_RECEIVED, value);
         }
-        // What a read brings comes in its completion only if every one has
-        // a completion, or the driver allows it nevertheless.
+        // Data of a read are written to its CQE only if every send is
+        // signalled, or the driver allows it explicitly.
         let allowed = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
         if scatter && matches!(service, 0 | XRC_SERVICE) && allowed {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }
         let given = place.given(bytes)?;
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
         // SAFETY: as in `create_cq`.
         unsafe { self.watch.queue(number, place.records) };
@@ -492,7 +494,7 @@ impl State {
     }
 
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const RESERVED: [usize; 2] = [20, 28];
         /// `MLX5_SRQ_FLAG_SIGNATURE`: receives begin with a signature.
@@ -504,7 +506,7 @@ impl State {
                 request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?,
                 request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?,
             )),
-            // There is no room for tags to match.
+            // Tag matching is not supported.
             _ => return refuse(libc::EINVAL),
         };
         let driver = request.driver::<32>();
@@ -516,8 +518,8 @@ impl State {
         require(xrc.is_none() || (has_index && user_index < NO_USER_INDEX))?;
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
-        // As the driver has it: one more than asked for, and entries of 16
-        // bytes more than their list.
+        // As in the driver: one entry more than requested, and 16 bytes per
+        // entry more than its list.
         require(max_wr < LONGEST && max_sge < 32)?;
         let entries = (max_wr + 1).next_power_of_two();
         let entry = (SEGMENT + max_sge * SEGMENT)
@@ -550,7 +552,7 @@ impl State {
         };
         let input = input.long(PAGES_AT, place.entries);
         let given = place.given(bytes)?;
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
         let srq = Srq {
             number,
@@ -581,7 +583,7 @@ impl State {
         Ok(())
     }
 
-    /// Asks for an event when fewer receives than a limit are left.
+    /// Requests an event when fewer receives than `limit` are left.
     pub(crate) fn arm_srq(&mut self, number: u32, xrc: bool, limit: u32) -> Result<()> {
         const LIMIT: Field = field(0xc, 15, 0);
         let opcode = if xrc { op::ARM_XRC_SRQ } else { op::ARM_RQ };
@@ -589,7 +591,7 @@ impl State {
         run(&mut self.hca, &input, 16).map(drop)
     }
 
-    /// The limit that is armed, or 0.
+    /// Returns the armed limit, or 0.
     pub(crate) fn srq_limit(&mut self, number: u32, xrc: bool) -> Result<u32> {
         const LIMIT: Field = field(WQ + 0x4, 15, 0);
         let (opcode, limit) = match xrc {
@@ -600,10 +602,11 @@ impl State {
         run(&mut self.hca, &input, PAGES_AT).map(|output| limit.get(&output))
     }
 
-    /// Has the device destroy what it has of an object.
+    /// Destroys the device's part of an object.
     pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
         let is = &self.objects.get(fd, handle)?.is;
-        // What was opened again is the device's until the last one goes.
+        // An object that was opened several times stays in the device until the
+        // last one is destroyed.
         let opened = match is {
             Is::Xrcd(it) => self.objects.xrcds(it.number).count(),
             Is::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),

@@ -1,4 +1,4 @@
-//! Memory regions: keys to the process's own memory.
+//! Memory regions: keys to the memory of the process.
 
 use std::os::fd::RawFd;
 
@@ -27,12 +27,12 @@ const UNITS: Field = field(0x44, 31, 0);
 const LOG_PAGE: Field = field(0x48, 5, 0);
 const CARRIED: Field = field(0x60, 31, 0);
 const ANY_QUEUE: u32 = 0xff_ffff;
-/// Modes: addresses as they are, pages, parts of other keys.
+/// Modes: physical addresses, pages, parts of other keys.
 const PHYSICAL: u32 = 0;
 const PAGED: u32 = 1;
 const OF_KEYS: u32 = 2;
-/// Of a window: it names nothing yet; work requests change it; a peer may
-/// invalidate it; and how long its list may be.
+/// Fields of a window: it is unbound; work requests modify it; a peer may
+/// invalidate it; the maximum length of its list.
 const FREE: Field = flag(0x10, 30);
 const BY_WORK_REQUEST: Field = flag(0x10, 15);
 const REMOTE_INVALIDATE: Field = flag(0x1c, 24);
@@ -47,15 +47,15 @@ const RIGHT_OF: [(AccessFlags, u32); 4] = [
     (AccessFlags::REMOTE_ATOMIC, 1 << 4),
 ];
 
-/// What a region may be given besides: no bit of a key says it
-/// (`IB_ACCESS_SUPPORTED`, without pages that come when they are needed).
+/// Access flags that a region may have but that no bit of a key represents
+/// (`IB_ACCESS_SUPPORTED`, without on-demand paging).
 const NOT_IN_KEYS: AccessFlags = AccessFlags::MW_BIND
     .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::HUGETLB)
     .union(AccessFlags::from_bits_retain(OPTIONAL));
-/// `IB_ACCESS_OPTIONAL`: those that a device need not know.
+/// `IB_ACCESS_OPTIONAL`: flags that a device may ignore.
 const OPTIONAL: u32 = 0x3ff0_0000;
-/// With these the memory must be writable (`ib_access_writable`).
+/// Flags that require writable memory (`ib_access_writable`).
 const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_ATOMIC)
@@ -66,7 +66,7 @@ const REREG_TRANSLATION: u32 = 1 << 0;
 const REREG_PD: u32 = 1 << 1;
 const REREG_ACCESS: u32 = 1 << 2;
 
-/// A region to be.
+/// Parameters of a region.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     address: u64,
@@ -76,7 +76,7 @@ struct Wanted {
     pd: u32,
 }
 
-/// The rights in a key of access flags.
+/// Converts access flags to the rights in a key.
 fn rights(access: AccessFlags) -> Result<u32> {
     let known = RIGHT_OF
         .iter()
@@ -92,8 +92,8 @@ fn rights(access: AccessFlags) -> Result<u32> {
     Ok(has.fold(LOCAL_READ, |all, (_, right)| all | right))
 }
 
-/// The largest page, as a logarithm, with which the pages of a region begin at
-/// no address below 0, and how many they are.
+/// Returns the largest page size, as a logarithm, at which the first page does
+/// not begin below address 0, and the addresses of the pages.
 fn pages(wanted: &Wanted) -> Option<(u32, Vec<u64>)> {
     for shift in (12..=30).rev() {
         let size = 1u64 << shift;
@@ -109,11 +109,11 @@ fn pages(wanted: &Wanted) -> Option<(u32, Vec<u64>)> {
 }
 
 impl State {
-    /// Has the device make a key; gives it the memory.
+    /// Creates a key in the device, and gives it the memory.
     ///
     /// # Safety
-    /// The memory stays mapped until it is taken back, and is treated as
-    /// memory that others read and, if the access says so, write.
+    /// The memory must stay mapped until it is taken back, and must be treated
+    /// as memory that others read and, if the access flags permit, write.
     unsafe fn make_key(&mut self, fd: RawFd, wanted: &Wanted) -> Result<u32> {
         let access = AccessFlags::from_bits_retain(wanted.access);
         let rights = rights(access)?;
@@ -163,13 +163,13 @@ impl State {
         if !access.contains(AccessFlags::MW_BIND) {
             self.hca.seal_key(number);
         }
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { (self.hca.platform_mut()).give(wanted.address, wanted.length) };
         Ok(number << 8 | u32::from(variant))
     }
 
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn reg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: RegMr = request.core()?;
         let wanted = Wanted {
@@ -179,7 +179,7 @@ impl State {
             access: asked.access_flags,
             pd: asked.pd_handle,
         };
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         let key = unsafe { self.make_key(fd, &wanted) }?;
         let handle = self.objects.insert(Object {
             file: fd,
@@ -202,11 +202,11 @@ impl State {
         Ok(())
     }
 
-    /// Another key to the region as it shall be takes the place of the one
-    /// that there is.
+    /// Replaces the key by a new one, with the changed parameters of the
+    /// region.
     ///
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn rereg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: ReregMr = request.core()?;
         let known = REREG_TRANSLATION | REREG_PD | REREG_ACCESS;
@@ -238,7 +238,7 @@ impl State {
         if asked.flags & REREG_ACCESS != 0 {
             wanted.access = asked.access_flags;
         }
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         let key = unsafe { self.make_key(fd, &wanted) }?;
         let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old_key >> 8);
         run(&mut self.hca, &destroy, 16)?;
@@ -257,7 +257,7 @@ impl State {
         Ok(())
     }
 
-    /// A memory window: a key that a work request fills in.
+    /// Allocates a memory window: a key that a work request fills in.
     pub(crate) fn alloc_mw(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: AllocMw = request.core()?;
         let second = match MwType(asked.mw_type) {
@@ -266,7 +266,7 @@ impl State {
             _ => return refuse(libc::EINVAL),
         };
         let pd = self.objects.pd(fd, asked.pd_handle)?;
-        // How many elements it may have; the rest is reserved.
+        // Byte 4 is the number of list elements; the rest is reserved.
         let mut driver = request.driver::<8>();
         let elements = std::mem::take(&mut driver[4]);
         if driver != [0; 8] || !request.driver_is_cleared(driver.len()) {
@@ -296,7 +296,7 @@ impl State {
             mw_handle,
             rkey: key,
         });
-        // Its second word is how long the answer is.
+        // The second word is the length of the answer.
         let length = request.room(ATTR_UHW_OUT).min(8) as u32;
         request.driver_answer([0, length].as_bytes());
         Ok(())

@@ -1,4 +1,4 @@
-//! A command as it comes through `RDMA_VERBS_IOCTL`.
+//! A command of `RDMA_VERBS_IOCTL`.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -13,18 +13,18 @@ use crate::spec::{Form, Spec};
 use crate::user::{Need, copyable};
 use crate::{Result, refuse};
 
-/// Input of so many bytes is in the attribute itself.
+/// Input of up to this many bytes is stored in the attribute itself.
 const INLINE: u64 = 8;
 
-/// Bytes of a command at most: a page.
+/// Maximum length of a command: a page.
 const LONGEST: usize = 4096;
 
-/// A command: what it asks for, and its attributes.
+/// A command with its attributes.
 pub(crate) struct Request {
     pub(crate) object: u16,
     pub(crate) method: u16,
     attrs: Vec<Attr>,
-    /// Where they came from: answers go there.
+    /// The caller's attributes, to which answers are written.
     raw: *mut Attr,
 }
 
@@ -32,13 +32,13 @@ impl Request {
     /// Reads a command.
     ///
     /// # Safety
-    /// `argument` is a header with its attributes behind it, both writable;
-    /// inputs by address are readable, outputs writable, each for its length
-    /// and for as long as this is used.
+    /// `argument` must point to a header followed by its attributes, both
+    /// writable; inputs by address must be readable and outputs writable, each
+    /// for its length and as long as the `Request` is used.
     pub(crate) unsafe fn read(argument: *mut c_void) -> Result<Self> {
         let address = argument.expose_provenance() as u64;
         copyable(address, size_of::<IoctlHdr>() as u64, Need::Read)?;
-        // SAFETY: there is a header, by the contract.
+        // SAFETY: a header is at `argument`, by the contract.
         let header = unsafe { argument.cast::<IoctlHdr>().read_unaligned() };
         let count = usize::from(header.num_attrs);
         let length = size_of::<IoctlHdr>() + count * size_of::<Attr>();
@@ -52,9 +52,9 @@ impl Request {
             return refuse(libc::EINVAL);
         }
         copyable(address, length as u64, Need::Write)?;
-        // SAFETY: they follow the header, by the contract.
+        // SAFETY: the attributes follow the header, by the contract.
         let raw = unsafe { argument.byte_add(size_of::<IoctlHdr>()).cast::<Attr>() };
-        // SAFETY: as many as the header says.
+        // SAFETY: `n` is less than the header's number of attributes.
         let attrs = (0..count).map(|n| unsafe { raw.add(n).read_unaligned() });
         Ok(Self {
             object: header.object_id,
@@ -64,16 +64,17 @@ impl Request {
         })
     }
 
-    /// Checks the attributes against those that the method has, one after the
-    /// other as the kernel does, and has `object` look at each that names an
-    /// object or a descriptor. Those that the method does not have are passed over
-    /// if they are not said to be mandatory.
+    /// Checks the attributes against those of the method, in the kernel's
+    /// order, and calls `object` for each that names an object or a descriptor.
+    /// Attributes that the method does not have are ignored unless flagged as
+    /// mandatory.
     ///
     /// # Errors
-    /// EPROTONOSUPPORT for an attribute that the method has not; EINVAL for one
-    /// that is there twice, has a length that it cannot have or sets what is
-    /// reserved, and for one that is missing; EOPNOTSUPP for data behind what is
-    /// known; EFAULT for addresses that are not memory; those of `object`.
+    /// EPROTONOSUPPORT for a mandatory attribute that the method does not have;
+    /// EINVAL for an attribute that is duplicate, missing, has an invalid
+    /// length or sets reserved fields; EOPNOTSUPP for nonzero data beyond the
+    /// known structure; EFAULT for addresses that are not mapped; errors of
+    /// `object`.
     pub(crate) fn check(
         &self,
         method: &[Spec],
@@ -133,12 +134,12 @@ impl Request {
         Some((at, self.attrs[at]))
     }
 
-    /// Whether an attribute was given.
+    /// Returns whether an attribute is present.
     pub(crate) fn has(&self, id: u16) -> bool {
         self.find(id).is_some()
     }
 
-    /// An input's bytes; none if it was not given.
+    /// Returns the bytes of an input; `None` if it is not present.
     pub(crate) fn bytes(&self, id: u16) -> Option<Vec<u8>> {
         let (_, attr) = self.find(id)?;
         let length = usize::from(attr.len);
@@ -147,23 +148,23 @@ impl Request {
             Some(inline) => bytes.copy_from_slice(inline),
             None => {
                 let from = ptr::with_exposed_provenance::<u8>(attr.data as usize);
-                // SAFETY: an input of that length is readable, by the
-                // contract of `read`, and `check` has found it mapped; the
-                // vector is new.
+                // SAFETY: an input of that length is readable, by the contract
+                // of `read`, and `check` has found it mapped; the vector is
+                // new, so the two do not overlap.
                 unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length) };
             }
         }
         Some(bytes)
     }
 
-    /// Whether all bytes of an input from `at` on are zero
+    /// Returns whether all bytes of an input from `at` on are zero
     /// (`ib_is_udata_cleared`).
     fn is_cleared(&self, id: u16, at: usize) -> bool {
         let bytes = self.bytes(id).unwrap_or_default();
         bytes.iter().skip(at).all(|byte| *byte == 0)
     }
 
-    /// An input of a fixed form.
+    /// Returns an input of a fixed type.
     pub(crate) fn value<T: FromBytes>(&self, id: u16) -> Result<T> {
         let bytes = self.bytes(id).unwrap_or_default();
         match T::read_from_prefix(&bytes) {
@@ -172,16 +173,17 @@ impl Request {
         }
     }
 
-    /// An enumerated value, which is in 64 bits whatever its own type.
+    /// Returns an enumerated value, which is passed as 64 bits whatever its
+    /// type.
     pub(crate) fn constant<T: TryFrom<u64>>(&self, id: u16) -> Result<T> {
         let value = self.value::<u64>(id)?;
         T::try_from(value).or(refuse(libc::EINVAL))
     }
 
-    /// Flags, which are in 32 bits or 64; none if they were not given.
+    /// Returns flags, which are passed as 32 or 64 bits; none if not present.
     ///
     /// # Errors
-    /// EINVAL if there are others than those of `known`.
+    /// EINVAL for flags that are not in `known`.
     pub(crate) fn flags(&self, id: u16, known: u32) -> Result<u32> {
         let bytes = self.bytes(id).unwrap_or_default();
         let mut value = [0; 8];
@@ -195,42 +197,43 @@ impl Request {
         }
     }
 
-    /// The number of an object that the command must name.
+    /// Returns the handle of an object that the command must name.
     ///
     /// # Errors
-    /// ENOENT if it does not.
+    /// ENOENT if it does not name one.
     pub(crate) fn handle(&self, id: u16) -> Result<u32> {
         self.optional_handle(id).ok_or(Errno::new(libc::ENOENT))
     }
 
-    /// The same, if it was given. It is one of the context's, by `check`.
+    /// As [`handle`](Self::handle), if present. `check` has verified that it
+    /// belongs to the context.
     pub(crate) fn optional_handle(&self, id: u16) -> Option<u32> {
         let (_, attr) = self.find(id)?;
         u32::try_from(attr.data).ok()
     }
 
-    /// A descriptor that the command names, if it does.
+    /// Returns a descriptor that the command names, if present.
     pub(crate) fn fd(&self, id: u16) -> Option<RawFd> {
         let (_, attr) = self.find(id)?;
         RawFd::try_from(attr.data.cast_signed()).ok()
     }
 
-    /// Answers into an output, as much as there is room for.
+    /// Writes to an output, truncated to its length.
     pub(crate) fn put(&mut self, id: u16, bytes: &[u8]) {
         let Some((at, attr)) = self.find(id) else {
             return;
         };
         let to = ptr::with_exposed_provenance_mut::<u8>(attr.data as usize);
         let length = bytes.len().min(attr.len.into());
-        // SAFETY: an output of `attr.len` bytes is writable, by the contract
-        // of `read`, and `check` has found it so.
+        // SAFETY: an output of `attr.len` bytes is writable, by the contract of
+        // `read`, and `check` has found it writable.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };
         self.written(at);
     }
 
-    /// The attribute of that index was answered.
+    /// Marks the attribute with index `at` as written.
     fn written(&mut self, at: usize) {
-        // SAFETY: an attribute of the command, which is packed as the caller
+        // SAFETY: an attribute of the command, at whatever alignment the caller
         // has it.
         unsafe {
             let flags = &raw mut (*self.raw.add(at)).flags;
@@ -238,20 +241,19 @@ impl Request {
         }
     }
 
-    /// Answers a value.
+    /// Writes a value to an output.
     pub(crate) fn answer<T: IntoBytes + Immutable>(&mut self, id: u16, value: &T) {
         self.put(id, value.as_bytes());
     }
 
-    /// Answers a structure that may be longer where it is read: the rest of it
-    /// is zero.
+    /// Writes a structure to an output, zero-filled if the output is longer.
     pub(crate) fn answer_struct<T: IntoBytes + Immutable>(&mut self, id: u16, value: &T) {
         let mut bytes = value.as_bytes().to_vec();
         bytes.resize(bytes.len().max(self.room(id)), 0);
         self.put(id, &bytes);
     }
 
-    /// Answers the number of the object, or the descriptor, that was made.
+    /// Writes the handle or descriptor of the created object.
     pub(crate) fn made(&mut self, id: u16, number: u32) {
         if let Some((at, _)) = self.find(id) {
             // SAFETY: an attribute of the command.
@@ -259,20 +261,21 @@ impl Request {
         }
     }
 
-    /// Bytes that an attribute has, or has room for.
+    /// Returns the length of an attribute's data or buffer.
     pub(crate) fn room(&self, id: u16) -> usize {
         self.find(id).map_or(0, |(_, attr)| attr.len.into())
     }
 
-    /// Which write command it carries.
+    /// Returns the number of the write command.
     pub(crate) fn write_command(&self) -> Result<u32> {
         self.constant(ATTR_WRITE_CMD)
     }
 
-    /// The write command's structure. What is not given of it is zero.
+    /// Returns the structure of the write command, zero-filled if the input is
+    /// shorter.
     ///
     /// # Errors
-    /// EOPNOTSUPP if there is more than is known, and not zero.
+    /// EOPNOTSUPP for nonzero data beyond the known structure.
     pub(crate) fn core<T: FromBytes + IntoBytes>(&self) -> Result<T> {
         let mut value = T::new_zeroed();
         let bytes = self.bytes(ATTR_CORE_IN).unwrap_or_default();
@@ -285,12 +288,12 @@ impl Request {
         Ok(value)
     }
 
-    /// Answers the write command.
+    /// Writes the answer to the write command.
     pub(crate) fn core_answer<T: IntoBytes + Immutable>(&mut self, value: &T) {
         self.answer_struct(ATTR_CORE_OUT, value);
     }
 
-    /// The driver's data, filled up with zeros to `N` bytes.
+    /// Returns the input driver data, zero-filled to `N` bytes.
     pub(crate) fn driver<const N: usize>(&self) -> [u8; N] {
         let mut out = [0; N];
         let bytes = self.bytes(ATTR_UHW_IN).unwrap_or_default();
@@ -299,21 +302,21 @@ impl Request {
         out
     }
 
-    /// How many bytes the driver's data have.
+    /// Returns the length of the input driver data.
     pub(crate) fn driver_length(&self) -> usize {
         self.room(ATTR_UHW_IN)
     }
 
-    /// Whether the driver's data are zero from `at` on.
+    /// Returns whether the input driver data are zero from `at` on.
     pub(crate) fn driver_is_cleared(&self, at: usize) -> bool {
         self.is_cleared(ATTR_UHW_IN, at)
     }
 
-    /// Refuses if there is not room for `length` bytes of an answer to the
-    /// driver.
+    /// Checks that the output for driver data has at least `length` bytes.
     ///
     /// # Errors
-    /// EFAULT without any; EINVAL for too few, which the kernel would write past.
+    /// EFAULT if there is no output; EINVAL if it is too short: the kernel
+    /// would write beyond it.
     pub(crate) fn needs_driver_room(&self, length: usize) -> Result<()> {
         match self.room(ATTR_UHW_OUT) {
             0 => refuse(libc::EFAULT),
@@ -322,19 +325,19 @@ impl Request {
         }
     }
 
-    /// Answers the driver's data.
+    /// Writes the output driver data.
     pub(crate) fn driver_answer(&mut self, bytes: &[u8]) {
         self.put(ATTR_UHW_OUT, bytes);
     }
 }
 
-/// The native word at a byte offset of driver data.
+/// Returns the native-endian 32-bit word at a byte offset of driver data.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// The native double word at a byte offset of driver data.
+/// Returns the native-endian 64-bit word at a byte offset of driver data.
 pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
     let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))

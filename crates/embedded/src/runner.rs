@@ -1,5 +1,5 @@
-//! Running the devices of a network: a turn of all of them, and the thread
-//! that does nothing else.
+//! Driving the devices of a network: a turn of all devices, and the thread that
+//! repeats it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,18 +21,18 @@ use crate::network::{Device, Drive};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
 use crate::{Result, leaving, refuse};
 
-/// How long after the last event the thread spins. Then it sleeps: on a busy
-/// machine, who yields waits for everybody, and who sleeps is let in when the
-/// time is up.
+/// How long the thread spins after the last activity. Afterwards it sleeps: on
+/// a busy host a thread that yields waits for all others, while one that sleeps
+/// is scheduled when its time is up.
 const SPIN: Duration = Duration::from_micros(30);
-/// How long it sleeps at first, and at most.
+/// Shortest and longest sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// The devices of a network. Dropped, it ends the thread.
+/// Drives the devices of a network. Dropping it ends the thread.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
-    /// Who makes connections by address.
+    /// Manager of connections by address.
     manager: Manager,
     thread: Option<JoinHandle<()>>,
 }
@@ -41,28 +41,28 @@ pub(crate) struct Shared {
     fabric: Fabric,
     pool: Pool,
     devices: Mutex<Vec<Arc<Device>>>,
-    /// How many there are.
+    /// Number of devices.
     count: AtomicUsize,
     stop: AtomicBool,
     joined: Option<Joined>,
 }
 
-/// The way to other processes.
+/// The connection to other processes.
 struct Joined {
     segment: Mutex<Segment>,
-    /// What it waits for, and what wakes who sleeps there.
+    /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
     epoll: Epoll,
     wake: EventFd,
-    /// What the numbers of devices begin with.
+    /// Number of this process's first device.
     first_device: u16,
 }
 
-/// What a turn has found.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     busy: bool,
     in_use: bool,
-    /// When something is due, from now.
+    /// Time until something is due.
     due: Option<Duration>,
 }
 
@@ -85,8 +85,9 @@ impl Joined {
         match self.segment.try_lock() {
             Ok(mut segment) => segment.pump(&self.epoll),
             Err(TryLockError::Poisoned(mut segment)) => segment.get_mut().pump(&self.epoll),
-            // Somebody else is at it, perhaps without a processor to go on: who
-            // drives without a pause would keep it for a tick.
+            // Another thread is driving, and may be waiting for a processor:
+            // without a yield, a caller that drives in a loop would occupy it
+            // for a tick.
             Err(TryLockError::WouldBlock) => {
                 thread::yield_now();
                 false
@@ -94,8 +95,9 @@ impl Joined {
         }
     }
 
-    /// Before a time-out counts: takes in what has come meanwhile, and says
-    /// whether there may be more, or others have not read what they were sent.
+    /// Called before a timeout takes effect: processes what has arrived, and
+    /// returns whether there may be more, or peers have not read what they were
+    /// sent.
     fn is_behind(&self) -> bool {
         let behind = |segment: &mut Segment| segment.pump(&self.epoll) || segment.is_unread();
         match self.segment.try_lock() {
@@ -105,8 +107,8 @@ impl Joined {
         }
     }
 
-    /// Has frames moved on; whether there are some that this process has sent and
-    /// no socket has yet.
+    /// Moves frames; returns whether there are frames of this process that no
+    /// socket has accepted yet.
     fn is_sending(&self) -> bool {
         let sending = |segment: &mut Segment| {
             segment.pump(&self.epoll);
@@ -119,18 +121,20 @@ impl Joined {
         }
     }
 
-    /// Until a frame comes, somebody wakes this, or the time is up.
+    /// Sleeps until a frame arrives, another thread wakes it, or the time is
+    /// up.
     fn sleep(&self, limit: Option<Duration>) {
         let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        // Woken for nothing is no harm.
+        // A spurious wakeup is harmless.
         let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
-        // It may not have been this that woke it.
+        // The eventfd may not be what ended the wait.
         let _ = self.wake.read();
     }
 }
 
 impl Shared {
-    /// A turn of the devices, and of the way to others.
+    /// Runs a turn of the devices, and moves frames from and to other
+    /// processes.
     fn turn(&self, devices: &[Arc<Device>]) -> Turn {
         let mut found = turn(devices, self.joined.as_ref());
         if let Some(joined) = &self.joined {
@@ -139,7 +143,7 @@ impl Shared {
         found
     }
 
-    /// Until something is to be looked at, or the time is up.
+    /// Sleeps until there is something to do, or the time is up.
     fn sleep(&self, limit: Option<Duration>) {
         match (&self.joined, limit) {
             (Some(joined), limit) => joined.sleep(limit),
@@ -148,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Waits until what the devices have sent is in the sockets of whom it is for,
-    /// as long as a frame may wait.
+    /// Waits until the sockets of the receivers have accepted all frames of the
+    /// devices, at most as long as a frame may wait.
     pub(crate) fn let_go(&self) {
         let end = Instant::now() + PATIENCE;
         while self.is_sending() && Instant::now() < end {
@@ -161,7 +165,8 @@ impl Shared {
         let Some(joined) = &self.joined else {
             return false;
         };
-        // A turn that is under way may not have sent all of which it has told.
+        // A turn in progress may not have sent all frames whose completions it
+        // has written.
         let in_turn = match self.devices.try_lock() {
             Ok(devices) => devices.iter().any(|device| device.is_in_turn()),
             Err(TryLockError::Poisoned(_)) => false,
@@ -194,7 +199,8 @@ fn turn(devices: &[Arc<Device>], joined: Option<&Joined>) -> Turn {
 }
 
 impl Runner {
-    /// Without devices; joined to other processes' in a directory, or not.
+    /// Creates a runner without devices; joined to other processes if a
+    /// directory is given.
     pub(crate) fn new(
         fabric: Fabric,
         pool: Pool,
@@ -233,7 +239,7 @@ impl Runner {
         }))
     }
 
-    /// Adds a device that `make` makes, given its number.
+    /// Adds the device that `make` creates, given its number.
     pub(crate) fn add(
         &self,
         make: impl FnOnce(usize, &Fabric, Pool) -> std::result::Result<Arc<Device>, Errno>,
@@ -252,8 +258,8 @@ impl Runner {
         Ok(device)
     }
 
-    /// A turn of all devices; whether anything happened or is left to do, or
-    /// somebody else is at it.
+    /// Runs a turn of all devices. Returns whether anything happened, more is
+    /// left to do, or another thread is driving.
     pub(crate) fn drive(&self) -> bool {
         match self.shared.devices.try_lock() {
             Ok(devices) => self.shared.turn(&devices).busy,
@@ -262,20 +268,20 @@ impl Runner {
         }
     }
 
-    /// Whether there is a thread that runs the devices.
+    /// Returns whether a thread drives the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
     }
 
-    /// The network's connection manager.
+    /// Returns the network's connection manager.
     pub(crate) fn manager(&self) -> &Manager {
         &self.manager
     }
 
-    /// Has the thread look.
+    /// Wakes the thread.
     pub(crate) fn wake(&self) {
         match (&self.shared.joined, &self.thread) {
-            // Full is awake.
+            // Fails only if the counter is full, which also wakes.
             (Some(joined), _) => drop(joined.wake.write(1)),
             (None, Some(thread)) => thread.thread().unpark(),
             (None, None) => {}
@@ -290,16 +296,16 @@ impl Drop for Runner {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            // It has only ended if it panicked.
+            // Fails only if the thread panicked.
             let _ = thread.join();
         }
         self.shared.let_go();
     }
 }
 
-/// The thread.
+/// The thread's main loop.
 fn run(shared: &Shared) {
-    // With one processor, spinning only keeps the others from their work.
+    // With one processor, spinning only delays the other threads.
     let alone = thread::available_parallelism().is_ok_and(|count| count.get() == 1);
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut last = Instant::now();
@@ -315,7 +321,8 @@ fn run(shared: &Shared) {
             continue;
         }
         if !found.in_use {
-            // Whatever comes is a command, or a frame, and wakes.
+            // Any activity starts with a command or a frame, both of which
+            // wake.
             shared.sleep(None);
             last = Instant::now();
             continue;

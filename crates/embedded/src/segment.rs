@@ -1,14 +1,16 @@
-//! Processes of one machine on one network: a directory with a socket for each.
+//! Processes on one host that share a network, through a directory with a
+//! socket for each.
 //!
-//! Each has a number there, which the addresses of its devices are made of, so
-//! that a frame's destination says whose socket it goes to. A number is held by
-//! a lock on a file, which goes with the process however that ends. Whoever
-//! sends to a process connects to its socket and never reads there; whoever is
-//! connected to only reads. There is nobody in between who could go.
+//! Each process has a number, from which the addresses of its devices are
+//! derived, so that a frame's destination determines the socket. A number is
+//! held by a lock on a file, which the system releases when the process ends,
+//! for whatever reason. A sender connects to the receiver's socket and never
+//! reads from it; the receiver of a connection only reads. There is no
+//! intermediary that could fail.
 //!
-//! Frames are as untrusted as any network's: the transport checks them. What a
-//! process can take up here is bounded: connections, frames of a turn, frames
-//! that wait.
+//! Frames are as untrusted as those of any network: the transport checks them.
+//! The resources that a process can use here are bounded: connections, frames
+//! per turn, frames that wait.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -27,57 +29,58 @@ use uverbs::Errno;
 use crate::Result;
 use crate::directory::Directory;
 
-/// Processes of a network.
+/// Maximum number of processes of a network.
 const MEMBERS: u16 = 32;
-/// Devices of a process.
+/// Maximum number of devices of a process.
 pub(crate) const DEVICES: u16 = 256;
-/// Frames that are moved each way before others have their turn.
+/// Maximum number of frames moved in each direction per turn.
 const LIMIT: usize = 64;
-/// Bytes that wait in a socket, if the system lets them.
+/// Requested send buffer of a socket, in bytes; the system may grant less.
 const ROOM: usize = 1 << 20;
-/// How long a frame waits for a process that takes none. It may only be busy;
-/// but all others wait as well.
+/// How long a frame waits for a process that does not read. The process may
+/// only be busy, but all others wait as well.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
-/// LIDs from here on are multicast.
+/// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
-/// The kind of a frame, in front of it.
+/// Link type of a frame, the byte before it.
 const IB: u8 = 0;
 const ETHERNET: u8 = 1;
 
-/// What the epoll instance calls the listening socket. Connections are called
-/// by their places.
+/// The listening socket in epoll events. Connections are identified by their
+/// indices.
 const LISTENER: u64 = u64::MAX;
-/// And what wakes a sleeper.
+/// The eventfd that wakes a sleeping thread.
 pub(crate) const WAKE: u64 = u64::MAX - 1;
 
-/// This process's place on the network.
+/// This process's part of the network.
 pub(crate) struct Segment {
     port: Port,
     pool: Pool,
     directory: Arc<Directory>,
     number: u16,
     listener: OwnedFd,
-    /// Whom frames come from.
+    /// Connections that frames are received from.
     incoming: [Option<OwnedFd>; MEMBERS as usize],
-    /// Whom they go to, by number.
+    /// Processes that frames are sent to, by number.
     members: [Member; MEMBERS as usize],
-    /// A frame that its receiver had no room for.
+    /// A frame that the receiver's socket had no room for.
     held: Option<(Packet, u16, Instant)>,
     buffer: Box<[u8]>,
-    /// Last: the number is free when the socket is gone.
+    /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
 }
 
 #[derive(Default)]
 struct Member {
     socket: Option<OwnedFd>,
-    /// It has let a frame wait for too long: it gets no more until it has read all
-    /// that there is. Who reads a frame now and then would keep all others waiting.
+    /// A frame has waited for it too long. It receives no more until it has
+    /// read everything: otherwise a process that reads slowly would delay all
+    /// others.
     stuck: bool,
 }
 
-/// Whom a frame is for.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Member(u16),
@@ -89,7 +92,8 @@ fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-/// Whose address it is; the addresses are those of `Settings::numbered`.
+/// Returns the process that owns an address. Addresses are those of
+/// `Settings::numbered`.
 fn owner(number: u16) -> To {
     match number.checked_sub(1).map(|number| number / DEVICES) {
         Some(member) if member < MEMBERS => To::Member(member),
@@ -115,7 +119,7 @@ fn socket_name(number: u16) -> String {
     format!("{number}.socket")
 }
 
-/// Takes a number that nobody has, and listens there.
+/// Takes a free number, and listens on its socket.
 fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     for number in 0..MEMBERS {
         if let Some(lock) = directory.lock(&format!("{number}.lock"))?
@@ -128,7 +132,7 @@ fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
 }
 
 impl Segment {
-    /// Takes part in the network of a directory.
+    /// Joins the network of a directory.
     pub(crate) fn join(
         directory: Arc<Directory>,
         fabric: &Fabric,
@@ -149,31 +153,33 @@ impl Segment {
             incoming: Default::default(),
             members: Default::default(),
             held: None,
-            // A byte for the kind, and one by which what is too long is known.
+            // Two more bytes: the link type, and one to detect frames that are
+            // too long.
             buffer: vec![0; CAPACITY + 2].into_boxed_slice(),
             _lock: lock,
         })
     }
 
-    /// What the numbers of this process's devices begin with.
+    /// Returns the number of this process's first device.
     pub(crate) fn first_device(&self) -> u16 {
         self.number * DEVICES
     }
 
-    /// Moves frames both ways; whether there was any, or one waits.
+    /// Moves frames in both directions. Returns whether there were any, or one
+    /// is waiting.
     pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
         let sent = self.send_all();
         self.receive_all(epoll) || sent
     }
 
-    /// Whether some of what was sent is still to be read: it waits here, or in
-    /// the socket of a process that has not come to it.
+    /// Returns whether some frames have not been read: they are waiting here,
+    /// or in the socket of their receiver.
     pub(crate) fn is_unread(&self) -> bool {
         let mut sockets = self.members.iter().filter_map(|it| it.socket.as_ref());
         self.is_sending() || sockets.any(has_unread)
     }
 
-    /// Whether something is to be sent.
+    /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&self) -> bool {
         self.held.is_some() || self.port.deadline().is_some()
     }
@@ -183,12 +189,12 @@ impl Segment {
         for _ in 0..LIMIT {
             let (packet, to, since) = match self.held.take() {
                 Some(held) => held,
-                // Nothing is delayed on this network, so it is always now.
+                // This network has no delay, so the time does not matter.
                 None => match self.port.recv(0) {
                     Some(packet) => match destination(packet.kind(), packet.frame()) {
                         To::Member(to) => (packet, to, Instant::now()),
                         To::All => {
-                            // Of those nobody is promised one.
+                            // Delivery to all is best effort.
                             let own = self.number;
                             for to in (0..MEMBERS).filter(|to| *to != own) {
                                 self.send(to, &packet);
@@ -208,7 +214,7 @@ impl Segment {
             let member = &mut self.members[usize::from(to)];
             if !member.stuck && since.elapsed() < PATIENCE {
                 self.held = Some((packet, to, since));
-                // It needs the processor more than this does.
+                // The receiver needs the processor more than this thread.
                 std::thread::yield_now();
                 break;
             }
@@ -217,7 +223,8 @@ impl Segment {
         active
     }
 
-    /// Sends a frame, or loses it, as networks do. False if there is no room.
+    /// Sends a frame, or drops it, as networks may. Returns false if there is
+    /// no room.
     fn send(&mut self, to: u16, packet: &Packet) -> bool {
         let frame = packet.frame();
         let Some((kind, rest)) = self.buffer.split_first_mut() else {
@@ -247,7 +254,7 @@ impl Segment {
             Ok(_) => member.stuck = false,
             Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => return false,
             Err(nix::Error::EINTR) => {}
-            // It is gone. Somebody else may have the number next time.
+            // The process has ended. Another one may have its number later.
             Err(_) => member.socket = None,
         }
         true
@@ -271,13 +278,13 @@ impl Segment {
         active
     }
 
-    /// Lets one in, if there is a place.
+    /// Accepts a connection, if there is a free index.
     fn accept(&mut self, epoll: &Epoll) {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
             return;
         };
-        // SAFETY: it is new, and nobody else's.
+        // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let Some(place) = self.incoming.iter().position(Option::is_none) else {
             return;
@@ -288,7 +295,7 @@ impl Segment {
         }
     }
 
-    /// Takes what has come by a connection.
+    /// Receives frames from a connection.
     fn receive(&mut self, place: usize) -> bool {
         let Some(socket) = self.incoming.get(place).and_then(Option::as_ref) else {
             return false;
@@ -307,8 +314,8 @@ impl Segment {
                 }
                 Err(nix::Error::EAGAIN) => break,
                 Err(nix::Error::EINTR) => {}
-                // The other end is closed. So is this, which leaves epoll by
-                // that.
+                // The peer has closed the connection. Closing this end also
+                // removes it from epoll.
                 Ok(0) | Err(_) => {
                     self.incoming[place] = None;
                     break;
@@ -319,18 +326,18 @@ impl Segment {
     }
 }
 
-/// Connects to a process, if there is one of that number.
+/// Connects to the process with a number, if it exists.
 fn reach(directory: &Directory, number: u16) -> Option<OwnedFd> {
     let socket = directory.connect(&socket_name(number)).ok()??;
-    // What the system does not grant is not needed either.
+    // A smaller buffer than requested works too.
     let _ = setsockopt(&socket, sockopt::SndBuf, &ROOM);
     Some(socket)
 }
 
-/// Whether the other end has not read all that was sent to it.
+/// Returns whether the peer has unread data.
 fn has_unread(socket: &OwnedFd) -> bool {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: it writes an int, which this is.
+    // SAFETY: the request writes an int to the address of one.
     let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     asked == 0 && bytes > 0
 }
@@ -341,7 +348,7 @@ impl Drop for Segment {
     }
 }
 
-/// A new epoll instance, in which `wake` is called [`WAKE`].
+/// Creates an epoll instance that reports `wake` as [`WAKE`].
 pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
     let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
@@ -386,7 +393,7 @@ mod tests {
         assert_eq!(destination(LinkKind::Ib, &[0, 0, 0xc0, 1]), To::All);
     }
 
-    /// A frame from a device here to one of each member.
+    /// Builds a frame from a local device to one of a process.
     fn frame(pool: &Pool, member: u16) -> Packet {
         let [high, low] = (member * DEVICES + 1).to_be_bytes();
         let mut frame = [0; 4000];
@@ -420,7 +427,7 @@ mod tests {
         assert!(segment.held.is_none() && segment.members[1].stuck);
         let accept = |listener: &OwnedFd| {
             let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).unwrap();
-            // SAFETY: it is new, and nobody else's.
+            // SAFETY: the descriptor is new and owned by nothing else.
             unsafe { OwnedFd::from_raw_fd(fd) }
         };
         let slow = accept(&listeners[0]);
@@ -428,7 +435,7 @@ mod tests {
         let mut read = |socket: &OwnedFd| {
             recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok()
         };
-        // It reads some, so that there is room for less than what is for it.
+        // It reads some, so that there is less room than its frames need.
         for _ in 0..3 {
             assert!(read(&slow));
         }
@@ -438,7 +445,7 @@ mod tests {
         device.send(0, frame(&pool, 2));
         segment.pump(&poll);
         assert!(read(&accept(&listeners[1])), "it did not wait");
-        // Who has read all is as anybody.
+        // A process that has read everything is treated like any other.
         while read(&slow) {}
         device.send(0, frame(&pool, 1));
         segment.pump(&poll);

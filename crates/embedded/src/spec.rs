@@ -1,4 +1,4 @@
-//! Which attributes the methods have, as Linux declares them
+//! Attributes of the methods, as Linux declares them
 //! (`DECLARE_UVERBS_NAMED_METHOD` in drivers/infiniband/core and hw/mlx5).
 
 use uverbs::abi::ids::*;
@@ -7,23 +7,23 @@ use uverbs::abi::mlx5::ATTR_QUERY_CONTEXT_RESP;
 
 use crate::event::FileKind;
 
-/// What an attribute is.
+/// Type of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
-    /// Data in, of so many bytes; `extends`: a longer one is taken if what
-    /// is too much is zero.
+    /// Input data and their length. `extends`: longer input is accepted if the
+    /// excess is zero.
     In {
         least: u16,
         most: u16,
         extends: bool,
     },
-    /// Room for data out, of so many bytes.
+    /// Output buffer and its length.
     Out { least: u16, most: u16 },
-    /// The object, or the descriptor, that is made.
+    /// The object or descriptor to create.
     New,
-    /// An object of a kind.
+    /// An object of a type.
     Object(u16),
-    /// A descriptor of a kind.
+    /// A descriptor of a type.
     Fd(FileKind),
 }
 
@@ -66,7 +66,7 @@ const fn constant(id: u16) -> Spec {
     exactly(id, 8)
 }
 
-/// `UVERBS_ATTR_FLAGS_IN`, which is optional unless said otherwise.
+/// `UVERBS_ATTR_FLAGS_IN`, optional unless declared otherwise.
 const fn flags(id: u16) -> Spec {
     let form = Form::In {
         least: 4,
@@ -84,7 +84,7 @@ const fn out(id: u16, length: u16) -> Spec {
     Spec::new(id, form)
 }
 
-/// Room for a structure of at least so many bytes.
+/// Output buffer for a structure of at least `least` bytes.
 const fn out_struct(id: u16, least: u16) -> Spec {
     let most = u16::MAX;
     Spec::new(id, Form::Out { least, most })
@@ -102,7 +102,7 @@ const fn events(id: u16) -> Spec {
     Spec::new(id, Form::Fd(FileKind::Async)).optional()
 }
 
-/// `UVERBS_ATTR_UHW`: the driver's data.
+/// `UVERBS_ATTR_UHW`: driver data.
 const DRIVER_IN: Spec = {
     let form = Form::In {
         least: 0,
@@ -113,7 +113,7 @@ const DRIVER_IN: Spec = {
 };
 const DRIVER_OUT: Spec = out_struct(ATTR_UHW_OUT, 0).optional();
 
-/// The attributes of a method; none if there is no such method.
+/// Returns the attributes of a method; `None` if the method does not exist.
 pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
     Some(match (object_id, method_id) {
         (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => {

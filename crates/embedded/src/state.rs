@@ -1,4 +1,4 @@
-//! A device under its lock: engine, objects, files, and a turn of all of it.
+//! A device under its lock: engine, objects, files, and a turn of all of them.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -26,17 +26,17 @@ use crate::watch::{Rung, Watch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
-/// Registers of a UAR page.
+/// Offsets of doorbell registers in a UAR.
 const ARM_CQ: u64 = 0x20;
 const UPDATE_EQ: u64 = 0x48;
 
-/// Completion vectors.
+/// Number of completion vectors.
 pub(crate) const VECTORS: u32 = 4;
 const EQ_LOG_SIZE: u32 = 12;
 const EQ_ENTRY: usize = 64;
 const EQ_OWNER: usize = 63;
 
-/// The device's event queue, which nobody but this side reads.
+/// An event queue of the device, read only by this module.
 #[derive(Debug)]
 struct EventQueue {
     memory: MmapMut,
@@ -44,25 +44,25 @@ struct EventQueue {
     consumed: u32,
 }
 
-/// A device.
+/// State of a device.
 pub(crate) struct State {
     pub(crate) hca: Hca<Process>,
     pub(crate) objects: Objects,
     pub(crate) files: HashMap<RawFd, File>,
     pub(crate) watch: Watch,
-    /// The UAR page that its queues are made with.
+    /// The UAR of all its queues.
     pub(crate) uar: u32,
-    /// The protection domain of XRC targets, which name none: what is asked of
-    /// them is in that of the shared queue that is named.
+    /// Protection domain of XRC targets, which name none: requests to them use
+    /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
     /// The low byte of the next memory key.
     pub(crate) variant: u8,
-    /// One for each completion vector; events that are not of a completion come
-    /// in the first.
+    /// One per completion vector. Events other than completions are reported in
+    /// the first.
     events: Vec<EventQueue>,
 }
 
-// The page numbers of UARs, and what an Ethernet port is told.
+// Fields of commands that create event queues and set up an Ethernet port.
 const EQ_CONTEXT: usize = 0x10;
 const EQ_SIZE: Field = field(EQ_CONTEXT + 0xc, 28, 24);
 const EQ_UAR: Field = field(EQ_CONTEXT + 0xc, 23, 0);
@@ -78,23 +78,24 @@ const ROCE_MAC: usize = 0x22;
 const ROCE_VERSION: Field = field(0x28, 7, 0);
 const CAPABILITY_GROUP: Field = field(4, 15, 1);
 const ATOMICS: u32 = 3;
-/// How an atomic's operands lie in memory.
+/// Byte order of atomic operands in memory.
 const HOST_ORDER: Field = field(0x18, 31, 30);
 const SELECT_ROCE: Field = flag(0xc, 1);
 const NIC_ROCE: Field = flag(0x100, 0);
 
 impl State {
-    /// The device as it is when a driver has brought it up.
+    /// Creates a device in the state after initialization by a driver.
     pub(crate) fn new(settings: Settings, fabric: &Fabric, pool: Pool) -> Result<Self> {
         let mut hca = Hca::new(Process::new(), settings, fabric, pool);
-        // As the driver has it. Network order is what it begins with.
+        // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
             .set(CAPABILITY_GROUP, ATOMICS)
             .set(HOST_ORDER, 1);
         command::run(&mut hca, &input, 16)?;
         let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
         let pd = make(&mut hca, &Input::new(op::ALLOC_PD, 16))?;
-        // All events but completions, which are none of those chosen.
+        // The first queue selects all events; completion events need no
+        // selection.
         let chosen = |vector| if vector == 0 { u64::MAX } else { 0 };
         let queue = |vector| EventQueue::new(&mut hca, uar, chosen(vector));
         let events = (0..VECTORS).map(queue).collect::<Result<_>>()?;
@@ -111,7 +112,7 @@ impl State {
         if state.is_ethernet() {
             state.bring_up()?;
         }
-        // The port has come up: nobody is told of that.
+        // Discards the port's initial event.
         state.take_events(|_, _| {});
         Ok(state)
     }
@@ -120,7 +121,7 @@ impl State {
         self.hca.settings().profile.port == PortKind::Ethernet
     }
 
-    /// What the network driver does for an Ethernet port.
+    /// Performs the network driver's setup of an Ethernet port.
     fn bring_up(&mut self) -> Result<()> {
         let input = Input::new(op::ACCESS_REG, 0x20)
             .set(REGISTER, PORT_STATUS)
@@ -131,7 +132,7 @@ impl State {
             .set(NIC_ROCE, 1);
         command::run(&mut self.hca, &input, 16)?;
         let (gid, mac) = (self.gid(), self.hca.settings().mac);
-        // RoCE versions 1 and 2.
+        // RoCE v1 and v2.
         for index in 0..2 {
             let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
                 .set(ROCE_INDEX, index)
@@ -143,8 +144,8 @@ impl State {
         Ok(())
     }
 
-    /// The port's GID: the default prefix and its GUID, or, on Ethernet, what
-    /// is made of its MAC address.
+    /// Returns the port's GID: the default prefix and the port's GUID or, on
+    /// Ethernet, the GID derived from the MAC address.
     pub(crate) fn gid(&self) -> [u8; 16] {
         let settings = self.hca.settings();
         let mut gid = [0; 16];
@@ -158,7 +159,7 @@ impl State {
         gid
     }
 
-    /// Does what there is to do, within bounds. True if there is more, or
+    /// Performs a bounded amount of work. Returns true if more is left, or
     /// something has just happened.
     pub(crate) fn turn(&mut self) -> bool {
         let Self { hca, watch, .. } = self;
@@ -182,19 +183,19 @@ impl State {
         busy
     }
 
-    /// Whether something can come without a command.
+    /// Returns whether anything can happen without a command.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.watch.is_empty() || self.hca.deadline().is_some()
     }
 
-    /// How long until something is due, in nanoseconds.
+    /// Returns the time until something is due, in nanoseconds.
     pub(crate) fn due(&self) -> Option<u64> {
         use softhca::platform::Clock;
         let now = self.hca.platform().now();
         self.hca.deadline().map(|at| at.saturating_sub(now))
     }
 
-    /// Takes the device's events; whether there were any.
+    /// Processes the device's events; returns whether there were any.
     fn take_events(&mut self, mut each: impl FnMut(&mut Self, &[u8; EQ_ENTRY])) -> bool {
         let mut any = false;
         for vector in 0..self.events.len() {
@@ -215,9 +216,10 @@ impl State {
         any
     }
 
-    /// Passes an event of the device on.
+    /// Forwards an event of the device.
     fn tell(&mut self, entry: &[u8; EQ_ENTRY]) {
-        /// Where the number of a queue is, and of a completion queue in error.
+        /// Offsets of a queue's number, and of the number of a completion queue
+        /// in error.
         const NUMBER: usize = 32 + 24;
         const FAILED_CQ: usize = 32;
         const PORT: usize = 32 + 8;
@@ -276,7 +278,8 @@ impl State {
         });
     }
 
-    /// An XRC target is as many objects as it was opened; others are one.
+    /// Notifies all objects: an XRC target has one object for each time it was
+    /// opened, others have one.
     fn tell_object(&mut self, what: Async, events: impl Fn(&Is) -> Option<&Events>) {
         for object in self.objects.all() {
             let Some(of) = events(&object.is) else {
@@ -295,7 +298,7 @@ impl State {
         }
     }
 
-    /// A low byte for a memory key, another each time.
+    /// Returns the variant byte of the next memory key, different each time.
     pub(crate) fn next_variant(&mut self) -> u8 {
         self.variant = self.variant.wrapping_add(1);
         self.variant
@@ -321,13 +324,13 @@ impl EventQueue {
         let Ok(mut memory) = memory else {
             return refuse(libc::ENOMEM);
         };
-        // All entries are the device's.
+        // Initially the device owns all entries.
         for entry in memory.chunks_exact_mut(EQ_ENTRY) {
             entry[EQ_OWNER] = 1;
         }
         let address = memory.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the mapping lives beside the device, and is reached by
-        // pointers only from now on.
+        // SAFETY: the mapping is stored beside the device, and is accessed only
+        // through pointers from now on.
         unsafe { hca.platform_mut().give(address, length as u64) };
         let input = Input::new(op::CREATE_EQ, PAGES_AT + 8)
             .set(EQ_SIZE, EQ_LOG_SIZE)
@@ -343,25 +346,25 @@ impl EventQueue {
         })
     }
 
-    /// The device's number for it.
+    /// Returns the next entry, if the device has written it.
     fn next(&mut self) -> Option<[u8; EQ_ENTRY]> {
         let slot = (self.consumed & ((1 << EQ_LOG_SIZE) - 1)) as usize;
         let owner = (self.consumed >> EQ_LOG_SIZE & 1) as u8;
         let entry = self.memory.as_ptr().wrapping_add(slot * EQ_ENTRY);
-        // SAFETY: a byte of the mapping, by the mask. The device, which writes
-        // it, is under the same lock as this.
+        // SAFETY: the mask keeps the byte within the mapping. The device, which
+        // writes it, runs under the same lock.
         if unsafe { entry.add(EQ_OWNER).read_volatile() } & 1 != owner {
             return None;
         }
         self.consumed = self.consumed.wrapping_add(1);
-        // SAFETY: an entry of the mapping, as above.
+        // SAFETY: an entry within the mapping, as above.
         Some(unsafe { entry.cast::<[u8; EQ_ENTRY]>().read_volatile() })
     }
 }
 
 impl State {
-    /// The event queue that completion queues of a vector, which there is, are
-    /// made with.
+    /// Returns the event queue for completion queues of a vector, which must
+    /// exist.
     pub(crate) fn event_queue(&self, vector: u32) -> u32 {
         self.events[vector as usize].number
     }

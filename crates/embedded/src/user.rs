@@ -1,8 +1,9 @@
-//! Addresses that a command brings: what of them is memory.
+//! Validation of the addresses in a command.
 //!
-//! The kernel copies from and to a process's memory, and pins what a device
-//! is to use; each fails with EFAULT where there is none. Here the device is
-//! in the process, so the same is asked before anything is touched.
+//! The kernel copies from and to the memory of a process, and pins what a
+//! device will use; both fail with EFAULT for unmapped memory. Here the device
+//! is in the process, so memory is checked in the same way before it is
+//! accessed.
 
 use std::sync::OnceLock;
 
@@ -10,18 +11,18 @@ use mmap_rs::MmapOptions;
 
 use crate::{Result, refuse};
 
-/// What the memory is needed for.
+/// Access that the memory must permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Read,
     Write,
 }
 
-/// Faults in what the device is to use, as pinning would (`ib_umem_get`).
+/// Faults in memory that the device will use, as pinning would (`ib_umem_get`).
 ///
 /// # Errors
-/// EINVAL for no bytes and for a range that passes the last address; EFAULT if
-/// not all of it is mapped, or is not writable though it is to be.
+/// EINVAL for an empty range or one that overflows the address space; EFAULT if
+/// it is not entirely mapped, or not writable but required to be.
 pub(crate) fn pin(address: u64, length: u64, need: Need) -> Result<()> {
     let page = MmapOptions::page_size() as u64;
     let end = address
@@ -31,14 +32,15 @@ pub(crate) fn pin(address: u64, length: u64, need: Need) -> Result<()> {
         return refuse(libc::EINVAL);
     };
     let first = address / page * page;
-    // The first page is nobody's, whatever may be mapped there.
+    // The first page is rejected, even if something is mapped there.
     if first == 0 || !is_there(first, end - first, need) {
         return refuse(libc::EFAULT);
     }
     Ok(())
 }
 
-/// Whether a command's own bytes can be copied (`copy_from_user`, `copy_to_user`).
+/// Checks that data of a command can be copied (`copy_from_user`,
+/// `copy_to_user`).
 ///
 /// # Errors
 /// EFAULT if not.
@@ -49,7 +51,7 @@ pub(crate) fn copyable(address: u64, length: u64, need: Need) -> Result<()> {
     pin(address, length, need).or(refuse(libc::EFAULT))
 }
 
-/// Whether whole pages are mapped, and may be used like that.
+/// Returns whether whole pages are mapped and permit the access.
 fn is_there(first: u64, length: u64, need: Need) -> bool {
     static POPULATES: OnceLock<bool> = OnceLock::new();
     let populates = POPULATES.get_or_init(|| {
@@ -59,11 +61,12 @@ fn is_there(first: u64, length: u64, need: Need) -> bool {
         advise(address / page * page, page, libc::MADV_POPULATE_READ)
     });
     match need {
-        // Linux before 5.14, and some sandboxes, tell what is mapped, but not
-        // whether it is writable.
+        // Linux before 5.14, and some sandboxes, can only report what is
+        // mapped, not whether it is writable.
         _ if !populates => {
             let first = std::ptr::with_exposed_provenance_mut(first as usize);
-            // SAFETY: MS_ASYNC starts nothing; it fails if a page is not mapped.
+            // SAFETY: MS_ASYNC starts no I/O; the call fails if a page is not
+            // mapped.
             unsafe { libc::msync(first, length as usize, libc::MS_ASYNC) == 0 }
         }
         Need::Read => advise(first, length, libc::MADV_POPULATE_READ),
@@ -73,8 +76,8 @@ fn is_there(first: u64, length: u64, need: Need) -> bool {
 
 fn advise(first: u64, length: u64, advice: i32) -> bool {
     let first = std::ptr::with_exposed_provenance_mut(first as usize);
-    // SAFETY: this advice maps what an access would; it changes nothing that is
-    // there, and fails for addresses that are nobody's.
+    // SAFETY: this advice maps only what an access would map; it changes no
+    // existing content, and fails for unmapped addresses.
     unsafe { libc::madvise(first, length as usize, advice) == 0 }
 }
 

@@ -1,21 +1,22 @@
-//! The doorbell records: how the engine learns of work without being called.
+//! Doorbell records: how the engine detects work without being called.
 //!
-//! Every doorbell is preceded by its record, so a record that has moved is a
-//! doorbell. Two doorbells in one register can hide each other, two records
-//! cannot; and the register is never looked at.
+//! Every doorbell is preceded by an update of its record, so a changed record
+//! is a doorbell. Two doorbells in one register could overwrite each other, two
+//! records cannot; therefore the register is never read.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What an arming record holds once the device has seen it: no driver writes
-/// this (three of its bits are never set).
+/// Value of an arming record that the device has processed. No driver writes it
+/// (three of its bits are never set).
 const SEEN: u32 = u32::MAX;
 
-/// A word of the process's memory that it writes and the device reads.
+/// A word in the process's memory, written by the process and read by the
+/// device.
 #[derive(Debug)]
 struct Record(*const AtomicU32);
 
-// SAFETY: it leads to an atomic word and nothing else.
+// SAFETY: the pointer is only used for atomic accesses to the word.
 unsafe impl Send for Record {}
 
 impl Record {
@@ -24,8 +25,8 @@ impl Record {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: valid until it is no longer watched, by the contract of
-        // whoever watches it.
+        // SAFETY: the caller of `queue` or `arm` guarantees that the word is
+        // valid until it is no longer watched.
         unsafe { &*self.0 }
     }
 }
@@ -34,7 +35,7 @@ fn record(address: u64) -> Record {
     Record(ptr::with_exposed_provenance(address as usize))
 }
 
-/// A queue pair's records.
+/// Doorbell records of a queue pair.
 #[derive(Debug)]
 struct Queue {
     qpn: u32,
@@ -42,25 +43,25 @@ struct Queue {
     receive: (Record, u32),
 }
 
-/// A completion queue's arming record.
+/// Arming record of a completion queue.
 #[derive(Debug)]
 struct Arm {
     cqn: u32,
     record: Record,
 }
 
-/// What a record says.
+/// A detected doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rung {
-    /// Something was posted to this queue pair's send queue.
+    /// Work was posted to the send queue of this queue pair.
     Send(u32),
-    /// Or to its receive queue.
+    /// Work was posted to the receive queue of this queue pair.
     Receive(u32),
     /// This completion queue was armed, by that word.
     Arm(u32, u32),
 }
 
-/// All records.
+/// The watched records.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     queues: Vec<Queue>,
@@ -68,10 +69,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches the records of a queue pair, first that of receives.
+    /// Watches the records of a queue pair; the receive record is the first.
     ///
     /// # Safety
-    /// Two aligned words, valid until they are no longer watched.
+    /// `address` must be that of two aligned words that stay valid until they
+    /// are no longer watched.
     pub(crate) unsafe fn queue(&mut self, qpn: u32, address: u64) {
         let (receive, send) = (record(address), record(address + 4));
         let (received, sent) = (receive.load(), send.load());
@@ -82,11 +84,11 @@ impl Watch {
         });
     }
 
-    /// Watches the arming record of a completion queue, the second of its
-    /// two.
+    /// Watches the arming record of a completion queue, the second of its two
+    /// records.
     ///
     /// # Safety
-    /// As of [`Watch::queue`].
+    /// As for [`Watch::queue`].
     pub(crate) unsafe fn arm(&mut self, cqn: u32, address: u64) {
         let record = record(address + 4);
         record.word().store(SEEN, Ordering::Relaxed);
@@ -101,13 +103,13 @@ impl Watch {
         self.arms.retain(|arm| arm.cqn != cqn);
     }
 
-    /// Whether nothing can come.
+    /// Returns whether no doorbell can occur.
     pub(crate) fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.arms.is_empty()
     }
 
-    /// Calls `rung` for each record that has moved. Work that was posted
-    /// before it was armed comes before that.
+    /// Calls `rung` for each changed record. Work that was posted before a
+    /// completion queue was armed is reported before the arming.
     pub(crate) fn look(&mut self, mut rung: impl FnMut(Rung)) {
         for queue in &mut self.queues {
             let now = queue.send.0.load();
@@ -126,8 +128,9 @@ impl Watch {
             if now == SEEN {
                 continue;
             }
-            // Taken, so that the same word is another arming. If it is being
-            // written again, that one is found next time.
+            // Reset, so that writing the same value again is another arming. If
+            // the word changes concurrently, the exchange fails and the next
+            // call finds the new value.
             let word = arm.record.word();
             let _ = word.compare_exchange(now, SEEN, Ordering::Relaxed, Ordering::Relaxed);
             rung(Rung::Arm(arm.cqn, u32::from_be(now)));
@@ -144,7 +147,7 @@ mod tests {
         let words: [AtomicU32; 4] = Default::default();
         let address = words.as_ptr().expose_provenance() as u64;
         let mut watch = Watch::default();
-        // SAFETY: words of this test, longer alive than the watch.
+        // SAFETY: words of this test, which outlive the watch.
         unsafe {
             watch.queue(5, address);
             watch.arm(6, address + 8);
@@ -156,7 +159,7 @@ mod tests {
         };
         assert!(seen(&mut watch).is_empty());
         words[1].store(1, Ordering::Release);
-        // The first arming of a queue that nothing was read from is 0.
+        // The first arming of a queue from which nothing was read is 0.
         words[3].store(0, Ordering::Release);
         assert_eq!(seen(&mut watch), [Rung::Send(5), Rung::Arm(6, 0)]);
         assert!(seen(&mut watch).is_empty());

@@ -27,20 +27,22 @@ const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
 const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
 const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
 
-/// Attributes of a queue pair that both commands to change one have, and that
-/// of the later one.
+/// Attributes of a queue pair that both modify commands support, and the one
+/// that only the extended command supports.
 const STANDARD_ATTRIBUTES: u32 = (1 << 21) - 1;
 const RATE_LIMIT: u32 = 1 << 25;
 /// `MLX5_MAX_CQ_PERIOD`.
 const LONGEST_PERIOD: u16 = 0xfff;
 
-/// How long a command's structure is at least, and the room for its answer.
+/// Returns the minimum length of a command's structure, and of its answer
+/// buffer.
 ///
 /// # Errors
-/// EINVAL for numbers that no command has; EOPNOTSUPP for those of commands that
-/// are not offered.
+/// EINVAL for unknown command numbers; EOPNOTSUPP for commands that are not
+/// supported.
 fn sizes(command: u32) -> Result<(usize, usize)> {
-    /// `IB_USER_VERBS_CMD_COMMAND_MASK`, and one past the commands' numbers.
+    /// `IB_USER_VERBS_CMD_COMMAND_MASK`, and the exclusive upper bounds of the
+    /// command numbers.
     const NUMBER: u32 = 0xff;
     const COMMANDS: u32 = CMD_OPEN_QP + 1;
     const EX_COMMANDS: u32 = EX_CMD_MODIFY_CQ + 1;
@@ -54,7 +56,7 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
     }
     Ok(match command {
         CMD_QUERY_DEVICE => sizes!(QueryDevice, QueryDeviceResp),
-        // Up to the length of the answer, as it was at first.
+        // Up to the length of the answer: the first version of the structure.
         EX_QUERY_DEVICE => {
             let answer = offset_of!(ExQueryDeviceResp, response_length) + 4;
             (size_of::<ExQueryDevice>(), answer)
@@ -94,7 +96,7 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
 
 impl State {
     /// # Safety
-    /// As of [`State::execute`].
+    /// As for [`State::execute`].
     pub(crate) unsafe fn write(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let command = request.write_command()?;
         let (least, room) = sizes(command)?;
@@ -114,12 +116,12 @@ impl State {
                 self.query_device_ex(request);
             }
             CMD_ALLOC_PD => return self.alloc_pd(fd, request),
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             CMD_REG_MR => return unsafe { self.reg_mr(fd, request) },
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             CMD_REREG_MR => return unsafe { self.rereg_mr(fd, request) },
             CMD_ALLOC_MW => return self.alloc_mw(fd, request),
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             CMD_RESIZE_CQ => return unsafe { self.resize_cq(fd, request) },
             CMD_CREATE_COMP_CHANNEL => return self.create_channel(fd, request),
             CMD_MODIFY_QP => {
@@ -137,7 +139,7 @@ impl State {
                 });
             }
             CMD_QUERY_QP => return self.query_qp(fd, request),
-            // Events come at once, whatever is asked for.
+            // Accepted without effect: events are always immediate.
             EX_MODIFY_CQ => {
                 const MODERATE: u32 = 1 << 0;
                 let asked: ExModifyCq = request.core()?;
@@ -152,7 +154,7 @@ impl State {
                     return refuse(libc::EINVAL);
                 }
             }
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             CMD_OPEN_XRCD => return unsafe { self.open_xrcd(fd, request) },
             CMD_OPEN_QP => return self.open_qp(fd, request),
             CMD_MODIFY_SRQ => return self.modify_srq(fd, request),
@@ -177,7 +179,7 @@ impl State {
                 };
                 return self.group(fd, &asked, false);
             }
-            // `sizes` knows no others.
+            // `sizes` rejects all others.
             _ => return refuse(libc::EOPNOTSUPP),
         }
         Ok(())
@@ -215,7 +217,7 @@ impl State {
         let asked: ModifySrq = request.core()?;
         let srq = self.objects.srq(fd, asked.srq_handle)?;
         let limit = asked.attr_mask & LIMIT != 0;
-        // The queue is the process's memory: its size is what it was made with.
+        // The queue is in memory of the process, so its size cannot change.
         if asked.attr_mask & MAX_WR != 0 || (limit && asked.srq_limit > srq.max_wr) {
             return refuse(libc::EINVAL);
         }
@@ -250,7 +252,7 @@ impl State {
         if attr.port_num != 1 || (global && !known) {
             return refuse(libc::EINVAL);
         }
-        // Length of the answer, and the MAC address that packets go to.
+        // Length of the answer, and the destination MAC address.
         let mut answer = None;
         if self.is_ethernet() {
             if !global || request.room(ATTR_UHW_OUT) < 10 {

@@ -1,7 +1,8 @@
-//! XRC: domains, and targets, which are found by number in their domain.
+//! XRC domains, and XRC targets, which are looked up by number in their domain.
 //!
-//! What was opened more than once, by whatever contexts, is one thing of the
-//! device and as many objects; it goes with the last of them.
+//! An XRC domain or target that was opened several times, by any contexts, is a
+//! single object of the device with several objects here; it is destroyed with
+//! the last of them.
 
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
@@ -20,20 +21,20 @@ use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
-/// The domain in a queue pair's context.
+/// XRC domain in a queue pair's context.
 const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
-/// Its service.
+/// Service type of XRC queue pairs.
 pub(crate) const XRC: u32 = 3;
 
-/// A descriptor of the same file, and what names it.
+/// Duplicates a descriptor, and returns what identifies its file.
 ///
 /// # Safety
-/// `fd` is open, or negative.
+/// `fd` must be open, or negative.
 unsafe fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
     if fd < 0 {
         return refuse(libc::EBADF);
     }
-    // SAFETY: it is not -1, and open, as the caller says.
+    // SAFETY: it is not negative, and open, as the caller guarantees.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let Ok(file) = fd.try_clone_to_owned() else {
         return refuse(libc::EBADF);
@@ -45,7 +46,7 @@ unsafe fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
 }
 
 impl Objects {
-    /// The objects that are a domain of the device.
+    /// Returns the objects that represent a domain of the device.
     pub(crate) fn xrcds(&self, number: u32) -> impl Iterator<Item = &Xrcd> {
         self.all().filter_map(move |object| match &object.is {
             Is::Xrcd(it) if it.number == number => Some(it),
@@ -53,7 +54,7 @@ impl Objects {
         })
     }
 
-    /// The objects that are a queue pair of the device.
+    /// Returns the objects that represent a queue pair of the device.
     pub(crate) fn qps(&self, number: u32) -> impl Iterator<Item = &Qp> {
         self.all().filter_map(move |object| match &object.is {
             Is::Qp(it) if it.number == number => Some(&**it),
@@ -64,7 +65,7 @@ impl Objects {
 
 impl State {
     /// # Safety
-    /// The descriptor in the command is open.
+    /// The descriptor in the command must be open.
     pub(crate) unsafe fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const NONE: u32 = u32::MAX;
         let asked: OpenXrcd = request.core()?;
@@ -72,7 +73,7 @@ impl State {
         let (file, inode) = match asked.fd {
             NONE => (None, None),
             of => {
-                // SAFETY: as the caller says.
+                // SAFETY: guaranteed by the caller.
                 let (file, inode) = unsafe { same_file(of.cast_signed()) }?;
                 (Some(file), Some(inode))
             }
@@ -105,8 +106,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes an XRC target, which has no queues: what is asked for of them, and
-    /// said of them by the driver, is passed over.
+    /// Creates an XRC target, which has no queues: their sizes and driver data
+    /// are ignored.
     pub(crate) fn create_target(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const NOT_ITS_OWN: [u16; 4] = [
             ATTR_CREATE_QP_RECV_CQ_HANDLE,

@@ -1,5 +1,5 @@
-//! Event channels: what is readable when there may be an event, and the events
-//! that wait.
+//! Event channels: a descriptor that is readable when there may be an event,
+//! and a queue of unread events.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -15,21 +15,22 @@ use uverbs::Errno;
 use super::id::Port;
 use crate::Result;
 
-/// Descriptors that are looked at in one go.
+/// Maximum number of ready descriptors processed at once.
 const LIMIT: usize = 16;
 
-/// What an epoll instance says is ready.
+/// A ready descriptor of an epoll instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// There are events, and nothing else to do.
+    /// There are events; nothing else to do.
     Events,
-    /// Something's time is up.
+    /// A deadline has passed.
     Time,
     /// The connection of an id.
     Socket(u32),
     /// The listening socket of an id.
     Listener(u32),
-    /// A connection to it that has said nothing yet: the id, and which.
+    /// A connection to a listening id that has not sent anything yet: the id,
+    /// and the connection's index.
     Caller(u32, usize),
 }
 
@@ -63,14 +64,14 @@ impl Ready {
     }
 }
 
-/// An event that waits to be read.
+/// An unread event.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// The id whose event it is.
+    /// The id that it belongs to.
     pub(super) of: u32,
-    /// The membership that it is of.
+    /// The membership that it belongs to.
     pub(super) membership: Option<u32>,
-    /// The id that a connection request has made.
+    /// The id that a connection request created.
     pub(super) request: Option<u32>,
     pub(super) event: Box<abi::EventResp>,
 }
@@ -83,10 +84,10 @@ pub(super) struct Channel {
     /// Readable while there are events.
     signal: EventFd,
     timer: TimerFd,
-    /// When the timer goes off.
+    /// When the timer expires.
     due: Option<Instant>,
     events: VecDeque<Waiting>,
-    /// Where its ids are.
+    /// The device port of its ids.
     pub(super) port: Port,
 }
 
@@ -114,19 +115,18 @@ impl Channel {
         Ok((channel.epoll.0.as_raw_fd(), channel))
     }
 
-    /// Looks at a descriptor from now on, until it is closed or
-    /// [`forgotten`](Self::ignore).
+    /// Monitors a descriptor until it is closed or [ignored](Self::ignore).
     pub(super) fn watch(&self, fd: impl AsFd, what: Ready) -> Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, what.number());
         self.epoll.add(fd, event).map_err(os)
     }
 
     pub(super) fn ignore(&self, fd: impl AsFd) {
-        // It may not have been watched.
+        // Fails if the descriptor was not monitored.
         let _ = self.epoll.delete(fd);
     }
 
-    /// What is ready now.
+    /// Returns the descriptors that are ready now.
     pub(super) fn ready(&self) -> Vec<Ready> {
         let mut events = [EpollEvent::empty(); LIMIT];
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
@@ -134,20 +134,20 @@ impl Channel {
         events.iter().map(|event| Ready::of(event.data())).collect()
     }
 
-    /// Has the timer go off at that time, if not before.
+    /// Makes the timer expire at `at` at the latest.
     pub(super) fn wake_at(&mut self, at: Instant) {
         if self.due.is_some_and(|due| due <= at) {
             return;
         }
         self.due = Some(at);
-        // Zero would stop it.
+        // Zero would stop the timer.
         let left = at.saturating_duration_since(Instant::now());
         let left = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
-        // A time that can be said is taken.
+        // Succeeds for every representable time.
         let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
     }
 
-    /// The timer has gone off.
+    /// Resets the timer after it expired.
     pub(super) fn woken(&mut self) {
         self.due = None;
         let _ = self.timer.unset();
@@ -155,7 +155,7 @@ impl Channel {
 
     pub(super) fn push(&mut self, event: Waiting) {
         if self.events.is_empty() {
-            // It can only fail when the counter is full.
+            // Fails only if the counter is full, which also makes it readable.
             let _ = self.signal.write(1);
         }
         self.events.push_back(event);
@@ -167,7 +167,7 @@ impl Channel {
         event
     }
 
-    /// Takes the events out that are of an id or a membership.
+    /// Removes and returns the events selected by `which`.
     pub(super) fn take(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let (taken, left) = self.events.drain(..).partition(which);
         self.events = left;
@@ -175,7 +175,7 @@ impl Channel {
         Vec::from(taken)
     }
 
-    /// Not readable once all events are gone.
+    /// Makes the channel unreadable if no events are left.
     fn settle(&mut self) {
         if self.events.is_empty() {
             let _ = self.signal.read();

@@ -1,4 +1,4 @@
-//! Ids, and what a queue pair is told of a connection.
+//! Ids, and the queue pair attributes of a connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
@@ -12,19 +12,20 @@ use super::ports::{Taken, random};
 use super::wire::Message;
 use crate::{Result, refuse};
 
-/// The queue key of datagram services (`RDMA_UDP_QKEY`).
+/// Queue key of datagram services (`RDMA_UDP_QKEY`).
 pub(super) const QKEY: u32 = 0x0123_4567;
-/// 4096 bytes, as MTUs are coded.
+/// 4096 bytes, in MTU encoding.
 pub(super) const MTU: u8 = 5;
-/// The code of 0.54 s, rdma_cm's for RoCE.
+/// Code of 0.54 s, the value of rdma_cm for RoCE.
 const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
-/// RoCE version 2.
+/// GID index of RoCE v2.
 const ROCE_GID: u8 = 1;
-/// Connections that have said nothing yet; those of this protocol speak at once.
+/// Maximum number of connections that have not sent anything yet; clients of
+/// this protocol send at once.
 pub(super) const CALLERS: usize = 64;
 
-/// A device's port.
+/// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) ethernet: bool,
@@ -33,7 +34,7 @@ pub(super) struct Port {
     pub(super) guid: u64,
 }
 
-/// Where an id is in its life, as rdma_cm has it.
+/// State of an id, as in rdma_cm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
@@ -41,23 +42,23 @@ pub(super) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// It has asked.
+    /// It has sent a request.
     Connecting,
-    /// It was asked.
+    /// It represents a connection request.
     Requested,
-    /// The answer is here; the peer waits until the queue pair is ready.
+    /// The reply has arrived; the peer waits until the queue pair is ready.
     Responded,
-    /// It has accepted, and waits for that.
+    /// It has accepted, and waits until the peer's queue pair is ready.
     Accepting,
     Established,
-    /// It has disconnected, and waits for the peer to say that it knows.
+    /// It has disconnected, and waits for the peer's acknowledgement.
     Disconnecting,
     /// The peer has disconnected.
     Left,
     Over,
 }
 
-/// What one end is to the other.
+/// Parameters of the peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct End {
     pub(super) qp_num: u32,
@@ -66,7 +67,7 @@ pub(super) struct End {
     pub(super) gid: [u8; 16],
 }
 
-/// What a queue pair may have outstanding, and how patient it is.
+/// Limits on outstanding operations and retries of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
@@ -77,9 +78,9 @@ pub(super) struct Depths {
 
 #[derive(Debug)]
 pub(super) struct Id {
-    /// The channel that it is on.
+    /// The channel that it belongs to.
     pub(super) channel: RawFd,
-    /// What its events are called by; zero is not at all.
+    /// Identifies it in events; zero: it gets none.
     pub(super) uid: u64,
     pub(super) space: u16,
     pub(super) datagram: bool,
@@ -87,7 +88,7 @@ pub(super) struct Id {
     pub(super) port: Port,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
-    /// The port of its own.
+    /// The port that it owns.
     pub(super) taken: Option<Taken>,
     pub(super) listener: Option<OwnedFd>,
     pub(super) callers: Vec<Option<OwnedFd>>,
@@ -96,10 +97,10 @@ pub(super) struct Id {
     pub(super) qkey: u32,
     pub(super) other: Option<End>,
     pub(super) depths: Depths,
-    /// It was established by its queue pair's word.
+    /// Established by an event of its queue pair, before the peer's message.
     pub(super) notified: bool,
     pub(super) deadline: Option<Instant>,
-    /// Events that were read.
+    /// Number of events that were read.
     pub(super) reported: u32,
     pub(super) ipv6_only: bool,
     pub(super) ack_timeout: u8,
@@ -134,7 +135,7 @@ impl Id {
         }
     }
 
-    /// Whether it has a device: by its address, or its peer's.
+    /// Returns whether it has a device, by its own address or its peer's.
     pub(super) fn is_on_device(&self) -> bool {
         match self.phase {
             Phase::Idle => false,
@@ -145,7 +146,7 @@ impl Id {
         }
     }
 
-    /// Whether it listens at that address.
+    /// Returns whether it listens at an address.
     pub(super) fn is_at(&self, address: SocketAddr) -> bool {
         let Some(local) = self.local else {
             return false;
@@ -159,7 +160,7 @@ impl Id {
             }
     }
 
-    /// Learns who the peer is, by what it says.
+    /// Stores the parameters of the peer from its message.
     pub(super) fn meet(&mut self, message: &Message) {
         self.other = Some(End {
             qp_num: message.qp_num,
@@ -169,7 +170,7 @@ impl Id {
         });
     }
 
-    /// The way to a port.
+    /// Returns the path to a port.
     pub(super) fn path_to(&self, gid: [u8; 16], lid: u16, global: bool) -> AhAttr {
         let ethernet = self.port.ethernet;
         let grh = GlobalRoute {
@@ -189,13 +190,13 @@ impl Id {
         }
     }
 
-    /// The way to the peer's port.
+    /// Returns the path to the peer's port.
     pub(super) fn path(&self) -> Option<AhAttr> {
         let other = self.other?;
         Some(self.path_to(other.gid, other.lid, false))
     }
 
-    /// The attributes that take its queue pair to a state.
+    /// Returns the attributes that move its queue pair to a state.
     pub(super) fn attributes(&self, to: QpState) -> Result<abi::QpAttr> {
         if !self.is_on_device() {
             return refuse(libc::EINVAL);
@@ -210,7 +211,7 @@ impl Id {
                 Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY
             }
             (QpState::INIT, false) => {
-                // Nothing before there is a peer.
+                // No access before there is a peer.
                 if !matches!(
                     self.phase,
                     Phase::Bound | Phase::Listening | Phase::AddressResolved | Phase::RouteResolved
@@ -259,12 +260,12 @@ impl Id {
     }
 }
 
-/// Whether it is an address of the machine's own, or any of them.
+/// Returns whether it is a loopback address, or unspecified.
 pub(super) fn is_here(ip: IpAddr) -> bool {
     ip.is_loopback() || ip.is_unspecified()
 }
 
-/// The address of the same family that stands for any.
+/// Replaces an unspecified address by the loopback address of its family.
 pub(super) fn or_loopback(address: SocketAddr) -> SocketAddr {
     let ip: IpAddr = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -274,7 +275,7 @@ pub(super) fn or_loopback(address: SocketAddr) -> SocketAddr {
     (ip, address.port()).into()
 }
 
-/// The multicast GID of an IP group.
+/// Returns the multicast GID of an IP multicast address.
 pub(super) fn group(ip: IpAddr) -> Option<[u8; 16]> {
     if !ip.is_multicast() {
         return None;

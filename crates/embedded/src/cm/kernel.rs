@@ -1,5 +1,5 @@
-//! The system calls of an event channel: commands by write(2), with an address
-//! for the answer.
+//! System calls of an event channel: commands by write(2) that contain an
+//! address for the answer.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -17,22 +17,22 @@ use crate::network::Embedded;
 use crate::user::{Need, copyable};
 use crate::{Result, refuse};
 
-/// The device file.
+/// Path of the device.
 const PATH: &CStr = c"/dev/infiniband/rdma_cm";
-/// The longest value of an option that is looked at.
+/// Maximum length of an option value.
 const OPTION: usize = 64;
 
-/// A network's connection manager as a channel's kernel.
+/// A network's connection manager as the kernel of a channel.
 #[derive(Debug)]
 pub(super) struct ManagerKernel {
     embedded: Embedded,
     port: Port,
 }
 
-/// What a command is answered.
+/// Answer to a command.
 enum Answer {
     Nothing,
-    /// These bytes, at that address.
+    /// Bytes to write to that address.
     At(u64, Vec<u8>),
 }
 
@@ -42,12 +42,12 @@ impl Answer {
     }
 }
 
-/// The command's structure; EINVAL if the bytes are not as many.
+/// Parses the command's structure; EINVAL if the length differs.
 fn body<T: FromBytes>(bytes: &[u8]) -> Result<T> {
     T::read_from_bytes(bytes).or_else(|_| refuse(libc::EINVAL))
 }
 
-/// As many bytes of an address as its size says.
+/// Returns the first `size` bytes of an address field.
 fn sized(address: &[u8], size: u16) -> Result<&[u8]> {
     address
         .get(..usize::from(size))
@@ -64,7 +64,7 @@ impl ManagerKernel {
     }
 }
 
-/// Carries out a command; `option` is the value of the option that it sets.
+/// Executes a command; `option` is the option value that it contains.
 fn execute(
     state: &mut State,
     fd: RawFd,
@@ -182,8 +182,9 @@ fn execute(
     Ok(Answer::Nothing)
 }
 
-// SAFETY: descriptors are files that the manager has made, and keeps until they
-// are closed here; each is found by its number. Nothing is mapped of them.
+// SAFETY: descriptors are files that the manager created and keeps until they
+// are closed here; each is looked up by its number. Nothing is mapped through
+// them.
 unsafe impl Kernel for ManagerKernel {
     fn open(&self, path: &CStr, _: c_int) -> Result<RawFd> {
         if path != PATH {
@@ -221,8 +222,8 @@ unsafe impl Kernel for ManagerKernel {
             };
             copyable(it.optval, length as u64, Need::Read)?;
             let from = std::ptr::with_exposed_provenance::<u8>(it.optval as usize);
-            // SAFETY: the caller answers for the value's address and length,
-            // and what it is copied to is another memory, and long enough.
+            // SAFETY: the caller vouches for the value's address and length;
+            // the destination is separate memory and long enough.
             unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), length) };
         }
         let answer = self.with(|state| execute(state, fd, header.cmd, bytes, &option[..length]))?;
@@ -230,8 +231,8 @@ unsafe impl Kernel for ManagerKernel {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());
             copyable(address, length as u64, Need::Write)?;
-            // SAFETY: the caller answers for the address in the command, for as
-            // many bytes as it says; they are not the answer's own.
+            // SAFETY: the caller vouches for the address in the command, for
+            // the length that it states; the answer is separate memory.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };
         }
         Ok(buffer.len())
@@ -239,12 +240,12 @@ unsafe impl Kernel for ManagerKernel {
 
     unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
-        // SAFETY: open, as the caller says.
+        // SAFETY: the caller guarantees that the descriptor is open.
         wait(unsafe { BorrowedFd::borrow_raw(fd) }, timeout)
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
-        // There is no way to wait in a command.
+        // Commands cannot block.
         self.with(|state| state.channel(fd).map(drop))?;
         if nonblocking {
             Ok(())

@@ -1,5 +1,5 @@
-//! A connection manager for the devices of a network: what `crates/rdmacm` asks
-//! of the kernel's, by the same commands and with the same answers.
+//! Connection manager for the devices of a network. It executes the commands
+//! that `crates/rdmacm` gives to the kernel, with the same answers.
 //!
 //! ```text
 //! rdmacm::EventChannel ── Kernel ──► ManagerKernel ── commands ──► State ── ids
@@ -8,12 +8,13 @@
 //!                                                        └─ messages ──┘
 //! ```
 //!
-//! The addresses are those of the machine itself, 127.0.0.0/8 and ::1, and the
-//! port spaces are the network's: of a process, or of all who meet in a
-//! directory. Two ends have a socket between them for their messages
-//! (`wire`), found by the port (`ports`). There is no thread: messages are read
-//! when a program reads events, and a channel is readable when there may be
-//! some, since its descriptor is an epoll instance with all of its ids' sockets.
+//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1. Port
+//! spaces belong to the network: to a process, or to all processes of a
+//! directory. The two ends of a connection exchange messages (`wire`) through a
+//! socket, and find each other by the port (`ports`). There is no thread:
+//! messages are processed when a program reads events. A channel is readable
+//! when there may be events, since its descriptor is an epoll instance with all
+//! sockets of its ids.
 
 mod channel;
 mod id;
@@ -37,7 +38,7 @@ use kernel::ManagerKernel;
 use ports::Ports;
 use state::State;
 
-/// The connection manager of a network, in this process.
+/// The connection manager of a network in this process.
 #[derive(Debug)]
 pub(crate) struct Manager(Mutex<State>);
 
@@ -52,15 +53,16 @@ impl Manager {
 }
 
 impl Embedded {
-    /// The connection manager of its network, for
-    /// `rdmacm::EventChannel::open_on`: the ids of that channel are on this
-    /// device. Addresses are 127.0.0.0/8 and ::1; ports are the network's, which
-    /// is a process's or that of all processes of a directory.
+    /// Returns the connection manager of its network, for
+    /// `rdmacm::EventChannel::open_on`: the ids of that channel belong to this
+    /// device. Addresses are 127.0.0.0/8 and ::1; port spaces belong to the
+    /// network, which is that of a process or of all processes of a directory.
     ///
-    /// It does what rdma_cm does with the same commands but for `AF_IB`
-    /// addresses and `RDMA_OPTION_IB_PATH`, and gives no ADDR_CHANGE,
-    /// DEVICE_REMOVAL or TIMEWAIT_EXIT. A peer whose process has ended is
-    /// DISCONNECTED, or REJECTED while it has not accepted.
+    /// It behaves as rdma_cm does for the same commands, except that it does
+    /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
+    /// report ADDR_CHANGE, DEVICE_REMOVAL and TIMEWAIT_EXIT. If the peer's
+    /// process ends, the event is DISCONNECTED, or REJECTED before the peer has
+    /// accepted.
     pub fn connection_manager(&self) -> Box<dyn Kernel> {
         let state = self.device.lock();
         let settings = state.hca.settings();

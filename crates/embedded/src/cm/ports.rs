@@ -1,10 +1,10 @@
-//! The port spaces of a network, and how the two ends of a connection meet.
+//! Port spaces of a network, and connections between the two ends.
 //!
-//! Each listening port is a Unix socket, and each connection to it a connection
-//! of its own for the two ends' messages. So a process that is gone, however it
-//! went, is one whose sockets are closed. On a network of one process the
-//! sockets have names that only this process is let in by; on a directory's,
-//! each bound port is a file there, and a lock on it is who has the port.
+//! Each listening port is a Unix socket; each connection to it carries the
+//! messages of two ends. If a process ends, for whatever reason, its sockets
+//! are closed. In a network of one process, the sockets have names at which
+//! only this process is accepted. In a network of a directory, each bound port
+//! is a file there, and holding the lock on that file means owning the port.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,22 +21,22 @@ use uverbs::Errno;
 use crate::directory::{Directory, new_socket};
 use crate::{Result, refuse};
 
-/// Ports that are chosen, from here on to the last.
+/// First port of those chosen automatically; the last is 65534.
 const FIRST_CHOSEN: u16 = 32768;
 
 /// The port spaces of a network.
 #[derive(Debug)]
 pub(super) enum Ports {
-    /// Of this process alone: who listens where.
+    /// Ports of this process alone, with the address of the listener.
     Process(Mutex<HashMap<Place, Option<UnixAddr>>>),
-    /// Of those who meet in a directory.
+    /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
 }
 
-/// A port space's number, and a port of it.
+/// A port space, and a port of it.
 pub(super) type Place = (u16, u16);
 
-/// A port that is taken, until it is dropped.
+/// A port in use. Dropping it releases the port.
 #[derive(Debug)]
 pub(super) struct Taken {
     ports: Arc<Ports>,
@@ -48,7 +48,7 @@ fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-/// A number that cannot be guessed.
+/// Returns a number that cannot be guessed.
 pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -73,7 +73,7 @@ impl Ports {
         }
     }
 
-    /// Takes a port; zero is one that is free.
+    /// Takes a port; for zero, any free one.
     pub(super) fn take(self: &Arc<Self>, space: u16, port: u16) -> Result<Taken> {
         if port != 0 {
             return self.take_that((space, port));
@@ -112,10 +112,10 @@ impl Ports {
         })
     }
 
-    /// A connection to who listens on a port; none if nobody does.
+    /// Connects to the listener on a port; `None` if there is none.
     ///
     /// # Errors
-    /// EAGAIN if as many wait there as may.
+    /// EAGAIN if the backlog is full.
     pub(super) fn connect(&self, place: Place) -> Result<Option<OwnedFd>> {
         let table = match self {
             Self::Process(table) => table,
@@ -133,17 +133,18 @@ impl Ports {
         Ok(self.lets_in(&socket).then_some(socket))
     }
 
-    /// The next connection to a listening socket.
+    /// Accepts the next connection to a listening socket.
     pub(super) fn accept(&self, listener: &OwnedFd) -> Option<OwnedFd> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = accept4(listener.as_raw_fd(), flags).ok()?;
-        // SAFETY: it is new, and nobody else's.
+        // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         self.lets_in(&socket).then_some(socket)
     }
 
-    /// Whether the other end may be one of this network. The directory's rights
-    /// say who may; names of this process's are open to all of the machine.
+    /// Returns whether the peer may be part of this network. For a directory,
+    /// its permissions decide; the socket names of a single process are open to
+    /// the whole host.
     fn lets_in(&self, socket: &OwnedFd) -> bool {
         match self {
             Self::Directory(_) => true,
@@ -158,7 +159,7 @@ impl Taken {
         self.place.1
     }
 
-    /// Listens: as many connections as `backlog` wait to be taken.
+    /// Listens; at most `backlog` connections are queued.
     pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
         let listener = match &*self.ports {
             Ports::Process(_) => {
@@ -171,7 +172,7 @@ impl Taken {
                 None => return refuse(libc::EADDRINUSE),
             },
         };
-        // The system lets one more wait than it is told.
+        // The system queues one more than requested.
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
@@ -188,8 +189,9 @@ impl Drop for Taken {
         match &*self.ports {
             Ports::Process(table) => drop(lock(table).remove(&self.place)),
             Ports::Directory(directory) => {
-                // There is a socket if it has listened. The lock's file goes
-                // while the lock is held: who has opened it sees that.
+                // The socket exists only if the port was listening. The lock's
+                // file is removed while locked: a process that has just opened
+                // it detects that.
                 directory.remove_socket(&socket_name(self.place));
                 directory.remove_lock(&lock_name(self.place));
             }
@@ -217,7 +219,7 @@ mod tests {
         test(&|| Arc::clone(&process));
         let name = format!("ringverbs-ports-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        // As two processes see it.
+        // As two processes use it.
         test(&|| joined(&directory));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
@@ -279,7 +281,7 @@ mod tests {
         std::fs::remove_dir(&directory).unwrap();
     }
 
-    /// What has the name of a port and is not this user's file.
+    /// Names of ports that are not files of this user.
     #[test]
     fn a_port_that_another_has_is_in_use() {
         let name = format!("ringverbs-ports-other-{}", std::process::id());
@@ -298,8 +300,8 @@ mod tests {
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// A process's own ports let nobody else in who has found the name. The
-    /// stranger is this program again.
+    /// A process's own ports reject other processes that have found the name.
+    /// Runs this program again as the other process.
     #[test]
     fn only_this_process_is_let_in() {
         const NAME: &str = "RINGVERBS_PORT_OF_ANOTHER";

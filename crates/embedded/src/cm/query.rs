@@ -1,4 +1,4 @@
-//! What there is to know of an id.
+//! Queries of ids.
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -12,11 +12,11 @@ use super::id::{Id, MTU, Phase};
 use super::state::State;
 use crate::{Result, refuse};
 
-/// The partition that all are in.
+/// The default partition, which contains all ports.
 const PKEY: u16 = 0xffff;
-/// No kernel's device has this index.
+/// An index that no device of the kernel has.
 const NO_INDEX: u32 = u32::MAX;
-/// A path that is for all, primary, and both ways.
+/// A path that is global, primary, and bidirectional.
 const PATH_FLAGS: u32 = 0b10_1011;
 /// "Exactly", and a rate of 100 Gb/s.
 const EXACTLY: u8 = 2;
@@ -33,7 +33,7 @@ fn sockaddr(address: Option<SocketAddr>) -> Sockaddr {
     }
 }
 
-/// The same as a GID and a service.
+/// Returns the address as a GID and a service ID.
 fn ib_address(id: &Id, gid: [u8; 16], address: Option<SocketAddr>) -> Sockaddr {
     let service = u64::from(id.space) << 16 | address.map_or(0, |it| it.port().into());
     let address = IbAddress {
@@ -54,8 +54,8 @@ impl Id {
         )
     }
 
-    /// The peer's GID and LID; before it has said them they are ours, since it
-    /// is on this machine.
+    /// Returns the peer's GID and LID. Before the peer has sent them they are
+    /// the local ones, since it is on this host.
     fn far_end(&self) -> ([u8; 16], u16) {
         self.other
             .map_or((self.port.gid, self.port.lid), |it| (it.gid, it.lid))
@@ -100,7 +100,7 @@ impl Id {
         }
     }
 
-    /// The path as the subnet administrator has it (IBA 15.2.5.16).
+    /// Returns the path in the subnet administrator's format (IBA 15.2.5.16).
     fn wire_path(&self) -> abi::PathRecData {
         let path = self.user_path();
         let mut bytes = [0u8; 64];

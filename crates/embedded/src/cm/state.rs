@@ -1,5 +1,5 @@
-//! All ids and channels of a network in this process, and the commands on them:
-//! what rdma_ucm and rdma_cm do with the same.
+//! All ids and channels of a network in this process, and the commands on them,
+//! which behave as in rdma_ucm and rdma_cm.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -20,12 +20,11 @@ use super::talk::send;
 use super::wire::{Kind, Message};
 use crate::{Result, refuse};
 
-/// How long the other end may take to answer; about what the kernel waits in
-/// all.
+/// How long the peer may take to answer; about the total that the kernel waits.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// As many requests wait as net.rdma_ucm.max_backlog allows.
+/// Maximum backlog, the default of net.rdma_ucm.max_backlog.
 const BACKLOG: u32 = 1024;
-/// Sends to all of a group go to this queue pair.
+/// Destination queue pair of multicast sends.
 const MULTICAST_QPN: u32 = 0xff_ffff;
 const MULTICAST_LID: u16 = 0xc000;
 
@@ -46,27 +45,27 @@ pub(super) struct State {
     pub(super) patience: Duration,
 }
 
-/// An address of the kernel's form.
+/// Parses an address in the kernel's format.
 fn ip_address(bytes: &[u8]) -> Result<Option<SocketAddr>> {
     match address::parse(bytes) {
         Ok(None) => Ok(None),
         Ok(Some(Address::Ip(address))) => {
-            // IPv4 in IPv6 is IPv4.
+            // IPv4-mapped IPv6 addresses are IPv4.
             Ok(Some((address.ip().to_canonical(), address.port()).into()))
         }
         _ => refuse(libc::EAFNOSUPPORT),
     }
 }
 
-/// Parameters of an event about a connection, with all of the room for private
-/// data.
+/// Returns the parameters of an event of a connection, with the whole private
+/// data field.
 pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
     let mut param = abi::ConnParam {
         qp_num: message.qp_num,
         private_data_len: kind.room() as u8,
         srq: message.srq,
-        // What the peer can take is what may be asked of it, and the other way
-        // round.
+        // Swapped to the receiver's view: the sender's limit as target is this
+        // side's limit as initiator.
         responder_resources: message.initiator_depth,
         initiator_depth: message.responder_resources,
         flow_control: message.flow_control,
@@ -103,7 +102,7 @@ impl State {
             .filter_map(|(number, id)| (id.channel == fd).then_some(*number))
             .collect();
         for number in of_it {
-            // A request goes with who listens, who may have been first.
+            // Fails for a request that was destroyed with its listener.
             let _ = self.destroy(number);
         }
         self.channels.remove(&fd);
@@ -114,7 +113,7 @@ impl State {
         self.channels.get_mut(&fd).ok_or(Errno::new(libc::EBADF))
     }
 
-    /// An id of a channel.
+    /// Returns an id of a channel.
     pub(super) fn id(&mut self, fd: RawFd, number: u32) -> Result<&mut Id> {
         match self.ids.get_mut(&number) {
             None => refuse(libc::ENOENT),
@@ -123,7 +122,7 @@ impl State {
         }
     }
 
-    /// The same, in one of those phases.
+    /// Returns an id of a channel that is in one of `phases`.
     fn id_in(&mut self, fd: RawFd, number: u32, phases: &[Phase]) -> Result<&mut Id> {
         let id = self.id(fd, number)?;
         if phases.contains(&id.phase) {
@@ -143,7 +142,7 @@ impl State {
         }
     }
 
-    /// Has an event read; nobody reads those of an id without a name.
+    /// Queues an event; without effect if the id has no uid.
     pub(super) fn tell(&mut self, number: u32, what: EventKind, status: i32, param: &[u8]) {
         let Some(id) = self.ids.get(&number) else {
             return;
@@ -163,7 +162,7 @@ impl State {
         }
     }
 
-    /// Gives an id until then.
+    /// Starts the timeout of an id.
     pub(super) fn wait(&mut self, number: u32) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
@@ -179,7 +178,7 @@ impl State {
 
     pub(super) fn create(&mut self, fd: RawFd, command: &abi::CreateId) -> Result<u32> {
         let port = self.channel(fd)?.port;
-        // As <rdma/rdma_user_cm.h> and <rdma/ib_user_verbs.h> number them.
+        // Numbers of <rdma/rdma_user_cm.h> and <rdma/ib_user_verbs.h>.
         const IPOIB: u16 = 0x0002;
         const TCP: u16 = 0x0106;
         const UDP: u16 = 0x0111;
@@ -197,7 +196,7 @@ impl State {
         Ok(number)
     }
 
-    /// Destroys an id; its peer sees that its connection is closed. Gives the
+    /// Destroys an id; its peer sees that the connection is closed. Returns the
     /// number of its events that were read.
     pub(super) fn destroy(&mut self, number: u32) -> Result<u32> {
         let Some(id) = self.ids.remove(&number) else {
@@ -208,7 +207,7 @@ impl State {
             None => Vec::new(),
         };
         for request in unread.iter().filter_map(|waiting| waiting.request) {
-            // It is there until it is read.
+            // The id of an unread request exists.
             let _ = self.destroy(request);
         }
         self.memberships.retain(|_, it| it.id != number);
@@ -320,7 +319,7 @@ impl State {
                 return Ok(());
             }
             Ok(None) => (RejectReason::INVALID_SERVICE_ID, SidrStatus::UNSUPPORTED),
-            // As many wait there as may.
+            // The backlog is full.
             Err(errno) if errno.raw() == libc::EAGAIN => {
                 (RejectReason::CONSUMER_DEFINED, SidrStatus::REJECT)
             }
@@ -331,7 +330,7 @@ impl State {
         Ok(())
     }
 
-    /// Tells of a request that came to nothing.
+    /// Reports that a request failed.
     pub(super) fn refused(
         &mut self,
         number: u32,
@@ -367,7 +366,7 @@ impl State {
         let data = match private_data(param, kind.room()) {
             Ok(data) => data,
             Err(errno) => {
-                // The peer is told, as the kernel does.
+                // The peer is rejected, as by the kernel.
                 let _ = self.reject(fd, number, 0, &[]);
                 return Err(errno);
             }
@@ -423,7 +422,7 @@ impl State {
                 id.say(&Message::new(Kind::Disconnected, &[]));
                 id.finish();
             }
-            // Nothing to end yet, or no more.
+            // Not connected yet, or no longer.
             Phase::Connecting
             | Phase::Responded
             | Phase::Requested
@@ -436,7 +435,8 @@ impl State {
         Ok(())
     }
 
-    /// The queue pair has heard of the peer before the peer's word was here.
+    /// Handles a queue pair event that shows traffic from the peer before the
+    /// peer's message.
     pub(super) fn notify(&mut self, fd: RawFd, number: u32, event: u32) -> Result<()> {
         let id = self.id(fd, number)?;
         match id.phase {
@@ -477,7 +477,8 @@ impl State {
                 if id.phase != Phase::Idle {
                     return refuse(libc::EINVAL);
                 }
-                // A port is never left in use: there is nothing to reuse.
+                // Ports do not stay in use after they are released, so there is
+                // nothing to reuse.
                 if name == option::OPTION_ID_AFONLY {
                     id.ipv6_only = flag;
                 }
@@ -487,7 +488,7 @@ impl State {
         Ok(())
     }
 
-    /// Moves an id to another channel, with what waits there of it.
+    /// Moves an id to another channel, with its unread events.
     pub(super) fn migrate(&mut self, fd: RawFd, command: &abi::MigrateId) -> Result<u32> {
         let from = RawFd::try_from(command.fd).map_err(|_| Errno::new(libc::EBADF))?;
         self.channel(fd)?;
@@ -605,7 +606,7 @@ impl State {
     }
 }
 
-/// An event as it is read.
+/// Builds an event.
 pub(super) fn event(
     (uid, id): (u64, u32),
     what: EventKind,
@@ -633,7 +634,7 @@ fn private_data(param: &abi::ConnParam, room: usize) -> Result<&[u8]> {
     Ok(&param.private_data[..length])
 }
 
-/// A message with what a program has said, which is the id's from now on.
+/// Builds a message from a program's parameters, which are stored in the id.
 fn speak(id: &mut Id, kind: Kind, data: &[u8], param: &abi::ConnParam) -> Message {
     let port = id.port;
     let mut message = Message::new(kind, data).by(port.ethernet, port.gid, port.lid);
@@ -643,7 +644,7 @@ fn speak(id: &mut Id, kind: Kind, data: &[u8], param: &abi::ConnParam) -> Messag
     id.depths.responder_resources = param.responder_resources;
     id.depths.initiator_depth = param.initiator_depth;
     if kind == Kind::Request {
-        // Of both ends; who answers has no say.
+        // Applies to both ends; the accepting side has no influence.
         id.depths.retry_count = param.retry_count & 7;
     }
     message.qp_num = param.qp_num & 0xff_ffff;

@@ -1,4 +1,4 @@
-//! What comes from the other ends: connections, their messages, and their ends.
+//! Input from peers: connections, their messages, and their ends.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
@@ -13,27 +13,27 @@ use super::state::{State, connection, event};
 use super::wire::{Kind, Message, SIZE};
 use crate::{Result, refuse};
 
-/// How often what is ready is looked at for one event. More is left to the next
-/// call: the channel stays readable.
+/// Maximum number of rounds over the ready descriptors per event. The rest is
+/// left to the next call: the channel stays readable.
 const ROUNDS: usize = 64;
 
-/// What was in a socket.
+/// Content of a socket.
 enum Heard {
     Nothing,
     Message(Kind, Box<Message>),
-    /// The other end is closed, or speaks no sense.
+    /// The peer has closed its socket, or sent a malformed message.
     End,
 }
 
-/// Sends a message. If the other end is gone, or takes none, that is heard
-/// later.
+/// Sends a message. If the peer has closed its socket, or does not accept the
+/// message, the next receive shows it.
 pub(super) fn send(socket: &OwnedFd, message: &Message) {
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
 }
 
 fn hear(socket: &OwnedFd) -> Heard {
-    // A byte more, by which what is too long is known.
+    // One more byte, to detect messages that are too long.
     let mut bytes = [0; SIZE + 1];
     loop {
         match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
@@ -41,13 +41,13 @@ fn hear(socket: &OwnedFd) -> Heard {
             Ok(length) => match Message::parse(&bytes[..length]) {
                 Ok((kind, message)) => return Heard::Message(kind, Box::new(message)),
                 Err(error) => {
-                    tracing::debug!(%error, "the other end of a connection makes no sense");
+                    tracing::debug!(%error, "malformed message from the peer");
                     return Heard::End;
                 }
             },
             Err(nix::Error::EAGAIN) => return Heard::Nothing,
-            // Said once, of an end that was closed with something unread; what
-            // it has said itself is still there.
+            // ECONNRESET is reported once, if the peer closed its socket with
+            // unread data; messages of the peer can still be read.
             Err(nix::Error::EINTR | nix::Error::ECONNRESET) => {}
             Err(_) => return Heard::End,
         }
@@ -55,21 +55,21 @@ fn hear(socket: &OwnedFd) -> Heard {
 }
 
 impl Id {
-    /// Says it to the peer.
+    /// Sends a message to the peer.
     pub(super) fn say(&self, message: &Message) {
         if let Some(socket) = &self.socket {
             send(socket, message);
         }
     }
 
-    /// There is nothing more to say.
+    /// Ends the connection.
     pub(super) fn finish(&mut self) {
         self.phase = Phase::Over;
         self.socket = None;
         self.deadline = None;
     }
 
-    /// What it listens to, and what that is called.
+    /// Returns its sockets, with their identification in epoll.
     pub(super) fn descriptors(&self, number: u32) -> impl Iterator<Item = (BorrowedFd<'_>, Ready)> {
         let callers = self.callers.iter().enumerate();
         let callers = callers.filter_map(move |(place, caller)| {
@@ -84,7 +84,7 @@ impl Id {
 }
 
 impl State {
-    /// The channel's next event.
+    /// Returns the channel's next event.
     pub(super) fn next_event(&mut self, fd: RawFd) -> Result<Waiting> {
         for _ in 0..ROUNDS {
             if let Some(waiting) = self.channel(fd)?.pop() {
@@ -103,7 +103,7 @@ impl State {
         refuse(libc::EAGAIN)
     }
 
-    /// Looks at what is ready; whether that was something.
+    /// Handles a ready descriptor. Returns whether anything happened.
     fn attend(&mut self, fd: RawFd, what: Ready) -> bool {
         match what {
             Ready::Events => true,
@@ -114,7 +114,7 @@ impl State {
         }
     }
 
-    /// Those whose time is up.
+    /// Handles ids whose deadline has passed.
     fn expire(&mut self, fd: RawFd) -> bool {
         let Some(channel) = self.channels.get_mut(&fd) else {
             return false;
@@ -144,7 +144,7 @@ impl State {
         true
     }
 
-    /// A new connection to who listens.
+    /// Accepts a connection to a listening id.
     fn let_in(&mut self, number: u32) -> bool {
         let Some(id) = self.ids.get_mut(&number) else {
             return false;
@@ -159,7 +159,7 @@ impl State {
                 id.callers.push(None);
                 id.callers.len() - 1
             }
-            // Those that are here have had their time to speak.
+            // All of these have had time to send a request.
             None => {
                 id.callers.clear();
                 id.callers.push(None);
@@ -174,7 +174,8 @@ impl State {
         true
     }
 
-    /// Somebody who is connected to who listens says something.
+    /// Receives from a connection that was accepted but has not sent a request
+    /// yet.
     fn called(&mut self, number: u32, place: usize) -> bool {
         let Some(listener) = self.ids.get_mut(&number) else {
             return false;
@@ -195,7 +196,7 @@ impl State {
         true
     }
 
-    /// Somebody asks for a connection.
+    /// Handles a connection request.
     fn requested(&mut self, number: u32, socket: OwnedFd, kind: Kind, message: &Message) {
         let Some(listener) = self.ids.get(&number) else {
             return;
@@ -238,7 +239,7 @@ impl State {
         let Some(channel) = self.channels.get_mut(&fd) else {
             return;
         };
-        // Out of the other name.
+        // Stop monitoring it under its former identification.
         channel.ignore(&socket);
         if channel.watch(&socket, Ready::Socket(request)).is_err() {
             return;
@@ -261,7 +262,7 @@ impl State {
         }
     }
 
-    /// The peer of an id says something.
+    /// Receives from the peer of an id.
     fn listen_to(&mut self, number: u32) -> bool {
         let Some(id) = self.ids.get(&number) else {
             return false;
@@ -312,7 +313,7 @@ impl State {
                 Kind::Reject,
             ) if !id.datagram => {
                 id.finish();
-                // Zero would be yes.
+                // Zero would mean success.
                 let reason = i32::from(message.reason).max(1);
                 self.tell(number, EventKind::REJECTED, reason, param.as_bytes());
             }
@@ -321,7 +322,7 @@ impl State {
                 id.deadline = None;
                 self.tell(number, EventKind::ESTABLISHED, 0, &[]);
             }
-            // Its queue pair has said so before.
+            // Its queue pair has reported it before.
             (Phase::Established, Kind::Ready) if id.notified => id.notified = false,
             (Phase::Accepting | Phase::Established, Kind::Disconnect) => {
                 id.phase = Phase::Left;
@@ -336,8 +337,8 @@ impl State {
         }
     }
 
-    /// The peer is gone: its id is destroyed, or its process has ended, and the
-    /// kernel would say of it what is said here.
+    /// Handles the end of a peer: its id was destroyed or its process has
+    /// ended. Reports the events that the kernel would report.
     fn ended(&mut self, number: u32) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
@@ -373,7 +374,7 @@ impl State {
     }
 }
 
-/// Parameters of an event about a datagram service.
+/// Returns the parameters of an event of a datagram service.
 fn service(kind: Kind, message: &Message, id: &Id) -> abi::UdParam {
     let mut param = abi::UdParam {
         private_data_len: kind.room() as u8,

@@ -1,5 +1,5 @@
-//! The connection manager by `crates/rdmacm`, as every program uses it; and
-//! what only somebody hostile would do.
+//! The connection manager through `crates/rdmacm`, as programs use it, and with
+//! malicious peers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::{Drive, Embedded, Network};
 const PATIENCE: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(10);
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 struct Meeting(Option<PathBuf>);
 
 impl Drop for Meeting {
@@ -34,8 +34,8 @@ impl Drop for Meeting {
     }
 }
 
-/// Two devices that reach each other's ports: of one network, or of two in a
-/// directory.
+/// Creates two devices that reach each other's ports: in one network, or in two
+/// that share a directory.
 fn ends(joined: bool) -> (Embedded, Embedded, Meeting) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !joined {
@@ -94,7 +94,7 @@ fn param(qp_num: u32, private_data: &[u8]) -> ConnParam<'_> {
     }
 }
 
-/// All of the room, with zeros behind what was said.
+/// Checks the whole private data field: the data, followed by zeros.
 fn says(event: &Event, what: &[u8], room: usize) {
     let data = event.message().private_data();
     assert_eq!(data.len(), room);
@@ -108,7 +108,7 @@ fn request(channel: &EventChannel) -> (Event, Id) {
     (event, id)
 }
 
-/// A connection, as far as both say so: who asked, and who accepted.
+/// Establishes a connection; returns the requesting and the accepting id.
 fn connected(near: &EventChannel, far: &EventChannel, listener: SocketAddr) -> (Id, Id) {
     let active = resolved(near, PortSpace::TCP, listener);
     active.connect(&param(1, b"")).unwrap();
@@ -140,7 +140,7 @@ fn a_connection_is_made_and_ended() {
         let mut asked = param(0xabc, &long[..param::MAX_CONNECT_DATA]);
         (asked.responder_resources, asked.initiator_depth) = (3, 5);
         (asked.retry_count, asked.rnr_retry_count) = (6, 4);
-        // Before there is a peer, it may do nothing here.
+        // Before there is a peer, remote access is not granted.
         let (attr, _) = active.qp_attr(QpState::INIT).unwrap();
         assert!(attr.qp_access_flags.is_empty());
         assert!(active.qp_attr(QpState::RTR).is_err());
@@ -171,7 +171,7 @@ fn a_connection_is_made_and_ended() {
         assert_eq!(event.message().connection().unwrap().qp_num, 0xdef);
         let (attr, _) = active.qp_attr(QpState::RTR).unwrap();
         assert_eq!((attr.dest_qp_num, attr.max_dest_rd_atomic), (0xdef, 2));
-        // What one sends from is what the other expects.
+        // The first PSN of one end is the one that the other expects.
         assert_eq!(
             (attr.rq_psn, active.qp_attr(QpState::RTS).unwrap().0.sq_psn),
             {
@@ -231,7 +231,7 @@ fn who_says_no_is_heard() {
             active.connect(&param(1, b"")).unwrap();
             active
         };
-        // With a reason, and by dropping the request.
+        // Rejected explicitly, and by dropping the request.
         let active = ask();
         let (_, passive) = request(&far);
         passive.reject(&[9; param::MAX_REJECT_DATA]).unwrap();
@@ -252,7 +252,7 @@ fn who_says_no_is_heard() {
         assert!(matches!(refused, Error::PrivateDataTooLong { .. }));
         next(&near, EventKind::REJECTED);
         drop((active, passive));
-        // The response is no good to who has asked.
+        // The requester rejects the response.
         let active = ask();
         let (_, passive) = request(&far);
         passive.accept(&param(2, b"")).unwrap();
@@ -262,7 +262,7 @@ fn who_says_no_is_heard() {
         rejected(&event, RejectReason::CONSUMER_DEFINED);
         says(&event, b"after all, no", param::MAX_REJECT_DATA);
         drop((active, passive));
-        // Who has asked is gone before it was answered.
+        // The requester is destroyed before it gets an answer.
         drop(ask());
         let (_, passive) = request(&far);
         nothing(&far);
@@ -270,7 +270,8 @@ fn who_says_no_is_heard() {
             passive.accept(&param(2, b"")),
             Err(Error::Refused { .. })
         ));
-        // As many wait as may, and who listens answers for those.
+        // The backlog is full, so one more request is rejected; dropping the
+        // listener rejects those that wait.
         let waiting = [ask(), ask()];
         let _one_more = ask();
         rejected(
@@ -307,7 +308,7 @@ fn an_address_is_this_machine_s() {
     assert_eq!(bind("127.0.0.1:7000").unwrap_err(), libc::EADDRINUSE);
     assert!(id.addresses().unwrap().device.is_none());
     id.listen(0).unwrap();
-    // IPv6's any is IPv4's too, unless it is told otherwise.
+    // An unspecified IPv6 address includes IPv4, unless IPv6-only is set.
     for to in ["127.0.0.1:7000", "127.9.9.9:7000", "[::1]:7000"] {
         let to = to.parse().unwrap();
         let active = resolved(&channel, PortSpace::TCP, to);
@@ -444,7 +445,7 @@ fn ids_move_with_what_waits() {
         active.connect(&param(1, b"")).unwrap();
         active
     };
-    // One is unread in the socket, one was read and moves on its own.
+    // One event is unread in the socket; one was read and moves separately.
     let (first, second) = (ask(), ask());
     let (_, mut passive) = request(&far);
     assert_eq!(listener.migrate(&other).unwrap(), 1);
@@ -456,7 +457,7 @@ fn ids_move_with_what_waits() {
     first.establish().unwrap();
     next(&other, EventKind::ESTABLISHED);
     nothing(&far);
-    // What goes with a channel goes with its ids.
+    // The connections end with their ids.
     drop((event, far));
     drop((passive, listener, _passive));
     next(&near, EventKind::DISCONNECTED);
@@ -520,14 +521,14 @@ fn who_does_not_answer_is_not_waited_for_for_ever() {
     drop(passive);
 }
 
-/// Connects to a port as a program could that is none of ours.
+/// Connects to a port as a foreign program could.
 fn stranger(device: &Embedded, to: SocketAddr) -> OwnedFd {
     let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
     ports.connect((0x106, to.port())).unwrap().unwrap()
 }
 
 fn tell(socket: &OwnedFd, bytes: &[u8]) {
-    // The other end may have had enough of it.
+    // The other end may have closed the connection.
     let _ = send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL);
 }
 
@@ -546,10 +547,10 @@ fn a_stranger_harms_nobody() {
     let (a, b, _meeting) = ends(true);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
-    // More that say nothing than are let wait.
+    // More silent connections than are kept.
     let silent: Vec<_> = (0..200).map(|_| stranger(&a, at)).collect();
     nothing(&far);
-    // A request to somebody else's address, of another kind of port.
+    // A request for another address, and one of another port type.
     let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), at.port()));
     let infiniband = good_request(at).by(false, [0; 16], 1);
     for message in [good_request(elsewhere), infiniband] {
@@ -557,14 +558,14 @@ fn a_stranger_harms_nobody() {
         tell(&socket, message.as_bytes());
         let begin = Instant::now();
         let mut answer = [0; SIZE];
-        // Those before it are let in first.
+        // Earlier connections are accepted first.
         while recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) != Ok(SIZE) {
             nothing(&far);
             assert!(begin.elapsed() < PATIENCE, "no answer");
         }
         assert_eq!(Message::parse(&answer).unwrap().0, Kind::Reject);
     }
-    // Once it has asked, what makes no sense is its end.
+    // After a request, a malformed message ends the connection.
     let socket = stranger(&a, at);
     tell(&socket, good_request(at).as_bytes());
     let (_, passive) = request(&far);
@@ -574,7 +575,7 @@ fn a_stranger_harms_nobody() {
     tell(&socket, Message::new(Kind::Ready, b"").as_bytes());
     next(&far, EventKind::DISCONNECTED);
     nothing(&far);
-    // And everybody else is served.
+    // Others are still served.
     drop(silent);
     let (active, passive) = connected(&near, &far, at);
     active.disconnect().unwrap();
@@ -582,7 +583,7 @@ fn a_stranger_harms_nobody() {
     drop(passive);
 }
 
-/// A datagram: any bytes, or a message with some of its bytes changed.
+/// A datagram: arbitrary bytes, or a message with some bytes changed.
 fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
     let some = proptest::collection::vec((0..SIZE, any::<u8>()), 0..4);
     let kinds = [
@@ -602,7 +603,7 @@ fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
             let message = Message::new(kind, b"abc").between(to, to).by(true, gid, 1);
             let mut bytes = message.as_bytes().to_vec();
             for (at, byte) in changes {
-                // Kind, version and lengths most of all.
+                // Mostly type, version and lengths.
                 bytes[if at % 3 == 0 { at % 12 } else { at }] = byte;
             }
             bytes
@@ -613,8 +614,8 @@ fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever both a caller and a peer say, there are events or there are
-    /// none, and in the end the port serves as before.
+    /// Whatever a connecting client and a peer send, at most events result, and
+    /// afterwards the port works as before.
     #[test]
     fn any_bytes_are_survived(
         calls in {
@@ -633,7 +634,7 @@ proptest! {
             while let Some(mut event) = channel.try_event().unwrap() {
                 let _ = event.message().result();
                 if let Some(id) = event.take_request() {
-                    // Half of them are accepted.
+                    // Half of the requests are accepted.
                     if ids.len().is_multiple_of(2) {
                         let _ = id.accept(&param(1, b""));
                     }
@@ -648,7 +649,7 @@ proptest! {
                 tell(&socket, bytes);
                 events(&mut ids);
             }
-            // Unread answers are left behind.
+            // Answers may be left unread.
             drop(socket);
             events(&mut ids);
         }

@@ -1,9 +1,8 @@
-//! What the two ends of a connection tell each other: the messages of
-//! InfiniBand's connection manager, by name and by meaning, one a datagram of a
-//! socket that the connection has for itself.
+//! Messages between the two ends of a connection: those of InfiniBand's
+//! connection manager, with the same names and meaning. Each is a datagram on a
+//! socket that belongs to the connection.
 //!
-//! The other end is untrusted. What is not exactly a message is an error, and
-//! the end of the connection.
+//! The peer is untrusted. Malformed input is an error that ends the connection.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -13,30 +12,30 @@ use rdmacm::param::{
 };
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Begins every message: name and version of the protocol.
+/// Starts every message: name and version of the protocol.
 const PROTOCOL: u32 = u32::from_be_bytes(*b"RVc\x01");
-/// The longest private data.
+/// Size of the private data field.
 const ROOM: usize = 200;
 
-/// What a message is; the specification's short names are in brackets.
+/// Type of a message; the specification's abbreviations are in parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Asks for a connection (REQ).
+    /// Requests a connection (REQ).
     Request = 1,
-    /// Accepts it (REP).
+    /// Accepts a request (REP).
     Reply,
-    /// The queue pair of who asked is ready (RTU).
+    /// The requester's queue pair is ready (RTU).
     Ready,
-    /// Says no to a request or a reply (REJ).
+    /// Rejects a request or a reply (REJ).
     Reject,
     /// Ends the connection (DREQ).
     Disconnect,
-    /// Has heard of that (DREP).
+    /// Acknowledges the end of the connection (DREP).
     Disconnected,
-    /// Asks for a datagram service (SIDR REQ).
+    /// Requests a datagram service (SIDR REQ).
     ServiceRequest,
-    /// Says which it is, or why not (SIDR REP).
+    /// Returns the datagram service, or why it is refused (SIDR REP).
     ServiceReply,
 }
 
@@ -55,7 +54,7 @@ impl Kind {
         ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// Bytes of private data that it has room for: as many as over IP on
+    /// Returns the maximum length of private data: the same as over IP on
     /// InfiniBand.
     pub(super) fn room(self) -> usize {
         match self {
@@ -69,23 +68,23 @@ impl Kind {
     }
 }
 
-/// A message as it is sent. Both ends are on one machine: the numbers are in
-/// its byte order.
+/// A message in transfer format. Both ends are on one host, so numbers are in
+/// host byte order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Message {
     protocol: u32,
     kind: u8,
-    /// Why it says no; of a service reply zero is yes.
+    /// Reason of a rejection; in a service reply, zero is success.
     pub(super) reason: u8,
     private_data_len: u8,
-    /// Whether the port is one of Ethernet.
+    /// Whether the port is an Ethernet port.
     ethernet: u8,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
-    /// What the sender's packets are numbered from.
+    /// First packet sequence number of the sender.
     pub(super) psn: u32,
-    /// As the sender sees them.
+    /// From the sender's point of view.
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
@@ -106,26 +105,26 @@ const _: () = assert!(size_of::<Message>() == 280 && MAX_ACCEPT_DATA <= ROOM);
 /// Bytes of a message.
 pub(super) const SIZE: usize = size_of::<Message>();
 
-/// Why bytes are no message.
+/// Why a message is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// Too few or too many.
+    /// Wrong length.
     Length(usize),
-    /// Of another protocol, or another version of it.
+    /// Another protocol, or another version.
     Protocol(u32),
-    /// A kind that there is not.
+    /// Unknown message type.
     Kind(u8),
-    /// A number that cannot be.
+    /// Number out of range.
     Number(&'static str),
 }
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(length) => write!(f, "{length} bytes, and not {SIZE}"),
-            Self::Protocol(number) => write!(f, "protocol {number:#x}"),
-            Self::Kind(kind) => write!(f, "a message of kind {kind}"),
-            Self::Number(what) => write!(f, "{what} that cannot be"),
+            Self::Length(length) => write!(f, "{length} bytes, expected {SIZE}"),
+            Self::Protocol(number) => write!(f, "unknown protocol {number:#x}"),
+            Self::Kind(kind) => write!(f, "unknown message type {kind}"),
+            Self::Number(what) => write!(f, "invalid {what}"),
         }
     }
 }
@@ -142,8 +141,8 @@ fn bytes_of(ip: IpAddr) -> [u8; 16] {
 }
 
 impl Message {
-    /// A message without anything in it. `private_data` is cut off at the
-    /// kind's room, which its sender has looked at.
+    /// Creates a message with private data only. `private_data` is truncated to
+    /// the type's maximum, which the caller has checked.
     pub(super) fn new(kind: Kind, private_data: &[u8]) -> Self {
         let mut message = Self::new_zeroed();
         message.protocol = PROTOCOL;
@@ -154,20 +153,20 @@ impl Message {
         message
     }
 
-    /// With the addresses of both ends.
+    /// Sets the addresses of both ends.
     pub(super) fn between(mut self, from: SocketAddr, to: SocketAddr) -> Self {
         (self.from, self.from_port) = (bytes_of(from.ip()), from.port());
         (self.to, self.to_port) = (bytes_of(to.ip()), to.port());
         self
     }
 
-    /// With the sender's port of the device.
+    /// Sets the sender's device port.
     pub(super) fn by(mut self, ethernet: bool, gid: [u8; 16], lid: u16) -> Self {
         (self.ethernet, self.gid, self.lid) = (ethernet.into(), gid, lid);
         self
     }
 
-    /// Reads what the other end has sent.
+    /// Parses a message of the peer.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Kind, Self), Malformed> {
         let message = Self::read_from_bytes(bytes).map_err(|_| Malformed::Length(bytes.len()))?;
         if message.protocol != PROTOCOL {
@@ -175,14 +174,14 @@ impl Message {
         }
         let kind = Kind::of(message.kind).ok_or(Malformed::Kind(message.kind))?;
         for (right, what) in [
-            (message.qp_num < 1 << 24, "a queue pair number"),
-            (message.psn < 1 << 24, "a packet number"),
-            (message.retry_count < 8, "a retry count"),
-            (message.rnr_retry_count < 8, "a retry count"),
-            (message.ethernet < 2, "a kind of port"),
+            (message.qp_num < 1 << 24, "queue pair number"),
+            (message.psn < 1 << 24, "packet sequence number"),
+            (message.retry_count < 8, "retry count"),
+            (message.rnr_retry_count < 8, "retry count"),
+            (message.ethernet < 2, "port type"),
             (
                 usize::from(message.private_data_len) <= kind.room(),
-                "a length of private data",
+                "private data length",
             ),
         ] {
             if !right {
@@ -192,12 +191,12 @@ impl Message {
         Ok((kind, message))
     }
 
-    /// Who sends it.
+    /// Returns the sender's address.
     pub(super) fn from(&self) -> SocketAddr {
         (ip_of(self.from), self.from_port).into()
     }
 
-    /// Where it was sent to.
+    /// Returns the destination address.
     pub(super) fn to(&self) -> SocketAddr {
         (ip_of(self.to), self.to_port).into()
     }
@@ -206,7 +205,7 @@ impl Message {
         self.ethernet != 0
     }
 
-    /// The sender's private data.
+    /// Returns the sender's private data.
     pub(super) fn private_data(&self) -> &[u8] {
         &self.private_data[..usize::from(self.private_data_len).min(ROOM)]
     }
@@ -257,7 +256,7 @@ mod tests {
             |it| it.retry_count = 8,
             |it| it.rnr_retry_count = 8,
             |it| it.ethernet = 2,
-            // More than a request has room for, and than there is at all.
+            // More than a request may have, and more than the field.
             |it| it.private_data_len = 57,
             |it| it.private_data_len = 255,
         ];
@@ -272,7 +271,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes are a message within its bounds, or an error.
+        /// Arbitrary bytes parse to a message within its bounds, or to an
+        /// error.
         #[test]
         fn any_bytes_are_judged(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..SIZE + 3),
@@ -283,7 +283,7 @@ mod tests {
                 bytes.resize(SIZE, 0);
                 bytes[..4].copy_from_slice(&PROTOCOL.to_ne_bytes());
                 bytes[4] = kind;
-                // The bits that numbers have no use for.
+                // The bits that valid numbers leave zero.
                 (bytes[11], bytes[19], bytes[22], bytes[23], bytes[7]) = (0, 0, 7, 0, 1);
             }
             match Message::parse(&bytes) {
