@@ -13,7 +13,6 @@
 //! calling thread executes its commands, and events are read from descriptors
 //! that support poll and epoll. Queues need no system calls: the engine polls
 //! the doorbell records.
-//! doorbell records move.
 //!
 //! [`Drive`] selects what runs the engine: a dedicated thread, whose sleeps
 //! grow longer while it is idle, or the caller.

@@ -145,6 +145,7 @@ impl Place {
     /// Returns the memory that the device is given, for a queue of `bytes`
     /// bytes. A queue without entries has none, whatever the address.
     ///
+    /// # Errors
     /// EINVAL for addresses that the device cannot express: entries begin at a
     /// page, records at a multiple of eight.
     fn given(&self, bytes: u64) -> Result<Vec<Given>> {

@@ -337,7 +337,7 @@ fn reach(directory: &Directory, number: u16) -> Option<OwnedFd> {
 /// Returns whether the peer has unread data.
 fn has_unread(socket: &OwnedFd) -> bool {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the request writes an int to the address of one.
+    // SAFETY: the request writes an int, and `bytes` is one.
     let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     asked == 0 && bytes > 0
 }

@@ -82,7 +82,7 @@ impl EventChannel {
         let command = Command::CreateId;
         let kernel_type = u8::try_from(qp_type.0).map_err(|_| Error::Invalid {
             command,
-            what: "a queue pair type over 255",
+            what: "the queue pair type exceeds 255",
         })?;
         let form = if qp_type == QpType::UD {
             Form::Datagram
@@ -203,7 +203,7 @@ impl EventChannel {
     /// kernel reject it.
     fn refuse_request(&self, number: u32) {
         if let Err(error) = self.inner.ucm().destroy_id(number) {
-            tracing::error!(%error, "a connection request to a destroyed id was not destroyed");
+            tracing::error!(%error, "destroying a connection request to a destroyed id failed");
         }
     }
 }
@@ -222,7 +222,7 @@ impl AsRawFd for EventChannel {
 
 /// An event. Dropping it acknowledges it.
 ///
-/// [`Message`] has its content. A connection request also has an [`Id`] of its
+/// Its content is a [`Message`]. A connection request also has an [`Id`] of its
 /// own, and is rejected if the id is not taken.
 #[derive(Debug)]
 pub struct Event {

@@ -290,7 +290,7 @@ impl Ucm<'_> {
         let answer: [u8; PATHS] = self.ask((command, cmd::CMD_QUERY), Some(id), body)?;
         let wrong = Error::BadAnswer {
             command,
-            what: "more paths than there is room for",
+            what: "more paths than the maximum",
         };
         let (head, rest) = abi::QueryPathResp::read_from_prefix(&answer).map_err(|_| wrong)?;
         let mut paths = [abi::PathRecData::default(); MAX_PATHS];

@@ -64,7 +64,7 @@ fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {
         !matches!(progress, Ok(Progress::More))
     });
     if let Err(errno) = result {
-        tracing::debug!(%errno, "RDMA netlink did not answer; asking sysfs");
+        tracing::debug!(%errno, "RDMA netlink failed; querying sysfs");
     }
     let device = found.filter(|_| answered)?;
     Some(CmDevice {

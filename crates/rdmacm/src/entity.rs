@@ -1,5 +1,5 @@
-//! Objects that the kernel identifies by number and in events: ids and
-//! multicast memberships.
+//! Objects that have a number in the kernel, and events: ids and multicast
+//! memberships.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;

@@ -326,7 +326,7 @@ impl Id {
         let command = Command::Reject;
         let reason = u8::try_from(reason.0).map_err(|_| Error::Invalid {
             command,
-            what: "a reason to reject is a byte",
+            what: "the reason is not between 0 and 255",
         })?;
         let (room, len) = param::room(command, private_data)?;
         self.go(State::Failed, |id| {
@@ -407,7 +407,7 @@ impl Id {
         if count > answer.ib_route.len() {
             return Err(Error::BadAnswer {
                 command,
-                what: "more paths than there is room for",
+                what: "more paths than the maximum",
             });
         }
         let [primary, _] = &answer.ib_route;
@@ -478,7 +478,7 @@ impl Id {
         if code > 31 {
             return Err(Error::Invalid {
                 command: Command::SetOption,
-                what: "an acknowledgement timeout's code has 5 bits",
+                what: "the acknowledgement timeout code exceeds 31",
             });
         }
         self.set(option::OPTION_ID, option::OPTION_ID_ACK_TIMEOUT, &[code])
@@ -591,7 +591,7 @@ impl Id {
 impl Drop for Id {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::error!(%error, "an id was not destroyed");
+            tracing::error!(%error, "destroying an id failed");
         }
     }
 }

@@ -74,7 +74,7 @@ impl Multicast {
 impl Drop for Multicast {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::error!(%error, "a multicast group was not left");
+            tracing::error!(%error, "leaving a multicast group failed");
         }
     }
 }

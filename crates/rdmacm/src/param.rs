@@ -91,13 +91,13 @@ impl ConnParam<'_> {
         if self.qp_num > 0xff_ffff {
             return Err(Error::Invalid {
                 command,
-                what: "a queue pair number has 24 bits",
+                what: "the queue pair number exceeds 24 bits",
             });
         }
         if self.retry_count > 7 || self.rnr_retry_count > 7 {
             return Err(Error::Invalid {
                 command,
-                what: "retry counts go to 7",
+                what: "a retry count exceeds 7",
             });
         }
         let (private_data, private_data_len) = room(command, self.private_data)?;

@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 /// A handle's reference to its context: an `Arc<Context>`, a plain reference,
 /// or a caller's own copyable pointer.
 ///
+/// # Safety
 /// The reference and all its clones must always dereference to the same
 /// context: what is created through one is used and closed through another.
 pub unsafe trait ContextRef: Deref<Target = Context> + Clone {}
@@ -55,6 +56,7 @@ impl Context {
     /// Opens the character device of `device`.
     /// [`get_context`](Self::get_context) then creates the kernel's context.
     ///
+    /// # Errors
     /// EACCES without permission, ENOENT if the device node does not exist,
     /// ENXIO if its driver is gone, EINVAL if the device's driver is unknown:
     /// each command names the driver. Sysfs does not report it; a caller that

@@ -194,7 +194,7 @@ pub fn req_notify(context: &Context, cq: CqHandle, solicited_only: bool) -> Resu
     .run(context)
 }
 
-/// Limits events to one per `count` completions or `period` microseconds.
+/// Delays events until `count` completions or `period` microseconds.
 ///
 /// # Errors
 /// EOPNOTSUPP if the driver does not support it.

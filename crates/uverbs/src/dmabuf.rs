@@ -23,9 +23,9 @@ impl<C: ContextRef> Dmabuf<C> {
     /// kernel or the driver does not support it; EMFILE, ENOMEM.
     ///
     /// # Safety
-    /// `offset` must be one that the caller was given to map, and other devices
-    /// may be allowed to write to it: a device that writes to doorbell
-    /// registers can post anything.
+    /// `offset` must be one that the caller was given to map, of something that
+    /// other devices may write to: a device that writes to doorbell registers
+    /// can post anything.
     pub unsafe fn export(context: &C, offset: u64) -> Result<Self, Error> {
         let mut ioctl = Ioctl::new(
             Command::AllocDmabuf,

@@ -35,8 +35,8 @@ pub struct PostSendDoorbell<C: ContextRef> {
     context: C,
 }
 
-/// A doorbell of the real kernel: one write(2), without a check which kernel it
-/// is.
+/// A doorbell of the real kernel: one write(2), which does not check the kind
+/// of kernel first.
 ///
 /// The command is built once; ringing only sends it.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +70,8 @@ impl<C: ContextRef> PostSendDoorbell<C> {
         }
     }
 
-    /// Returns the doorbell without the check which kernel it rings; `None`
-    /// unless that is the real one.
+    /// Returns a doorbell that does not check the kind of kernel; `None` unless
+    /// the kernel is the real one.
     ///
     /// # Safety
     /// It must not be rung after the context's descriptor has been closed: the

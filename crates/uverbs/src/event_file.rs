@@ -11,7 +11,7 @@ use crate::{Command, ContextRef, Error};
 #[derive(Debug)]
 pub(crate) struct EventFile<C: ContextRef> {
     file: Descriptor<C>,
-    /// Names a read in errors.
+    /// Command that errors of a read name.
     read: Command,
 }
 

@@ -61,8 +61,8 @@ pub trait OneElement {
     fn wr_id(&self) -> u64;
     /// Returns the opcode.
     fn opcode(&self) -> Opcode;
-    /// Returns the flags. INLINE is set or not depending on how the request is
-    /// posted.
+    /// Returns the flags, with INLINE set exactly if the request is posted
+    /// inline.
     fn flags(&self) -> SendFlags;
     /// Returns the immediate data in wire order, or the key to invalidate.
     fn immediate_or_key(&self) -> u32;

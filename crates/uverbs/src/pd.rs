@@ -29,7 +29,7 @@ impl<C: ContextRef> Pd<C> {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// ENOMEM, also at the device's limit.
+    /// ENOMEM, or the driver's error at the device's limit.
     pub fn alloc(context: &C, udata: Udata<'_>) -> Result<Self, Error> {
         alloc(context, udata).map(|handle| Self::from_handle(context, handle))
     }

@@ -259,7 +259,7 @@ pub fn open(
         qpn: init.qpn,
         qp_type: u8::try_from(init.qp_type.0).map_err(|_| Error::Invalid {
             command: Command::OpenQp,
-            what: "no such queue pair type",
+            what: "the queue pair type exceeds 255",
         })?,
         reserved: [0; 7],
     };

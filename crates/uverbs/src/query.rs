@@ -112,7 +112,7 @@ impl Context {
             Ok(count) if count <= room => Ok(count),
             _ => Err(Error::BadAnswer {
                 command,
-                what: "more GIDs than there is room for",
+                what: "more GIDs than fit the buffer",
             }),
         }
     }

@@ -16,7 +16,7 @@ use crate::{Result, refuse};
 const PKEY: u16 = 0xffff;
 /// An index that no device of the kernel has.
 const NO_INDEX: u32 = u32::MAX;
-/// A path that is global, primary, and bidirectional.
+/// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
 const PATH_FLAGS: u32 = 0b10_1011;
 /// "Exactly", and a rate of 100 Gb/s.
 const EXACTLY: u8 = 2;

@@ -25,8 +25,8 @@ enum Heard {
     End,
 }
 
-/// Sends a message. If the peer has closed its socket, or does not accept the
-/// message, the next receive shows it.
+/// Sends a message. Errors are ignored: if the peer has closed its socket, or
+/// does not accept the message, a later receive or the deadline shows it.
 pub(super) fn send(socket: &OwnedFd, message: &Message) {
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);

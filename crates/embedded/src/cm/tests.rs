@@ -614,8 +614,8 @@ fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a connecting client and a peer send, at most events result, and
-    /// afterwards the port works as before.
+    /// Whatever a connecting client and a peer send, the only effects are
+    /// events, and afterwards the port works as before.
     #[test]
     fn any_bytes_are_survived(
         calls in {

@@ -35,7 +35,7 @@ pub(super) enum Kind {
     Disconnected,
     /// Requests a datagram service (SIDR REQ).
     ServiceRequest,
-    /// Returns the datagram service, or why it is refused (SIDR REP).
+    /// Answers a request for a datagram service (SIDR REP).
     ServiceReply,
 }
 

@@ -1,5 +1,5 @@
-//! The ABI's structures and numbers against the installed C headers, where
-//! there are any: each becomes a static assertion of a C file.
+//! Compares the ABI's structures and numbers with the installed C headers, if
+//! any: each becomes a static assertion in a C file.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use c_check::compile;
 
 use crate::abi;
 
-/// The C member that a field is, where the name is not the same.
+/// C member of a field whose name differs.
 fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
     match (structure, field) {
         ("rdma_ucm_cmd_hdr", "in_len") => "in",
@@ -16,7 +16,7 @@ fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
     }
 }
 
-/// `pub const NAME: uN = NUMBER;` lines of a module of the source file.
+/// Parses `pub const NAME: uN = NUMBER;` lines of a module of the source file.
 fn constants(module: &str) -> Vec<(&'static str, u64)> {
     let (_, source) = include_str!("../abi.rs")
         .split_once(&format!("pub mod {module} {{"))
@@ -89,7 +89,7 @@ fn the_c_headers_agree() {
     if let Some(Err(complaints)) = compile(&c) {
         panic!("{complaints}");
     }
-    // And the assertions do assert.
+    // A wrong assertion must fail to compile.
     let wrong = c.replace(
         "sizeof(struct rdma_ucm_event_resp) == 336",
         "sizeof(struct rdma_ucm_event_resp) == 335",

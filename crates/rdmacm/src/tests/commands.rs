@@ -1,4 +1,4 @@
-//! What each command says, byte by byte where it is ours to arrange.
+//! The bytes of each command, as far as this crate determines them.
 
 use uverbs::{AsyncEventType, Errno, QpAttrMask, QpState, QpType};
 use zerocopy::{FromZeros, IntoBytes};
@@ -18,7 +18,7 @@ fn creating_says_space_and_type() {
         (PortSpace::IB, 0x13f, 2),
     ] {
         let id = channel.create_id(space).unwrap();
-        // After the former id's end.
+        // Follows the destruction of the previous id.
         let asked = fake.take_asked().pop().unwrap();
         let body: abi::CreateId = asked.body();
         assert_eq!(
@@ -78,7 +78,7 @@ fn addresses_are_socket_addresses() {
     }
     assert_eq!(address::parse(&[]), Ok(None));
     assert_eq!(address::parse(&[9, 0]), Err(address::UnknownFamily(9)));
-    // Cut short: zeros, no panic.
+    // Truncated input reads as zeros and does not panic.
     assert!(address::parse(&bytes.bytes[..11]).unwrap().is_some());
 }
 
@@ -190,7 +190,7 @@ fn the_kernels_refusal_is_explained() {
         private_data: &long,
         ..ConnParam::default()
     };
-    // Of a wrong state first.
+    // First in a wrong state.
     fake.reply(cmd::CMD_CONNECT, Err(EINVAL));
     let error = id.connect(&param).unwrap_err();
     let wrong_state = Error::WrongState {
@@ -206,7 +206,7 @@ fn the_kernels_refusal_is_explained() {
             id.number()
         )
     );
-    // In the right state of the length.
+    // In the right state the length is the reason.
     happen(&fake, &id, EventKind::ROUTE_RESOLVED, 0, &[]);
     id.channel().try_event().unwrap().unwrap();
     fake.reply(cmd::CMD_CONNECT, Err(EINVAL));
@@ -217,7 +217,7 @@ fn the_kernels_refusal_is_explained() {
         max: 56,
     };
     assert_eq!((error, id.state()), (too_long, State::RouteResolved));
-    // And of another reason: that.
+    // Other errors are passed on.
     fake.reply(cmd::CMD_CONNECT, Err(Errno::new(libc::ENOMEM)));
     let error = id.connect(&param).unwrap_err();
     assert!(matches!(
@@ -265,7 +265,7 @@ fn options_have_the_lengths_that_the_kernel_wants() {
 fn queue_pair_attributes() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     let mut answer = abi::QpAttr {
-        // With bits of the kernel's own.
+        // With internal bits of the kernel.
         qp_attr_mask: 1 | 1 << 20 | 0b1111 << 21,
         qp_state: 2,
         path_mtu: 5,

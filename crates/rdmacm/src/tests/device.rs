@@ -1,4 +1,4 @@
-//! Finding and opening the device.
+//! Discovery and opening of the device.
 
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
@@ -51,7 +51,7 @@ fn another_version() {
 fn a_node_of_another_device_is_not_opened() {
     let fake = FakeCm::new();
     fake.set_file("/sys/class/misc/rdma_cm/dev", "10:59\n");
-    // The fake's nodes are all 10:58.
+    // All nodes of the fake are 10:58.
     let error = EventChannel::open_on(Box::new(fake.clone())).unwrap_err();
     assert_eq!(error.errno(), Errno::new(libc::ENOENT));
     fake.set_file("/sys/class/misc/rdma_cm/dev", "10:58\n");
@@ -89,32 +89,32 @@ fn the_netlink_request_is_as_the_kernel_wants_it() {
 #[derive(Debug)]
 struct Netlink(FakeCm, Vec<u8>);
 
-// SAFETY: the other's descriptors.
+// SAFETY: the descriptors are those of the inner fake.
 unsafe impl Kernel for Netlink {
     fn open(&self, path: &core::ffi::CStr, flags: i32) -> Result<i32, Errno> {
         self.0.open(path, flags)
     }
     unsafe fn close(&self, fd: i32) -> Result<(), Errno> {
-        // SAFETY: as the caller answers for.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.close(fd) }
     }
     unsafe fn ioctl(&self, _: i32, _: libc::Ioctl, _: *mut libc::c_void) -> Result<i32, Errno> {
         Err(Errno::new(libc::ENOTTY))
     }
     unsafe fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: as the caller answers for.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.read(fd, buffer) }
     }
     unsafe fn write(&self, fd: i32, buffer: &[u8]) -> Result<usize, Errno> {
-        // SAFETY: as the caller answers for.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.write(fd, buffer) }
     }
     unsafe fn wait_readable(&self, fd: i32, timeout_ms: i32) -> Result<bool, Errno> {
-        // SAFETY: as the caller answers for.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.wait_readable(fd, timeout_ms) }
     }
     unsafe fn set_nonblocking(&self, fd: i32, nonblocking: bool) -> Result<(), Errno> {
-        // SAFETY: as the caller answers for.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.set_nonblocking(fd, nonblocking) }
     }
     fn device_number(&self, path: &core::ffi::CStr) -> Result<libc::dev_t, Errno> {
@@ -135,7 +135,7 @@ unsafe impl Kernel for Netlink {
     }
 }
 
-/// A netlink message with attributes.
+/// Builds a netlink message with attributes.
 fn message(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut message = [
         0u32.to_ne_bytes().as_slice(),
@@ -164,7 +164,7 @@ fn netlink_is_asked_first() {
         (found.dev_t, found.abi_version),
         (Some(libc::makedev(10, 58)), 4)
     );
-    // A name that leaves the folder, or half an answer: sysfs.
+    // A name that leaves the directory, or a truncated answer: sysfs is used.
     let bad: [(u16, &[u8]); 3] = [(70, b"../mem\0"), good[1], good[2]];
     for answer in [
         message(&bad),

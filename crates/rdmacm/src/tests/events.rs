@@ -38,7 +38,7 @@ fn a_failed_command_does_not_undo_an_event() {
     fake.reply(cmd::CMD_LISTEN, Err(Errno::new(libc::ENODEV)));
     assert!(id.listen(1).is_err());
     assert_eq!(id.state(), State::Idle);
-    // With an event that another thread reads meanwhile.
+    // With an event that another thread reads concurrently.
     let before = id.entity.enter(State::Listening);
     id.entity.read(EventKind::DEVICE_REMOVAL);
     id.entity.back(State::Listening, before);
@@ -113,7 +113,7 @@ fn a_request_that_nobody_takes_is_destroyed() {
 fn events_of_destroyed_ids() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     let (key, number) = (id.key().0, id.number());
-    // As read by a thread just before another destroyed the id.
+    // As read by a thread just before another one destroyed the id.
     let late = event(key, number, EventKind::ESTABLISHED, 0, &[]);
     let request = fake.new_object();
     let late_request = event(key, request, EventKind::CONNECT_REQUEST, 0, &[]);
@@ -122,7 +122,7 @@ fn events_of_destroyed_ids() {
     fake.push_event(fd(&channel), &late_request);
     assert!(channel.try_event().unwrap().is_none());
     assert_eq!(fake.live_objects(), [], "the request was destroyed too");
-    // And when nothing remembers the id.
+    // Also when the table no longer contains the id.
     drop(left);
     assert_eq!(channel.inner.table.len(), 0);
     let request = fake.new_object();
@@ -138,13 +138,13 @@ fn events_that_make_no_sense() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     let (key, number) = (id.key().0, id.number());
     let wrong = [
-        // No such key has been given, and there is no key of zero.
+        // Keys that were never assigned; zero is no key.
         event(u64::MAX, number, EventKind::ESTABLISHED, 0, &[]),
         event(0, number, EventKind::ESTABLISHED, 0, &[]),
         event(u64::MAX, number, EventKind::CONNECT_REQUEST, 0, &[]),
-        // Another id's number.
+        // The number of another id.
         event(key, number + 1, EventKind::ESTABLISHED, 0, &[]),
-        // A group's event for an id.
+        // A multicast event for an id.
         event(key, number, EventKind::MULTICAST_JOIN, 0, &[]),
         // Nothing written: all zero.
         vec![],
@@ -155,7 +155,7 @@ fn events_that_make_no_sense() {
         let error = channel.try_event().unwrap_err();
         assert!(matches!(error, Error::BadAnswer { .. }), "{bytes:x?}");
         assert_eq!(error.errno().raw(), libc::EPROTO);
-        // The channel goes on.
+        // The channel stays usable.
         happen(&fake, &id, EventKind::ADDR_CHANGE, 0, &[]);
         assert!(channel.try_event().unwrap().unwrap().is_of(&id));
     }

@@ -1,4 +1,4 @@
-//! Ownership: what is destroyed when, and what is acknowledged.
+//! Ownership: when objects are destroyed, and events acknowledged.
 
 use uverbs::Errno;
 
@@ -91,11 +91,11 @@ fn an_id_moves_with_its_events() {
     assert_eq!((asked[0].fd, body.fd), (fd(&second), fd(&first) as u32));
     happen(&fake, &id, EventKind::ADDR_CHANGE, 0, &[]);
     assert!(second.try_event().unwrap().unwrap().is_of(&id));
-    // One that a thread read of the first channel just before.
+    // An event that a thread read from the first channel just before.
     let late = event(id.key().0, id.number(), EventKind::ADDR_CHANGE, 0, &[]);
     fake.push_event(fd(&first), &late);
     assert!(first.try_event().unwrap().unwrap().is_of(&id));
-    // The first channel is free to go.
+    // The first channel can be closed.
     let former = fd(&first);
     drop(first);
     assert!(!fake.open_fds().contains(&former));

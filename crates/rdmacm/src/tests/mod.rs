@@ -18,7 +18,7 @@ use crate::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A fake kernel and a channel on it.
+/// Returns a fake kernel and a channel on it.
 fn channel() -> (FakeCm, EventChannel) {
     let fake = FakeCm::new();
     let channel = EventChannel::open_on(Box::new(fake.clone())).unwrap();
@@ -26,7 +26,7 @@ fn channel() -> (FakeCm, EventChannel) {
     (fake, channel)
 }
 
-/// The same with an id.
+/// As above, with an id.
 fn with_id(space: PortSpace) -> (FakeCm, EventChannel, Id) {
     let (fake, channel) = channel();
     let id = channel.create_id(space).unwrap();
@@ -39,13 +39,13 @@ fn fd(channel: &EventChannel) -> i32 {
     channel.as_raw_fd()
 }
 
-/// Puts an event of an id into its channel.
+/// Queues an event of an id in its channel.
 fn happen(fake: &FakeCm, id: &Id, kind: EventKind, status: i32, param: &[u8]) {
     let bytes = event(id.key().0, id.number(), kind, status, param);
     fake.push_event(fd(&id.channel()), &bytes);
 }
 
-/// A connection request to a listening id: the request's number.
+/// Queues a connection request to a listening id; returns the request's number.
 fn ask(fake: &FakeCm, listening: &Id) -> u32 {
     let number = fake.new_object();
     let param = abi::ConnParam {

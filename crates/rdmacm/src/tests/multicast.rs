@@ -61,7 +61,7 @@ fn gone_with_the_id() {
     let (fake, channel, id, membership) = joined();
     fake.take_asked();
     drop(id);
-    // Its number may be another's by now.
+    // Its number may have been reused.
     assert_eq!(membership.leave().unwrap().events_reported(), 0);
     assert_eq!(numbers(&fake), [cmd::CMD_DESTROY_ID]);
     assert_eq!(channel.inner.table.len(), 0);

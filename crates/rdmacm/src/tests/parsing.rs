@@ -1,4 +1,4 @@
-//! What events say.
+//! Decoding of events.
 
 use uverbs::Errno;
 use zerocopy::IntoBytes;
@@ -55,7 +55,7 @@ fn outcomes() {
             Err(Reason::Rejected(RejectReason(999))),
         ),
         (K::REJECTED, -111, Connection, errno(111)),
-        // A failure without a reason is one all the same.
+        // A failure without a reason is a failure.
         (K::REJECTED, 0, Connection, Err(Reason::Other(0))),
         (K::CONNECT_ERROR, 0, Connection, Err(Reason::Other(0))),
         (K::DISCONNECTED, 0, Connection, Ok(())),

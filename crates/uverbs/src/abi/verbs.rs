@@ -13,7 +13,8 @@ pub const CORE_SUPPORT_ROBUST_UDATA: u64 = 1 << 1;
 pub const QUERY_PORT_GRH_REQUIRED: u8 = 1 << 0;
 
 kernel_structs! {
-    /// `struct ib_uverbs_qp_cap`: sizes of a queue pair's queues, asked and given.
+    /// `struct ib_uverbs_qp_cap`: sizes of a queue pair's queues, as requested and as
+    /// created.
     QpCap, 20 { max_send_wr: u32, max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32, max_inline_data: u32 }
 
     /// `struct ib_uverbs_query_port_resp_ex`. `active_speed_ex` is zero on

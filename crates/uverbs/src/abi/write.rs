@@ -1,12 +1,12 @@
 //! Structures and numbers of the write commands, from `ib_user_verbs.h`.
 //!
-//! Flexible driver data at the end of the C structures is left out: it travels
-//! in its own attributes ([`super::ids::ATTR_UHW_IN`]). Commands keep their
+//! Flexible driver data at the end of the C structures is left out: it is passed
+//! in separate attributes ([`super::ids::ATTR_UHW_IN`]). Commands keep their
 //! `response` field, which the ioctl path ignores.
 
 use super::kernel_structs;
 
-/// The write interface's one and only ABI version.
+/// The write interface's only ABI version.
 pub const ABI_VERSION: u32 = 6;
 /// Set in a command number: the extended variant.
 pub const CMD_FLAG_EXTENDED: u32 = 0x8000_0000;
@@ -78,7 +78,7 @@ kernel_structs! {
     /// `struct ib_uverbs_query_device`.
     QueryDevice, 8 { response: u64 }
 
-    /// `struct ib_uverbs_query_device_resp`: what the device can do. `node_guid` and
+    /// `struct ib_uverbs_query_device_resp`: the device's capabilities. `node_guid` and
     /// `sys_image_guid` are in network byte order.
     QueryDeviceResp, 176 { fw_ver: u64, node_guid: [u8; 8], sys_image_guid: [u8; 8], max_mr_size: u64, page_size_cap: u64, vendor_id: u32, vendor_part_id: u32, hw_ver: u32, max_qp: u32, max_qp_wr: u32, device_cap_flags: u32, max_sge: u32, max_sge_rd: u32, max_cq: u32, max_cqe: u32, max_mr: u32, max_pd: u32, max_qp_rd_atom: u32, max_ee_rd_atom: u32, max_res_rd_atom: u32, max_qp_init_rd_atom: u32, max_ee_init_rd_atom: u32, atomic_cap: u32, max_ee: u32, max_rdd: u32, max_mw: u32, max_raw_ipv6_qp: u32, max_raw_ethy_qp: u32, max_mcast_grp: u32, max_mcast_qp_attach: u32, max_total_mcast_qp_attach: u32, max_ah: u32, max_fmr: u32, max_map_per_fmr: u32, max_srq: u32, max_srq_wr: u32, max_srq_sge: u32, max_pkeys: u16, local_ca_ack_delay: u8, phys_port_cnt: u8, reserved: [u8; 4] }
 
@@ -95,7 +95,7 @@ kernel_structs! {
     TmCaps, 24 { max_rndv_hdr_size: u32, max_num_tags: u32, flags: u32, max_ops: u32, max_sge: u32, reserved: u32 }
 
     /// `struct ib_uverbs_ex_query_device_resp`: extended device capabilities;
-    /// `response_length` says how much of it the kernel filled.
+    /// `response_length` is the length that the kernel filled.
     ExQueryDeviceResp, 304 { base: QueryDeviceResp, comp_mask: u32, response_length: u32, odp_caps: OdpCaps, timestamp_mask: u64, hca_core_clock: u64, device_cap_flags_ex: u64, rss_caps: RssCaps, max_wq_type_rq: u32, raw_packet_caps: u32, tm_caps: TmCaps, cq_moderation_caps: CqModerationCaps, max_dm_size: u64, xrc_odp_caps: u32, reserved: u32 }
 
     /// `struct ib_uverbs_query_port_resp`: state and limits of a port.
@@ -152,7 +152,7 @@ kernel_structs! {
     /// `struct ib_uverbs_global_route`: global route header fields of an address vector.
     GlobalRoute, 24 { dgid: [u8; 16], flow_label: u32, sgid_index: u8, hop_limit: u8, traffic_class: u8, reserved: u8 }
 
-    /// `struct ib_uverbs_ah_attr`: an address vector, as the kernel has it.
+    /// `struct ib_uverbs_ah_attr`: an address vector in the kernel's format.
     AhAttr, 32 { grh: GlobalRoute, dlid: u16, sl: u8, src_path_bits: u8, static_rate: u8, is_global: u8, port_num: u8, reserved: u8 }
 
     /// `struct ib_uverbs_open_qp`.
@@ -161,7 +161,7 @@ kernel_structs! {
     /// `struct ib_uverbs_create_qp_resp`.
     CreateQpResp, 32 { qp_handle: u32, qpn: u32, max_send_wr: u32, max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32, max_inline_data: u32, reserved: u32 }
 
-    /// `struct ib_uverbs_qp_dest`: a path, as the queue pair commands have it.
+    /// `struct ib_uverbs_qp_dest`: a path in the queue pair commands.
     QpDest, 32 { dgid: [u8; 16], flow_label: u32, dlid: u16, reserved: u16, sgid_index: u8, hop_limit: u8, traffic_class: u8, sl: u8, src_path_bits: u8, static_rate: u8, is_global: u8, port_num: u8 }
 
     /// `struct ib_uverbs_query_qp`.
@@ -185,20 +185,20 @@ kernel_structs! {
     /// `struct ib_uverbs_sge`: one scatter-gather element.
     Sge, 16 { addr: u64, length: u32, lkey: u32 }
 
-    /// `struct ib_uverbs_wc`: a work completion, which is laid out as
-    /// `struct ibv_wc` is.
+    /// `struct ib_uverbs_wc`: a work completion, with the layout of
+    /// `struct ibv_wc`.
     ///
     /// After a failed operation only `wr_id`, `status`, `qp_num` and
-    /// `vendor_err` mean anything (ibv_poll_cq(3)). Where the device writes it
+    /// `vendor_err` are valid (ibv_poll_cq(3)). Where the device writes it
     /// (rxe), `status` and `opcode` may hold any value.
     WorkCompletion, 48 {
         /// The work request's identifier.
         wr_id: u64,
         /// 0 for success, else a work completion status (`enum ibv_wc_status`).
         status: u32,
-        /// What was done (`enum ibv_wc_opcode`).
+        /// The operation (`enum ibv_wc_opcode`).
         opcode: u32,
-        /// The device's own word for an error; always 0 on rxe.
+        /// Vendor-specific error code; always 0 on rxe.
         vendor_err: u32,
         /// Bytes transferred.
         byte_len: u32,
@@ -208,7 +208,7 @@ kernel_structs! {
         qp_num: u32,
         /// Sender's queue pair, for datagrams.
         src_qp: u32,
-        /// Which of the above are set (`enum ibv_wc_flags`).
+        /// Which of the fields are valid (`enum ibv_wc_flags`).
         wc_flags: u32,
         /// P_Key index.
         pkey_index: u16,
@@ -218,7 +218,7 @@ kernel_structs! {
         sl: u8,
         /// Path bits of the destination LID.
         dlid_path_bits: u8,
-        /// Port; padding to applications.
+        /// Port; padding in `struct ibv_wc`.
         port_num: u8,
         /// Padding.
         reserved: u8,

@@ -90,7 +90,7 @@ impl Device {
     }
 }
 
-/// Lists the devices that this process can open.
+/// Lists the devices that this process can see.
 ///
 /// # Errors
 /// The error of sysfs, if netlink and sysfs both failed. If there is no device,
@@ -99,7 +99,7 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
     match netlink::devices(kernel) {
         Ok(devices) => Ok(devices),
         Err(error) => {
-            tracing::debug!(%error, "RDMA netlink did not answer; asking sysfs");
+            tracing::debug!(%error, "RDMA netlink failed; querying sysfs");
             sysfs::devices(kernel)
         }
     }

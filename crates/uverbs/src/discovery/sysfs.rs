@@ -36,7 +36,7 @@ fn read(kernel: &dyn Kernel, path: String) -> Result<Text, Error> {
     };
     let path = CString::new(path).map_err(|_| Error::Invalid {
         command,
-        what: "a path with a NUL",
+        what: "the path contains a NUL",
     })?;
     let file = Descriptor::open(kernel, &path, libc::O_RDONLY).map_err(refused)?;
     let mut text = Text {

@@ -1,4 +1,4 @@
-//! What another process has made in the same file, of a driver that says it.
+//! Queries of objects that another process created through a shared file.
 
 use super::super::with_pd;
 use super::*;
@@ -23,7 +23,7 @@ fn a_context_with_the_drivers_answer() {
         core_support: 1,
     };
     assert_eq!(info, told);
-    // Of a driver whose answer is shorter, the rest is zero.
+    // If the driver's answer is shorter, the rest is zero.
     assert_eq!((&answer[..70], &answer[70..]), (&[9; 70][..], &[0; 2][..]));
     let call = only(&fake);
     is_method(&call, OBJECT_DEVICE, METHOD_QUERY_CONTEXT);

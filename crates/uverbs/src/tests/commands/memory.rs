@@ -51,7 +51,7 @@ fn memory_region() {
         iova: 0x9000,
         access,
     };
-    // SAFETY: the fake touches no memory.
+    // SAFETY: the fake accesses no memory.
     let mut region = unsafe { Mr::register(&context, &init, Udata::none()) }.unwrap();
     let request = write::RegMr {
         response: 0,
@@ -121,7 +121,7 @@ fn memory_region() {
     region.into_handle();
 }
 
-/// How programs find out whether a driver registers DMA buffers.
+/// How programs detect whether a driver can register DMA buffers.
 #[test]
 fn a_region_of_no_dma_buffer_is_asked_for_all_the_same() {
     let (fake, context, pd) = with_pd();

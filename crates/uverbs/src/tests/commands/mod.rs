@@ -1,5 +1,4 @@
-//! What each command sends, attribute by attribute, and what it makes of the
-//! answer.
+//! The attributes that each command sends, and its handling of the answer.
 
 mod device_memory;
 mod import;
@@ -16,14 +15,14 @@ use crate::abi::write::cmd;
 use crate::kernel::fake::{IoctlCall, Target};
 use crate::*;
 
-/// An attribute as it was sent: number, length, and bytes in or object number.
+/// An attribute as it was sent: number, length, and input bytes or handle.
 #[derive(Debug, PartialEq)]
 enum Sent {
-    /// Bytes in.
+    /// Input bytes.
     In(u16, Vec<u8>),
-    /// Room for an answer.
+    /// Output buffer.
     Out(u16, u16),
-    /// An object's number or descriptor.
+    /// Handle or descriptor.
     Object(u16, u64),
 }
 
@@ -48,7 +47,7 @@ fn in64(id: u16, value: u64) -> Sent {
     Sent::In(id, value.to_ne_bytes().to_vec())
 }
 
-/// The only call since the last look.
+/// Returns the only call since the last `take_ioctls`.
 fn only(fake: &crate::kernel::fake::FakeKernel) -> IoctlCall {
     let mut calls = fake.take_ioctls();
     assert_eq!(calls.len(), 1, "{calls:#?}");
@@ -59,7 +58,8 @@ fn is_method(call: &IoctlCall, object: u16, method: u16) {
     assert_eq!((call.object, call.method), (object, method));
 }
 
-/// Checks a write command: number, exact structure, and room for the answer.
+/// Checks a write command: number, exact structure, and size of the answer
+/// buffer.
 fn is_write<T>(call: &IoctlCall, number: u32, request: T, answer: u16)
 where
     T: zerocopy::FromBytes + PartialEq + core::fmt::Debug,
@@ -74,9 +74,9 @@ where
     );
 }
 
-/// Input bytes to a driver that takes no addresses.
+/// Driver data for a driver that takes no addresses.
 fn udata<'a>(input: &'a [u8], output: &'a mut [u8]) -> Udata<'a> {
-    // SAFETY: the fake's driver does nothing with its data.
+    // SAFETY: the fake's driver ignores its data.
     unsafe { Udata::new(input, output) }
 }
 

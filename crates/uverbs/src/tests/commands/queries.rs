@@ -28,7 +28,7 @@ fn queries() {
         176,
     );
 
-    // An older kernel answers less, and says so.
+    // The answer of an older kernel is shorter, as its length states.
     fake.on(
         Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE),
         |reply| {

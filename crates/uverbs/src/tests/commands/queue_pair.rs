@@ -125,7 +125,7 @@ fn queue_pair_with_everything() {
         user_handle: 1,
         async_fd: Some(lent(55)),
     };
-    // As many attributes as there can be.
+    // The maximum number of attributes.
     let mut out = [0; 4];
     let qp = Qp::create(&context, &init, udata(&[1], &mut out)).unwrap();
     let call = only(&fake);
@@ -207,7 +207,7 @@ fn any_qp(
     qp
 }
 
-/// Every field has a value of its own.
+/// Every field has a distinct value.
 pub(super) fn full_attr() -> (QpAttr, write::ModifyQp) {
     let path = |n: u8| AhAttr {
         grh: GlobalRoute {
@@ -394,7 +394,7 @@ fn query_queue_pair() {
         Ok(())
     });
     let (got, init) = qp.query(QpAttrMask::STATE | QpAttrMask::CAP).unwrap();
-    // What a query says and a modification does not, and the other way round.
+    // Fields that only a query has, and those that only a modification has.
     assert_eq!(
         got,
         QpAttr {
