@@ -55,7 +55,7 @@ pub(crate) struct State {
     /// Protection domain of XRC targets, which name none: requests to them use
     /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
-    /// The low byte of the next memory key.
+    /// Variant (low byte) of the last memory key.
     pub(crate) variant: u8,
     /// One per completion vector. Events other than completions are reported in
     /// the first.

@@ -50,7 +50,7 @@ impl Context {
     /// Queries state and limits of a port, from 1.
     ///
     /// # Errors
-    /// EINVAL if there is no such port.
+    /// EINVAL if the port does not exist.
     pub fn query_port(&self, port: u8) -> Result<PortAttr, Error> {
         let mut attr = PortAttr::default();
         let mut ioctl = Ioctl::new(

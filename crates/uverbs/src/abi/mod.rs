@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`ioctl`] | `rdma_user_ioctl_cmds.h`: the ioctl's frame |
 //! | [`ids`] | `ib_user_ioctl_cmds.h`: objects, methods, attributes |
-//! | [`later`] | the same, those that came after Linux 6.1 |
+//! | [`later`] | the same header: additions after Linux 6.1 |
 //! | [`verbs`] | `ib_user_ioctl_verbs.h`: structures of the ioctl methods |
 //! | [`mod@write`] | `ib_user_verbs.h`: structures of the write commands |
 //! | [`netlink`] | `rdma_netlink.h` and the parts of `netlink.h` that it needs |
