@@ -70,9 +70,9 @@ pub(crate) const fn allows(state: State, command: Command) -> bool {
 /// Describes what the command requires.
 pub(crate) const fn needed(command: Command) -> &'static str {
     match command {
-        Command::Bind | Command::BindIp => "the id must be new",
-        Command::ResolveAddr | Command::ResolveIp => "the id must be new or bound",
-        Command::Listen => "the id must be new or bound",
+        Command::Bind | Command::BindIp => "binding needs a new id",
+        Command::ResolveAddr | Command::ResolveIp => "resolving an address needs a new or bound id",
+        Command::Listen => "listening needs a new or bound id",
         Command::ResolveRoute => "the route is resolved after ADDR_RESOLVED",
         Command::Connect => "connecting comes after ROUTE_RESOLVED",
         Command::Accept => "only a connection request can be accepted, once",
