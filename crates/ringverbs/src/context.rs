@@ -1,4 +1,4 @@
-//! Devices, and the contexts opened on them.
+//! Devices and contexts.
 
 use std::fmt;
 #[cfg(feature = "embedded")]
@@ -22,23 +22,24 @@ const DEVICE_FLUSH_PERSISTENT: u64 = 1 << 39;
 /// `IB_UVERBS_DEVICE_ATOMIC_WRITE`.
 const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 
-/// How objects refer to the kernel's context.
+/// The kernel's context, as objects refer to it.
 pub(crate) type Ctx = Arc<uverbs::Context>;
 
-/// An RDMA device of this machine that the process may see.
+/// An RDMA device of this host that is visible to the process.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Device {
     found: discovery::Device,
-    /// It is this process's own, and no kernel's.
+    /// Set for an embedded device, which is in this process and not in the
+    /// kernel.
     #[cfg(feature = "embedded")]
     embedded: Option<embedded::Embedded>,
 }
 
-/// All RDMA devices that this process can see, in the kernel's order. No
-/// device, or no RDMA in the kernel at all, is an empty list.
+/// Returns all RDMA devices that are visible to this process, in the kernel's
+/// order. The list is empty if there is no device or the kernel has no RDMA.
 ///
 /// # Errors
-/// If neither netlink nor sysfs could be asked.
+/// If neither netlink nor sysfs can be queried.
 pub fn devices() -> Result<Vec<Device>> {
     let found = discovery::devices(&RealKernel)?;
     Ok(found.into_iter().map(Device::of).collect())
@@ -53,47 +54,48 @@ impl Device {
         }
     }
 
-    /// A ConnectX in software, in this process: no root, kernel module or
-    /// hardware is needed, and nobody outside of the process is reached. The
-    /// same device each time, with a port of Ethernet (RoCE); a thread of its
-    /// own runs it from now on. [`named`](Self::named) knows it as `embedded`;
-    /// [`devices`] does not list it.
+    /// Returns the embedded device: a ConnectX in software, in this process. It
+    /// needs no root, kernel module or hardware, and reaches nothing outside of
+    /// the process. Every call returns the same device, with one Ethernet (RoCE)
+    /// port; the first call starts a thread that runs it. Its name for
+    /// [`named`](Self::named) is `embedded`; [`devices`] does not list it.
     ///
-    /// It is there to learn, to develop and to test with, not for speed. For
-    /// another port, several devices on a network, or one that no thread runs,
-    /// make one of the crate `ringverbs-embedded`: a `Device` is made from it.
+    /// It serves learning, development and tests, not performance. For another
+    /// kind of port, several devices on a network, or a device without a thread,
+    /// create one with the crate `ringverbs-embedded` and convert it to a
+    /// `Device`.
     ///
     /// # Errors
-    /// Those of making a thread, and ENOMEM.
+    /// Those of creating a thread, and ENOMEM.
     #[cfg(feature = "embedded")]
     pub fn embedded() -> Result<Self> {
         embedded_device(None)
     }
 
-    /// The same, which reaches those of other processes that name the same
-    /// directory, up to 32; it is made, for this user alone, if there is none.
-    /// One that is there must be this user's or root's, with nobody else who may
-    /// write there, and no symbolic link. [`named`](Self::named) knows it as
-    /// `embedded:DIRECTORY`.
+    /// Returns an embedded device that reaches those of other processes that name
+    /// the same directory, up to 32. The directory is created, for this user
+    /// only, if it does not exist. An existing one must belong to this user or
+    /// root, must not be writable by anybody else, and must not be a symbolic
+    /// link. Its name for [`named`](Self::named) is `embedded:DIRECTORY`.
     ///
-    /// What another process sends is checked as what comes from a network is: it
-    /// reaches what a queue pair or a key of this process lets it reach. When a
-    /// process has ended, by whatever means, what is sent to it fails, once all
-    /// retries were of no use.
+    /// What another process sends is checked like packets from a network: it
+    /// reaches only what a queue pair or a key of this process gives access to.
+    /// After a process has ended, for whatever reason, operations to it fail when
+    /// their retries are exhausted.
     ///
     /// # Errors
-    /// EINVAL, with what to do, for a directory that others have a hand in; those
-    /// of making files and sockets there; EUSERS if there are 32 processes; and as
+    /// EINVAL, with advice, if other users can write to the directory; those of
+    /// creating files and sockets there; EUSERS if there are 32 processes; and as
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
     pub fn embedded_at(directory: &Path) -> Result<Self> {
         embedded_device(Some((directory, embedded::Sharing::Own)))
     }
 
-    /// The same in a directory that is shared with other users: who may search
-    /// there can send to this process, and who may write there can take part, and
-    /// keep others out. [`named`](Self::named) knows it as
-    /// `embedded-shared:DIRECTORY`.
+    /// As [`embedded_at`](Self::embedded_at), in a directory that is shared with
+    /// other users. Users with search permission can send to this process; users
+    /// with write permission can take part, and can keep others out. Its name for
+    /// [`named`](Self::named) is `embedded-shared:DIRECTORY`.
     ///
     /// # Errors
     /// As [`embedded_at`](Self::embedded_at).
@@ -102,11 +104,12 @@ impl Device {
         embedded_device(Some((directory, embedded::Sharing::Others)))
     }
 
-    /// The device of that name, such as `rxe0`, or, with the feature `embedded`,
-    /// `embedded`, `embedded:DIRECTORY` or `embedded-shared:DIRECTORY`.
+    /// Returns the device with that name, such as `rxe0`, or, with the feature
+    /// `embedded`, `embedded`, `embedded:DIRECTORY` or
+    /// `embedded-shared:DIRECTORY`.
     ///
     /// # Errors
-    /// [`Error::NoDevice`].
+    /// [`Error::NoDevice`] if there is none.
     pub fn named(name: &str) -> Result<Self> {
         #[cfg(feature = "embedded")]
         if let Some(place) = embedded_place(name) {
@@ -120,40 +123,42 @@ impl Device {
             })
     }
 
-    /// The first device that there is.
+    /// Returns the first device in the kernel's order.
     ///
     /// # Errors
-    /// [`Error::NoDevice`].
+    /// [`Error::NoDevice`] if there is none.
     pub fn first() -> Result<Self> {
         let mut devices = devices()?.into_iter();
         devices.next().ok_or(Error::NoDevice { name: None })
     }
 
-    /// Whether it is a name that [`named`](Self::named) knows an embedded device
-    /// by.
+    /// Returns whether [`named`](Self::named) takes `name` for an embedded
+    /// device.
     #[cfg(feature = "embedded")]
     pub(crate) fn is_embedded_name(name: &str) -> bool {
         embedded_place(name).is_some()
     }
 
-    /// The connection manager of an embedded device's network.
+    /// Returns the connection manager of an embedded device's network.
     #[cfg(feature = "embedded")]
     pub(crate) fn connection_manager(&self) -> Option<Box<dyn Kernel>> {
         let embedded = self.embedded.as_ref()?;
         Some(embedded.connection_manager())
     }
 
-    /// Whether it is in this process, and no kernel's.
+    /// Returns whether this is an embedded device.
     #[cfg(feature = "embedded")]
     pub fn is_embedded(&self) -> bool {
         self.embedded.is_some()
     }
 
-    /// Does in this thread what an embedded device has to do, and its network,
-    /// within bounds: a loop that polls and calls this while it finds nothing need
-    /// not wait for the device's own thread, which may be asleep or without a
-    /// processor. True if something happened, is left to do, or is being done by
-    /// another thread. Of other devices false, and nothing is done.
+    /// Runs an embedded device and its network in the calling thread, for a
+    /// bounded amount of work. A polling loop that calls this when it finds
+    /// nothing does not depend on the device's own thread, which may be asleep or
+    /// not scheduled.
+    ///
+    /// Returns true if there was progress, if work is left, or if another thread
+    /// is running the device. Other devices: does nothing and returns false.
     #[cfg(feature = "embedded")]
     pub fn drive(&self) -> bool {
         self.embedded
@@ -161,21 +166,22 @@ impl Device {
             .is_some_and(embedded::Embedded::drive)
     }
 
-    /// Its name, such as `rxe0`.
+    /// Returns the name, such as `rxe0`.
     pub fn name(&self) -> &str {
         &self.found.name
     }
 
-    /// What discovery found out about it.
+    /// Returns the result of device discovery.
     pub fn found(&self) -> &discovery::Device {
         &self.found
     }
 
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
     /// EACCES without permission on its character device;
-    /// [`Error::UnsupportedDriver`].
+    /// [`Error::UnsupportedDriver`] if this crate has no data path for the
+    /// driver.
     pub fn open(&self) -> Result<Context> {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
@@ -185,8 +191,8 @@ impl Device {
         Context::open_with(Box::new(RealKernel), self)
     }
 
-    /// Opens it to be queried only, whatever its driver: [`open`](Self::open) is
-    /// for those devices that there is a data path for.
+    /// Opens the device for queries only. Unlike [`open`](Self::open) this works
+    /// with any driver.
     ///
     /// # Errors
     /// EACCES without permission on its character device.
@@ -196,7 +202,7 @@ impl Device {
         Ok(Inspector::new(context, info))
     }
 
-    /// Without the kernel's context in it, which the driver's code asks for.
+    /// Opens the kernel's context without GET_CONTEXT, which the provider sends.
     fn kernel_context(&self) -> Result<uverbs::Context> {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
@@ -206,15 +212,15 @@ impl Device {
     }
 }
 
-/// The name of the process's own device.
+/// Name of the embedded device.
 #[cfg(feature = "embedded")]
 const EMBEDDED: &str = "embedded";
 
-/// Where an embedded device is reached from: nowhere else, or a directory.
+/// Network of an embedded device: its own, or that of a directory.
 #[cfg(feature = "embedded")]
 type Place<'a> = Option<(&'a Path, embedded::Sharing)>;
 
-/// What a name says of an embedded device, if it is one's.
+/// Parses the name of an embedded device.
 #[cfg(feature = "embedded")]
 fn embedded_place(name: &str) -> Option<Place<'_>> {
     let rest = name.strip_prefix(EMBEDDED)?;
@@ -229,8 +235,8 @@ fn embedded_place(name: &str) -> Option<Place<'_>> {
     Some(Some((Path::new(directory), sharing)))
 }
 
-/// The process's own device, on a network of its own or on that of a directory:
-/// one for each.
+/// Returns the embedded device of this process for `place`, creating it at first
+/// use.
 #[cfg(feature = "embedded")]
 fn embedded_device(place: Place) -> Result<Device> {
     type Devices = Vec<(Option<(PathBuf, embedded::Sharing)>, embedded::Embedded)>;
@@ -278,10 +284,10 @@ impl fmt::Debug for Device {
     }
 }
 
-/// An open device, which all objects of a process on it live in.
+/// An open device (`ibv_context`), in which all other objects are created.
 ///
 /// A handle: clones refer to the same context, which is closed when the last
-/// clone and the last object made in it are gone. Any thread.
+/// clone and the last object created in it are dropped. Any thread may use it.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -292,15 +298,17 @@ pub(crate) struct Inner {
     pub(crate) provider: Provider,
     info: ContextInfo,
     device: Option<Device>,
-    /// The first event file of a context takes the events of all its objects.
+    /// The first event file of a context, which receives the events of all its
+    /// objects.
     pub(crate) events: AsyncEventFile<Ctx>,
-    /// Shared receive queues, by what their work requests are numbered with.
+    /// In-flight lists of shared receive queues, by the number in their work
+    /// request ids.
     pub(crate) slabs: Registry<Slab>,
     next_id: Mutex<u64>,
-    /// Abilities of the device, `IB_UVERBS_DEVICE_...`.
+    /// Device capabilities, `IB_UVERBS_DEVICE_...`.
     optional: u64,
-    /// Reads and atomics that a queue pair may have outstanding: of the peer's,
-    /// of its own.
+    /// RDMA reads and atomics that a QP may have outstanding: as responder, as
+    /// initiator.
     read_depths: (u8, u8),
 }
 
@@ -325,10 +333,10 @@ impl Context {
         let uverbs = Arc::new(context);
         let events = AsyncEventFile::alloc(&uverbs)?;
         events.set_nonblocking(true)?;
-        // A kernel that does not answer has none of what is asked for here.
+        // A kernel without this query has none of these capabilities.
         let able = uverbs.query_device_ex(Udata::none()).unwrap_or_default();
         let depth = |limit: u32| match limit.min(u8::MAX.into()) as u8 {
-            // Not told: the kernel refuses what is too much.
+            // Unknown: the kernel refuses values that are too large.
             0 => u8::MAX,
             limit => limit,
         };
@@ -351,15 +359,15 @@ impl Context {
         })
     }
 
-    /// A context over one that the caller has made: a recorded kernel in a
-    /// test.
+    /// Creates a context over one that the caller has opened, such as a recorded
+    /// kernel in a test.
     ///
     /// # Errors
     /// Those of GET_CONTEXT.
     ///
     /// # Safety
-    /// Nobody else gives the context commands. What its kernel lets be mapped
-    /// stays there, as long as it says that it does.
+    /// Nothing else sends commands on the context. What its kernel allows to be
+    /// mapped stays mapped as long as the kernel reports it as such.
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
     pub unsafe fn over(context: uverbs::Context) -> Result<Self> {
@@ -367,14 +375,14 @@ impl Context {
         Self::begin(context, driver, None)
     }
 
-    /// The same, with the data path of another driver than the kernel that is
-    /// played says it has.
+    /// As [`over`](Self::over), with the data path of `driver` instead of the one
+    /// that the context reports.
     ///
     /// # Errors
-    /// As there.
+    /// As [`over`](Self::over).
     ///
     /// # Safety
-    /// As there.
+    /// As [`over`](Self::over).
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
     pub unsafe fn over_as(context: uverbs::Context, driver: discovery::DriverId) -> Result<Self> {
@@ -393,16 +401,16 @@ impl Context {
         &self.inner.uverbs
     }
 
-    /// Whether a command has failed because the device is gone, and with it all
-    /// objects: what they used can be let go of. The kernel's word is believed
-    /// only when it is given twice: EIO may also be what a driver says of a
-    /// device that is alive.
+    /// Returns whether a command failed because the device was removed. All its
+    /// objects are gone then, and what they used can be released. `error` alone
+    /// does not suffice, because drivers of live devices return EIO too, so the
+    /// kernel is asked again.
     pub(crate) fn is_gone_by(&self, error: &uverbs::Error) -> bool {
         error.is_device_gone() && self.inner.uverbs.is_gone()
     }
 
-    /// A number that no other object of this context has had: what events name
-    /// the object by.
+    /// Returns a number that is unique among the objects of this context. Events
+    /// name objects by it.
     pub(crate) fn next_id(&self) -> u64 {
         let mut next = self
             .inner
@@ -413,19 +421,20 @@ impl Context {
         *next
     }
 
-    /// Reads and atomics that a queue pair may have outstanding: of the peer's,
-    /// of its own.
+    /// RDMA reads and atomics that a QP may have outstanding: as responder, as
+    /// initiator.
     pub(crate) fn read_depths(&self) -> (u8, u8) {
         self.inner.read_depths
     }
 
-    /// Whether the device can flush memory of a peer's, at least one way.
+    /// Returns whether the device supports the flush operation in at least one
+    /// way.
     pub fn can_flush(&self) -> bool {
         self.inner.optional & (DEVICE_FLUSH_GLOBAL | DEVICE_FLUSH_PERSISTENT) != 0
     }
 
-    /// Whether the device can flush memory of a peer's that far. A device may
-    /// have one way and lack the other.
+    /// Returns whether the device supports the flush operation to `to`. A device
+    /// may support one way and lack the other.
     pub fn can_flush_to(&self, to: FlushTo) -> bool {
         let needed = match to {
             FlushTo::GlobalVisibility => DEVICE_FLUSH_GLOBAL,
@@ -434,32 +443,33 @@ impl Context {
         self.inner.optional & needed != 0
     }
 
-    /// Whether the device can write 8 bytes of a peer's memory all at once.
+    /// Returns whether the device supports atomic writes of 8 bytes to remote
+    /// memory.
     pub fn can_write_atomically(&self) -> bool {
         self.inner.optional & DEVICE_ATOMIC_WRITE != 0
     }
 
-    /// Whether `other` is a handle of the same context.
+    /// Returns whether `other` is a handle of the same context.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The device that it was opened on.
+    /// Returns the device that the context was opened on.
     pub fn device(&self) -> Option<&Device> {
         self.inner.device.as_ref()
     }
 
-    /// Completion vectors that events of completion queues can be spread over;
-    /// valid ones are less than this.
+    /// Returns the number of completion vectors, over which completion events can
+    /// be spread. Valid vectors are less than this.
     pub fn num_comp_vectors(&self) -> u32 {
         self.inner.info.num_comp_vectors
     }
 
-    /// Closes the device.
+    /// Closes the context.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the context, while objects made in it or other
-    /// handles of it are alive.
+    /// Returns the context with [`Error::Busy`] while objects created in it or
+    /// other handles of it exist.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {

@@ -6,18 +6,17 @@
 //!                           └─► CompletionQueue ◄──────────┘     ─── gives them back
 //! ```
 //!
-//! The kernel is asked directly (ioctl on the uverbs device), and the data path
-//! is in this process: posting and polling allocate nothing and, as far as the
-//! device allows, call nothing. (But for this: a request that binds a window
-//! allocates what it keeps, and the first completion of a queue pair may enlarge
-//! the list of those that its completion queue has met.)
+//! The crate calls the kernel directly (ioctl on the uverbs device). The data
+//! path is in userspace: posting and polling allocate nothing and, as far as the
+//! device allows, make no system call. There are two exceptions: a request that
+//! binds a memory window allocates a record, and the first completion of a queue
+//! pair may enlarge its completion queue's table of queue pairs.
 //!
-//! **Safe by ownership.** A posted operation owns its memory until its
-//! completion is read or its queue pair is gone. All handles can be dropped, or
-//! forgotten, in any order: what they need of each other they keep.
+//! **Safe by ownership.** A posted operation owns its memory until its completion
+//! is read or its queue pair is destroyed. Handles can be dropped or forgotten in
+//! any order: each keeps the objects that it depends on.
 //!
-//! What must not be possible does not compile. A buffer in flight cannot be
-//! touched:
+//! Misuse does not compile. For example, a buffer in flight cannot be accessed:
 //!
 //! ```compile_fail,E0382
 //! # fn f(qp: &mut ringverbs::QueuePair, mut buffer: ringverbs::Buffer) {
@@ -26,14 +25,13 @@
 //! # }
 //! ```
 //!
-//! Memory that a peer may write is no slice, an entry does not outlive its
-//! batch, and so on: `docs/internals/soundness.md` has all promises, and the test
-//! of each.
-//! `docs/guide.md` leads from nothing to a program.
+//! `docs/internals/soundness.md` lists all promises and the tests of each: memory
+//! that a peer may write is never a slice, a completion entry does not outlive its
+//! batch, and so on. `docs/guide.md` introduces the API step by step.
 //!
-//! **Threads.** Handles of the control path (`Context`, `ProtectionDomain`,
-//! [`CompletionQueueRef`]) are for any thread. A [`CompletionQueue`] and a [`QueuePair`] have one owner at a
-//! time and are `Send`.
+//! **Threads.** Control path handles (`Context`, `ProtectionDomain`,
+//! [`CompletionQueueRef`]) can be used from any thread. A [`CompletionQueue`] and
+//! a [`QueuePair`] are `Send` and have one owner at a time.
 
 #![allow(
     clippy::result_large_err,
@@ -85,11 +83,11 @@ pub use query::{Gid, GidEntry};
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};
-// No command of the kernel's interface by an object's number is reachable from
-// here: it would change an object behind the back of its owner.
+// Kernel commands that take an object's number are not exported: they would
+// change an object without its owner's knowledge.
 pub use uverbs::{Command, Errno, Error as KernelError};
 
-/// The guide's snippets, compiled as examples of the documentation are.
+/// Compiles the guide's snippets as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide.md")]
 struct Guide;

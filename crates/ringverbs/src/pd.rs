@@ -9,18 +9,18 @@ use crate::context::Ctx;
 use crate::memory::Region;
 use crate::{CloseError, Context, Error, Result};
 
-/// A protection domain: regions, queue pairs and address handles work together
-/// only within one.
+/// A protection domain (`ibv_pd`). Regions, queue pairs and address handles work
+/// together only within one domain.
 ///
-/// A handle: clones refer to the same domain, which is given back when the
-/// last clone and the last object made in it are gone. Any thread.
+/// A handle: clones refer to the same domain, which is deallocated when the last
+/// clone and the last object created in it are dropped. Any thread may use it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Before the context: destroyed first.
+    /// Declared before the context, so that it is destroyed first.
     object: Pd<Ctx>,
     context: Context,
 }
@@ -29,7 +29,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// ENOMEM, or the device's limit.
+    /// ENOMEM, or the device's limit is reached.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let handle = self.provider().alloc_pd(self.uverbs())?;
         let object = Pd::from_handle(self.uverbs(), handle);
@@ -43,7 +43,7 @@ impl Context {
 }
 
 impl ProtectionDomain {
-    /// The context that it lives in.
+    /// Returns the context of the domain.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
@@ -52,14 +52,15 @@ impl ProtectionDomain {
         self.inner.object.handle()
     }
 
-    /// What tells it from every other domain that is alive.
+    /// Returns a value that differs from that of every other live domain.
     #[inline(always)]
     pub(crate) fn identity(&self) -> Identity {
         Identity(Arc::as_ptr(&self.inner).addr())
     }
 
-    /// Allocates and registers `len` bytes that the device may read, and write
-    /// for operations posted here; peers may not touch them. See [`Region`].
+    /// Allocates and registers `len` bytes, which the device may read, and write
+    /// for operations posted by this process; peers have no access. See
+    /// [`Region`].
     ///
     /// # Errors
     /// As [`Region::alloc`].
@@ -67,11 +68,11 @@ impl ProtectionDomain {
         Region::alloc(self, len)
     }
 
-    /// Gives the domain back to the kernel.
+    /// Deallocates the domain.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the domain, while objects made in it or other
-    /// handles of it are alive; the kernel's reason.
+    /// Returns the domain with [`Error::Busy`] while objects created in it or
+    /// other handles of it exist, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let Inner { object, context } = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
@@ -95,7 +96,7 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// A domain's address: equal only for handles of the same domain, as long as
-/// one of them is alive.
+/// The address of a domain's shared state. Equal only for handles of the same
+/// domain, while one of them is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(usize);

@@ -1,4 +1,4 @@
-//! Advice about memory that is to be used.
+//! Memory advice (`ibv_advise_mr`).
 
 use uverbs::{Advice, AdviseFlags, Sge};
 
@@ -7,21 +7,21 @@ use crate::{Error, ProtectionDomain, Result};
 
 use sealed::Extent;
 
-/// Memory that a device can be advised of ([`ProtectionDomain::advise`]).
+/// Memory that [`ProtectionDomain::advise`] accepts.
 ///
-/// All of a [`Region`]; a [`Buffer`] up to its capacity; a [`MemorySlice`],
-/// which is how [`RemoteRegion`](crate::RemoteRegion) and
-/// [`ForeignRegion`](crate::ForeignRegion) come. References to them, so that
-/// nothing has to be given away for it, and so that a list can have all kinds:
-/// `&[&region as &dyn Advisable, &slice]`.
+/// A [`Region`] with its whole length, a [`Buffer`] with its capacity, or a
+/// [`MemorySlice`] of a [`RemoteRegion`](crate::RemoteRegion) or
+/// [`ForeignRegion`](crate::ForeignRegion). References implement it too, so the
+/// caller keeps ownership and one list can mix types: `&[&region as &dyn
+/// Advisable, &slice]`.
 pub trait Advisable: sealed::Extent {}
 
 mod sealed {
     use crate::memory::Registered;
 
     pub trait Extent {
-        /// The registration, the address that the device knows the first byte
-        /// by, and bytes.
+        /// Returns the registration, the address of the first byte as the device
+        /// knows it, and the length in bytes.
         #[doc(hidden)]
         fn extent(&self) -> (&Registered, u64, usize);
     }
@@ -56,17 +56,18 @@ impl Advisable for Buffer {}
 impl Advisable for MemorySlice {}
 impl<T: Advisable + ?Sized> Advisable for &T {}
 
-/// Bytes of one element, which has 32 bits for them: whole pages of any size.
+/// Maximum bytes of one SGE, whose length field has 32 bits. A multiple of all
+/// page sizes.
 const MAX_ELEMENT: usize = 1 << 31;
 
-/// Elements of one command: an attribute of the kernel's has at most 65535
-/// bytes.
+/// Maximum SGEs of one command: an attribute of the kernel interface has at most
+/// 65535 bytes.
 const MAX_ELEMENTS: usize = u16::MAX as usize / size_of::<Sge>();
 
 impl ProtectionDomain {
-    /// Advises the device about memory of on-demand regions that is to be used,
-    /// however long: what is over 2 GiB goes as several elements, and what is
-    /// over 4095 elements as several commands.
+    /// Advises the device of the expected use of memory of on-demand regions. The
+    /// length is not limited: more than 2 GiB is passed as several SGEs, and more
+    /// than 4095 SGEs as several commands. Empty memory is skipped.
     ///
     /// ```no_run
     /// # fn f(domain: ringverbs::ProtectionDomain) -> Result<(), ringverbs::Error> {
@@ -78,8 +79,8 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongDomain`], and nothing was advised; EOPNOTSUPP of a device
-    /// that takes no advice. Memory of no bytes asks for nothing.
+    /// [`Error::WrongDomain`] before anything is advised; EOPNOTSUPP if the
+    /// device does not support advice.
     pub fn advise(
         &self,
         advice: Advice,
@@ -99,7 +100,7 @@ impl ProtectionDomain {
                     length: length as u32,
                     lkey: registered.lkey(),
                 });
-                // Modulo 2^64: an address of a DMA buffer's is its owner's choice.
+                // Modulo 2^64: the caller chooses the address of a DMA buffer.
                 addr = addr.wrapping_add(length as u64);
                 rest -= length;
             }

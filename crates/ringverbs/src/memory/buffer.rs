@@ -8,15 +8,15 @@ use std::sync::Arc;
 use crate::memory::{Region, Registered};
 use crate::{Error, ProtectionDomain, Result};
 
-/// Registered bytes, owned as a `Box<[u8]>` is: nobody else can reach them, the
-/// device included, until they are posted. Posting moves the buffer into the
-/// operation; its completion gives it back.
+/// Registered bytes, owned exclusively like a `Box<[u8]>`: nothing else, the
+/// device included, can access them until they are posted. Posting moves the
+/// buffer into the operation; its completion returns it.
 ///
-/// A buffer has a capacity, and a length up to that. It is sent from as far as
-/// its length goes, and received into as far as its capacity goes; a completed
-/// receive sets the length to the message's.
+/// A buffer has a capacity and a length up to that. A send transmits `len` bytes;
+/// a receive may fill the whole capacity, and its completion sets the length to
+/// the message's.
 ///
-/// Cutting a buffer in two ([`split_to`](Self::split_to),
+/// Splitting a buffer ([`split_to`](Self::split_to),
 /// [`split_off`](Self::split_off)) copies and allocates nothing. The memory is
 /// freed when the last piece of its region is dropped.
 pub struct Buffer {
@@ -26,9 +26,9 @@ pub struct Buffer {
     memory: Arc<Registered>,
 }
 
-// SAFETY: the bytes are owned exclusively, as those of a box are.
+// SAFETY: the bytes are owned exclusively, like those of a box.
 unsafe impl Send for Buffer {}
-// SAFETY: shared access is only ever reading.
+// SAFETY: shared references give read access only.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -42,17 +42,17 @@ impl Buffer {
         }
     }
 
-    /// Bytes that it has, of which [`len`](slice::len) are in use.
+    /// Returns the capacity in bytes, of which [`len`](slice::len) are in use.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Sets how many bytes are in use. All bytes up to the capacity have a
-    /// value (zero at first), so none are uninitialised.
+    /// Sets the number of bytes in use. All bytes up to the capacity are
+    /// initialised (zero at first).
     ///
     /// # Errors
-    /// [`Error::Limit`] over the capacity.
+    /// [`Error::Limit`] if `len` exceeds the capacity.
     #[inline]
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity {
@@ -66,45 +66,45 @@ impl Buffer {
         Ok(())
     }
 
-    /// Uses all bytes again, up to the capacity.
+    /// Sets the length to the capacity.
     #[inline]
     pub fn fill_up(&mut self) {
         self.len = self.capacity;
     }
 
-    /// Copies `bytes` to the beginning and sets the length to theirs.
+    /// Copies `bytes` to the start of the buffer and sets the length to theirs.
     ///
     /// # Errors
-    /// [`Error::Limit`] over the capacity; nothing is copied.
+    /// [`Error::Limit`] if they exceed the capacity; nothing is copied.
     pub fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
         self.set_len(bytes.len())?;
         self.copy_from_slice(bytes);
         Ok(())
     }
 
-    /// Takes the first `at` bytes of the capacity off, as a buffer of their
-    /// own; `self` keeps the rest. Both use all their bytes afterwards.
+    /// Splits off the first `at` bytes of the capacity and returns them; `self`
+    /// keeps the rest. The length of both becomes their capacity.
     ///
     /// # Panics
-    /// If `at` is over the capacity, as slices do.
+    /// If `at` exceeds the capacity, as for slices.
     pub fn split_to(&mut self, at: usize) -> Self {
         let rest = self.split_off(at);
         std::mem::replace(self, rest)
     }
 
-    /// Takes what follows the first `at` bytes of the capacity off, as a buffer
-    /// of its own. Both use all their bytes afterwards.
+    /// Splits off all but the first `at` bytes of the capacity and returns them.
+    /// The length of both becomes their capacity.
     ///
     /// # Panics
-    /// If `at` is over the capacity, as slices do.
+    /// If `at` exceeds the capacity, as for slices.
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.capacity, "split behind the end of a buffer");
         let rest = self.capacity - at;
         self.capacity = at;
         self.len = at;
         Self {
-            // SAFETY: `at` bytes behind the start is within, or at the end of,
-            // the piece that this buffer owns.
+            // SAFETY: `at` bytes from the start is within, or at the end of, the
+            // piece that this buffer owns.
             start: unsafe { self.start.add(at) },
             len: rest,
             capacity: rest,
@@ -112,13 +112,13 @@ impl Buffer {
         }
     }
 
-    /// Joins a buffer that begins where this one ends, as they were before a
-    /// split. All bytes are in use afterwards.
+    /// Joins a buffer that starts where this one ends, which undoes a split. The
+    /// length becomes the capacity.
     ///
     /// # Errors
-    /// `other` back, if it does not.
+    /// Returns `other` if it does not start there.
     pub fn unsplit(&mut self, other: Self) -> Result<(), Self> {
-        // SAFETY: the end of the piece that this buffer owns.
+        // SAFETY: this is the end of the piece that this buffer owns.
         let end = unsafe { self.start.add(self.capacity) };
         if end != other.start || !Arc::ptr_eq(&self.memory, &other.memory) {
             return Err(other);
@@ -128,10 +128,10 @@ impl Buffer {
         Ok(())
     }
 
-    /// The region, if this is all of it.
+    /// Converts a buffer that spans the whole region back to the region.
     ///
     /// # Errors
-    /// The buffer back, if other pieces are alive.
+    /// Returns the buffer if it is only a part of the region.
     pub fn try_into_region(self) -> Result<Region, Self> {
         if self.capacity < self.memory.len() || self.memory.len() == 0 {
             return Err(self);
@@ -141,25 +141,25 @@ impl Buffer {
         })
     }
 
-    /// The domain that it is registered in.
+    /// Returns the protection domain that the memory is registered in.
     pub fn domain(&self) -> &ProtectionDomain {
         self.memory.domain()
     }
 
-    /// What the device knows the bytes by.
+    /// Returns the registration.
     #[inline(always)]
     pub(crate) fn memory(&self) -> &Arc<Registered> {
         &self.memory
     }
 
-    /// The address that the device knows the first byte by.
+    /// Returns the address of the first byte as the device knows it.
     #[inline(always)]
     pub(crate) fn device_addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// A message of `len` bytes was received here. (What the device says is
-    /// not trusted further than the capacity.)
+    /// Sets the length after a receive of `len` bytes. The device's value is not
+    /// trusted: it is limited to the capacity.
     #[inline(always)]
     pub(crate) fn received(&mut self, len: usize) {
         self.len = len.min(self.capacity);
@@ -170,8 +170,8 @@ impl Deref for Buffer {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: this value owns `capacity` bytes at `start` exclusively, they
-        // have values, and `len` is no more.
+        // SAFETY: this value owns `capacity` initialised bytes at `start`
+        // exclusively, and `len` does not exceed `capacity`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -179,7 +179,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`, and `self` is borrowed exclusively.
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,30 +1,30 @@
-//! Copies of memory that others write to at any time: peers through the device,
-//! other threads of this process.
+//! Copies to and from memory that peers, through the device, and other threads of
+//! this process write at any time.
 //!
-//! Every access is of one aligned word of 8 bytes, and atomic. Atomic alone would
-//! not do: to the language, accesses of different sizes to the same bytes are a
-//! data race, unless they are ordered or all of them reads. So there is one size,
-//! and no mixture of copies is a race. (The device's own accesses are not known
-//! to the language.)
+//! Every access is atomic and of one aligned 8-byte word. Atomicity alone does
+//! not suffice: in Rust's memory model, unordered accesses of different sizes to
+//! the same bytes are a data race unless all are reads. With a single access
+//! size, no combination of copies is a race. (Accesses by the device are outside
+//! the memory model.)
 //!
-//! A copy out reads the words at its edges whole. A copy in puts its bytes into
-//! them by a compare-exchange, which cannot undo what another has written next to
-//! them; a locked instruction at each edge that is not aligned, so at most two.
-//! The words in between are plain stores. Memory is whole pages, so that each
-//! word of which a byte is asked for is there.
+//! A copy out reads the words at its ends whole. A copy in changes its bytes of
+//! these words by compare-exchange, so that it cannot revert a concurrent write
+//! next to them; this costs one locked instruction for each unaligned end, at
+//! most two. The words in between are plain stores. Regions are whole pages, so
+//! the word of each requested byte exists.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// The word that a byte is in, and which of its bytes it is.
+/// Returns the word that contains a byte, and the byte's index in it.
 ///
 /// # Safety
 /// The word is in the same allocation.
 unsafe fn word_of(at: NonNull<u8>) -> (NonNull<u64>, usize) {
     let skip = at.as_ptr().addr() % WORD;
-    // SAFETY: by contract.
+    // SAFETY: the caller's obligation.
     (unsafe { at.byte_sub(skip) }.cast(), skip)
 }
 
@@ -32,18 +32,18 @@ unsafe fn word_of(at: NonNull<u8>) -> (NonNull<u64>, usize) {
 /// The word is valid, aligned, and only accessed as a whole and atomically.
 #[inline(always)]
 unsafe fn get(at: NonNull<u64>) -> [u8; WORD] {
-    // SAFETY: by contract.
+    // SAFETY: the caller's obligation.
     let word = unsafe { AtomicU64::from_ptr(at.as_ptr()) };
     word.load(Ordering::Relaxed).to_ne_bytes()
 }
 
-/// Changes a part of a word, and nothing else of it.
+/// Changes `bytes.len()` bytes of a word from `skip` on, and no others.
 ///
 /// # Safety
 /// As [`get`], and the word is writable. `skip + bytes.len()` is at most
 /// [`WORD`].
 unsafe fn put_part(at: NonNull<u64>, skip: usize, bytes: &[u8]) {
-    // SAFETY: by contract.
+    // SAFETY: the caller's obligation.
     let word = unsafe { AtomicU64::from_ptr(at.as_ptr()) };
     let mut old = word.load(Ordering::Relaxed);
     loop {
@@ -62,14 +62,14 @@ unsafe fn put_part(at: NonNull<u64>, skip: usize, bytes: &[u8]) {
 /// Copies `to.len()` bytes out.
 ///
 /// # Safety
-/// Each aligned word that has one of so many bytes at `from` is valid, and only
-/// accessed as a whole and atomically.
+/// Each aligned word that contains one of the `to.len()` bytes at `from` is
+/// valid, and only accessed as a whole and atomically.
 pub(super) unsafe fn load(from: NonNull<u8>, to: &mut [u8]) {
     if to.is_empty() {
         return;
     }
-    // SAFETY: each access is of an aligned word that has one of the bytes: the
-    // first, those behind it of which all are asked for, the last.
+    // SAFETY: each access is of an aligned word that contains a requested byte:
+    // the first word, those that are requested whole, and the last.
     unsafe {
         let (mut at, skip) = word_of(from);
         let head = if skip == 0 { 0 } else { WORD - skip };
@@ -122,21 +122,22 @@ pub(super) unsafe fn store(to: NonNull<u8>, from: &[u8]) {
     }
 }
 
-/// Reads a word; what was written before it is seen afterwards.
+/// Reads a word (acquire): writes made before that value was stored are visible
+/// afterwards.
 ///
 /// # Safety
 /// It is valid, aligned, and only accessed as a whole and atomically.
 pub(super) unsafe fn load_word(at: NonNull<u64>) -> u64 {
-    // SAFETY: by contract.
+    // SAFETY: the caller's obligation.
     unsafe { AtomicU64::from_ptr(at.as_ptr()) }.load(Ordering::Acquire)
 }
 
-/// Writes a word, after what was written before.
+/// Writes a word (release), after all earlier writes.
 ///
 /// # Safety
 /// It is valid for writes, aligned, and only accessed as a whole and atomically.
 pub(super) unsafe fn store_word(at: NonNull<u64>, value: u64) {
-    // SAFETY: by contract.
+    // SAFETY: the caller's obligation.
     unsafe { AtomicU64::from_ptr(at.as_ptr()) }.store(value, Ordering::Release);
 }
 
@@ -152,11 +153,11 @@ mod tests {
 
     const LEN: usize = 64;
 
-    /// Memory as a region's: whole words, which this module alone accesses.
+    /// Memory like a region's: whole words that only this module accesses.
     #[repr(align(8))]
     struct Memory(UnsafeCell<[u8; LEN]>);
 
-    // SAFETY: the bytes are accessed by this module only, atomically.
+    // SAFETY: only this module accesses the bytes, atomically.
     unsafe impl Sync for Memory {}
 
     impl Memory {
@@ -167,12 +168,12 @@ mod tests {
         fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
             assert!(offset + len <= LEN);
             let start = NonNull::new(self.0.get()).unwrap().cast::<u8>();
-            // SAFETY: within the array, as just checked.
+            // SAFETY: the assertion above checked that it is within the array.
             unsafe { start.add(offset) }
         }
 
         fn write(&self, offset: usize, bytes: &[u8]) {
-            // SAFETY: in the array, which is whole words.
+            // SAFETY: within the array, which consists of whole words.
             unsafe { store(self.at(offset, bytes.len()), bytes) };
         }
 
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn every_offset_and_length_is_copied_exactly() {
         let pattern: Vec<u8> = (1..=LEN as u8).collect();
-        // Under Miri one offset of each kind, and up to three words.
+        // Miri runs each alignment, and up to three words.
         let (offsets, most) = if cfg!(miri) { (8, 25) } else { (LEN, LEN) };
         for offset in 0..=offsets {
             for len in 0..=most.min(LEN - offset) {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// Writes one over the other, and reads, as of a plain array.
+        /// Overlapping writes and reads behave as on a plain array.
         #[test]
         fn memory_is_as_a_plain_array(
             steps in vec((0..=LEN, vec(any::<u8>(), 0..=LEN), 0..=LEN), 1..30),
@@ -218,8 +219,8 @@ mod tests {
         }
     }
 
-    /// Two threads that write to bytes of the same words, neither to the
-    /// other's, never find their own changed.
+    /// Threads that write different bytes of the same words never find their own
+    /// bytes changed.
     #[test]
     fn a_write_leaves_its_neighbours_bytes_alone() {
         let memory = Memory::new(0);

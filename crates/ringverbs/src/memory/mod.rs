@@ -1,12 +1,14 @@
-//! Memory that the device may touch.
+//! Memory regions and buffers.
 //!
-//! Who may touch what, and when, decides its type:
+//! The type tells who may access the memory, and when:
 //!
-//! - [`Region`] is cut into [`Buffer`]s: ordinary bytes, exclusively owned.
-//!   Only operations posted here touch them, and a posted operation owns its
-//!   buffer until it has completed;
-//! - [`RemoteRegion`]: peers may touch it at any time, so it is never a slice;
-//! - [`ForeignRegion`]: somebody else's memory, registered in `unsafe`.
+//! - [`Region`] is split into [`Buffer`]s: ordinary bytes, exclusively owned.
+//!   Only operations posted by this process access them, and a posted operation
+//!   owns its buffer until it completes.
+//! - [`RemoteRegion`] is memory that peers may access at any time, so it is never
+//!   a slice.
+//! - [`ForeignRegion`] is memory that the caller owns; registering it is
+//!   `unsafe`.
 
 mod advise;
 mod buffer;

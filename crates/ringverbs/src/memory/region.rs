@@ -1,4 +1,4 @@
-//! Registered memory of our own.
+//! Memory regions allocated by this crate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use uverbs::AccessFlags;
 use crate::memory::{Buffer, Registered, registered};
 use crate::{CloseError, ProtectionDomain, Result};
 
-/// Memory that was allocated and registered here, for operations posted here:
-/// no peer can reach it by its own doing.
+/// Memory allocated and registered for operations posted by this process. Peers
+/// have no access to it.
 ///
-/// It is whole pages, filled with zeros, pinned until the last piece of it is
-/// dropped. [`Region::into_buffer`] gives the memory, to be cut into pieces.
+/// It consists of whole pages, initially zero, pinned until the last piece of it
+/// is dropped. [`Region::into_buffer`] converts it to a buffer, which can be
+/// split.
 pub struct Region {
     pub(super) memory: Arc<Registered>,
 }
@@ -22,27 +23,31 @@ impl Region {
     /// Allocates and registers `len` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// ENOMEM over the locked memory limit (`ulimit -l`) or without memory.
+    /// ENOMEM if the locked memory limit (`ulimit -l`) is exceeded or memory is
+    /// exhausted.
     pub fn alloc(domain: &ProtectionDomain, len: usize) -> Result<Self> {
         Self::with(domain, len, MmapFlags::empty(), AccessFlags::empty())
     }
 
-    /// As [`Region::alloc`], in huge pages of the default size, rounded up to
-    /// whole ones: fewer entries in the device's translation table.
+    /// As [`Region::alloc`], in huge pages of the default size; `len` is rounded
+    /// up to whole huge pages. The region needs fewer entries in the device's
+    /// translation table.
     ///
     /// # Errors
-    /// As there; ENOMEM if not enough huge pages were reserved
-    /// (`/proc/sys/vm/nr_hugepages`); [`Error::Unsupported`](crate::Error::Unsupported) of a kernel without.
+    /// As [`Region::alloc`]; ENOMEM if not enough huge pages are reserved
+    /// (`/proc/sys/vm/nr_hugepages`);
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the kernel has no
+    /// huge pages.
     pub fn alloc_huge(domain: &ProtectionDomain, len: usize) -> Result<Self> {
         Self::with(domain, len, MmapFlags::HUGE_PAGES, AccessFlags::empty())
     }
 
-    /// As [`Region::alloc`], with pages that are not pinned but faulted in when
-    /// the device comes to them. [`ProtectionDomain::advise`] fetches them
-    /// ahead.
+    /// As [`Region::alloc`], with on-demand paging: pages are not pinned, but
+    /// faulted in when the device accesses them. [`ProtectionDomain::advise`]
+    /// prefetches them.
     ///
     /// # Errors
-    /// As there; EOPNOTSUPP of a device without on-demand paging.
+    /// As [`Region::alloc`]; EOPNOTSUPP if the device has no on-demand paging.
     pub fn alloc_on_demand(domain: &ProtectionDomain, len: usize) -> Result<Self> {
         Self::with(domain, len, MmapFlags::empty(), AccessFlags::ON_DEMAND)
     }
@@ -60,29 +65,29 @@ impl Region {
         })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no bytes; it never has none.
+    /// Returns whether the length is zero, which it never is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The domain that it is registered in.
+    /// Returns the protection domain that the region is registered in.
     pub fn domain(&self) -> &ProtectionDomain {
         self.memory.domain()
     }
 
-    /// All of its memory, as one buffer.
+    /// Converts the region to one buffer of its whole length.
     pub fn into_buffer(self) -> Buffer {
         Buffer::whole(self)
     }
 
-    /// Its memory, cut into buffers of exactly `size` bytes. As a region is whole
-    /// pages there may be more of them than it was allocated for; what is too
-    /// short for another at the end is left over.
+    /// Splits the region into buffers of exactly `size` bytes. The region is
+    /// whole pages, so the iterator may return more buffers than the requested
+    /// length has room for. A remainder shorter than `size` stays unused.
     pub fn into_buffers(self, size: usize) -> impl Iterator<Item = Buffer> {
         let mut rest = self.into_buffer();
         std::iter::from_fn(move || {
@@ -96,8 +101,9 @@ impl Region {
     /// Deregisters and frees the memory.
     ///
     /// # Errors
-    /// The kernel's reason, with the region; [`Error::Busy`](crate::Error::Busy) while a buffer of
-    /// no bytes, cut off from it, is alive.
+    /// Returns the region with the kernel's error, or with
+    /// [`Error::Busy`](crate::Error::Busy) while an empty buffer that was split
+    /// off it exists.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
     }

@@ -1,4 +1,4 @@
-//! A registration, and the memory that must outlive it.
+//! Registrations and the memory that must outlive them.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -13,12 +13,12 @@ use crate::context::Ctx;
 use crate::pd::Identity;
 use crate::{CloseError, Error, ProtectionDomain, Result};
 
-/// Memory with its registration, which outlives every use by the device.
+/// A registration with its memory, which outlives every use by the device.
 pub struct Registered {
     mr: ManuallyDrop<Mr<Ctx>>,
-    /// Our own memory; none where it is somebody else's.
+    /// Memory allocated here; `None` where the caller owns it.
     map: ManuallyDrop<Option<MmapMut>>,
-    /// The address that work requests and peers use for the first byte.
+    /// The address of the first byte in work requests and for peers.
     addr: u64,
     len: usize,
     lkey: u32,
@@ -27,10 +27,10 @@ pub struct Registered {
     domain: ProtectionDomain,
 }
 
-// SAFETY: the mapping is plain memory that no thread is tied to; whoever hands
-// out access to it says who may touch which part.
+// SAFETY: the mapping is plain memory that is not tied to a thread. The types
+// that give access to it decide who may access which part.
 unsafe impl Send for Registered {}
-// SAFETY: as above; this type's own methods only read plain values.
+// SAFETY: as above; the methods of this type only read plain values.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -46,9 +46,9 @@ impl Registered {
                 what: "a region of no bytes",
             });
         }
-        // The kernel rounds up to pages; said here, so that the size is known.
-        // Of huge pages it also unmaps only whole ones: any other length is
-        // refused, and the memory would stay.
+        // The kernel rounds up to pages; doing so here gives the actual size.
+        // munmap refuses a length that is not whole huge pages, which would leak
+        // the mapping.
         let page = if flags.contains(MmapFlags::HUGE_PAGES) {
             huge_page_size()?
         } else {
@@ -64,15 +64,15 @@ impl Registered {
             })?;
         let addr = map.as_ptr().expose_provenance() as u64;
         let len = map.size();
-        // SAFETY: the mapping is unmapped only after the registration is gone
-        // (`drop`); what the device writes meanwhile is memory that nobody else
-        // has access to (a posted buffer), or that is only reached by atomic
-        // accesses (a remote region).
+        // SAFETY: the mapping is unmapped only after the registration is
+        // destroyed (`drop`). Until then, what the device writes is memory that
+        // nobody else accesses (a posted buffer), or that is accessed only
+        // atomically (a remote region).
         let mr = unsafe { register(domain, addr, len, access) }?;
         Ok(Self::new(domain, mr, Some(map), (addr, len), access))
     }
 
-    /// Registers memory that is somebody else's.
+    /// Registers memory that the caller owns.
     ///
     /// # Safety
     /// As `ForeignRegion::register`.
@@ -82,12 +82,12 @@ impl Registered {
         access: AccessFlags,
     ) -> Result<Self> {
         let addr = memory.cast::<u8>().as_ptr().expose_provenance() as u64;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's obligation.
         let mr = unsafe { register(domain, addr, memory.len(), access) }?;
         Ok(Self::new(domain, mr, None, (addr, memory.len()), access))
     }
 
-    /// Registers a part of a DMA buffer, which the kernel keeps alive.
+    /// Registers part of a DMA buffer, which the kernel keeps alive.
     pub(super) fn dmabuf(
         domain: &ProtectionDomain,
         fd: BorrowedFd<'_>,
@@ -136,25 +136,27 @@ impl Registered {
         self.rkey
     }
 
-    /// What the device may do here, and peers.
+    /// Returns the access rights of the device and of peers.
     pub(crate) fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The address that the device knows the first byte by.
+    /// Returns the address of the first byte as the device knows it.
     #[inline(always)]
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// The first byte, of memory of our own.
+    /// Returns the first byte of memory allocated here; dangling without such
+    /// memory.
     pub(super) fn start(&self) -> NonNull<u8> {
         let map = self.map.as_ref();
         map.and_then(|map| NonNull::new(map.as_ptr().cast_mut()))
             .unwrap_or(NonNull::dangling())
     }
 
-    /// Bytes of our own memory that are there.
+    /// Returns the length in bytes of memory allocated here; 0 without such
+    /// memory.
     pub(super) fn mapped_len(&self) -> usize {
         self.map.as_ref().map_or(0, MmapMut::size)
     }
@@ -173,14 +175,14 @@ impl Registered {
         self.domain.identity()
     }
 
-    /// Changes what peers may do. The keys may change.
+    /// Changes the access rights of peers. The keys may change.
     pub(super) fn set_access(&mut self, access: AccessFlags) -> Result<()> {
         let change = Rereg {
             access: Some(access),
             ..Rereg::default()
         };
-        // SAFETY: the memory is the same, and is treated as before: by atomic
-        // accesses only, or as its registrant has promised.
+        // SAFETY: the memory is the same and is accessed as before: atomically
+        // only, or as the caller of `foreign` promised.
         unsafe { self.mr.rereg(&change, Udata::none()) }?;
         self.lkey = self.mr.lkey();
         self.rkey = self.mr.rkey();
@@ -188,9 +190,10 @@ impl Registered {
         Ok(())
     }
 
-    /// Deregisters; the memory is freed by `drop` then.
+    /// Deregisters the memory; `drop` then frees it.
     fn deregister(&mut self) -> Result<()> {
-        // SAFETY: taken here; put back, or replaced by what drops nothing.
+        // SAFETY: it is not used after this: the error path puts it back, and the
+        // others replace it or drop nothing.
         let mr = unsafe { ManuallyDrop::take(&mut self.mr) };
         match mr.destroy() {
             Ok(()) => Ok(()),
@@ -205,11 +208,12 @@ impl Registered {
         }
     }
 
-    /// Frees the memory of a registration that is gone.
+    /// Frees the memory after its registration was destroyed.
     fn free(self) {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: taken once, of a value that is not used or dropped after.
-        // The registration is gone, so the device does not touch the memory.
+        // SAFETY: each field is taken once, from a value that is neither used nor
+        // dropped afterwards. The registration is destroyed, so the device does
+        // not access the memory.
         unsafe {
             ManuallyDrop::drop(&mut this.map);
             std::ptr::drop_in_place(&raw mut this.domain);
@@ -217,8 +221,8 @@ impl Registered {
     }
 }
 
-/// Bytes of a huge page of the default size, which is that asked for where none
-/// is named.
+/// Returns the default size of a huge page in bytes, which MAP_HUGETLB without a
+/// size uses.
 fn huge_page_size() -> Result<usize> {
     let failed = |error| Error::Map {
         what: "huge pages of a region's memory",
@@ -228,8 +232,8 @@ fn huge_page_size() -> Result<usize> {
     default_huge_page(&text).ok_or(Error::Unsupported { what: "huge pages" })
 }
 
-/// The default size in `/proc/meminfo`; no such line in a kernel without huge
-/// pages.
+/// Parses the default size from `/proc/meminfo`. A kernel without huge pages has
+/// no such line.
 fn default_huge_page(meminfo: &str) -> Option<usize> {
     let line = meminfo
         .lines()
@@ -240,8 +244,8 @@ fn default_huge_page(meminfo: &str) -> Option<usize> {
 }
 
 /// # Safety
-/// Until the registration is gone, the device may read the memory, and write it
-/// as the access says.
+/// Until the registration is destroyed, the device may read the memory, and write
+/// it as `access` allows.
 unsafe fn register(
     domain: &ProtectionDomain,
     addr: u64,
@@ -255,11 +259,11 @@ unsafe fn register(
         iova: addr,
         access,
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's obligation.
     Ok(unsafe { Mr::register(domain.context().uverbs(), &init, Udata::none()) }?)
 }
 
-/// Deregisters and frees, or gives it back.
+/// Deregisters and frees the memory, or returns it with the error.
 pub(super) fn close(memory: Arc<Registered>) -> Result<(), CloseError<Arc<Registered>>> {
     let mut memory = Arc::try_unwrap(memory).map_err(|memory| {
         let error = Error::Busy {
@@ -280,12 +284,12 @@ pub(super) fn close(memory: Arc<Registered>) -> Result<(), CloseError<Arc<Regist
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Err(error) = self.deregister() {
-            // The device may still write there: the memory stays.
+            // The device may still write to the memory, so it is not unmapped.
             tracing::error!(%error, "memory leaked: it could not be deregistered");
             return;
         }
-        // SAFETY: the registration is gone, so the device does not touch the
-        // memory any more, and nobody else holds a part of it.
+        // SAFETY: the registration is destroyed, so the device does not access
+        // the memory, and no piece of it exists any more.
         unsafe { ManuallyDrop::drop(&mut self.map) };
     }
 }

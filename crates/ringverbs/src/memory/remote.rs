@@ -1,4 +1,4 @@
-//! Memory that peers may reach, and memory that is somebody else's.
+//! Remote memory, and memory that the caller owns.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -13,22 +13,23 @@ use crate::memory::{Registered, bytes, registered};
 use crate::operation::RemoteAddr;
 use crate::{CloseError, Error, ProtectionDomain, Result};
 
-/// Memory that peers may read, write or do atomics on, as its access says.
+/// Memory that peers may read, write or modify atomically, as its access rights
+/// allow.
 ///
-/// A peer writes when it likes. So this memory is never a Rust slice: it is
-/// copied in and out, or accessed 8 bytes at a time, by atomic accesses of whole
-/// aligned words of 8 bytes. Of a copy that a peer's write overtakes, each byte is
-/// an old or a new one. A copy costs what its words cost; a copy in that does not
-/// begin or end at a multiple of 8, a locked instruction there.
+/// A peer may write at any time, so this memory is never a Rust slice: it is
+/// copied in and out, or accessed 8 bytes at a time, by atomic accesses of
+/// aligned 8-byte words. If a peer writes during a copy, each copied byte is
+/// either the old or the new one. The cost of a copy is that of its words; a copy
+/// in takes a locked instruction for each end that is not at a multiple of 8.
 ///
 /// A handle: clones refer to the same memory, which is deregistered and freed
-/// when the last clone, [`MemorySlice`] and operation in flight are gone.
+/// when the last clone, [`MemorySlice`] and operation in flight are dropped.
 #[derive(Clone)]
 pub struct RemoteRegion {
     memory: Arc<Registered>,
 }
 
-/// What a region of ours may be made with.
+/// Access flags that a region allocated here may have.
 const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
@@ -50,12 +51,13 @@ fn checked(access: AccessFlags) -> Result<AccessFlags> {
 }
 
 impl RemoteRegion {
-    /// Allocates and registers `len` bytes, rounded up to whole pages, for
-    /// peers to do what `access` says. This side may always write.
+    /// Allocates and registers `len` bytes, rounded up to whole pages, with the
+    /// access rights `access` for peers. The local side can always write.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for flags that make no sense here; ENOMEM over the
-    /// locked memory limit (`ulimit -l`) or without memory.
+    /// [`Error::Invalid`] for flags that do not apply to this kind of region;
+    /// ENOMEM if the locked memory limit (`ulimit -l`) is exceeded or memory is
+    /// exhausted.
     pub fn alloc(domain: &ProtectionDomain, len: usize, access: AccessFlags) -> Result<Self> {
         Self::with(domain, len, MmapFlags::empty(), access)
     }
@@ -64,7 +66,8 @@ impl RemoteRegion {
     /// ([`Region::alloc_huge`](crate::Region::alloc_huge)).
     ///
     /// # Errors
-    /// As both.
+    /// As [`RemoteRegion::alloc`] and
+    /// [`Region::alloc_huge`](crate::Region::alloc_huge).
     pub fn alloc_huge(domain: &ProtectionDomain, len: usize, access: AccessFlags) -> Result<Self> {
         Self::with(domain, len, MmapFlags::HUGE_PAGES, access)
     }
@@ -81,22 +84,22 @@ impl RemoteRegion {
         })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no bytes; it never has none.
+    /// Returns whether the length is zero, which it never is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a peer has to know to reach its first byte.
+    /// Returns the address of the first byte and the rkey, for use by a peer.
     pub fn key(&self) -> RemoteAddr {
         RemoteAddr::new(self.memory.addr(), self.memory.rkey())
     }
 
-    /// The domain that it is registered in.
+    /// Returns the protection domain that the region is registered in.
     pub fn domain(&self) -> &ProtectionDomain {
         self.memory.domain()
     }
@@ -110,27 +113,27 @@ impl RemoteRegion {
                 allowed: there as u64,
             });
         }
-        // SAFETY: within the mapping, as just checked.
+        // SAFETY: within the mapping, as checked above.
         Ok(unsafe { self.memory.start().add(offset) })
     }
 
-    /// Copies from `offset` on into `to`.
+    /// Copies `to.len()` bytes from `offset` into `to`.
     ///
     /// # Errors
-    /// [`Error::Limit`] if that is not all within the region.
+    /// [`Error::Limit`] if the range exceeds the region.
     pub fn read_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let from = self.at(offset, to.len())?;
-        // SAFETY: so many bytes are mapped there while the region lives. It is
-        // whole pages, so their words are all of it, and is only ever accessed
-        // by this module's atomic words.
+        // SAFETY: that many bytes are mapped there while the region lives. The
+        // region consists of whole pages, so all of their words are in it, and
+        // only this module's word-sized atomics access it.
         unsafe { bytes::load(from, to) };
         Ok(())
     }
 
-    /// Copies `from` to `offset` on.
+    /// Copies `from` to `offset`.
     ///
     /// # Errors
-    /// [`Error::Limit`] if that is not all within the region.
+    /// [`Error::Limit`] if the range exceeds the region.
     pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.at(offset, from.len())?;
         // SAFETY: as in `read_at`.
@@ -138,20 +141,19 @@ impl RemoteRegion {
         Ok(())
     }
 
-    /// Reads 8 bytes at once, native byte order. What a peer wrote before them
-    /// is seen afterwards.
+    /// Reads 8 bytes atomically, in native byte order. What a peer wrote before
+    /// them is visible afterwards.
     ///
     /// # Errors
     /// [`Error::Limit`] outside of the region, [`Error::Invalid`] if `offset` is
     /// not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let place = self.word(offset)?;
-        // SAFETY: 8 mapped bytes, aligned, only ever accessed so.
+        // SAFETY: 8 mapped bytes, aligned, accessed only in this way.
         Ok(unsafe { bytes::load_word(place) })
     }
 
-    /// Writes 8 bytes at once, native byte order, after everything written
-    /// before.
+    /// Writes 8 bytes atomically, in native byte order, after all earlier writes.
     ///
     /// # Errors
     /// As [`RemoteRegion::load_u64`].
@@ -168,26 +170,26 @@ impl RemoteRegion {
                 what: "an atomic access must be at a multiple of 8",
             });
         }
-        // The region begins at a page.
+        // The region starts at a page boundary, so this is aligned.
         Ok(self.at(offset, 8)?.cast())
     }
 
-    /// A part of it, to be posted.
+    /// Returns a part of the region, to be posted.
     ///
     /// # Errors
-    /// [`Error::Limit`] if that is not all within the region.
+    /// [`Error::Limit`] if the range exceeds the region.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice> {
         MemorySlice::new(&self.memory, range)
     }
 
-    /// Changes what peers may do. The key may change.
+    /// Changes the access rights of peers. The key may change.
     ///
     /// # Errors
-    /// [`Error::Busy`] while clones, slices or operations in flight use it;
-    /// [`Error::Invalid`] for flags that make no sense here; what the driver says
-    /// (EOPNOTSUPP where it cannot: rdma_rxe of Linux 6.1). The key is what it was
-    /// then; a driver may have left it without use, and the region can still be
-    /// closed.
+    /// [`Error::Busy`] while clones, slices or operations in flight use the
+    /// region; [`Error::Invalid`] for flags that do not apply to this kind of
+    /// region; the driver's error (EOPNOTSUPP where it is not supported: rdma_rxe
+    /// of Linux 6.1). After an error the key is unchanged, but a driver may have
+    /// made it unusable; the region can still be closed.
     pub fn set_access(&mut self, access: AccessFlags) -> Result<()> {
         let access = checked(access)?;
         match Arc::get_mut(&mut self.memory) {
@@ -199,11 +201,11 @@ impl RemoteRegion {
         }
     }
 
-    /// Deregisters and frees the memory; peers can reach it no more.
+    /// Deregisters and frees the memory; peers can no longer access it.
     ///
     /// # Errors
-    /// [`Error::Busy`] while clones, slices, windows or operations in flight use
-    /// it; the kernel's reason.
+    /// Returns the region with [`Error::Busy`] while clones, slices, windows or
+    /// operations in flight use it, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         registered::close(self.memory).map_err(|refused| refused.map(|memory| Self { memory }))
     }
@@ -215,51 +217,55 @@ impl fmt::Debug for RemoteRegion {
     }
 }
 
-/// Memory of somebody else's that was registered: a borrowed range, or a DMA
-/// buffer. This crate never looks at it.
+/// A registration of memory that the caller owns, or of a DMA buffer. This crate
+/// never accesses the memory.
 #[derive(Clone)]
 pub struct ForeignRegion {
     memory: Arc<Registered>,
 }
 
 impl ForeignRegion {
-    /// Registers `memory` for what `access` says.
+    /// Registers `memory` with the access rights `access`.
     ///
     /// # Errors
-    /// EFAULT if it is not mapped, or not writable though the access needs it;
-    /// ENOMEM over the locked memory limit (`ulimit -l`).
+    /// EFAULT if it is not mapped, or not writable where the access requires
+    /// that; ENOMEM if the locked memory limit (`ulimit -l`) is exceeded.
     ///
     /// # Safety
-    /// Until it is deregistered, the memory stays mapped. It is when
-    /// [`ForeignRegion::close`] says so, which is refused while anything of it
-    /// is in use: clones, slices, operations in flight, and windows that are
-    /// bound to it or were, until what they were bound to next is known to be
-    /// done. Dropped, all of that keeps it registered until the last is gone,
-    /// and forgotten, or where the kernel refuses, for ever.
+    /// The memory stays mapped until it is deregistered. It is deregistered when
+    /// [`ForeignRegion::close`] succeeds. `close` is refused while the
+    /// registration is in use: by clones, slices, operations in flight, and
+    /// windows that are or were bound to it, until the bind that replaced it is
+    /// known to have completed. If those are dropped instead, it stays registered
+    /// until the last of them is dropped; if one is forgotten, or the kernel
+    /// refuses, for ever.
     ///
-    /// Until then, while an operation in flight reads it, it is not written;
-    /// while one writes it, it is neither read nor written; and if peers may
-    /// reach it, by its access or through a window (one may be bound to it by
-    /// whoever has a slice, if the access has [`AccessFlags::MW_BIND`]), it is
-    /// treated at all times as memory that another thread reads, or writes.
+    /// Until it is deregistered:
+    ///
+    /// - nothing writes the memory while an operation in flight reads it;
+    /// - nothing reads or writes it while an operation in flight writes it;
+    /// - if peers may access it, by its access rights or through a window, it is
+    ///   treated at all times as memory that another thread reads or writes. If
+    ///   the access has [`AccessFlags::MW_BIND`], whoever has a slice may bind a
+    ///   window to it.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         memory: NonNull<[u8]>,
         access: AccessFlags,
     ) -> Result<Self> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's obligation.
         let memory = unsafe { Registered::foreign(domain, memory, access) }?;
         Ok(Self {
             memory: Arc::new(memory),
         })
     }
 
-    /// Registers `len` bytes from `offset` on of a DMA buffer, which the kernel
-    /// keeps alive. Work requests and peers use `iova` for its first byte, which
-    /// must be at the same place in its page as `offset`.
+    /// Registers `len` bytes from `offset` of a DMA buffer, which the kernel
+    /// keeps alive. Work requests and peers use `iova` as the address of its
+    /// first byte; its offset in its page must be the same as that of `offset`.
     ///
     /// # Errors
-    /// EOPNOTSUPP of a driver that cannot.
+    /// EOPNOTSUPP if the driver does not support DMA buffers.
     pub fn from_dmabuf(
         domain: &ProtectionDomain,
         fd: BorrowedFd<'_>,
@@ -274,31 +280,31 @@ impl ForeignRegion {
         })
     }
 
-    /// What a peer has to know to reach its first byte.
+    /// Returns the address of the first byte and the rkey, for use by a peer.
     pub fn key(&self) -> RemoteAddr {
         RemoteAddr::new(self.memory.addr(), self.memory.rkey())
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A part of it, to be posted.
+    /// Returns a part of the region, to be posted.
     ///
     /// # Errors
-    /// [`Error::Limit`] if that is not all within the region.
+    /// [`Error::Limit`] if the range exceeds the region.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice> {
         MemorySlice::new(&self.memory, range)
     }
 
-    /// Deregisters it. The device, and peers through windows, do not touch the
-    /// memory any more then.
+    /// Deregisters the memory. Afterwards neither the device nor peers, through
+    /// windows, access it.
     ///
     /// # Errors
     /// As [`RemoteRegion::close`].
@@ -314,7 +320,7 @@ impl fmt::Debug for ForeignRegion {
 }
 
 /// A part of a [`RemoteRegion`] or [`ForeignRegion`], to be posted in place of a
-/// buffer. It keeps the region.
+/// buffer. It keeps the region alive.
 #[derive(Clone)]
 pub struct MemorySlice {
     memory: Arc<Registered>,
@@ -349,23 +355,23 @@ impl MemorySlice {
         })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where it begins in its region.
+    /// Returns the offset in the region, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// What a peer has to know to reach its first byte.
+    /// Returns the address of the first byte and the rkey, for use by a peer.
     pub fn key(&self) -> RemoteAddr {
         RemoteAddr::new(self.device_addr(), self.memory.rkey())
     }
@@ -391,7 +397,8 @@ impl fmt::Debug for MemorySlice {
 }
 
 impl ProtectionDomain {
-    /// Allocates memory that peers may reach. See [`RemoteRegion`].
+    /// Allocates and registers memory that peers may access. See
+    /// [`RemoteRegion`].
     ///
     /// # Errors
     /// As [`RemoteRegion::alloc`].
