@@ -11,26 +11,26 @@ use crate::qp::{LocalAddress, PortAddress};
 use crate::query::Gid;
 use crate::{CloseError, Error, ProtectionDomain, Result};
 
-/// A path to a peer, for datagrams.
+/// The path of datagrams to a peer (`ibv_ah`).
 ///
-/// A handle: clones refer to the same path. Operations in flight keep it.
+/// A handle: clones refer to the same path. Operations in flight keep it alive.
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Before the domain: destroyed first.
+    /// Declared before the domain, so that it is destroyed first.
     made: device::AddressHandle,
     domain: ProtectionDomain,
     path: AhAttr,
 }
 
 impl ProtectionDomain {
-    /// An address handle for a path.
+    /// Creates an address handle for a path.
     ///
     /// # Errors
-    /// EINVAL for a port or source GID index that is not there.
+    /// EINVAL for a port or source GID index that does not exist.
     pub fn address_handle(&self, path: &AhAttr) -> Result<AddressHandle> {
         let context = self.context();
         let made = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
@@ -43,12 +43,13 @@ impl ProtectionDomain {
         })
     }
 
-    /// An address handle for the way from an address here to a peer's port.
+    /// Creates an address handle for the path from a local address to a peer's
+    /// port.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::address_handle`]; [`Error::Invalid`] of a peer
-    /// without a LID where the port here has one, which is InfiniBand: a switch
-    /// there knows LIDs only.
+    /// As [`ProtectionDomain::address_handle`]; [`Error::Invalid`] if the peer
+    /// has no LID and the local port has one: that is InfiniBand, whose switches
+    /// route by LID.
     pub fn address_handle_to(
         &self,
         local: &LocalAddress,
@@ -66,12 +67,12 @@ impl ProtectionDomain {
 }
 
 impl AddressHandle {
-    /// The path.
+    /// Returns the path.
     pub fn path(&self) -> &AhAttr {
         &self.inner.path
     }
 
-    /// What datagrams name it by.
+    /// Returns the number that datagram work requests refer to it by.
     #[inline(always)]
     pub(crate) fn number(&self) -> u32 {
         self.inner.made.number
@@ -82,11 +83,11 @@ impl AddressHandle {
         self.inner.domain.identity()
     }
 
-    /// Destroys it.
+    /// Destroys the address handle.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the handle, while clones or operations in flight use
-    /// it; the kernel's reason.
+    /// Returns it with [`Error::Busy`] while clones or operations in flight use
+    /// it, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let Inner { made, domain, path } = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {

@@ -1,4 +1,4 @@
-//! Asynchronous events of a context.
+//! Asynchronous events of a context (`ibv_get_async_event`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -8,7 +8,7 @@ pub use uverbs::AsyncEventType;
 use crate::channel::{is_again, wait_readable};
 use crate::{Context, Result};
 
-/// What an event is about.
+/// The object that an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventSource {
@@ -23,19 +23,19 @@ pub enum EventSource {
     Port(u8),
     /// The device.
     Device,
-    /// An event that this crate does not know is about this.
+    /// The element of an event type that this crate does not know.
     Unknown(u64),
 }
 
-/// Something that happened to an object, a port or the device by itself.
+/// An unrequested change of an object, a port or the device.
 ///
-/// There is nothing to acknowledge: an event of an object that is gone matches
-/// none.
+/// Events need no acknowledgement: an event of a destroyed object matches no
+/// other object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The type of the event.
     pub event: AsyncEventType,
-    /// To what.
+    /// The object that it is about.
     pub source: EventSource,
 }
 
@@ -73,15 +73,15 @@ impl From<uverbs::AsyncEvent> for AsyncEvent {
     }
 }
 
-/// A view of a context's asynchronous events, for `poll` and its like: readable
-/// means that an event is there.
+/// The asynchronous events of a context. `AsFd` gives the file for `poll` and
+/// similar calls: readable means that there is an event.
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {
     context: Context,
 }
 
 impl Context {
-    /// The asynchronous events of everything made in this context.
+    /// Returns the asynchronous events of all objects of this context.
     pub fn async_events(&self) -> AsyncEvents {
         AsyncEvents {
             context: self.clone(),
@@ -90,10 +90,11 @@ impl Context {
 }
 
 impl AsyncEvents {
-    /// An event if one is there.
+    /// Returns the next event, or `None` if there is none. A system call; never
+    /// blocks.
     ///
     /// # Errors
-    /// EIO after the device is gone and its last event was read.
+    /// EIO after the device was removed and its last event was read.
     pub fn try_event(&self) -> Result<Option<AsyncEvent>> {
         match self.context.inner().events.read_event() {
             Ok(event) => Ok(Some(event.into())),
@@ -102,8 +103,8 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for an event, for ever without a `timeout`. `None` when the time is
-    /// up, or a signal handler has run.
+    /// Waits for an event, without limit if `timeout` is `None`. Returns `None`
+    /// after the timeout, or if a signal handler ran.
     ///
     /// # Errors
     /// As [`AsyncEvents::try_event`].

@@ -1,4 +1,4 @@
-//! Completion channels: sleeping until a completion queue has something.
+//! Completion channels: waiting for completion events.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -9,27 +9,28 @@ use crate::completion::CompletionQueue;
 use crate::context::Ctx;
 use crate::{Context, Result};
 
-/// A file that the events of armed completion queues come through. Several
-/// queues may share one; an event says which queue it is of.
+/// A file that delivers the events of armed completion queues. Several queues may
+/// share a channel; each event names its queue.
 ///
-/// A handle: clones refer to the same channel. Any thread; an event goes to one
-/// of those that wait. For `poll` and its like there is `AsFd`: readable means
-/// that an event is there.
+/// A handle: clones refer to the same channel. Any thread may use it; an event is
+/// delivered to one of the waiting threads. `AsFd` gives the file for `poll` and
+/// similar calls: readable means that there is an event.
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Before the context: closed first.
+    /// Declared before the context, so that it is closed first.
     channel: uverbs::CompletionChannel<Ctx>,
     context: Context,
 }
 
-/// An event of a completion queue: since it was armed, something came.
+/// An event of a completion queue: a completion arrived after the queue was
+/// armed.
 ///
-/// There is nothing to acknowledge: the queue may be destroyed before or after,
-/// and an event of a queue that is gone matches none.
+/// Events need no acknowledgement: the queue may be destroyed at any time, and an
+/// event of a destroyed queue matches no other queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelEvent {
     /// The [`id`](CompletionQueue::id) of the queue.
@@ -37,14 +38,14 @@ pub struct ChannelEvent {
 }
 
 impl ChannelEvent {
-    /// Whether it is of that queue.
+    /// Returns whether the event is of that queue.
     pub fn is_of(&self, queue: &CompletionQueue) -> bool {
         self.queue == queue.id()
     }
 }
 
 impl Context {
-    /// Makes a completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -61,15 +62,16 @@ impl Context {
 }
 
 impl CompletionChannel {
-    /// The context that it lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// An event if one is there.
+    /// Returns the next event, or `None` if there is none. A system call; never
+    /// blocks.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn try_event(&self) -> Result<Option<ChannelEvent>> {
         match self.inner.channel.read_event() {
             Ok(queue) => {
@@ -81,11 +83,11 @@ impl CompletionChannel {
         }
     }
 
-    /// Waits for an event, for ever without a `timeout`. `None` when the time is
-    /// up, or a signal handler has run.
+    /// Waits for an event, without limit if `timeout` is `None`. Returns `None`
+    /// after the timeout, or if a signal handler ran.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ChannelEvent>> {
         let channel = &self.inner.channel;
         if !wait_readable(timeout, |millis| channel.wait_readable(millis))? {
@@ -95,18 +97,18 @@ impl CompletionChannel {
     }
 }
 
-/// Whether a read found nothing.
+/// Returns whether the error means that there was nothing to read.
 pub(crate) fn is_again(error: &uverbs::Error) -> bool {
     matches!(error.errno().raw(), libc::EAGAIN | libc::EINTR)
 }
 
-/// Waits until a file is readable, by a `wait` of so many milliseconds. False
-/// when the time is up, or a signal handler has run.
+/// Waits until a file is readable, with a `wait` that takes milliseconds. Returns
+/// false after the timeout, or if a signal handler ran.
 pub(crate) fn wait_readable(
     timeout: Option<Duration>,
     wait: impl FnOnce(i32) -> std::result::Result<bool, uverbs::Error>,
 ) -> Result<bool> {
-    // Rounded up: not to return before the time is up.
+    // Rounded up, so that it does not return before the timeout.
     let millis = match timeout {
         None => -1,
         Some(time) => i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),

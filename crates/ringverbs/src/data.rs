@@ -1,24 +1,26 @@
-//! What operations move: from, or to, which memory of this process.
+//! Local memory of operations.
 
 use crate::device::{self, Sge, Wqe};
 use crate::memory::{Buffer, MemorySlice, Registered};
 use crate::pd::Identity;
 use crate::{Error, Result};
 
-/// Memory that an operation sends from or writes from.
+/// Memory that a send or write takes its data from.
 ///
 /// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, gathered in order;
-/// [`Inline`] bytes, which are copied at once; `()` for no data.
+/// [`Inline`] bytes, which are copied when the request is posted; `()` for no
+/// data.
 pub trait Source: Data {}
 
-/// Memory that an operation receives into or reads into.
+/// Memory that a receive or read stores its data in.
 ///
-/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, filled in order; `()` for
-/// no data.
+/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, filled in order; `()` for no
+/// data.
 pub trait Sink: Data {}
 
-/// Bytes that are copied into the work request itself, so that they are free
-/// again as soon as it is posted. As many as the queue pair was made for.
+/// Inline data: bytes that are copied into the work request, so that the slice is
+/// free as soon as the request is posted. The maximum is that of the queue pair
+/// ([`QueuePairBuilder::inline`](crate::qp::QueuePairBuilder::inline)).
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
@@ -27,18 +29,18 @@ pub(crate) use sealed::Data;
 mod sealed {
     use super::*;
 
-    /// What the crate needs to know of an operation's memory.
+    /// The crate's interface to an operation's memory.
     pub trait Data {
-        /// Whether the bytes go into the work request.
+        /// Whether the bytes are copied into the work request.
         const INLINE: bool = false;
 
-        /// Puts the data as far as it is in use into a work request. Returns
-        /// how many bytes.
+        /// Writes the data in use (up to the length) into a work request. Returns
+        /// its size in bytes.
         #[doc(hidden)]
         fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32>;
 
-        /// Calls `post` with the elements for a receive, which are all of the
-        /// memory.
+        /// Calls `post` with the SGEs of a receive, which cover the whole
+        /// capacity.
         #[doc(hidden)]
         fn scatter<R>(
             &self,
@@ -47,21 +49,21 @@ mod sealed {
             post: impl FnOnce(&[Sge]) -> Result<R>,
         ) -> Result<R>;
 
-        /// What has to stay while the operation is in flight.
+        /// Converts to what is owned while the operation is in flight.
         #[doc(hidden)]
         fn hold(self) -> Payload;
 
-        /// The same, put where it stays.
+        /// Writes the result of [`hold`](Self::hold) to `place`.
         ///
         /// # Safety
-        /// `place` may be written.
+        /// `place` is valid for writes.
         #[doc(hidden)]
         #[inline(always)]
         unsafe fn hold_at(self, place: *mut Payload)
         where
             Self: Sized,
         {
-            // SAFETY: by contract.
+            // SAFETY: the caller's obligation.
             unsafe { place.write(self.hold()) };
         }
     }
@@ -78,14 +80,14 @@ pub enum Payload {
     Buffer(Buffer) = tag::Buffer,
     /// Several.
     Buffers(Vec<Buffer>) = tag::BUFFERS,
-    /// A part of a region that is not ours alone.
+    /// A part of a region that is not exclusively owned.
     Slice(MemorySlice) = tag::Slice,
-    /// Several of those.
+    /// Several slices.
     Slices(Vec<MemorySlice>) = tag::SLICES,
 }
 
-/// What tells the variants of [`Payload`] apart, by the names of those that are
-/// written by parts.
+/// Discriminants of [`Payload`]. Those of variants that are written in parts have
+/// the variants' names.
 #[allow(non_upper_case_globals)]
 mod tag {
     pub const NONE: u64 = 0;
@@ -95,8 +97,9 @@ mod tag {
     pub const SLICES: u64 = 4;
 }
 
-/// A variant of [`Payload`] with one piece of memory, as the reference lays it
-/// out: "Type layout, primitive representation of enums with fields".
+/// A variant of [`Payload`] with one piece of memory, laid out as the Rust
+/// Reference specifies: "Type layout, primitive representation of enums with
+/// fields".
 #[repr(C)]
 struct Variant<P> {
     tag: u64,
@@ -110,13 +113,13 @@ const _: () = {
     assert!(align_of::<Variant<MemorySlice>>() <= align_of::<Payload>());
 };
 
-/// One piece of memory: an element of a scatter/gather list.
+/// A piece of memory: one SGE.
 trait Piece {
     fn memory(&self) -> &Registered;
     fn device_addr(&self) -> u64;
     /// Bytes in use.
     fn len(&self) -> usize;
-    /// Bytes that can be received.
+    /// Bytes that can be received into.
     fn capacity(&self) -> usize;
 }
 
@@ -158,10 +161,10 @@ impl Piece for MemorySlice {
     }
 }
 
-/// Elements that a list may have at most; more than any device takes.
+/// Maximum SGEs of a list; more than any device supports.
 const MAX_ELEMENTS: usize = 64;
 
-/// The longest message that there is.
+/// Maximum length of a message.
 const MAX_MESSAGE: u64 = device::MAX_MESSAGE as u64;
 
 #[cold]
@@ -187,7 +190,7 @@ fn wrong_domain() -> Error {
     Error::WrongDomain { what: "memory" }
 }
 
-/// The element for `length` bytes of a piece.
+/// Builds the SGE for `length` bytes of a piece.
 #[inline(always)]
 fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
     if piece.memory().identity() != domain {
@@ -232,10 +235,10 @@ macro_rules! data {
             #[inline(always)]
             unsafe fn hold_at(self, place: *mut Payload) {
                 let place: *mut Variant<$piece> = place.cast();
-                // SAFETY: by contract; and this is what the variant looks like.
-                // Written as a whole, tag and piece would be put together
-                // elsewhere first, and read back in other parts than they were
-                // written in, which processors wait for.
+                // SAFETY: the caller's obligation; the layout is that of the
+                // variant. Writing the enum as a whole would assemble it
+                // elsewhere and copy it in parts of other sizes than it was
+                // written in, which defeats store forwarding.
                 unsafe {
                     (&raw mut (*place).tag).write(tag::$one);
                     (&raw mut (*place).piece).write(self);
@@ -274,7 +277,7 @@ macro_rules! data {
 data!(Buffer, Buffer, Buffers);
 data!(MemorySlice, Slice, Slices);
 
-/// Calls `then` with the elements for a list of pieces.
+/// Calls `then` with the SGEs of a list of pieces.
 fn elements<P: Piece, R>(
     pieces: &[P],
     length: impl Fn(&P) -> usize,
@@ -288,7 +291,7 @@ fn elements<P: Piece, R>(
     for piece in pieces {
         let length = length(piece);
         let element = element(piece, length, domain)?;
-        // An element of no bytes means 2 GiB to some devices.
+        // Some devices take an SGE of length 0 for 2 GiB.
         if length == 0 {
             continue;
         }
@@ -359,12 +362,12 @@ impl Source for () {}
 impl Sink for () {}
 
 impl Payload {
-    /// A message of `len` bytes was received here, filling buffer after
+    /// Sets the lengths after a receive of `len` bytes, which fill buffer after
     /// buffer.
     #[inline(always)]
     pub(crate) fn received(&mut self, len: u32) {
         match self {
-            // Slices do not know how much of them is in use.
+            // Slices have no length in use.
             Self::None | Self::Slice(_) | Self::Slices(_) => {}
             Self::Buffer(buffer) => buffer.received(len as usize),
             Self::Buffers(buffers) => {
@@ -377,8 +380,8 @@ impl Payload {
         }
     }
 
-    /// The first bytes received, of a datagram its route header, if it lies in
-    /// one buffer.
+    /// Returns the first 40 bytes received, which are the global route header of
+    /// a datagram, if they are in one buffer.
     pub(crate) fn front(&self) -> Option<&[u8; 40]> {
         match self {
             Self::Buffer(buffer) => buffer.first_chunk(),
@@ -387,7 +390,7 @@ impl Payload {
         }
     }
 
-    /// The buffer, if it is exactly one.
+    /// Returns the buffer if there is exactly one.
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
@@ -397,7 +400,7 @@ impl Payload {
         }
     }
 
-    /// All buffers, in order.
+    /// Returns all buffers, in order.
     pub fn into_buffers(self) -> Vec<Buffer> {
         match self {
             Self::None | Self::Slice(_) | Self::Slices(_) => Vec::new(),
@@ -412,12 +415,12 @@ mod tests {
     use super::*;
     use std::mem::MaybeUninit;
 
-    /// What is written by parts reads as what is written whole.
+    /// A value written in parts equals one that was written as a whole.
     #[test]
     fn a_payload_is_laid_out_as_it_is_written() {
         let mut place = MaybeUninit::<Payload>::uninit();
         let to: *mut Variant<Vec<Buffer>> = place.as_mut_ptr().cast();
-        // SAFETY: the place has room for the variant, all of which is written.
+        // SAFETY: `place` has room for the variant, all of which is written.
         let read = unsafe {
             (&raw mut (*to).tag).write(tag::BUFFERS);
             (&raw mut (*to).piece).write(Vec::with_capacity(3));
@@ -428,7 +431,7 @@ mod tests {
         };
         assert_eq!(buffers.capacity(), 3);
         let none = Payload::None;
-        // SAFETY: the tag comes first.
+        // SAFETY: the tag is the first field.
         let tag = unsafe { (&raw const none).cast::<u64>().read() };
         assert_eq!(tag, tag::NONE);
     }

@@ -1,129 +1,129 @@
-//! What can go wrong.
+//! Error types.
 
 use std::fmt;
 use std::io;
 
 use crate::qp::State;
 
-/// Why something was not done: what was asked, of which object, what is
-/// allowed, and what to do about it.
+/// An error of this crate. The message names the verb, the object, the limit and
+/// what to do.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel refused a verb, or its answer made no sense. The message
-    /// names the verb, the object, the errno and what to look at.
+    /// The kernel refused a command, or its answer was malformed. The message
+    /// names the verb, the object, the errno and likely causes.
     Kernel(uverbs::Error),
     /// A queue or a buffer could not be mapped.
     Map {
-        /// What was to be mapped.
+        /// The object that was to be mapped.
         what: &'static str,
-        /// What mmap(2) said.
+        /// The error of mmap(2).
         error: io::Error,
     },
-    /// The device's driver gave something that contradicts itself.
+    /// The device's driver returned inconsistent data.
     Driver {
-        /// What it gave.
+        /// The data in question.
         what: &'static str,
-        /// How it is wrong.
+        /// The inconsistency.
         message: String,
     },
-    /// There is no device of that name.
+    /// There is no device with that name.
     NoDevice {
-        /// The name asked for; `None`: there is no device at all.
+        /// The name; `None` if there is no device at all.
         name: Option<String>,
     },
-    /// This crate has no code for the device's driver.
+    /// This crate does not support the device's driver.
     UnsupportedDriver {
-        /// The device.
+        /// The device's name.
         device: String,
         /// The kernel's number of the driver (`enum rdma_driver_id`).
         driver: u32,
     },
-    /// The port has no GID that could be used.
+    /// The port has no usable GID.
     NoGid {
-        /// The port.
+        /// The port, from 1.
         port: u8,
     },
     /// Other handles still use the object. Drop or close them first.
     Busy {
-        /// What was to be closed or changed.
+        /// The object that was to be closed or changed.
         object: &'static str,
-        /// Who uses it.
+        /// The users of the object.
         users: &'static str,
     },
-    /// More was asked for than there can be.
+    /// A value exceeds a limit.
     Limit {
-        /// What was asked for.
+        /// The limited quantity.
         what: &'static str,
-        /// How much.
+        /// The requested value.
         asked: u64,
-        /// How much is possible.
+        /// The maximum.
         allowed: u64,
     },
-    /// An argument that makes no sense.
+    /// An argument is invalid.
     Invalid {
-        /// What is wrong with it.
+        /// The reason.
         what: &'static str,
     },
-    /// The queue pair's state, or type, does not allow it.
+    /// The state or the transport of the queue pair does not allow the operation.
     State {
-        /// What was asked for.
+        /// The operation.
         verb: &'static str,
-        /// The state it is in.
+        /// The state that the queue pair is in.
         state: State,
-        /// What it would take.
+        /// The required state or transport.
         needed: &'static str,
     },
-    /// Memory, address handle, window, queue or channel of another protection
-    /// domain, or context, than what it was to be used with.
+    /// The memory, address handle, window, queue or channel belongs to another
+    /// protection domain or context.
     WrongDomain {
-        /// What was given.
+        /// The object.
         what: &'static str,
     },
-    /// As many operations are outstanding as the queue holds. Poll the
-    /// completion queue, or make a larger queue.
+    /// The queue is full of outstanding operations. Poll the completion queue, or
+    /// create a larger queue.
     QueueFull {
-        /// Operations that it holds.
+        /// Operations that the queue holds.
         capacity: u32,
     },
-    /// The device cannot do this.
+    /// The device does not support the operation.
     Unsupported {
-        /// What.
+        /// The operation or feature.
         what: &'static str,
     },
-    /// The work is queued, but the device could not be told of it: it is gone,
-    /// or has refused. The operations are in flight, and come back as
-    /// completions or when the queue pair is dropped.
+    /// The work requests are posted, but ringing the doorbell failed: the device
+    /// was removed, or the kernel refused. The operations are in flight; they are
+    /// returned as completions or released when the queue pair is dropped.
     Doorbell {
-        /// The kernel's reason.
+        /// The kernel's errno.
         errno: i32,
     },
-    /// A completion that names no operation in flight. The device or its
-    /// driver is broken, or memory was overwritten; nothing of it was believed.
+    /// A completion names no operation in flight: the device or its driver is
+    /// defective, or memory was overwritten. The completion was discarded.
     Corruption {
-        /// The identifier it carried.
+        /// The work request identifier in the completion.
         wr_id: u64,
-        /// The queue pair that it named.
+        /// The queue pair number in the completion.
         qp_num: u32,
     },
-    /// A system call besides the verbs.
+    /// A system call other than a verb failed.
     System {
-        /// What was to be done.
+        /// The purpose of the call.
         what: &'static str,
-        /// The kernel's reason.
+        /// The kernel's errno.
         errno: i32,
     },
-    /// A text that is not what it should be.
+    /// A text could not be parsed.
     Parse {
-        /// What it should have been.
+        /// The expected format.
         expected: &'static str,
     },
-    /// No memory for bookkeeping.
+    /// An allocation by this crate failed.
     NoMemory,
 }
 
 impl Error {
-    /// The error number that says it best to a caller that knows only those.
+    /// Returns the errno that matches the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Kernel(error) => error.errno().raw(),
@@ -143,10 +143,10 @@ impl Error {
         }
     }
 
-    /// Whether the kernel says what it says when the device is gone: unplugged,
-    /// or its driver unloaded. Now and then a driver says so (EIO) of a device
-    /// that is alive; this crate itself asks once more before it lets go of
-    /// memory.
+    /// Returns whether this is the error that the kernel reports after the device
+    /// was removed: unplugged, or its driver unloaded. Drivers of live devices
+    /// occasionally report it (EIO) too; before it releases memory, this crate
+    /// asks the kernel again.
     pub fn is_device_gone(&self) -> bool {
         match self {
             Self::Kernel(error) => error.is_device_gone(),
@@ -164,10 +164,10 @@ impl fmt::Display for Error {
             Self::Driver { what, message } => write!(f, "the {what}: {message}"),
             Self::NoDevice { name: Some(name) } => write!(
                 f,
-                "there is no RDMA device {name}; `rdma link` lists those that there are"
+                "there is no RDMA device {name}; `rdma link` lists the devices"
             ),
             Self::NoDevice { name: None } => f.write_str(
-                "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` makes one of a network interface",
+                "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface",
             ),
             Self::UnsupportedDriver { device, driver } => write!(
                 f,
@@ -196,7 +196,7 @@ impl fmt::Display for Error {
             ),
             Self::WrongDomain { what } => write!(
                 f,
-                "the {what} belongs to another protection domain, or context, than what it was to be used with"
+                "the {what} belongs to another protection domain or context"
             ),
             Self::QueueFull { capacity } => write!(
                 f,
@@ -205,7 +205,7 @@ impl fmt::Display for Error {
             Self::Unsupported { what } => write!(f, "the device cannot do this: {what}"),
             Self::Doorbell { errno } => write!(
                 f,
-                "the device could not be told of the work that was queued: {}",
+                "the work requests were queued, but ringing the doorbell failed: {}",
                 uverbs::Errno::new(*errno)
             ),
             Self::Corruption { wr_id, qp_num } => write!(
@@ -240,11 +240,10 @@ impl From<uverbs::Error> for Error {
 /// A result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An object that could not be closed, with the reason. It works as it did, and
-/// can be closed later.
+/// An object that could not be closed, with the reason. The object is unchanged
+/// and can be closed later.
 ///
-/// `?` makes an [`Error`] of it where that is what a function returns, and drops
-/// the object.
+/// Converts to [`Error`], so `?` works; that drops the object.
 ///
 /// ```no_run
 /// # fn f(domain: ringverbs::ProtectionDomain) -> Result<(), ringverbs::Error> {
@@ -260,7 +259,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct CloseError<T> {
     /// The object.
     pub object: T,
-    /// Why it could not be closed.
+    /// The reason.
     pub error: Error,
 }
 
@@ -272,7 +271,7 @@ impl<T> CloseError<T> {
         }
     }
 
-    /// Of what the object is a part of.
+    /// Replaces the object by the one that contains it.
     pub(crate) fn map<U>(self, whole: impl FnOnce(T) -> U) -> CloseError<U> {
         CloseError {
             object: whole(self.object),
@@ -280,12 +279,12 @@ impl<T> CloseError<T> {
         }
     }
 
-    /// The object.
+    /// Returns the object.
     pub fn into_object(self) -> T {
         self.object
     }
 
-    /// The object and the reason.
+    /// Returns the object and the reason.
     pub fn into_parts(self) -> (T, Error) {
         (self.object, self.error)
     }
@@ -298,7 +297,7 @@ impl<T> fmt::Display for CloseError<T> {
 }
 
 impl<T: fmt::Debug> std::error::Error for CloseError<T> {
-    /// What is behind the reason, whose text is this one's.
+    /// The cause of the reason; the reason's own text is the text of this error.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }

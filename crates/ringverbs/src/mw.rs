@@ -13,61 +13,62 @@ use crate::operation::Operation;
 use crate::pd::Identity;
 use crate::{AccessFlags, CloseError, Error, ProtectionDomain, Result};
 
-/// What kind of window.
+/// The type of a memory window (IBA 10.6.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowType {
-    /// Belongs to a protection domain.
+    /// Type 1: belongs to a protection domain.
     One,
-    /// Belongs to the queue pair that it was bound on, and can be invalidated
-    /// by a work request, the peer's too.
+    /// Type 2: belongs to the queue pair that it was bound on, and can be
+    /// invalidated by a work request, also one of the peer.
     Two,
 }
 
-/// A key of its own for a part of a [`RemoteRegion`](crate::RemoteRegion) made
-/// with `MW_BIND`: given to a peer, and taken back without touching the region.
+/// A memory window: a separate rkey for a part of a
+/// [`RemoteRegion`](crate::RemoteRegion) that has `MW_BIND`. The key can be given
+/// to a peer and revoked without affecting the region.
 ///
 /// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. The window keeps
-/// every region that it may be bound to. It lets go of one when the completion of
-/// a later bind says done, and is read by the library; the end of an unsignaled
-/// bind is not that.
+/// every region alive that it may be bound to. It releases a region when the
+/// library has read the successful completion of a later bind; an unsignalled
+/// bind has no such completion.
 ///
-/// Several binds may be in flight at once, on one queue pair: there they complete
-/// in order. Across queue pairs the order is not known: a bind is refused as long
-/// as one is in flight on another, an unsignaled one until a later completion of
-/// its queue has been read.
+/// Several binds may be in flight on one queue pair, where they complete in
+/// order. Between queue pairs there is no order, so a bind is refused while one
+/// is in flight on another queue pair; an unsignalled bind is in flight until a
+/// later completion of its queue was read.
 ///
-/// A handle: clones refer to the same window. Any thread.
+/// A handle: clones refer to the same window. Any thread may use it.
 #[derive(Clone)]
 pub struct MemoryWindow {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// None only on the way out.
+    /// `None` only during destruction.
     object: Option<Mw<Ctx>>,
     state: Mutex<State>,
     kind: WindowType,
     domain: ProtectionDomain,
 }
 
-/// What is believed of the window in the device.
+/// The window's state in the device, as far as it is known.
 struct State {
-    /// The key after the last bind that was posted.
+    /// The key after the last posted bind.
     rkey: u32,
-    /// How many binds are in flight. Each keeps its region itself.
+    /// Number of binds in flight. Each keeps its own region alive.
     in_flight: u32,
     /// The queue pair that these were posted on.
     queue_pair: u64,
-    /// Regions that the window may be bound to: that of the last bind whose
-    /// completion said done, and of all that have ended otherwise since.
+    /// Regions that the window may be bound to: that of the last bind that
+    /// completed successfully, and those of all binds that ended otherwise since.
     bound: Vec<Arc<Registered>>,
-    /// Regions of binds that were written by the raw layer. The library does
-    /// not see their completions.
+    /// Regions of binds written by the raw layer, whose completions the library
+    /// does not see.
     raw: Vec<Arc<Registered>>,
 }
 
-/// The variant of a key that the next bind gives, or the last one had: the low
-/// 8 bits are the owner's to count.
+/// Returns the key after the next bind, or before the last one. The low 8 bits
+/// are the consumer-owned variant, which each bind increments.
 fn variant(rkey: u32, step: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(step) & 0xff
 }
@@ -75,7 +76,7 @@ fn variant(rkey: u32, step: u32) -> u32 {
 const NEXT: u32 = 1;
 const PREVIOUS: u32 = 0xff;
 
-/// What a window can allow.
+/// Access flags that a window may have.
 const ACCESS: AccessFlags = AccessFlags::REMOTE_READ
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_ATOMIC)
@@ -83,14 +84,15 @@ const ACCESS: AccessFlags = AccessFlags::REMOTE_READ
     .union(AccessFlags::FLUSH_GLOBAL)
     .union(AccessFlags::FLUSH_PERSISTENT);
 
-/// Those that change the memory, for which the region needs `LOCAL_WRITE`.
+/// Access flags that change memory, for which the region needs `LOCAL_WRITE`.
 const WRITES: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
 
 impl ProtectionDomain {
-    /// A memory window, bound to nothing.
+    /// Allocates a memory window, which is not bound.
     ///
     /// # Errors
-    /// EINVAL for a type that the device lacks; ENOMEM.
+    /// [`Error::Unsupported`] if the device has no memory windows; EINVAL for a
+    /// type that it lacks; ENOMEM.
     pub fn memory_window(&self, kind: WindowType) -> Result<MemoryWindow> {
         let number = match kind {
             WindowType::One => MwType::TYPE_1,
@@ -125,16 +127,18 @@ impl ProtectionDomain {
 }
 
 impl MemoryWindow {
-    /// Its type.
+    /// Returns the type of the window.
     pub fn kind(&self) -> WindowType {
         self.inner.kind
     }
 
-    /// The key that it was given with the last bind that was posted. Once the
-    /// completion of a bind that has failed, or was flushed, has been read, the
-    /// key that it had before. The outcome of binds in flight on a queue pair
-    /// that was destroyed is unknown: if the next bind fails, the window has to
-    /// be made anew.
+    /// Returns the key that the last posted bind gave the window. After the
+    /// completion of a failed or flushed bind was read, it is the key before that
+    /// bind.
+    ///
+    /// The outcome of binds that were in flight on a queue pair when it was
+    /// destroyed is unknown: if the next bind fails, a new window has to be
+    /// allocated.
     pub fn rkey(&self) -> u32 {
         self.state().rkey
     }
@@ -144,8 +148,7 @@ impl MemoryWindow {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a bind as the specification has it (IBA 10.6.7.2), which not
-    /// every device does.
+    /// Checks a bind as IBA 10.6.7.2 requires, which not every device does.
     pub(crate) fn check(&self, to: Option<&MemorySlice>, access: AccessFlags) -> Result<()> {
         let invalid = |what| Err(Error::Invalid { what });
         if !ACCESS.contains(access) {
@@ -175,7 +178,7 @@ impl MemoryWindow {
         Ok(())
     }
 
-    /// The bind's operands.
+    /// Returns the operands of a bind.
     fn binding(
         &self,
         rkey: u32,
@@ -193,24 +196,26 @@ impl MemoryWindow {
         }
     }
 
-    /// The operands of a bind that the raw layer writes. Whether it is ever
-    /// posted the library does not learn, so the region is kept.
+    /// Returns the operands of a bind that the raw layer writes. The library does
+    /// not learn whether it is posted, so the region is kept alive.
     pub(crate) fn raw_binding(&self, to: &MemorySlice, access: AccessFlags) -> WindowBinding {
         let mut state = self.state();
         keep(&mut state.raw, to.memory());
         self.binding(state.rkey, Some(to), access)
     }
 
-    /// A bind of the raw layer has completed, and the window is bound to `to`.
+    /// Records that a bind of the raw layer has completed and bound the window to
+    /// `to`.
     ///
     /// # Safety
-    /// That is so, and no other bind of the window was posted since.
+    /// This is true, and no other bind of the window was posted since.
     pub(crate) unsafe fn is_bound(&self, to: &MemorySlice, rkey: u32) {
         let mut state = self.state();
         state.rkey = rkey;
         let raw = mem::replace(&mut state.raw, vec![Arc::clone(to.memory())]);
         let bound = mem::take(&mut state.bound);
-        // Not under the lock: they may be the last of a region.
+        // Dropped outside of the lock: these may be the last references to a
+        // region.
         drop(state);
         drop((raw, bound));
     }
@@ -219,11 +224,11 @@ impl MemoryWindow {
         self.inner.domain.identity()
     }
 
-    /// Takes the key back and frees the window.
+    /// Revokes the key and deallocates the window.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the window, while clones or operations in flight use
-    /// it; the kernel's reason.
+    /// Returns the window with [`Error::Busy`] while clones or operations in
+    /// flight use it, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let inner = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
@@ -243,21 +248,21 @@ impl MemoryWindow {
     }
 }
 
-/// Adds a region to those that are kept.
+/// Adds a region to those that are kept alive.
 fn keep(kept: &mut Vec<Arc<Registered>>, region: &Arc<Registered>) {
     if !kept.iter().any(|there| Arc::ptr_eq(there, region)) {
         kept.push(Arc::clone(region));
     }
 }
 
-/// The bind of a window, as a part of its work request. Once it is posted, what
-/// becomes of it changes what is believed of the window.
+/// A bind as part of a work request. Once it is posted, its outcome changes the
+/// window's state.
 #[derive(Debug)]
 pub(crate) struct Bind {
     window: MemoryWindow,
     to: Option<MemorySlice>,
     access: AccessFlags,
-    /// It is among the window's binds in flight.
+    /// Whether it counts among the window's binds in flight.
     begun: bool,
 }
 
@@ -271,10 +276,11 @@ impl Bind {
         }
     }
 
-    /// Counts it among the binds in flight, on that queue pair. Returns what is
-    /// written of it.
+    /// Counts it among the binds in flight on that queue pair, and returns its
+    /// operands.
     ///
     /// # Errors
+    /// [`Error::Busy`] while others are in flight on another queue pair;
     /// [`Error::Busy`] while others are in flight on another queue pair;
     /// [`Error::WrongDomain`]; as [`MemoryWindow::check`].
     #[cold]
@@ -303,7 +309,7 @@ impl Bind {
         Ok(binding)
     }
 
-    /// Takes it out of those in flight; nothing if it was none of them.
+    /// Removes it from those in flight; `None` if it was not counted.
     fn end(&mut self) -> Option<MutexGuard<'_, State>> {
         if !mem::take(&mut self.begun) {
             return None;
@@ -313,28 +319,29 @@ impl Bind {
         Some(state)
     }
 
-    /// It was written, and not posted after all.
+    /// Called when it was written but not posted.
     pub fn taken_back(&mut self) {
         if let Some(mut state) = self.end() {
             state.rkey = variant(state.rkey, PREVIOUS);
         }
     }
 
-    /// Its own completion was read. Only one that says done lets go of other
-    /// regions: behind an operation that fails, a bind that was done is flushed
-    /// as well.
+    /// Called when its own completion was read. Only success releases other
+    /// regions: a bind that was executed is flushed too if an operation before it
+    /// fails.
     #[cold]
     pub fn completed(&mut self, done: bool) {
         let region = self.to.as_ref().map(MemorySlice::memory).cloned();
         let Some(mut state) = self.end() else { return };
         if done {
             let before = mem::replace(&mut state.bound, region.into_iter().collect());
-            // Not under the lock: they may be the last of a region.
+            // Dropped outside of the lock: these may be the last references to a
+            // region.
             drop(state);
             drop(before);
         } else {
-            // The kernel has counted one less. Binds posted behind it fail too,
-            // and are counted so each.
+            // The kernel did not increment the variant. Later binds fail as well,
+            // and each steps back by one here.
             state.rkey = variant(state.rkey, PREVIOUS);
             state.keep(region);
         }
@@ -342,8 +349,8 @@ impl Bind {
 }
 
 impl Drop for Bind {
-    /// Ended without a completion of its own: by a later one of its queue, or
-    /// with its queue pair. It may have been done, or not.
+    /// It ended without a completion of its own: with a later completion of its
+    /// queue, or with its queue pair. Whether it was executed is unknown.
     fn drop(&mut self) {
         let region = self.to.as_ref().map(MemorySlice::memory).cloned();
         if let Some(mut state) = self.end() {
@@ -361,7 +368,7 @@ impl State {
 }
 
 impl Inner {
-    /// Takes the key back. Peers reach nothing by it any more.
+    /// Revokes the key, which gives peers no access any more.
     fn revoke(&mut self) -> Result<(), uverbs::Error> {
         let Some(object) = self.object.take() else {
             return Ok(());
@@ -374,9 +381,9 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// Before what it is bound to: the kernel refuses to deregister a region
-    /// that a window is bound to, or, with a ConnectX, leaves a window with the
-    /// number of a key that may become another region's.
+    /// Runs before the region is released: the kernel refuses to deregister a
+    /// region that a window is bound to. On ConnectX it would succeed, and leave
+    /// a window that names a key which another region may get.
     fn drop(&mut self) {
         let Err(error) = self.revoke() else { return };
         if let Some(object) = self.object.take() {

@@ -1,24 +1,24 @@
-//! What can be asked of a queue pair.
+//! Operations, and addresses of remote memory.
 
-/// What a posted operation does.
+/// The type of a posted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Sends a message to a receive of the peer's.
+    /// Sends a message to a receive of the peer.
     Send,
-    /// Writes to memory of the peer's.
+    /// RDMA write: writes to remote memory.
     Write,
-    /// Reads memory of the peer's.
+    /// RDMA read: reads remote memory.
     Read,
-    /// Compares 8 bytes of the peer's memory, and swaps them if equal.
+    /// Compares 8 bytes of remote memory, and swaps them if equal.
     CompareSwap,
-    /// Adds to 8 bytes of the peer's memory.
+    /// Adds to 8 bytes of remote memory.
     FetchAdd,
-    /// Writes 8 bytes of the peer's memory, all at once.
+    /// Writes 8 bytes of remote memory atomically.
     AtomicWrite,
-    /// Makes earlier writes visible, or persistent.
+    /// Makes earlier writes globally visible or persistent.
     Flush,
-    /// Invalidates a key of one's own.
+    /// Invalidates a local memory key.
     LocalInvalidate,
     /// Binds a memory window.
     BindWindow,
@@ -26,25 +26,26 @@ pub enum Operation {
     Receive,
 }
 
-/// Where in a peer's memory: an address and the key that gives access to it.
+/// The address of remote memory, with the rkey that gives access to it.
 ///
-/// It is what a peer has to be told of memory; with feature `serde` it can be.
+/// The owner of the memory sends it to its peers; the feature `serde` serialises
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddr {
-    /// The address, as the peer's registration has it.
+    /// The address, in the peer's registration.
     pub addr: u64,
-    /// The peer's key.
+    /// The peer's rkey.
     pub rkey: u32,
 }
 
 impl RemoteAddr {
-    /// An address and its key.
+    /// Creates a remote address from an address and an rkey.
     pub const fn new(addr: u64, rkey: u32) -> Self {
         Self { addr, rkey }
     }
 
-    /// `bytes` further on.
+    /// Returns the address `bytes` further on, with the same rkey.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What a device, its ports and their address tables say.
+//! Queries of devices, ports and GID tables.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -13,7 +13,7 @@ use crate::{Context, Error, Result};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether it is that of an IPv4 address.
+    /// Returns whether it is an IPv4-mapped address.
     pub fn is_ipv4(&self) -> bool {
         Ipv6Addr::from(self.0).to_ipv4_mapped().is_some()
     }
@@ -53,59 +53,60 @@ impl From<Ipv6Addr> for Gid {
 pub struct GidEntry {
     /// The GID.
     pub gid: Gid,
-    /// Its port, from 1.
+    /// The port, from 1.
     pub port: u8,
-    /// Its place in the port's table.
+    /// Index in the port's GID table.
     pub index: u8,
-    /// Its type: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2.
+    /// Type: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2.
     pub gid_type: u32,
-    /// Its network interface; 0 if there is none.
+    /// Index of the network interface; 0 if there is none.
     pub ifindex: u32,
 }
 
 impl GidEntry {
-    /// Whether RoCE v2 packets can be sent from it.
+    /// Returns whether RoCE v2 packets can be sent from it.
     pub fn is_roce_v2(&self) -> bool {
         self.gid_type == 2
     }
 }
 
-/// What a device can do. Limits of sizes and counts; `fw_ver`, GUIDs in network
-/// byte order.
+/// Capabilities and limits of a device. `fw_ver` and GUIDs are in network byte
+/// order.
 pub use uverbs::DeviceAttr;
-/// [`DeviceAttr`] with what was added later; zero where the kernel does not
-/// know.
+/// [`DeviceAttr`] with later additions, which are zero if the kernel does not
+/// report them.
 pub use uverbs::DeviceAttrEx;
 /// State and limits of a port.
 pub use uverbs::PortAttr;
-/// What discovery finds out about a device ([`Device::found`](crate::Device::found)).
+/// The result of device discovery ([`Device::found`](crate::Device::found)).
 pub use uverbs::discovery::{Device as FoundDevice, DriverId, NodeType};
 
-/// The partition that all are in, as full members (IBA 10.9.1.2).
+/// The default partition, with full membership (IBA 10.9.1.2).
 #[cfg(feature = "embedded")]
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Entries that are asked for at once; no device has more.
+/// Number of GIDs requested at once; no device has more.
 const MAX_GIDS: usize = 1024;
 
 impl Context {
-    /// What the device can do.
+    /// Queries the capabilities and limits of the device. A system call.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query_device(&self) -> Result<DeviceAttr> {
         Ok(self.uverbs().query_device()?)
     }
 
-    /// What the device can do, with what was added later.
+    /// Queries the capabilities and limits of the device, with later additions. A
+    /// system call.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query_device_ex(&self) -> Result<DeviceAttrEx> {
         Ok(self.uverbs().query_device_ex(Udata::none())?)
     }
 
-    /// State and limits of a port, counted from 1.
+    /// Queries state and limits of a port, counted from 1. A system call.
     ///
     /// # Errors
     /// EINVAL if there is no such port.
@@ -113,38 +114,41 @@ impl Context {
         Ok(self.uverbs().query_port(port)?)
     }
 
-    /// What a port, counted from 1, carries now, in units of 100 Mbit/s: also
-    /// what no width and enumerated speed of [`Self::query_port`] would tell, as
-    /// of ports that are bonded.
+    /// Queries the effective speed of a port, counted from 1, in units of 100
+    /// Mbit/s. Unlike the width and speed of [`Self::query_port`] it covers rates
+    /// that have no encoding, such as those of bonded ports.
     ///
     /// # Errors
-    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT from a
-    /// driver or a kernel that does not tell, as all of them before Linux 7.
+    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT if the
+    /// driver or the kernel does not support the query; no kernel before Linux 7
+    /// does.
     pub fn query_port_speed(&self, port: u8) -> Result<u64> {
         Ok(self.uverbs().query_port_speed(port.into())?)
     }
 
-    /// The GID of a port at that place of its table.
+    /// Queries the GID of a port at that index of its table.
     ///
     /// # Errors
-    /// ENODATA if the place is empty, EINVAL if there is none.
+    /// ENODATA for an empty entry, EINVAL for an index outside of the table.
     pub fn gid(&self, port: u8, index: u8) -> Result<Gid> {
         let entry = self.uverbs().query_gid_entry(port.into(), index.into())?;
         Ok(Gid(entry.gid))
     }
 
-    /// The partition key of a port at that place of its table, host byte order.
+    /// Returns the partition key of a port at that index of its table, in host
+    /// byte order.
     ///
     /// # Errors
-    /// ENOENT past the end of the table; [`Error::Unsupported`] of a context
-    /// without a device.
+    /// ENOENT for an index outside of the table; [`Error::Unsupported`] for a
+    /// context that was not opened on a [`Device`](crate::Device).
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let device = self.device().ok_or(Error::Unsupported {
             what: "partition keys of a context that was not opened by name",
         })?;
         #[cfg(feature = "embedded")]
         if device.is_embedded() {
-            // It has the default one, and sysfs does not know it.
+            // An embedded device has only the default partition, and no sysfs
+            // entry.
             let refused = |raw| uverbs::Error::Refused {
                 command: uverbs::Command::ReadSysfs,
                 handle: None,
@@ -162,10 +166,10 @@ impl Context {
         )?)
     }
 
-    /// The GIDs of all ports.
+    /// Queries the GIDs of all ports.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
         gid_table(self.uverbs())
     }
@@ -189,7 +193,7 @@ fn gid_table(context: &uverbs::Context) -> Result<Vec<GidEntry>> {
         .collect())
 }
 
-/// A device that is open to be queried only, whatever its driver. From
+/// A device opened for queries only, whatever its driver. From
 /// [`Device::inspect`](crate::Device::inspect).
 #[derive(Debug)]
 pub struct Inspector {
@@ -202,15 +206,17 @@ impl Inspector {
         Self { context, info }
     }
 
-    /// As [`Context::num_comp_vectors`].
+    /// Returns the number of completion vectors. See
+    /// [`Context::num_comp_vectors`].
     pub fn num_comp_vectors(&self) -> u32 {
         self.info.num_comp_vectors
     }
 
-    /// What the device can do. What the kernel does not know is zero.
+    /// Queries the capabilities and limits of the device. What the kernel does
+    /// not report is zero.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query_device_ex(&self) -> Result<DeviceAttrEx> {
         match self.context.query_device_ex(Udata::none()) {
             Err(error) if error.errno().raw() == libc::EOPNOTSUPP => Ok(DeviceAttrEx {
@@ -221,26 +227,26 @@ impl Inspector {
         }
     }
 
-    /// As [`Context::query_port`].
+    /// Queries a port. See [`Context::query_port`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Context::query_port`].
     pub fn query_port(&self, port: u8) -> Result<PortAttr> {
         Ok(self.context.query_port(port)?)
     }
 
-    /// As [`Context::query_port_speed`].
+    /// Queries the speed of a port. See [`Context::query_port_speed`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Context::query_port_speed`].
     pub fn query_port_speed(&self, port: u8) -> Result<u64> {
         Ok(self.context.query_port_speed(port.into())?)
     }
 
-    /// As [`Context::gids`].
+    /// Queries the GIDs of all ports. See [`Context::gids`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Context::gids`].
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
         gid_table(&self.context)
     }

@@ -1,5 +1,5 @@
-//! What peers tell each other, for serde. What comes from a peer is checked as
-//! it is read.
+//! serde implementations of types that peers exchange. Values from a peer are
+//! validated when they are read.
 
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, Serializer};
@@ -7,7 +7,7 @@ use serde::ser::{Serialize, Serializer};
 use crate::Gid;
 use crate::qp::Mtu;
 
-/// A queue pair's or a packet's number.
+/// Deserialises a queue pair number or packet sequence number.
 pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let number = u32::deserialize(from)?;
     if number < 1 << 24 {
@@ -18,7 +18,7 @@ pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u3
     }
 }
 
-/// Its code.
+/// Serialised as its code.
 impl Serialize for Mtu {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.code().serialize(to)
@@ -35,7 +35,7 @@ impl<'de> Deserialize<'de> for Mtu {
     }
 }
 
-/// As an IPv6 address where people read it, else as 16 bytes.
+/// An IPv6 address in human-readable formats, otherwise 16 bytes.
 impl Serialize for Gid {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         if to.is_human_readable() {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(from_str::<RemoteAddr>(&text).unwrap(), key);
     }
 
-    /// Each field, one at a time, is what it cannot be.
+    /// Each field in turn has an invalid value.
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         let bad = [
@@ -125,8 +125,7 @@ mod tests {
         }
     }
 
-    /// However a text is cut or changed, it is refused or still an endpoint
-    /// that can be.
+    /// A text that is truncated or changed is refused, or still a valid endpoint.
     #[test]
     fn a_damaged_text_is_never_out_of_range() {
         let text = as_json().to_string();
@@ -145,12 +144,12 @@ mod tests {
         }
     }
 
-    /// A format that nobody reads has the bytes.
+    /// A binary format has the 16 bytes.
     #[test]
     fn a_gid_is_16_bytes_in_a_binary_format() {
         use serde::Deserialize;
         use serde::de::value::{Error, SeqDeserializer};
-        // As a binary format: a sequence, which says that it is not readable.
+        // A binary format: a sequence that is not human-readable.
         struct Binary<D>(D);
         impl<'de, D: serde::Deserializer<'de>> serde::Deserializer<'de> for Binary<D> {
             type Error = D::Error;

@@ -15,7 +15,7 @@ use crate::operation::Operation;
 use crate::qp::{Companion, PostError, Released};
 use crate::{CloseError, Context, Error, ProtectionDomain, Result};
 
-/// How to make a shared receive queue. From
+/// Builder of a shared receive queue, from
 /// [`ProtectionDomain::shared_receive_queue`].
 #[must_use]
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct SharedReceiveQueueBuilder {
 }
 
 impl ProtectionDomain {
-    /// A shared receive queue, to be described further and built.
+    /// Returns a builder of a shared receive queue.
     pub fn shared_receive_queue(&self) -> SharedReceiveQueueBuilder {
         SharedReceiveQueueBuilder {
             domain: self.clone(),
@@ -37,22 +37,22 @@ impl ProtectionDomain {
 }
 
 impl SharedReceiveQueueBuilder {
-    /// Receives that it holds at least; 64 unless told.
+    /// Sets the minimum depth of the queue, in receives; default 64.
     pub fn depth(mut self, receives: u32) -> Self {
         self.depth = receives;
         self
     }
 
-    /// Pieces of memory that a receive may fill at least; 1 unless told.
+    /// Sets the minimum number of SGEs (pieces of memory) per receive; default 1.
     pub fn pieces(mut self, pieces: u32) -> Self {
         self.pieces = pieces;
         self
     }
 
-    /// Makes the queue.
+    /// Creates the queue.
     ///
     /// # Errors
-    /// [`Error::Limit`] for sizes over the device's; ENOMEM.
+    /// [`Error::Limit`] for sizes above the device's limit; ENOMEM.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         let Self {
             domain,
@@ -110,24 +110,24 @@ impl SharedReceiveQueueBuilder {
     }
 }
 
-/// A queue of receives that several queue pairs draw from.
+/// A receive queue that several queue pairs share.
 ///
-/// One owner posts (`&mut`). Its receives complete in the completion queue of
-/// the queue pair that used them, in any order. Queue pairs keep what they need
-/// of it, and what is in flight stays until it is gone for all of them.
+/// Posting takes `&mut self`. A receive completes in the completion queue of the
+/// queue pair that consumed it, in any order. Queue pairs keep the queue's kernel
+/// object alive, and its receives stay in flight until all of them are destroyed.
 pub struct SharedReceiveQueue {
     queue: ManuallyDrop<SharedRecvQueue>,
     inner: Arc<Inner>,
 }
 
-/// The part of a shared receive queue that its queue pairs keep.
+/// The part of a shared receive queue that its queue pairs keep alive.
 pub(crate) struct Inner {
     object: ManuallyDrop<Srq<Ctx>>,
-    /// The ring, once its owner is gone: the device still reads it.
+    /// The ring of a dropped owner, which the device still reads.
     parked: OnceLock<SharedRecvQueue>,
-    /// 1 once the object is destroyed.
+    /// 1 after the object was destroyed.
     destroyed: Hint,
-    /// What its queue pairs are made with.
+    /// The part that the creation of queue pairs needs.
     work: device::SharedWork,
     slab: Arc<Slab>,
     domain: ProtectionDomain,
@@ -147,7 +147,7 @@ impl Inner {
         &self.domain
     }
 
-    /// The kernel's side is gone.
+    /// Called after the kernel object was destroyed.
     fn departed(&self) -> Vec<Posted> {
         self.destroyed.set(1);
         self.domain.context().inner().slabs.remove(self.slab.id());
@@ -157,7 +157,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
         if self.destroyed.get() != 0 {
             object.into_handle();
@@ -170,7 +170,8 @@ impl Drop for Inner {
                 drop(self.departed());
             }
             Err((object, error)) => {
-                // The device may go on using the receives: they stay.
+                // The device may still use the receives, so they are not
+                // released.
                 tracing::error!(%error, "shared receive queue leaked, with its receives");
                 object.into_handle();
                 std::mem::forget(Arc::clone(&self.slab));
@@ -186,44 +187,44 @@ impl SharedReceiveQueue {
         &self.inner
     }
 
-    /// What asynchronous events name it by; no other object of the context has
-    /// the same.
+    /// Returns the identifier that asynchronous events carry; unique in the
+    /// context.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.inner.domain
     }
 
-    /// The context that it lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         self.inner.domain.context()
     }
 
-    /// Receives that it holds at most.
+    /// Returns the number of receives that the queue holds.
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// Receives in flight.
+    /// Returns the number of receives in flight.
     pub fn in_flight(&self) -> u32 {
         self.inner.slab.len()
     }
 
-    /// Posts a receive into `data`, as far as its capacity goes.
+    /// Posts a receive into the whole capacity of `data`.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::Limit`], [`Error::WrongDomain`], with
-    /// `data`.
+    /// Returns `data` with [`Error::QueueFull`], [`Error::Limit`] or
+    /// [`Error::WrongDomain`].
     pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         let full = Error::QueueFull {
             capacity: self.capacity(),
         };
-        // The place is taken before the receive is published, and filled then
-        // too: a completion must find its operation. What the elements are is
-        // asked before the memory is moved away.
+        // The slot is reserved and filled before the receive is published,
+        // because a completion must find its operation. The SGEs are built before
+        // the memory is moved.
         let Some(work) = self.inner.slab.reserve() else {
             return Err(PostError {
                 error: full,
@@ -254,16 +255,17 @@ impl SharedReceiveQueue {
                 quiet: false,
             },
         );
-        // SAFETY: the memory is in the table of receives in flight, and stays
-        // there until it has completed or the queue is destroyed.
+        // SAFETY: the table of receives in flight owns the memory until the
+        // receive completes or the queue is destroyed.
         unsafe { self.queue.publish() };
         Ok(())
     }
 
-    /// Raises an asynchronous event, once, when fewer than `receives` are left.
+    /// Requests one asynchronous event for when fewer than `receives` receives
+    /// are left.
     ///
     /// # Errors
-    /// EINVAL for more than the queue holds.
+    /// EINVAL if the queue holds fewer than that.
     pub fn arm_limit(&mut self, receives: u32) -> Result<()> {
         let change = SrqModify {
             limit: Some(receives),
@@ -272,11 +274,12 @@ impl SharedReceiveQueue {
         device::SharedReceiveQueue::modify(&self.inner.object, &mut self.queue, &change)
     }
 
-    /// Resizes it to hold at least `receives`; what is posted stays posted.
+    /// Resizes the queue to hold at least `receives`. Posted receives are kept.
     ///
     /// # Errors
-    /// EINVAL if more are posted, or the device cannot: nothing has changed. If
-    /// the new queue cannot be mapped, it takes no more receives.
+    /// EINVAL if more are posted or the device cannot resize; nothing has changed
+    /// then. If the new ring cannot be mapped, the queue accepts no more
+    /// receives.
     pub fn resize(&mut self, receives: u32) -> Result<()> {
         let change = SrqModify {
             limit: None,
@@ -287,19 +290,19 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// The limit that is armed; 0 if none is.
+    /// Queries the armed limit; 0 if none is armed. A system call.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn limit(&self) -> Result<u32> {
         Ok(self.inner.object.query()?.limit)
     }
 
-    /// Destroys the queue, and gives back the receives that were in it.
+    /// Destroys the queue and returns the receives that were in it.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the queue, while queue pairs use it; the kernel's
-    /// reason.
+    /// Returns the queue with [`Error::Busy`] while queue pairs use it, or with
+    /// the kernel's error.
     pub fn close(self) -> Result<Vec<Released>, CloseError<Self>> {
         if Arc::strong_count(&self.inner) > 1 {
             let error = Error::Busy {
@@ -321,7 +324,7 @@ impl SharedReceiveQueue {
 
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         let _ = self.inner.parked.set(queue);
     }

@@ -1,4 +1,4 @@
-//! How a queue pair is made.
+//! Creating queue pairs.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -15,15 +15,15 @@ use crate::inflight::{FifoWriter, MAX_DEPTH};
 use crate::operation::Operation;
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
-/// What rdma_rxe takes inline: as much as its 32 scatter/gather elements are
-/// long (`RXE_MAX_INLINE_DATA`). No query says it.
+/// Maximum inline data of rdma_rxe (`RXE_MAX_INLINE_DATA`): the size of its 32
+/// scatter/gather elements. There is no query for it.
 const MAX_INLINE_DATA: u32 = 32 * 16;
 
-/// The operations that [`QueuePairBuilder::memory_windows`] is about.
+/// The operations that [`QueuePairBuilder::memory_windows`] enables.
 pub(super) const CHANGES_OF_KEYS: u32 =
     1 << Operation::LocalInvalidate as u32 | 1 << Operation::BindWindow as u32;
 
-/// How to make a queue pair. From [`ProtectionDomain::queue_pair`].
+/// Builder of a queue pair, from [`ProtectionDomain::queue_pair`].
 #[must_use]
 pub struct QueuePairBuilder {
     domain: ProtectionDomain,
@@ -37,11 +37,10 @@ pub struct QueuePairBuilder {
 }
 
 impl ProtectionDomain {
-    /// A queue pair whose operations complete in `cq`, to be described further
-    /// and built. `cq` is a reference of a
-    /// [`CompletionQueue`](crate::CompletionQueue), or a handle of one
-    /// ([`CompletionQueue::handle`](crate::CompletionQueue::handle)) that another
-    /// thread polls.
+    /// Returns a builder of a queue pair whose operations complete in `cq`: a
+    /// reference to a [`CompletionQueue`](crate::CompletionQueue), or a handle
+    /// ([`CompletionQueue::handle`](crate::CompletionQueue::handle)) of one that
+    /// another thread polls.
     pub fn queue_pair(
         &self,
         transport: Transport,
@@ -68,71 +67,72 @@ impl ProtectionDomain {
 }
 
 impl QueuePairBuilder {
-    /// Receives complete in a queue of their own.
+    /// Sets the completion queue of receives; default: that of sends.
     pub fn recv_cq(mut self, cq: impl Into<CompletionQueueRef>) -> Self {
         self.recv_cq = cq.into();
         self
     }
 
-    /// Receives come from a shared queue.
+    /// Takes receives from a shared receive queue.
     pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(Arc::clone(srq.inner()));
         self
     }
 
-    /// Operations that the send queue holds at least; 64 unless told.
+    /// Sets the minimum depth of the send queue, in operations; default 64.
     pub fn send_depth(mut self, operations: u32) -> Self {
         self.cap.max_send_wr = operations;
         self
     }
 
-    /// Receives that the receive queue holds at least; 64 unless told.
+    /// Sets the minimum depth of the receive queue, in receives; default 64.
     pub fn recv_depth(mut self, receives: u32) -> Self {
         self.cap.max_recv_wr = receives;
         self
     }
 
-    /// Pieces of memory that a send may gather at least; 1 unless told.
+    /// Sets the minimum number of SGEs (pieces of memory) per send; default 1.
     pub fn send_pieces(mut self, pieces: u32) -> Self {
         self.cap.max_send_sge = pieces;
         self
     }
 
-    /// Pieces of memory that a receive may fill at least; 1 unless told.
+    /// Sets the minimum number of SGEs (pieces of memory) per receive; default 1.
     pub fn recv_pieces(mut self, pieces: u32) -> Self {
         self.cap.max_recv_sge = pieces;
         self
     }
 
-    /// Bytes that may be sent inline at least; 0 unless told.
+    /// Sets the minimum size of inline data, in bytes; default 0.
     pub fn inline(mut self, bytes: u32) -> Self {
         self.cap.max_inline_data = bytes;
         self
     }
 
-    /// Every operation yields a completion, whatever it asks for.
+    /// Makes every operation signalled, even if it is posted as unsignalled.
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
         self
     }
 
-    /// Its send queue takes what changes memory keys: binds of memory windows,
-    /// and local invalidations. On a ConnectX each takes three times the room of
-    /// a short work request, so room for as many of them as the queue holds is
-    /// made; on rdma_rxe it costs nothing. A queue pair made without refuses
+    /// Allows operations that change memory keys: binds of memory windows and
+    /// local invalidations. On a ConnectX each takes three times the space of a
+    /// short work request, and the send queue is allocated for a full depth of
+    /// them; on rdma_rxe there is no cost. Without this, the queue pair refuses
     /// them, on every device.
     pub fn memory_windows(mut self) -> Self {
         self.windows = true;
         self
     }
 
-    /// Makes the queue pair, in state RESET.
+    /// Creates the queue pair, in state RESET.
     ///
     /// # Errors
-    /// [`Error::Limit`] for sizes over the device's; [`Error::WrongDomain`] for
-    /// a completion queue of another context; [`Error::Invalid`] if the
-    /// completion queue's owner has dropped it; [`Error::Unsupported`] for
-    /// memory windows on a device without; ENOMEM.
+    /// [`Error::Limit`] for sizes above the device's limit;
+    /// [`Error::WrongDomain`] for a completion queue of another context;
+    /// [`Error::Invalid`] if the owner of the completion queue has dropped it;
+    /// [`Error::Unsupported`] for memory windows on a device without them;
+    /// ENOMEM.
     pub fn build(self) -> Result<QueuePair> {
         let context = self.domain.context();
         if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
@@ -176,7 +176,7 @@ impl QueuePairBuilder {
             }
             made => made?,
         };
-        // As many as the device's rings hold, since they are there.
+        // The whole capacity of the device's rings is used.
         let send_depth = made.send.capacity().min(MAX_DEPTH);
         let send_fifo = send_cq.enter(send_depth)?;
         let recv_fifo = match &made.recv {
@@ -217,7 +217,7 @@ impl QueuePairBuilder {
         let send = SendHalf {
             queue: ManuallyDrop::new(made.send),
             doorbell: made.doorbell,
-            // SAFETY: the queue was made just now; this is its only writer.
+            // SAFETY: the list was created just now; this is its only writer.
             in_flight: unsafe { FifoWriter::new(send_fifo) },
             unsignaled: 0,
             unsignaled_published: 0,
@@ -243,8 +243,8 @@ impl QueuePairBuilder {
         })
     }
 
-    /// Which size was too large for the device, if one was. Asked only when
-    /// the kernel has refused.
+    /// Finds the size that exceeds a device limit. Queried only after the kernel
+    /// refused.
     fn explain(&self, error: uverbs::Error) -> Error {
         let cap = &self.cap;
         if cap.max_inline_data > MAX_INLINE_DATA {
@@ -278,8 +278,8 @@ impl QueuePairBuilder {
     }
 }
 
-/// A packet sequence number to begin with: 24 bits that a stray packet of an
-/// earlier connection is unlikely to have.
+/// Returns a random initial packet sequence number, 24 bits, which stray packets
+/// of an earlier connection are unlikely to match.
 fn random_psn() -> u32 {
     RandomState::new().build_hasher().finish() as u32 & 0x00ff_ffff
 }

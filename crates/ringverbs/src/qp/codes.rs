@@ -1,9 +1,9 @@
-//! Values that the wire and the verbs have codes for.
+//! Encoded values: MTU and timeouts.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The most bytes of a message in one packet (`enum ibv_mtu`).
+/// Maximum bytes of a message in one packet (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mtu {
@@ -20,7 +20,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// The MTU with that code, 1 to 5.
+    /// Returns the MTU with that code, 1 to 5.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Bytes256,
@@ -32,12 +32,12 @@ impl Mtu {
         })
     }
 
-    /// Its code.
+    /// Returns the code.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Bytes.
+    /// Returns the MTU in bytes.
     pub const fn bytes(self) -> u32 {
         128 << self as u8
     }
@@ -49,27 +49,27 @@ impl fmt::Display for Mtu {
     }
 }
 
-/// How long a reliable connection waits for an acknowledgement before it sends
-/// again ("local ACK timeout", IBA 9.7.6.1.3): 4.096 µs × 2^code. Devices may
-/// take up to four times as long.
+/// Time after which a reliable connection retransmits if there was no
+/// acknowledgement ("local ACK timeout", IBA 9.7.6.1.3): 4.096 µs × 2^code.
+/// Devices may wait up to four times as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// For ever: what is lost is not sent again.
+    /// No timeout: lost packets are never retransmitted.
     pub const NEVER: Self = Self(0);
 
-    /// The time with that code, 0 to 31; 0 is [`NEVER`](Self::NEVER).
+    /// Returns the timeout with that code, 0 to 31; 0 is [`NEVER`](Self::NEVER).
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// Its code.
+    /// Returns the code.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The time; `None` for ever.
+    /// Returns the time; `None` for [`NEVER`](Self::NEVER).
     pub const fn duration(self) -> Option<Duration> {
         match self.0 {
             0 => None,
@@ -86,8 +86,8 @@ impl Default for AckTimeout {
 }
 
 impl From<Duration> for AckTimeout {
-    /// The shortest time that there is a code for, and that is no shorter: from
-    /// 8.192 µs to 2.4 hours. More than that is [`NEVER`](Self::NEVER).
+    /// Rounds up to the next code, from 8.192 µs to 2.4 hours. More is
+    /// [`NEVER`](Self::NEVER).
     fn from(time: Duration) -> Self {
         let codes = (1..32).map(Self);
         let mut enough = codes.filter(|code| code.duration() >= Some(time));
@@ -95,29 +95,29 @@ impl From<Duration> for AckTimeout {
     }
 }
 
-/// How long a peer waits that has met no receive here, before it tries again
+/// Time that a peer waits before it retries after it found no receive posted here
 /// ("RNR NAK timer", IBA table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnrTimer(u8);
 
-/// Tens of microseconds, by code.
+/// Times by code, in units of 10 µs.
 const RNR_TIMES: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl RnrTimer {
-    /// The time with that code, 0 to 31; 0 is the longest.
+    /// Returns the time with that code, 0 to 31; 0 is the longest.
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// Its code.
+    /// Returns the code.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The time.
+    /// Returns the time.
     pub const fn duration(self) -> Duration {
         Duration::from_micros(RNR_TIMES[self.0 as usize % 32] as u64 * 10)
     }
@@ -131,8 +131,7 @@ impl Default for RnrTimer {
 }
 
 impl From<Duration> for RnrTimer {
-    /// The shortest time that there is a code for, and that is no shorter: from
-    /// 10 µs to 655.36 ms. More than that is the longest.
+    /// Rounds up to the next code, from 10 µs to 655.36 ms. More is the longest.
     fn from(time: Duration) -> Self {
         let mut codes = (1..32).map(Self);
         codes

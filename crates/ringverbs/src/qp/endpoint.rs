@@ -1,4 +1,4 @@
-//! What a peer has to know of a queue pair, and connecting to one.
+//! Address exchange and connecting.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use super::{
 use crate::query::Gid;
 use crate::{Context, Error, Result};
 
-/// A port of the device, and which of its addresses to use.
+/// A port of the device and one of its GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalAddress {
     /// The port, from 1.
@@ -28,10 +28,11 @@ pub struct LocalAddress {
 }
 
 impl Context {
-    /// The address of a port that RoCE can be reached under: that of an IPv4
-    /// address if it has one, else of another RoCE v2 GID, else the first.
+    /// Returns a port's address with the GID best suited to RoCE: the RoCE v2 GID
+    /// of an IPv4 address, else another RoCE v2 GID, else the first GID.
     ///
     /// # Errors
+    /// [`Error::NoGid`]; EINVAL if there is no such port.
     /// [`Error::NoGid`]; EINVAL if there is no such port.
     pub fn local_address(&self, port: u8) -> Result<LocalAddress> {
         let gids = self.gids()?;
@@ -47,11 +48,11 @@ impl Context {
         self.local_address_with(port, gid.index)
     }
 
-    /// The address of a port with that index in its GID table.
+    /// Returns a port's address with the GID at that index.
     ///
     /// # Errors
-    /// ENODATA for an empty place, EINVAL if there is none; [`Error::Driver`] for
-    /// a port with an MTU that there is not.
+    /// ENODATA for an empty entry, EINVAL for an index outside of the table;
+    /// [`Error::Driver`] if the port's MTU is invalid.
     pub fn local_address_with(&self, port: u8, gid_index: u8) -> Result<LocalAddress> {
         let attr = self.uverbs().query_port(port)?;
         let entry = self
@@ -70,9 +71,10 @@ impl Context {
     }
 }
 
-/// Where a peer's port is: what [`ProtectionDomain::address_handle_to`] takes.
+/// The address of a peer's port, for [`ProtectionDomain::address_handle_to`].
 ///
-/// Made of an [`Endpoint`], of a [`LocalAddress`] (a peer on the same port), or,
+/// Made from an [`Endpoint`], from a [`LocalAddress`] (a peer on the same port),
+/// or, on Ethernet, from a [`Gid`] alone.
 /// on Ethernet, of a [`Gid`] alone.
 ///
 /// [`ProtectionDomain::address_handle_to`]: crate::ProtectionDomain::address_handle_to
@@ -80,7 +82,7 @@ impl Context {
 pub struct PortAddress {
     /// The GID.
     pub gid: Gid,
-    /// The LID, of a group its MLID; 0 on Ethernet.
+    /// The LID, or the MLID of a multicast group; 0 on Ethernet.
     pub lid: u16,
 }
 
@@ -103,7 +105,7 @@ impl From<&LocalAddress> for PortAddress {
 }
 
 impl LocalAddress {
-    /// The path from here to a peer's address.
+    /// Returns the path from this port to a peer's port.
     pub fn path_to(&self, gid: Gid, lid: u16) -> AhAttr {
         AhAttr {
             grh: GlobalRoute {
@@ -120,12 +122,12 @@ impl LocalAddress {
     }
 }
 
-/// What a peer has to know of a queue pair to reach it.
+/// The values that a peer needs to connect to a queue pair.
 ///
-/// It travels as text (`Display`, `FromStr`): queue pair number, packet number,
-/// LID, code of the MTU and GID in hexadecimal with colons between them. With
-/// feature `serde` it is a structure of these fields; numbers out of range are
-/// refused. [`tcp`](crate::tcp) exchanges endpoints over TCP.
+/// Its text form (`Display`, `FromStr`) is queue pair number, packet sequence
+/// number, LID, MTU code and GID, in hexadecimal and separated by colons. With
+/// the feature `serde` it is a structure of these fields, and numbers out of
+/// range are refused. [`tcp`](crate::tcp) exchanges endpoints over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Endpoint {
@@ -135,17 +137,17 @@ pub struct Endpoint {
         serde(deserialize_with = "crate::serialize::number_of_24_bits")
     )]
     pub qp_num: u32,
-    /// The number of its first packet, 24 bits.
+    /// Initial packet sequence number, 24 bits.
     #[cfg_attr(
         feature = "serde",
         serde(deserialize_with = "crate::serialize::number_of_24_bits")
     )]
     pub psn: u32,
-    /// LID of its port; 0 on Ethernet.
+    /// LID of the port; 0 on Ethernet.
     pub lid: u16,
-    /// Its port's MTU; its code travels.
+    /// MTU of the port, serialised as its code.
     pub mtu: Mtu,
-    /// GID of its port.
+    /// GID of the port.
     pub gid: Gid,
 }
 
@@ -196,7 +198,7 @@ impl FromStr for Endpoint {
 }
 
 impl QueuePair {
-    /// What a peer has to know of it, under that address.
+    /// Returns the values that a peer needs to connect to it through `local`.
     pub fn endpoint(&self, local: &LocalAddress) -> Endpoint {
         Endpoint {
             qp_num: self.qp_num(),
@@ -207,24 +209,25 @@ impl QueuePair {
         }
     }
 
-    /// Connects it to a peer: RESET, INIT, RTR, RTS, with every access that a
-    /// peer's key allows. The peer does the same with this one's
+    /// Connects it to a peer (RESET, INIT, RTR, RTS) and allows every access for
+    /// which the peer has a key. The peer does the same with this queue pair's
     /// [`endpoint`](Self::endpoint).
     ///
-    /// A queue pair in INIT (with receives posted already) goes on from there.
+    /// A queue pair that is in INIT already, for example to post receives first,
+    /// continues from there.
     ///
     /// # Errors
-    /// [`Error::State`] for one of datagrams; EINVAL if it is in another state,
-    /// or the peer's values are out of range.
+    /// [`Error::State`] for a datagram queue pair; EINVAL in any other state, or
+    /// if values of the peer are out of range.
     pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
         self.connect_with(local, peer, &ConnectOptions::new())
     }
 
-    /// The same, with other than the usual values. Of an unreliable connection
-    /// those of the path count.
+    /// As [`connect`](Self::connect), with options. An unreliable connection uses
+    /// only those of the path.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`Error::Limit`] for more retries than 7.
+    /// As [`connect`](Self::connect); [`Error::Limit`] for more than 7 retries.
     pub fn connect_with(
         &mut self,
         local: &LocalAddress,
@@ -254,19 +257,19 @@ impl QueuePair {
                 });
             }
         };
-        // Before anything is done that could not be undone.
+        // Checked before the first transition, which cannot be undone.
         send.check()?;
         self.initialize(local)?;
         self.transition(receive)?;
         self.transition(send)
     }
 
-    /// RESET to INIT of a connection, with every access that a peer's key
-    /// allows: receives can be posted before the peer is known. In INIT it does
-    /// nothing.
+    /// Moves a connected queue pair from RESET to INIT, with every access for
+    /// which the peer has a key, so that receives can be posted before the peer
+    /// is known. Does nothing in INIT.
     ///
     /// # Errors
-    /// [`Error::State`] for one of datagrams.
+    /// [`Error::State`] for a datagram queue pair.
     pub fn initialize(&mut self, local: &LocalAddress) -> Result<()> {
         if self.state() == State::INIT {
             return Ok(());
@@ -292,11 +295,11 @@ impl QueuePair {
         }
     }
 
-    /// Makes one of datagrams ready: RESET, INIT, RTR, RTS. It receives what
-    /// carries `qkey`.
+    /// Makes a datagram queue pair ready (RESET, INIT, RTR, RTS). It receives
+    /// datagrams that carry `qkey`.
     ///
     /// # Errors
-    /// [`Error::State`] for a connection.
+    /// [`Error::State`] for a connected queue pair.
     pub fn activate(&mut self, local: &LocalAddress, qkey: u32) -> Result<()> {
         self.transition(Init::datagram(local.port, qkey))?;
         self.transition(ReadyToReceive::datagram())?;

@@ -1,4 +1,4 @@
-//! What the halves of a queue pair know and do, together or apart.
+//! Methods of both halves of a queue pair.
 
 use uverbs::QpCap;
 
@@ -11,57 +11,57 @@ use crate::{AccessFlags, Context, ProtectionDomain, Result};
 macro_rules! of_the_queue_pair {
     ($half:ident) => {
         impl $half {
-            /// The queue pair's number on the wire, 24 bits.
+            /// Returns the queue pair number, 24 bits.
             pub fn qp_num(&self) -> u32 {
                 self.inner.object.qp_num()
             }
 
-            /// What asynchronous events name the queue pair by
+            /// Returns the identifier that asynchronous events carry
             /// ([`QueuePair::id`](crate::QueuePair::id)).
             pub fn id(&self) -> u64 {
                 self.inner.id
             }
 
-            /// The queue pair's transport service.
+            /// Returns the transport service.
             pub fn transport(&self) -> Transport {
                 self.inner.transport
             }
 
-            /// The queue pair's protection domain.
+            /// Returns the protection domain.
             pub fn domain(&self) -> &ProtectionDomain {
                 &self.inner.domain
             }
 
-            /// The context that the queue pair lives in.
+            /// Returns the context.
             pub fn context(&self) -> &Context {
                 self.inner.domain.context()
             }
 
-            /// The sizes that the queue pair was made with.
+            /// Returns the capacities that the queue pair was created with.
             pub fn capacity(&self) -> QpCap {
                 self.inner.cap
             }
 
-            /// The state that either half was brought to last
+            /// Returns the state that the queue pair was last moved to
             /// ([`QueuePair::state`](crate::QueuePair::state)).
             pub fn state(&self) -> State {
                 self.inner.state()
             }
 
-            /// Asks the kernel for the queue pair's attributes.
+            /// Queries the queue pair's attributes. A system call.
             ///
             /// # Errors
-            /// EIO if the device is gone.
+            /// EIO if the device was removed.
             pub fn query(&self) -> Result<QpAttr> {
                 self.inner.query()
             }
 
-            /// Moves the queue pair, both halves of it, to the error state:
-            /// everything in flight is completed with
+            /// Moves the whole queue pair to the error state: everything in
+            /// flight is flushed, that is, completes with
             /// [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
             ///
             /// # Errors
-            /// EIO if the device is gone.
+            /// EIO if the device was removed.
             pub fn set_error(&mut self) -> Result<()> {
                 self.inner.set_error()
             }
@@ -92,7 +92,8 @@ impl super::Inner {
 }
 
 impl SendHalf {
-    /// A byte that nobody looks at, for any number of reads at a time.
+    /// Returns a byte of registered memory for reads whose data is ignored;
+    /// shared by any number of reads.
     pub(crate) fn scratch(&mut self) -> Result<MemorySlice> {
         if let Some(scratch) = &self.scratch {
             return Ok(scratch.clone());
@@ -103,7 +104,7 @@ impl SendHalf {
         Ok(scratch)
     }
 
-    /// Sends a message to a receive of the peer's, and hears of its end.
+    /// Posts a signalled send: a message for a receive of the peer.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -112,7 +113,7 @@ impl SendHalf {
         self.post(WorkRequest::send(data).token(token))
     }
 
-    /// Writes to memory of the peer's, and hears of its end.
+    /// Posts a signalled RDMA write to remote memory.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -126,7 +127,7 @@ impl SendHalf {
         self.post(WorkRequest::write(data, to).token(token))
     }
 
-    /// Reads memory of the peer's.
+    /// Posts a signalled RDMA read of remote memory.
     ///
     /// # Errors
     /// As [`SendHalf::post`].

@@ -1,12 +1,12 @@
 //! Queue pairs.
 //!
-//! - `builder`: how one is made;
-//! - `states`: its transitions, with what each demands;
-//! - `codes`: values that there are codes for: MTU, times;
-//! - `endpoint`: what a peer has to know of it, and connecting;
-//! - `halves`: what the two halves know and do when they are apart;
-//! - `options`: how it is connected, if not as usual;
-//! - `request`, `post`: work requests, and how they are posted.
+//! - `builder`: creating a queue pair
+//! - `states`: state transitions and their attributes
+//! - `codes`: encoded values: MTU, timeouts
+//! - `endpoint`: address exchange and connecting
+//! - `halves`: methods of both halves of a queue pair
+//! - `options`: connection parameters
+//! - `request`, `post`: work requests and posting
 
 mod builder;
 mod codes;
@@ -52,16 +52,17 @@ pub use uverbs::{QpAttr, QpAttrMask};
 
 /// Transport service of a queue pair.
 ///
-/// Extended reliable connections (XRC) and raw packets are not among them:
-/// rdma_rxe has neither.
+/// Extended reliable connections (XRC) and raw packet queue pairs are not
+/// supported: rdma_rxe has neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Reliable connection: everything, in order, with acknowledgements.
+    /// Reliable connection (RC): all operations, in order, acknowledged.
     Reliable,
-    /// Unreliable connection: sends and writes; what is lost is lost.
+    /// Unreliable connection (UC): sends and writes; lost packets are not
+    /// retransmitted.
     Unreliable,
-    /// Unreliable datagrams: sends to any peer, up to one packet.
+    /// Unreliable datagrams (UD): sends to any peer, of up to one packet.
     Datagram,
 }
 
@@ -74,7 +75,7 @@ impl Transport {
         }
     }
 
-    /// Operations that it has, as a set of bits.
+    /// Returns the operations of the transport as a bit set.
     fn operations(self) -> u32 {
         const fn bit(operation: Operation) -> u32 {
             1 << operation as u32
@@ -93,26 +94,26 @@ impl Transport {
     }
 }
 
-/// What an operation keeps alive besides its memory.
+/// An object that an operation keeps alive besides its memory.
 #[derive(Debug, Default)]
 pub(crate) enum Companion {
     #[default]
     None,
-    /// The path of a datagram.
+    /// The address handle of a datagram.
     Address(AddressHandle),
-    /// The bind of a window.
+    /// The bind of a memory window.
     Window(Box<Bind>),
 }
 
 impl Companion {
-    /// The operation was written, and not posted.
+    /// Called for an operation that was written but not posted.
     pub fn take_back(&mut self) {
         if let Self::Window(bind) = self {
             bind.taken_back();
         }
     }
 
-    /// A completion says that the operation was done, or has failed.
+    /// Called when a completion reports that the operation succeeded or failed.
     #[inline(always)]
     pub fn settle(&mut self, done: bool) {
         if let Self::Window(bind) = self {
@@ -120,8 +121,8 @@ impl Companion {
         }
     }
 
-    /// [`settle`](Self::settle), and drop. Nearly always there is none, and then
-    /// no call.
+    /// Calls [`settle`](Self::settle) and drops. The common case, no companion,
+    /// takes no call.
     #[inline(always)]
     pub fn release(mut self, done: bool) {
         self.settle(done);
@@ -134,60 +135,62 @@ impl Companion {
 
 /// A queue pair.
 ///
-/// One owner posts (`&mut`): no lock. To use both queues from two threads,
-/// [`split`](Self::split) it; to post to one queue from several, put it into a
-/// lock.
+/// Posting takes `&mut self` and no lock. To use the two queues from two threads,
+/// [`split`](Self::split) the queue pair; to post to one queue from several
+/// threads, put it into a lock.
 ///
-/// Dropping it destroys it; then the kernel touches no memory of its
-/// operations any more, and what was in flight is released: at once, or, as far
-/// as the owner of a completion queue has met it, when that is polled next or
-/// dropped. [`close_and_drain`](Self::close_and_drain) gives it back instead.
+/// Dropping it destroys it. Afterwards the device no longer accesses the memory
+/// of its operations, and that memory is released: at once, or, if the completion
+/// queue's owner has polled completions of this queue pair, when that completion
+/// queue is next polled or dropped. [`close_and_drain`](Self::close_and_drain)
+/// returns the memory instead.
 pub struct QueuePair {
-    // Invariant: both are of one queue pair. No `&mut` to either is given out:
-    // `mem::swap` would exchange it for another queue pair's.
+    // Invariant: both halves belong to one queue pair. No `&mut` to either is
+    // handed out, because `mem::swap` could exchange it for a half of another
+    // queue pair.
     pub(crate) send: SendHalf,
     recv: RecvHalf,
 }
 
-/// The half of a queue pair that sends, writes, reads.
+/// The half of a queue pair that posts to the send queue.
 pub struct SendHalf {
     queue: ManuallyDrop<SendQueue>,
     doorbell: Doorbell,
     in_flight: FifoWriter,
-    /// Operations posted since the last that is signalled, with those of the
-    /// batch that is being made.
+    /// Operations posted since the last signalled one, including the batch in
+    /// preparation.
     unsignaled: u32,
-    /// Without them.
+    /// The same without the batch in preparation.
     unsignaled_published: u32,
-    /// As many of those there may be.
+    /// Maximum of `unsignaled`.
     unsignaled_limit: u32,
-    /// Every operation is signalled.
+    /// Whether every operation is signalled.
     signal_all: bool,
     operations: u32,
     datagram: bool,
-    /// Where reads go that are there for what they push in front of them. Made
-    /// when it is needed first.
+    /// Target of the zero-effect reads that push earlier writes. Allocated at
+    /// first use.
     scratch: Option<MemorySlice>,
     inner: Arc<Inner>,
 }
 
-/// The half of a queue pair that receives.
+/// The half of a queue pair that posts receives.
 pub struct RecvHalf {
-    /// None with a shared receive queue.
+    /// `None` with a shared receive queue.
     queue: Option<(ManuallyDrop<RecvQueue>, FifoWriter)>,
-    /// Elements that a receive may have.
+    /// Maximum SGEs of a receive.
     max_sge: u32,
     inner: Arc<Inner>,
 }
 
-/// What both halves need.
+/// State shared by both halves.
 pub(crate) struct Inner {
     object: ManuallyDrop<Qp<Ctx>>,
     attachment: Attachment,
-    /// The sizes that it was made with.
+    /// The capacities that it was created with.
     cap: QpCap,
-    /// The rings, once their halves are gone: the device may still write there
-    /// until the object is.
+    /// The rings of dropped halves. The device may write to them until the kernel
+    /// object is destroyed.
     parked_send: OnceLock<SendQueue>,
     parked_recv: OnceLock<RecvQueue>,
     send_cq: Arc<CqShared>,
@@ -197,22 +200,22 @@ pub(crate) struct Inner {
     srq: Option<Arc<srq::Inner>>,
     domain: ProtectionDomain,
     transport: Transport,
-    /// As far as this side knows.
+    /// The last known state.
     state: Hint,
-    /// 1 once the object is destroyed.
+    /// 1 after the object was destroyed.
     destroyed: Hint,
     id: u64,
     psn: u32,
 }
 
-/// An operation that was in flight on a queue pair that is gone.
+/// An operation that was in flight when its queue pair was destroyed.
 #[derive(Debug)]
 pub struct Released {
     /// The token that it was posted with.
     pub token: u64,
-    /// What it was. Whether it was done nobody knows.
+    /// The operation. Whether it was executed is unknown.
     pub operation: Operation,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 
@@ -248,8 +251,8 @@ impl Inner {
             }
         }
         let modified = self.object.modify(attr, mask, Udata::none());
-        // A reset that is said to have failed may have been done: then the
-        // device begins anew with entries that name memory given back long ago.
+        // A failed reset may have taken effect. The device then starts over, at
+        // ring entries that name memory which was given back long ago.
         if reset && modified.is_err() && self.may_be_reset() {
             self.state.set(State::RESET.0.into());
         }
@@ -267,7 +270,7 @@ impl Inner {
         }
     }
 
-    /// The kernel's side is gone.
+    /// Called after the kernel object was destroyed.
     fn departed(&self) {
         self.destroyed.set(1);
         self.attachment.leave();
@@ -280,7 +283,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
         if self.destroyed.get() != 0 {
             object.into_handle();
@@ -293,7 +296,8 @@ impl Drop for Inner {
                 self.departed();
             }
             Err((object, error)) => {
-                // The device may go on using all that is in flight: it stays.
+                // The device may still use what is in flight, so none of it is
+                // released.
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
                 object.into_handle();
                 self.attachment.stay();
@@ -324,7 +328,7 @@ impl RecvHalf {
 
 impl Drop for SendHalf {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         let _ = self.inner.parked_send.set(queue);
     }
@@ -333,7 +337,7 @@ impl Drop for SendHalf {
 impl Drop for RecvHalf {
     fn drop(&mut self) {
         if let Some((queue, _)) = &mut self.queue {
-            // SAFETY: taken here only, and not used afterwards.
+            // SAFETY: taken only here, and not used afterwards.
             let queue = unsafe { ManuallyDrop::take(queue) };
             let _ = self.inner.parked_recv.set(queue);
         }
@@ -345,58 +349,58 @@ impl QueuePair {
         &self.send.inner
     }
 
-    /// Its number on the wire, 24 bits.
+    /// Returns the queue pair number, 24 bits.
     pub fn qp_num(&self) -> u32 {
         self.inner().object.qp_num()
     }
 
-    /// What asynchronous events name it by; no other object of the context has
-    /// the same.
+    /// Returns the identifier that asynchronous events carry; unique in the
+    /// context.
     pub fn id(&self) -> u64 {
         self.inner().id
     }
 
-    /// Its transport service.
+    /// Returns the transport service.
     pub fn transport(&self) -> Transport {
         self.inner().transport
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.inner().domain
     }
 
-    /// The context that it lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         self.inner().domain.context()
     }
 
-    /// The sizes that it was made with, at least those asked for.
+    /// Returns the capacities, which are at least those requested.
     pub fn capacity(&self) -> QpCap {
         self.inner().cap
     }
 
-    /// The state that it was brought to last. The device may have moved it to
-    /// an error state since; [`query`](Self::query) asks.
+    /// Returns the state that it was last moved to. The device may have moved it
+    /// to an error state since; [`query`](Self::query) asks the kernel.
     pub fn state(&self) -> State {
         self.inner().state()
     }
 
-    /// Asks the kernel for its attributes.
+    /// Queries its attributes. A system call.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query(&self) -> Result<QpAttr> {
         self.inner().query()
     }
 
-    /// Changes attributes as they are given. [`transition`](Self::transition)
-    /// and [`connect`](Self::connect) know which a transition takes.
+    /// Modifies attributes as given. [`transition`](Self::transition) and
+    /// [`connect`](Self::connect) select the attributes that a transition needs.
     ///
     /// # Errors
     /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a
-    /// transition that is not allowed with these attributes. A reset that fails,
-    /// and after which the kernel does not name another state, counts as done.
+    /// transition that is not allowed with these attributes. A failed reset
+    /// counts as done unless the kernel then reports another state.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let modified = self.inner().modify(attr, mask);
         if is_reset(attr, mask) && self.state() == State::RESET {
@@ -408,16 +412,17 @@ impl QueuePair {
         modified
     }
 
-    /// Moves it to the error state: everything in flight is completed with
-    /// [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
+    /// Moves it to the error state: everything in flight is flushed, that is,
+    /// completes with [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn set_error(&mut self) -> Result<()> {
         self.inner().set_error()
     }
 
-    /// Operations in flight: of the send queue, of the receive queue.
+    /// Returns the number of operations in flight: of the send queue, of the
+    /// receive queue.
     pub fn in_flight(&self) -> (u32, u32) {
         let inner = self.inner();
         (
@@ -426,17 +431,18 @@ impl QueuePair {
         )
     }
 
-    /// The two halves, each for an owner of its own. Either posts, asks and
-    /// [drains](SendHalf::drain) what is its own; the queue pair is destroyed
-    /// with the last, or when they are [one again](Self::reunite) and closed.
+    /// Splits it into two halves with separate owners. Each posts to its own
+    /// queue and can be [drained](SendHalf::drain). The queue pair is destroyed
+    /// with the last half, or when the halves are [reunited](Self::reunite) and
+    /// closed.
     pub fn split(self) -> (SendHalf, RecvHalf) {
         (self.send, self.recv)
     }
 
-    /// A queue pair from its halves.
+    /// Joins the two halves of a queue pair.
     ///
     /// # Errors
-    /// The halves, if they are of two queue pairs.
+    /// Returns the halves if they belong to different queue pairs.
     pub fn reunite(send: SendHalf, recv: RecvHalf) -> Result<Self, (SendHalf, RecvHalf)> {
         if Arc::ptr_eq(&send.inner, &recv.inner) {
             Ok(Self { send, recv })
@@ -445,16 +451,18 @@ impl QueuePair {
         }
     }
 
-    /// The send queue without the library's ownership: [`raw`](crate::raw).
+    /// Returns the send queue without ownership tracking: see
+    /// [`raw`](crate::raw).
     #[inline]
     pub fn raw_send(&mut self) -> crate::raw::SendQueue<'_> {
         self.send.raw()
     }
 
-    /// The receive queue without the library's ownership: [`raw`](crate::raw).
+    /// Returns the receive queue without ownership tracking: see
+    /// [`raw`](crate::raw).
     ///
     /// # Errors
-    /// [`Error::Invalid`] with a shared receive queue.
+    /// [`Error::Invalid`] if it uses a shared receive queue.
     #[inline]
     pub fn raw_receive(&mut self) -> Result<crate::raw::RecvQueue<'_>> {
         self.recv.raw()
@@ -471,10 +479,11 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Destroys it. What is in flight is released as when it is dropped.
+    /// Destroys it. Memory in flight is released as by dropping it.
     ///
     /// # Errors
-    /// EBUSY with the queue pair, while it is in a multicast group.
+    /// Returns the queue pair with EBUSY while it is a member of a multicast
+    /// group.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         match self.destroy() {
             Ok(()) => Ok(()),
@@ -482,15 +491,16 @@ impl QueuePair {
         }
     }
 
-    /// Destroys it, and gives back everything that was in flight, the send
-    /// queue's first, each in the order in which it was posted. Completions of
-    /// it that nobody has polled are worth nothing from now on.
+    /// Destroys it and returns everything that was in flight: first the send
+    /// queue's, then the receive queue's, each in the order of posting. Its
+    /// completions that were not polled are lost.
     ///
     /// `recv_cq` is needed if receives complete in another queue than sends.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if these are not its completion queues; EBUSY while
-    /// it is in a multicast group. Both with the queue pair.
+    /// Returns the queue pair with [`Error::Invalid`] if these are not its
+    /// completion queues, or with EBUSY while it is a member of a multicast
+    /// group.
     pub fn close_and_drain(
         self,
         send_cq: &mut CompletionQueue,

@@ -7,9 +7,9 @@ use super::{Inner, QueuePair};
 use crate::query::Gid;
 use crate::{CloseError, Result};
 
-/// A queue pair's membership in a multicast group. Dropping it leaves the
-/// group. The queue pair cannot be closed meanwhile, and lives on if it is
-/// dropped.
+/// A queue pair's membership in a multicast group. Dropping it leaves the group.
+/// The queue pair cannot be closed while it is a member; if it is dropped, it is
+/// destroyed with its last membership.
 pub struct Membership {
     inner: Arc<Inner>,
     group: Gid,
@@ -18,12 +18,12 @@ pub struct Membership {
 }
 
 impl QueuePair {
-    /// Joins a multicast group, so that its datagrams are received. `mlid` is
-    /// the group's LID, 0 on Ethernet.
+    /// Attaches the queue pair to a multicast group, whose datagrams it then
+    /// receives. `mlid` is the group's LID, 0 on Ethernet.
     ///
     /// # Errors
-    /// EINVAL if the address is not a multicast one, or this not a queue pair
-    /// of datagrams.
+    /// EINVAL if the address is not a multicast address, or this is not a
+    /// datagram queue pair.
     pub fn join(&mut self, group: Gid, mlid: u16) -> Result<Membership> {
         self.inner().object.attach_multicast(&group.0, mlid)?;
         Ok(Membership {
@@ -36,7 +36,7 @@ impl QueuePair {
 }
 
 impl Membership {
-    /// The group.
+    /// Returns the group's address.
     pub fn group(&self) -> Gid {
         self.group
     }
@@ -55,7 +55,7 @@ impl Membership {
     /// Leaves the group.
     ///
     /// # Errors
-    /// The kernel's reason, with the membership.
+    /// Returns the membership with the kernel's error.
     pub fn leave(mut self) -> Result<(), CloseError<Self>> {
         match self.leave_now() {
             Ok(()) => Ok(()),

@@ -1,12 +1,11 @@
-//! How a queue pair is connected.
+//! Connection parameters.
 
 use uverbs::AhAttr;
 
 use super::{AckTimeout, Mtu, ReadyToReceive, ReadyToSend, RnrTimer};
 
-/// How to connect a queue pair: for
-/// [`QueuePair::connect_with`](super::QueuePair::connect_with). Each side has
-/// its own.
+/// Parameters for [`QueuePair::connect_with`](super::QueuePair::connect_with).
+/// Each side chooses its own.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,82 +49,84 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// What is used unless told.
+    /// Returns the defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads and atomics of ours that may be outstanding; 16 unless told, and
-    /// never more than the device can. No more than what the peer takes
-    /// ([`responder_depth`](Self::responder_depth) there).
+    /// Sets the maximum of outstanding RDMA reads and atomics of this side;
+    /// default 16. Limited to what the device supports. Must not exceed the
+    /// peer's [`responder_depth`](Self::responder_depth).
     pub fn initiator_depth(mut self, count: u8) -> Self {
         self.reads = count;
         self
     }
 
-    /// Reads and atomics of the peer's that may be outstanding here; 16 unless
-    /// told, and never more than the device can.
+    /// Sets the maximum of outstanding RDMA reads and atomics of the peer;
+    /// default 16. Limited to what the device supports.
     pub fn responder_depth(mut self, count: u8) -> Self {
         self.reads_of_peer = count;
         self
     }
 
-    /// How long to wait for an acknowledgement before sending again; 67 ms
-    /// unless told. A `Duration` is rounded up to what there is; see also
-    /// [`AckTimeout::NEVER`].
+    /// Sets the time after which an unacknowledged packet is retransmitted;
+    /// default 67 ms. A `Duration` is rounded up to the next encodable value; see
+    /// also [`AckTimeout::NEVER`].
     pub fn ack_timeout(mut self, time: impl Into<AckTimeout>) -> Self {
         self.ack_timeout = time.into();
         self
     }
 
-    /// How often to send again before the peer counts as gone, 0 to 7; 7 unless
-    /// told. rdma_rxe takes 7 for ever.
+    /// Sets the number of retransmissions after which the connection fails, 0 to
+    /// 7; default 7. rdma_rxe retries for ever if it is 7.
     pub fn retries(mut self, count: u8) -> Self {
         self.retries = count;
         self
     }
 
-    /// How often to send again to a peer that has no receive posted, 0 to 7; 7,
-    /// unless told, is for ever.
+    /// Sets the number of retries while the peer has no receive posted, 0 to 7;
+    /// default 7, which means for ever.
     pub fn rnr_retries(mut self, count: u8) -> Self {
         self.rnr_retries = count;
         self
     }
 
-    /// How long the peer waits that has met no receive here; 0.64 ms unless
-    /// told. A `Duration` is rounded up to what there is.
+    /// Sets the time that the peer waits before it retries after it found no
+    /// receive posted here; default 0.64 ms. A `Duration` is rounded up to the
+    /// next encodable value.
     pub fn rnr_timer(mut self, time: impl Into<RnrTimer>) -> Self {
         self.rnr_timer = time.into();
         self
     }
 
-    /// Traffic class: on Ethernet, IP's type of service, with the DSCP in its
-    /// upper six bits. 0 unless told.
+    /// Sets the traffic class; default 0. On Ethernet it is IP's type of service,
+    /// with the DSCP in the upper six bits.
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.traffic_class = class;
         self
     }
 
-    /// Service level, 0 to 15; on Ethernet, the priority (bits 0 to 2). 0 unless
-    /// told.
+    /// Sets the service level, 0 to 15; default 0. On Ethernet it is the priority
+    /// (bits 0 to 2).
     pub fn service_level(mut self, level: u8) -> Self {
         self.service_level = level;
         self
     }
 
-    /// Routers that a packet may pass, plus one; 64 unless told.
+    /// Sets the hop limit, the number of routers on the path plus one; default
+    /// 64.
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.hop_limit = hops;
         self
     }
 
-    /// The largest MTU of the path, if that is less than what both ports have.
+    /// Limits the path MTU further than the ports of both sides do.
     pub fn max_mtu(mut self, mtu: Mtu) -> Self {
         self.max_mtu = mtu;
         self
     }
 
-    /// The path, as it is asked for.
+    /// Applies the options to a path.
     pub(super) fn path(&self, mut path: AhAttr) -> AhAttr {
         path.sl = self.service_level;
         path.grh.traffic_class = self.traffic_class;
@@ -133,12 +134,13 @@ impl ConnectOptions {
         path
     }
 
-    /// The MTU between two ports.
+    /// Returns the path MTU between two ports.
     pub(super) fn mtu(&self, local: Mtu, peer: Mtu) -> Mtu {
         local.min(peer).min(self.max_mtu)
     }
 
-    /// INIT to RTR, on a device that takes so many reads.
+    /// Applies the options to the transition to RTR; `allowed` is the device's
+    /// limit.
     pub(super) fn receive(
         &self,
         ready: ReadyToReceive<super::Reliable>,
@@ -149,7 +151,8 @@ impl ConnectOptions {
             .min_rnr_timer(self.rnr_timer)
     }
 
-    /// RTR to RTS, on a device that has so many reads outstanding.
+    /// Applies the options to the transition to RTS; `allowed` is the device's
+    /// limit.
     pub(super) fn send(
         &self,
         ready: ReadyToSend<super::Reliable>,

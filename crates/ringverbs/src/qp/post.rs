@@ -1,4 +1,4 @@
-//! Posting.
+//! Posting work requests.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -10,13 +10,13 @@ use crate::inflight::{FifoWriter, Note};
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
 
-/// An operation that was not posted, or one that was and of which the device
-/// could not be told.
+/// An operation that was not posted, or that was posted although ringing the
+/// doorbell failed.
 ///
-/// It has the operation's memory, and so it is no [`Error`] by itself: `?` would
-/// drop a buffer of a pool, only because a queue was full. What to do is said
-/// by taking `data` out, or by [`into_error`](Self::into_error), which drops it.
-/// Where nothing is owned, `()` or [`Inline`], `?` does.
+/// It owns the operation's memory, so it does not convert to [`Error`]: `?` would
+/// drop a buffer of a pool just because a queue was full. Take `data` out, or
+/// drop it with [`into_error`](Self::into_error). `?` works where nothing is
+/// owned: with `()` and [`Inline`].
 ///
 /// ```compile_fail,E0277
 /// # use ringverbs::{Buffer, Error, QueuePair};
@@ -27,12 +27,12 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct PostError<D> {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// Its memory; `None` only with [`Error::Doorbell`], where the operation is
-    /// in flight in spite of it all.
+    /// The operation's memory; `None` only with [`Error::Doorbell`], where the
+    /// operation is in flight.
     pub data: Option<D>,
-    /// Its token.
+    /// The operation's token.
     pub token: u64,
 }
 
@@ -43,14 +43,14 @@ impl<D> fmt::Display for PostError<D> {
 }
 
 impl<D: fmt::Debug> std::error::Error for PostError<D> {
-    /// What is behind the reason, whose text is this one's.
+    /// The cause of the reason; the reason's own text is the text of this error.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
 impl<D> PostError<D> {
-    /// The reason alone. The operation's memory is dropped.
+    /// Returns the reason and drops the operation's memory.
     pub fn into_error(self) -> Error {
         self.error
     }
@@ -68,15 +68,16 @@ impl From<PostError<Inline<'_>>> for Error {
     }
 }
 
-/// Why a batch was not handed to the device, or the device could not be told.
+/// A batch that was not posted, or that was posted although ringing the doorbell
+/// failed.
 ///
-/// `?` makes an [`Error`] of it, if it does of what its closure returns.
+/// Converts to [`Error`], so that `?` works, if the error of the closure does.
 #[derive(Debug)]
 pub enum BatchError<E> {
-    /// The closure has given up: nothing was posted, and the memory of what it
-    /// had posted to the batch is released.
+    /// The closure returned an error: nothing was posted, and the memory of the
+    /// operations in the batch is released.
     Abandoned(E),
-    /// [`Error::Doorbell`]: all of the batch is in flight.
+    /// [`Error::Doorbell`]: the whole batch is in flight.
     Doorbell(Error),
 }
 
@@ -90,7 +91,7 @@ impl<E: fmt::Display> fmt::Display for BatchError<E> {
 }
 
 impl<E: std::error::Error> std::error::Error for BatchError<E> {
-    /// What is behind the reason, whose text is this one's.
+    /// The cause of the reason; the reason's own text is the text of this error.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Abandoned(error) => error.source(),
@@ -108,24 +109,25 @@ impl<E: Into<Error>> From<BatchError<E>> for Error {
     }
 }
 
-/// Of an operation that changes a memory key.
+/// Error text for an operation that changes a memory key.
 pub(crate) const WITHOUT_WINDOWS: &str = "memory windows are bound, and keys invalidated, on a \
      queue pair that was made for it: see QueuePairBuilder::memory_windows";
 
 impl SendHalf {
-    /// What the raw layer writes to, and the operations that there are, as a set
-    /// of bits. Nothing is in the making.
+    /// Returns the queue for the raw layer, and the available operations as a bit
+    /// set. No batch is in preparation.
     #[inline(always)]
     pub(crate) fn lend(&mut self) -> (&mut SendQueue, &mut Doorbell, u32) {
         self.in_flight.abandon();
         (&mut self.queue, &mut self.doorbell, self.operations)
     }
 
-    /// Adds an operation to the batch that is being made.
+    /// Adds an operation to the batch in preparation.
     #[inline(always)]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
-        // Not to be dropped by a panic: what is, lies in memory, and else the
-        // parts of a request go from where they are to where they belong.
+        // A value with drop glue would have to be in memory in case of a panic;
+        // without, the parts of the request are moved straight to their
+        // destination.
         let mut request = ManuallyDrop::new(request);
         match self.make(&mut request) {
             Ok(quiet) => {
@@ -137,7 +139,7 @@ impl SendHalf {
                     companion: request.companion,
                     quiet,
                 };
-                // SAFETY: `make` has found room.
+                // SAFETY: `make` found a free entry.
                 unsafe { self.in_flight.push(note, request.data) };
                 Ok(())
             }
@@ -152,8 +154,8 @@ impl SendHalf {
         }
     }
 
-    /// Writes the next entry of the queue. Returns whether it is signalled
-    /// without the user's asking.
+    /// Writes the next WQE. Returns whether it is signalled although the user did
+    /// not ask for that.
     #[inline(always)]
     fn make<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
@@ -211,23 +213,23 @@ impl SendHalf {
         }
     }
 
-    /// Starts a batch; what another one left behind is gone.
+    /// Starts a batch and discards an abandoned one.
     #[inline(always)]
     fn begin(&mut self) {
         self.in_flight.abandon();
         self.queue.begin();
-        // A signal that was never sent ends nothing.
+        // Signalled requests of an abandoned batch do not count.
         self.unsignaled = self.unsignaled_published;
     }
 
-    /// Hands the batch to the device.
+    /// Publishes the batch and rings the doorbell.
     #[inline(always)]
     fn publish(&mut self) -> Result<()> {
         self.in_flight.publish();
         self.unsignaled_published = self.unsignaled;
-        // SAFETY: the memory of each operation is in the table of those in
-        // flight, and stays there until it has completed or the queue pair is
-        // destroyed: registered, and out of everybody's reach.
+        // SAFETY: the memory of each operation is registered and owned by the
+        // in-flight list until the operation has completed or the queue pair is
+        // destroyed, so nothing else accesses it.
         if unsafe { self.queue.publish() } {
             self.doorbell.ring(|| self.queue.rewind())
         } else {
@@ -239,8 +241,8 @@ impl SendHalf {
     ///
     /// # Errors
     /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
-    /// [`Error::WrongDomain`]: nothing was posted, and its memory is given back.
-    /// [`Error::Doorbell`]: it is in flight.
+    /// [`Error::WrongDomain`]: nothing was posted, and the memory is returned.
+    /// [`Error::Doorbell`]: the operation is in flight.
     #[inline]
     pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         let token = request.token;
@@ -253,15 +255,14 @@ impl SendHalf {
         })
     }
 
-    /// Posts several operations and tells the device once. What was posted to
-    /// the batch is handed over when `fill` returns `Ok`. If it returns `Err`,
-    /// or panics, nothing of it ever was: no operation is posted, and their
-    /// memory is released. A batch that is to go as far as there was room
-    /// returns `Ok` with what is left over.
+    /// Posts several operations with one doorbell. They are posted when `fill`
+    /// returns `Ok`. If it returns `Err` or panics, none is posted and their
+    /// memory is released. To post as many operations as there is room for,
+    /// return `Ok` with the remaining ones.
     ///
     /// # Errors
-    /// [`BatchError::Abandoned`] with `fill`'s error, and nothing is posted;
-    /// [`BatchError::Doorbell`], and the operations are in flight.
+    /// [`BatchError::Abandoned`] with the error of `fill`: nothing was posted.
+    /// [`BatchError::Doorbell`]: the operations are in flight.
     #[inline]
     pub fn batch<R, E>(
         &mut self,
@@ -280,13 +281,13 @@ impl SendHalf {
         }
     }
 
-    /// Operations in flight.
+    /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.fifo().len()
     }
 }
 
-/// A batch of operations of a send queue.
+/// A batch of operations for a send queue.
 pub struct Batch<'h> {
     half: &'h mut SendHalf,
 }
@@ -295,7 +296,7 @@ impl Batch<'_> {
     /// Adds one operation.
     ///
     /// # Errors
-    /// As [`SendHalf::post`], but not of the doorbell. The batch is as it was.
+    /// As [`SendHalf::post`], except the doorbell's. The batch is unchanged.
     #[inline]
     pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         self.half.push(request)
@@ -309,7 +310,7 @@ impl fmt::Debug for Batch<'_> {
 }
 
 impl RecvHalf {
-    /// What the raw layer writes to. Nothing is in the making.
+    /// Returns the queue for the raw layer. No batch is in preparation.
     #[inline(always)]
     pub(crate) fn lend(&mut self) -> Option<&mut RecvQueue> {
         let (queue, in_flight) = self.queue.as_mut()?;
@@ -317,7 +318,7 @@ impl RecvHalf {
         Some(queue)
     }
 
-    /// Starts a batch; what another one left behind is gone.
+    /// Starts a batch and discards an abandoned one.
     #[inline(always)]
     fn begin(&mut self) -> ReceiveBatch<'_> {
         let queue = self.queue.as_mut().map(|(queue, in_flight)| {
@@ -331,12 +332,12 @@ impl RecvHalf {
         }
     }
 
-    /// Posts a receive into `data`, as far as its capacity goes. A datagram
-    /// needs 40 bytes more, for its route header, which come first.
+    /// Posts a receive into the whole capacity of `data`. A datagram needs 40
+    /// bytes more, for the global route header that precedes it.
     ///
     /// # Errors
-    /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
-    /// [`Error::WrongDomain`], with `data`.
+    /// Returns `data` with [`Error::State`], [`Error::QueueFull`],
+    /// [`Error::Limit`] or [`Error::WrongDomain`].
     #[inline]
     pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         let mut batch = self.begin();
@@ -345,8 +346,8 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Posts several receives at once, when `fill` returns `Ok`. If it returns
-    /// `Err`, or panics, none is posted, and their memory is released.
+    /// Posts several receives at once when `fill` returns `Ok`. If it returns
+    /// `Err` or panics, none is posted and their memory is released.
     ///
     /// # Errors
     /// Those of `fill`.
@@ -364,7 +365,7 @@ impl RecvHalf {
         result
     }
 
-    /// Receives in flight.
+    /// Returns the number of receives in flight.
     pub fn in_flight(&self) -> u32 {
         let queue = self.queue.as_ref();
         queue.map_or(0, |(_, in_flight)| in_flight.fifo().len())
@@ -382,7 +383,7 @@ impl ReceiveBatch<'_> {
     /// Adds one receive.
     ///
     /// # Errors
-    /// As [`RecvHalf::receive`]. The batch is as it was.
+    /// As [`RecvHalf::receive`]. The batch is unchanged.
     #[inline]
     pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         self.push(data, token)
@@ -402,7 +403,7 @@ impl ReceiveBatch<'_> {
                         operation: Operation::Receive,
                         quiet: false,
                     };
-                    // SAFETY: `write` has found room.
+                    // SAFETY: `write` found a free entry.
                     unsafe { in_flight.push(note, data) };
                 }
                 Ok(())
@@ -417,7 +418,8 @@ impl ReceiveBatch<'_> {
 
     #[inline(always)]
     fn write<D: Sink>(&mut self, data: &D) -> Result<()> {
-        // In the error state it would only come back, and not of every device.
+        // In the error state a receive would only be flushed, and not by every
+        // device.
         let state = self.inner.state();
         let Some((writer, in_flight)) = &mut self.queue else {
             return Err(Error::State {
@@ -460,19 +462,19 @@ impl fmt::Debug for ReceiveBatch<'_> {
 }
 
 impl QueuePair {
-    /// As [`SendHalf::post`].
+    /// Posts one operation. See [`SendHalf::post`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendHalf::post`].
     #[inline]
     pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         self.send.post(request)
     }
 
-    /// As [`SendHalf::batch`].
+    /// Posts several operations with one doorbell. See [`SendHalf::batch`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendHalf::batch`].
     #[inline]
     pub fn batch<R, E>(
         &mut self,
@@ -481,7 +483,7 @@ impl QueuePair {
         self.send.batch(fill)
     }
 
-    /// Sends a message to a receive of the peer's, and hears of its end.
+    /// Posts a signalled send: a message for a receive of the peer.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -490,7 +492,7 @@ impl QueuePair {
         self.send.send(data, token)
     }
 
-    /// Writes to memory of the peer's, and hears of its end.
+    /// Posts a signalled RDMA write to remote memory.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -504,7 +506,7 @@ impl QueuePair {
         self.send.write(data, to, token)
     }
 
-    /// Reads memory of the peer's.
+    /// Posts a signalled RDMA read of remote memory.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -518,19 +520,19 @@ impl QueuePair {
         self.send.read(data, from, token)
     }
 
-    /// As [`RecvHalf::receive`].
+    /// Posts a receive. See [`RecvHalf::receive`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvHalf::receive`].
     #[inline]
     pub fn receive<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         self.recv.receive(data, token)
     }
 
-    /// As [`RecvHalf::batch`].
+    /// Posts several receives at once. See [`RecvHalf::batch`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvHalf::batch`].
     #[inline]
     pub fn receive_batch<R, E>(
         &mut self,

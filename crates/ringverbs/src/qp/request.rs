@@ -9,7 +9,7 @@ use crate::operation::{Operation, RemoteAddr};
 use crate::pd::Identity;
 use crate::{AccessFlags, AddressHandle, Context, Error, MemoryWindow, Result};
 
-/// What is to be done, with which memory, and how its end is heard of.
+/// An operation with its memory, token and flags.
 ///
 /// ```no_run
 /// # fn f(qp: &mut ringverbs::QueuePair, buffer: ringverbs::Buffer, there: ringverbs::RemoteAddr)
@@ -30,11 +30,12 @@ pub struct WorkRequest<D> {
     pub(super) companion: Companion,
 }
 
-/// What depends on the operation.
+/// Parameters that depend on the operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Send,
-    /// To that queue pair, with that queue key; the path is the companion.
+    /// A datagram to that queue pair, with that queue key; the path is the
+    /// companion.
     SendTo {
         qp_num: u32,
         qkey: u32,
@@ -63,30 +64,30 @@ pub(super) enum Kind {
     LocalInvalidate {
         rkey: u32,
     },
-    /// The companion says which window, and to what.
+    /// The companion has the window and its target.
     Bind,
 }
 
-/// How far a flush has to bring what was written before it.
+/// How far a flush makes earlier writes take effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlushTo {
-    /// Every reader of the memory sees it.
+    /// Every reader of the memory sees them.
     GlobalVisibility,
-    /// It outlives a loss of power.
+    /// They survive a loss of power.
     Persistence,
 }
 
-/// Which of a peer's memory a flush is about.
+/// The part of remote memory that a flush applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlushRange {
-    /// So many bytes from the address on.
+    /// That many bytes, from the address on.
     Bytes(u32),
     /// The whole region.
     Region,
 }
 
 impl FlushTo {
-    /// As the kernel numbers the kinds of a flush.
+    /// Returns the placement type as the kernel encodes it.
     #[inline(always)]
     pub(crate) fn encode(self) -> u8 {
         match self {
@@ -97,7 +98,8 @@ impl FlushTo {
 }
 
 impl FlushRange {
-    /// Bytes, and the selectivity level as the kernel numbers it.
+    /// Returns the length in bytes and the selectivity level as the kernel
+    /// encodes it.
     #[inline(always)]
     pub(crate) fn encode(self) -> (u32, u8) {
         match self {
@@ -107,18 +109,18 @@ impl FlushRange {
     }
 }
 
-/// What goes along with a message.
+/// A value that a message carries to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extra {
     None,
     Immediate(u32),
     Invalidate(u32),
-    /// It was asked for what does not go together.
+    /// Conflicting values were set.
     Clash(Clash),
 }
 
-/// What was asked of one work request and does not go together. It is refused
-/// when it is posted.
+/// A conflict between parameters of a work request, which is refused when it is
+/// posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clash {
     ImmediateAndKey,
@@ -137,7 +139,7 @@ impl Clash {
 }
 
 impl Kind {
-    /// Of those that are rarer.
+    /// Validates the less common work requests.
     fn check(self, extra: Extra, datagram: bool, context: &Context) -> Result<()> {
         let invalid = |what| Err(Error::Invalid { what });
         let sends = matches!(self, Self::Send | Self::SendTo { .. });
@@ -193,31 +195,31 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// A number that its completion brings back; 0 unless told.
+    /// Sets the token, a number that the completion returns; default 0.
     #[inline]
     pub fn token(mut self, token: u64) -> Self {
         self.token = token;
         self
     }
 
-    /// No completion if it succeeds. It is then brought to an end, and its
-    /// memory released, by the next completion of its queue. (The library
-    /// signals one now and then by itself, so that the queue does not fill up;
-    /// nobody hears of that.) A failure is always heard of.
+    /// Requests no completion on success. The operation then ends, and its memory
+    /// is released, with the next completion of its queue. (The library signals a
+    /// request from time to time so that the queue cannot fill up; those
+    /// completions are not reported.) Failures are always reported.
     #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.signaled = false;
         self
     }
 
-    /// Not before the reads and atomics posted earlier are done.
+    /// Delays execution until all earlier reads and atomics have completed.
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
     }
 
-    /// The peer's completion raises a solicited event.
+    /// Makes the peer's completion a solicited event.
     #[inline]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
@@ -257,16 +259,16 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// What is wrong with it, before anything is written. `datagram`: for a
-    /// queue pair of datagrams.
+    /// Validates the request before anything is written. `datagram`: for a
+    /// datagram queue pair.
     #[inline(always)]
     pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
         match self.kind {
             Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
             Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
             Kind::Read(_) if self.extra == Extra::None => Ok(()),
-            // Values, no reference: what nobody outside refers to need not lie
-            // in memory.
+            // Passed by value: without references, the parts can stay in
+            // registers.
             kind => {
                 kind.check(self.extra, datagram, context)?;
                 match &self.companion {
@@ -281,7 +283,7 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// Writes everything into the entry. A bind is in flight from here on:
+    /// Writes the request into the WQE. A bind counts as in flight from here on:
     /// nothing after it fails.
     #[inline(always)]
     pub(super) fn describe(
@@ -341,20 +343,20 @@ impl<D: Data> WorkRequest<D> {
 }
 
 impl<D: Source> WorkRequest<D> {
-    /// A message to a receive of the peer's.
+    /// A message for a receive of the peer.
     #[inline]
     pub fn send(data: D) -> Self {
         Self::new(Kind::Send, data)
     }
 
-    /// A write to memory of the peer's.
+    /// An RDMA write to remote memory.
     #[inline]
     pub fn write(data: D, to: RemoteAddr) -> Self {
         Self::new(Kind::Write(to), data)
     }
 
-    /// Immediate data for the peer, with a send or write. A write with
-    /// immediate data uses up a receive of the peer's. With
+    /// Adds immediate data to a send or write. A write with immediate data
+    /// consumes a receive of the peer. Combined with
     /// [`invalidate`](Self::invalidate) it is refused when it is posted.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
@@ -366,9 +368,9 @@ impl<D: Source> WorkRequest<D> {
         self
     }
 
-    /// The peer's device invalidates that key of the peer's when the message,
-    /// a send, arrives. With [`immediate`](Self::immediate) data it is refused
-    /// when it is posted.
+    /// Makes a send invalidate `rkey`, a key of the peer, when the message
+    /// arrives there. Combined with [`immediate`](Self::immediate) data it is
+    /// refused when it is posted.
     #[inline]
     pub fn invalidate(mut self, rkey: u32) -> Self {
         self.extra = match self.extra {
@@ -379,8 +381,9 @@ impl<D: Source> WorkRequest<D> {
         self
     }
 
-    /// Where a datagram goes, a send: along a path, to a queue pair that takes
-    /// `qkey`. What is no send is refused when it is posted.
+    /// Sets the destination of a datagram, for a send: the path, and a queue pair
+    /// whose queue key is `qkey`. Any other operation is refused when it is
+    /// posted.
     #[inline]
     pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Self {
         match self.kind {
@@ -395,22 +398,22 @@ impl<D: Source> WorkRequest<D> {
 }
 
 impl<D: Sink> WorkRequest<D> {
-    /// A read of memory of the peer's, as long as the data is.
+    /// An RDMA read of remote memory into `data`, of its length.
     #[inline]
     pub fn read(data: D, from: RemoteAddr) -> Self {
         Self::new(Kind::Read(from), data)
     }
 
-    /// Compares 8 bytes of the peer's memory with `compare` and, if they are
-    /// equal, replaces them by `swap`. What was there comes into `old`, 8 bytes,
-    /// native byte order.
+    /// Compares 8 bytes of remote memory with `compare` and, if they are equal,
+    /// replaces them by `swap`, atomically. The previous value is stored in
+    /// `old`: 8 bytes, native byte order.
     #[inline]
     pub fn compare_swap(old: D, at: RemoteAddr, compare: u64, swap: u64) -> Self {
         Self::new(Kind::CompareSwap { at, compare, swap }, old)
     }
 
-    /// Adds to 8 bytes of the peer's memory, wrapping. What was there comes
-    /// into `old`, 8 bytes, native byte order.
+    /// Adds `add` to 8 bytes of remote memory, atomically, wrapping. The previous
+    /// value is stored in `old`: 8 bytes, native byte order.
     #[inline]
     pub fn fetch_add(old: D, at: RemoteAddr, add: u64) -> Self {
         Self::new(Kind::FetchAdd { at, add }, old)
@@ -418,16 +421,16 @@ impl<D: Sink> WorkRequest<D> {
 }
 
 impl WorkRequest<()> {
-    /// Writes 8 bytes of the peer's memory, all at once
-    /// ([`Context::can_write_atomically`]).
+    /// Writes 8 bytes of remote memory atomically; see
+    /// [`Context::can_write_atomically`].
     #[inline]
     pub fn atomic_write(to: RemoteAddr, value: [u8; 8]) -> Self {
         Self::new(Kind::AtomicWrite { to, value }, ())
     }
 
-    /// Brings what was written before it to where `level` says
-    /// ([`Context::can_flush_to`]). The peer's region must allow it (`FLUSH_GLOBAL`,
-    /// `FLUSH_PERSISTENT`).
+    /// Flushes earlier writes to the range, as far as `level` says; see
+    /// [`Context::can_flush_to`]. The peer's region must allow it
+    /// (`FLUSH_GLOBAL`, `FLUSH_PERSISTENT`).
     #[inline]
     pub fn flush(at: RemoteAddr, range: FlushRange, level: FlushTo) -> Self {
         let (length, selectivity) = range.encode();
@@ -440,14 +443,13 @@ impl WorkRequest<()> {
         Self::new(kind, ())
     }
 
-    /// Makes a remote key of one's own useless: that of a window of type 2, or
-    /// of a region.
+    /// Invalidates a local rkey: that of a type 2 window, or of a region.
     #[inline]
     pub fn local_invalidate(rkey: u32) -> Self {
         Self::new(Kind::LocalInvalidate { rkey }, ())
     }
 
-    /// Binds a window of type 1 to nothing; its key changes.
+    /// Unbinds a type 1 window; its key changes.
     pub fn unbind(window: &MemoryWindow) -> Self {
         let mut this = Self::new(Kind::Bind, ());
         let bind = Bind::new(window, None, AccessFlags::empty());
@@ -457,13 +459,14 @@ impl WorkRequest<()> {
 }
 
 impl WorkRequest<MemorySlice> {
-    /// Binds a window to a part of a region made with `MW_BIND`, for peers to do
-    /// there what `access` says. The window's new key is
-    /// [`MemoryWindow::rkey`] as soon as this is posted. Refused then: a region
-    /// without `MW_BIND`, remote writes or atomics in one without `LOCAL_WRITE`,
-    /// more than the device's windows span (2 GiB with a ConnectX), and a bind of
-    /// a window that has others in flight on another queue pair
-    /// ([`Error::Busy`]).
+    /// Binds a window to a part of a region that has `MW_BIND`, with the access
+    /// rights `access` for peers. [`MemoryWindow::rkey`] returns the new key as
+    /// soon as this is posted.
+    ///
+    /// Posting refuses a region without `MW_BIND`, remote writes or atomics to a
+    /// region without `LOCAL_WRITE`, a range longer than the device's windows can
+    /// span (2 GiB on ConnectX), and a window that has binds in flight on another
+    /// queue pair ([`Error::Busy`]).
     pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
         let bind = Bind::new(window, Some(to.clone()), access);
         let mut this = Self::new(Kind::Bind, to);

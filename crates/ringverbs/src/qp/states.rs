@@ -1,5 +1,5 @@
-//! Transitions of a queue pair, with the attributes that each demands
-//! (ibv_modify_qp(3), IBA 11.2.5.2).
+//! State transitions and the attributes that each requires (ibv_modify_qp(3), IBA
+//! 11.2.5.2).
 
 use std::marker::PhantomData;
 
@@ -29,7 +29,8 @@ impl Transition {
         }
     }
 
-    /// Counts have three bits: a device would take what is left of one.
+    /// Validates retry counts, which have three bits; devices would truncate
+    /// them.
     pub(super) fn check(&self) -> Result<()> {
         let counts = [
             ("retries of a connection", self.attr.retry_cnt),
@@ -45,19 +46,19 @@ impl Transition {
         }
     }
 
-    /// The attributes as the kernel has them.
+    /// Returns the attributes as passed to the kernel.
     pub fn attributes(&self) -> (&QpAttr, QpAttrMask) {
         (&self.attr, self.mask)
     }
 }
 
 impl QueuePair {
-    /// Brings it to another state.
+    /// Moves it to another state.
     ///
     /// # Errors
-    /// [`Error::State`] if the transition is one of another transport;
-    /// [`Error::Limit`] for more retries than 7; EINVAL if the state it is in
-    /// does not lead there, or a value is out of range.
+    /// [`Error::State`] for a transition of another transport; [`Error::Limit`]
+    /// for more than 7 retries; EINVAL if the transition is not allowed from the
+    /// current state, or a value is out of range.
     pub fn transition(&mut self, to: impl Into<Transition>) -> Result<()> {
         let to = to.into();
         if to.transport != self.transport() {
@@ -72,15 +73,15 @@ impl QueuePair {
     }
 }
 
-/// Of a reliable connection: which values a transition has.
+/// Marks transitions of a reliable connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Reliable {}
 
-/// Of an unreliable connection.
+/// Marks transitions of an unreliable connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Unreliable {}
 
-/// Of datagrams.
+/// Marks transitions of a datagram queue pair.
 #[derive(Clone, Copy, Debug)]
 pub enum Datagram {}
 
@@ -96,7 +97,7 @@ macro_rules! optional {
     )+};
 }
 
-/// RESET to INIT: it belongs to a port, and takes receives.
+/// RESET to INIT: assigns the port; receives can be posted.
 #[derive(Clone, Copy, Debug)]
 pub struct Init(Transition);
 
@@ -116,8 +117,8 @@ impl Init {
         Self(Transition::new(transport, State::INIT, attr, base | mask))
     }
 
-    /// Of a reliable connection; the peer may do what `access` says, with
-    /// memory that it has a key for.
+    /// Of a reliable connection. `access` limits what the peer may do with keys
+    /// that it has.
     pub fn reliable(port: u8, access: AccessFlags) -> Self {
         let mut this = Self::new(Transport::Reliable, port, QpAttrMask::ACCESS_FLAGS);
         this.0.attr.qp_access_flags = access;
@@ -131,7 +132,8 @@ impl Init {
         this
     }
 
-    /// Of datagrams; it takes those with queue key `qkey`.
+    /// Of a datagram queue pair, which receives datagrams with the queue key
+    /// `qkey`.
     pub fn datagram(port: u8, qkey: u32) -> Self {
         let mut this = Self::new(Transport::Datagram, port, QpAttrMask::QKEY);
         this.0.attr.qkey = qkey;
@@ -139,14 +141,14 @@ impl Init {
     }
 
     optional! {
-        /// Index of its partition key; 0 unless told.
+        /// Sets the index of the partition key; default 0.
         pkey_index(index: u16) { pkey_index = index };
     }
 }
 
-/// INIT to RTR: a connection knows its peer, and messages are received.
+/// INIT to RTR: connects to the peer; messages are received.
 ///
-/// A value that the transport `T` does not have cannot be given:
+/// Attributes that the transport `T` does not have cannot be set:
 ///
 /// ```compile_fail,E0599
 /// # use ringverbs::qp::{Mtu, ReadyToReceive};
@@ -186,8 +188,8 @@ impl<T> ReadyToReceive<T> {
 }
 
 impl ReadyToReceive<Reliable> {
-    /// Of a reliable connection: the path to the peer, its queue pair number,
-    /// the packet number it begins with, the path's MTU.
+    /// Of a reliable connection: the path to the peer, the peer's queue pair
+    /// number and initial packet sequence number, and the path MTU.
     pub fn reliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: Mtu) -> Self {
         let mut this = Self::connected(Transport::Reliable, path, dest_qp_num, psn, path_mtu);
         this.0.mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
@@ -196,11 +198,12 @@ impl ReadyToReceive<Reliable> {
     }
 
     optional! {
-        /// Reads and atomics that the peer may have outstanding here; 16
-        /// unless told.
+        /// Sets the maximum of outstanding RDMA reads and atomics of the peer;
+        /// default 16.
         max_dest_rd_atomic(count: u8) { max_dest_rd_atomic = count };
-        /// How long a peer waits that has met no receive here; 0.64 ms unless
-        /// told. A `Duration` is rounded up to what there is.
+        /// Sets the time that the peer waits before it retries after it found no
+        /// receive posted here; default 0.64 ms. A `Duration` is rounded up to
+        /// the next encodable value.
         min_rnr_timer(time: impl Into<RnrTimer>) { min_rnr_timer = time.into().code() };
     }
 }
@@ -213,7 +216,7 @@ impl ReadyToReceive<Unreliable> {
 }
 
 impl ReadyToReceive<Datagram> {
-    /// Of datagrams.
+    /// Of a datagram queue pair.
     pub fn datagram() -> Self {
         let (attr, mask) = (QpAttr::default(), QpAttrMask::empty());
         let transition = Transition::new(Transport::Datagram, State::RTR, attr, mask);
@@ -221,9 +224,9 @@ impl ReadyToReceive<Datagram> {
     }
 }
 
-/// RTR to RTS: messages are sent.
+/// RTR to RTS: messages can be sent.
 ///
-/// Waiting and trying again are a reliable connection's:
+/// Only reliable connections have timeouts and retries:
 ///
 /// ```compile_fail,E0599
 /// ringverbs::qp::ReadyToSend::unreliable(0).timeout(std::time::Duration::from_millis(10));
@@ -249,7 +252,7 @@ impl<T> ReadyToSend<T> {
 }
 
 impl ReadyToSend<Reliable> {
-    /// Of a reliable connection, whose packets are numbered from `psn` on.
+    /// Of a reliable connection, with the initial packet sequence number `psn`.
     pub fn reliable(psn: u32) -> Self {
         let mut this = Self::new(Transport::Reliable, psn);
         this.0.mask |= QpAttrMask::TIMEOUT
@@ -263,18 +266,18 @@ impl ReadyToSend<Reliable> {
     }
 
     optional! {
-        /// How long to wait for an acknowledgement; 67 ms unless told. A
-        /// `Duration` is rounded up to what there is; see also
+        /// Sets the acknowledgement timeout; default 67 ms. A `Duration` is
+        /// rounded up to the next encodable value; see also
         /// [`AckTimeout::NEVER`].
         timeout(time: impl Into<AckTimeout>) { timeout = time.into().code() };
-        /// Retries after that time, 0 to 7; 7 unless told, which rdma_rxe takes
-        /// for ever.
+        /// Sets the number of retransmissions, 0 to 7; default 7, with which
+        /// rdma_rxe retries for ever.
         retry_cnt(count: u8) { retry_cnt = count };
-        /// Retries while the peer has no receive posted, 0 to 7; 7, unless told,
-        /// is for ever.
+        /// Sets the number of retries while the peer has no receive posted, 0 to
+        /// 7; default 7, which means for ever.
         rnr_retry(count: u8) { rnr_retry = count };
-        /// Reads and atomics that this side may have outstanding; 16 unless
-        /// told.
+        /// Sets the maximum of outstanding RDMA reads and atomics of this side;
+        /// default 16.
         max_rd_atomic(count: u8) { max_rd_atomic = count };
     }
 }
@@ -287,7 +290,7 @@ impl ReadyToSend<Unreliable> {
 }
 
 impl ReadyToSend<Datagram> {
-    /// Of datagrams.
+    /// Of a datagram queue pair.
     pub fn datagram(psn: u32) -> Self {
         Self::new(Transport::Datagram, psn)
     }
