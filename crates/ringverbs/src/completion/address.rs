@@ -1,14 +1,14 @@
-//! Who sent a datagram.
+//! Sender addresses of datagrams.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::{AddressHandle, Gid};
 
-/// Bytes in front of a received datagram: its route header.
+/// Bytes of the global route header in front of a received datagram.
 pub const ROUTE_HEADER: usize = 40;
 
-/// Where a datagram came from, as it says itself.
+/// The address of a datagram's sender, as its headers state it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawAddress {
     /// The sender's GID.
@@ -23,22 +23,23 @@ impl fmt::Display for RawAddress {
     }
 }
 
-/// What a route header is.
+/// The type of a route header.
 enum Route<'h> {
-    /// RoCE over IPv4: the IP header is in the last 20 bytes, and those before
-    /// it mean nothing.
+    /// RoCE over IPv4: the IP header is in the last 20 bytes; the others are
+    /// undefined.
     Ipv4(&'h [u8]),
     /// RoCE over IPv6, or InfiniBand, whose header has the same layout.
     Ipv6,
 }
 
-/// IP's number of UDP.
+/// IP protocol number of UDP.
 const UDP: u8 = 17;
-/// InfiniBand's next header.
+/// Next header value of an InfiniBand transport header.
 const TRANSPORT: u8 = 0x1b;
 
-/// Nothing says which it is, so it is told by what fits. The checksum of IPv4
-/// decides where it is right; rxe does not set it for what it sends to itself.
+/// Determines the type by plausibility, because nothing states it. A valid IPv4
+/// checksum decides; rxe does not set the checksum of packets that it sends to
+/// itself.
 fn route(header: &[u8; ROUTE_HEADER]) -> Option<Route<'_>> {
     let inner = &header[20..];
     let could_be_ipv4 = inner[0] == 0x45 && inner[9] == UDP;
@@ -70,8 +71,8 @@ fn sixteen(bytes: &[u8]) -> Gid {
     Gid(gid)
 }
 
-/// The sender's GID in a datagram's route header: that of RoCE over IPv4 or
-/// IPv6, or InfiniBand's.
+/// Returns the sender's GID from a datagram's route header: RoCE over IPv4 or
+/// IPv6, or InfiniBand.
 pub fn source_gid(header: &[u8; ROUTE_HEADER]) -> Option<Gid> {
     Some(match route(header)? {
         Route::Ipv4(inner) => mapped(&inner[12..16]),
@@ -79,7 +80,7 @@ pub fn source_gid(header: &[u8; ROUTE_HEADER]) -> Option<Gid> {
     })
 }
 
-/// Whether a datagram was sent to a group.
+/// Returns whether a datagram was sent to a multicast group.
 pub(crate) fn is_multicast(header: &[u8; ROUTE_HEADER]) -> bool {
     match route(header) {
         Some(Route::Ipv4(inner)) => inner[16] >> 4 == 0xe,
@@ -88,22 +89,22 @@ pub(crate) fn is_multicast(header: &[u8; ROUTE_HEADER]) -> bool {
     }
 }
 
-/// A peer's number in an [`AddressVector`].
+/// The index of a peer in an [`AddressVector`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(u32);
 
-/// How a peer is reached.
+/// The values needed to send datagrams to a peer.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// What it is known by.
+    /// The address that identifies it.
     pub address: RawAddress,
-    /// The way there.
+    /// The path to its port.
     pub path: AddressHandle,
-    /// The key that its queue pair takes.
+    /// The queue key of its queue pair.
     pub qkey: u32,
 }
 
-/// The peers that datagrams go to and come from, by number (`fi_av`).
+/// The peers of datagrams, by index (`fi_av`).
 #[derive(Debug)]
 pub struct AddressVector<P = Peer> {
     peers: Vec<Option<P>>,
@@ -122,13 +123,14 @@ impl<P> Default for AddressVector<P> {
 }
 
 impl<P> AddressVector<P> {
-    /// An empty one, to which unknown senders are "not available".
+    /// Creates an empty address vector, in which unknown senders are "not
+    /// available".
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Unknown senders are errors (`FI_SOURCE_ERR`): the message is read out of
-    /// band, with the sender's address.
+    /// Makes unknown senders an error (`FI_SOURCE_ERR`): their messages are read
+    /// out of band, with the sender's address.
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
@@ -138,8 +140,8 @@ impl<P> AddressVector<P> {
         self.strict
     }
 
-    /// Enters a peer, or gives the one of that address a new value; its number
-    /// stays.
+    /// Inserts a peer, or replaces the one with that address, which keeps its
+    /// index.
     pub fn insert(&mut self, address: RawAddress, peer: P) -> PeerId {
         if let Some(&id) = self.numbers.get(&address) {
             self.peers[id.0 as usize] = Some(peer);
@@ -151,30 +153,30 @@ impl<P> AddressVector<P> {
         id
     }
 
-    /// Takes a peer out. Its number is not given again.
+    /// Removes a peer. Its index is not reused.
     pub fn remove(&mut self, id: PeerId) -> Option<P> {
         self.numbers.retain(|_, other| *other != id);
         self.peers.get_mut(id.0 as usize)?.take()
     }
 
-    /// The peer of that number.
+    /// Returns the peer with that index.
     pub fn get(&self, id: PeerId) -> Option<&P> {
         self.peers.get(id.0 as usize)?.as_ref()
     }
 
-    /// The number of the peer with that address.
+    /// Returns the index of the peer with that address.
     pub fn find(&self, address: &RawAddress) -> Option<PeerId> {
         self.numbers.get(address).copied()
     }
 }
 
-/// Who sent what an entry is of.
+/// The sender of a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sender {
     /// A peer of the address vector.
     Peer(PeerId),
-    /// Not available (`FI_ADDR_NOTAVAIL`): not a datagram, or of a sender that
-    /// the address vector does not have.
+    /// Not available (`FI_ADDR_NOTAVAIL`): not a datagram, or the address vector
+    /// does not contain the sender.
     #[default]
     NotAvailable,
 }

@@ -1,4 +1,4 @@
-//! Counting completions instead of reading them.
+//! Completion counters.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use super::{CompletionReader, ContextFormat, ReadError, ReaderBuilder, Signaler}
 use crate::data::Payload;
 use crate::{CloseError, CompletionQueue, Result};
 
-/// Counts of completed and of failed operations (`fi_cntr`), in place of
-/// entries. It has a completion queue of its own; the queue pairs made on that
-/// are what it counts.
+/// Counts of completed and of failed operations (`fi_cntr`), in place of entries.
+/// A counter has a completion queue of its own, and counts the operations of the
+/// queue pairs created on it.
 ///
-/// An operation that was posted unsignaled counts as well, as soon as a later
-/// one of its queue has brought it to an end.
+/// Unsignalled operations count too, as soon as a later completion of their queue
+/// has ended them.
 pub struct Counter {
     reader: CompletionReader<ContextFormat>,
     successes: u64,
@@ -20,11 +20,11 @@ pub struct Counter {
     last_error: Option<super::ErrorEntry>,
 }
 
-/// Why a wait for a counter ended early.
+/// The reason why waiting for a counter ended early.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CounterError {
-    /// The time is up, or somebody signalled.
+    /// The timeout has passed, or a signaler was used.
     Timeout,
     /// An operation has failed meanwhile.
     Failed,
@@ -45,7 +45,7 @@ impl std::fmt::Display for CounterError {
 impl std::error::Error for CounterError {}
 
 impl ReaderBuilder<ContextFormat> {
-    /// Makes the queue, to be counted.
+    /// Creates the queue with a counter.
     ///
     /// # Errors
     /// As [`ReaderBuilder::build`].
@@ -60,12 +60,12 @@ impl ReaderBuilder<ContextFormat> {
 }
 
 impl Counter {
-    /// The queue, to make queue pairs on.
+    /// Returns the queue, to create queue pairs on.
     pub fn queue(&self) -> &CompletionQueue {
         self.reader.queue()
     }
 
-    /// Counts what has completed. Memory that comes back is freed.
+    /// Counts new completions and releases the memory of their operations.
     ///
     /// # Errors
     /// [`ReadError::Overrun`], [`ReadError::Queue`].
@@ -73,8 +73,8 @@ impl Counter {
         self.progress_with(|_, _| ())
     }
 
-    /// Counts what has completed. Each operation's token and memory go to
-    /// `released`, of those unsignaled as well.
+    /// Counts new completions. The token and memory of each operation are passed
+    /// to `released`, also of unsignalled operations.
     ///
     /// # Errors
     /// As [`Counter::progress`].
@@ -108,47 +108,48 @@ impl Counter {
         }
     }
 
-    /// Operations that were done (`fi_cntr_read`), as of the last progress.
+    /// Returns the number of successful operations (`fi_cntr_read`) at the last
+    /// progress.
     pub fn successes(&self) -> u64 {
         self.successes
     }
 
-    /// Operations that have failed (`fi_cntr_readerr`), as of the last
+    /// Returns the number of failed operations (`fi_cntr_readerr`) at the last
     /// progress.
     pub fn errors(&self) -> u64 {
         self.errors
     }
 
-    /// The operation that failed last, without its memory, once.
+    /// Takes the operation that failed last, without its memory.
     pub fn last_error(&mut self) -> Option<super::ErrorEntry> {
         self.last_error.take()
     }
 
-    /// Adds to the successes (`fi_cntr_add`), wrapping.
+    /// Adds to the number of successes (`fi_cntr_add`), wrapping.
     pub fn add(&mut self, count: u64) {
         self.successes = self.successes.wrapping_add(count);
     }
 
-    /// Adds to the errors (`fi_cntr_adderr`), wrapping.
+    /// Adds to the number of errors (`fi_cntr_adderr`), wrapping.
     pub fn add_errors(&mut self, count: u64) {
         self.errors = self.errors.wrapping_add(count);
     }
 
-    /// Sets the successes (`fi_cntr_set`).
+    /// Sets the number of successes (`fi_cntr_set`).
     pub fn set(&mut self, count: u64) {
         self.successes = count;
     }
 
-    /// Sets the errors (`fi_cntr_seterr`).
+    /// Sets the number of errors (`fi_cntr_seterr`).
     pub fn set_errors(&mut self, count: u64) {
         self.errors = count;
     }
 
-    /// Blocks until there were at least `threshold` successes (`fi_cntr_wait`).
+    /// Blocks until there are at least `threshold` successes (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`CounterError::Timeout`]; [`CounterError::Failed`] as soon as one fails;
-    /// [`CounterError::Read`].
+    /// [`CounterError::Timeout`]; [`CounterError::Failed`] as soon as an
+    /// operation fails; [`CounterError::Read`].
     pub fn wait(&mut self, threshold: u64, timeout: Option<Duration>) -> Result<(), CounterError> {
         let deadline: Option<Instant> = wait::deadline(timeout);
         let errors = self.errors;
@@ -168,7 +169,7 @@ impl Counter {
         }
     }
 
-    /// What wakes a waiting thread, from any other.
+    /// Returns a signaler, which wakes a waiting thread from any other.
     pub fn signaler(&self) -> Signaler {
         self.reader.signaler()
     }

@@ -1,4 +1,4 @@
-//! Looking at completions where they lie.
+//! Completion cursors: reading completions in place.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use crate::inflight::{Nothing, Posted, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
 
-/// A batch of completions, looked at one after the other (`ibv_start_poll`,
-/// `ibv_next_poll`, `ibv_end_poll`). From [`CompletionQueue::cursor`].
+/// A cursor over a batch of completions (`ibv_start_poll`, `ibv_next_poll`,
+/// `ibv_end_poll`). From [`CompletionQueue::cursor`].
 ///
-/// An entry is not copied, and only the fields asked for are read. It lives
-/// until the next one is asked for; it cannot be kept, and the batch cannot be
-/// collected:
+/// Entries are not copied, and only the requested fields are read. An entry is
+/// valid until the next one is requested; it cannot be kept, and a batch cannot
+/// be collected:
 ///
 /// ```compile_fail,E0499
 /// fn keep(queue: &mut ringverbs::CompletionQueue) {
@@ -41,8 +41,8 @@ use crate::{Error, Result};
 /// }
 /// ```
 ///
-/// What has been looked at is out of the queue, whether the cursor is dropped
-/// or forgotten; the rest of the batch stays in the queue.
+/// Entries that were returned are consumed, whether the cursor is dropped or
+/// forgotten; the rest of the batch stays in the queue.
 pub struct Cursor<'q> {
     queue: &'q mut CompletionQueue,
     span: Span,
@@ -50,7 +50,7 @@ pub struct Cursor<'q> {
 }
 
 impl CompletionQueue {
-    /// Starts a batch of what is in the queue now.
+    /// Starts a batch of the completions that are in the queue now. Never blocks.
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available();
@@ -64,11 +64,11 @@ impl CompletionQueue {
 }
 
 impl Cursor<'_> {
-    /// The next completion of the batch, if there is one.
+    /// Returns the next completion of the batch.
     ///
     /// # Errors
-    /// [`Error::Corruption`] for a completion of nothing that was in flight. It
-    /// is out of the queue; one may go on.
+    /// [`Error::Corruption`] for a completion of no operation in flight. It is
+    /// consumed, and the cursor can continue.
     #[inline]
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
         self.step()?;
@@ -81,7 +81,7 @@ impl Cursor<'_> {
         }))
     }
 
-    /// Makes the next completion that somebody asked for the current one.
+    /// Advances to the next completion that the user asked for.
     #[inline]
     fn step(&mut self) -> Result<()> {
         loop {
@@ -121,7 +121,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Gives the entry that was looked at last back to the device.
+    /// Returns the current entry to the device.
     #[inline(always)]
     fn put_back(&mut self) {
         self.current = None;
@@ -153,44 +153,44 @@ impl fmt::Debug for Cursor<'_> {
     }
 }
 
-/// A completion that a [`Cursor`] looks at.
+/// A completion under a [`Cursor`].
 pub struct CursorEntry<'c> {
     entry: Entry<'c>,
     posted: &'c mut Posted,
-    /// The entry has its time.
+    /// Whether the entry has a timestamp.
     timed: bool,
 }
 
 impl<'c> CursorEntry<'c> {
-    /// The token that the operation was posted with.
+    /// Returns the token that the operation was posted with.
     #[inline]
     pub fn token(&self) -> u64 {
         self.posted.token
     }
 
-    /// What it was.
+    /// Returns the type of the operation.
     #[inline]
     pub fn operation(&self) -> Operation {
         self.posted.operation
     }
 
-    /// The queue pair that it was posted to, or that a shared receive was used
-    /// by.
+    /// Returns the number of the queue pair that it was posted to, or that
+    /// consumed a shared receive.
     #[inline]
     pub fn qp_num(&self) -> u32 {
         self.entry.qp_num()
     }
 
-    /// How it ended.
+    /// Returns the status.
     #[inline]
     pub fn status(&self) -> Status {
         Status(self.entry.status())
     }
 
-    /// What else there is to ask: after a failure, not what only a success has.
+    /// Returns the fields that only a successful completion has.
     ///
     /// # Errors
-    /// Why the operation was not done.
+    /// The reason of the failure.
     #[inline]
     pub fn result(&self) -> Result<SuccessFields<'c>, Failure> {
         let status = self.status();
@@ -207,7 +207,8 @@ impl<'c> CursorEntry<'c> {
         }
     }
 
-    /// Its memory. What is not taken is freed with the next step.
+    /// Takes the memory of the operation. If it is not taken, it is released by
+    /// the next step.
     #[inline]
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.posted.payload)
@@ -223,55 +224,58 @@ impl fmt::Debug for CursorEntry<'_> {
     }
 }
 
-/// The fields that a successful completion has, each read when asked for.
+/// The fields of a successful completion, each read when it is requested.
 #[derive(Clone, Copy)]
 pub struct SuccessFields<'c> {
     entry: Entry<'c>,
-    /// The entry has its time.
+    /// Whether the entry has a timestamp.
     timed: bool,
 }
 
 impl SuccessFields<'_> {
-    /// Bytes moved, as [`Success::byte_len`](super::Success::byte_len).
+    /// Returns the bytes transferred, as
+    /// [`Success::byte_len`](super::Success::byte_len).
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.entry.byte_len()
     }
 
-    /// Immediate data, host byte order.
+    /// Returns the immediate data, in host byte order.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         (self.entry.wc_flags() & FLAG_IMMEDIATE != 0).then(|| u32::from_be(self.entry.ex()))
     }
 
-    /// The key of ours that the message has invalidated.
+    /// Returns the local rkey that the message has invalidated.
     #[inline]
     pub fn invalidated(&self) -> Option<u32> {
         (self.entry.wc_flags() & FLAG_INVALIDATED != 0).then(|| self.entry.ex())
     }
 
-    /// When the device wrote it; `None` of a queue that was built without
-    /// [`timestamps`](crate::CompletionQueueBuilder::timestamps). A failure has
-    /// no time: the device has other things to say in its place.
+    /// Returns the time at which the device wrote the completion; `None` if the
+    /// queue was built without
+    /// [`timestamps`](crate::CompletionQueueBuilder::timestamps). Failed
+    /// completions have none: the device uses the field for the error.
     #[inline]
     pub fn timestamp(&self) -> Option<Timestamp> {
-        // SAFETY: the entry is of a queue with times.
+        // SAFETY: `timed` says that the queue was created with timestamps.
         (self.timed).then(|| Timestamp(unsafe { device::read_time(&self.entry) }))
     }
 
-    /// The sender's queue pair, of a datagram.
+    /// Returns the sender's queue pair number, of a datagram.
     #[inline]
     pub fn src_qp(&self) -> u32 {
         self.entry.src_qp()
     }
 
-    /// Whether a datagram came with its route header.
+    /// Returns whether a datagram has a global route header.
     #[inline]
     pub fn has_grh(&self) -> bool {
         self.entry.wc_flags() & FLAG_GRH != 0
     }
 
-    /// Whether a receive was used up by the peer's write with immediate data.
+    /// Returns whether a write with immediate data of the peer consumed the
+    /// receive.
     #[inline]
     pub fn is_remote_write(&self) -> bool {
         is_remote_write(self.entry.opcode())

@@ -7,28 +7,28 @@ use super::{Completion, CompletionQueue};
 use crate::qp::Released;
 use crate::{CloseError, QueuePair, Result};
 
-/// What a drained queue pair has left behind.
+/// The operations of a drained queue pair.
 #[derive(Debug, Default)]
 pub struct Drained {
-    /// Completions of the queue pair, in order, flushed ones included.
+    /// Completions of the queue pair, in order, including flushed ones.
     pub completions: Vec<Completion>,
-    /// Operations for which the device gave no completion in time; some devices
-    /// drop receives that were never used.
+    /// Operations without a completion until the timeout; some devices drop
+    /// receives that were never consumed.
     pub released: Vec<Released>,
 }
 
 impl QueuePair {
     /// Moves the queue pair to the error state, reads its completions until
-    /// nothing of it is in flight or the time is up, and destroys it: every
-    /// buffer comes back. Completions of other queue pairs that are met go to
+    /// nothing of it is in flight or the timeout has passed, and destroys it. All
+    /// its memory is returned. Completions of other queue pairs are passed to
     /// `others`.
     ///
     /// `recv_cq` is needed if receives complete in another queue than sends. A
-    /// timeout that the clock cannot tell is none.
+    /// timeout beyond the range of the clock is unlimited.
     ///
     /// # Errors
-    /// As [`QueuePair::close_and_drain`], with the queue pair; it is then in
-    /// the error state, and what was read so far went to `others`.
+    /// Returns the queue pair, as [`QueuePair::close_and_drain`]. It is in the
+    /// error state then, and the completions read so far were passed to `others`.
     pub fn drain(
         mut self,
         send_cq: &mut CompletionQueue,
@@ -54,7 +54,8 @@ impl QueuePair {
                     }
                     Ok(Some(completion)) => others(completion),
                     Ok(None) => break,
-                    // Said at the end: it is of nothing that is ours.
+                    // Reported at the end: it concerns no operation of this queue
+                    // pair.
                     Err(error) => failed = Some(error),
                 }
             };

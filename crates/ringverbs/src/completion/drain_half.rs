@@ -1,4 +1,4 @@
-//! Giving up one half of a queue pair that was split.
+//! Draining one half of a split queue pair.
 
 use std::time::Duration;
 
@@ -8,20 +8,22 @@ use crate::qp::{RecvHalf, SendHalf};
 use crate::{Error, Result};
 
 impl SendHalf {
-    /// Moves the queue pair to the error state, and reads completions until
-    /// nothing that this half has posted is in flight, or the time is up: what
-    /// was done, and what was flushed, each with its memory. Completions of
-    /// other queue pairs, and of the other half, go to `others`.
+    /// Moves the queue pair to the error state and reads completions until
+    /// nothing that this half has posted is in flight, or the timeout has passed.
+    /// Returns its completions, flushed ones included, each with its memory.
+    /// Completions of other queue pairs and of the other half are passed to
+    /// `others`.
     ///
-    /// What [`in_flight`](Self::in_flight) still counts then comes with later
-    /// completions, or is released with the queue pair. The other half does the
-    /// same in its own thread, on a queue of its own, or from the completions
-    /// that it is sent by `others`.
+    /// Operations that [`in_flight`](Self::in_flight) still counts afterwards
+    /// complete later, or are released with the queue pair. The other half is
+    /// drained by its own thread, from its own completion queue or from the
+    /// completions that `others` passes on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `cq` is not where its operations complete;
-    /// [`Error::Corruption`] for a completion of nothing, once all else is read.
-    /// What was read goes to `others` then.
+    /// [`Error::Invalid`] if its operations do not complete in `cq`;
+    /// [`Error::Corruption`] for a completion of no operation in flight, after
+    /// everything else was read. The completions read were passed to `others`
+    /// then.
     pub fn drain(
         &mut self,
         cq: &mut CompletionQueue,
@@ -36,11 +38,11 @@ impl SendHalf {
 }
 
 impl RecvHalf {
-    /// As [`SendHalf::drain`]. Receives of a shared queue are that queue's, and
-    /// are not waited for.
+    /// As [`SendHalf::drain`]. Receives of a shared receive queue belong to that
+    /// queue and are not waited for.
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendHalf::drain`].
     pub fn drain(
         &mut self,
         cq: &mut CompletionQueue,
@@ -60,15 +62,15 @@ fn must_be_its_queue(is_it: bool) -> Result<()> {
     })
 }
 
-/// Whether a completion is one of that queue pair's receives, or of all else
-/// that it does.
+/// Returns a filter for the completions of a queue pair: of its receives, or of
+/// all its other operations.
 fn completions_of(qp_num: u32, receives: bool) -> impl Fn(&Completion) -> bool {
     move |completion| {
         completion.qp_num == qp_num && (completion.operation == Operation::Receive) == receives
     }
 }
 
-/// A device that is gone has stopped by itself.
+/// A removed device has stopped by itself.
 fn tolerate_loss(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if !error.is_device_gone() => Err(error),
@@ -86,8 +88,8 @@ fn read(
     let deadline = wait::deadline(Some(timeout));
     let mut completions = Vec::new();
     let mut failed = None;
-    // When the time is up, what is there by then is read, but not what others
-    // go on putting there.
+    // After the timeout, completions that are already there are read, but not
+    // those that other queue pairs keep adding.
     let mut late = cq.capacity();
     while late > 0 {
         let over = wait::is_over(deadline);
@@ -97,7 +99,7 @@ fn read(
             Ok(Some(completion)) => others(completion),
             Ok(None) if over || done() => break,
             Ok(None) => std::thread::yield_now(),
-            // Said at the end: it is of nothing that is ours.
+            // Reported at the end: it concerns no operation of this half.
             Err(error) => failed = Some(error),
         }
     }

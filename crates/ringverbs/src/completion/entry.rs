@@ -1,4 +1,4 @@
-//! What a completion says.
+//! Completions and their status.
 
 use std::fmt;
 
@@ -13,9 +13,9 @@ use crate::operation::Operation;
 use crate::qp::LocalAddress;
 use crate::query::Gid;
 
-/// How an operation ended (`enum ibv_wc_status`).
+/// The status of a completed operation (`enum ibv_wc_status`).
 ///
-/// Open: a value that has no name here is kept as it came.
+/// Values without a constant are kept as the device reported them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(pub u32);
 
@@ -36,7 +36,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// It was done.
+    /// The operation succeeded.
     SUCCESS = 0, "success";
     /// A message was longer than its receive, or a buffer too short.
     LOC_LEN_ERR = 1, "local length error: the message does not fit the buffer";
@@ -44,23 +44,24 @@ statuses! {
     LOC_QP_OP_ERR = 2, "local queue pair operation error";
     /// Reserved.
     LOC_EEC_OP_ERR = 3, "local EE context operation error";
-    /// The memory is not registered so that the operation could use it.
+    /// The memory's registration does not allow the operation.
     LOC_PROT_ERR = 4, "local protection error: a key or address range is not valid for this";
-    /// It never began, or was given up: the queue pair is in the error state.
+    /// The operation was not started or was aborted: the queue pair is in the
+    /// error state.
     WR_FLUSH_ERR = 5, "flushed: the queue pair is in the error state";
     /// A memory window could not be bound.
     MW_BIND_ERR = 6, "memory window bind error";
-    /// The peer's answer was not what it should have been.
+    /// The peer's response was invalid.
     BAD_RESP_ERR = 7, "bad response of the peer";
-    /// A message of the peer touched what it may not.
+    /// A message of the peer violated the access rights of local memory.
     LOC_ACCESS_ERR = 8, "local access error";
-    /// The peer could not make sense of the request.
+    /// The peer found the request invalid.
     REM_INV_REQ_ERR = 9, "the peer calls the request invalid";
-    /// The peer does not allow it.
+    /// The peer does not allow the access.
     REM_ACCESS_ERR = 10, "the peer does not allow this access: wrong key, range or rights";
-    /// The peer failed.
+    /// The operation failed on the peer's side.
     REM_OP_ERR = 11, "the peer could not do it";
-    /// The peer did not answer.
+    /// The peer did not respond.
     RETRY_EXC_ERR = 12, "the peer did not answer (transport retries exceeded)";
     /// The peer had no receive posted for too long.
     RNR_RETRY_EXC_ERR = 13, "the peer had no receive posted (RNR retries exceeded)";
@@ -68,26 +69,26 @@ statuses! {
     LOC_RDD_VIOL_ERR = 14, "local RDD violation";
     /// Reserved.
     REM_INV_RD_REQ_ERR = 15, "the peer calls the RD request invalid";
-    /// The peer gave up.
+    /// The peer aborted the operation.
     REM_ABORT_ERR = 16, "aborted by the peer";
     /// Reserved.
     INV_EECN_ERR = 17, "invalid EE context number";
     /// Reserved.
     INV_EEC_STATE_ERR = 18, "invalid EE context state";
-    /// The device failed.
+    /// The device has failed.
     FATAL_ERR = 19, "fatal error of the device";
-    /// No answer in time.
+    /// There was no response in time.
     RESP_TIMEOUT_ERR = 20, "no answer in time";
-    /// Something else.
+    /// Another error.
     GENERAL_ERR = 21, "general error";
-    /// Of tag matching.
+    /// A tag matching error.
     TM_ERR = 22, "tag matching error";
-    /// A rendezvous that was not completed by the device.
+    /// The device did not complete a rendezvous.
     TM_RNDV_INCOMPLETE = 23, "tag matching: incomplete rendezvous";
 }
 
 impl Status {
-    /// Whether the operation was done.
+    /// Returns whether the operation succeeded.
     #[inline]
     pub fn is_success(self) -> bool {
         self == Self::SUCCESS
@@ -119,14 +120,14 @@ pub(super) const FLAG_GRH: u32 = 1;
 /// `IBV_WC_WITH_IMM`.
 pub(super) const FLAG_IMMEDIATE: u32 = 2;
 
-/// Whether a receive was used up by a write with immediate data, which went to
-/// other memory.
+/// Returns whether a write with immediate data, whose data went to other memory,
+/// consumed the receive.
 #[inline(always)]
 pub(super) fn is_remote_write(opcode: u32) -> bool {
     opcode == OPCODE_RECV_RDMA_WITH_IMM
 }
 
-/// Bytes that a message of `byte_len` has put into its receive.
+/// Returns how many bytes of a message of `byte_len` are in its receive.
 #[inline(always)]
 pub(super) fn received(opcode: u32, byte_len: u32) -> u32 {
     if is_remote_write(opcode) { 0 } else { byte_len }
@@ -144,19 +145,19 @@ fn outcome(wc: &WorkCompletion) -> Result<Success, Failure> {
     }
 }
 
-/// What an operation that was done has to tell.
+/// The fields of a successful completion.
 ///
-/// The order is that of what the device writes, so that it is copied in few
+/// They are in the order of the device's entry, so that they are copied in few
 /// pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Success {
-    /// Bytes moved. Of a receive: of the message, in a datagram with the 40
-    /// bytes of its route header; if the message was a write with immediate
-    /// data, the bytes written. Of a send: not set by every device.
+    /// Bytes transferred. Of a receive: the message's length, for a datagram
+    /// including the 40 bytes of the route header, for a write with immediate
+    /// data the bytes written. Of a send: not set by every device.
     pub byte_len: u32,
     ex: u32,
-    /// The sender's queue pair, of a datagram.
+    /// The sender's queue pair number, of a datagram.
     pub src_qp: u32,
     flags: u32,
     pkey_index: u16,
@@ -164,7 +165,7 @@ pub struct Success {
     sl: u8,
     dlid_path_bits: u8,
     port_num: u8,
-    /// Told by nobody; with it, one piece.
+    /// Unused; included so that the copy is contiguous.
     reserved: u8,
     opcode: u32,
 }
@@ -187,52 +188,53 @@ impl Success {
         }
     }
 
-    /// The sender's LID, of a datagram on InfiniBand; 0 on Ethernet.
+    /// Returns the sender's LID, of a datagram on InfiniBand; 0 on Ethernet.
     #[inline]
     pub fn slid(&self) -> u16 {
         self.slid
     }
 
-    /// The service level that a datagram came with.
+    /// Returns the service level of a datagram.
     #[inline]
     pub fn service_level(&self) -> u8 {
         self.sl
     }
 
-    /// Which of the port's LIDs a datagram was sent to: the low bits, as many as
-    /// its mask has (`lmc` of [`Context::query_port`](crate::Context::query_port)).
+    /// Returns which of the port's LIDs a datagram was sent to: the low bits, as
+    /// many as the LMC says (`lmc` of
+    /// [`Context::query_port`](crate::Context::query_port)).
     #[inline]
     pub fn path_bits(&self) -> u8 {
         self.dlid_path_bits
     }
 
-    /// Immediate data that came with the message, host byte order.
+    /// Returns the immediate data of the message, in host byte order.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         (self.flags & FLAG_IMMEDIATE != 0).then_some(u32::from_be(self.ex))
     }
 
-    /// The key of ours that the message has invalidated.
+    /// Returns the local rkey that the message has invalidated.
     #[inline]
     pub fn invalidated(&self) -> Option<u32> {
         (self.flags & device::FLAG_INVALIDATED != 0).then_some(self.ex)
     }
 
-    /// Which of the port's partition keys a datagram came with.
+    /// Returns the index of the partition key of a datagram in the port's table.
     #[inline]
     pub fn pkey_index(&self) -> u16 {
         self.pkey_index
     }
 
-    /// Whether the first 40 bytes of a datagram's buffer are the global route
-    /// header that it came with.
+    /// Returns whether the first 40 bytes of a datagram's buffer are its global
+    /// route header.
     #[inline]
     pub fn has_grh(&self) -> bool {
         self.flags & FLAG_GRH != 0
     }
 
-    /// Whether a receive was used up by the peer's write with immediate data,
-    /// which went to other memory.
+    /// Returns whether a write with immediate data of the peer, whose data went
+    /// to other memory, consumed the receive.
     #[inline]
     pub fn is_remote_write(&self) -> bool {
         is_remote_write(self.opcode)
@@ -250,12 +252,12 @@ impl fmt::Debug for Success {
     }
 }
 
-/// Why an operation was not done. A failed operation says nothing else.
+/// The reason of a failure. A failed completion has no other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Why.
+    /// The status.
     pub status: Status,
-    /// The device's own number for it.
+    /// The device's vendor error code.
     pub vendor_err: u32,
 }
 
@@ -276,19 +278,19 @@ impl std::error::Error for Failure {}
 pub struct Completion {
     /// The token that it was posted with.
     pub token: u64,
-    /// The queue pair that it was posted to, or that a shared receive was used
-    /// by.
+    /// The number of the queue pair that it was posted to, or that consumed a
+    /// shared receive.
     pub qp_num: u32,
-    /// What it was.
+    /// The type of the operation.
     pub operation: Operation,
-    /// What became of it.
+    /// The result.
     pub result: Result<Success, Failure>,
-    /// Its memory, free again.
+    /// The memory of the operation, returned to the caller.
     pub payload: Payload,
 }
 
 impl Default for Completion {
-    /// The completion of nothing: a place to poll into.
+    /// A placeholder to poll into.
     fn default() -> Self {
         Self {
             token: 0,
@@ -304,7 +306,7 @@ impl Default for Completion {
 }
 
 impl Completion {
-    /// From what the device wrote, and what was in flight.
+    /// Builds a completion from the device's entry and the operation in flight.
     #[inline(always)]
     pub(crate) fn new(entry: Entry<'_>, retired: Retired<'_>) -> Self {
         let mut this = Self::default();
@@ -312,21 +314,21 @@ impl Completion {
         this
     }
 
-    /// Turns a place to poll into into the completion that the device wrote, of
-    /// what was in flight.
+    /// Replaces this by the completion built from the device's entry and the
+    /// operation in flight.
     #[inline(always)]
     pub(super) fn replace(&mut self, entry: Entry<'_>, retired: Retired<'_>) {
-        // What was in the place is dropped before anything is taken out: then
-        // all goes from where it was in flight to where it belongs.
+        // The previous payload is dropped first, so that everything can be moved
+        // directly from the operation in flight to its destination.
         if !matches!(self.payload, Payload::None) {
             self.payload = Payload::None;
         }
-        // SAFETY: what has something to drop is moved out of the operation, once:
-        // its payload, into this, which is written whole and has none itself,
-        // and its companion.
+        // SAFETY: the parts of the operation that need dropping are moved out
+        // exactly once: the payload into `self`, which is overwritten and has no
+        // payload to drop itself, and the companion.
         unsafe {
             retired.in_place(|posted: *const Posted| {
-                // Read as late as this, the fields need no place in between.
+                // Read this late, the fields need no intermediate storage.
                 let wc = device::read(&entry);
                 let operation = (*posted).operation;
                 let completion = Self {
@@ -338,8 +340,8 @@ impl Completion {
                 };
                 std::ptr::write(self, completion);
                 if operation != Operation::Receive {
-                    // A sender's own completion says that it sent immediate
-                    // data, and does not have them.
+                    // A sender's own completion has the flag of immediate data,
+                    // but not the data.
                     if let Ok(success) = &mut self.result {
                         success.flags = 0;
                     }
@@ -353,7 +355,7 @@ impl Completion {
         }
     }
 
-    /// How it ended.
+    /// Returns the status.
     #[inline]
     pub fn status(&self) -> Status {
         match &self.result {
@@ -362,12 +364,15 @@ impl Completion {
         }
     }
 
-    /// The way back to whoever sent a datagram to this address: for an answer,
-    /// with [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
-    /// The sender's LID, and its GID if the datagram says that, at the service
-    /// level that it came with (as `ibv_init_ah_from_wc(3)` has it).
+    /// Returns the path back to the sender of a datagram that arrived at `local`,
+    /// to reply with
+    /// [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
+    /// The path has the sender's LID, the sender's GID if the datagram has a
+    /// route header, and the service level of the datagram (like
+    /// `ibv_init_ah_from_wc(3)`).
     ///
-    /// `None` of what is no datagram's receive, and of one that says neither.
+    /// `None` if this is not the receive of a datagram, or there is neither LID
+    /// nor GID.
     pub fn way_back(&self, local: &LocalAddress) -> Option<AhAttr> {
         let success = self.result.ok()?;
         let gid = self.sender();
@@ -381,9 +386,9 @@ impl Completion {
         Some(path)
     }
 
-    /// The address that a datagram came from, out of the route header in its
-    /// buffer: [`source_gid`](super::source_gid). On InfiniBand datagrams may come
-    /// without: [`way_back`](Self::way_back).
+    /// Returns the sender's GID from the route header in a datagram's buffer:
+    /// [`source_gid`](super::source_gid). Datagrams on InfiniBand may have no
+    /// route header; see [`way_back`](Self::way_back).
     pub fn sender(&self) -> Option<Gid> {
         let success = self.result.ok()?;
         if !success.has_grh() {
@@ -397,13 +402,13 @@ impl Completion {
         source_gid(header)
     }
 
-    /// The buffer that was posted, if it was one.
+    /// Takes the buffer that was posted, if there was exactly one.
     #[inline]
     pub fn take_buffer(&mut self) -> Option<Buffer> {
         std::mem::take(&mut self.payload).into_buffer()
     }
 
-    /// The buffers that were posted.
+    /// Takes the buffers that were posted.
     pub fn take_buffers(&mut self) -> Vec<Buffer> {
         std::mem::take(&mut self.payload).into_buffers()
     }

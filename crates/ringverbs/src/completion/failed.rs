@@ -1,4 +1,4 @@
-//! Failed operations, read out of band.
+//! Failed operations, which readers report out of band.
 
 use std::fmt;
 
@@ -12,35 +12,34 @@ use crate::operation::Operation;
 
 /// A failed operation (`struct fi_cq_err_entry`).
 ///
-/// Of a failed work request the device says which it was, why, and on which
-/// queue pair, and nothing else: what is `None` or empty here was not to be
-/// known.
+/// For a failed work request the device reports which one it was, the reason and
+/// the queue pair, and nothing else. Fields that are unknown are `None` or empty.
 #[derive(Debug)]
 pub struct ErrorEntry {
     /// The token that it was posted with.
     pub token: u64,
-    /// What was asked for.
+    /// The type of the operation.
     pub flags: EntryFlags,
-    /// Bytes that were received in spite of it: of a message cut short.
+    /// Bytes received nevertheless, of a truncated message.
     pub len: Option<usize>,
     /// Bytes that did not fit.
     pub overflow_len: Option<usize>,
-    /// Immediate data, of a message that did arrive.
+    /// Immediate data of a message that did arrive.
     pub data: Option<u32>,
-    /// The tag, of a tagged message.
+    /// The tag of a tagged message.
     pub tag: Option<u64>,
-    /// The general error, a number of errno(3).
+    /// The general error, an errno(3).
     pub errno: i32,
-    /// The provider's error: status of the completion.
+    /// The provider's error: the status of the completion.
     pub provider: Status,
-    /// The provider's data: the device's own number.
+    /// The device's vendor error code.
     pub vendor_err: u32,
-    /// The queue pair.
+    /// The queue pair number.
     pub qp_num: u32,
-    /// Who sent it, if that is the error: a sender that the address vector does
-    /// not have, ready to be inserted.
+    /// The sender, if the error is that the address vector does not contain it;
+    /// it can be inserted.
     pub source: Option<RawAddress>,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 
@@ -49,7 +48,7 @@ impl ErrorEntry {
         let status = Status(wc.status);
         let mut payload = posted.payload;
         if posted.operation == Operation::Receive {
-            // What the device put there, if anything, is not said.
+            // The device does not report how much it has written, if anything.
             payload.received(0);
         }
         Self {
@@ -89,8 +88,8 @@ impl fmt::Display for ErrorEntry {
 }
 
 impl Status {
-    /// The general error, a number of errno(3), that says it best; 0 for
-    /// success, EIO for a status that is not known.
+    /// Returns the errno(3) that matches the status best; 0 for success, EIO for
+    /// an unknown status.
     pub fn errno(self) -> i32 {
         match self {
             Self::SUCCESS => 0,
@@ -111,13 +110,14 @@ impl Status {
     }
 }
 
-/// Text of a general error number (`fi_strerror`). Any number has one.
+/// Returns the text of a general error number (`fi_strerror`); every number has
+/// one.
 pub fn error_text(errno: i32) -> String {
     uverbs::Errno::new(errno).to_string()
 }
 
-/// Text of a provider's error and its data (`fi_cq_strerror`,
-/// `ibv_wc_status_str`). Any number has one.
+/// Returns the text of a provider's error and its data (`fi_cq_strerror`,
+/// `ibv_wc_status_str`); every number has one.
 pub fn provider_error_text(status: Status, vendor_err: u32) -> String {
     if vendor_err == 0 {
         status.to_string()
@@ -126,25 +126,25 @@ pub fn provider_error_text(status: Status, vendor_err: u32) -> String {
     }
 }
 
-/// Why a reader gave no entry.
+/// The reason why a reader returned no entry.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// An operation has failed: `read_err` has it, and until it was called
-    /// nothing else is read (`-FI_EAVAIL`).
+    /// An operation has failed: `read_err` returns it. Until then nothing else is
+    /// read (`-FI_EAVAIL`).
     ErrorAvailable,
-    /// A blocking read found nothing until the time was up, or until somebody
-    /// signalled (`-FI_EAGAIN`).
+    /// A blocking read found nothing until the timeout or a signal
+    /// (`-FI_EAGAIN`).
     Again,
-    /// Completions were lost: more came than the queue holds. All that it held
-    /// have been read. This queue says so for good; make a larger one.
+    /// Completions were lost because more arrived than the queue holds. Those
+    /// that it held were all read. The error is permanent; create a larger queue.
     Overrun,
     /// The queue could not be read, armed, or waited for.
     Queue(Error),
 }
 
 impl ReadError {
-    /// The error number that says it best.
+    /// Returns the errno that matches the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::ErrorAvailable => libc::EIO,

@@ -1,4 +1,4 @@
-//! Formats of entries: what a reader is told of a completion.
+//! Entry formats of completion readers.
 
 use std::fmt::Debug;
 
@@ -8,49 +8,49 @@ use crate::device::WorkCompletion;
 use crate::operation::Operation;
 
 bitflags::bitflags! {
-    /// What a completion was of. The numbers are this crate's own.
+    /// Properties of a completion. The values are specific to this crate.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct EntryFlags: u32 {
         /// A message was sent.
         const SEND = 1;
         /// A message was received.
         const RECV = 1 << 1;
-        /// A message, untagged.
+        /// An untagged message.
         const MSG = 1 << 2;
         /// A tagged message.
         const TAGGED = 1 << 3;
-        /// Memory was read or written by one side alone.
+        /// One-sided access to memory: an RDMA read or write.
         const RMA = 1 << 4;
         /// An atomic operation.
         const ATOMIC = 1 << 5;
-        /// A read, or an atomic that brings a value back.
+        /// An RDMA read, or an atomic that returns a value.
         const READ = 1 << 6;
-        /// A write, or an atomic that changes memory.
+        /// An RDMA write, or an atomic that changes memory.
         const WRITE = 1 << 7;
-        /// A peer has read from here. No queue pair raises this: a peer's read
-        /// leaves no trace in the completion queue.
+        /// A peer has read local memory. Never set for a queue pair: a peer's
+        /// read leaves no completion here.
         const REMOTE_READ = 1 << 8;
-        /// A peer has written here, and said so with immediate data.
+        /// A peer has written local memory, with immediate data.
         const REMOTE_WRITE = 1 << 9;
-        /// Immediate data came along.
+        /// There is immediate data.
         const REMOTE_CQ_DATA = 1 << 10;
-        /// The message was sent to a group.
+        /// The message was sent to a multicast group.
         const MULTICAST = 1 << 11;
-        /// A buffer of many messages is the owner's again.
+        /// A multi-receive buffer was released to its owner.
         const MULTI_RECV = 1 << 12;
-        /// More parts of the same follow.
+        /// More parts of the same message follow.
         const MORE = 1 << 13;
-        /// An unexpected message was set aside for its finder.
+        /// An unexpected message was claimed.
         const CLAIM = 1 << 14;
         /// A flush.
         const FLUSH = 1 << 15;
-        /// A key was invalidated, or a window bound.
+        /// A key was invalidated or a window bound.
         const KEY = 1 << 16;
     }
 }
 
 impl EntryFlags {
-    /// What an operation stands for by itself.
+    /// Returns the flags that follow from the operation.
     #[inline]
     pub(crate) fn of_operation(operation: Operation) -> Self {
         match operation {
@@ -85,7 +85,7 @@ impl EntryFlags {
     }
 }
 
-/// A successful completion before it has a format.
+/// A successful completion before it is converted to a format.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Raw<'w> {
@@ -108,13 +108,13 @@ impl Raw<'_> {
     }
 }
 
-/// How much an entry tells. Chosen when a reader is made: a smaller entry costs
-/// less to read.
+/// The format of a reader's entries, chosen when the reader is built: a smaller
+/// entry costs less to read.
 ///
-/// [`Context`](ContextFormat), [`Message`](MessageFormat),
-/// [`Data`](DataFormat), [`Tagged`](TaggedFormat).
+/// [`Context`](ContextFormat), [`Message`](MessageFormat), [`Data`](DataFormat),
+/// [`Tagged`](TaggedFormat).
 pub trait Format: sealed::Sealed + 'static {
-    /// The entry.
+    /// The type of an entry.
     type Entry: Debug + Default + Send;
 
     #[doc(hidden)]
@@ -125,7 +125,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Entries that say which operation is done, and nothing else.
+/// Entries with the token only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ContextFormat;
 
@@ -141,59 +141,59 @@ pub struct DataFormat;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TaggedFormat;
 
-/// An operation is done (`struct fi_cq_entry`).
+/// A completed operation (`struct fi_cq_entry`).
 #[derive(Debug, Default)]
 pub struct ContextEntry {
     /// The token that it was posted with.
     pub token: u64,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 
-/// An operation is done (`struct fi_cq_msg_entry`).
+/// A completed operation (`struct fi_cq_msg_entry`).
 #[derive(Debug, Default)]
 pub struct MessageEntry {
     /// The token that it was posted with.
     pub token: u64,
-    /// What it was.
+    /// The type of the operation.
     pub flags: EntryFlags,
-    /// Bytes received (a datagram's with its 40 bytes of route header); of
-    /// other operations what the device says, which may be 0.
+    /// Bytes received (of a datagram including 40 bytes of route header); for
+    /// other operations as the device reports it, possibly 0.
     pub len: usize,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 
-/// An operation is done (`struct fi_cq_data_entry`).
+/// A completed operation (`struct fi_cq_data_entry`).
 #[derive(Debug, Default)]
 pub struct DataEntry {
     /// The token that it was posted with.
     pub token: u64,
-    /// What it was.
+    /// The type of the operation.
     pub flags: EntryFlags,
     /// As [`MessageEntry::len`].
     pub len: usize,
-    /// Immediate data of a received message, host byte order.
+    /// Immediate data of a received message, in host byte order.
     pub data: Option<u32>,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 
-/// An operation is done (`struct fi_cq_tagged_entry`).
+/// A completed operation (`struct fi_cq_tagged_entry`).
 #[derive(Debug, Default)]
 pub struct TaggedEntry {
     /// The token that it was posted with.
     pub token: u64,
-    /// What it was.
+    /// The type of the operation.
     pub flags: EntryFlags,
     /// As [`MessageEntry::len`].
     pub len: usize,
-    /// Immediate data of a received message, host byte order.
+    /// Immediate data of a received message, in host byte order.
     pub data: Option<u32>,
-    /// The tag; `None` if the message has none, as those that a device without
-    /// tag matching receives.
+    /// The tag; `None` for messages without one, such as those received by a
+    /// device without tag matching.
     pub tag: Option<u64>,
-    /// Its memory.
+    /// The memory of the operation.
     pub payload: Payload,
 }
 

@@ -1,4 +1,4 @@
-//! A completion queue for those who make queue pairs on it.
+//! Handles of completion queues.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::{CompletionQueue, CompletionReader, Format, Shared};
 use crate::{Context, Error, Result};
 
-/// A handle of a completion queue, to make queue pairs on: it does not poll, so
-/// any thread may have one while the owner of the queue does.
+/// A handle of a completion queue, on which queue pairs can be created. It does
+/// not poll, so any thread may have one while the owner of the queue polls.
 ///
-/// Clones are of the same queue, and as cheap as an `Arc`'s. Like a queue pair
-/// a handle keeps the kernel's object, and [`CompletionQueue::close`] is refused
-/// while there are any.
+/// Clones refer to the same queue and cost as much as those of an `Arc`. Like a
+/// queue pair, a handle keeps the kernel object alive, and
+/// [`CompletionQueue::close`] is refused while handles exist.
 ///
 /// ```no_run
 /// # fn f(domain: &ringverbs::ProtectionDomain, mut cq: ringverbs::CompletionQueue) {
@@ -36,20 +36,20 @@ impl CompletionQueueRef {
         }
     }
 
-    /// The context that the queue lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         self.shared.context()
     }
 
-    /// What the queue's events name it by: its [`CompletionQueue::id`].
+    /// Returns the identifier in the queue's events: its [`CompletionQueue::id`].
     pub fn id(&self) -> u64 {
         self.shared.id()
     }
 
-    /// What a queue pair keeps.
+    /// Returns the state that a queue pair keeps alive.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the queue's owner is gone.
+    /// [`Error::Invalid`] if the owner has dropped the queue.
     pub(crate) fn admit(&self) -> Result<Arc<Shared>> {
         if self.shared.is_parked() {
             return Err(Error::Invalid {

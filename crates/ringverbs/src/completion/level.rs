@@ -1,42 +1,42 @@
-//! How much a completion promises, and operations by librpma's names.
+//! Completion levels, and operations named after librpma's.
 
 use crate::data::Source;
 use crate::memory::MemorySlice;
 use crate::qp::{BatchError, FlushRange, FlushTo, PostError, SendHalf, Transport, WorkRequest};
 use crate::{Context, Error, Inline, Operation, QueuePair, RemoteAddr, Result};
 
-/// What a completion promises (`FI_INJECT_COMPLETE` and its like), weakest
+/// The guarantee of a completion (`FI_INJECT_COMPLETE` and the like), weakest
 /// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// The buffer may be used again. Inline data promises that by itself.
+    /// The buffer may be reused. Inline data always guarantees that.
     Inject,
-    /// The operation needs no more of this side: it will not be sent again.
+    /// The operation no longer depends on this side: it will not be
+    /// retransmitted.
     Transmit,
-    /// The data is in the peer's memory, for its reader to see.
+    /// The data is in the peer's memory, visible to its readers.
     Delivery,
-    /// The message has met a receive of the peer's.
+    /// The message was matched with a receive of the peer.
     Match,
-    /// The data outlives a loss of power.
+    /// The data survives a loss of power.
     Commit,
 }
 
-/// What it takes to keep a promise.
+/// The completion that gives a guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Means {
     /// The operation's own completion.
     Itself,
-    /// That of a flush behind it.
+    /// The completion of a flush after the operation.
     Flush(FlushTo),
-    /// That of a read behind it, which pushes what was written before it.
+    /// The completion of a read after the operation, which pushes earlier writes.
     ReadAfterWrite,
 }
 
-/// What of a transport's it takes for an operation's completion to promise
-/// `level`.
+/// Returns how a completion of `operation` can guarantee `level` on a transport.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if nothing does.
+/// [`Error::Unsupported`] if it cannot.
 pub fn means_for(
     context: &Context,
     transport: Transport,
@@ -60,8 +60,8 @@ fn decide(
         (_, _) if !reliable => {
             unsupported("a completion level over transmit needs a reliable connection")
         }
-        // The answer carries the data, or says that the message was put into
-        // the receive that it met.
+        // The response carries the data, or acknowledges that the message was
+        // stored in its receive.
         (
             Level::Delivery,
             Operation::Read
@@ -91,16 +91,16 @@ fn decide(
 }
 
 impl SendHalf {
-    /// Writes to memory of the peer's, with one completion, under `token`, that
-    /// promises `level`. Where a flush or a read behind the write is what that
-    /// takes (see [`means_for`]), the entry is of that, and the write's memory
-    /// is freed when it is read.
+    /// Writes to remote memory with one completion, with `token`, that guarantees
+    /// `level`. If that needs a flush or a read after the write (see
+    /// [`means_for`]), the completion is that of the flush or read, and the
+    /// write's memory is released when it is polled.
     ///
-    /// The first that takes a read registers a page for the byte that is read:
-    /// a system call.
+    /// The first call that needs a read registers a page for it, by a system
+    /// call.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a level that the transport cannot give; as
+    /// [`Error::Unsupported`] for a level that the transport cannot guarantee; as
     /// [`SendHalf::post`]. Nothing was posted.
     pub fn write_at_level<D: Source>(
         &mut self,
@@ -136,8 +136,8 @@ impl SendHalf {
                 }
                 (_, None) => Ok(()),
             };
-            // `prepare` has seen to it that this is not refused. If it were,
-            // nothing would be posted, and the write's memory gone.
+            // `prepare` has checked that this is not refused. Otherwise nothing
+            // would be posted, and the write's memory released.
             behind.map_err(|error| PostError {
                 error,
                 data: None,
@@ -154,8 +154,9 @@ impl SendHalf {
         })
     }
 
-    /// What `level` takes, after checks of everything that could be refused
-    /// once the first half is posted; and where a byte is read to, if one is.
+    /// Returns how `level` is reached and the target of the read, if there is
+    /// one. Checks everything that could be refused after the write is in the
+    /// batch.
     fn prepare(
         &mut self,
         operation: Operation,
@@ -176,9 +177,10 @@ impl SendHalf {
         Ok((means, scratch))
     }
 
-    /// Brings what was written before to where `kind` says (`rpma_flush`), with
-    /// an entry under `token`. On a device without flush, visibility is had by
-    /// a read of a byte; the first registers a page for it: a system call.
+    /// Flushes earlier writes to remote memory as far as `kind` says
+    /// (`rpma_flush`), with a completion with `token`. On a device without the
+    /// flush operation, visibility is reached by reading a byte; the first such
+    /// call registers a page for it, by a system call.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for persistence on a device without flush; as
@@ -225,8 +227,8 @@ impl SendHalf {
         self.post(WorkRequest::send(data).immediate(immediate).token(token))
     }
 
-    /// Writes with immediate data (`rpma_write_with_imm`): the peer gets an
-    /// entry of it.
+    /// Writes with immediate data (`rpma_write_with_imm`), for which the peer
+    /// gets a completion.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -244,13 +246,12 @@ impl SendHalf {
         )
     }
 
-    /// Writes 8 bytes all at once (`rpma_atomic_write`). On a device without
-    /// the operation, an inline write of 8 aligned bytes after all before it
-    /// does it, as librpma has it; that needs a queue pair with room for 8
-    /// inline bytes.
+    /// Writes 8 bytes atomically (`rpma_atomic_write`). On a device without the
+    /// operation, it is a fenced inline write of 8 aligned bytes, as in librpma;
+    /// the queue pair needs room for 8 bytes of inline data.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `to` is not a multiple of 8; as
+    /// [`Error::Invalid`] if `to` is not a multiple of 8; as [`SendHalf::post`].
     /// [`SendHalf::post`].
     pub fn atomic_write(
         &mut self,
@@ -278,14 +279,14 @@ impl SendHalf {
     }
 }
 
-/// What a whole queue pair does by its sending half.
+/// Methods of a queue pair that forward to its send half.
 macro_rules! by_the_sending_half {
     ($(fn $name:ident $(<$data:ident>)? ($($argument:ident: $type:ty),*) -> $returned:ty;)*) => {
         impl QueuePair {$(
             #[doc = concat!("As [`SendHalf::", stringify!($name), "`].")]
             ///
             /// # Errors
-            /// As there.
+            /// As that method.
             pub fn $name$(<$data: Source>)?(
                 &mut self,
                 $($argument: $type),*

@@ -1,13 +1,13 @@
 //! Completion queues.
 //!
-//! - [`CompletionQueue`]: one owner; polls without a lock or an atomic
-//!   read-modify-write;
-//! - [`SharedCompletionQueue`]: the same for any thread, behind a lock that is
-//!   taken and released within each call;
-//! - [`CompletionQueueRef`]: a handle, for those who make queue pairs on a queue
-//!   that another thread polls;
-//! - [`Completion`]: what became of an operation, with everything that it
-//!   owned.
+//! - [`CompletionQueue`] has one owner and polls without a lock or an atomic
+//!   read-modify-write.
+//! - [`SharedCompletionQueue`] is the same for any thread, behind a lock that is
+//!   held only within each call.
+//! - [`CompletionQueueRef`] is a handle for creating queue pairs on a queue that
+//!   another thread polls.
+//! - [`Completion`] is the result of an operation, with everything that the
+//!   operation owned.
 
 mod address;
 mod counter;

@@ -1,4 +1,4 @@
-//! One large buffer for many messages.
+//! Multi-receive buffers: one large buffer for many messages.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::memory::Registered;
 use crate::qp::{PostError, RecvHalf};
 use crate::{Buffer, Error, Operation, Result, SharedReceiveQueue};
 
-/// What takes receives: the receiving half of a queue pair, or a shared receive
-/// queue.
+/// A queue that receives can be posted to: the receive half of a queue pair, a
+/// queue pair, or a shared receive queue.
 pub trait ReceivePoster: sealed::Sealed {
-    /// Posts one.
+    /// Posts a receive.
     ///
     /// # Errors
     /// As [`RecvHalf::receive`].
@@ -44,20 +44,20 @@ impl ReceivePoster for crate::QueuePair {
     }
 }
 
-/// A buffer that receives many messages (`FI_MULTI_RECV`): it is cut into
-/// pieces of the longest message, each posted as a receive. Messages are looked
-/// at where they arrived. When the last piece has come back the buffer is
-/// whole again, and the caller's.
+/// A buffer that receives many messages (`FI_MULTI_RECV`). It is split into
+/// pieces of the longest message, each posted as a receive, and messages are read
+/// where they arrived. When the last piece has completed, the buffer can be
+/// rejoined and returned.
 ///
-/// A piece is known by its memory: tokens are the caller's, and other receives
-/// may have the same.
+/// A piece is identified by its memory, because tokens are the caller's, and
+/// other receives may use the same ones.
 pub struct MultiReceive {
     pieces: Vec<Option<Buffer>>,
     tail: Option<Buffer>,
     memory: Arc<Registered>,
     /// Address of the first piece.
     start: u64,
-    /// Bytes of each.
+    /// Bytes of each piece.
     piece: usize,
     posted: usize,
 }
@@ -65,26 +65,26 @@ pub struct MultiReceive {
 /// A message in a [`MultiReceive`].
 #[derive(Debug)]
 pub struct MultiMessage<'m> {
-    /// Its bytes; of a datagram behind its route header of 40. Empty if the
-    /// receive failed.
+    /// The received bytes; those of a datagram start with its 40 bytes of route
+    /// header. Empty if the receive failed.
     pub data: &'m [u8],
-    /// Where in the buffer it begins.
+    /// Offset of the piece in the buffer, in bytes.
     pub offset: usize,
-    /// `MULTI_RECV` with the last one: the buffer is released.
+    /// `MULTI_RECV` with the last message: the buffer is released.
     pub flags: EntryFlags,
-    /// The completion, without memory: immediate data, status and so on.
+    /// The completion without its memory: immediate data, status and so on.
     pub completion: Completion,
 }
 
 impl MultiReceive {
-    /// Posts `buffer`, cut into pieces of `piece` bytes (a rest that is shorter
-    /// stays unused), under tokens from `first_token` on.
+    /// Splits `buffer` into pieces of `piece` bytes (a shorter remainder stays
+    /// unused) and posts them with tokens from `first_token`.
     ///
     /// # Errors
-    /// As [`ReceivePoster::post_receive`], with the whole buffer, if not even
-    /// the first piece was taken; [`Error::Invalid`] for pieces of no bytes, or
-    /// longer than the buffer. If the queue is full later, the rest of the
-    /// buffer is not used: see [`MultiReceive::posted`].
+    /// Returns the whole buffer, as [`ReceivePoster::post_receive`], if the first
+    /// piece was not posted; [`Error::Invalid`] if `piece` is 0 or longer than
+    /// the buffer. If the queue is full later, the rest of the buffer is not
+    /// used: see [`MultiReceive::posted`].
     pub fn post(
         queue: &mut impl ReceivePoster,
         mut buffer: Buffer,
@@ -119,7 +119,7 @@ impl MultiReceive {
                     data: Some(mut front),
                     token,
                 }) => {
-                    // It was cut off just now, so it fits.
+                    // Cannot fail: it was split off just now.
                     let _ = front.unsplit(buffer);
                     if number == 0 {
                         return Err(PostError {
@@ -141,17 +141,17 @@ impl MultiReceive {
         Ok(this)
     }
 
-    /// Pieces that were posted.
+    /// Returns the number of pieces that were posted.
     pub fn posted(&self) -> usize {
         self.posted
     }
 
-    /// Pieces that have not come back.
+    /// Returns the number of pieces in flight.
     pub fn in_flight(&self) -> usize {
         self.pieces.iter().filter(|piece| piece.is_none()).count()
     }
 
-    /// Whether a completion is that of a piece in flight.
+    /// Returns whether a completion is that of a piece in flight.
     pub fn owns(&self, completion: &Completion) -> bool {
         self.piece_of(completion).is_some()
     }
@@ -165,12 +165,12 @@ impl MultiReceive {
         }
     }
 
-    /// The number of a piece that has not come back.
+    /// Returns the number of the piece in flight that `buffer` is.
     fn missing(&self, buffer: &Buffer) -> Option<usize> {
         if !Arc::ptr_eq(buffer.memory(), &self.memory) || buffer.capacity() != self.piece {
             return None;
         }
-        // A piece before the first wraps, and is out of range.
+        // The offset of a piece before the first one wraps, and is out of range.
         let offset = buffer.device_addr().wrapping_sub(self.start);
         let piece = self.piece as u64;
         let number = usize::try_from(offset / piece).ok()?;
@@ -178,10 +178,10 @@ impl MultiReceive {
         (free && offset.is_multiple_of(piece)).then_some(number)
     }
 
-    /// Takes the completion of a piece in, and shows the message.
+    /// Takes the completion of a piece and returns its message.
     ///
     /// # Errors
-    /// The completion, if it is none of this buffer's.
+    /// Returns the completion if it is not of a piece of this buffer.
     pub fn take(&mut self, mut completion: Completion) -> Result<MultiMessage<'_>, Completion> {
         let Some(number) = self.piece_of(&completion) else {
             return Err(completion);
@@ -208,10 +208,10 @@ impl MultiReceive {
         })
     }
 
-    /// A piece of a queue pair that is gone comes back.
+    /// Takes back a piece that was released with its queue pair.
     ///
     /// # Errors
-    /// The buffer, if it is none of this one's.
+    /// Returns the buffer if it is not a piece of this one.
     pub fn take_released(&mut self, buffer: Buffer) -> Result<(), Buffer> {
         match self.missing(&buffer) {
             Some(number) => {
@@ -222,10 +222,10 @@ impl MultiReceive {
         }
     }
 
-    /// The whole buffer.
+    /// Rejoins the buffer.
     ///
     /// # Errors
-    /// This, while pieces are in flight.
+    /// Returns `self` while pieces are in flight.
     pub fn into_buffer(mut self) -> Result<Buffer, Self> {
         if self.in_flight() > 0 {
             return Err(self);
@@ -235,7 +235,7 @@ impl MultiReceive {
         for piece in pieces {
             match &mut whole {
                 None => whole = Some(piece),
-                // Pieces of one buffer, in order: they fit.
+                // Cannot fail: pieces of one buffer, in order.
                 Some(whole) => drop(whole.unsplit(piece)),
             }
         }

@@ -1,4 +1,4 @@
-//! The completion queue of one owner.
+//! Completion queues with one owner.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -17,16 +17,16 @@ use crate::device::{self, CompletionRing, Entry};
 use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
-/// Entries of a queue for which no size was asked.
+/// Default size of a queue, in entries.
 const DEFAULT_ENTRIES: u32 = 128;
 
-/// Polls that find nothing between looks at the clock.
+/// Empty polls between two reads of the clock.
 const SPINS_TO_CLOCK: u32 = 1 << 6;
-/// ... and between questions whether the device is still there, each a system
-/// call: milliseconds.
+/// Empty polls between two queries, by a system call each, whether the device was
+/// removed: milliseconds.
 const SPINS_TO_GONE: u32 = 1 << 18;
 
-/// How to make a completion queue. From [`Context::completion_queue`].
+/// Builder of a completion queue, from [`Context::completion_queue`].
 #[derive(Debug)]
 #[must_use]
 pub struct CompletionQueueBuilder {
@@ -38,7 +38,7 @@ pub struct CompletionQueueBuilder {
 }
 
 impl Context {
-    /// A completion queue, to be described further and built.
+    /// Returns a builder of a completion queue.
     pub fn completion_queue(&self) -> CompletionQueueBuilder {
         CompletionQueueBuilder {
             context: self.clone(),
@@ -51,32 +51,33 @@ impl Context {
 }
 
 impl CompletionQueueBuilder {
-    /// Entries at least; 0 leaves it to the library. A queue that is never
-    /// overrun has as many as operations can be outstanding on all of its queue
-    /// pairs.
+    /// Sets the minimum number of entries; 0, the default, leaves it to the
+    /// library. A queue is never overrun if it has as many entries as operations
+    /// can be outstanding on all of its queue pairs.
     pub fn entries(mut self, entries: u32) -> Self {
         self.entries = entries;
         self
     }
 
-    /// The completion vector that its events go to, less than
-    /// [`Context::num_comp_vectors`].
+    /// Sets the completion vector of its events, less than
+    /// [`Context::num_comp_vectors`]; default 0.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// Where its events go when it is armed.
+    /// Sets the channel that receives its events when it is armed.
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
         self
     }
 
-    /// Completions carry the time at which the device wrote them
-    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`), for those who look at them where
-    /// they lie: [`SuccessFields::timestamp`](super::SuccessFields::timestamp),
-    /// [`raw::Entry::timestamp`](crate::raw::Entry::timestamp). ConnectX has it,
-    /// rdma_rxe has not.
+    /// Requests timestamps: the time at which the device wrote each completion
+    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`). They are available where
+    /// completions are read in place:
+    /// [`SuccessFields::timestamp`](super::SuccessFields::timestamp),
+    /// [`raw::Entry::timestamp`](crate::raw::Entry::timestamp). ConnectX supports
+    /// them, rdma_rxe does not.
     pub fn timestamps(mut self) -> Self {
         self.timestamps = true;
         self
@@ -90,17 +91,17 @@ impl CompletionQueueBuilder {
         self.channel.is_some()
     }
 
-    /// Makes the queue, for one owner.
+    /// Creates the queue.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more entries than the device has, or a completion
-    /// vector out of range; [`Error::Unsupported`] for timestamps, of a
-    /// device that has none; ENOMEM.
+    /// [`Error::Limit`] for more entries than the device supports, or a
+    /// completion vector out of range; [`Error::Unsupported`] for timestamps on a
+    /// device without them; ENOMEM.
     pub fn build(self) -> Result<CompletionQueue> {
         self.build_with(None)
     }
 
-    /// With a file of its own for its asynchronous events.
+    /// Creates the queue with its own file for asynchronous events.
     pub(super) fn build_with(self, async_fd: Option<BorrowedFd<'_>>) -> Result<CompletionQueue> {
         let Self {
             context,
@@ -179,19 +180,19 @@ impl CompletionQueueBuilder {
     }
 }
 
-/// The part of a completion queue that its queue pairs keep.
+/// The part of a completion queue that its queue pairs keep alive.
 pub(crate) struct Shared {
-    /// Goes before the ring (`drop`).
+    /// Destroyed before the ring is unmapped (`drop`).
     object: ManuallyDrop<Cq<Ctx>>,
-    /// The ring, once its owner is gone: the device may still write there.
+    /// The ring of a dropped owner, to which the device may still write.
     parked: OnceLock<CompletionRing>,
-    /// 1 once the object is destroyed.
+    /// 1 after the object was destroyed.
     destroyed: Hint,
-    /// The queues that complete here.
+    /// The work queues that complete here.
     pub(super) queues: Registry<Fifo>,
-    /// The queue pairs that do, where the device needs to be read with them.
+    /// The QP table, for devices whose CQEs need it to be decoded.
     completers: device::Completers,
-    /// Counts the queues that have gone.
+    /// Counts work queues that were destroyed.
     departures: Epoch,
     channel: Option<CompletionChannel>,
     pub(super) context: Context,
@@ -215,18 +216,18 @@ impl Shared {
         self.id
     }
 
-    /// Whether the owner is gone.
+    /// Returns whether the owner has dropped the queue.
     pub(super) fn is_parked(&self) -> bool {
         self.parked.get().is_some()
     }
 
-    /// Numbers a queue that completes here, for so many operations.
+    /// Registers a work queue with room for `capacity` operations.
     pub fn enter(&self, capacity: u32) -> Result<Arc<Fifo>> {
         self.queues.insert(|id| Fifo::new(id, capacity))
     }
 
-    /// A queue is gone: the kernel touches nothing of it any more. What was in
-    /// flight is let go of, by the poller if it has met the queue.
+    /// Called after the kernel destroyed a work queue. Its operations in flight
+    /// are released by the poller if that has a reference to the queue.
     pub fn leave(&self, fifo: &Fifo) {
         self.queues.remove(fifo.id());
         self.departures.advance();
@@ -235,7 +236,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
         if self.destroyed.get() != 0 {
             object.into_handle();
@@ -245,7 +246,7 @@ impl Drop for Shared {
             let gone = self.context.is_gone_by(&error);
             object.into_handle();
             if !gone {
-                // The device may go on writing there: it stays.
+                // The device may still write to the ring, so it stays mapped.
                 tracing::error!(%error, "completion queue leaked, with its ring");
                 std::mem::forget(self.parked.take());
                 std::mem::forget(self.context.clone());
@@ -265,32 +266,32 @@ impl fmt::Debug for Shared {
 
 /// A completion queue with one owner.
 ///
-/// Whoever has it polls: without a lock, an atomic read-modify-write, an
-/// allocation or a system call. It is `Send`; for several threads at once there
+/// Polling takes no lock, no atomic read-modify-write, no allocation and no
+/// system call. The queue is `Send`; for concurrent use by several threads there
 /// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
 ///
-/// Queue pairs keep what they need of it. If it is dropped before them nobody
-/// reads their completions, and what is in flight stays theirs until they are
-/// dropped.
+/// Queue pairs keep its kernel object alive. If it is dropped before them, their
+/// completions are not read any more, and what is in flight is released with the
+/// queue pairs.
 pub struct CompletionQueue {
     pub(super) ring: ManuallyDrop<CompletionRing>,
     peek: ring::Peek,
     retired: Vec<ring::Retired>,
     pub(super) reaper: Reaper,
-    /// Departures that the reaper knows of.
+    /// Departures that the reaper has processed.
     seen: u32,
-    /// A cursor has brought the first entry to an end and not given it back:
-    /// it was forgotten.
+    /// A forgotten cursor has consumed the first entry without returning it to
+    /// the device.
     pub(super) held: bool,
-    /// What the device writes is decoded before it is in the ring.
+    /// Whether CQEs are decoded before they are in `ring`.
     decoded: bool,
-    /// The ring has the times of completions.
+    /// Whether the entries have timestamps.
     pub(crate) timed: bool,
     pub(super) shared: Arc<Shared>,
 }
 
 impl CompletionQueue {
-    /// A handle, to make queue pairs on the queue from any thread while its
+    /// Returns a handle, on which any thread can create queue pairs while the
     /// owner polls.
     pub fn handle(&self) -> CompletionQueueRef {
         CompletionQueueRef::new(&self.shared)
@@ -301,29 +302,30 @@ impl CompletionQueue {
         &self.ring
     }
 
-    /// The context that it lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         &self.shared.context
     }
 
-    /// What its events name it by; no other object of the context has the same.
+    /// Returns the identifier in its events; unique in the context.
     pub fn id(&self) -> u64 {
         self.shared.id
     }
 
-    /// Completions that it holds at most: at least as many as were asked for.
+    /// Returns the number of completions that the queue holds, which is at least
+    /// the requested number.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Polls for up to `out.len()` completions, in order, each once. Returns
-    /// how many were written to the front of `out`, whose old contents are
-    /// dropped.
+    /// Polls for up to `out.len()` completions, in order, each once. Returns how
+    /// many were written to the front of `out`, whose previous contents are
+    /// dropped. Never blocks.
     ///
     /// # Errors
-    /// [`Error::Corruption`] for a completion of nothing that was in flight.
-    /// It is dropped; completions before it have been returned by an earlier
-    /// call, those behind it come with the next.
+    /// [`Error::Corruption`] for a completion of no operation in flight. It is
+    /// discarded; completions before it were returned by an earlier call, those
+    /// after it are returned by the next.
     pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize> {
         let mut places = out.iter_mut();
         let max = places.len();
@@ -338,7 +340,7 @@ impl CompletionQueue {
         )
     }
 
-    /// Polls for one completion.
+    /// Polls for one completion. Never blocks.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -352,12 +354,12 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// Spins until a completion is there. Where none is to come (nothing is in
-    /// flight, or the peer never sends) it does so for ever: see
+    /// Spins until there is a completion. If none arrives (nothing is in flight,
+    /// or the peer never sends), it spins for ever: see
     /// [`poll_for`](Self::poll_for).
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`]; EIO if the device is gone.
+    /// As [`CompletionQueue::poll`]; EIO if the device was removed.
     pub fn poll_until_one(&mut self) -> Result<Completion> {
         loop {
             if let Some(completion) = self.spin(None)? {
@@ -366,8 +368,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Spins until a completion is there, or the time is up: then `None`. It
-    /// polls at least once. A time that the clock cannot tell has no end.
+    /// Spins until there is a completion, or returns `None` after the timeout. It
+    /// polls at least once. A timeout beyond the range of the clock is unlimited.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll_until_one`].
@@ -388,11 +390,12 @@ impl CompletionQueue {
                     return Ok(None);
                 }
             }
-            // What is not answered by the driver: see `Context::is_gone_by`.
+            // A query that the driver does not answer itself: see
+            // `Context::is_gone_by`.
             if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0)
                 && error.is_device_gone()
             {
-                // It may have completed all by its end.
+                // The device may have flushed everything when it was removed.
                 return self
                     .poll_one()?
                     .map_or(Err(error.into()), |last| Ok(Some(last)));
@@ -400,17 +403,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes up to `max` completions of operations in flight out of the queue,
-    /// in order. Each goes to `each`, with what the operation owned; what is
-    /// brought to an end without a completion that the user asked for goes to
-    /// `earlier`. Returns how many went to `each`.
+    /// Takes up to `max` completions of operations in flight from the queue, in
+    /// order. Each is passed to `each` with what the operation owned; operations
+    /// that end without a completion that the user asked for are passed to
+    /// `earlier`. Returns how many were passed to `each`.
     ///
-    /// This is what all ways of reading completions stand on. Indices are read
-    /// once and published once.
+    /// All ways of reading completions use this. Indices are read once and
+    /// published once.
     ///
     /// # Errors
-    /// [`Error::Corruption`] if the first entry names nothing in flight; it is
-    /// dropped. If it is a later one, it is left to the next call.
+    /// [`Error::Corruption`] if the first entry names no operation in flight; it
+    /// is discarded. A later one is left to the next call.
     #[inline(always)]
     pub(crate) fn reap(
         &mut self,
@@ -428,10 +431,10 @@ impl CompletionQueue {
         )
     }
 
-    /// As [`CompletionQueue::reap`], until `each` says that it was enough.
+    /// As [`CompletionQueue::reap`], until `each` returns false.
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionQueue::reap`].
     #[inline(always)]
     pub(crate) fn reap_while(
         &mut self,
@@ -440,7 +443,7 @@ impl CompletionQueue {
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         let mut span = self.available();
-        // Also if there is nothing to read: it may be long until there is.
+        // Also done without completions: it may be long until the next one.
         self.look_for_departures();
         if span.at == span.end || max == 0 {
             return Ok(0);
@@ -486,7 +489,7 @@ impl CompletionQueue {
         failed.map_or(Ok(count), Err)
     }
 
-    /// The completions that are there now, and have not been looked at.
+    /// Returns the completions that are there and were not read.
     #[inline(always)]
     pub(crate) fn available(&mut self) -> device::Span {
         if self.held | self.decoded {
@@ -495,8 +498,8 @@ impl CompletionQueue {
         self.ring.ready()
     }
 
-    /// The same, for the raw layer: without what makes no sense, of which
-    /// nobody could be told.
+    /// As [`available`](Self::available), for the raw layer: without malformed
+    /// CQEs, which it could not report.
     #[inline(always)]
     pub(crate) fn available_raw(&mut self) -> device::Span {
         if self.held | self.decoded {
@@ -505,8 +508,8 @@ impl CompletionQueue {
         self.ring.ready()
     }
 
-    /// The completions of a queue of which something is to be done first. Apart,
-    /// so that others pay one condition for it.
+    /// Slow path of `available`. Out of line, so that the fast path pays one
+    /// condition for it.
     #[cold]
     #[inline(never)]
     fn prepared(&mut self, tell: bool) -> device::Span {
@@ -516,14 +519,15 @@ impl CompletionQueue {
         self.ring.available(tell)
     }
 
-    /// Gives back the entry that a cursor has left, and looks.
+    /// Returns the entry that a forgotten cursor consumed, and looks for new
+    /// ones.
     #[cold]
     #[inline(never)]
     fn give_back(&mut self, tell: bool) -> device::Span {
         self.held = false;
         let mut span = self.ring.ready();
-        // Not there any more if the ring could not be mapped when it was
-        // resized, or the device has taken it back.
+        // The entry is gone if the ring could not be mapped after a resize, or
+        // the device has overwritten it.
         if span.at != span.end {
             self.ring.advance(&mut span);
             self.ring.release(&span);
@@ -531,7 +535,7 @@ impl CompletionQueue {
         self.ring.available(tell)
     }
 
-    /// Lets go of queues that have gone since this was asked last.
+    /// Releases work queues that were destroyed since the last call.
     #[inline(always)]
     pub(super) fn look_for_departures(&mut self) {
         let now = self.shared.departures.now();
@@ -541,29 +545,29 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether `fifo`'s operations complete here.
+    /// Returns whether `shared` belongs to this queue.
     pub(crate) fn serves(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Takes everything in flight out of a queue that completes here and whose
-    /// kernel object is gone.
+    /// Takes everything in flight from a work queue that completes here and was
+    /// destroyed.
     pub(crate) fn drain(&mut self, fifo: &Fifo, each: impl FnMut(Posted)) {
         self.reaper.drain(fifo, each);
     }
 
-    /// The channel that its events go to.
+    /// Returns the channel of its events.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.shared.channel.as_ref()
     }
 
-    /// Arms the queue and looks again, as one act: the next completion that
-    /// comes (or the next that its sender solicited) puts an event into the
-    /// channel. Those that are there already do not; so only if this says
-    /// `false` may one wait for an event.
+    /// Requests notification for the next unread completion, or the next
+    /// solicited one, and then checks the queue again. Completions that are
+    /// already there raise no event, so the caller may wait for an event only if
+    /// this returns `false`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a channel; EIO if the device is gone.
+    /// [`Error::Invalid`] without a channel; EIO if the device was removed.
     pub fn arm(&mut self, solicited_only: bool) -> Result<bool> {
         if self.shared.channel.is_none() {
             return Err(Error::Invalid {
@@ -573,32 +577,33 @@ impl CompletionQueue {
         self.ring.arm_and_look(&self.shared.object, solicited_only)
     }
 
-    /// An event only after `count` completions or `period` microseconds.
+    /// Delays events until there are `count` completions or `period` microseconds
+    /// have passed.
     ///
     /// # Errors
-    /// EOPNOTSUPP of a device that cannot.
+    /// EOPNOTSUPP if the device does not support it.
     pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
         Ok(self.shared.object.modify_moderation(count, period)?)
     }
 
-    /// Resizes the queue to at least `entries`; what is in it stays in it, in
-    /// order. Returns how many it holds now.
+    /// Resizes the queue to at least `entries`. Completions in it are kept, in
+    /// order. Returns its new capacity.
     ///
     /// # Errors
-    /// EINVAL if it holds more completions than that, or the device cannot make
-    /// it so large: nothing has changed. If the new queue cannot be mapped, it
-    /// reads as empty from now on.
+    /// EINVAL if it holds more completions than that, or the device does not
+    /// support the size; nothing has changed then. If the new ring cannot be
+    /// mapped, the queue reads as empty from now on.
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         self.ring
             .resize(&self.shared.object, &self.peek, &mut self.retired, entries)
     }
 
-    /// Closes the queue. Completions that are in it are lost; their operations'
-    /// resources are released.
+    /// Closes the queue. Its unread completions are lost, and the memory of their
+    /// operations is released.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the queue, while queue pairs use it or there are
-    /// [handles](Self::handle) of it; the kernel's reason.
+    /// Returns the queue with [`Error::Busy`] while queue pairs or
+    /// [handles](Self::handle) of it exist, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         if Arc::strong_count(&self.shared) > 1 {
             let error = Error::Busy {
@@ -620,10 +625,10 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
-        // The kernel's side lives on while queue pairs use it, and what it
-        // writes to outlives it.
+        // The kernel object exists as long as queue pairs use it, and the ring
+        // must outlive it.
         let _ = self.shared.parked.set(ring);
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a completion queue in a format, with errors out of band.
+//! Completion readers: entries in a chosen format, errors out of band.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,14 +23,14 @@ use crate::inflight::Posted;
 use crate::operation::Operation;
 use crate::{AsyncEvent, CloseError, Context, Error, Result};
 
-/// Looks into the file of asynchronous events after the queue may have been
-/// overrun: the event comes a little after the entries.
+/// Number of times that the asynchronous events are read after a possible
+/// overrun: the event arrives a little after the entries.
 const LOOKS: u32 = 64;
 
-/// Completions that are counted at once.
+/// Number of completions that are counted at once.
 const BATCH: usize = 64;
 
-/// How to make a [`CompletionReader`]. From [`CompletionQueueBuilder::reader`].
+/// Builder of a [`CompletionReader`], from [`CompletionQueueBuilder::reader`].
 #[derive(Debug)]
 #[must_use]
 pub struct ReaderBuilder<F: Format = MessageFormat> {
@@ -41,7 +41,7 @@ pub struct ReaderBuilder<F: Format = MessageFormat> {
 }
 
 impl CompletionQueueBuilder {
-    /// A reader of the queue, in a format, to be described further and built.
+    /// Returns a builder of a reader of the queue, for entries in format `F`.
     pub fn reader<F: Format>(self) -> ReaderBuilder<F> {
         ReaderBuilder {
             queue: self,
@@ -53,26 +53,25 @@ impl CompletionQueueBuilder {
 }
 
 impl<F: Format> ReaderBuilder<F> {
-    /// What blocking reads sleep on.
+    /// Sets the object that blocking reads wait on.
     pub fn wait_object(mut self, object: WaitObject) -> Self {
         self.object = object;
         self
     }
 
-    /// A blocking read returns when so many entries are there, or the time is
-    /// up (`FI_CQ_COND_THRESHOLD`). 1 unless told; never more than it has room
-    /// for.
+    /// Sets how many entries a blocking read waits for (`FI_CQ_COND_THRESHOLD`);
+    /// default 1. A read never waits for more than it has room for.
     pub fn threshold(mut self, entries: usize) -> Self {
         self.threshold = entries.max(1);
         self
     }
 
-    /// Makes the queue.
+    /// Creates the queue and its reader.
     ///
     /// # Errors
     /// As [`CompletionQueueBuilder::build`]; [`Error::Invalid`] for a builder
-    /// with a channel, since the reader makes its own; [`Error::System`] if the
-    /// wait object cannot be made.
+    /// with a channel, since the reader creates its own; [`Error::System`] if the
+    /// wait object cannot be created.
     pub fn build(self) -> Result<CompletionReader<F>> {
         if self.queue.has_channel() {
             return Err(Error::Invalid {
@@ -105,12 +104,12 @@ impl<F: Format> ReaderBuilder<F> {
     }
 }
 
-/// A completion queue that is read in one format, successes and failures
-/// apart, with or without blocking (`fi_cq`).
+/// A completion queue that is read in one format, with successes and failures
+/// separate, blocking or not (`fi_cq`).
 ///
-/// One owner: no lock, and no atomic read-modify-write, in a read that finds
-/// something. [`SharedCompletionReader`](super::SharedCompletionReader) is for
-/// any thread.
+/// It has one owner: a read that finds something takes no lock and no atomic
+/// read-modify-write. [`SharedCompletionReader`](super::SharedCompletionReader)
+/// is for any thread.
 ///
 /// ```no_run
 /// # fn f(context: &ringverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -139,7 +138,8 @@ impl<F: Format> ReaderBuilder<F> {
 pub struct CompletionReader<F: Format = MessageFormat> {
     state: State,
     queue: CompletionQueue,
-    /// The queue that the waiter was made for; `queue_mut` lends it.
+    /// The queue that the waiter was created for; `queue_mut` allows replacing
+    /// `queue`.
     queue_id: u64,
     waiter: Arc<Waiter>,
     threshold: usize,
@@ -149,29 +149,29 @@ pub struct CompletionReader<F: Format = MessageFormat> {
 struct State {
     overrun: Overrun,
     event: Option<AsyncEvent>,
-    /// Entries read since the queue was found empty. An overrun needs a full
-    /// queue, so as many as it holds.
+    /// Entries read since the queue was last empty. An overrun needs a full
+    /// queue, so at least its capacity.
     since_empty: usize,
-    /// Looks that are left.
+    /// Remaining reads of the asynchronous events.
     looks: u32,
-    /// Signals that a blocking read has returned for.
+    /// Signals for which a blocking read has returned.
     seen: u32,
     failed: Option<ErrorEntry>,
-    /// Of the queue, met behind entries.
+    /// An error of the queue that was found after entries.
     stashed: Option<Error>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Overrun {
     No,
-    /// What is left is still read.
+    /// The remaining entries are still read.
     Yes,
-    /// For good.
+    /// Reported; permanent.
     Said,
 }
 
 impl State {
-    /// Whether the queue was overrun, asked when it is empty.
+    /// Checks for an overrun; called when the queue is empty.
     #[cold]
     fn look_for_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {
         if self.since_empty >= capacity {
@@ -184,7 +184,8 @@ impl State {
         }
         self.looks = self.looks.saturating_sub(1);
         self.take_event(waiter);
-        // What came between the look at the queue and the event is read first.
+        // Entries that arrived between the check of the queue and the event are
+        // read first.
         Ok(())
     }
 
@@ -197,42 +198,43 @@ impl State {
                 self.event = Some(event.into());
             }
             Err(error) if is_again(&error) => {}
-            // The device is gone: what is asked next says so.
+            // The device was removed, which the next command reports.
             Err(_) => self.looks = 0,
         }
     }
 }
 
 impl<F: Format> CompletionReader<F> {
-    /// The queue, to make queue pairs on.
+    /// Returns the queue, to create queue pairs on.
     pub fn queue(&self) -> &CompletionQueue {
         &self.queue
     }
 
-    /// A handle of the queue, to make queue pairs on from any thread.
+    /// Returns a handle of the queue, on which any thread can create queue pairs.
     pub fn handle(&self) -> CompletionQueueRef {
         self.queue.handle()
     }
 
-    /// The queue, to be polled in band (`ibv_poll_cq`), resized, drained. What
-    /// is read there is not read here. A reader whose queue was replaced through
-    /// this does not wait any more: that is [`Error::Invalid`].
+    /// Returns the queue, to poll it in band (`ibv_poll_cq`), resize or drain it.
+    /// Completions polled there are not read here. If the queue is replaced
+    /// through this reference, the reader refuses to wait with
+    /// [`Error::Invalid`].
     pub fn queue_mut(&mut self) -> &mut CompletionQueue {
         &mut self.queue
     }
 
-    /// The context that it lives in.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         self.queue.context()
     }
 
-    /// Reads up to `out.len()` entries, in order, each once; 0 if none is
-    /// there. Room for none is allowed. Does not block, nor allocate.
+    /// Reads up to `out.len()` entries, in order, each once; returns 0 if there
+    /// are none. `out` may be empty. Neither blocks nor allocates.
     ///
     /// # Errors
-    /// [`ReadError::ErrorAvailable`] when the next one has failed, until
-    /// [`CompletionReader::read_err`] has been called. [`ReadError::Overrun`],
-    /// for good, once completions were lost and those that are left are read.
+    /// [`ReadError::ErrorAvailable`] if the next operation has failed, until
+    /// [`CompletionReader::read_err`] is called. [`ReadError::Overrun`],
+    /// permanently, after completions were lost and the remaining ones were read.
     /// [`ReadError::Queue`] as [`CompletionQueue::poll`].
     #[inline]
     pub fn read(&mut self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
@@ -246,7 +248,7 @@ impl<F: Format> CompletionReader<F> {
         })
     }
 
-    /// Reads one entry, if one is there.
+    /// Reads one entry, if there is one.
     ///
     /// # Errors
     /// As [`CompletionReader::read`].
@@ -260,12 +262,13 @@ impl<F: Format> CompletionReader<F> {
         Ok(found)
     }
 
-    /// As [`CompletionReader::read`], with who sent each (`fi_cq_readfrom`): of
-    /// a received datagram that is its sender, if `peers` has it.
+    /// Reads entries with their senders (`fi_cq_readfrom`). The sender is that of
+    /// a received datagram, if `peers` contains it.
     ///
     /// # Errors
-    /// As there; and if `peers` is [strict](AddressVector::strict), a message of
-    /// an unknown sender is read as an error, with the sender's address.
+    /// As [`CompletionReader::read`]; and if `peers` is
+    /// [strict](AddressVector::strict), a message of an unknown sender is read as
+    /// an error, with the sender's address.
     pub fn read_from<P>(
         &mut self,
         out: &mut [(F::Entry, Sender)],
@@ -289,12 +292,13 @@ impl<F: Format> CompletionReader<F> {
         })
     }
 
-    /// The failed operation that [`ReadError::ErrorAvailable`] is about.
+    /// Returns the failed operation that [`ReadError::ErrorAvailable`] announces.
     pub fn read_err(&mut self) -> Option<ErrorEntry> {
         self.state.failed.take()
     }
 
-    /// Reads into wherever `put` puts it; what `put` refuses is an error.
+    /// Passes up to `max` entries to `put`; one that `put` refuses becomes an
+    /// error.
     #[inline]
     fn fill(
         &mut self,
@@ -309,7 +313,8 @@ impl<F: Format> CompletionReader<F> {
         }
     }
 
-    /// Nothing was there. Whether to look again, since the queue was overrun.
+    /// Called when the queue is empty. Returns whether to read again because of
+    /// an overrun.
     #[inline]
     fn may_be_overrun(&mut self) -> Result<bool, ReadError> {
         let state = &mut self.state;
@@ -375,13 +380,13 @@ impl<F: Format> CompletionReader<F> {
         Ok(count)
     }
 
-    /// Reads up to `out.len()` entries, and blocks until there are as many as
-    /// the [threshold](ReaderBuilder::threshold) says. Without a `timeout` for
-    /// ever. When the time is up, what is there is returned.
+    /// Reads up to `out.len()` entries, and blocks until there are as many as the
+    /// [threshold](ReaderBuilder::threshold), without limit if `timeout` is
+    /// `None`. After the timeout it returns the entries that are there.
     ///
     /// # Errors
-    /// As [`CompletionReader::read`]; [`ReadError::Again`] if nothing was there
-    /// when the time was up, or a [`Signaler`] was used.
+    /// As [`CompletionReader::read`]; [`ReadError::Again`] if there was no entry
+    /// at the timeout, or a [`Signaler`] was used.
     pub fn read_timeout(
         &mut self,
         out: &mut [F::Entry],
@@ -391,11 +396,10 @@ impl<F: Format> CompletionReader<F> {
         self.block(max, timeout, |reader, done| reader.read(&mut out[done..]))
     }
 
-    /// As [`CompletionReader::read_timeout`], with who sent each
-    /// (`fi_cq_sreadfrom`).
+    /// As [`CompletionReader::read_timeout`], with senders (`fi_cq_sreadfrom`).
     ///
     /// # Errors
-    /// As there, and as [`CompletionReader::read_from`].
+    /// As [`CompletionReader::read_timeout`] and [`CompletionReader::read_from`].
     pub fn read_from_timeout<P>(
         &mut self,
         out: &mut [(F::Entry, Sender)],
@@ -425,7 +429,7 @@ impl<F: Format> CompletionReader<F> {
                 Ok(count) => done += count,
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {
-                    // The others are said again by the next read.
+                    // The next read reports the other errors again by itself.
                     if let ReadError::Queue(error) = error {
                         self.state.stashed = Some(error);
                     }
@@ -446,8 +450,8 @@ impl<F: Format> CompletionReader<F> {
         }
     }
 
-    /// Takes a batch of completions out, with those that are brought to an end
-    /// without one; 0 if there is none.
+    /// Takes a batch of completions and the operations that they end without
+    /// completions of their own; returns their number.
     pub(super) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
         loop {
             let each = std::cell::RefCell::new(&mut *each);
@@ -469,13 +473,13 @@ impl<F: Format> CompletionReader<F> {
         }
     }
 
-    /// Whether somebody has signalled since this was asked last.
+    /// Returns whether there was a signal since the last call.
     pub(super) fn signalled(&mut self) -> bool {
         let now = self.waiter.signals();
         std::mem::replace(&mut self.state.seen, now) != now
     }
 
-    /// Sleeps until there is a reason to look.
+    /// Sleeps until the queue has to be checked.
     pub(super) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
         let before = self.waiter.before_arming();
         if self.waiter.channel().is_some() && self.arm()? {
@@ -485,13 +489,13 @@ impl<F: Format> CompletionReader<F> {
         self.settle()
     }
 
-    /// Whether one may wait (`fi_trywait`): nothing is there to be read, and the
-    /// reader is armed, so that the next completion makes its descriptor
-    /// readable, or notifies its condition variable. After waking,
+    /// Arms the reader and returns whether the caller may wait (`fi_trywait`):
+    /// there is nothing to read, and the next completion will make the descriptor
+    /// readable or notify the condition variable. After waking, call
     /// [`CompletionReader::settle`].
     ///
     /// # Errors
-    /// [`ReadError::Queue`] without a wait object that one can wait for.
+    /// [`ReadError::Queue`] without a wait object that can be waited for.
     pub fn try_wait(&mut self) -> Result<bool, ReadError> {
         let state = &self.state;
         if state.failed.is_some() || state.stashed.is_some() || state.overrun != Overrun::No {
@@ -500,13 +504,13 @@ impl<F: Format> CompletionReader<F> {
         Ok(!self.arm()?)
     }
 
-    /// Waits until something is there to be read, and leaves it there
-    /// (`rpma_cq_wait`): arms, looks, sleeps, and takes the event, as one call.
-    /// False when the time is up, or somebody signalled.
+    /// Waits until there is something to read, and does not read it
+    /// (`rpma_cq_wait`): arms, checks, sleeps and consumes the event in one call.
+    /// Returns false after the timeout, or if a signaler was used.
     ///
     /// # Errors
-    /// [`ReadError::Queue`] without a wait object that is armed (`None` and
-    /// `Yield` are not).
+    /// [`ReadError::Queue`] with a wait object that cannot be armed (`None` and
+    /// `Yield`).
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, ReadError> {
         let deadline = wait::deadline(timeout);
         loop {
@@ -522,38 +526,38 @@ impl<F: Format> CompletionReader<F> {
         }
     }
 
-    /// Takes the events that have made the descriptor readable.
+    /// Consumes the events that made the descriptor readable.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn settle(&mut self) -> Result<()> {
         self.woken();
         self.waiter.settle()
     }
 
-    /// It may have been an asynchronous event that woke us.
+    /// The wakeup may be due to an asynchronous event.
     pub(super) fn woken(&mut self) {
         self.state.looks = self.state.looks.max(1);
     }
 
-    /// What wakes blocking reads, from any thread.
+    /// Returns a signaler, which wakes blocking reads from any thread.
     pub fn signaler(&self) -> Signaler {
         Signaler {
             waiter: Arc::clone(&self.waiter),
         }
     }
 
-    /// The mutex and condition variable, with that wait object.
+    /// Returns the mutex and condition variable, with that wait object.
     pub fn condvar(&self) -> Option<Arc<MutexCond>> {
         self.waiter.condvar().cloned()
     }
 
-    /// The descriptor, with a wait object that has one.
+    /// Returns the descriptor, with a wait object that has one.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.waiter.fd()
     }
 
-    /// The asynchronous event that this queue has raised, once: that it was
+    /// Takes the asynchronous event that this queue has raised: that it was
     /// overrun.
     pub fn async_event(&mut self) -> Option<AsyncEvent> {
         if self.state.event.is_none() {
@@ -562,11 +566,11 @@ impl<F: Format> CompletionReader<F> {
         self.state.event.take()
     }
 
-    /// Closes the queue. What is in it is lost, and the resources of its
-    /// operations are released.
+    /// Closes the queue. Unread completions are lost, and the memory of their
+    /// operations is released.
     ///
     /// # Errors
-    /// [`Error::Busy`], with the reader, while queue pairs use it.
+    /// Returns the reader with [`Error::Busy`] while queue pairs use it.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let Self {
             state,
@@ -592,8 +596,8 @@ impl<F: Format> CompletionReader<F> {
         self.threshold
     }
 
-    /// Arms if the wait object has something to be armed for. True if something
-    /// is there.
+    /// Arms the queue if the wait object needs that. Returns true if there is
+    /// something to read.
     pub(super) fn arm_for_wait(&mut self) -> Result<bool> {
         if self.waiter.channel().is_none() {
             return Ok(false);
@@ -618,7 +622,7 @@ impl<F: Format> CompletionReader<F> {
     }
 }
 
-/// Who sent a message, if it says.
+/// Returns the sender of a message, if the message states it.
 fn sender(raw: &Raw<'_>) -> Option<RawAddress> {
     if raw.operation != Operation::Receive || raw.wc.wc_flags & FLAG_GRH == 0 {
         return None;
@@ -629,7 +633,7 @@ fn sender(raw: &Raw<'_>) -> Option<RawAddress> {
     })
 }
 
-/// A message of nobody that is known (`FI_EADDRNOTAVAIL`).
+/// Builds the error of a message from an unknown sender (`FI_EADDRNOTAVAIL`).
 #[cold]
 fn unknown(raw: Raw<'_>, address: RawAddress) -> ErrorEntry {
     ErrorEntry {
@@ -648,8 +652,8 @@ fn unknown(raw: Raw<'_>, address: RawAddress) -> ErrorEntry {
     }
 }
 
-/// The descriptor of a reader that has one: readable when there is a reason to
-/// look. Of one without, that of its asynchronous events.
+/// The descriptor of the wait object, readable when the queue has to be checked;
+/// without one, that of the queue's asynchronous events.
 impl<F: Format> AsFd for CompletionReader<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self.waiter.fd() {

@@ -1,21 +1,21 @@
-//! A completion queue for any thread.
+//! Completion queues for any thread.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::completion::{Completion, CompletionQueue, CompletionQueueRef};
 use crate::{CloseError, Result};
 
-/// A completion queue that any thread may poll. Each call takes the lock and
-/// releases it, so no call can be made while a batch is being read.
+/// A completion queue that any thread may poll. Each call takes and releases the
+/// lock, so that no call interrupts the reading of a batch.
 ///
-/// Put it into an `Arc`, or behind a scope's reference, to share it.
+/// To share it, put it into an `Arc`, or pass a reference to scoped threads.
 #[derive(Debug)]
 pub struct SharedCompletionQueue {
     queue: Mutex<CompletionQueue>,
 }
 
 impl SharedCompletionQueue {
-    /// Shares a queue.
+    /// Makes a queue shareable.
     pub fn new(queue: CompletionQueue) -> Self {
         Self {
             queue: Mutex::new(queue),
@@ -27,52 +27,53 @@ impl SharedCompletionQueue {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`CompletionQueue::poll`]. Of two threads that poll, each gets
-    /// completions of its own; each gets them in order.
+    /// Polls for completions; see [`CompletionQueue::poll`]. Threads that poll
+    /// concurrently get different completions, each in order.
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionQueue::poll`].
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize> {
         self.lock().poll(out)
     }
 
-    /// As [`CompletionQueue::poll_one`].
+    /// Polls for one completion; see [`CompletionQueue::poll_one`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionQueue::poll_one`].
     pub fn poll_one(&self) -> Result<Option<Completion>> {
         self.lock().poll_one()
     }
 
-    /// As [`CompletionQueue::arm`].
+    /// Arms the queue; see [`CompletionQueue::arm`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionQueue::arm`].
     pub fn arm(&self, solicited_only: bool) -> Result<bool> {
         self.lock().arm(solicited_only)
     }
 
-    /// As [`CompletionQueue::handle`].
+    /// Returns a handle; see [`CompletionQueue::handle`].
     pub fn handle(&self) -> CompletionQueueRef {
         self.lock().handle()
     }
 
-    /// Calls `f` with the queue, under the lock: to resize or drain it.
+    /// Calls `f` with the queue under the lock, for example to resize or drain
+    /// it.
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionQueue) -> R) -> R {
         f(&mut self.lock())
     }
 
-    /// The queue, for one owner again.
+    /// Returns the queue, for a single owner.
     pub fn into_inner(self) -> CompletionQueue {
         self.queue
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`CompletionQueue::close`].
+    /// Closes the queue; see [`CompletionQueue::close`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionQueue::close`].
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.into_inner()
             .close()

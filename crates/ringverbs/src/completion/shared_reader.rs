@@ -1,4 +1,4 @@
-//! A reader for any thread.
+//! Completion readers for any thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use super::{CompletionQueueRef, ErrorEntry, Format, MessageFormat, ReadError};
 use crate::{CloseError, Result};
 
 /// A [`CompletionReader`] that any thread may read, blocking or not. Each call
-/// takes a lock and releases it; nobody sleeps with it.
+/// takes and releases a lock, which is not held while a thread sleeps.
 ///
-/// Of the threads that block, one sleeps on the wait object and the others
-/// behind it. Whoever returns wakes the next, so that an entry that was left is
-/// seen by somebody.
+/// Of the threads that block, one sleeps on the wait object and the others on a
+/// condition variable. A thread that returns wakes the next one, so that a
+/// remaining entry is not missed.
 #[derive(Debug)]
 pub struct SharedCompletionReader<F: Format = MessageFormat> {
     state: Mutex<State<F>>,
@@ -24,14 +24,14 @@ pub struct SharedCompletionReader<F: Format = MessageFormat> {
 #[derive(Debug)]
 struct State<F: Format> {
     reader: CompletionReader<F>,
-    /// Somebody sleeps on the wait object.
+    /// Whether a thread sleeps on the wait object.
     led: bool,
-    /// Signals that readers have returned for.
+    /// Signals for which readers have returned.
     seen: u32,
 }
 
 impl<F: Format> SharedCompletionReader<F> {
-    /// Shares a reader.
+    /// Makes a reader shareable.
     pub fn new(reader: CompletionReader<F>) -> Self {
         let signaler = reader.signaler();
         Self {
@@ -50,24 +50,25 @@ impl<F: Format> SharedCompletionReader<F> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`CompletionReader::read`]. Of two threads that read, each gets
-    /// entries of its own, in order.
+    /// Reads entries; see [`CompletionReader::read`]. Threads that read
+    /// concurrently get different entries, each in order.
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionReader::read`].
     pub fn read(&self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
         self.lock().reader.read(out)
     }
 
-    /// As [`CompletionReader::read_err`].
+    /// Returns the failed operation; see [`CompletionReader::read_err`].
     pub fn read_err(&self) -> Option<ErrorEntry> {
         self.lock().reader.read_err()
     }
 
-    /// As [`CompletionReader::read_timeout`]; a signal wakes all that block.
+    /// Reads entries, blocking; see [`CompletionReader::read_timeout`]. A signal
+    /// wakes all blocked threads.
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionReader::read_timeout`].
     pub fn read_timeout(
         &self,
         out: &mut [F::Entry],
@@ -108,7 +109,7 @@ impl<F: Format> SharedCompletionReader<F> {
                     .map_or(ReadError::Again, Into::into));
             }
             state = if state.led {
-                // The one in front wakes us when it has woken.
+                // The thread on the wait object wakes this one when it wakes up.
                 match wait::left(deadline) {
                     None => self
                         .turn
@@ -135,7 +136,7 @@ impl<F: Format> SharedCompletionReader<F> {
                 state.led = false;
                 state.reader.woken();
                 if waiter.signals() != here {
-                    // All return.
+                    // A signal makes all of them return.
                     self.turn.notify_all();
                 }
                 if let Err(error) = slept {
@@ -146,36 +147,37 @@ impl<F: Format> SharedCompletionReader<F> {
             };
         };
         drop(state);
-        // Whoever waits behind reads what is left, or sleeps in front.
+        // The next thread reads the remaining entries or sleeps on the wait
+        // object.
         self.turn.notify_one();
         result
     }
 
-    /// What wakes all blocking reads.
+    /// Returns a signaler, which wakes all blocking reads.
     pub fn signaler(&self) -> Signaler {
         self.signaler.clone()
     }
 
-    /// As [`CompletionReader::handle`].
+    /// Returns a handle of the queue; see [`CompletionReader::handle`].
     pub fn handle(&self) -> CompletionQueueRef {
         self.lock().reader.handle()
     }
 
-    /// Calls `f` with the reader, under the lock.
+    /// Calls `f` with the reader under the lock.
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionReader<F>) -> R) -> R {
         f(&mut self.lock().reader)
     }
 
-    /// The reader, for one owner again.
+    /// Returns the reader, for a single owner.
     pub fn into_inner(self) -> CompletionReader<F> {
         let state = self.state.into_inner();
         state.unwrap_or_else(PoisonError::into_inner).reader
     }
 
-    /// As [`CompletionReader::close`].
+    /// Closes the reader; see [`CompletionReader::close`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`CompletionReader::close`].
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.into_inner()
             .close()

@@ -1,8 +1,8 @@
-//! Completions for asynchronous programs.
+//! Completion readers for asynchronous programs.
 //!
-//! A future or stream here owns no memory of operations: that is in the table
-//! of what is in flight, or in an entry that was handed out. Dropping it in
-//! the middle loses no entry and frees no buffer.
+//! Futures and streams own no memory of operations: it is in the table of
+//! operations in flight, or in a returned entry. Dropping a future or stream at
+//! any time loses no entry and frees no buffer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::wait::MutexCond;
 use super::{CompletionReader, ErrorEntry, Format, ReadError};
 use crate::{Error, Result};
 
-/// Entries as a stream, for any executor. Made of a reader whose wait object is
-/// [`Condvar`](super::WaitObject::Condvar): its thread wakes the task.
+/// A stream of entries, for any executor. It needs a reader with the wait object
+/// [`Condvar`](super::WaitObject::Condvar), whose thread wakes the task.
 ///
-/// An item is an entry, or a failed operation. The stream ends when the queue
-/// has been overrun, or cannot be read; [`CompletionStream::error`] says why.
+/// An item is an entry or a failed operation. The stream ends when the queue was
+/// overrun or cannot be read; [`CompletionStream::error`] returns the reason.
 #[derive(Debug)]
 pub struct CompletionStream<F: Format> {
     reader: CompletionReader<F>,
@@ -26,14 +26,14 @@ pub struct CompletionStream<F: Format> {
     ended: Option<ReadError>,
 }
 
-/// What a [`CompletionStream`] yields.
+/// The item of a [`CompletionStream`].
 pub type StreamItem<F> = std::result::Result<<F as Format>::Entry, ErrorEntry>;
 
 impl<F: Format> CompletionStream<F> {
-    /// A stream of what `reader` reads.
+    /// Creates a stream of the entries of `reader`.
     ///
     /// # Errors
-    /// The reader, if it has another wait object.
+    /// Returns the reader if it has another wait object.
     pub fn new(reader: CompletionReader<F>) -> Result<Self, (CompletionReader<F>, Error)> {
         match reader.condvar() {
             Some(condvar) => Ok(Self {
@@ -48,22 +48,22 @@ impl<F: Format> CompletionStream<F> {
         }
     }
 
-    /// Why the stream has ended.
+    /// Returns the reason why the stream has ended.
     pub fn error(&self) -> Option<&ReadError> {
         self.ended.as_ref()
     }
 
-    /// The reader, to make queue pairs on its queue.
+    /// Returns the reader, to create queue pairs on its queue.
     pub fn reader(&self) -> &CompletionReader<F> {
         &self.reader
     }
 
-    /// The reader again.
+    /// Converts back to the reader.
     pub fn into_reader(self) -> CompletionReader<F> {
         self.reader
     }
 
-    /// The next item; `None` at the end.
+    /// Polls for the next item; `None` at the end.
     pub fn poll_item(&mut self, task: &mut Task<'_>) -> Poll<Option<StreamItem<F>>> {
         if self.ended.is_some() {
             return Poll::Ready(None);
@@ -82,7 +82,7 @@ impl<F: Format> CompletionStream<F> {
                     return Poll::Ready(None);
                 }
             }
-            // Before arming, so that what comes from then on wakes this task.
+            // Registered before arming, so that later completions wake this task.
             self.condvar.register(task.waker());
             match self.reader.try_wait() {
                 Ok(true) => return Poll::Pending,
@@ -115,17 +115,17 @@ mod on_tokio {
 
     use super::*;
 
-    /// A reader on tokio. Made of one whose wait object is
+    /// A reader on tokio. It needs a reader with the wait object
     /// [`Fd`](super::super::WaitObject::Fd).
     #[derive(Debug)]
     pub struct TokioReader<F: Format> {
-        // Before the reader: leaves the reactor first.
+        // Declared before the reader, so that it leaves the reactor first.
         fd: AsyncFd<Watched>,
         reader: CompletionReader<F>,
         ended: Option<ReadError>,
     }
 
-    /// A second descriptor of the reader's file.
+    /// A duplicate of the reader's descriptor.
     #[derive(Debug)]
     struct Watched(OwnedFd);
 
@@ -136,14 +136,14 @@ mod on_tokio {
     }
 
     impl<F: Format> TokioReader<F> {
-        /// Registers `reader` with the runtime that this is called on.
+        /// Registers `reader` with the current runtime.
         ///
         /// # Errors
-        /// [`Error::Invalid`] for a reader of another wait object;
+        /// [`Error::Invalid`] for a reader with another wait object;
         /// [`Error::System`] if the descriptor cannot be registered.
         ///
         /// # Panics
-        /// Outside of a runtime with I/O, as tokio's own types do.
+        /// Outside of a runtime with I/O enabled, as tokio's own types.
         pub fn new(reader: CompletionReader<F>) -> Result<Self> {
             if reader.wait_fd().is_none() {
                 return Err(Error::Invalid {
@@ -158,8 +158,8 @@ mod on_tokio {
             };
             let copy = reader.as_fd().try_clone_to_owned();
             let watched = Watched(copy.map_err(system("a second descriptor of a reader"))?);
-            // SAFETY: the descriptor is owned by what is registered, is open as
-            // long as that lives, and is always the same.
+            // SAFETY: the registered value owns the descriptor, which stays open
+            // as long as the value lives and never changes.
             let fd = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }
                 .map_err(|error| system("registering a reader with tokio")(error.into_parts().1))?;
             Ok(Self {
@@ -169,8 +169,8 @@ mod on_tokio {
             })
         }
 
-        /// Reads up to `out.len()` entries, at least one. Cancelling it loses
-        /// nothing: entries are taken out of the queue only in the step that
+        /// Reads up to `out.len()` entries, and waits for at least one.
+        /// Cancellation loses nothing: entries are consumed only in the step that
         /// returns them.
         ///
         /// # Errors
@@ -185,11 +185,12 @@ mod on_tokio {
             }
         }
 
-        /// Pending if nothing is there: the task is woken when something is.
+        /// Returns pending if there is nothing to read, and wakes the task when
+        /// there is.
         fn poll_armed(&mut self, task: &mut Task<'_>) -> Poll<Result<(), ReadError>> {
             loop {
-                // Events are taken before arming: each that comes afterwards is
-                // news to the reactor.
+                // Events are consumed before arming, so that each later one is a
+                // new edge for the reactor.
                 self.reader.settle()?;
                 if !self.reader.try_wait()? {
                     return Poll::Ready(Ok(()));
@@ -207,22 +208,23 @@ mod on_tokio {
             }
         }
 
-        /// The failed operation that [`ReadError::ErrorAvailable`] is about.
+        /// Returns the failed operation that [`ReadError::ErrorAvailable`]
+        /// announces.
         pub fn read_err(&mut self) -> Option<ErrorEntry> {
             self.reader.read_err()
         }
 
-        /// Why the stream has ended.
+        /// Returns the reason why the stream has ended.
         pub fn error(&self) -> Option<&ReadError> {
             self.ended.as_ref()
         }
 
-        /// The reader, to make queue pairs on its queue.
+        /// Returns the reader, to create queue pairs on its queue.
         pub fn reader(&mut self) -> &mut CompletionReader<F> {
             &mut self.reader
         }
 
-        /// The reader again.
+        /// Converts back to the reader.
         pub fn into_reader(self) -> CompletionReader<F> {
             self.reader
         }

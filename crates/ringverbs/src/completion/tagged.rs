@@ -1,12 +1,12 @@
 //! Tagged messages over plain sends.
 //!
-//! The device matches no tags, so this does: a message travels with a header of
-//! 16 bytes in front, into buffers of the library's, and is copied to where the
-//! receive that it matches wants it. A message that nothing matches stays where
-//! it arrived, until something does. When all buffers are taken up by such, the
-//! peer is told to wait by the transport, and a message that would match waits
-//! behind them; [`TaggedEndpoint::set_spill`] has such messages copied out of the
-//! way.
+//! The device does no tag matching, so this is done in software: a message is
+//! sent with a header of 16 bytes, arrives in a buffer of the library, and is
+//! copied to the receive that it matches. A message without a matching receive
+//! stays where it arrived until there is one. When such messages occupy all
+//! buffers, the transport makes the peer wait, and a message that would match
+//! waits behind them; [`TaggedEndpoint::set_spill`] has unmatched messages copied
+//! out of these buffers.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,28 +21,28 @@ use crate::operation::Operation;
 use crate::qp::{PostError, Transport};
 use crate::{Buffer, CompletionChannel, Endpoint, Error, LocalAddress, QueuePair, Result};
 
-/// Bytes in front of a message: tag, length, zeros, little-endian.
+/// Bytes of the header of a message: tag, length, zeros, little-endian.
 const HEADER: usize = 16;
 
-/// Tokens of our own receives.
+/// Token of the library's own receives.
 const RECEIVE: u64 = 1 << 32;
 
-/// Which tags a receive takes.
+/// The tags that a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagMatch {
     /// The tag.
     pub tag: u64,
-    /// Bits of it that do not matter.
+    /// Bits of the tag that are ignored.
     pub ignore: u64,
 }
 
 impl TagMatch {
-    /// That tag, exactly.
+    /// Accepts exactly that tag.
     pub fn exact(tag: u64) -> Self {
         Self { tag, ignore: 0 }
     }
 
-    /// Any tag.
+    /// Accepts any tag.
     pub fn any() -> Self {
         Self {
             tag: 0,
@@ -50,15 +50,14 @@ impl TagMatch {
         }
     }
 
-    /// Whether it takes `tag`.
+    /// Returns whether it accepts `tag`.
     pub fn takes(&self, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0
     }
 }
 
-/// Receives and messages that wait for each other. Both in order: a message
-/// goes to the first receive that takes it, a receive gets the first message
-/// that it takes.
+/// Unmatched receives and messages, both in order: a message goes to the first
+/// receive that accepts it, and a receive gets the first message that it accepts.
 #[derive(Debug)]
 struct Matcher<R, M> {
     expected: VecDeque<(TagMatch, R)>,
@@ -73,7 +72,7 @@ impl<R, M> Matcher<R, M> {
         }
     }
 
-    /// A message has come: the receive that takes it.
+    /// Removes and returns the receive for an arrived message.
     fn expecting(&mut self, tag: u64) -> Option<R> {
         let at = self
             .expected
@@ -82,12 +81,12 @@ impl<R, M> Matcher<R, M> {
         self.expected.remove(at).map(|(_, receive)| receive)
     }
 
-    /// The first message that waits and that `which` takes.
+    /// Returns the first unmatched message that `which` accepts.
     fn find(&self, which: TagMatch) -> Option<&(u64, M)> {
         self.unexpected.iter().find(|(tag, _)| which.takes(*tag))
     }
 
-    /// Takes it out.
+    /// Removes and returns that message.
     fn claim(&mut self, which: TagMatch) -> Option<(u64, M)> {
         let at = self
             .unexpected
@@ -97,23 +96,22 @@ impl<R, M> Matcher<R, M> {
     }
 }
 
-/// A message that was set aside by [`TaggedEndpoint::claim`], for a receive of
-/// its own.
+/// A message that [`TaggedEndpoint::claim`] reserved for a specific receive.
 #[derive(Debug)]
 #[must_use = "a claimed message holds a buffer of the endpoint's until it is received or discarded"]
 pub struct Claimed {
     tag: u64,
     message: Message,
-    /// The memory of the endpoint's messages, which tells whose it is.
+    /// The memory of the endpoint's messages, which identifies the endpoint.
     pool: Arc<Registered>,
 }
 
-/// A message that is there.
+/// A message that has arrived.
 #[derive(Debug)]
 enum Message {
-    /// Where it arrived, with its header.
+    /// In the buffer where it arrived, with its header.
     Arrived(Buffer),
-    /// Out of the way, without it.
+    /// Copied out of that buffer, without its header.
     Spilled(Box<[u8]>),
 }
 
@@ -127,62 +125,65 @@ impl Message {
 }
 
 impl Claimed {
-    /// Its tag.
+    /// Returns the tag.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Its bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.message.body().len()
     }
 
-    /// Whether it has none.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 /// One end of a connection for tagged messages (`fi_tsend`, `fi_trecv`). The
-/// other end is one too.
+/// other end must be one too.
 ///
-/// It is waited for if its completion queue has a channel: [`wait`](Self::wait),
-/// or, among other descriptors, [`channel`](Self::channel) and
-/// [`arm`](Self::arm).
+/// It can be waited for if its completion queue has a channel: by
+/// [`wait`](Self::wait), or, together with other descriptors, by
+/// [`channel`](Self::channel) and [`arm`](Self::arm).
 ///
-/// As many messages as its depth can be there without a receive that takes them.
-/// After that the peer's sends wait (the transport tries again, see
-/// [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), also of a
-/// message that a receive is posted for: whoever receives in another order than
-/// is sent, over more messages than that, sets [`set_spill`](Self::set_spill).
+/// It holds as many unmatched messages as its depth. After that the peer's sends
+/// wait (the transport retries, see
+/// [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), even for a
+/// message that a posted receive accepts. A program that receives in another
+/// order than the peer sends, over more messages than that, needs
+/// [`set_spill`](Self::set_spill).
 pub struct TaggedEndpoint {
-    // Destroyed before the queue.
+    // Declared before the queue, so that it is destroyed first.
     qp: QueuePair,
     cq: CompletionQueue,
     max_message: usize,
-    /// The memory of all its messages.
+    /// The memory of all messages.
     pool: Arc<Registered>,
-    /// Buffers for sends that are not in flight.
+    /// Send buffers that are not in flight.
     spare: Vec<Buffer>,
-    /// User tokens of sends in flight, by our own token.
+    /// User tokens of sends in flight, by internal token.
     tokens: Vec<u64>,
     free_tokens: Vec<u32>,
     matcher: Matcher<(u64, Buffer), Message>,
-    /// Messages that may be copied out of the way, and that are.
+    /// Number of messages that may be copied out of the receive buffers, and that
+    /// are.
     spill: usize,
     spilled: usize,
     done: VecDeque<Result<TaggedEntry, ErrorEntry>>,
 }
 
 impl TaggedEndpoint {
-    /// Over a queue pair of a reliable connection that nobody has posted to and
-    /// that completes in `cq`: connected, or initialised so that it takes
-    /// receives. `depth` messages may be on their way in either direction, each
-    /// of up to `max_message` bytes.
+    /// Creates an endpoint from a queue pair of a reliable connection, to which
+    /// nothing was posted and which completes in `cq`. The queue pair is
+    /// connected, or at least initialised so that receives can be posted. Up to
+    /// `depth` messages of up to `max_message` bytes may be under way in each
+    /// direction.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another queue pair or queue, [`Error::Limit`] for
-    /// a depth over the queue pair's; what allocating says.
+    /// [`Error::Invalid`] for an unsuitable queue pair, [`Error::Limit`] for a
+    /// depth above the queue pair's; those of allocating memory.
     pub fn new(
         mut qp: QueuePair,
         cq: CompletionQueue,
@@ -238,35 +239,35 @@ impl TaggedEndpoint {
         })
     }
 
-    /// The queue pair. Only the endpoint posts to it.
+    /// Returns the queue pair. Only the endpoint posts to it.
     pub fn queue_pair(&self) -> &QueuePair {
         &self.qp
     }
 
-    /// Connects the queue pair: [`QueuePair::connect`].
+    /// Connects the queue pair; see [`QueuePair::connect`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`QueuePair::connect`].
     pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
         self.qp.connect(local, peer)
     }
 
-    /// How many messages that nothing matches are copied out of the way, so that
-    /// others can come; 0 unless told. Each takes as much memory as it is long:
-    /// a peer can make this side use `messages` times the longest message. What
-    /// is there already stays where it is.
+    /// Sets how many unmatched messages are copied out of the receive buffers, so
+    /// that others can arrive; default 0. Each copy takes memory of the message's
+    /// length, so a peer can make this side use `messages` times the longest
+    /// message. Messages that have already arrived stay where they are.
     pub fn set_spill(&mut self, messages: usize) {
         self.spill = messages;
     }
 
-    /// Where its events go, if its completion queue has a channel.
+    /// Returns the channel of its events, if its completion queue has one.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.cq.channel()
     }
 
-    /// Arms it and looks again, as one act: only if this says `false` may one
-    /// wait for an event of the [`channel`](Self::channel). True if there may be
-    /// an entry.
+    /// Arms the completion queue and checks it again. The caller may wait for an
+    /// event of the [`channel`](Self::channel) only if this returns `false`; true
+    /// means that there may be an entry.
     ///
     /// # Errors
     /// As [`CompletionQueue::arm`].
@@ -278,15 +279,15 @@ impl TaggedEndpoint {
         }
     }
 
-    /// Waits until [`next_entry`](Self::next_entry) has something to look at,
-    /// which need not be an entry: a message that nothing matches is none. For
-    /// ever without a `timeout`; false when the time is up, or a signal handler
-    /// has run. No one else may read the channel meanwhile: other queues' events
-    /// are taken, and lost.
+    /// Waits until [`next_entry`](Self::next_entry) has a completion to process,
+    /// which need not yield an entry: an unmatched message yields none. Waits
+    /// without limit if `timeout` is `None`; returns false after the timeout, or
+    /// if a signal handler ran. Nothing else may read the channel meanwhile, and
+    /// events of other queues on it are lost.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if its completion queue has no channel; EIO if the
-    /// device is gone.
+    /// [`Error::Invalid`] if the completion queue has no channel; EIO if the
+    /// device was removed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool> {
         let deadline = wait::deadline(timeout);
         loop {
@@ -300,19 +301,18 @@ impl TaggedEndpoint {
             };
             match event {
                 Some(event) if event.is_of(&self.cq) => return Ok(true),
-                // Of another queue, or of one that was armed before.
+                // The event is of another queue, or of one armed earlier.
                 Some(_) if !wait::is_over(deadline) => {}
                 _ => return Ok(false),
             }
         }
     }
 
-    /// Sends a message, which is copied. Its entry comes with `token`.
+    /// Sends a message, which is copied. Its entry has `token`.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more than the longest message;
-    /// [`Error::QueueFull`] while as many as `depth` are on their way; what
-    /// posting says.
+    /// [`Error::Limit`] for a message that is too long; [`Error::QueueFull`]
+    /// while `depth` messages are under way; those of posting.
     pub fn send(&mut self, tag: u64, message: &[u8], token: u64) -> Result<()> {
         if message.len() > self.max_message {
             return Err(Error::Limit {
@@ -347,9 +347,10 @@ impl TaggedEndpoint {
         Ok(())
     }
 
-    /// Receives a message that `which` takes into `buffer`: the first that has
-    /// come or will. Its entry comes with `token`. A message that is too long is
-    /// an error with the bytes that fit, and how many did not.
+    /// Receives the first message that `which` accepts, of those that have
+    /// arrived or will, into `buffer`. Its entry has `token`. A message that is
+    /// too long is reported as an error, with the bytes that fit and the number
+    /// of those that did not.
     pub fn receive(&mut self, buffer: Buffer, which: TagMatch, token: u64) {
         match self.matcher.claim(which) {
             Some((tag, message)) => {
@@ -359,25 +360,25 @@ impl TaggedEndpoint {
         }
     }
 
-    /// Tag and length of the first message that waits and that `which` takes
-    /// (`FI_PEEK`). Of what has come, that is what
-    /// [`next_entry`](Self::next_entry) has taken in: call that before.
+    /// Returns tag and length of the first unmatched message that `which` accepts
+    /// (`FI_PEEK`). Only [`next_entry`](Self::next_entry) processes arrived
+    /// messages: call it first.
     pub fn peek(&self, which: TagMatch) -> Option<(u64, usize)> {
         let (tag, message) = self.matcher.find(which)?;
         Some((*tag, message.body().len()))
     }
 
-    /// Sets that message aside (`FI_CLAIM`).
+    /// Reserves that message (`FI_CLAIM`).
     pub fn claim(&mut self, which: TagMatch) -> Option<Claimed> {
         let (tag, message) = self.matcher.claim(which)?;
         let pool = Arc::clone(&self.pool);
         Some(Claimed { tag, message, pool })
     }
 
-    /// Receives a message that was set aside here.
+    /// Receives a message that this endpoint has claimed.
     ///
     /// # Errors
-    /// Message and buffer, if another endpoint has set it aside.
+    /// Returns message and buffer if another endpoint has claimed it.
     pub fn receive_claimed(
         &mut self,
         claimed: Claimed,
@@ -392,10 +393,10 @@ impl TaggedEndpoint {
         Ok(())
     }
 
-    /// Forgets a message that was set aside here (`FI_DISCARD`).
+    /// Discards a message that this endpoint has claimed (`FI_DISCARD`).
     ///
     /// # Errors
-    /// The message, if another endpoint has set it aside.
+    /// Returns the message if another endpoint has claimed it.
     pub fn discard(&mut self, claimed: Claimed) -> Result<(), Claimed> {
         if !Arc::ptr_eq(&claimed.pool, &self.pool) {
             return Err(claimed);
@@ -404,14 +405,14 @@ impl TaggedEndpoint {
         Ok(())
     }
 
-    /// Takes a receive back that has not been matched.
+    /// Cancels an unmatched receive and returns its buffer.
     pub fn cancel(&mut self, token: u64) -> Option<Buffer> {
         let expected = &mut self.matcher.expected;
         let at = expected.iter().position(|(_, (mine, _))| *mine == token)?;
         expected.remove(at).map(|(_, (_, buffer))| buffer)
     }
 
-    /// The next entry, in the order in which operations were done.
+    /// Returns the next entry, in the order of completion.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -434,7 +435,7 @@ impl TaggedEndpoint {
             match (completion.result, buffer) {
                 (Ok(_), Some(message)) => self.arrived(message),
                 (Err(failure), _) => {
-                    // Nothing will come any more: whoever waits hears of it.
+                    // Nothing arrives any more, so all waiting receives fail.
                     while let Some((which, (token, buffer))) = self.matcher.expected.pop_front() {
                         self.done.push_back(Err(ErrorEntry {
                             tag: Some(which.tag),
@@ -478,8 +479,8 @@ impl TaggedEndpoint {
         });
     }
 
-    /// A message is there. What a peer writes is not believed: a header that
-    /// does not fit the message is no message.
+    /// Processes an arrived message. The peer is not trusted: a message whose
+    /// header does not match its length is discarded.
     fn arrived(&mut self, message: Buffer) {
         let Some(tag) = parse(&message) else {
             self.repost(message);
@@ -500,7 +501,7 @@ impl TaggedEndpoint {
         }
     }
 
-    /// A message has been looked at for the last time.
+    /// Releases a message after its last use.
     fn let_go(&mut self, message: Message) {
         match message {
             Message::Arrived(buffer) => self.repost(buffer),
@@ -508,7 +509,7 @@ impl TaggedEndpoint {
         }
     }
 
-    /// Copies a message to where it was wanted.
+    /// Copies a message to its receive.
     fn deliver(
         &mut self,
         tag: u64,
@@ -520,7 +521,7 @@ impl TaggedEndpoint {
         let body = message.body();
         let fits = body.len().min(buffer.capacity());
         let over = body.len() - fits;
-        // Not over its capacity, and so not refused.
+        // Cannot fail: the length does not exceed the capacity.
         let _ = buffer.copy_from(&body[..fits]);
         let flags = EntryFlags::RECV | EntryFlags::TAGGED | extra;
         self.done.push_back(if over == 0 {
@@ -544,16 +545,17 @@ impl TaggedEndpoint {
         self.let_go(message);
     }
 
-    /// Gives one of our buffers to the device again.
+    /// Posts a buffer of the library again.
     fn repost(&mut self, mut message: Buffer) {
         message.fill_up();
         if let Err(error) = self.qp.receive(message, RECEIVE) {
-            // Only when the queue pair is in error: nothing comes any more.
+            // This happens only if the queue pair is in the error state, where
+            // nothing arrives.
             tracing::debug!(%error, "a receive for tagged messages was not posted again");
         }
     }
 
-    /// The queue pair, its queue, and the receives that were not matched.
+    /// Returns the queue pair, its completion queue, and the unmatched receives.
     pub fn into_parts(self) -> (QueuePair, CompletionQueue, Vec<(u64, Buffer)>) {
         let expected = self.matcher.expected.into_iter();
         let left = expected.map(|(_, receive)| receive).collect();
@@ -561,7 +563,7 @@ impl TaggedEndpoint {
     }
 }
 
-/// The tag of a message whose header fits it.
+/// Returns the tag of a message whose header matches its length.
 fn parse(message: &[u8]) -> Option<u64> {
     let (header, body) = message.split_at_checked(HEADER)?;
     let tag = u64::from_le_bytes(*header.first_chunk()?);

@@ -1,25 +1,26 @@
-//! When completions came, by the device's clock.
+//! Completion timestamps of the device's clock.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use crate::{Context, Error, Result};
 
-/// When a device wrote a completion: ticks of its clock, which begins anywhere
-/// and starts anew behind [`DeviceClock::mask`]. Times of one device can be
-/// compared, by [`DeviceClock::between`]; those of two have nothing in common.
+/// The time at which a device wrote a completion, in ticks of its clock, which
+/// starts at an arbitrary value and wraps at [`DeviceClock::mask`]. Timestamps of
+/// one device can be compared by [`DeviceClock::between`], those of different
+/// devices cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timestamp(pub(crate) u64);
 
 impl Timestamp {
-    /// The ticks, as the device wrote them.
+    /// Returns the ticks as the device wrote them.
     #[inline]
     pub fn ticks(self) -> u64 {
         self.0
     }
 }
 
-/// What a device says of its clock. From [`Context::clock`].
+/// The parameters of a device's clock. From [`Context::clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceClock {
     kilohertz: NonZeroU64,
@@ -32,37 +33,38 @@ impl DeviceClock {
         (mask != 0).then_some(Self { kilohertz, mask })
     }
 
-    /// Ticks in a millisecond (`hca_core_clock`).
+    /// Returns the frequency in kHz, which is ticks per millisecond
+    /// (`hca_core_clock`).
     pub fn kilohertz(&self) -> u64 {
         self.kilohertz.get()
     }
 
-    /// The bits of a time that count (`completion_timestamp_mask`).
+    /// Returns the valid bits of a timestamp (`completion_timestamp_mask`).
     pub fn mask(&self) -> u64 {
         self.mask
     }
 
-    /// How much later `later` was than `earlier`, to the nanosecond below. If it
-    /// was earlier in fact, this is nearly as long as the clock goes: ticks do
-    /// not say which of the two it is.
+    /// Returns the time from `earlier` to `later`, rounded down to nanoseconds.
+    /// If `later` is the earlier one, the result is close to the clock's period:
+    /// ticks alone do not tell the order.
     pub fn between(&self, earlier: Timestamp, later: Timestamp) -> Duration {
         let ticks = later.0.wrapping_sub(earlier.0) & self.mask;
         let per_second = u128::from(self.kilohertz.get()) * 1000;
         let seconds = u128::from(ticks) / per_second;
         let rest = u128::from(ticks) % per_second;
-        // The first fits, since there are 1000 ticks a second at least; the
-        // second is less than a second.
+        // The seconds fit, because there are at least 1000 ticks per second; the
+        // remainder is less than a second.
         Duration::new(seconds as u64, (rest * 1_000_000_000 / per_second) as u32)
     }
 }
 
 impl Context {
-    /// The clock by which the device tells when completions came
+    /// Queries the clock of completion timestamps
     /// ([`CompletionQueueBuilder::timestamps`](crate::CompletionQueueBuilder::timestamps)).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] of a device that has none, as rdma_rxe; EIO if the
-    /// device is gone.
+    /// [`Error::Unsupported`] if the device has none, as rdma_rxe; EIO if the
+    /// device was removed.
     pub fn clock(&self) -> Result<DeviceClock> {
         let attr = self.query_device_ex()?;
         DeviceClock::new(attr.hca_core_clock, attr.timestamp_mask).ok_or(Error::Unsupported {
@@ -84,7 +86,7 @@ mod tests {
         assert_eq!(between(0, 10), Duration::from_nanos(128));
         assert_eq!(between(0, 1), Duration::from_nanos(12));
         assert_eq!(between((1 << 48) - 4, 6), Duration::from_nanos(128));
-        // Bits that do not count.
+        // Bits outside of the mask.
         assert_eq!(between(1 << 60, 10), Duration::from_nanos(128));
         let slow = DeviceClock::new(1, u64::MAX).unwrap();
         let all = slow.between(Timestamp(0), Timestamp(u64::MAX));

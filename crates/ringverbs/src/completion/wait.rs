@@ -1,4 +1,4 @@
-//! What a blocking read sleeps on.
+//! Wait objects of blocking reads.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,40 +17,39 @@ use uverbs::AsyncEventFile;
 use crate::context::Ctx;
 use crate::{CompletionChannel, Context, Error, Result};
 
-/// What a reader's blocking reads sleep on (`enum fi_wait_obj`).
+/// The object that blocking reads of a reader wait on (`enum fi_wait_obj`).
 #[derive(Clone, Debug, Default)]
 pub enum WaitObject {
-    /// Nothing: the reader does not block.
+    /// None: the reader cannot block.
     None,
-    /// Whatever the library thinks best.
+    /// The library chooses.
     #[default]
     Unspecified,
-    /// A file descriptor, which `poll` and its like take as well: readable when
-    /// something came since the reader was armed, or somebody signalled.
+    /// A file descriptor, also for `poll` and similar calls: readable when a
+    /// completion has arrived since the reader was armed, or a signaler was used.
     Fd,
-    /// A mutex and a condition variable, which a thread of the library
-    /// notifies.
+    /// A mutex and a condition variable, which a thread of the library notifies.
     Condvar,
-    /// The processor is offered to others, and the queue looked at again.
+    /// Yields the processor and polls again.
     Yield,
     /// A set that several queues share.
     Set(WaitSet),
 }
 
-/// A mutex and a condition variable: notified, with the count raised, when
-/// something came since the reader was armed, or somebody signalled
-/// (`FI_WAIT_MUTEX_COND`).
+/// A mutex and a condition variable (`FI_WAIT_MUTEX_COND`). It is notified, and
+/// the count incremented, when a completion has arrived since the reader was
+/// armed, or a signaler was used.
 #[derive(Debug, Default)]
 pub struct MutexCond {
-    /// How often there was a reason to look.
+    /// Number of notifications.
     pub wakes: Mutex<u64>,
-    /// Notified at each.
+    /// Notified with each increment.
     pub cond: Condvar,
     waker: Mutex<Option<Waker>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is in there is consistent after each store.
+    // The values are consistent after each store.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -70,17 +69,18 @@ impl MutexCond {
     }
 }
 
-/// The time left; `None` for ever.
+/// Returns the remaining time; `None` without a deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|at| at.saturating_duration_since(Instant::now()))
 }
 
-/// Whether the time is up.
+/// Returns whether the deadline has passed.
 pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     left(deadline).is_some_and(|time| time.is_zero())
 }
 
-/// When a timeout ends; one that the clock cannot tell is for ever.
+/// Returns the end of a timeout; `None`, unlimited, if it is beyond the range of
+/// the clock.
 pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(timeout?)
 }
@@ -92,11 +92,12 @@ pub(super) fn system(what: &'static str, errno: Errno) -> Error {
     }
 }
 
-/// Sleeps until one is readable, the time is up, or a signal handler has run.
+/// Sleeps until one is readable, the deadline has passed, or a signal handler
+/// ran.
 fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
     let timeout = match left(deadline) {
         None => PollTimeout::NONE,
-        // Rounded up: not to wake before the time is up, again and again.
+        // Rounded up, so that it does not repeatedly wake before the deadline.
         Some(time) => i32::try_from(time.as_micros().div_ceil(1000))
             .ok()
             .and_then(|millis| PollTimeout::try_from(millis).ok())
@@ -108,9 +109,9 @@ fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
     }
 }
 
-/// Empties an event descriptor.
+/// Resets an eventfd.
 fn empty(event: &EventFd) {
-    // It is non-blocking, and says EAGAIN when it is empty.
+    // It is non-blocking, and EAGAIN means that it was reset already.
     let _ = event.read();
 }
 
@@ -129,15 +130,15 @@ fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
         .map_err(|errno| system("epoll_ctl", errno))
 }
 
-/// A set of queues that are waited for together (`FI_WAIT_SET`). A handle:
-/// clones refer to the same set.
+/// A set of queues that are waited for together (`FI_WAIT_SET`). A handle: clones
+/// refer to the same set.
 #[derive(Clone)]
 pub struct WaitSet {
     epoll: Arc<Epoll>,
 }
 
 impl WaitSet {
-    /// An empty set. Readers join it when they are made.
+    /// Creates an empty set. Readers join it when they are built.
     ///
     /// # Errors
     /// [`Error::System`]: EMFILE, ENFILE, ENOMEM.
@@ -147,14 +148,14 @@ impl WaitSet {
         })
     }
 
-    /// Waits until one of `readers` has something to read, or was signalled.
-    /// False when the time is up. They must be all of the set's that are to be
-    /// waited for; another one that is armed wakes this too.
+    /// Waits until one of `readers` has something to read or was signalled.
+    /// Returns false after the timeout. `readers` must contain all readers of the
+    /// set that are to be waited for; another armed one wakes this call too.
     ///
-    /// Each is armed and looked at again before this sleeps.
+    /// Each reader is armed and checked again before the call sleeps.
     ///
     /// # Errors
-    /// What arming says; [`Error::Invalid`] for a reader of another set.
+    /// Those of arming; [`Error::Invalid`] for a reader of another set.
     pub fn wait(
         &self,
         readers: &mut [&mut dyn Waitable],
@@ -203,26 +204,28 @@ impl fmt::Debug for WaitSet {
 pub(super) mod sealed {
     use super::{Result, WaitSet};
 
-    /// What a wait set asks of a reader.
+    /// The interface of a reader to a wait set.
     pub trait InSet {
-        /// Whether it is of that set.
+        /// Returns whether the reader is in that set.
         fn is_in(&self, set: &WaitSet) -> bool;
-        /// Whether it has something to read; else it is armed now.
+        /// Returns whether there is something to read; otherwise the reader is
+        /// armed now.
         fn has_something(&mut self) -> Result<bool>;
-        /// Takes the events that have woken us.
+        /// Consumes the events that ended the wait.
         fn settle(&mut self) -> Result<()>;
     }
 }
 
-/// What a [`WaitSet`] can wait for: a
+/// A type that a [`WaitSet`] can wait for: a
 /// [`CompletionReader`](super::CompletionReader) of any format.
 pub trait Waitable: sealed::InSet {}
 
-/// The waiting side of a reader. Any thread may signal.
+/// The wait object of a reader. Any thread may signal it.
 pub(super) struct Waiter {
     object: Object,
     signals: Epoch,
-    /// Events of the queue alone, so that nobody else's are taken.
+    /// Asynchronous events of this queue only, so that no events of other objects
+    /// are consumed.
     events: AsyncEventFile<Ctx>,
 }
 
@@ -237,12 +240,12 @@ enum Object {
     },
 }
 
-/// What is readable when there is a reason to look.
+/// The files that become readable when the queue has to be checked.
 struct Files {
     channel: CompletionChannel,
-    /// Signals; of the condition variable's thread: to end.
+    /// Signals; for the condition variable's thread, the request to end.
     event: EventFd,
-    /// All of it, as one descriptor.
+    /// All of them as one descriptor.
     epoll: Arc<Epoll>,
     set: Option<WaitSet>,
 }
@@ -320,7 +323,7 @@ impl Waiter {
         })
     }
 
-    /// The channel that the queue has to be made with.
+    /// Returns the channel that the queue must be created with.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         match &self.object {
             Object::None | Object::Yield => None,
@@ -360,26 +363,27 @@ impl Waiter {
         self.events.as_fd()
     }
 
-    /// Signals so far.
+    /// Returns the number of signals so far.
     pub fn signals(&self) -> u32 {
         self.signals.now()
     }
 
-    /// Wakes whoever waits.
+    /// Wakes the waiting threads.
     pub fn signal(&self) {
         self.signals.advance();
         match &self.object {
             Object::None | Object::Yield => {}
             Object::Fd(files) => {
-                // It fails only if it is full, and so readable already.
+                // A write fails only if the counter is at its maximum, and so
+                // readable already.
                 let _ = files.event.write(1);
             }
             Object::Condvar { shared, .. } => shared.wake(),
         }
     }
 
-    /// To be called before the queue is armed; [`Waiter::sleep`] takes the
-    /// answer.
+    /// Must be called before the queue is armed; the result is passed to
+    /// [`Waiter::sleep`].
     pub fn before_arming(&self) -> u64 {
         match &self.object {
             Object::Condvar { shared, .. } => *lock(&shared.wakes),
@@ -387,8 +391,8 @@ impl Waiter {
         }
     }
 
-    /// Sleeps until there is a reason to look: an event since the queue was
-    /// armed, a signal since it was looked for, the end of time, or none.
+    /// Sleeps until the queue has to be checked: an event since it was armed, a
+    /// signal since the last check, the deadline, or a spurious wakeup.
     pub fn sleep(&self, before: u64, deadline: Option<Instant>) -> Result<()> {
         match &self.object {
             Object::None => Err(Error::Invalid {
@@ -421,17 +425,17 @@ impl Waiter {
         }
     }
 
-    /// Takes the events that have woken us.
+    /// Consumes the events that ended the wait.
     pub fn settle(&self) -> Result<()> {
         match &self.object {
             Object::Fd(files) => files.settle(),
-            // The thread does it.
+            // The notifying thread consumes them.
             _ => Ok(()),
         }
     }
 }
 
-/// The thread behind a condition variable.
+/// The thread that notifies the condition variable.
 fn notify(files: &Files, shared: &MutexCond) {
     loop {
         let channel = PollFd::new(files.channel.as_fd(), PollFlags::POLLIN);
@@ -476,10 +480,10 @@ impl fmt::Debug for Waiter {
     }
 }
 
-/// Wakes the readers of a queue, from any thread (`fi_cq_signal`). Clones
-/// signal the same queue.
+/// Wakes the readers of a queue from any thread (`fi_cq_signal`). Clones signal
+/// the same queue.
 ///
-/// A signal is not lost: if nobody blocks, the next blocking read returns at
+/// A signal is not lost: if no reader blocks, the next blocking read returns at
 /// once.
 #[derive(Clone, Debug)]
 pub struct Signaler {
@@ -487,7 +491,7 @@ pub struct Signaler {
 }
 
 impl Signaler {
-    /// Wakes them.
+    /// Wakes the readers.
     pub fn signal(&self) {
         self.waiter.signal();
     }
