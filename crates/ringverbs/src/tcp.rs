@@ -1,9 +1,9 @@
-//! Connecting queue pairs over TCP: each side tells the other where it is.
+//! Connecting queue pairs over TCP, by exchanging endpoints.
 //!
-//! Two programs that can reach each other by TCP need nothing else to connect;
-//! [`cm`](crate::cm) is the other way, by IP address alone. [`connect`] does it
-//! all; [`exchange`] and [`barrier`] are its parts, for programs that tell each
-//! other more than one endpoint.
+//! Two programs that can reach each other by TCP need nothing else to connect.
+//! The alternative is [`cm`](crate::cm), by IP address alone. [`connect`] does
+//! everything; [`exchange`] and [`barrier`] are its parts, for programs that
+//! exchange more than one endpoint.
 //!
 //! ```no_run
 //! # fn f(domain: &ringverbs::ProtectionDomain, cq: &ringverbs::CompletionQueue)
@@ -18,12 +18,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The peer does the same with the stream that it has accepted. Each message is
-//! a line of a fixed length, and no byte behind it is read, so that the stream
-//! can be used for more afterwards. A peer is not believed: what is no endpoint
-//! is refused at its first wrong byte, and the time is for all of the call,
-//! however slowly its bytes drip in. Blocking and non-blocking streams will do;
-//! their timeouts are neither used nor changed.
+//! The peer does the same with the stream that it has accepted. Each message is a
+//! line of fixed length, and no byte after it is read, so that the stream can be
+//! used further. The peer is not trusted: a malformed message is refused at its
+//! first wrong byte, and the timeout covers the whole call, however slowly bytes
+//! arrive. Blocking and non-blocking streams both work; their timeouts are
+//! neither used nor changed.
 
 use std::fmt;
 use std::io;
@@ -38,48 +38,48 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use crate::qp::{ConnectOptions, Endpoint, LocalAddress};
 use crate::{Error, QueuePair};
 
-/// What an endpoint's line begins with; the number is this format's.
+/// The start of an endpoint's line, with the version of the format.
 const GREETING: &[u8] = b"ringverbs 1 ";
-/// An endpoint as text: 6 + 6 + 4 + 1 + 32 digits, and colons.
+/// Length of an endpoint as text: 6 + 6 + 4 + 1 + 32 digits, and colons.
 const ENDPOINT: usize = 53;
-/// The line of an endpoint.
+/// Length of an endpoint's line.
 const LINE: usize = GREETING.len() + ENDPOINT + 1;
 /// The line of a side that is connected.
 const READY: &[u8] = b"ringverbs ready\n";
-/// Bytes of a message that makes no sense, as far as an error quotes it.
+/// Maximum bytes of a malformed message that an error quotes.
 const QUOTED: usize = 24;
 
-/// Why peers did not come together over TCP.
+/// The reason why peers did not connect over TCP.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// The peer did not say what it should, or take what we say, in time.
+    /// The peer did not send or read a message in time.
     Timeout {
-        /// What was being done.
+        /// The step that failed.
         during: &'static str,
-        /// The time that it had.
+        /// The timeout.
         allowed: Duration,
     },
-    /// The peer has closed the stream in the middle.
+    /// The peer has closed the stream before the end.
     Closed {
-        /// What was being done.
+        /// The step that failed.
         during: &'static str,
     },
-    /// The stream broke.
+    /// The stream failed.
     Stream {
-        /// What was being done.
+        /// The step that failed.
         during: &'static str,
-        /// How.
+        /// The error.
         source: io::Error,
     },
-    /// What the peer says is not what is said here.
+    /// The peer's message is malformed.
     Malformed {
-        /// What it should have been.
+        /// The expected message.
         expected: &'static str,
-        /// The beginning of what it was, at most 24 bytes.
+        /// The start of the message, at most 24 bytes.
         got: Vec<u8>,
     },
-    /// The queue pair could not be connected to what the peer says.
+    /// The queue pair could not be connected to the peer's endpoint.
     Verbs(Error),
 }
 
@@ -122,11 +122,11 @@ impl From<Error> for ExchangeError {
     }
 }
 
-/// Tells the peer our endpoint, and returns the peer's. Both sides call it.
+/// Sends the local endpoint and returns the peer's. Both sides call it.
 ///
 /// # Errors
-/// [`ExchangeError`], but not `Verbs`. The stream is then in the middle of a
-/// message, and of no use any more.
+/// [`ExchangeError`], except `Verbs`. The stream may then be in the middle of a
+/// message, and cannot be used any more.
 pub fn exchange(
     stream: &TcpStream,
     ours: &Endpoint,
@@ -137,8 +137,8 @@ pub fn exchange(
     line.extend_from_slice(GREETING);
     line.extend_from_slice(ours.to_string().as_bytes());
     line.push(b'\n');
-    // A line that a peer's buffer always has room for: nobody waits for the
-    // other to read first.
+    // A peer's socket buffer always has room for one line, so no side waits for
+    // the other to read first.
     talk.write(&line, "telling the peer our endpoint")?;
     let mut line = [0; LINE];
     let expected = "an endpoint of this crate's tcp::exchange";
@@ -151,14 +151,14 @@ pub fn exchange(
     let parse = || {
         let text = line[GREETING.len()..].strip_suffix(b"\n")?;
         let endpoint: Endpoint = std::str::from_utf8(text).ok()?.parse().ok()?;
-        // There is one way to write it.
+        // There is exactly one valid spelling.
         (endpoint.to_string().as_bytes() == text).then_some(endpoint)
     };
     parse().ok_or_else(|| malformed(expected, &line[GREETING.len()..]))
 }
 
-/// Waits until the peer has come as far: both sides call it, and neither
-/// returns before the other has called.
+/// Waits for the peer: both sides call it, and neither returns before the other
+/// has called.
 ///
 /// # Errors
 /// As [`exchange`].
@@ -173,11 +173,11 @@ pub fn barrier(stream: &TcpStream, timeout: Duration) -> Result<(), ExchangeErro
     )
 }
 
-/// Connects a queue pair to the one that the peer calls this with, and waits
-/// until both are ready to send. Returns the peer's endpoint.
+/// Connects a queue pair to the one that the peer passes to this function, and
+/// waits until both are ready to send. Returns the peer's endpoint.
 ///
-/// A peer may send as soon as this returns there. If that must find a receive,
-/// post it before: [`QueuePair::initialize`], [`QueuePair::receive`], then this.
+/// A peer may send as soon as its call returns. To have a receive posted by then,
+/// call [`QueuePair::initialize`] and [`QueuePair::receive`] first.
 ///
 /// # Errors
 /// As [`exchange`]; [`ExchangeError::Verbs`] as [`QueuePair::connect`].
@@ -190,8 +190,8 @@ pub fn connect(
     connect_with(qp, local, stream, timeout, &ConnectOptions::new())
 }
 
-/// The same, with other than the usual values
-/// ([`QueuePair::connect_with`]). They are this side's: the peer has its own.
+/// As [`connect`], with options ([`QueuePair::connect_with`]). They apply to this
+/// side; the peer has its own.
 ///
 /// # Errors
 /// As [`connect`].
@@ -216,7 +216,7 @@ fn malformed(expected: &'static str, got: &[u8]) -> ExchangeError {
     }
 }
 
-/// A stream, for as long as one message each way may take.
+/// A stream with the deadline of one message each way.
 struct Talk<'s> {
     stream: &'s TcpStream,
     begin: Instant,
@@ -232,7 +232,7 @@ impl<'s> Talk<'s> {
         }
     }
 
-    /// Waits until the stream is ready for `what`, or broken.
+    /// Waits until the stream is ready for `what`, or has failed.
     fn wait(&self, what: PollFlags, during: &'static str) -> Result<(), ExchangeError> {
         loop {
             let left = self.allowed.saturating_sub(self.begin.elapsed());
@@ -242,8 +242,8 @@ impl<'s> Talk<'s> {
                     allowed: self.allowed,
                 });
             }
-            // Rounded up, not to spin at the end; a time that poll cannot take
-            // is taken in parts.
+            // Rounded up, so that it does not spin at the end; a timeout beyond
+            // the range of poll is waited for in parts.
             let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
             let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
             match poll(&mut [PollFd::new(self.stream.as_fd(), what)], timeout) {
@@ -267,7 +267,7 @@ impl<'s> Talk<'s> {
         Ok(())
     }
 
-    /// Fills `to`, with what has to begin with `greeting`.
+    /// Fills `to`, which has to start with `greeting`.
     fn read(
         &self,
         to: &mut [u8],

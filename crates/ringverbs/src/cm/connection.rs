@@ -1,4 +1,4 @@
-//! The active side, and connections.
+//! The active side, and established connections.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +12,7 @@ use super::{Options, Result, advance, await_event, check_queue_pair, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
 
-/// A way to a peer, before the connection.
+/// A resolved route to a peer, before connecting.
 #[derive(Debug)]
 pub struct Connector {
     id: Id,
@@ -21,17 +21,18 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Finds the device and the path that lead to `peer`, for a reliable
-    /// connection. Each of the two steps takes at most `timeout`.
+    /// Resolves the address and route of `peer` for a reliable connection. Each
+    /// of the two steps takes at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::Manager`](super::Error::Manager) without a connection manager or a route,
-    /// [`Error::Failed`](super::Error::Failed) if the peer cannot be found.
+    /// [`Error::Manager`](super::Error::Manager) without a connection manager or
+    /// a route, [`Error::Failed`](super::Error::Failed) if the peer cannot be
+    /// resolved.
     pub fn resolve(peer: SocketAddr, timeout: Duration) -> Result<Self> {
         Self::resolve_from(PortSpace::TCP, None, peer, timeout)
     }
 
-    /// The same for a datagram service.
+    /// As [`resolve`](Self::resolve), for a datagram service.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -39,7 +40,7 @@ impl Connector {
         Self::resolve_from(PortSpace::UDP, None, peer, timeout)
     }
 
-    /// The same, of a port space, and from a local address.
+    /// As [`resolve`](Self::resolve), in a port space, from a local address.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -52,9 +53,9 @@ impl Connector {
         Self::resolve_by(Via::usual()?, (port_space, local), peer, timeout)
     }
 
-    /// The same, by the connection manager of a device: of an embedded one its
-    /// network's, of any other the kernel's, which finds the device by the
-    /// address.
+    /// As [`resolve_from`](Self::resolve_from), with the connection manager of a
+    /// device: its network's for an embedded device, otherwise the kernel's,
+    /// which finds the device by the address.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -77,7 +78,7 @@ impl Connector {
         let channel = via.open()?;
         let id = channel.create_id(port_space)?;
         id.resolve_address(local.map(Into::into), peer, timeout)?;
-        // The kernel's own time-out comes first, and says more.
+        // The kernel's timeout expires first, and its error is more specific.
         let patience = Some(timeout.saturating_add(Duration::from_secs(1)));
         await_event(&channel, EventKind::ADDR_RESOLVED, patience)?;
         id.resolve_route(timeout)?;
@@ -85,38 +86,44 @@ impl Connector {
         Ok(Self { id, channel, via })
     }
 
-    /// The device that leads to the peer; the queue pair has to be there.
+    /// Returns the device that leads to the peer, on which the queue pair must be
+    /// created.
     ///
     /// # Errors
-    /// [`Error::NoDevice`](super::Error::NoDevice) if this process cannot see it.
+    /// [`Error::NoDevice`](super::Error::NoDevice) if it is not visible to this
+    /// process.
     pub fn device(&self) -> Result<Device> {
         self.via.device_of(&self.id)
     }
 
-    /// The connection manager's side of it.
+    /// Returns the connection manager id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// Takes a new queue pair to INIT, so that receives can be posted before
-    /// the peer can send. Of datagrams, to RTS.
+    /// Moves a new queue pair to INIT, so that receives can be posted before the
+    /// peer can send; a datagram queue pair to RTS.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`](super::Error::WrongDevice), [`Error::WrongTransport`](super::Error::WrongTransport); the kernel's.
+    /// [`Error::WrongDevice`](super::Error::WrongDevice),
+    /// [`Error::WrongTransport`](super::Error::WrongTransport); those of the
+    /// kernel.
     pub fn prepare(&self, qp: &mut QueuePair) -> Result<()> {
         prepare(&self.id, qp)
     }
 
-    /// Connects, and readies the queue pair; a new one is prepared first. For
-    /// a datagram service: asks for it ([`Connection::service`]).
+    /// Connects and moves the queue pair to RTS; a new one is prepared first. For
+    /// a datagram service it requests the service ([`Connection::service`]).
     ///
-    /// `timeout` is for the peer's answer; the kernel gives up by itself after
+    /// `timeout` limits the wait for the peer's answer; the kernel gives up after
     /// about a minute.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the peer rejects or does not answer, with what it
-    /// has to say; [`Error::Timeout`](super::Error::Timeout); [`Error::Manager`](super::Error::Manager) for too much private
-    /// data. The queue pair is then of no use any more.
+    /// [`Error::Failed`](super::Error::Failed) if the peer rejects, with its
+    /// private data, or does not answer;
+    /// [`Error::Timeout`](super::Error::Timeout);
+    /// [`Error::Manager`](super::Error::Manager) for too much private data. The
+    /// queue pair cannot be used any more then.
     pub fn connect(
         self,
         qp: &mut QueuePair,
@@ -153,7 +160,8 @@ impl Connector {
                 .and_then(|()| advance(&id, qp, QpState::RTR, |_| {}))
                 .and_then(|()| advance(&id, qp, QpState::RTS, |_| {}));
             if let Err(error) = ready {
-                // The peer waits for us; the reason to tell is the first one.
+                // The peer is waiting for an answer; the error to report is the
+                // first one.
                 let _ = id.reject(&[]);
                 return Err(error);
             }
@@ -168,7 +176,7 @@ impl Connector {
     }
 }
 
-/// Whom to send datagrams to.
+/// The destination of datagrams for a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Queue pair number.
@@ -179,10 +187,10 @@ pub struct Service {
     pub path: AhAttr,
 }
 
-/// A connection of a queue pair, or what is known of a datagram service.
+/// A connection of a queue pair, or a resolved datagram service.
 ///
-/// Dropping it disconnects; the queue pair notices only by its work failing,
-/// or by [`disconnect`](Self::disconnect).
+/// Dropping it disconnects. The queue pair then notices only when its operations
+/// fail; [`disconnect`](Self::disconnect) flushes them.
 #[derive(Debug)]
 pub struct Connection {
     id: Id,
@@ -201,43 +209,44 @@ impl Connection {
         }
     }
 
-    /// What the peer has said when it connected or accepted, and zeros to the
-    /// end of the message's room.
+    /// Returns the peer's private data of its request or answer, padded with
+    /// zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Whom to send to: of a datagram service that was asked for.
+    /// Returns the destination of a requested datagram service.
     pub fn service(&self) -> Option<Service> {
         self.service
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn local_addr(&self) -> Result<Option<SocketAddr>> {
         Ok(self.id.local_addr()?)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn peer_addr(&self) -> Result<Option<SocketAddr>> {
         Ok(self.id.peer_addr()?)
     }
 
-    /// The connection manager's side of it.
+    /// Returns the connection manager id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// Waits until the peer is ready, on the side that accepted. The first
-    /// message may come before this is known.
+    /// Waits, on the accepting side, until the peer is ready. The first message
+    /// may arrive earlier.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the peer gave up, [`Error::Timeout`](super::Error::Timeout).
+    /// [`Error::Failed`](super::Error::Failed) if the peer gave up,
+    /// [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_established(&self, timeout: Option<Duration>) -> Result<()> {
         if self.id.state() == rdmacm::State::Established {
             return Ok(());
@@ -245,13 +254,14 @@ impl Connection {
         await_event(&self.channel, EventKind::ESTABLISHED, timeout).map(drop)
     }
 
-    /// Whether the peer has disconnected, or the device is gone. Reads the
-    /// events that there are, without waiting: a system call.
+    /// Returns whether the peer has disconnected or the device was removed. Reads
+    /// all pending events without blocking: a system call.
     ///
-    /// A peer that is killed takes its memory and its queue pair with it, so what
-    /// is in flight can fail before this is known: after a failed completion,
-    /// [`wait_disconnected`](Connection::wait_disconnected) with a second or two
-    /// tells a peer that is gone from one that has done wrong.
+    /// When a peer is killed, its memory and queue pair are destroyed, so
+    /// operations in flight can fail before the disconnect is known. After a
+    /// failed completion, [`wait_disconnected`](Connection::wait_disconnected)
+    /// with a second or two distinguishes a peer that has ended from one that has
+    /// made an error.
     ///
     /// # Errors
     /// [`Error::Manager`](super::Error::Manager) if the channel cannot be read.
@@ -263,22 +273,22 @@ impl Connection {
         ))
     }
 
-    /// Disconnects, or answers the peer's disconnecting: what is in flight on
-    /// the queue pair is flushed.
+    /// Disconnects, or answers the peer's disconnect. Operations in flight on the
+    /// queue pair are flushed.
     ///
     /// # Errors
-    /// The kernel's reason.
+    /// Those of the kernel.
     pub fn disconnect(&self, qp: &mut QueuePair) -> Result<()> {
         qp.set_error()?;
         Ok(self.id.disconnect()?)
     }
 
-    /// Waits until the peer has disconnected, or has answered that.
+    /// Waits until the peer has disconnected or has answered a disconnect.
     ///
     /// # Errors
     /// [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
-        // The event may have been read by `is_over`.
+        // `is_over` may have read the event.
         if self.is_over()? {
             return Ok(());
         }
@@ -287,20 +297,21 @@ impl Connection {
 }
 
 impl AsFd for Connection {
-    /// Readable when the connection's state has changed:
-    /// [`is_over`](Connection::is_over) says how.
+    /// Readable when the state of the connection has changed:
+    /// [`is_over`](Connection::is_over) reads it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 }
 
-/// To INIT once more: before there was a peer, the connection manager did not
-/// let it write or read here.
+/// Sets INIT again: without a peer, the connection manager's attributes allowed
+/// no remote access.
 fn admit(id: &Id, qp: &mut QueuePair) -> Result<()> {
     advance(id, qp, QpState::INIT, |_| {})
 }
 
-/// Accepts with what was agreed on: for [`Request::accept`](super::Request::accept).
+/// Accepts with the given depths; implements
+/// [`Request::accept`](super::Request::accept).
 pub(super) fn accept(
     id: &Id,
     qp: &mut QueuePair,

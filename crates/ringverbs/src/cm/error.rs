@@ -1,10 +1,10 @@
-//! What can go wrong between two peers.
+//! Errors of the connection manager.
 
 use std::fmt;
 
 use rdmacm::{Event, EventKind, Reason};
 
-/// Why a connection was not made.
+/// The reason why a connection was not established.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,30 +12,30 @@ pub enum Error {
     Manager(rdmacm::Error),
     /// A verb failed.
     Verbs(crate::Error),
-    /// The connection manager, or the peer, says no.
+    /// The connection manager or the peer reports a failure.
     Failed {
-        /// What has happened.
+        /// The event that reported it.
         kind: EventKind,
-        /// Why.
+        /// The reason.
         reason: Option<Reason>,
-        /// What a peer that rejects has to say, and zeros behind it.
+        /// Private data of a peer that rejected, padded with zeros.
         private_data: Vec<u8>,
     },
-    /// Nothing has happened in time.
+    /// The awaited event did not occur in time.
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         awaited: EventKind,
     },
-    /// The address leads to no RDMA device that this process can see.
+    /// The address leads to no RDMA device that is visible to this process.
     NoDevice,
-    /// The queue pair is on another device than the address.
+    /// The queue pair is on another device than the one the address leads to.
     WrongDevice,
-    /// A datagram queue pair for a connection, or the other way round.
+    /// A datagram queue pair was used for a connection, or vice versa.
     WrongTransport,
 }
 
 impl Error {
-    /// What an event says that was not waited for.
+    /// Builds the error of an unexpected event.
     pub(super) fn of(event: &Event) -> Self {
         let message = event.message();
         let private_data = match event.kind() {
@@ -49,7 +49,8 @@ impl Error {
         }
     }
 
-    /// Whether the program at the peer rejected, or nobody listens there.
+    /// Returns whether the program at the peer rejected, or nothing listens
+    /// there.
     pub fn is_rejected(&self) -> bool {
         matches!(
             self,

@@ -12,7 +12,7 @@ use super::{Connection, Error, Options, Result, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
 
-/// Takes connection requests.
+/// Accepts connection requests.
 #[derive(Debug)]
 pub struct Listener {
     id: Id,
@@ -21,8 +21,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens for reliable connections. Of port 0 the kernel chooses one; an
-    /// unspecified address is all devices'.
+    /// Listens for requests for reliable connections. The kernel chooses a port
+    /// if it is 0; an unspecified address means all devices.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, ENODEV; no connection manager.
@@ -30,7 +30,7 @@ impl Listener {
         Self::bind_in(PortSpace::TCP, address, 0)
     }
 
-    /// Listens for those who ask for a datagram service.
+    /// Listens for requests for a datagram service.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -38,8 +38,8 @@ impl Listener {
         Self::bind_in(PortSpace::UDP, address, 0)
     }
 
-    /// Listens in a port space. As many requests as `backlog` wait to be
-    /// taken, more are refused; zero is the kernel's limit.
+    /// Listens in a port space. Up to `backlog` requests wait to be accepted, and
+    /// further ones are refused; 0 means the kernel's limit.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -47,9 +47,9 @@ impl Listener {
         Self::bind_by(Via::usual()?, port_space, address, backlog)
     }
 
-    /// The same, by the connection manager of a device: of an embedded one its
-    /// network's, of any other the kernel's, whose addresses say which devices
-    /// it listens on.
+    /// As [`bind_in`](Self::bind_in), with the connection manager of a device:
+    /// its network's for an embedded device, otherwise the kernel's, where the
+    /// address decides on which devices it listens.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -70,24 +70,24 @@ impl Listener {
         Ok(Self { id, channel, via })
     }
 
-    /// Where it listens.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn local_addr(&self) -> Result<Option<SocketAddr>> {
         Ok(self.id.local_addr()?)
     }
 
-    /// The connection manager's side of it.
+    /// Returns the connection manager id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// Waits for the next request, at most that long (none: for ever). `None`
-    /// on timeout.
+    /// Waits for the next request, without limit if `timeout` is `None`. Returns
+    /// `None` after the timeout.
     ///
     /// # Errors
-    /// [`Error::Failed`] if a device is gone that it listened on.
+    /// [`Error::Failed`] if a device that it listened on was removed.
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<Request>> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -106,7 +106,7 @@ impl Listener {
                 (peer.responder_resources, peer.initiator_depth)
             });
             let private_data = message.private_data().to_vec();
-            // A channel of its own, for a thread of its own.
+            // A separate channel, so that another thread can use the request.
             let channel = self.via.open()?;
             id.migrate(&channel)?;
             return Ok(Some(Request {
@@ -127,7 +127,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection request. Rejected when dropped.
+/// A connection request. It is rejected when dropped.
 #[derive(Debug)]
 pub struct Request {
     id: Id,
@@ -138,54 +138,55 @@ pub struct Request {
 }
 
 impl Request {
-    /// What the peer says, and zeros to the end of the message's room.
+    /// Returns the peer's private data, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn peer_addr(&self) -> Result<Option<SocketAddr>> {
         Ok(self.id.peer_addr()?)
     }
 
-    /// RDMA reads and atomics that the peer would have outstanding here, and
-    /// that it would take of us.
+    /// Returns how many RDMA reads and atomics the peer wants to have outstanding
+    /// here, and how many of this side it accepts.
     pub fn offered_depths(&self) -> (u8, u8) {
         self.offered
     }
 
-    /// The device that the request came by; the queue pair has to be there.
+    /// Returns the device that received the request, on which the queue pair must
+    /// be created.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if this process cannot see it.
+    /// [`Error::NoDevice`] if it is not visible to this process.
     pub fn device(&self) -> Result<Device> {
         self.via.device_of(&self.id)
     }
 
-    /// The connection manager's side of it.
+    /// Returns the connection manager id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// Takes a new queue pair to INIT, so that receives can be posted before
-    /// the peer can send. Of datagrams, to RTS.
+    /// Moves a new queue pair to INIT, so that receives can be posted before the
+    /// peer can send; a datagram queue pair to RTS.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`], [`Error::WrongTransport`]; the kernel's.
+    /// [`Error::WrongDevice`], [`Error::WrongTransport`]; those of the kernel.
     pub fn prepare(&self, qp: &mut QueuePair) -> Result<()> {
         prepare(&self.id, qp)
     }
 
-    /// Readies the queue pair (a new one is prepared first) and accepts. The
-    /// peer may send as soon as it knows;
+    /// Moves the queue pair to RTS (a new one is prepared first) and accepts. The
+    /// peer may send as soon as it is notified;
     /// [`wait_established`](Connection::wait_established) waits for it.
     ///
     /// # Errors
-    /// [`Error::Manager`] for too much private data; the kernel's. The peer is
-    /// rejected then, and the queue pair of no use any more.
+    /// [`Error::Manager`] for too much private data; those of the kernel. The
+    /// peer is rejected then, and the queue pair cannot be used any more.
     pub fn accept(self, qp: &mut QueuePair, options: &Options<'_>) -> Result<Connection> {
         let (responder, initiator) = self.offered;
         let depths = (
@@ -200,10 +201,10 @@ impl Request {
         ))
     }
 
-    /// Rejects, with up to 148 bytes of a reason.
+    /// Rejects the request, with up to 148 bytes of private data.
     ///
     /// # Errors
-    /// Too many bytes; the kernel's reason.
+    /// Too much private data; those of the kernel.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         Ok(self.id.reject(private_data)?)
     }

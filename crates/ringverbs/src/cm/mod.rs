@@ -1,28 +1,27 @@
-//! Connections by IP address, through the kernel's connection manager, as
-//! librdmacm makes them.
+//! Connections by IP address, through the kernel's connection manager (as
+//! librdmacm).
 //!
 //! ```text
 //! Listener::bind ─► next_request ─► Request ─── prepare, accept ──► Connection
 //! Connector::resolve ────────────────────────── prepare, connect ─► Connection
 //! ```
 //!
-//! A [`Connection`] is an id of the connection manager's with an event channel
-//! of its own, so that each can be waited for in its own thread, or all by
-//! `poll`: they are [`AsFd`](std::os::fd::AsFd). The queue pair stays its
-//! user's: it is made on the device that the address leads to
-//! ([`Connector::device`], [`Request::device`]) and taken through its states
-//! here.
+//! A [`Connection`] is a connection manager id with its own event channel, so
+//! that each can be waited for by its own thread, or all by `poll`: they
+//! implement [`AsFd`](std::os::fd::AsFd). The queue pair remains the user's: it
+//! is created on the device that the address leads to ([`Connector::device`],
+//! [`Request::device`]), and this module moves it through its states.
 //!
-//! An embedded device has a connection manager of its own: addresses of the
-//! machine itself (127.0.0.0/8, `::1`), and ports of the process or of all
-//! processes that name the same directory. A program chooses it by naming the
-//! device ([`Listener::bind_on`], [`Connector::resolve_on`]). Where it names none
-//! and was built with the feature `embedded`, the environment may:
-//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`. In a program with raised
-//! rights (`AT_SECURE`) it does not count.
+//! An embedded device has its own connection manager, for addresses of the local
+//! host (127.0.0.0/8, `::1`) and ports of the process or of all processes that
+//! name the same directory. A program selects it by naming the device
+//! ([`Listener::bind_on`], [`Connector::resolve_on`]). If the program names no
+//! device and was built with the feature `embedded`, the environment may:
+//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`. The variable is ignored
+//! in a program with raised rights (`AT_SECURE`).
 //!
-//! What these helpers do not do, the connection manager's own types do:
-//! [`manager`].
+//! The connection manager's own types, in [`manager`], have the features that are
+//! not covered here.
 
 mod connection;
 mod error;
@@ -33,7 +32,7 @@ pub use connection::{Connection, Connector, Service};
 pub use error::Error;
 pub use listener::{Listener, Request};
 
-/// The kernel's connection manager itself: channels, ids, events, options,
+/// The kernel's connection manager interface: channels, ids, events, options,
 /// multicast.
 pub use rdmacm as manager;
 
@@ -44,24 +43,26 @@ use uverbs::{QpAttr, QpAttrMask, QpState};
 
 use crate::qp::QueuePair;
 
-/// What the helpers here return.
+/// The result type of this module.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What two peers agree on when they connect.
+/// The parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options<'a> {
-    /// Bytes for the peer: 56 in a request, 196 in an answer (of datagram
-    /// services 180 and 136). What the peer sees has zeros behind it.
+    /// Private data for the peer, up to 56 bytes in a request and 196 in an
+    /// answer (datagram services: 180 and 136). The peer sees it padded with
+    /// zeros.
     pub private_data: &'a [u8],
-    /// RDMA reads and atomics of the peer that may be outstanding here. `None`:
-    /// 1 in a request, what the peer asks for in an answer.
+    /// Maximum of outstanding RDMA reads and atomics of the peer. `None`: 1 in a
+    /// request, what the peer asks for in an answer.
     pub responder_resources: Option<u8>,
-    /// RDMA reads and atomics of ours that may be outstanding. `None` as above.
+    /// Maximum of outstanding RDMA reads and atomics of this side. `None` as
+    /// above.
     pub initiator_depth: Option<u8>,
-    /// Retries after a timeout, 0 to 7; the connecting side's.
+    /// Number of retries after a timeout, 0 to 7; chosen by the connecting side.
     pub retry_count: u8,
-    /// How often the peer retries when there is no receive here, 0 to 7; 7 is
-    /// for ever.
+    /// Number of retries of the peer while there is no receive here, 0 to 7; 7
+    /// means for ever.
     pub rnr_retry_count: u8,
 }
 
@@ -77,7 +78,7 @@ impl Default for Options<'_> {
     }
 }
 
-/// Whether the queue pair is on the id's device, and of its kind.
+/// Checks that the queue pair is on the id's device and has its transport.
 fn check_queue_pair(id: &Id, qp: &QueuePair) -> Result<()> {
     let bound = id.addresses()?.device.ok_or(Error::NoDevice)?;
     let on_device = qp.context().device().is_none_or(|device| {
@@ -96,7 +97,7 @@ fn check_queue_pair(id: &Id, qp: &QueuePair) -> Result<()> {
     Ok(())
 }
 
-/// Takes the queue pair to a state, with the connection manager's attributes.
+/// Moves the queue pair to a state with the connection manager's attributes.
 fn advance(
     id: &Id,
     qp: &mut QueuePair,
@@ -108,7 +109,7 @@ fn advance(
     Ok(qp.modify(&attr, mask)?)
 }
 
-/// From RESET to INIT, where receives can be posted; of datagrams, to RTS.
+/// Moves it from RESET to INIT, where receives can be posted; datagrams: to RTS.
 fn prepare(id: &Id, qp: &mut QueuePair) -> Result<()> {
     check_queue_pair(id, qp)?;
     if qp.state() != QpState::RESET {
@@ -130,8 +131,8 @@ fn prepare(id: &Id, qp: &mut QueuePair) -> Result<()> {
     Ok(())
 }
 
-/// Waits for an event of an id that has the channel for itself. Events that
-/// change nothing are passed over.
+/// Waits for an event on a channel that only one id uses. Events without
+/// consequence are skipped.
 fn await_event(
     channel: &EventChannel,
     awaited: EventKind,

@@ -1,11 +1,11 @@
-//! Whose connection manager is asked.
+//! Selection of the connection manager.
 
 use rdmacm::{EventChannel, Id};
 
 use super::{Error, Result};
 use crate::{Device, devices};
 
-/// Names the device where the program does not.
+/// Environment variable that names the device if the program does not.
 #[cfg(feature = "embedded")]
 const VARIABLE: &str = "RINGVERBS_DEVICE";
 
@@ -16,8 +16,8 @@ pub(super) struct Via {
 }
 
 impl Via {
-    /// Where the program names no device: the kernel's, unless the environment
-    /// names an embedded one.
+    /// Returns the default: the kernel's, unless the environment names an
+    /// embedded device.
     pub(super) fn usual() -> Result<Self> {
         #[cfg(feature = "embedded")]
         if let Some(name) = uverbs::environment::text(VARIABLE)
@@ -28,7 +28,7 @@ impl Via {
         Ok(Self::default())
     }
 
-    /// The one of a device.
+    /// Returns that of a device.
     pub(super) fn of(device: &Device) -> Self {
         #[cfg(feature = "embedded")]
         if device.is_embedded() {
@@ -40,7 +40,7 @@ impl Via {
         Self::default()
     }
 
-    /// A channel of its own.
+    /// Opens a channel.
     pub(super) fn open(&self) -> Result<EventChannel> {
         #[cfg(feature = "embedded")]
         if let Some(manager) = self.embedded.as_ref().and_then(Device::connection_manager) {
@@ -49,7 +49,7 @@ impl Via {
         Ok(EventChannel::open()?)
     }
 
-    /// The device that an id is bound to.
+    /// Returns the device that an id is bound to.
     pub(super) fn device_of(&self, id: &Id) -> Result<Device> {
         let bound = id.addresses()?.device.ok_or(Error::NoDevice)?;
         if let Some(device) = &self.embedded {

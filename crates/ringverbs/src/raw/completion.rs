@@ -1,16 +1,16 @@
-//! The cursor over completions.
+//! Completion cursor of the raw layer.
 
 use crate::completion::{CompletionQueue, Status, Timestamp};
 use crate::device;
 
-/// A completion in the queue's memory. Each field is read when it is asked for.
+/// A completion in the ring's memory. Each field is read when it is requested.
 ///
-/// It cannot outlive the call that it was given to. After a failure only
-/// `wr_id`, `status`, `qp_num` and `vendor_err` mean anything.
+/// It is valid only during the call that it is passed to. After a failure only
+/// `wr_id`, `status`, `qp_num` and `vendor_err` are valid.
 #[derive(Clone, Copy)]
 pub struct Entry<'r> {
     entry: device::Entry<'r>,
-    /// The entry has its time.
+    /// Whether the entry has a timestamp.
     timed: bool,
 }
 
@@ -27,54 +27,54 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The work request's identifier.
+    /// The work request identifier.
     wr_id: u64;
-    /// What was done (`enum ibv_wc_opcode`).
+    /// The operation (`enum ibv_wc_opcode`).
     opcode: u32;
-    /// The device's own number of an error.
+    /// The device's vendor error code.
     vendor_err: u32;
-    /// Bytes moved.
+    /// Bytes transferred.
     byte_len: u32;
-    /// Immediate data, as it came (big-endian), or the key that was
-    /// invalidated.
+    /// The immediate data as received (big-endian), or the invalidated rkey.
     ex: u32;
-    /// Queue pair that the work request was posted to.
+    /// The number of the queue pair that the work request was posted to.
     qp_num: u32;
-    /// The sender's queue pair, of a datagram.
+    /// The sender's queue pair number, of a datagram.
     src_qp: u32;
-    /// Which of the above are set (`enum ibv_wc_flags`).
+    /// The fields that are valid (`enum ibv_wc_flags`).
     wc_flags: u32;
 }
 
 impl Entry<'_> {
-    /// How it ended.
+    /// Returns the status.
     #[inline(always)]
     pub fn status(&self) -> Status {
         Status(self.entry.status())
     }
 
-    /// When the device wrote it, if it was done; `None` of a queue that was built
-    /// without [`timestamps`](crate::CompletionQueueBuilder::timestamps), and of
-    /// a failure.
+    /// Returns the time at which the device wrote the completion; `None` if the
+    /// queue was built without
+    /// [`timestamps`](crate::CompletionQueueBuilder::timestamps), and for a
+    /// failure.
     #[inline(always)]
     pub fn timestamp(&self) -> Option<Timestamp> {
         if !self.timed || !self.status().is_success() {
             return None;
         }
-        // SAFETY: the entry is of a queue with times.
+        // SAFETY: `timed` says that the queue was created with timestamps.
         Some(Timestamp(unsafe { device::read_time(&self.entry) }))
     }
 }
 
 impl CompletionQueue {
-    /// Gives up to `max` completions to `each`, in order, and takes them out of
-    /// the queue. Returns how many. Indices are read once and published once;
-    /// the entries are looked at in place.
+    /// Passes up to `max` completions to `each`, in order, and consumes them.
+    /// Returns their number. Indices are read once and published once; the
+    /// entries are read in place.
     ///
-    /// What a ConnectX writes that makes no sense is left out.
+    /// Malformed CQEs of a ConnectX are skipped.
     ///
-    /// Operations of the safe layer whose completions are read by this are not
-    /// brought to an end by it: their memory stays in flight.
+    /// Completions of operations of the safe layer that are read here do not end
+    /// those operations: their memory stays in flight.
     #[inline(always)]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available_raw();
@@ -82,7 +82,7 @@ impl CompletionQueue {
         if span.at == span.end || max == 0 {
             return 0;
         }
-        // A loop to a position: one condition for each entry.
+        // The limit is applied to the end position, for one condition per entry.
         let count = ring.limit(&mut span, max);
         loop {
             // SAFETY: the span is fresh and not at its end, and the queue is not

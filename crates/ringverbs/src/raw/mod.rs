@@ -1,13 +1,13 @@
-//! The data path without the library's ownership: what the device's writer and
-//! cursor cost, and nothing on top.
+//! The data path without ownership tracking, at the cost of the device's writer
+//! and cursor alone.
 //!
-//! A queue pair's halves lend their queues ([`SendHalf::raw`],
-//! [`RecvHalf::raw`]); a completion queue is read by
-//! [`CompletionQueue::poll_raw`]. Work request identifiers are the caller's, and
-//! so is the care for the memory: that is why publishing is `unsafe`.
+//! The halves of a queue pair give access to their queues ([`SendHalf::raw`],
+//! [`RecvHalf::raw`]), and a completion queue is read by
+//! [`CompletionQueue::poll_raw`]. Work request identifiers are the caller's. So
+//! is the responsibility for the memory, which is why publishing is `unsafe`.
 //!
-//! A work request is built segment by segment, and the compiler checks the
-//! order:
+//! A work request is built segment by segment, in an order that the compiler
+//! checks:
 //!
 //! ```no_run
 //! # unsafe fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge,
@@ -25,7 +25,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A segment that is left out does not compile:
+//! Leaving a segment out does not compile:
 //!
 //! ```compile_fail,E0599
 //! # fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge) {
@@ -56,11 +56,11 @@ use crate::memory::{Buffer, MemorySlice};
 
 /// Flags of a send work request. `INLINE` is set by [`Wqe::inline`].
 pub use uverbs::SendFlags as Flags;
-/// A scatter/gather element: address, bytes, local key.
+/// A scatter/gather element: address, length in bytes, lkey.
 pub use uverbs::Sge;
 
 impl Buffer {
-    /// The element for the bytes in use, for a work request of the raw layer.
+    /// Returns the SGE of the bytes in use, for a raw work request.
     pub fn raw_sge(&self) -> Sge {
         Sge {
             addr: self.device_addr(),
@@ -71,7 +71,7 @@ impl Buffer {
 }
 
 impl MemorySlice {
-    /// The element for it, for a work request of the raw layer.
+    /// Returns the SGE of the slice, for a raw work request.
     pub fn raw_sge(&self) -> Sge {
         Sge {
             addr: self.device_addr(),

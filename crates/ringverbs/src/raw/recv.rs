@@ -1,20 +1,20 @@
-//! The receive queue's writer.
+//! Receive queue writer of the raw layer.
 
 use crate::device::RecvWriter;
 use crate::qp::RecvHalf;
 use crate::raw::Sge;
 use crate::{Error, Result};
 
-/// A receive queue, lent by its half.
+/// A receive queue, borrowed from its half.
 pub struct RecvQueue<'h> {
     writer: RecvWriter<'h>,
 }
 
 impl RecvHalf {
-    /// The queue without the library's ownership.
+    /// Returns the queue without ownership tracking.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with a shared receive queue.
+    /// [`Error::Invalid`] if the queue pair uses a shared receive queue.
     #[inline(always)]
     pub fn raw(&mut self) -> Result<RecvQueue<'_>> {
         let queue = self.lend().ok_or(Error::Invalid {
@@ -30,13 +30,13 @@ impl RecvQueue<'_> {
     /// Adds a receive into the memory of `list` to the batch.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::Limit`]; the batch is as it was.
+    /// [`Error::QueueFull`], [`Error::Limit`]; the batch is unchanged.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         self.writer.push(wr_id, list)
     }
 
-    /// Hands the batch to the device.
+    /// Posts the batch.
     ///
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor
@@ -45,7 +45,7 @@ impl RecvQueue<'_> {
     /// the safe layer are in flight on the same completion queue.
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's obligation.
         unsafe { self.writer.publish() };
     }
 }

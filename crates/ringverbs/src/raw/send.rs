@@ -1,4 +1,4 @@
-//! The send queue's writer.
+//! Send queue writer of the raw layer.
 
 use std::marker::PhantomData;
 
@@ -9,19 +9,19 @@ use crate::qp::{FlushRange, FlushTo, SendHalf, WITHOUT_WINDOWS};
 use crate::raw::{Flags, Sge};
 use crate::{AccessFlags, AddressHandle, Error, MemoryWindow, Result};
 
-/// A send queue, lent by its half.
+/// A send queue, borrowed from its half.
 ///
 /// Entries are opened and finished one after another, then published together.
-/// What is not finished and published never happened.
+/// Entries that are not finished and published are discarded.
 pub struct SendQueue<'h> {
     writer: SendWriter<'h>,
     doorbell: &'h mut Doorbell,
-    /// The operations that there are, as a set of bits.
+    /// The available operations as a bit set.
     operations: u32,
 }
 
-/// The operations that not every queue takes. Asked for one that is known when
-/// this is compiled, it is nearly always not asked at all.
+/// Returns the operation if not every queue has it. With an opcode that is known
+/// at compile time, the check is mostly optimised out.
 const fn rare(opcode: Opcode) -> Option<operation::Operation> {
     match opcode {
         Opcode::LOCAL_INV => Some(operation::Operation::LocalInvalidate),
@@ -47,7 +47,7 @@ fn refused(operation: operation::Operation) -> Error {
 }
 
 impl SendHalf {
-    /// The queue without the library's ownership.
+    /// Returns the queue without ownership tracking.
     #[inline(always)]
     pub fn raw(&mut self) -> SendQueue<'_> {
         let (queue, doorbell, operations) = self.lend();
@@ -59,38 +59,38 @@ impl SendHalf {
     }
 }
 
-/// The segment that comes next: immediate data, then `Next`.
+/// The next segment is immediate data, followed by `Next`.
 #[derive(Debug)]
 pub struct Immediate<Next>(PhantomData<Next>);
-/// The segment that comes next: a key, then `Next`.
+/// The next segment is a key, followed by `Next`.
 #[derive(Debug)]
 pub struct Key<Next>(PhantomData<Next>);
-/// The segment that comes next: a key, of an operation without data.
+/// The next segment is a key, of an operation without data.
 #[derive(Debug)]
 pub struct OnlyKey(());
-/// The segment that comes next: a remote address, then `Next`.
+/// The next segment is a remote address, followed by `Next`.
 #[derive(Debug)]
 pub struct Remote<Next>(PhantomData<Next>);
-/// The segment that comes next: remote address and operands of an atomic, then
+/// The next segment is the remote address and operands of an atomic, followed by
 /// `Next`.
 #[derive(Debug)]
 pub struct Atomic<Next>(PhantomData<Next>);
-/// The segment that comes next: the path of a datagram, then `Next`.
+/// The next segment is the path of a datagram, followed by `Next`.
 #[derive(Debug)]
 pub struct Path<Next>(PhantomData<Next>);
-/// The segment that comes next: the data.
+/// The next segment is the data.
 #[derive(Debug)]
 pub struct Data(());
-/// The segment that comes next: remote address and value of an atomic write.
+/// The next segment is the remote address and value of an atomic write.
 #[derive(Debug)]
 pub struct Value(());
-/// The segment that comes next: the remote memory of a flush.
+/// The next segment is the remote memory of a flush.
 #[derive(Debug)]
 pub struct Range(());
-/// The segment that comes next: what a window is bound to. It is the last.
+/// The next and last segment is the binding of a window.
 #[derive(Debug)]
 pub struct Binding(());
-/// All segments are there.
+/// All segments are complete.
 #[derive(Debug)]
 pub struct Ready(());
 
@@ -100,7 +100,7 @@ mod sealed {
     }
 }
 
-/// An operation, as the segments that it has.
+/// An operation, described by its segments.
 pub trait Operation: sealed::Operation {
     /// The segments, in order.
     type Segments;
@@ -125,34 +125,34 @@ operations! {
     Send = SEND, Data;
     /// A send with immediate data.
     SendImmediate = SEND_WITH_IMM, Immediate<Data>;
-    /// A send that invalidates a key of the peer's.
+    /// A send that invalidates a key of the peer.
     SendInvalidate = SEND_WITH_INV, Key<Data>;
     /// A datagram.
     SendTo = SEND, Path<Data>;
     /// A datagram with immediate data.
     SendToImmediate = SEND_WITH_IMM, Immediate<Path<Data>>;
-    /// A write.
+    /// An RDMA write.
     Write = RDMA_WRITE, Remote<Data>;
-    /// A write with immediate data.
+    /// An RDMA write with immediate data.
     WriteImmediate = RDMA_WRITE_WITH_IMM, Immediate<Remote<Data>>;
-    /// A read.
+    /// An RDMA read.
     Read = RDMA_READ, Remote<Data>;
     /// A compare-and-swap.
     CompareSwap = ATOMIC_CMP_AND_SWP, Atomic<Data>;
-    /// A fetch-and-add; its operand is the first.
+    /// A fetch-and-add; it uses the first operand.
     FetchAdd = ATOMIC_FETCH_AND_ADD, Atomic<Data>;
-    /// A write of 8 bytes, all at once
+    /// An atomic write of 8 bytes
     /// ([`Context::can_write_atomically`](crate::Context::can_write_atomically)).
     AtomicWrite = ATOMIC_WRITE, Value;
     /// A flush ([`Context::can_flush`](crate::Context::can_flush)).
     Flush = FLUSH, Range;
-    /// The invalidation of a key of one's own.
+    /// The invalidation of a local key.
     LocalInvalidate = LOCAL_INV, OnlyKey;
     /// The bind of a memory window.
     BindWindow = BIND_MW, Binding;
 }
 
-/// An entry of a send queue that lacks the segments `S`.
+/// An entry of a send queue that still needs the segments `S`.
 #[must_use = "an entry that is not finished is not posted"]
 pub struct Wqe<'w, S> {
     opened: Opened<'w>,
@@ -163,7 +163,7 @@ impl SendQueue<'_> {
     /// Opens the next entry for an operation.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]. [`Error::Unsupported`] for an operation that the
+    /// [`Error::QueueFull`]; [`Error::Unsupported`] for an operation that the
     /// device lacks; [`Error::Invalid`] for one that changes a memory key, on a
     /// queue pair without
     /// [`memory_windows`](crate::qp::QueuePairBuilder::memory_windows).
@@ -181,26 +181,25 @@ impl SendQueue<'_> {
         })
     }
 
-    /// Hands the entries that are finished to the device, and tells it, once.
+    /// Posts the finished entries, with one doorbell.
     ///
     /// # Errors
-    /// [`Error::Doorbell`](crate::Error::Doorbell): they are posted all the
-    /// same. (On a ConnectX ENOMEM says that more are outstanding than the
-    /// queue holds: those behind go out with the next call.)
+    /// [`Error::Doorbell`](crate::Error::Doorbell): they are posted nevertheless.
+    /// (On a ConnectX, ENOMEM means that more are outstanding than the queue
+    /// holds; the excess is posted by the next call.)
     ///
     /// # Safety
     /// The memory that the entries name stays registered until each has
-    /// completed, and meanwhile is used as the operation demands: not written
-    /// while it is sent from; neither read nor written while it is received
-    /// into. Address handles stay as long. A window that is bound has no other
-    /// bind in flight, of either layer, and takes none until [`Rebound::done`].
-    /// The completions are read by
-    /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of
-    /// the safe layer are in flight on the same completion queue: it would take
-    /// an identifier for one of its own.
+    /// completed, and is used as the operation demands until then: not written
+    /// while it is sent from, neither read nor written while it is received into.
+    /// Address handles are kept as long. A window that is bound has no other bind
+    /// in flight, of either layer, and gets none until [`Rebound::done`]. The
+    /// completions are read by [`poll_raw`](crate::CompletionQueue::poll_raw) as
+    /// long as operations of the safe layer are in flight on the same completion
+    /// queue, because the safe layer would take an identifier for one of its own.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's obligation.
         if unsafe { self.writer.publish() } {
             self.doorbell.ring(|| self.writer.rewind())
         } else {
@@ -220,7 +219,7 @@ impl<'w, S> Wqe<'w, S> {
 }
 
 impl<'w, Next> Wqe<'w, Immediate<Next>> {
-    /// The immediate data, host byte order.
+    /// Sets the immediate data, in host byte order.
     #[inline(always)]
     pub fn immediate(mut self, value: u32) -> Wqe<'w, Next> {
         self.opened.wqe().immediate_or_key(value.to_be());
@@ -229,7 +228,7 @@ impl<'w, Next> Wqe<'w, Immediate<Next>> {
 }
 
 impl<'w, Next> Wqe<'w, Key<Next>> {
-    /// The key.
+    /// Sets the key.
     #[inline(always)]
     pub fn key(mut self, rkey: u32) -> Wqe<'w, Next> {
         self.opened.wqe().immediate_or_key(rkey);
@@ -238,7 +237,7 @@ impl<'w, Next> Wqe<'w, Key<Next>> {
 }
 
 impl<'w> Wqe<'w, OnlyKey> {
-    /// The key.
+    /// Sets the key.
     #[inline(always)]
     pub fn key(mut self, rkey: u32) -> Wqe<'w, Ready> {
         let mut entry = self.opened.wqe();
@@ -249,7 +248,7 @@ impl<'w> Wqe<'w, OnlyKey> {
 }
 
 impl<'w, Next> Wqe<'w, Remote<Next>> {
-    /// The peer's memory.
+    /// Sets the address of the remote memory.
     #[inline(always)]
     pub fn remote(mut self, at: RemoteAddr) -> Wqe<'w, Next> {
         self.opened.wqe().rdma(at);
@@ -258,7 +257,8 @@ impl<'w, Next> Wqe<'w, Remote<Next>> {
 }
 
 impl<'w, Next> Wqe<'w, Atomic<Next>> {
-    /// The peer's memory, what is compared with or added, what is swapped in.
+    /// Sets the address of the remote memory, the operand to compare or add, and
+    /// the value to swap in.
     #[inline(always)]
     pub fn operands(mut self, at: RemoteAddr, compare_add: u64, swap: u64) -> Wqe<'w, Next> {
         self.opened.wqe().atomic(at, compare_add, swap);
@@ -267,7 +267,8 @@ impl<'w, Next> Wqe<'w, Atomic<Next>> {
 }
 
 impl<'w> Wqe<'w, Value> {
-    /// The peer's memory, a multiple of 8, and what is written there.
+    /// Sets the address of the remote memory, a multiple of 8, and the value to
+    /// write.
     #[inline(always)]
     pub fn value(mut self, at: RemoteAddr, value: [u8; 8]) -> Wqe<'w, Ready> {
         self.opened.wqe().atomic_write(at, value);
@@ -276,7 +277,8 @@ impl<'w> Wqe<'w, Value> {
 }
 
 impl<'w> Wqe<'w, Range> {
-    /// The peer's memory, and how far what was written there has to come.
+    /// Sets the remote memory of a flush and how far it makes earlier writes take
+    /// effect.
     #[inline(always)]
     pub fn range(mut self, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Wqe<'w, Ready> {
         let (length, level) = range.encode();
@@ -286,15 +288,15 @@ impl<'w> Wqe<'w, Range> {
 }
 
 impl Wqe<'_, Binding> {
-    /// What the window is bound to, and what peers may do there; makes it part
-    /// of the batch. From now on the window keeps the region of `to`, whether
-    /// this is published or not; its key changes with [`Rebound::done`]. Until
-    /// then it is bound no second time.
+    /// Sets the target of the bind and the access rights of peers, and finishes
+    /// the entry. From now on the window keeps the region of `to` alive, whether
+    /// this is published or not; its key changes with [`Rebound::done`], before
+    /// which it must not be bound again.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more bytes than the device's windows span;
-    /// [`Error::Invalid`] for a region without `MW_BIND`, or access that it or a
-    /// window cannot give.
+    /// [`Error::Limit`] for a range longer than the device's windows can span;
+    /// [`Error::Invalid`] for a region without `MW_BIND`, or access that the
+    /// region or a window does not allow.
     #[inline]
     pub fn bind(
         mut self,
@@ -314,8 +316,8 @@ impl Wqe<'_, Binding> {
     }
 }
 
-/// A bind that was written; this layer does not learn its outcome. Dropped, if it
-/// was not published or has failed: the window has its key from before.
+/// A written bind, whose outcome this layer does not learn. Drop it if the bind
+/// was not published or has failed: the window then keeps its previous key.
 #[derive(Debug)]
 #[must_use = "the window has its new key when it is told that the bind is done"]
 pub struct Rebound {
@@ -325,25 +327,25 @@ pub struct Rebound {
 }
 
 impl Rebound {
-    /// The key that the bind gives the window.
+    /// Returns the key that the bind gives the window.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The window has the new key, and lets go of the regions that it was bound
+    /// Gives the window its new key, and releases the regions that it was bound
     /// to before.
     ///
     /// # Safety
-    /// The bind's completion was read and says that it was done, and no other
-    /// bind of the window was posted since.
+    /// The bind's successful completion was read, and no other bind of the window
+    /// was posted since.
     pub unsafe fn done(self) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's obligation.
         unsafe { self.window.is_bound(&self.to, self.rkey) };
     }
 }
 
 impl<'w, Next> Wqe<'w, Path<Next>> {
-    /// Path, queue pair and queue key of a datagram.
+    /// Sets the path, queue pair number and queue key of a datagram.
     #[inline(always)]
     pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Wqe<'w, Next> {
         self.opened.wqe().datagram(path.number(), qp_num, qkey);
@@ -352,32 +354,32 @@ impl<'w, Next> Wqe<'w, Path<Next>> {
 }
 
 impl<'w> Wqe<'w, Data> {
-    /// Data in one element.
+    /// Sets the data to one SGE.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) over 2 GiB.
+    /// [`Error::Limit`](crate::Error::Limit) above 2 GiB.
     #[inline(always)]
     pub fn sge(mut self, sge: Sge) -> Result<Wqe<'w, Ready>> {
         self.opened.wqe().sge(sge)?;
         Ok(self.then())
     }
 
-    /// Data in a list of elements.
+    /// Sets the data to a list of SGEs.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) for more elements than the queue
-    /// pair was made for, or over 2 GiB.
+    /// [`Error::Limit`](crate::Error::Limit) for more SGEs than the queue pair
+    /// supports, or above 2 GiB.
     #[inline(always)]
     pub fn sge_list(mut self, list: &[Sge]) -> Result<Wqe<'w, Ready>> {
         self.opened.wqe().sge_list(list)?;
         Ok(self.then())
     }
 
-    /// Data that is copied now.
+    /// Sets the data inline: it is copied now.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) for more than the queue pair was
-    /// made for.
+    /// [`Error::Limit`](crate::Error::Limit) for more bytes than the queue pair
+    /// supports.
     #[inline(always)]
     pub fn inline(mut self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
         let mut entry = self.opened.wqe();
@@ -386,7 +388,7 @@ impl<'w> Wqe<'w, Data> {
         Ok(self.then())
     }
 
-    /// No data.
+    /// Sets no data.
     #[inline(always)]
     pub fn no_data(mut self) -> Wqe<'w, Ready> {
         self.opened.wqe().no_data();
@@ -395,7 +397,7 @@ impl<'w> Wqe<'w, Data> {
 }
 
 impl Wqe<'_, Ready> {
-    /// Makes it part of the batch.
+    /// Finishes the entry and adds it to the batch.
     #[inline(always)]
     pub fn finish(self) {
         self.opened.accept();

@@ -1,4 +1,4 @@
-//! Streams that wait.
+//! Blocking streams.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -12,27 +12,27 @@ use super::linger::Lingering;
 use super::setup::{connect, each_address, from_manager};
 use super::{StreamOptions, wait};
 
-/// A stream of bytes to a peer and from it, as `std::net::TcpStream` is.
+/// A byte stream to and from a peer, like `std::net::TcpStream`.
 ///
-/// `&RdmaStream` reads and writes, too, and [`try_clone`](Self::try_clone)
-/// gives another handle, so that one thread may read while another writes.
+/// `&RdmaStream` can be read and written, too, and [`try_clone`](Self::try_clone)
+/// returns another handle, so that one thread can read while another writes.
 ///
-/// When the last handle is dropped, what was written still arrives, and the end
-/// behind it: the drop waits for the peer's device up to 100 ms, and a thread
-/// up to 5 s more. [`close`](Self::close) tells whether it did.
+/// When the last handle is dropped, written data and the end mark are still
+/// delivered: the drop waits for the peer's device up to 100 ms, and a thread up
+/// to 5 s more. [`close`](Self::close) reports whether they arrived.
 pub struct RdmaStream {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Something has happened, or nobody watches any more.
+    /// Notified after progress, and when no thread waits for events any more.
     turn: Condvar,
 }
 
 struct State {
     engine: Lingering,
-    /// A thread waits for events, for all of them.
+    /// A thread waits for events, on behalf of all.
     watched: bool,
     read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
@@ -42,18 +42,17 @@ impl RdmaStream {
     /// Connects to a listener.
     ///
     /// # Errors
-    /// `ConnectionRefused` if nobody listens there; `HostUnreachable`,
+    /// `ConnectionRefused` if nothing listens there; `HostUnreachable`,
     /// `NetworkUnreachable` if no RDMA device leads there; `TimedOut`;
-    /// `InvalidData` if who listens is no stream.
+    /// `InvalidData` if the listener is not one of streams.
     pub fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::connect_with(address, &StreamOptions::default())
     }
 
-    /// The same, with other than the usual buffers.
+    /// As [`connect`](Self::connect), with options.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); `InvalidInput` for options that cannot
-    /// be.
+    /// As [`connect`](Self::connect); `InvalidInput` for invalid options.
     pub fn connect_with(address: impl ToSocketAddrs, options: &StreamOptions) -> io::Result<Self> {
         each_address(address, |address| connect(address, options)).map(Self::new)
     }
@@ -72,7 +71,7 @@ impl RdmaStream {
         }
     }
 
-    /// The engine, if this is the only handle.
+    /// Returns the engine if this is the only handle.
     #[cfg(feature = "tokio")]
     pub(super) fn into_engine(self) -> Result<Lingering, Self> {
         match Arc::try_unwrap(self.shared) {
@@ -84,7 +83,7 @@ impl RdmaStream {
         }
     }
 
-    /// Another handle to the same stream.
+    /// Returns another handle of the same stream.
     ///
     /// # Errors
     /// None.
@@ -94,10 +93,10 @@ impl RdmaStream {
         })
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager knows of none any more.
+    /// `NotConnected` if the connection manager does not know it any more.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let state = self.shared.lock();
         let address = state.engine.connection().local_addr();
@@ -106,10 +105,10 @@ impl RdmaStream {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager knows of none any more.
+    /// `NotConnected` if the connection manager does not know it any more.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let state = self.shared.lock();
         let address = state.engine.connection().peer_addr();
@@ -118,29 +117,30 @@ impl RdmaStream {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// How long a read waits before it fails with `TimedOut`; `None` is for
-    /// ever.
+    /// Sets the time after which a read fails with `TimedOut`; `None`, the
+    /// default, means never.
     ///
     /// # Errors
-    /// `InvalidInput` for no time at all.
+    /// `InvalidInput` for a timeout of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.shared.lock().read_timeout = check_timeout(timeout)?;
         Ok(())
     }
 
-    /// The same of a write.
+    /// Sets the time after which a write fails with `TimedOut`; `None`, the
+    /// default, means never.
     ///
     /// # Errors
-    /// `InvalidInput` for no time at all.
+    /// `InvalidInput` for a timeout of zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.shared.lock().write_timeout = check_timeout(timeout)?;
         Ok(())
     }
 
-    /// Ends a direction. `Write`: no more is written, and the peer reads an end
-    /// after what was. `Read` does nothing: the peer is not told, and what it
-    /// sends can still be read. `Both` is both; to close is to drop, or
-    /// [`close`](Self::close).
+    /// Shuts down a direction. `Write`: nothing more can be written, and the peer
+    /// reads the end of the stream after the data. `Read` does nothing: the peer
+    /// is not told, and what it sends can still be read. `Both` is both. To close
+    /// the stream, drop it or call [`close`](Self::close).
     ///
     /// # Errors
     /// That of a broken connection.
@@ -157,19 +157,19 @@ impl RdmaStream {
         )
     }
 
-    /// Ends the stream, waits until all that was written has arrived at the
-    /// peer's device, and disconnects. It has not been read there then. (A peer that
-    /// has closed its side as well, and is gone, is not waited for.)
+    /// Ends the stream, waits until all written data has arrived at the peer's
+    /// device, and disconnects. The peer's program may not have read it yet. (A
+    /// peer that has closed its side too and disconnected is not waited for.)
     ///
     /// # Errors
-    /// `TimedOut`, or that of a broken connection: it may not all have arrived.
+    /// `TimedOut`, or that of a broken connection: data may not have arrived.
     pub fn close(self, timeout: Duration) -> io::Result<()> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
         state.engine.finish();
         while state.watched {
             drop(state);
-            // Another handle waits: it drives the stream, and we with it.
+            // The thread that waits for events drives the stream.
             self.shared
                 .wait_until(deadline, |engine| engine.is_flushed())?;
             state = self.shared.lock();
@@ -196,7 +196,7 @@ fn check_timeout(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Between two statements of the engine it is consistent.
+        // The engine is consistent between any two of its statements.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,8 +210,9 @@ impl Shared {
         self.wait_until(deadline, attempt)
     }
 
-    /// Tries until there is a result. One thread waits for events, and the
-    /// others for it: an event that one has read would not wake another.
+    /// Retries until there is a result. One thread waits for events, and the
+    /// others for that thread: an event that one thread has read would not wake
+    /// another.
     fn wait_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -250,8 +251,8 @@ impl Shared {
             }
             state.watched = true;
             let fds = state.engine.fds().map(|fd| {
-                // SAFETY: they stay open without the lock too: the engine lives
-                // as long as `self`, which is borrowed.
+                // SAFETY: the descriptors stay open without the lock: the engine
+                // lives as long as `self`, which is borrowed.
                 unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
             });
             drop(state);
@@ -314,7 +315,7 @@ impl Write for &RdmaStream {
             .wait_for(|state| state.write_timeout, |engine| engine.write(bufs))
     }
 
-    /// Does nothing: what was written is on its way.
+    /// Does nothing: written data was already posted to the device.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! A stream's queue pair, buffers and credits. Nothing here waits, but
-//! [`Engine::close`].
+//! A stream's queue pair, buffers and credits. Nothing here blocks except
+//! [`Engine::close`] and [`Engine::flush_until`].
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -17,12 +17,12 @@ use crate::operation::Operation;
 use crate::qp::{PostError, QueuePair, Transport, WorkRequest};
 use crate::{CompletionChannel, ProtectionDomain};
 
-/// Completions that are read at once.
+/// Number of completions that are read at once.
 const BATCH: usize = 32;
-/// Messages that are filled before the device is told of them.
+/// Maximum number of messages per doorbell.
 const DOORBELL: usize = 4;
 
-/// A queue pair with its receives posted, before it has a peer.
+/// A queue pair with posted receives, before it is connected.
 pub(super) struct Parts {
     pub qp: QueuePair,
     cq: CompletionQueue,
@@ -36,8 +36,8 @@ impl Parts {
     pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
         let context = domain.context();
         let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
-        // Messages without bytes take entries, too; and as many as half of the
-        // queue may be done and not be known to be.
+        // Empty messages occupy entries too; and half of the queue may have
+        // completed without that being known.
         let depth = 2 * (sends + receives + 1);
         let channel = context.completion_channel()?;
         let cq = context
@@ -65,7 +65,7 @@ impl Parts {
         })
     }
 
-    /// Posts the receives; the queue pair is at INIT.
+    /// Posts the receives; the queue pair must be in INIT.
     pub fn post_receives(&mut self) -> crate::Result<()> {
         let buffers = std::mem::take(&mut self.receives);
         self.qp.receive_batch(|batch| {
@@ -84,32 +84,32 @@ pub(super) struct Engine {
     channel: CompletionChannel,
     connection: Connection,
     flow: Flow,
-    /// Bytes of a message at most.
+    /// Maximum bytes of a message.
     chunk: usize,
-    /// Buffers to send from that are not in flight.
+    /// Send buffers that are not in flight.
     free: Vec<Buffer>,
-    /// What has come and is not read; of the first, from `at` on.
+    /// Received buffers that are not fully read; the first is read up to `at`.
     inbox: VecDeque<Buffer>,
     at: usize,
-    /// Buffers to be received into again.
+    /// Buffers to be posted as receives again.
     spent: Vec<Buffer>,
     completions: Vec<Completion>,
-    /// Messages since the last signalled one, and how many there may be.
+    /// Messages since the last signalled one, and their maximum.
     unsignaled: usize,
     signal_every: usize,
-    /// The queue is armed, and its event was not seen.
+    /// The completion queue is armed and its event was not read.
     armed: bool,
-    /// The peer knows that we are ready.
+    /// The peer is ready to receive.
     established: bool,
     /// The peer has disconnected.
     gone: bool,
-    /// A message was flushed: it may not have arrived.
+    /// A message was flushed and may not have arrived.
     lost: bool,
     fault: Option<Fault>,
 }
 
 impl Engine {
-    /// `established`: on the side that asked for the connection.
+    /// `established` is true on the side that connected.
     pub fn new(parts: Parts, connection: Connection, peer: Hello, established: bool) -> Self {
         let options = &parts.options;
         Self {
@@ -143,14 +143,14 @@ impl Engine {
         &self.channel
     }
 
-    /// The descriptors that become readable: of completions, of the connection.
-    /// They stay the same, and open, as long as the engine lives.
+    /// Returns the descriptors that become readable: of completions, of the
+    /// connection. They stay open and the same as long as the engine lives.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.channel.as_fd(), self.connection.as_fd()]
     }
 
-    /// Takes what has completed, and sends what is due. Whether anything has
-    /// happened.
+    /// Processes completions and sends what is due. Returns whether there were
+    /// completions.
     pub fn progress(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -187,8 +187,8 @@ impl Engine {
         let buffer = completion.take_buffer();
         match completion.result {
             Ok(success) if completion.operation == Operation::Receive => {
-                // The first message may come before the connection manager says
-                // that the peer is ready.
+                // The first message may arrive before the connection manager
+                // reports that the peer is ready.
                 self.established = true;
                 let Some(buffer) = buffer else { return };
                 let Some(note) = success.immediate().and_then(Note::decode) else {
@@ -211,7 +211,7 @@ impl Engine {
                     self.free.extend(buffer);
                     self.lost = true;
                 }
-                // What is flushed was so for a reason that is told elsewhere.
+                // Flushed operations follow an error that is reported elsewhere.
                 if failure.status != Status::WR_FLUSH_ERR {
                     self.fail(Fault::failure(failure));
                 }
@@ -230,7 +230,7 @@ impl Engine {
         self.gone || self.fault.is_some()
     }
 
-    /// Posts the receives again that were read out.
+    /// Posts receives again whose data was read.
     fn post_receives(&mut self) {
         if self.spent.is_empty() {
             return;
@@ -257,7 +257,7 @@ impl Engine {
         }
     }
 
-    /// Sends credits and the end, if they are due.
+    /// Sends credits and the end mark if they are due.
     fn send_due(&mut self) {
         while self.established
             && !self.is_broken()
@@ -265,8 +265,8 @@ impl Engine {
         {
             let mut request = WorkRequest::send(()).immediate(note.encode());
             if self.flow.end_is_sent() {
-                // All before it is retired with it; and behind the end nothing
-                // else comes that would be.
+                // The signalled end mark retires all messages before it, and no
+                // data follows.
                 self.unsignaled = 0;
             } else {
                 request = request.unsignaled();
@@ -277,8 +277,8 @@ impl Engine {
         }
     }
 
-    /// Gives what has come to `take`, piece by piece, until that takes less
-    /// than it is given. `None` if nothing is there, 0 at the end.
+    /// Passes received data to `take`, piece by piece, until it takes less than
+    /// it is given. Returns `None` if there is no data, 0 at the end.
     pub fn read_with(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<Option<usize>> {
         if self.inbox.is_empty() {
             if self.flow.peer_ended() {
@@ -309,7 +309,7 @@ impl Engine {
         Ok(Some(total))
     }
 
-    /// Copies as much as there are buffers and credits for, and posts it.
+    /// Copies and posts as much as there are buffers and credits for. Returns
     /// `None` if there are none.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         if self.flow.is_finished() {
@@ -349,7 +349,8 @@ impl Engine {
         }
     }
 
-    /// Posts up to `messages` of data. There are credits and buffers.
+    /// Posts up to `messages` messages of data. There are enough credits and
+    /// buffers.
     fn post_data(&mut self, source: &mut Gather<'_, '_>, messages: usize) -> crate::Result<usize> {
         let Self {
             qp,
@@ -382,13 +383,13 @@ impl Engine {
         .map_err(Into::into)
     }
 
-    /// No more will be written.
+    /// Ends writing.
     pub fn finish(&mut self) {
         self.flow.finish();
         self.send_due();
     }
 
-    /// Whether the end is on its way; an error if it will not be.
+    /// Returns whether the end mark was posted; an error if it cannot be.
     pub fn end_is_posted(&self) -> io::Result<Option<()>> {
         if self.flow.end_is_sent() {
             return Ok(Some(()));
@@ -396,8 +397,9 @@ impl Engine {
         self.write_error().map_or(Ok(None), Err)
     }
 
-    /// Whether all that was written, and the end, has arrived; or the peer has
-    /// ended its stream as well, and is gone, so that nobody waits for the rest.
+    /// Returns whether all written data and the end mark have arrived, or the
+    /// peer has ended its stream too and disconnected, so that the rest is not
+    /// needed.
     pub fn is_flushed(&self) -> io::Result<Option<()>> {
         let arrived = self.qp.in_flight().0 == 0 && !self.lost;
         let nobody_cares = self.gone && self.flow.peer_ended();
@@ -407,8 +409,9 @@ impl Engine {
         self.write_error().map_or(Ok(None), Err)
     }
 
-    /// Asks for an event when there is a completion. Only if this says `false`
-    /// may one wait; [`progress`](Self::progress) has found nothing before.
+    /// Requests notification for the next completion. The caller may wait only if
+    /// this returns `false`; [`progress`](Self::progress) must have found nothing
+    /// before.
     pub fn arm(&mut self) -> io::Result<bool> {
         if self.armed {
             return Ok(false);
@@ -419,7 +422,7 @@ impl Engine {
             .map_err(|error| Fault::verbs(&error).to_io())
     }
 
-    /// Reads the events of completions.
+    /// Consumes the completion events.
     pub fn take_events(&mut self) -> io::Result<()> {
         while self
             .channel
@@ -432,7 +435,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads the events of the connection.
+    /// Processes the events of the connection.
     pub fn look_at_connection(&mut self) {
         match self.connection.is_over() {
             Ok(false) => {
@@ -443,7 +446,7 @@ impl Engine {
             }
             Ok(true) if self.gone => {}
             Ok(true) => {
-                // All that the peer has sent is here: it waited for that.
+                // Everything that the peer has sent is here: it waited for that.
                 self.progress();
                 self.gone = true;
                 self.disconnect();
@@ -454,24 +457,24 @@ impl Engine {
     }
 
     pub fn disconnect(&mut self) {
-        // The peer may have done it just now.
+        // The peer may have disconnected at the same time.
         if let Err(error) = self.connection.disconnect(&mut self.qp) {
             tracing::debug!(%error, "disconnecting a stream");
         }
     }
 
-    /// Sends the end and waits until all has arrived, at most that long; then
-    /// disconnects, in any case.
+    /// Sends the end mark, waits up to `timeout` until everything has arrived,
+    /// and disconnects in any case.
     ///
     /// # Errors
-    /// `TimedOut`; what has gone wrong.
+    /// `TimedOut`, or the stream's error.
     pub fn close(&mut self, timeout: Duration) -> io::Result<()> {
         let outcome = self.flush_until(Instant::now().checked_add(timeout));
         self.disconnect();
         outcome
     }
 
-    /// The first part of [`close`](Self::close).
+    /// Does [`close`](Self::close) without disconnecting.
     pub fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.finish();
         loop {
@@ -505,10 +508,10 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Bytes of several slices, one after the other.
+/// The bytes of several slices in sequence.
 struct Gather<'s, 'd> {
     slices: &'s [IoSlice<'d>],
-    /// Bytes of the first slice that are done with.
+    /// Bytes of the first slice that are consumed.
     at: usize,
 }
 
@@ -524,7 +527,7 @@ impl Gather<'_, '_> {
         true
     }
 
-    /// Fills a buffer with the next bytes, `max` at most.
+    /// Fills a buffer with the next bytes, at most `max`.
     fn copy_to(&mut self, buffer: &mut Buffer, max: usize) -> crate::Result<usize> {
         buffer.fill_up();
         let max = max.min(buffer.len());

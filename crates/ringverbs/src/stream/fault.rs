@@ -1,4 +1,4 @@
-//! What has gone wrong with a stream, in the words of `std::io`.
+//! Stream errors as `std::io` errors.
 
 use std::io::{self, ErrorKind};
 
@@ -6,7 +6,7 @@ use super::flow::Violation;
 use crate::cm;
 use crate::completion::{Failure, Status};
 
-/// A reason that is told again whenever the stream is used.
+/// An error that is reported whenever the stream is used.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     kind: ErrorKind,
@@ -14,14 +14,14 @@ pub(super) struct Fault {
 }
 
 impl Fault {
-    /// The peer is gone, without having said that it ends.
+    /// The peer disconnected without an end mark.
     pub const RESET: Self = Self::new(
         ErrorKind::ConnectionReset,
         "the peer has disconnected before the end of its stream",
     );
-    /// The peer has ended its stream, and is gone.
+    /// The peer has ended its stream and disconnected.
     pub const CLOSED: Self = Self::new(ErrorKind::BrokenPipe, "the peer has closed the stream");
-    /// This side was shut down.
+    /// This side was shut down for writing.
     pub const SHUT_DOWN: Self = Self::new(
         ErrorKind::BrokenPipe,
         "the stream was shut down for writing",
@@ -34,12 +34,12 @@ impl Fault {
         }
     }
 
-    /// The peer does not keep to the protocol.
+    /// The peer violates the protocol.
     pub fn violation(violation: Violation) -> Self {
         Self::new(ErrorKind::InvalidData, violation.text())
     }
 
-    /// A message did not get through.
+    /// A message was not delivered.
     pub fn failure(failure: Failure) -> Self {
         let kind = match failure.status {
             Status::RETRY_EXC_ERR | Status::RNR_RETRY_EXC_ERR | Status::RESP_TIMEOUT_ERR => {
@@ -65,7 +65,7 @@ impl Fault {
         }
     }
 
-    /// The connection was not made, or its events cannot be read.
+    /// The connection failed, or its events cannot be read.
     pub fn manager(error: &cm::Error) -> Self {
         use cm::manager::EventKind;
         let kind = match error {

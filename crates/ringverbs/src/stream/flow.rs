@@ -1,41 +1,41 @@
-//! Who may send when: credits and the end of the stream, without any I/O.
+//! Flow control: credits and the end of the stream, without I/O.
 //!
-//! A side may have as many messages on the way as there are receives posted for
-//! them (the window: the receives of the side that has fewer). Each message takes
-//! a credit, and each receive that is posted again gives one back, in the
-//! [`Note`] of the next message that goes the other way. When half of the window
-//! is owed and there is no data to go along, a message without bytes takes it.
+//! A side may have as many messages in flight as there are receives posted for
+//! them. This is the window: the receives of the side that has fewer. Each
+//! message consumes a credit, and each receive that is posted again returns one,
+//! in the [`Note`] of the next message in the opposite direction. When half of
+//! the window is owed and there is no data to carry the credits, a message
+//! without bytes does.
 //!
-//! Such a message takes a credit itself. That this never comes to a stop is due
-//! to two rules:
+//! Such a message consumes a credit itself. Two rules prevent a deadlock:
 //!
-//! - Data leaves [`RESERVE`] credits alone, the end of the stream one.
-//! - A message without bytes gives half of the window, more than the reserve.
+//! - Data leaves [`RESERVE`] credits unused, the end of the stream one.
+//! - A message without bytes returns half of the window, more than the reserve.
 //!
-//! For suppose that one side, A, has no credit, and nothing is on its way. Then
-//! the last message that A sent was one without bytes, since others leave a
-//! credit. Where it arrived it brought more credits than the reserve, so the
-//! other side could send data, which brings back the credit of that message; and
-//! if it has no data, it needs nothing of A. The two directions do not wait for
-//! each other: one that nobody reads from does not stop the other.
+//! Suppose that side A has no credit, and nothing is in flight. Then the last
+//! message of A had no bytes, because other messages leave a credit. It brought
+//! the other side more credits than the reserve, so that side could send data,
+//! which returns the credit of A's message; if it has no data, it needs nothing
+//! from A. The directions do not wait for each other: one that is not read does
+//! not block the other.
 
 use super::wire::{Hello, Note};
 
-/// Credits that data leaves alone.
+/// Credits that data leaves unused.
 pub(super) const RESERVE: u32 = 2;
 
-/// The state of one side.
+/// The flow control state of one side.
 #[derive(Debug)]
 pub(super) struct Flow {
     /// Messages that may be sent.
     credits: u32,
-    /// Messages that may be on the way, in each direction.
+    /// Messages that may be in flight in each direction.
     window: u32,
-    /// Receives that were posted again, and that the peer does not know of.
+    /// Receives that were posted again and not yet reported to the peer.
     owed: u32,
-    /// Our end of the stream.
+    /// End of the outgoing stream.
     end: End,
-    /// The peer's bytes are all here.
+    /// Whether the peer's stream has ended.
     peer_ended: bool,
 }
 
@@ -46,14 +46,14 @@ enum End {
     Sent,
 }
 
-/// The peer does not keep to the protocol.
+/// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Violation {
-    /// Immediate data that is missing, or means nothing.
+    /// Missing or malformed immediate data.
     Note,
     /// More credits than there are receives.
     Credits,
-    /// Bytes, or another end, after the end.
+    /// Data, or another end mark, after the end.
     AfterEnd,
 }
 
@@ -79,7 +79,7 @@ impl Flow {
         }
     }
 
-    /// Messages with data that may be sent now.
+    /// Returns the number of data messages that may be sent now.
     pub fn room(&self) -> u32 {
         match self.end {
             End::Open => self.credits.saturating_sub(RESERVE),
@@ -87,12 +87,12 @@ impl Flow {
         }
     }
 
-    /// The note of a message with data; there must be [`room`](Self::room).
+    /// Returns the note of a data message; requires [`room`](Self::room).
     pub fn data(&mut self) -> Note {
         self.message(false)
     }
 
-    /// The note of a message without bytes, if one is due.
+    /// Returns the note of a message without bytes, if one is due.
     pub fn due(&mut self) -> Option<Note> {
         if self.end == End::Wanted && self.credits >= RESERVE {
             self.end = End::Sent;
@@ -103,13 +103,13 @@ impl Flow {
 
     fn message(&mut self, fin: bool) -> Note {
         self.credits = self.credits.saturating_sub(1);
-        // A note holds all: they are no more than the window, a `u16`.
+        // All owed credits fit: they do not exceed the window, a `u16`.
         let credits = u16::try_from(self.owed).unwrap_or(u16::MAX);
         self.owed -= u32::from(credits);
         Note { credits, fin }
     }
 
-    /// A message has come.
+    /// Processes the note of a received message.
     pub fn received(&mut self, note: Note, len: usize) -> Result<(), Violation> {
         if self.peer_ended && (note.fin || len > 0) {
             return Err(Violation::AfterEnd);
@@ -123,29 +123,29 @@ impl Flow {
         Ok(())
     }
 
-    /// Receives of messages that are done with are posted again.
+    /// Records that receives of processed messages were posted again.
     pub fn posted(&mut self, receives: u32) {
         self.owed = self.owed.saturating_add(receives).min(self.window);
     }
 
-    /// No more data: the end goes out when it may.
+    /// Ends the outgoing data: the end mark is sent when credits allow.
     pub fn finish(&mut self) {
         if self.end == End::Open {
             self.end = End::Wanted;
         }
     }
 
-    /// Whether no more data is taken.
+    /// Returns whether no more data is accepted.
     pub fn is_finished(&self) -> bool {
         self.end != End::Open
     }
 
-    /// Whether the end has been handed out to be sent.
+    /// Returns whether the end mark was handed out to be sent.
     pub fn end_is_sent(&self) -> bool {
         self.end == End::Sent
     }
 
-    /// Whether the peer's end has come.
+    /// Returns whether the peer's end mark has arrived.
     pub fn peer_ended(&self) -> bool {
         self.peer_ended
     }

@@ -1,4 +1,4 @@
-//! Two sides with a link between them that keeps order, in any interleaving.
+//! Two sides with an ordered link between them, in any interleaving.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::super::wire::{Hello, Note};
 use super::*;
 
-/// One side, with its receives and the program that uses it.
+/// One side: its receives and the program that uses it.
 struct Side {
     flow: Flow,
-    /// Receives that are posted.
+    /// Number of posted receives.
     free: u32,
-    /// Messages that have come and are not read.
+    /// Messages that have arrived and are not read.
     inbox: VecDeque<Vec<u8>>,
-    /// What the program will send, and has.
+    /// Messages that the program will send, and has sent.
     to_send: VecDeque<u8>,
     sent: Vec<u8>,
     read: Vec<u8>,
@@ -22,7 +22,7 @@ struct Side {
 
 struct Pair {
     sides: [Side; 2],
-    /// Messages on their way to each side.
+    /// Messages in flight to each side.
     links: [VecDeque<(Note, Vec<u8>)>; 2],
     sizes: [usize; 2],
 }
@@ -66,7 +66,7 @@ impl Pair {
         did
     }
 
-    /// Does it at a side, if it is possible. Whether anything has happened.
+    /// Performs a step at a side, if possible. Returns whether it had an effect.
     fn act(&mut self, at: usize, act: Act) -> bool {
         let side = &mut self.sides[at];
         match act {
@@ -115,8 +115,8 @@ impl Pair {
         true
     }
 
-    /// Goes on, without an end, until nothing more happens. A side reads only
-    /// if `reads` says so.
+    /// Continues until nothing more happens. A side reads only if `reads` says
+    /// so.
     fn settle(&mut self, reads: [bool; 2]) {
         loop {
             let mut did = false;
@@ -160,7 +160,7 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever happened before: if both read, all arrives, and the ends.
+    /// From any state: if both sides read, all data and the end marks arrive.
     #[test]
     fn all_arrives(
         receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
@@ -177,13 +177,13 @@ proptest! {
         let ended = [0, 1].map(|at| pair.sides[at].flow.is_finished());
         pair.settle([true, true]);
         for at in 0..2 {
-            // One that has ended sends no more, the other all.
+            // A side that has ended sends no more; the other sends everything.
             prop_assert!(ended[at] || pair.sides[at].sent.len() == total[at]);
         }
         pair.finish();
     }
 
-    /// A side that does not read stops the other's data, not its own.
+    /// A side that does not read blocks the data of the other side, not its own.
     #[test]
     fn directions_are_independent(
         receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
@@ -204,7 +204,7 @@ proptest! {
         pair.finish();
     }
 
-    /// Nothing that a peer says panics.
+    /// No message of a peer causes a panic.
     #[test]
     fn any_peer(notes in prop::collection::vec((any::<u32>(), 0usize..3, any::<bool>()), 0..100)) {
         let hello = Hello { receives: 8, size: 256 };
@@ -236,7 +236,7 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
     assert_eq!(flow.received(note(0, true), 5), Ok(()));
     assert_eq!(flow.received(note(0, false), 1), Err(Violation::AfterEnd));
     assert_eq!(flow.received(note(0, true), 0), Err(Violation::AfterEnd));
-    // Credits still come.
+    // Credits still arrive.
     flow.data();
     assert_eq!(flow.received(note(1, false), 0), Ok(()));
 }

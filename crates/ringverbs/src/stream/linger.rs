@@ -1,4 +1,4 @@
-//! What becomes of a stream that is dropped.
+//! Delivery of a dropped stream's data.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 
-/// How long a drop waits itself: the peer's device answers within microseconds,
-/// unless something is wrong.
+/// How long the drop itself waits: the peer's device normally answers within
+/// microseconds.
 const HERE: Duration = Duration::from_millis(100);
 /// How long a thread waits after that.
 const BEHIND: Duration = Duration::from_secs(5);
 
-/// An engine that, when dropped, sees to it that what was written arrives, and
-/// the end behind it.
+/// An engine that, when dropped, waits until the written data and the end mark
+/// have arrived.
 pub(super) struct Lingering {
     engine: ManuallyDrop<Box<Engine>>,
 }
@@ -28,11 +28,11 @@ impl Lingering {
 
 impl Drop for Lingering {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let mut engine = unsafe { ManuallyDrop::take(&mut self.engine) };
         match engine.flush_until(Instant::now().checked_add(HERE)) {
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut && !engine.is_broken() => {
-                // Without a thread the peer sees a reset.
+                // If no thread can be created, the peer sees a reset.
                 let _ = std::thread::Builder::new()
                     .name("ringverbs-linger".to_owned())
                     .spawn(move || engine.close(BEHIND));

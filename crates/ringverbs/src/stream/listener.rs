@@ -15,19 +15,20 @@ use crate::cm::manager::PortSpace;
 use crate::cm::{Listener, Request};
 use crate::{ProtectionDomain, cm};
 
-/// Takes streams, as `std::net::TcpListener` does.
+/// Accepts streams, like `std::net::TcpListener`.
 ///
-/// Any thread; several may accept at once.
+/// Any thread may use it; several may accept at once.
 pub struct RdmaListener {
     listener: Listener,
-    /// A domain for each device that a stream has come by.
+    /// A protection domain for each device on which a stream has arrived.
     domains: Mutex<HashMap<String, ProtectionDomain>>,
     options: StreamOptions,
 }
 
 impl RdmaListener {
     /// Listens at an address of an RDMA device's network interface, or at an
-    /// unspecified one: that is all devices'. Of port 0 the kernel chooses one.
+    /// unspecified one, which means all devices. The kernel chooses a port if it
+    /// is 0.
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`; `NotFound` without a connection manager
@@ -36,10 +37,10 @@ impl RdmaListener {
         Self::bind_with(address, StreamOptions::default())
     }
 
-    /// The same, for streams with other than the usual buffers.
+    /// As [`bind`](Self::bind), with options for the streams.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); `InvalidInput` for options that cannot be.
+    /// As [`bind`](Self::bind); `InvalidInput` for invalid options.
     pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
         options.check()?;
         let listener = each_address(address, |address| {
@@ -56,22 +57,21 @@ impl RdmaListener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.listener.local_addr().map_err(from_manager)?;
         address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// Waits for the next stream. Callers that are no streams are turned away
-    /// without a word.
+    /// Waits for the next stream. Requests that are not of a stream are rejected
+    /// silently.
     ///
     /// # Errors
-    /// `OutOfMemory`, if the memory for its buffers cannot be registered (see
-    /// `ulimit -l`); that of a device that is gone. The listener can be used
-    /// further.
+    /// `OutOfMemory` if the memory of its buffers cannot be registered (see
+    /// `ulimit -l`); that of a removed device. The listener remains usable.
     pub fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
         loop {
             if let Some((engine, peer)) = self.accept_within(None)? {
@@ -80,12 +80,12 @@ impl RdmaListener {
         }
     }
 
-    /// The streams as they come, without an end.
+    /// Returns an endless iterator over the streams, as they arrive.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<RdmaStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// `None` when nothing has come in that time, or nothing of use.
+    /// Returns `None` if no request arrived in time, or it was not of a stream.
     pub(super) fn accept_within(
         &self,
         timeout: Option<Duration>,
@@ -96,13 +96,13 @@ impl RdmaListener {
         }
     }
 
-    /// The next request, in that time.
+    /// Returns the next request, if one arrives in time.
     pub(super) fn request_within(&self, timeout: Option<Duration>) -> io::Result<Option<Request>> {
         self.listener.next_request(timeout).map_err(from_manager)
     }
 
-    /// Makes a stream of a request, if it is of one: opens its device, registers
-    /// memory, makes the queues. That takes its time.
+    /// Answers a request, if it is one of a stream: opens its device, registers
+    /// memory and creates the queues, which takes some time.
     pub(super) fn answer(&self, request: Request) -> io::Result<Option<(Lingering, SocketAddr)>> {
         let domain = self.domain(&request)?;
         let Some(peer) = request.peer_addr().map_err(from_manager)? else {
@@ -126,7 +126,7 @@ impl RdmaListener {
         Ok(domain)
     }
 
-    /// The connection manager's side of it.
+    /// Returns the connection manager id.
     pub fn as_listener(&self) -> &cm::Listener {
         &self.listener
     }

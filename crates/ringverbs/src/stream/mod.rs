@@ -1,9 +1,9 @@
-//! Streams of bytes over RDMA, with the interface of TCP's.
+//! Byte streams over RDMA, with the interface of TCP streams.
 //!
-//! [`RdmaListener`] and [`RdmaStream`] are what `std::net::TcpListener` and
-//! `TcpStream` are, by the same addresses: those of the network interface that
-//! the RDMA device belongs to. With feature `tokio`, module `tokio` has both
-//! for asynchronous programs.
+//! [`RdmaListener`] and [`RdmaStream`] correspond to `std::net::TcpListener` and
+//! `TcpStream`, and use the same addresses: those of the RDMA device's network
+//! interface. With the feature `tokio`, the module `tokio` has both for
+//! asynchronous programs.
 //!
 //! ```no_run
 //! # fn f() -> std::io::Result<()> {
@@ -21,24 +21,24 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **How.** Each side registers memory once and posts receives, and tells the
-//! other how many and how long they are. Bytes that are written are copied into
-//! a registered buffer and sent as a message; a read copies them out, and posts
-//! the receive again. Credits, which go along with the messages, see to it that
-//! none is sent that finds no receive. Nothing is registered or allocated per
-//! read or write.
+//! **Protocol.** Each side registers memory once, posts receives, and tells the
+//! other their number and length. Written bytes are copied into a registered
+//! buffer and sent as a message; a read copies them out and posts the receive
+//! again. Credits, carried by the messages, ensure that every message finds a
+//! receive. No read or write registers or allocates memory.
 //!
-//! **Full duplex.** The directions are independent: a stream that is read by
-//! nobody stops its writer, not the other direction.
+//! **Full duplex.** The directions are independent: a stream that is not read
+//! blocks its writer, but not the other direction.
 //!
-//! **Ends.** A side that shuts down writing, or closes, sends an end; the peer
-//! reads all before it, then 0. A peer that goes without an end is
-//! `ConnectionReset`, after all that it has sent. A host that goes without a
-//! word is noticed by those who write to it, as with TCP.
+//! **End of stream.** A side that shuts down writing, or closes, sends an end
+//! mark; the peer reads everything before it, then 0. If a peer disconnects
+//! without an end mark, reads return what it has sent, then `ConnectionReset`. A
+//! host that fails silently is noticed only by those who write to it, as with
+//! TCP.
 //!
-//! **Progress.** There is no thread behind a stream: it works while it is read,
-//! written, closed or polled. What was written is on its way when `write`
-//! returns.
+//! **Progress.** A stream has no thread: it makes progress while it is read,
+//! written, closed or polled. When `write` returns, the data was posted to the
+//! device.
 
 mod blocking;
 mod engine;
@@ -60,10 +60,10 @@ use crate::Device;
 pub use blocking::RdmaStream;
 pub use listener::RdmaListener;
 
-/// Memory and patience of streams.
+/// Buffers and timeouts of streams.
 ///
-/// A stream has `(sends + receives) * size` bytes of registered memory: 2 MiB
-/// unless told. The two sides need not have the same.
+/// A stream has `(sends + receives) * size` bytes of registered memory; default 2
+/// MiB. The two sides may differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
     sends: u16,
@@ -86,43 +86,47 @@ impl Default for StreamOptions {
 }
 
 impl StreamOptions {
-    /// What is good for most.
+    /// Returns the defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Messages that may be on their way out; at least 2.
+    /// Sets the number of send buffers, which limits the messages in flight; at
+    /// least 2, default 16.
     #[must_use]
     pub fn sends(mut self, messages: u16) -> Self {
         self.sends = messages;
         self
     }
 
-    /// Messages that may be here unread; at least 8. In each direction there
-    /// are as many on the way as the smaller number of the two sides.
+    /// Sets the number of receives, which limits the unread messages; at least 8,
+    /// default 16. In each direction as many messages are in flight as the
+    /// smaller number of both sides.
     #[must_use]
     pub fn receives(mut self, messages: u16) -> Self {
         self.receives = messages;
         self
     }
 
-    /// Bytes of each buffer, and so of a message; at least 256, at most 1 GiB.
+    /// Sets the size of each buffer, and so of a message, in bytes; 256 to 1 GiB,
+    /// default 64 KiB.
     #[must_use]
     pub fn message_size(mut self, bytes: u32) -> Self {
         self.size = bytes;
         self
     }
 
-    /// How long the peer may take to answer; 10 seconds unless told.
+    /// Sets how long to wait for the peer's answer; default 10 seconds.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// By whose connection manager: of an embedded device its network's, of any
-    /// other the kernel's, as when none is named. Where none is, and with the
-    /// feature `embedded`, the environment may name one ([`cm`](crate::cm)).
+    /// Selects the connection manager of a device: its network's for an embedded
+    /// device, otherwise the kernel's, which is the default. If none is selected,
+    /// with the feature `embedded`, the environment may name a device
+    /// ([`cm`](crate::cm)).
     #[must_use]
     pub fn device(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());

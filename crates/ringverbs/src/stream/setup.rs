@@ -1,4 +1,4 @@
-//! Two sides find each other.
+//! Establishing streams.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -20,7 +20,7 @@ pub(super) fn from_verbs(error: crate::Error) -> io::Error {
     Fault::verbs(&error).to_io()
 }
 
-/// Tries one address after the other.
+/// Tries the addresses in order.
 pub(super) fn each_address<T>(
     addresses: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> io::Result<T>,
@@ -36,7 +36,7 @@ pub(super) fn each_address<T>(
         .unwrap_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the name has no address")))
 }
 
-/// The active side.
+/// Establishes the active side.
 pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<Lingering> {
     options.check()?;
     let timeout = options.connect_timeout;
@@ -67,8 +67,8 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
     Ok(Lingering::new(Engine::new(parts, connection, peer, true)))
 }
 
-/// The passive side. `None` for one that is no stream, or is gone again: it is
-/// rejected, and nobody's loss.
+/// Establishes the passive side. `None` if the request is not one of a stream, or
+/// the peer has gone; the request is rejected then.
 pub(super) fn accept(
     request: Request,
     domain: &ProtectionDomain,

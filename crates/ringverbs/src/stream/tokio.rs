@@ -1,8 +1,8 @@
 //! Streams for tokio.
 //!
-//! They need a runtime with I/O enabled. Cancelling is dropping a future: what
-//! is in flight stays the stream's, and nothing that was read is lost. The
-//! halves of `tokio::io::split` work at the same time.
+//! They need a runtime with I/O enabled. A future is cancelled by dropping it:
+//! the stream keeps what is in flight, and no data that was read is lost. The
+//! halves of `tokio::io::split` can be used concurrently.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -27,10 +27,11 @@ use crate::cm::manager::EventChannel;
 
 /// [`RdmaStream`](super::RdmaStream) for tokio.
 ///
-/// `shutdown` ends the stream and waits until all has arrived. Dropped without,
-/// it tries for up to 100 ms, then in a thread up to 5 s more.
+/// `shutdown` ends the stream and waits until everything has arrived. A stream
+/// that is dropped without it waits up to 100 ms, and then in a thread up to 5 s
+/// more.
 pub struct RdmaStream {
-    /// Before the engine, which closes the descriptors.
+    /// Declared before the engine, which closes the descriptors.
     completions: AsyncFd<CompletionChannel>,
     events: AsyncFd<Events>,
     wakers: Arc<Wakers>,
@@ -47,27 +48,27 @@ impl AsRawFd for Events {
     }
 }
 
-/// What has a descriptor that stays the same.
+/// A type whose descriptor stays the same.
 ///
 /// # Safety
-/// The descriptor is open, and the same one, as long as the value lives.
+/// The descriptor is open and the same one as long as the value lives.
 unsafe trait Steady: AsRawFd {}
 // SAFETY: a handle of the channel keeps its file open.
 unsafe impl Steady for CompletionChannel {}
 // SAFETY: as above.
 unsafe impl Steady for Events {}
-// SAFETY: a listener has one channel all its life, and keeps it open.
+// SAFETY: a listener has one channel for its whole life, and keeps it open.
 unsafe impl Steady for Listening {}
 
 /// Registers a descriptor with the runtime.
 fn watch<T: Steady>(inner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: `Steady` says what is asked for.
+    // SAFETY: `Steady` guarantees what is required.
     let watched = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     watched.map_err(io::Error::from)
 }
 
-/// Who waits to read, and who to write: an event wakes both, since either's
-/// may have come.
+/// The tasks that wait to read and to write. An event wakes both, because it may
+/// concern either.
 #[derive(Default)]
 struct Wakers([Mutex<Option<Waker>>; 2]);
 
@@ -120,19 +121,19 @@ impl Wake for Wakers {
 }
 
 impl RdmaStream {
-    /// Connects to a listener; see [`connect`](super::RdmaStream::connect). The
-    /// connection manager is waited for in tokio's blocking threads.
+    /// Connects to a listener; see [`connect`](super::RdmaStream::connect).
+    /// tokio's blocking threads wait for the connection manager.
     ///
     /// # Errors
-    /// As there.
+    /// As [`connect`](super::RdmaStream::connect).
     pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::connect_with(address, StreamOptions::default()).await
     }
 
-    /// The same, with other than the usual buffers.
+    /// As [`connect`](Self::connect), with options.
     ///
     /// # Errors
-    /// As there.
+    /// As [`connect_with`](super::RdmaStream::connect_with).
     pub async fn connect_with(
         address: impl ToSocketAddrs,
         options: StreamOptions,
@@ -145,11 +146,11 @@ impl RdmaStream {
         Self::new(engine)
     }
 
-    /// Takes a stream over from the program's blocking part.
+    /// Converts a blocking stream.
     ///
     /// # Errors
-    /// `InvalidInput` while there are other handles of the stream, which is
-    /// dropped then; no runtime to register with.
+    /// `InvalidInput` if there are other handles of the stream, which is dropped
+    /// then; no runtime to register with.
     pub fn from_std(stream: StdStream) -> io::Result<Self> {
         let engine = stream.into_engine().map_err(|_| {
             let text = "the stream has other handles; drop them first";
@@ -170,10 +171,10 @@ impl RdmaStream {
         })
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager knows of none any more.
+    /// `NotConnected` if the connection manager does not know it any more.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.engine.connection().local_addr();
         address
@@ -181,10 +182,10 @@ impl RdmaStream {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager knows of none any more.
+    /// `NotConnected` if the connection manager does not know it any more.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let address = self.engine.connection().peer_addr();
         address
@@ -192,7 +193,7 @@ impl RdmaStream {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Tries until there is a result, or waits for events.
+    /// Retries until there is a result; otherwise registers for events.
     fn poll_until<R>(
         &mut self,
         cx: &mut Context<'_>,
@@ -201,7 +202,7 @@ impl RdmaStream {
     ) -> Poll<io::Result<R>> {
         loop {
             if self.engine.progress() {
-                // Its event may be gone when the other one looks.
+                // This call may have consumed the event of the other side.
                 self.wakers.wake_one(side.other());
             }
             if let Some(result) = attempt(&mut self.engine)? {
@@ -269,7 +270,7 @@ impl AsyncWrite for RdmaStream {
         true
     }
 
-    /// Does nothing: what was written is on its way.
+    /// Does nothing: written data was already posted to the device.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -290,11 +291,11 @@ impl fmt::Debug for RdmaStream {
 
 /// [`RdmaListener`](super::RdmaListener) for tokio.
 ///
-/// A stream's queues and memory are made in one of tokio's blocking threads, one
-/// stream at a time.
+/// The queues and memory of a stream are created in a blocking thread of tokio,
+/// for one stream at a time.
 pub struct RdmaListener {
     listener: AsyncFd<Listening>,
-    /// The stream that is being made.
+    /// The stream that is being created.
     making: Mutex<Option<JoinHandle<Answer>>>,
     runtime: Handle,
 }
@@ -302,7 +303,7 @@ pub struct RdmaListener {
 #[derive(Debug)]
 struct Listening(Arc<StdListener>);
 
-/// What has become of a request: no stream if it was of none.
+/// The result of a request: `None` if it was not one of a stream.
 type Answer = io::Result<Option<(Lingering, SocketAddr)>>;
 
 impl AsRawFd for Listening {
@@ -312,24 +313,23 @@ impl AsRawFd for Listening {
 }
 
 impl RdmaListener {
-    /// Listens; see [`bind`](super::RdmaListener::bind). Names are not resolved
-    /// asynchronously.
+    /// Listens; see [`bind`](super::RdmaListener::bind). Name resolution blocks.
     ///
     /// # Errors
-    /// As there.
+    /// As [`bind`](super::RdmaListener::bind).
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::from_std(StdListener::bind(address)?)
     }
 
-    /// The same, for streams with other than the usual buffers.
+    /// As [`bind`](Self::bind), with options for the streams.
     ///
     /// # Errors
-    /// As there.
+    /// As [`bind_with`](super::RdmaListener::bind_with).
     pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
         Self::from_std(StdListener::bind_with(address, options)?)
     }
 
-    /// Takes a listener over from the program's blocking part.
+    /// Converts a blocking listener.
     ///
     /// # Errors
     /// No runtime to register with.
@@ -342,27 +342,27 @@ impl RdmaListener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None in the normal course.
+    /// None in normal operation.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.get_ref().0.local_addr()
     }
 
     /// Waits for the next stream; see [`accept`](super::RdmaListener::accept).
-    /// A future that is dropped loses none.
+    /// Dropping the future loses no stream.
     ///
     /// # Errors
-    /// As there.
+    /// As [`accept`](super::RdmaListener::accept).
     pub async fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
         std::future::poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The same, polled. Of several tasks that poll, the last one is woken.
+    /// Polls for the next stream. If several tasks poll, the last one is woken.
     ///
     /// # Errors
-    /// As there.
+    /// As [`accept`](super::RdmaListener::accept).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(RdmaStream, SocketAddr)>> {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -375,8 +375,8 @@ impl RdmaListener {
             }
             let mut guard = ready!(self.listener.poll_read_ready(cx))?;
             let listener = &self.listener.get_ref().0;
-            // There may be more behind it: what is ready stays so until there
-            // was nothing.
+            // There may be more requests: the descriptor counts as ready until
+            // there was none.
             if let Some(request) = listener.request_within(Some(Duration::ZERO))? {
                 let listener = Arc::clone(listener);
                 let answer = move || listener.answer(request);
@@ -396,7 +396,7 @@ impl fmt::Debug for RdmaListener {
     }
 }
 
-/// Whether a request, of use or not, is there.
+/// Returns whether there is a request or another event.
 fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let ready = super::wait::readable([fd, fd], Some(std::time::Instant::now()))?;
     Ok(ready[0])

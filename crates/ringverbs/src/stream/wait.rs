@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
-/// Waits until one of them is readable, or broken. None is when the time is up.
+/// Waits until one of them is readable or failed. Returns both false after the
+/// deadline.
 pub(super) fn readable(
     fds: [BorrowedFd<'_>; 2],
     deadline: Option<Instant>,
@@ -12,7 +13,7 @@ pub(super) fn readable(
     loop {
         let millis = match deadline {
             None => -1,
-            // Rounded up: not to return before the time is up.
+            // Rounded up, so that it does not return before the deadline.
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
@@ -23,7 +24,7 @@ pub(super) fn readable(
             events: libc::POLLIN,
             revents: 0,
         });
-        // SAFETY: a pointer to as many entries as are said, for the time of the
+        // SAFETY: the pointer is valid for two entries for the duration of the
         // call.
         let count = unsafe { libc::poll(polled.as_mut_ptr(), 2, millis) };
         if count >= 0 {

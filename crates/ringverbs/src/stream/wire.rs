@@ -1,35 +1,35 @@
-//! What two streams say to each other.
+//! The stream protocol.
 //!
-//! Before: [`Hello`], in the private data of the connection's request and
-//! answer. Then messages: a send with immediate data each. Its bytes are the
-//! stream's; the immediate data is a [`Note`].
+//! Both sides first exchange a [`Hello`] in the private data of the connection's
+//! request and answer. Every message is then a send with immediate data: its
+//! bytes are those of the stream, and the immediate data is a [`Note`].
 
 use std::io;
 
-/// The receives of one side: how many messages may be on the way to it, and how
-/// long each may be.
+/// The receives of one side, which limit the messages in flight to it and their
+/// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// Receives that are posted.
+    /// Number of posted receives.
     pub receives: u16,
-    /// Bytes of each.
+    /// Length of each in bytes.
     pub size: u32,
 }
 
-/// Fewer receives than that, and credits could not go round
-/// (see [`flow`](super::flow)).
+/// Minimum number of receives; with fewer, credits could not circulate (see
+/// [`flow`](super::flow)).
 pub(super) const MIN_RECEIVES: u16 = 8;
 
-/// The shortest receive that makes sense.
+/// Minimum length of a receive.
 pub(super) const MIN_SIZE: u32 = 256;
 
-/// The longest: the longest message of the transport is 2 GiB.
+/// Maximum length of a receive; the transport's longest message is 2 GiB.
 pub(super) const MAX_SIZE: u32 = 1 << 30;
 
 const MAGIC: [u8; 4] = *b"RVst";
 const VERSION: u16 = 1;
 
-/// Bytes of a hello: magic, version, receives, size, little endian.
+/// Length of a hello: magic, version, receives, size, little-endian.
 pub(super) const HELLO: usize = 12;
 
 impl Hello {
@@ -43,8 +43,8 @@ impl Hello {
     }
 
     /// # Errors
-    /// `InvalidData` if it is not a stream that calls, or one of another
-    /// version, or it says what cannot be.
+    /// `InvalidData` if the peer is not a stream, has another version, or sends
+    /// values out of range.
     pub fn decode(bytes: &[u8]) -> io::Result<Self> {
         let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         let Some(bytes) = bytes.first_chunk::<HELLO>() else {
@@ -71,9 +71,9 @@ impl Hello {
 /// The immediate data of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
-    /// Receives that are posted again at the sender of this.
+    /// Number of receives that the sender of this note has posted again.
     pub credits: u16,
-    /// No bytes follow those of this message.
+    /// This is the end of the sender's stream.
     pub fin: bool,
 }
 
@@ -84,7 +84,7 @@ impl Note {
         u32::from(self.credits) | if self.fin { FIN } else { 0 }
     }
 
-    /// `None` if it has bits that mean nothing.
+    /// Returns `None` if reserved bits are set.
     pub fn decode(word: u32) -> Option<Self> {
         (word & !(FIN | 0xffff) == 0).then_some(Self {
             credits: word as u16,

@@ -27,7 +27,7 @@ fn line(of: &Endpoint) -> Vec<u8> {
     [GREETING, of.to_string().as_bytes(), b"\n"].concat()
 }
 
-/// What [`exchange`] says to a peer that says `bytes` and then waits.
+/// The result of [`exchange`] with a peer that sends `bytes` and then waits.
 fn told(bytes: &[u8], timeout: Duration) -> Result<Endpoint, ExchangeError> {
     let (ours, mut peer) = pair();
     peer.write_all(bytes).unwrap();
@@ -66,7 +66,7 @@ fn lines_have_the_length_that_is_said() {
     assert_eq!(line(&endpoint(0xff_ffff)).len(), LINE);
 }
 
-/// ... without waiting for the rest of a line that never comes.
+/// A wrong start is refused without waiting for the rest of the line.
 #[test]
 fn a_peer_of_another_kind_is_refused_at_once() {
     let error = told(b"GET / HTTP/1.1\r\n", LONG).unwrap_err();
@@ -78,7 +78,7 @@ fn a_peer_of_another_kind_is_refused_at_once() {
         error.to_string().contains("GET / HTTP/1.1\\r\\n"),
         "{error}"
     );
-    // A later format, and a terminal's worth of control characters.
+    // A later version of the format, and control characters of a terminal.
     assert!(matches!(
         told(b"ringverbs 2 ", LONG),
         Err(ExchangeError::Malformed { .. })
@@ -92,7 +92,7 @@ fn an_endpoint_that_cannot_be_is_refused() {
     let good = line(&endpoint(7));
     assert_eq!(told(&good, LONG).unwrap(), endpoint(7));
     let begin = GREETING.len();
-    // Each byte, one at a time, is one that cannot be there.
+    // Each byte in turn is invalid.
     for at in begin..LINE {
         for byte in [b'g', b' ', b'+', b'\n', b':', 0, 0xff, b'A'] {
             if good[at] == byte {
@@ -134,12 +134,13 @@ fn a_peer_that_says_nothing_has_so_much_time() {
     ));
 }
 
-/// The time is for the whole message, not for each byte of it.
+/// The timeout covers the whole message, not each byte.
 #[test]
 fn a_peer_that_drips_has_no_more_time() {
     let (ours, mut peer) = pair();
     let dripping = thread::spawn(move || {
-        // Far more time than the message may take, and less than the test may.
+        // Much more time than the message may take, but less than the test may
+        // take.
         for byte in line(&endpoint(7)).into_iter().cycle().take(60 * LINE) {
             if peer.write_all(&[byte]).is_err() {
                 return;
@@ -165,13 +166,13 @@ fn a_peer_that_goes_is_named() {
     }
 }
 
-/// A peer that takes nothing is not waited for for ever, though the stream
-/// would block.
+/// A peer that does not read is not waited for for ever, even with a blocking
+/// stream.
 #[test]
 fn a_peer_that_takes_nothing_has_so_much_time() {
     let (ours, _peer) = pair();
     ours.set_nonblocking(true).unwrap();
-    // Until the peer's side has no room either.
+    // Until the peer's buffer is full, too.
     let mut full = 0;
     while full < 5 {
         if (&ours).write(&[0; 4096]).unwrap_or(0) > 0 {
