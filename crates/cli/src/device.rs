@@ -1,4 +1,4 @@
-//! Finding and opening devices.
+//! Selecting and opening devices.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use ringverbs::{Context, Device};
 use crate::error::Error;
 use crate::info::names::PORT_ACTIVE;
 
-/// All devices there are, by name.
+/// Returns all devices, sorted by name.
 pub fn all() -> Result<Vec<Device>, Error> {
     let mut devices = ringverbs::devices().map_err(Error::native("listing the devices"))?;
     devices.sort_by(|a, b| a.name().cmp(b.name()));
     Ok(devices)
 }
 
-/// The devices a command is about: the one named, or all; at least one.
+/// Returns the selected devices: the named one, or all, at least one.
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     if let Some(name) = name {
         return match Device::named(name) {
@@ -33,7 +33,7 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// Opens a device, whatever its driver, to be queried.
+/// Opens a device for queries, whatever its driver.
 pub fn inspect(device: &Device) -> Result<Inspector, Error> {
     let doing = Error::native(format!("opening {}", device.name()));
     device.inspect().map_err(doing)
@@ -43,13 +43,12 @@ fn choosing() -> impl FnOnce(ringverbs::Error) -> Error {
     Error::native("choosing a device")
 }
 
-/// A device for operations on it, open.
+/// An open device.
 pub struct Chosen {
     pub context: Context,
-    /// What it is.
+    /// The device's name.
     pub name: String,
-    /// Why it is not a device of this machine, if it is not and was not asked
-    /// for.
+    /// Why the embedded device was chosen by default.
     pub instead: Option<String>,
 }
 
@@ -76,7 +75,7 @@ impl Chosen {
         })
     }
 
-    /// The same, if the port can be used.
+    /// Opens the device if the port is active.
     fn usable(device: &Device, port: u8) -> Result<Self, Error> {
         let chosen = Self::open(device)?;
         let doing = Error::native(format!("asking {} for port {port}", chosen.name));
@@ -91,9 +90,9 @@ impl Chosen {
     }
 }
 
-/// Opens the device of that name; without one, the first whose port is up.
-/// If there is none and nobody else is to be reached (`alone`), it is the
-/// ConnectX in this process.
+/// Opens the named device; without a name, the first whose port is active. If
+/// there is none and the command needs no other process (`alone`), opens the
+/// embedded device.
 pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Error> {
     if let Some(name) = name {
         return Chosen::open(&Device::named(name).map_err(choosing())?);
@@ -122,7 +121,7 @@ pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Erro
     })
 }
 
-/// The kernel module of a driver, or its number.
+/// Returns the kernel module of a driver, or its number.
 pub fn driver_name(driver: DriverId) -> String {
     match driver {
         DriverId::UNKNOWN => "unknown".into(),

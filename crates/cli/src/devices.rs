@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::info::names;
 use crate::{device, out};
 
-/// What `devices` is told.
+/// Arguments of `devices`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Print JSON
@@ -18,7 +18,7 @@ pub struct Args {
     json: bool,
 }
 
-/// A device in the list.
+/// A row of the list.
 #[derive(Serialize)]
 struct Listed {
     name: String,
@@ -43,7 +43,8 @@ impl From<Device> for Listed {
     }
 }
 
-/// Lists the devices. No device is an empty list, said so on standard error.
+/// Lists the devices. Without devices it is an empty list as JSON, and an error
+/// as text.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let devices: Vec<Listed> = device::all()?.into_iter().map(Listed::from).collect();
     if args.json {

@@ -1,4 +1,4 @@
-//! What can go wrong: what was wanted, why it failed, what to do.
+//! Errors of the command.
 
 use std::fmt;
 use std::io;
@@ -10,46 +10,46 @@ use crate::pingpong::{ExchangeError, PingPongError};
 use crate::run::RunError;
 use crate::trace::TraceError;
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub enum Error {
-    /// There is no device at all.
+    /// There is no device.
     NoDevice,
-    /// There is no device of that name.
+    /// There is no device with that name.
     NoSuchDevice {
-        /// The name asked for.
+        /// The name.
         name: String,
-        /// The names there are.
+        /// The names of the existing devices.
         there: Vec<String>,
     },
     /// The port is not active.
     PortDown {
         /// The device.
         device: String,
-        /// The port.
+        /// The port, from 1.
         port: u8,
     },
     /// The device has no such port.
     NoSuchPort {
         /// The device.
         device: String,
-        /// The port asked for.
+        /// The requested port.
         port: u8,
-        /// How many ports it has.
+        /// The number of ports.
         ports: u8,
     },
     /// A verb failed.
     Native {
-        /// What was being done, as in "opening rxe0".
+        /// The step that failed, such as "opening rxe0".
         doing: String,
-        /// Why it failed.
+        /// The error.
         source: ringverbs::Error,
     },
     /// A ping-pong failed.
     PingPong(PingPongError),
     /// A measurement failed.
     Perf(PerfError),
-    /// A process could not be looked into.
+    /// A process could not be inspected.
     Trace(TraceError),
     /// A program could not be run with the plugin.
     Run(RunError),
@@ -58,12 +58,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it is only that nobody reads our output any more.
+    /// Returns whether the only error is that the output is not read any more.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// What to do about it, or nothing.
+    /// Returns what to do about it, if that is known.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
             Self::NoDevice | Self::PortDown { .. } => Some(
@@ -81,7 +81,7 @@ impl Error {
         }
     }
 
-    /// For `map_err`: what was being done when a verb failed.
+    /// For `map_err`: adds the step that failed to the error of a verb.
     pub fn native(what: impl Into<String>) -> impl FnOnce(ringverbs::Error) -> Self {
         let doing = what.into();
         move |source| Self::Native { doing, source }

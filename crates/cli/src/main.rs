@@ -1,7 +1,7 @@
 //! The `ringverbs` command.
 //!
-//! Each subcommand is a module: what it is told ([`clap`] arguments), what it
-//! finds out, and how it says so, to people and as JSON.
+//! Each subcommand is a module: its arguments ([`clap`]), its work, and its
+//! output as text and as JSON.
 
 #![forbid(unsafe_code)]
 
@@ -22,8 +22,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// RDMA verbs without a C library: look at devices, find out why they do not
-/// work, try and measure them.
+/// RDMA verbs without a C library: show devices, diagnose problems, test and
+/// measure.
 #[derive(Parser)]
 #[command(name = "ringverbs", version, max_term_width = 100)]
 struct Cli {
@@ -35,18 +35,18 @@ struct Cli {
 enum Command {
     /// List RDMA devices
     Devices(devices::Args),
-    /// Show what a device, its ports and GID tables say (as ibv_devinfo does)
+    /// Show the attributes of a device, its ports and GID tables (as ibv_devinfo)
     Info(info::Args),
-    /// Find out why RDMA does not work here, and what mends it
+    /// Find out why RDMA does not work on this host, and how to fix it
     Doctor(doctor::Args),
-    /// Bounce messages: here in one process, or with another ringverbs or
+    /// Exchange messages: within this process, or with another ringverbs or
     /// ibv_*_pingpong
     Pingpong(pingpong::Args),
-    /// Measure latency and bandwidth: within this process, or with another
+    /// Measure latency and bandwidth: within this process, or with another one
     Perf(perf::Args),
-    /// Decode the queues of a running program on rxe, without touching it
+    /// Decode the queues of a running program on rxe, read-only
     Trace(trace::Args),
-    /// Run a program of libibverbs with ringverbs as the provider of its
+    /// Run a program that uses libibverbs with ringverbs as the provider of its
     /// devices
     Run(run::Args),
 }
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        // Whoever read our output has seen enough.
+        // The reader of the output has closed it.
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
             out::complain(&error);

@@ -1,4 +1,4 @@
-//! How things are said: styles, aligned columns, JSON.
+//! Output: styles, aligned columns, JSON.
 
 use std::io::{self, Write};
 
@@ -8,30 +8,30 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::shown::{Screen, shown, visible_json};
 
-/// Names of things.
+/// Names.
 pub const NAME: Style = Style::new().bold();
-/// What is as it should be.
+/// Good states.
 pub const GOOD: Style = AnsiColor::Green.on_default();
-/// What may hurt.
+/// Warnings.
 pub const WARN: Style = AnsiColor::Yellow.on_default();
-/// What is wrong.
+/// Errors.
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
-/// What can be skipped when reading.
+/// Less important text.
 pub const DIM: Style = Style::new().dimmed();
 
-/// Standard output. What no one else has made fit to be shown ([`shown`]) is here;
-/// styles are taken out unless it is a terminal that wants
-/// them (`NO_COLOR` and its like are heeded).
+/// Returns standard output. Text that was not escaped before is escaped here
+/// ([`shown`]); styles are removed unless the output is a terminal that supports
+/// them (`NO_COLOR` and similar variables are respected).
 pub fn stdout() -> impl Write {
     Screen::new(anstream::stdout())
 }
 
-/// `text` in a style, fit to be shown.
+/// Returns `text` escaped and in a style.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
     format!("{style}{}{style:#}", shown(text))
 }
 
-/// Writes `value` as JSON, with a line end.
+/// Writes `value` as JSON, followed by a newline.
 pub fn json(value: &impl Serialize) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
     let mut out = stdout();
@@ -39,29 +39,29 @@ pub fn json(value: &impl Serialize) -> Result<(), Error> {
     Ok(out.flush()?)
 }
 
-/// Says on standard error why the command failed, and what to do.
+/// Prints the error, and what to do about it, on standard error.
 pub fn complain(error: &Error) {
     let mut err = Screen::new(anstream::stderr());
-    // If standard error is closed too, there is nobody left to tell.
+    // If standard error is closed too, the message cannot be delivered.
     let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), shown(error));
     if let Some(advice) = error.advice() {
         let _ = writeln!(err, "{advice}");
     }
 }
 
-/// Says on standard error what is wrong with the arguments, which it quotes.
+/// Prints an error in the arguments, which it quotes, on standard error.
 pub fn complain_of_arguments(error: &clap::Error) {
     let mut err = Screen::new(anstream::stderr());
     let _ = write!(err, "{}", error.render());
 }
 
-/// Rows of columns, each as wide as its widest cell, two spaces apart. The
-/// first row is the heading.
+/// Prints rows in columns, each as wide as its widest cell, separated by two
+/// spaces. The first row is the heading.
 pub fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
     aligned(out, rows, |cell, width| format!("{cell:<width$}  "))
 }
 
-/// As [`table`], of numbers: aligned to the right.
+/// As [`table`], aligned to the right.
 pub fn numbers(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
     aligned(out, rows, |cell, width| format!("{cell:>width$}  "))
 }

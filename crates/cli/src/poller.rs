@@ -1,21 +1,21 @@
-//! Waiting for completions: spinning, or asleep.
+//! Waiting for completions, by polling or sleeping.
 
 use std::time::{Duration, Instant};
 
 use ringverbs::{Completion, CompletionChannel, CompletionQueue, Context, Device};
 
-/// A completion queue and the way to wait for it.
+/// A completion queue with its way of waiting.
 pub struct Poller {
     pub cq: CompletionQueue,
     channel: Option<CompletionChannel>,
-    /// A device that this thread can drive while it spins.
+    /// An embedded device, which this thread drives while it polls.
     device: Option<Device>,
-    /// How often it slept.
+    /// Number of times that it slept.
     pub events: u64,
 }
 
 impl Poller {
-    /// A queue for so many completions; with `events` it sleeps.
+    /// Creates a queue for `entries` completions; with `events` it sleeps.
     pub fn new(context: &Context, entries: u32, events: bool) -> Result<Self, ringverbs::Error> {
         let builder = context.completion_queue().entries(entries);
         let (builder, channel) = if events {
@@ -32,8 +32,8 @@ impl Poller {
         })
     }
 
-    /// Reads completions; waits for the first at most as long as `patience`.
-    /// None only when that is over.
+    /// Reads completions, waiting up to `patience` for the first. Returns 0 only
+    /// after that time.
     pub fn poll(
         &mut self,
         out: &mut [Completion],
@@ -52,7 +52,7 @@ impl Poller {
                         Some(device) => drop(device.drive()),
                         None => std::hint::spin_loop(),
                     }
-                    // The clock is looked at now and then.
+                    // The clock is read rarely.
                     spins = spins.wrapping_add(1);
                     if spins.is_multiple_of(1024) && start.elapsed() > patience {
                         return Ok(0);
@@ -63,7 +63,8 @@ impl Poller {
                     if left.is_zero() {
                         return Ok(0);
                     }
-                    // What came before the queue was armed raises no event.
+                    // Completions that arrived before the queue was armed raise
+                    // no event.
                     if !self.cq.arm(false)? {
                         channel.wait(Some(left))?;
                         self.events += 1;

@@ -1,10 +1,11 @@
-//! `ringverbs run`: a program with its devices served by the plugin, whatever
-//! it is linked to.
+//! `ringverbs run`: runs a program whose devices the plugin serves, whatever the
+//! program is linked to.
 //!
-//! Sets what the plugin and libibverbs read, and becomes the program:
-//! `RDMAV_DRIVERS` names the plugin before what is configured; `LD_PRELOAD`
-//! has it register before a provider that the program is itself linked to, as
-//! perftest is to libmlx5; `RINGVERBS_DEVICES` says which devices it takes.
+//! Sets the variables that the plugin and libibverbs read, and executes the
+//! program. `RDMAV_DRIVERS` names the plugin before the configured providers.
+//! `LD_PRELOAD` makes it register before a provider that the program is linked
+//! to, as perftest is to libmlx5. `RINGVERBS_DEVICES` selects the devices that it
+//! takes.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,19 +19,19 @@ use uverbs::environment;
 
 use crate::error::Error;
 
-/// What `run` is told.
+/// Arguments of `run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The loader ignores all of this for programs with raised rights, and a static \
-program loads nothing.
+This has no effect on programs with raised rights, whose loader ignores it, and on static \
+programs.
 Example: ringverbs run -- ib_write_bw -d mlx5_0")]
 pub struct Args {
-    /// Kinds of devices that ringverbs takes, with commas between them; by
-    /// default RINGVERBS_DEVICES or, where that is unset, all
+    /// Kinds of devices that ringverbs serves, separated by commas; default:
+    /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS")]
     devices: Option<String>,
-    /// The plugin: a libringverbs-rdmavN.so, or the folder that has it. By
-    /// default beside this command, or where libibverbs has its providers
+    /// The plugin: a libringverbs-rdmavN.so, or the directory that contains it.
+    /// Default: beside this command, or the provider directory of libibverbs
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// The program and its arguments
@@ -38,17 +39,17 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// All kinds that the plugin knows.
+/// All kinds that the plugin supports.
 const DEVICES: &str = "rxe,mlx5";
-/// What libibverbs appends `-rdmavN.so` to.
+/// The name to which libibverbs appends `-rdmavN.so`.
 const STEM: &str = "libringverbs";
 
-/// Why the program was not run.
+/// The reason why the program was not run.
 #[derive(Debug)]
 pub enum RunError {
-    /// The plugin is in none of these.
+    /// None of these places contains the plugin.
     NoPlugin(Vec<PathBuf>),
-    /// The loader takes its name for several.
+    /// `LD_PRELOAD` would split the path.
     Name(PathBuf),
     /// The program could not be run.
     Program(OsString, std::io::Error),
@@ -77,7 +78,7 @@ impl fmt::Display for RunError {
     }
 }
 
-/// Becomes the program; returns only if that fails.
+/// Executes the program; returns only if that fails.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let places = match &args.plugin {
         Some(path) => vec![path.clone()],
@@ -85,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     let plugin = places.iter().find_map(|place| plugin_in(place));
     let plugin = plugin.ok_or(RunError::NoPlugin(places))?;
-    // A relative one would be another one in another folder.
+    // A relative path would depend on the working directory.
     let plugin = std::path::absolute(plugin)?;
     let settings = settings(&plugin, args.devices.as_deref(), environment::variable)?;
     let [program, arguments @ ..] = &args.command[..] else {
@@ -95,8 +96,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     Err(RunError::Program(program.clone(), error).into())
 }
 
-/// Where the plugin may be: beside this command, as in `target/dist`, and where
-/// it is installed.
+/// Returns the default places of the plugin: beside this command, as in
+/// `target/dist`, and where it is installed.
 fn places() -> Vec<PathBuf> {
     let beside = env::current_exe().ok();
     let beside = beside.and_then(|path| Some(path.parent()?.to_owned()));
@@ -112,8 +113,8 @@ fn places() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The plugin's file: that one, or the first in that folder. All are the same
-/// file, and preloaded it does not look at its name.
+/// Returns the plugin's file: `place` itself, or the first one in that directory.
+/// All are the same file, and a preloaded plugin ignores its name.
 fn plugin_in(place: &Path) -> Option<PathBuf> {
     if place.is_file() {
         return Some(place.to_owned());
@@ -124,14 +125,14 @@ fn plugin_in(place: &Path) -> Option<PathBuf> {
     Some(place.join(name))
 }
 
-/// `NAME` of `NAME-rdmavN.so`.
+/// Returns `NAME` of `NAME-rdmavN.so`.
 fn stem(name: &str) -> Option<&str> {
     let (stem, number) = name.strip_suffix(".so")?.rsplit_once("-rdmav")?;
     let number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     number.then_some(stem)
 }
 
-/// The variables that are set, by what they were.
+/// Returns the variables to set, given their previous values.
 fn settings(
     plugin: &Path,
     devices: Option<&str>,
@@ -150,7 +151,7 @@ fn settings(
         list
     };
     let mut settings = vec![("LD_PRELOAD", in_front(plugin.as_os_str(), "LD_PRELOAD"))];
-    // libibverbs appends the number of its own private interface.
+    // libibverbs appends the version of its private interface.
     let name = plugin.file_name().and_then(OsStr::to_str).and_then(stem);
     if let Some(name) = name {
         let stem = plugin.with_file_name(name);

@@ -1,14 +1,14 @@
-//! Text from outside, made fit to be shown.
+//! Escaping of text from outside.
 //!
-//! Names of devices and files, what sysfs, another process or a peer says, and
-//! what an error quotes may have anything in them: sequences that command a
-//! terminal, ends of lines, marks that turn the direction of writing.
+//! Names of devices and files, texts from sysfs, another process or a peer, and
+//! what errors quote may contain anything: terminal escape sequences, newlines,
+//! and characters that change the text direction.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 
-/// Shows `text` with all that is no visible character escaped, as Rust's strings
-/// have it: `\u{1b}`. What is shown is one line.
+/// Displays `text` on one line, with all characters that are not visible escaped
+/// as in Rust strings: `\u{1b}`.
 pub fn shown<T: Display>(text: T) -> Shown<T> {
     Shown(text)
 }
@@ -37,34 +37,35 @@ impl fmt::Write for Escaping<'_, '_> {
     }
 }
 
-/// Whether a character is seen, and changes nothing about how others are.
+/// Returns whether a character is visible and does not affect the display of
+/// others.
 pub fn is_visible(c: char) -> bool {
     !c.is_control()
         && !matches!(c,
             // Soft hyphen, Arabic letter mark, Mongolian vowel separator.
             '\u{ad}' | '\u{61c}' | '\u{180e}'
-            // No width; directions; ends of lines and paragraphs; invisible operators.
+            // Zero width; directions; line and paragraph separators; invisible
+            // operators.
             | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            // Byte order mark, annotations, what is no character, tags.
+            // Byte order mark, annotations, noncharacters, tags.
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}' | '\u{ffff}'
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// The sequences of this program's own styles.
+/// The escape sequences of this program's own styles.
 const STYLES: [&str; 6] = [
     "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m",
 ];
 
-/// A terminal, or what is in its place: lets ends of lines and this program's own
-/// styles through, and escapes everything else that [`shown`] would, whoever has
-/// forgotten to.
+/// A writer to a terminal. It passes newlines and this program's own styles, and
+/// escapes everything else that [`shown`] would, in case that was forgotten.
 pub struct Screen<W: Write> {
-    /// Not yet written, so that nothing is cut in two.
+    /// Bytes not yet written, so that no sequence is split.
     held: Vec<u8>,
     inner: W,
 }
 
-/// Bytes that are held before they are written.
+/// Maximum number of bytes held.
 const ROOM: usize = 8192;
 
 impl<W: Write> Screen<W> {
@@ -100,7 +101,7 @@ impl<W: Write> Drop for Screen<W> {
     }
 }
 
-/// What a screen is given of some bytes.
+/// Returns what a screen displays for the bytes.
 fn passed(bytes: &[u8]) -> String {
     let mut passed = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -122,8 +123,7 @@ fn passed(bytes: &[u8]) -> String {
     passed
 }
 
-/// JSON with the same characters, of which all are visible: where they are not,
-/// they are in a string.
+/// Escapes invisible characters of JSON, which only occur within strings.
 pub fn visible_json(json: &str) -> String {
     let mut visible = String::with_capacity(json.len());
     for c in json.chars() {
@@ -142,7 +142,7 @@ pub fn visible_json(json: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What does something to a terminal, or to how other text is seen.
+    /// Sequences that affect a terminal or the display of other text.
     pub const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\n\r\t\x08\x7f\u{9b}31m\
         \u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z";
 

@@ -1,16 +1,16 @@
-//! From what was seen to what is wrong and what mends it. Looks at nothing but
-//! the facts.
+//! Derives problems and their solutions from the facts, without further
+//! inspection.
 
 use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
 use super::provider::{Found, Libibverbs};
 use super::{Finding, Level};
 
-/// The oldest kernel that this is tested with.
+/// The oldest kernel that is tested.
 const OLDEST: (u32, u32) = (6, 1);
-/// Locked memory below which common programs run into the limit.
+/// Locked memory limit in bytes below which common programs fail.
 const LITTLE: u64 = 64 << 20;
 
-/// Findings, in the order in which they should be mended.
+/// Returns the findings, in the order in which they should be fixed.
 pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     kernel(&mut findings, facts);
@@ -121,7 +121,7 @@ fn devices(findings: &mut Findings, facts: &Facts) {
         );
         return;
     }
-    // An interface that is up, else any, else one of our own.
+    // An interface that is up, else any, else a new dummy interface.
     let up = facts.interfaces.iter().find(|interface| interface.up);
     let interface = up.or(facts.interfaces.first());
     let make = match interface {
@@ -141,8 +141,7 @@ fn devices(findings: &mut Findings, facts: &Facts) {
     );
 }
 
-/// What is wrong with it is no more than a warning: endpoints can be exchanged
-/// in other ways.
+/// At most a warning: endpoints can be exchanged in other ways.
 fn connection_manager(findings: &mut Findings, facts: &Facts) {
     match (&facts.manager, facts.rdma_ucm) {
         (Some(node), _) => {
@@ -180,8 +179,8 @@ fn character_device(findings: &mut Findings, level: Level, node: &Node, containe
             ),
             None => (
                 format!("{of} is not there"),
-                // udev would not: it leaves making nodes to the kernel, which
-                // makes each once.
+                // udev would not create it: it leaves that to the kernel, which
+                // creates each node once.
                 format!("mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor}"),
             ),
         },
@@ -192,7 +191,7 @@ fn character_device(findings: &mut Findings, level: Level, node: &Node, containe
         NodeState::Denied { mode, uid, gid } => (
             format!("{of} may not be opened: mode {mode:03o}, owner {uid}, group {gid}"),
             match (gid, mode & 0o060) {
-                // A group that may, and is not root's: join it.
+                // A group other than root's has access: join it.
                 (1.., 0o060) => format!("sudo usermod -aG {gid} $USER # and log in again"),
                 _ => format!("sudo chmod 666 {path} # as rdma-core's udev rules do at boot"),
             },
@@ -214,7 +213,7 @@ fn opened(findings: &mut Findings, device: &Opened) {
     let ports = match &device.ports {
         Ok(ports) => ports,
         Err(why) => {
-            // A node that cannot be opened has been found before.
+            // A node that cannot be opened was reported before.
             findings.problem(
                 "context",
                 why.as_str(),
@@ -319,8 +318,8 @@ fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
     }
 }
 
-/// C programs only: this program and its library need no libibverbs, so
-/// nothing here is more than a warning.
+/// Concerns C programs only: this program and its library need no libibverbs, so
+/// this is at most a warning.
 fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened]) {
     let path = library.path.display();
     let Some(abi) = library.abi else {
@@ -345,8 +344,8 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
                     "apt install --reinstall ibverbs-providers || dnf reinstall libibverbs".into()
                 },
             ),
-            // Configuration commonly names providers of other packages; a
-            // variable is somebody's intention.
+            // Configuration commonly names providers of packages that are not
+            // installed; a variable is set on purpose.
             Found::Missing(file) if provider.by_environment => findings.warning(
                 "provider",
                 format!("{from} names {name}, but there is no {}", file.display()),
@@ -397,7 +396,7 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
     }
 }
 
-/// Name of the C provider for a kernel driver.
+/// Returns the name of the stock provider for a kernel driver.
 fn provider_of(driver: &str) -> Option<&'static str> {
     match driver {
         "rdma_rxe" => Some("rxe"),

@@ -1,4 +1,4 @@
-//! What can be seen of the machine, without judging it.
+//! Observations about the host, without judgement.
 
 use std::fs;
 use std::io;
@@ -13,34 +13,34 @@ use super::provider::Libibverbs;
 use crate::device;
 use crate::info::PortInfo;
 
-/// What was seen.
+/// The observations.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// The kernel's release, as `uname -r` has it.
+    /// The kernel release, as in `uname -r`.
     pub release: String,
-    /// The module that programs talk to.
+    /// The module of the uverbs interface.
     pub ib_uverbs: Module,
-    /// The software device's module.
+    /// The module of the software device.
     pub rdma_rxe: Module,
-    /// The connection manager's module.
+    /// The module of the connection manager.
     pub rdma_ucm: Module,
-    /// The connection manager's character device, where its module is loaded.
+    /// The connection manager's character device, if its module is loaded.
     pub manager: Option<Node>,
-    /// Devices that the kernel has, by sysfs.
+    /// The kernel's devices, from sysfs.
     pub kernel_devices: Vec<String>,
     /// Their character devices.
     pub nodes: Vec<Node>,
-    /// Devices that a program finds, and what they said.
+    /// Devices found by discovery, and the result of opening them.
     pub devices: Vec<Opened>,
-    /// Why devices could not even be listed.
+    /// The reason why devices could not be listed.
     pub no_list: Option<String>,
-    /// What kind of container this is.
+    /// The type of container, if this is one.
     pub container: Option<String>,
-    /// Locked memory.
+    /// The locked memory limit.
     pub memlock: Memlock,
     /// Network interfaces that a software device could use.
     pub interfaces: Vec<Interface>,
-    /// The C library, if there is one.
+    /// The C library, if it is installed.
     pub libibverbs: Option<Libibverbs>,
 }
 
@@ -49,75 +49,75 @@ pub struct Facts {
 pub enum Module {
     /// Loaded, or built in.
     Loaded,
-    /// Not loaded, but there to be loaded.
+    /// Not loaded, but available.
     Available,
-    /// Not there.
+    /// Not available.
     #[default]
     Missing,
 }
 
-/// A character device of the kernel's.
+/// A character device of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Such as `uverbs0`.
+    /// The name, such as `uverbs0`.
     pub name: String,
-    /// Whose it is, such as `rxe0`, or "the connection manager".
+    /// The device it belongs to, such as `rxe0`, or "the connection manager".
     pub device: String,
-    /// Major and minor number that the kernel gave it.
+    /// Major and minor number.
     pub number: (u32, u32),
-    /// What is in `/dev/infiniband` under that name.
+    /// The state of the file in `/dev/infiniband` with that name.
     pub state: NodeState,
 }
 
-/// A file in `/dev/infiniband`.
+/// The state of a file in `/dev/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// It can be opened.
     Usable,
-    /// It is not there.
+    /// It does not exist.
     Missing,
     /// It is not that device.
     Other,
-    /// It may not be opened.
+    /// Permission was denied.
     Denied {
-        /// Its permission bits.
+        /// Permission bits.
         mode: u32,
-        /// Its owner.
+        /// Owner.
         uid: u32,
-        /// Its group.
+        /// Group.
         gid: u32,
     },
     /// Opening it failed.
     Failed(String),
 }
 
-/// A device that was opened, or not.
+/// A device, and the result of opening it.
 #[derive(Clone, Debug)]
 pub struct Opened {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its kernel module.
+    /// The kernel module.
     pub driver: String,
-    /// The network interface under it.
+    /// The network interface below it.
     pub interface: Option<Interface>,
-    /// Its ports, or why they could not be asked.
+    /// The ports, or the reason why they could not be queried.
     pub ports: Result<Vec<Port>, String>,
 }
 
-/// A port, as far as it matters here.
+/// The relevant attributes of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Counted from 1.
+    /// The number, from 1.
     pub number: u8,
     /// Whether it can carry traffic.
     pub active: bool,
-    /// Its state's name.
+    /// The name of its state.
     pub state: &'static str,
-    /// Whether it is Ethernet, so that addresses come from an interface.
+    /// Whether it is Ethernet, where addresses come from an interface.
     pub ethernet: bool,
-    /// Bytes of its MTU.
+    /// The MTU in bytes.
     pub mtu: Option<u32>,
-    /// How many GIDs it has.
+    /// Number of GIDs.
     pub gids: usize,
     /// Whether one of them can be reached from beyond the link.
     pub routable: bool,
@@ -126,30 +126,30 @@ pub struct Port {
 /// A network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Whether it is set up.
+    /// Whether it is up.
     pub up: bool,
-    /// Its operational state, such as `up` or `lowerlayerdown`.
+    /// The operational state, such as `up` or `lowerlayerdown`.
     pub state: String,
-    /// Its MTU.
+    /// The MTU in bytes.
     pub mtu: Option<u32>,
 }
 
-/// Locked memory that this process may have, in bytes; none for no limit.
+/// Locked memory limits of this process in bytes; `None` without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memlock {
-    /// The limit in force.
+    /// The current limit.
     pub soft: Option<u64>,
-    /// As far as the process may raise it.
+    /// The limit up to which the process may raise it.
     pub hard: Option<u64>,
     /// Whether the limit does not apply (CAP_IPC_LOCK).
     pub exempt: bool,
 }
 
 impl Facts {
-    /// Looks at the machine whose files are below `root`; devices are opened
-    /// only if that is the machine we run on.
+    /// Inspects the host whose files are below `root`. Devices are opened only if
+    /// that is this host.
     pub fn gather(root: &Path) -> Self {
         let release = text(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
         let (devices, no_list) = if root == Path::new("/") {
@@ -178,13 +178,13 @@ impl Facts {
     }
 }
 
-/// A small file's text, without the line end.
+/// Returns the text of a small file, without the newline at its end.
 pub fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim_end_matches('\n').to_owned())
 }
 
-/// Names in a directory, sorted; none if it is not there.
+/// Returns the sorted names in a directory; none if it does not exist.
 pub fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -231,7 +231,7 @@ fn manager(root: &Path) -> Option<Node> {
     node(root, &root.join("sys/class/misc"), "rdma_cm".into(), of)
 }
 
-/// The node of the character device that sysfs has under that name in `class`.
+/// Returns the node of the character device with that name in sysfs `class`.
 fn node(root: &Path, class: &Path, name: String, device: String) -> Option<Node> {
     let number = text(&class.join(&name).join("dev"))?;
     let (major, minor) = number.split_once(':')?;
@@ -299,11 +299,11 @@ fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
     ports.collect()
 }
 
-/// Interfaces that are not the loopback.
+/// Returns the Ethernet interfaces.
 fn interfaces(root: &Path) -> Vec<Interface> {
     let class = root.join("sys/class/net");
     let names = names(&class).into_iter().filter(|name| {
-        // ARPHRD_ETHER: what a software device can use.
+        // ARPHRD_ETHER, which a software device can use.
         text(&class.join(name).join("type")).as_deref() == Some("1")
     });
     names.map(|name| interface(root, name)).collect()
@@ -330,7 +330,7 @@ fn container(root: &Path) -> Option<String> {
     if podman.exists() {
         return Some("podman".into());
     }
-    // systemd's convention, for the first process and for us.
+    // systemd's convention, for PID 1 and for other processes.
     text(&root.join("run/systemd/container")).or_else(|| environment::text("container"))
 }
 

@@ -1,7 +1,7 @@
-//! `ringverbs doctor`: why RDMA does not work here.
+//! `ringverbs doctor`: finds out why RDMA does not work on this host.
 //!
-//! [`facts`] looks at the machine, [`diagnose`] makes findings of what was
-//! seen, without looking at anything else, and here they are printed.
+//! [`facts`] inspects the host, [`diagnose`] derives findings from the facts
+//! alone, and this module prints them.
 
 mod diagnose;
 mod facts;
@@ -17,48 +17,48 @@ use crate::error::Error;
 use crate::out::{self, paint};
 use crate::shown::shown;
 
-/// What `doctor` is told.
+/// Arguments of `doctor`.
 #[derive(clap::Args)]
-#[command(after_help = "Exit status: 0 if nothing stands in the way, 1 if something does.")]
+#[command(after_help = "Exit status: 0 if there is no problem, 1 if there is one.")]
 pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Works, but will hurt some programs.
+    /// Works, but some programs will have problems.
     Warning,
-    /// RDMA does not work until this is mended.
+    /// RDMA does not work until this is fixed.
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     level: Level,
-    /// What was looked at, in a word.
+    /// The name of the check.
     check: &'static str,
-    /// What was found.
+    /// The observation.
     found: String,
-    /// The command that mends it.
+    /// The command that fixes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<String>,
 }
 
-/// All there is to say, as JSON has it.
+/// The result, as printed in JSON.
 #[derive(Serialize)]
 struct Report {
     works: bool,
     findings: Vec<Finding>,
 }
 
-/// Looks, and says what was found.
+/// Runs the checks and prints the findings.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let facts = facts::Facts::gather(Path::new("/"));
     let findings = diagnose::diagnose(&facts);
@@ -97,16 +97,13 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
         .filter(|finding| finding.level == Level::Problem);
     let problems = problems.count();
     match problems {
-        0 => writeln!(out, "\nNothing stands in the way of RDMA here.")?,
-        1 => writeln!(out, "\nOne problem stands in the way of RDMA here.")?,
-        count => writeln!(out, "\n{count} problems stand in the way of RDMA here.")?,
+        0 => writeln!(out, "\nNo problems found.")?,
+        1 => writeln!(out, "\nOne problem found.")?,
+        count => writeln!(out, "\n{count} problems found.")?,
     }
     if problems != 0 {
         let command = paint(out::NAME, "ringverbs pingpong --device embedded");
-        writeln!(
-            out,
-            "A ConnectX in the process needs nothing of this: {command}"
-        )?;
+        writeln!(out, "The embedded device needs none of this: {command}")?;
     }
     Ok(out.flush()?)
 }

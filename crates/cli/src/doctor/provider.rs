@@ -1,55 +1,55 @@
-//! What libibverbs would load.
+//! The providers that libibverbs would load.
 //!
-//! libibverbs reads names of providers from `RDMAV_DRIVERS` (else
-//! `IBV_DRIVERS`) and from the `driver NAME` lines in its configuration
-//! directory, and appends `-rdmav<ABI>.so`, where ABI is the number of the
-//! library's private interface. An absolute path is taken as it is; a name is
-//! looked up in the provider directory, then where the loader looks.
+//! libibverbs reads names of providers from `RDMAV_DRIVERS` (else `IBV_DRIVERS`)
+//! and from the `driver NAME` lines in its configuration directory, and appends
+//! `-rdmav<ABI>.so`, where ABI is the version of the library's private interface.
+//! An absolute path is used as it is; a name is searched in the provider
+//! directory, then where the loader searches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::facts::names;
 
-/// A libibverbs and the providers it was told of.
+/// A libibverbs with its configured providers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libibverbs {
     /// The library's file.
     pub path: PathBuf,
-    /// Number of its private interface.
+    /// Version of its private interface.
     pub abi: Option<u32>,
-    /// The configuration directory, if it is there.
+    /// The configuration directory, if it exists.
     pub config: Option<PathBuf>,
-    /// Providers named, in order.
+    /// The configured providers, in order.
     pub providers: Vec<Provider>,
 }
 
-/// A provider that was named.
+/// A configured provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
     /// The name.
     pub name: String,
-    /// Where it was named: a variable, or a file.
+    /// Where it is configured: a variable or a file.
     pub named_in: String,
-    /// Whether an environment variable names it.
+    /// Whether it is configured by an environment variable.
     pub by_environment: bool,
-    /// What there is of it.
+    /// Its file.
     pub file: Found,
 }
 
 /// A provider's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// For this library.
+    /// The file fits this library.
     Fitting(PathBuf),
-    /// Only for libraries with another private interface.
+    /// There are only files for other versions of the private interface.
     OtherAbi(PathBuf),
     /// Not found.
     Missing(PathBuf),
 }
 
 impl Libibverbs {
-    /// Looks for the library where loaders commonly look, below `root`.
+    /// Searches the library below `root`, in the usual directories of loaders.
     pub fn find(root: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
         let directories = library_directories(root, environment("LD_LIBRARY_PATH").as_deref());
         let path = directories
@@ -92,7 +92,7 @@ impl Libibverbs {
     }
 }
 
-/// Directories where loaders look, as far as that is the same everywhere.
+/// Returns the usual directories of loaders.
 fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> {
     let architecture = std::env::consts::ARCH;
     let set = library_path.unwrap_or_default().split(':');
@@ -110,8 +110,8 @@ fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> 
         .collect()
 }
 
-/// The library's own idea of where its configuration is depends on how it was
-/// built: /etc, or below /usr/local.
+/// Returns the configuration directory. It depends on how the library was built:
+/// in /etc or below /usr/local.
 fn config_directory(root: &Path, library: &Path) -> Option<PathBuf> {
     let local = library.starts_with(root.join("usr/local"));
     let local = local.then(|| root.join("usr/local/etc/libibverbs.d"));
@@ -119,8 +119,8 @@ fn config_directory(root: &Path, library: &Path) -> Option<PathBuf> {
     local.into_iter().chain([system]).find(|path| path.is_dir())
 }
 
-/// The highest number after `IBVERBS_PRIVATE_` in a library: the symbol version
-/// of the functions that providers call.
+/// Returns the highest number after `IBVERBS_PRIVATE_` in a library: the symbol
+/// version of the functions that providers call.
 fn private_abi(library: &[u8]) -> Option<u32> {
     const PREFIX: &[u8] = b"IBVERBS_PRIVATE_";
     let starts = library.windows(PREFIX.len()).enumerate();
@@ -137,7 +137,7 @@ fn private_abi(library: &[u8]) -> Option<u32> {
     numbers.max()
 }
 
-/// Names in `driver NAME` lines.
+/// Returns the names in `driver NAME` lines.
 fn drivers(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -148,7 +148,7 @@ fn drivers(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The file of a provider.
+/// Finds the file of a provider.
 fn locate(root: &Path, directories: &[PathBuf], library: &Path, name: &str, abi: u32) -> Found {
     let suffix = format!("-rdmav{abi}.so");
     let stems: Vec<PathBuf> = match name.strip_prefix('/') {
@@ -176,7 +176,7 @@ fn locate(root: &Path, directories: &[PathBuf], library: &Path, name: &str, abi:
     Found::Missing(stems.first().map(with_suffix).unwrap_or_default())
 }
 
-/// A file of that stem with any other number.
+/// Returns a file with that stem and any other number.
 fn other_abi(stem: &Path) -> Option<PathBuf> {
     let directory = stem.parent()?;
     let start = format!("{}-rdmav", stem.file_name()?.to_str()?);

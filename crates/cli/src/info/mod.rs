@@ -1,4 +1,4 @@
-//! `ringverbs info`: what ibv_devinfo says, in the same words.
+//! `ringverbs info`: the output of ibv_devinfo, in the same words.
 
 mod model;
 pub mod names;
@@ -11,13 +11,13 @@ use crate::{device, out};
 
 pub use model::{DeviceInfo, PortInfo};
 
-/// What `info` is told.
+/// Arguments of `info`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this device
+    /// Show only this device
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
     device: Option<String>,
-    /// Only this port (the first is 1)
+    /// Show only this port (the first is 1)
     #[arg(
         short,
         long,
@@ -26,15 +26,15 @@ pub struct Args {
         value_parser = clap::value_parser!(u8).range(1..)
     )]
     port: Option<u8>,
-    /// All attributes, and the GID tables
+    /// Show all attributes and the GID tables
     #[arg(short, long)]
     verbose: bool,
-    /// Print JSON: always everything
+    /// Print JSON, always with all attributes
     #[arg(long)]
     json: bool,
 }
 
-/// Asks each device, and prints. A device that does not answer ends it.
+/// Queries each device and prints the results. An error of a device ends it.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let devices = device::chosen(args.device.as_deref())?;
     let infos = devices

@@ -1,5 +1,5 @@
-//! What is known about a device. Field names are ibv_devinfo's, and so are the
-//! values; JSON has them as they are here.
+//! Attributes of a device. Field names and values are those of ibv_devinfo, also
+//! in JSON.
 
 use ringverbs::Device;
 use ringverbs::query::{
@@ -30,19 +30,19 @@ pub struct DeviceInfo {
     pub ports: Vec<PortInfo>,
 }
 
-/// A number and what it stands for.
+/// A number and its meaning.
 #[derive(Debug, Serialize)]
 pub struct Named<N> {
     pub value: N,
     pub name: &'static str,
 }
 
-/// A word of flags.
+/// A set of flags.
 #[derive(Debug, Serialize)]
 pub struct Flags {
     pub value: u64,
     pub names: Vec<&'static str>,
-    /// Bits that have no name here.
+    /// Bits without a name here.
     pub unknown: u64,
 }
 
@@ -57,7 +57,7 @@ impl Flags {
     }
 }
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Debug, Serialize)]
 pub struct Attributes {
     pub max_mr_size: u64,
@@ -108,12 +108,12 @@ pub struct Attributes {
     pub cq_moderation_caps: ModerationCaps,
     pub max_dm_size: u64,
     pub num_comp_vectors: u32,
-    /// What only a device's own driver data tells; none for a driver whose
-    /// data is not known here.
+    /// Capabilities in driver-specific data; `None` for a driver whose data is
+    /// not supported.
     pub driver_caps: Option<DriverCaps>,
 }
 
-/// Receive-side scaling, as far as the kernel's core knows it.
+/// Receive-side scaling, as far as the kernel's core reports it.
 #[derive(Debug, Serialize)]
 pub struct RssCaps {
     pub supported_qpts: u32,
@@ -138,7 +138,7 @@ pub struct ModerationCaps {
     pub max_cq_period: u16,
 }
 
-/// Abilities that a driver tells in its own data.
+/// Capabilities that a driver reports in its own data.
 #[derive(Debug, Default, Serialize)]
 pub struct DriverCaps {
     pub max_tso: u32,
@@ -180,7 +180,7 @@ pub struct PortInfo {
 #[derive(Debug, Serialize)]
 pub struct Mtu {
     pub value: u8,
-    /// None if the number means nothing.
+    /// `None` if the code is invalid.
     pub bytes: Option<u32>,
 }
 
@@ -200,12 +200,12 @@ pub struct Gid {
     pub gid: String,
     #[serde(rename = "type")]
     pub kind: Option<&'static str>,
-    /// The network interface it belongs to; 0 for none.
+    /// The index of its network interface; 0 if there is none.
     pub ifindex: u32,
 }
 
 impl DeviceInfo {
-    /// Opens the device and asks it, about one port or all.
+    /// Opens the device and queries it, with one port or all.
     pub fn query(device: &Device, port: Option<u8>) -> Result<Self, Error> {
         let context = device::inspect(device)?;
         let device = device.found();
@@ -250,7 +250,7 @@ impl DeviceInfo {
     }
 }
 
-/// The firmware's version as the device's C provider writes it.
+/// Returns the firmware version in the format of the device's stock provider.
 fn firmware_version(driver: DriverId, raw: u64) -> String {
     let [major, minor, sub] = [32, 16, 0].map(|shift| raw >> shift & 0xffff);
     match driver {
@@ -314,7 +314,7 @@ impl Attributes {
             completion_timestamp_mask: ex.timestamp_mask,
             hca_core_clock_khz: ex.hca_core_clock,
             raw_packet_caps: Flags::of(ex.raw_packet_caps.into(), names::RAW_PACKET),
-            // The lower half says the same as device_cap_flags.
+            // The lower half equals device_cap_flags.
             device_cap_flags_ex: {
                 let upper = Flags::of(
                     ex.device_cap_flags_ex & !u64::from(u32::MAX),
@@ -344,14 +344,14 @@ impl Attributes {
             },
             max_dm_size: ex.max_dm_size,
             num_comp_vectors,
-            // rxe has no such data, so there is none of these.
+            // rxe has no such data, so these capabilities are absent.
             driver_caps: (driver == DriverId::RXE).then(DriverCaps::default),
         }
     }
 }
 
 impl PortInfo {
-    /// Asks a port and its GID table.
+    /// Queries a port and its GID table.
     pub fn query(context: &Inspector, port: u8) -> ringverbs::Result<Self> {
         let PortAttr {
             legacy,
@@ -397,14 +397,14 @@ impl PortInfo {
         })
     }
 
-    /// Whether it can carry traffic.
+    /// Returns whether the port can carry traffic.
     pub fn is_active(&self) -> bool {
         self.state.value == names::PORT_ACTIVE
     }
 }
 
-/// The GIDs of a port that are not empty: those whose lower half is not zero,
-/// as ibv_devinfo has it.
+/// Returns the GIDs of a port that are not empty: like ibv_devinfo, those whose
+/// lower half is not zero.
 fn gids(context: &Inspector, port: u8) -> ringverbs::Result<Vec<Gid>> {
     let entries = context.gids()?.into_iter();
     let here = entries.filter(|entry| entry.port == port);

@@ -1,10 +1,10 @@
-//! Names of numbers, as ibv_devinfo has them.
+//! Names of codes, as in ibv_devinfo.
 
 use std::net::Ipv6Addr;
 
 use ringverbs::query::NodeType;
 
-/// Name and number of a device's transport (`enum ibv_transport_type`).
+/// Returns name and number of a device's transport (`enum ibv_transport_type`).
 pub fn transport(node: NodeType) -> (&'static str, i32) {
     match node {
         NodeType::CA | NodeType::SWITCH | NodeType::ROUTER => ("InfiniBand", 0),
@@ -19,7 +19,7 @@ pub fn transport(node: NodeType) -> (&'static str, i32) {
 /// The state of a port that carries traffic (`IBV_PORT_ACTIVE`).
 pub const PORT_ACTIVE: u8 = 4;
 
-/// Name of a port's state (`enum ibv_port_state`).
+/// Returns the name of a port's state (`enum ibv_port_state`).
 pub fn port_state(state: u8) -> &'static str {
     match state {
         1 => "PORT_DOWN",
@@ -30,7 +30,7 @@ pub fn port_state(state: u8) -> &'static str {
     }
 }
 
-/// Name of a port's physical state.
+/// Returns the name of a port's physical state.
 pub fn physical_state(state: u8) -> &'static str {
     match state {
         1 => "SLEEP",
@@ -45,7 +45,7 @@ pub fn physical_state(state: u8) -> &'static str {
     }
 }
 
-/// Name of an ability to do atomic operations (`enum ibv_atomic_cap`).
+/// Returns the name of an atomic capability (`enum ibv_atomic_cap`).
 pub fn atomic_cap(cap: u32) -> &'static str {
     match cap {
         0 => "ATOMIC_NONE",
@@ -55,7 +55,7 @@ pub fn atomic_cap(cap: u32) -> &'static str {
     }
 }
 
-/// Bytes of an MTU (`enum ibv_mtu`).
+/// Returns an MTU in bytes (`enum ibv_mtu`).
 pub fn mtu(mtu: u8) -> Option<u32> {
     match mtu {
         1..=5 => Some(128 << mtu),
@@ -63,7 +63,7 @@ pub fn mtu(mtu: u8) -> Option<u32> {
     }
 }
 
-/// Name of a link's width.
+/// Returns the name of a link width.
 pub fn width(width: u8) -> &'static str {
     match width {
         1 => "1",
@@ -75,7 +75,7 @@ pub fn width(width: u8) -> &'static str {
     }
 }
 
-/// Name of a link's speed.
+/// Returns the name of a link speed.
 pub fn speed(speed: u32) -> &'static str {
     match speed {
         1 => "2.5 Gbps",
@@ -90,7 +90,7 @@ pub fn speed(speed: u32) -> &'static str {
     }
 }
 
-/// Name of a number of virtual lanes.
+/// Returns the name of a number of virtual lanes.
 pub fn virtual_lanes(number: u8) -> &'static str {
     match number {
         1 => "1",
@@ -102,7 +102,7 @@ pub fn virtual_lanes(number: u8) -> &'static str {
     }
 }
 
-/// Name of a link layer.
+/// Returns the name of a link layer.
 pub fn link_layer(layer: u8) -> &'static str {
     match layer {
         0 => "Unspecified",
@@ -112,12 +112,13 @@ pub fn link_layer(layer: u8) -> &'static str {
     }
 }
 
-/// A GUID in four groups; network byte order.
+/// Formats a GUID, in network byte order, in four groups.
 pub fn guid(guid: [u8; 8]) -> String {
     groups(&guid)
 }
 
-/// A GID as ibv_devinfo has it: RoCE v2's as an IPv6 address, others in groups.
+/// Formats a GID as ibv_devinfo does: RoCE v2 as an IPv6 address, others in
+/// groups.
 pub fn gid(gid: [u8; 16], kind: GidKind) -> String {
     match kind {
         GidKind::RoceV2 => Ipv6Addr::from(gid).to_string(),
@@ -131,7 +132,7 @@ fn groups(bytes: &[u8]) -> String {
     groups.collect::<Vec<String>>().join(":")
 }
 
-/// What a GID stands for (`enum ib_uverbs_gid_type`).
+/// The type of a GID (`enum ib_uverbs_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand, or iWARP.
@@ -143,7 +144,7 @@ pub enum GidKind {
 }
 
 impl GidKind {
-    /// Of the kernel's number.
+    /// Converts the kernel's code.
     pub fn from_kernel(kind: u32) -> Option<Self> {
         match kind {
             0 => Some(Self::InfiniBand),
@@ -153,8 +154,8 @@ impl GidKind {
         }
     }
 
-    /// Its name. (ibv_devinfo shows it on Ethernet, where the kernel has no
-    /// GID of the first kind.)
+    /// Returns the name. (ibv_devinfo shows it on Ethernet, where the kernel has
+    /// no GIDs of the first type.)
     pub fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "InfiniBand",
@@ -164,7 +165,7 @@ impl GidKind {
     }
 }
 
-/// Names of the bits of a word.
+/// Names of bits.
 pub type Bits = [(u64, &'static str)];
 
 /// `device_cap_flags` (`enum ibv_device_cap_flags`).
@@ -217,7 +218,7 @@ pub const ODP_TRANSPORT: &Bits = &[
     (1 << 7, "SUPPORT_ATOMIC_WRITE"),
 ];
 
-/// Raw packet abilities.
+/// Raw packet capabilities.
 pub const RAW_PACKET: &Bits = &[
     (1, "C-VLAN stripping offload"),
     (1 << 1, "Scatter FCS offload"),
@@ -225,10 +226,10 @@ pub const RAW_PACKET: &Bits = &[
     (1 << 3, "Delay drop"),
 ];
 
-/// Tag matching abilities.
+/// Tag matching capabilities.
 pub const TAG_MATCHING: &Bits = &[(1, "IBV_TM_CAP_RC")];
 
-/// Names of the bits that are set, and what is left.
+/// Returns the names of the bits that are set, and the remaining bits.
 pub fn bits(word: u64, names: &Bits) -> (Vec<&'static str>, u64) {
     let set = names.iter().filter(|(bit, _)| word & bit != 0);
     let known = names.iter().fold(0, |known, (bit, _)| known | bit);

@@ -1,4 +1,4 @@
-//! A device in lines: those of ibv_devinfo, in columns.
+//! Devices as text: the lines of ibv_devinfo, in columns.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use super::model::{Attributes, DeviceInfo, Flags, Gid, PortInfo};
 use crate::out::{self, paint};
 use crate::shown::shown;
 
-/// Where values begin.
+/// Column of the values.
 const COLUMN: usize = 36;
 
 /// Prints the devices.
@@ -22,7 +22,7 @@ pub fn print(infos: &[DeviceInfo], verbose: bool) -> Result<(), crate::error::Er
     Ok(out.flush()?)
 }
 
-/// Lines of the three kinds there are.
+/// Writer of the three kinds of lines.
 struct Page<'w>(&'w mut dyn Write);
 
 impl Page<'_> {
@@ -30,7 +30,7 @@ impl Page<'_> {
         self.painted(indent, key, shown(value))
     }
 
-    /// As [`pair`](Self::pair), of a value with styles in it.
+    /// As [`pair`](Self::pair), for a value with styles.
     fn painted(&mut self, indent: usize, key: &str, value: impl Display) -> io::Result<()> {
         let key = format!("{:indent$}{key}:", "");
         writeln!(self.0, "{key:COLUMN$}{value}")
@@ -54,7 +54,7 @@ impl Page<'_> {
         }
     }
 
-    /// Queue pair types of a bit mask that has raw packet (8) and UD (4).
+    /// Prints the queue pair types of a bit mask of raw packet (8) and UD (4).
     fn queue_pair_types(&mut self, types: u32) -> io::Result<()> {
         writeln!(self.0, "    supported_qp:")?;
         self.flags(&Flags {

@@ -1,9 +1,9 @@
 //! `ringverbs perf`: latency and bandwidth.
 //!
-//! [`station`] is a side with its queue pair, [`protocol`] what the two sides
-//! say to each other, [`stats`] what is made of the times, [`plot`] the picture.
-//! Without a host and without `--server` both sides are in this process, and
-//! speak over the loopback all the same.
+//! [`station`] is one side with its queue pair, [`protocol`] the communication of
+//! both sides, [`stats`] the evaluation, [`plot`] the plot. Without a host and
+//! `--server`, both sides are in this process and communicate over the loopback
+//! interface.
 
 mod plot;
 mod protocol;
@@ -32,10 +32,10 @@ use protocol::{
 use station::{Plan, Station};
 use stats::{Bandwidth, Latency};
 
-/// What `perf` is told.
+/// Arguments of `perf`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Latency: of a send, half of the way there and back; of others, from posting to completion.
+Latency: for sends half of the round trip, for others from posting to completion.
 Bandwidth: with --depth operations outstanding; M is a million.
 Examples:
   ringverbs perf                                  writes of 4096 bytes, within this process
@@ -43,55 +43,57 @@ Examples:
   ringverbs perf --server                         and on the other machine:
   ringverbs perf --op read --plot read.svg HOST")]
 pub struct Args {
-    /// Measure with the server there
+    /// Measure with the server on this host
     #[arg(conflicts_with = "server")]
     host: Option<String>,
-    /// Serve one client, whatever it measures
+    /// Serve one client
     #[arg(short = 'S', long)]
     server: bool,
     /// What to measure
     #[arg(short, long = "op", value_name = "OPERATION", default_value = "write")]
     operation: Measured,
-    /// Bytes of a message: a list, or FROM..TO for all powers of two there
+    /// Message sizes in bytes: a list, or FROM..TO for all powers of two in that
+    /// range
     #[arg(short, long, value_parser = sizes, default_value = "4096")]
     sizes: Sizes,
-    /// Operations of each size, for latency and for bandwidth each
+    /// Operations of each size, for latency and again for bandwidth
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: u32,
-    /// Operations outstanding at most, for bandwidth
+    /// Maximum of outstanding operations, for bandwidth
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     depth: u32,
-    /// Sleep until completions come (default: poll)
+    /// Sleep until there are completions (default: poll)
     #[arg(short, long)]
     events: bool,
     /// TCP port of the server
     #[arg(short, long, default_value_t = 18516)]
     port: u16,
-    /// Use this device (default: the first that is up, and if there is none and
-    /// both sides are here, `embedded`: a ConnectX in this process;
-    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, is one that
-    /// your other processes reach)
+    /// Use this device (default: the first active one, or, if there is none and
+    /// both sides are in this process, `embedded`: a ConnectX in software;
+    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, reaches
+    /// your other processes)
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
     device: Option<String>,
     /// Use this port of the device
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ib_port: u8,
-    /// Index of our GID (default: an IPv4 address's, else another of RoCE v2)
+    /// Index of the local GID (default: that of an IPv4 address, else another
+    /// RoCE v2 GID)
     #[arg(short, long)]
     gid_idx: Option<u8>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Draw latency and bandwidth over size into an SVG file
+    /// Plot latency and bandwidth over the message size into an SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-/// Sizes of messages.
+/// Message sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sizes(Vec<u32>);
 
-/// `8,64,4096` or `8..4096`.
+/// Parses `8,64,4096` or `8..4096`.
 fn sizes(text: &str) -> Result<Sizes, String> {
     let size = |text: &str| match text.trim().parse() {
         Ok(size) if (1..=protocol::MAX_SIZE).contains(&size) => Ok(size),
@@ -115,33 +117,33 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     }
 }
 
-/// Why a measurement failed.
+/// The reason why a measurement failed.
 #[derive(Debug)]
 pub enum PerfError {
-    /// The sides did not understand each other.
+    /// The communication between the sides failed.
     Protocol(ProtocolError),
     /// The server could not be reached.
     Connect {
-        /// Where.
+        /// The address.
         to: String,
-        /// Why not.
+        /// The reason.
         why: std::io::Error,
     },
     /// The port cannot be listened on.
     Listen {
         /// The port.
         port: u16,
-        /// Why not.
+        /// The reason.
         why: std::io::Error,
     },
     /// An operation failed.
     Failed {
-        /// Which.
+        /// The operation.
         operation: Operation,
-        /// Why.
+        /// The reason.
         status: String,
     },
-    /// Nothing happens any more.
+    /// There was no progress for that many seconds.
     Silence(u64),
     /// More operations than buffers: a mistake of ours.
     NoBuffer,
@@ -187,7 +189,7 @@ impl From<ProtocolError> for Error {
     }
 }
 
-/// What was measured of a size.
+/// The results for one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Row {
     size: u32,
@@ -197,7 +199,7 @@ pub struct Row {
     bandwidth: Bandwidth,
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
@@ -253,7 +255,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Both sides in this process.
+/// Runs both sides in this process.
 fn both(args: &Args, context: &Context) -> Result<Report, Error> {
     let listen = |why| PerfError::Listen { port: 0, why };
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
@@ -270,13 +272,13 @@ fn both(args: &Args, context: &Context) -> Result<Report, Error> {
         let served = serving
             .join()
             .unwrap_or_else(|_| Err(PerfError::Panicked.into()));
-        // Why the measuring side failed says more than that the other noticed.
+        // The client's error is more specific than the server's.
         let report = measured?;
         served.map(|()| report)
     })
 }
 
-/// Serves one client to its end.
+/// Serves one client until it disconnects.
 fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), Error> {
     let (stream, _) = listener.accept().map_err(|why| PerfError::Listen {
         port: args.port,
@@ -308,7 +310,7 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
     }
 }
 
-/// Makes the server's side as the client wants it.
+/// Creates the server's side as the client requests it.
 fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Station, Welcome), Error> {
     hello.check()?;
     let plan = Plan {
@@ -338,7 +340,7 @@ fn endpoint(text: &str) -> Result<Endpoint, Error> {
 /// Measures all sizes with the server at the other end.
 fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, Error> {
     let Sizes(sizes) = &args.sizes;
-    // An atomic is about 8 bytes, whatever is said.
+    // An atomic always has 8 bytes.
     let sizes: Vec<u32> = match args.operation {
         Measured::Atomic => vec![8],
         _ => sizes.clone(),
@@ -377,7 +379,7 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
                 echo: echo && sends,
             })
         };
-        // The bar is moved between operations, and rarely.
+        // The progress bar is updated between operations, and rarely.
         let mut count = 0u64;
         let mut tick = || {
             count += 1;
@@ -410,7 +412,7 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
     })
 }
 
-/// On a terminal's standard error; nothing elsewhere.
+/// Returns a progress bar, shown if standard error is a terminal.
 fn bar(length: u64) -> ProgressBar {
     let bar = ProgressBar::new(length);
     if let Ok(style) = ProgressStyle::with_template("{msg:24} {bar:40} {percent:>3}% {eta:>4}") {

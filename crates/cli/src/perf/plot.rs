@@ -1,4 +1,4 @@
-//! Results as a picture: latency and bandwidth over the size of a message.
+//! Plots of latency and bandwidth over the message size.
 
 use std::fmt;
 use std::path::Path;
@@ -9,19 +9,19 @@ use plotters::prelude::*;
 use super::Row;
 use crate::shown::shown;
 
-/// A line of a chart: name, colour, points.
+/// A curve: name, colour, points.
 type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
 
-/// Why there is no picture.
+/// The reason why there is no plot.
 #[derive(Debug)]
 pub enum PlotError {
     /// The file's name does not end in `.svg`.
     Extension(String),
-    /// It could not be drawn or written.
+    /// The plot could not be drawn or written.
     Draw {
         /// The file.
         file: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
@@ -39,7 +39,7 @@ impl fmt::Display for PlotError {
 
 impl std::error::Error for PlotError {}
 
-/// Whether a picture can be written under that name; asked before measuring.
+/// Checks whether a plot can be written under that name; called before measuring.
 pub fn check(file: &Path) -> Result<(), PlotError> {
     let svg = file
         .extension()
@@ -89,7 +89,7 @@ fn paint<'a>(picture: &'a mut String, title: &str, rows: &[Row]) -> Drawn<'a> {
     area.present()
 }
 
-/// Both axes are logarithmic.
+/// Draws a chart with logarithmic axes.
 fn chart<'a>(
     area: &DrawingArea<SVGBackend<'a>, Shift>,
     name: &str,
@@ -97,7 +97,7 @@ fn chart<'a>(
     curves: &[Curve],
 ) -> Drawn<'a> {
     let points = || curves.iter().flat_map(|(_, _, points)| points);
-    // A range of its own even for one point.
+    // Not empty even with one point.
     let range = |axis: fn(&(f64, f64)) -> f64| {
         let values = points()
             .map(axis)
@@ -145,7 +145,7 @@ fn chart<'a>(
     Ok(())
 }
 
-/// Bytes, shortly.
+/// Formats a size briefly.
 fn size(bytes: f64) -> String {
     match bytes {
         bytes if bytes >= 1e6 => format!("{:.0}M", bytes / 1e6),

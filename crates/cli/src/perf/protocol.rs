@@ -1,5 +1,5 @@
-//! What the two sides of a measurement tell each other over TCP: one JSON
-//! object a line.
+//! The protocol of both sides of a measurement over TCP: one JSON object per
+//! line.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,31 +9,31 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version of what is said here. Sides of different versions refuse.
+/// Version of the protocol. Sides with different versions refuse each other.
 pub const VERSION: u32 = 1;
-/// Bytes of the longest line.
+/// Maximum bytes of a line.
 const LINE: u64 = 4096;
-/// The largest message that is measured.
+/// Maximum size of a measured message, in bytes.
 pub const MAX_SIZE: u32 = 1 << 30;
-/// The most operations that may be outstanding.
+/// Maximum of outstanding operations.
 pub const MAX_DEPTH: u32 = 4096;
 
-/// What is measured.
+/// The measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Measured {
-    /// Sends, received by the other side
+    /// Sends, which the other side receives
     Send,
-    /// Writes to the other side's memory
+    /// RDMA writes to the other side's memory
     Write,
-    /// Reads of the other side's memory
+    /// RDMA reads of the other side's memory
     Read,
-    /// Additions to 8 bytes of the other side's memory
+    /// Fetch-and-add to 8 bytes of the other side's memory
     Atomic,
 }
 
 impl Measured {
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -44,14 +44,14 @@ impl Measured {
     }
 }
 
-/// The client begins.
+/// The client's first message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     pub version: u32,
     pub operation: Measured,
     /// Bytes of the largest message.
     pub size: u32,
-    /// Operations outstanding at most.
+    /// Maximum of outstanding operations.
     pub depth: u32,
     /// Whether to sleep for completions.
     pub events: bool,
@@ -60,7 +60,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Whether a server can go along with it.
+    /// Checks whether the server supports it.
     pub fn check(&self) -> Result<(), ProtocolError> {
         if self.version != VERSION {
             return Err(ProtocolError::Version(self.version));
@@ -75,18 +75,18 @@ impl Hello {
     }
 }
 
-/// The server is ready.
+/// The server's answer to a hello.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The server's queue pair.
     pub endpoint: String,
-    /// Its memory.
+    /// The address of its memory.
     pub addr: u64,
-    /// The key to that.
+    /// The rkey of its memory.
     pub rkey: u32,
 }
 
-/// What comes next. The server answers with [`Go`] when it is ready for it.
+/// The next phase. The server answers with [`Go`] when it is ready.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Bytes of a message.
@@ -103,7 +103,7 @@ pub struct Go {
     pub ready: bool,
 }
 
-/// An answer: what was asked for, or why not.
+/// An answer: the requested value, or the reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer<T> {
@@ -111,18 +111,18 @@ pub enum Answer<T> {
     No(String),
 }
 
-/// Why the other side was not understood.
+/// The reason why the communication failed.
 #[derive(Debug)]
 pub enum ProtocolError {
-    /// The connection broke.
+    /// The connection failed.
     Io(io::Error),
-    /// It was closed.
+    /// The other side has closed the connection.
     Closed,
     /// A line is too long.
     TooLong,
-    /// A line is not what it should be.
+    /// A line is malformed.
     Malformed(serde_json::Error),
-    /// The other side is of another version.
+    /// The other side has another version.
     Version(u32),
     /// A number is out of range.
     Value(&'static str),
@@ -168,8 +168,8 @@ pub struct Line<S> {
 }
 
 impl Line<TcpStream> {
-    /// Over a connection. The other side may take a minute for an answer, which
-    /// is more than a phase should last.
+    /// Uses a connection. The other side may take a minute to answer, which is
+    /// more than a phase should last.
     pub fn over(stream: TcpStream) -> Result<Self, ProtocolError> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -185,14 +185,15 @@ impl<S: Read + Write> Line<S> {
         }
     }
 
-    /// Says something.
+    /// Sends a message.
     pub fn say(&mut self, what: &impl Serialize) -> Result<(), ProtocolError> {
         let mut line = serde_json::to_vec(what).map_err(ProtocolError::Malformed)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
     }
 
-    /// Hears something. Nothing more to be heard is [`ProtocolError::Closed`].
+    /// Receives a message. The end of the connection is
+    /// [`ProtocolError::Closed`].
     pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
         let mut line = Vec::new();
         let read = (&mut self.stream).take(LINE).read_until(b'\n', &mut line)?;
@@ -204,7 +205,7 @@ impl<S: Read + Write> Line<S> {
         }
     }
 
-    /// Says something, and hears the answer.
+    /// Sends a message and receives the answer.
     pub fn ask<T: DeserializeOwned>(&mut self, what: &impl Serialize) -> Result<T, ProtocolError> {
         self.say(what)?;
         match self.hear()? {

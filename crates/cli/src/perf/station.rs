@@ -1,4 +1,4 @@
-//! What both sides of a measurement have: a connection, memory, completions.
+//! One side of a measurement: connection, memory, completions.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use super::protocol::Measured;
 use crate::error::Error;
 use crate::poller::Poller;
 
-/// How long nothing may happen before the other side is given up.
+/// Time without progress after which the other side is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Completions that are read at once.
+/// Completions read at once.
 const BATCH: usize = 32;
-/// All buffers of a side together, unless one message needs more.
+/// Limit for all buffers of a side together, unless one message needs more.
 const MEMORY: usize = 64 << 20;
 
-/// How a side is made.
+/// Parameters of a side.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub operation: Measured,
@@ -30,7 +30,7 @@ pub struct Plan {
     pub gid_index: Option<u8>,
 }
 
-/// A side.
+/// One side.
 pub struct Station {
     plan: Plan,
     local: LocalAddress,
@@ -38,13 +38,13 @@ pub struct Station {
     poller: Poller,
     /// Free buffers for operations.
     free: Vec<Buffer>,
-    /// What the other side may reach.
+    /// Memory for the other side's operations.
     region: Option<RemoteRegion>,
     completions: Vec<Completion>,
-    /// Operations begun, and completed.
+    /// Operations posted and completed.
     begun: u64,
     completed: u64,
-    /// Messages received, and made use of.
+    /// Messages received and processed.
     received: u64,
     served: u64,
 }
@@ -54,10 +54,10 @@ fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
 }
 
 impl Station {
-    /// Makes everything. Sends need receives on the other side; other
+    /// Creates all objects. Sends need receives on the other side, other
     /// operations need memory there.
     pub fn new(context: &Context, mut plan: Plan) -> Result<Self, Error> {
-        // Each way as many buffers as operations outstanding.
+        // As many buffers as outstanding operations, in each direction.
         let room = plan.size.max(8) as usize;
         let fits = u32::try_from(MEMORY / room / 2).unwrap_or(u32::MAX);
         plan.depth = plan.depth.min(fits).max(1);
@@ -117,12 +117,12 @@ impl Station {
         region.map(Some).map_err(doing("memory for the other side"))
     }
 
-    /// What the other side has to know.
+    /// Returns the address for the other side.
     pub fn endpoint(&self) -> Endpoint {
         self.qp.endpoint(&self.local)
     }
 
-    /// Where the other side's operations go.
+    /// Returns the memory for the other side's operations.
     pub fn key(&self) -> RemoteAddr {
         self.region
             .as_ref()
@@ -130,7 +130,7 @@ impl Station {
             .unwrap_or_default()
     }
 
-    /// Operations that may be outstanding.
+    /// Returns the maximum of outstanding operations.
     pub fn depth(&self) -> u32 {
         self.plan.depth
     }
@@ -146,7 +146,7 @@ impl Station {
         posted.map_err(|error| doing("posting a receive")(error.into_error()))
     }
 
-    /// Begins an operation of `size` bytes. There must be a free buffer.
+    /// Posts an operation of `size` bytes. There must be a free buffer.
     pub fn begin(&mut self, size: u32, at: RemoteAddr) -> Result<(), Error> {
         let Some(mut buffer) = self.free.pop() else {
             return Err(PerfError::NoBuffer.into());
@@ -164,13 +164,13 @@ impl Station {
         posted.map_err(|error| doing("posting")(error.into_error()))
     }
 
-    /// Operations begun and not completed.
+    /// Returns the number of outstanding operations.
     fn outstanding(&self) -> u64 {
         self.begun - self.completed
     }
 
-    /// Waits for completions, and makes use of them: buffers are free again,
-    /// receives are posted again.
+    /// Waits for completions and processes them: buffers become free, receives
+    /// are posted again.
     fn progress(&mut self) -> Result<(), Error> {
         let polled = self.poller.poll(&mut self.completions, PATIENCE);
         let count = polled.map_err(doing("polling"))?;
@@ -200,8 +200,8 @@ impl Station {
         Ok(())
     }
 
-    /// Times single operations, in nanoseconds: a send by half of the way there
-    /// and back, any other from posting to its completion.
+    /// Measures single operations, in nanoseconds: for a send half of the round
+    /// trip, for others the time from posting to completion.
     pub fn latency(
         &mut self,
         size: u32,
@@ -225,8 +225,7 @@ impl Station {
         Ok(times)
     }
 
-    /// Keeps as many operations outstanding as may be. Returns how long all
-    /// took.
+    /// Keeps the maximum of operations outstanding. Returns the total time.
     pub fn bandwidth(
         &mut self,
         size: u32,
@@ -247,7 +246,7 @@ impl Station {
         Ok(start.elapsed())
     }
 
-    /// Takes messages, and sends each back if told to.
+    /// Receives messages, and sends each back if `echo` is set.
     pub fn serve(&mut self, size: u32, messages: u64, echo: bool) -> Result<(), Error> {
         let until = self.served + messages;
         while self.served < until || self.outstanding() > 0 {

@@ -1,4 +1,4 @@
-//! What is made of the times that were taken.
+//! Statistics of measured times.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of times taken, in any order. None without times.
+    /// Computes the statistics of times in any order; `None` without times.
     pub fn of(mut times: Vec<u64>) -> Option<Self> {
         times.sort_unstable();
         let sum: f64 = times.iter().map(|time| *time as f64).sum();
@@ -31,13 +31,13 @@ impl Latency {
     }
 }
 
-/// The smallest time that `permille` of all are not above (the nearest rank).
+/// Returns the percentile by nearest rank.
 fn percentile(sorted: &[u64], permille: usize) -> Option<u64> {
     let rank = sorted.len().checked_mul(permille)?.div_ceil(1000).max(1);
     sorted.get(rank - 1).copied()
 }
 
-/// What passed in a time.
+/// Throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
     pub bytes_per_second: f64,
@@ -45,7 +45,8 @@ pub struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// Of so many messages in so many seconds.
+    /// Computes the throughput of `messages` messages of `size` bytes in
+    /// `seconds`.
     pub fn of(messages: u64, size: u64, seconds: f64) -> Self {
         let messages_per_second = messages as f64 / seconds.max(1e-9);
         Self {
@@ -91,7 +92,7 @@ mod tests {
             let marks = [latency.min, latency.p50, latency.p90, latency.p99, latency.p999, latency.max];
             prop_assert!(marks.is_sorted());
             prop_assert!(marks.iter().all(|mark| times.contains(mark)));
-            // As many as said are not above.
+            // At least that share of the times is not above.
             let below = times.iter().filter(|time| **time <= latency.p90).count();
             prop_assert!(below * 10 >= times.len() * 9);
         }

@@ -1,7 +1,8 @@
-//! The exchange over TCP: each side learns where the other's queue pairs are.
+//! The TCP exchange, in which each side learns the addresses of the other's queue
+//! pairs.
 //!
-//! The C tools read each message with one read(2) and take a short one for an
-//! error, so that what they read at once is written at once.
+//! The C tools read each message with one read(2) and take a short read for an
+//! error, so what they read at once is written at once.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -13,35 +14,35 @@ use super::wire::{DONE, Destination, MESSAGE, Malformed};
 /// How long the other side may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why the exchange failed.
+/// The reason why the exchange failed.
 #[derive(Debug)]
 pub enum ExchangeError {
-    /// Nobody listens there.
+    /// Nothing listens there.
     Connect {
-        /// Where.
+        /// The address.
         to: String,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The port cannot be listened on.
     Listen {
         /// The port.
         port: u16,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The connection broke, or the other side took too long.
+    /// The connection failed, or the other side took too long.
     Broken {
-        /// What was waited for or sent.
+        /// The step that failed.
         during: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The other side sent what it should not.
+    /// The other side sent a malformed message.
     Malformed {
-        /// Which message, from 0.
+        /// Its number, from 0.
         message: usize,
-        /// What is wrong with it.
+        /// The reason.
         what: Malformed,
     },
     /// The other side did not confirm.
@@ -91,8 +92,8 @@ fn broken(during: &'static str) -> impl FnOnce(io::Error) -> ExchangeError {
     move |source| ExchangeError::Broken { during, source }
 }
 
-/// The client's side, from connecting to confirming. The other side's queue
-/// pairs are as many as ours.
+/// Runs the client's side, from connecting to confirming. Both sides have the
+/// same number of queue pairs.
 pub fn client(
     host: &str,
     port: u16,
@@ -131,7 +132,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, on IPv6 and IPv4 where there is IPv6.
+    /// Listens on IPv6 and IPv4; without IPv6, on IPv4.
     pub fn listen(port: u16) -> Result<Self, ExchangeError> {
         let listener = TcpListener::bind(("::", port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
@@ -139,8 +140,9 @@ impl Server {
         Ok(Self { listener, port })
     }
 
-    /// Takes one client: learns its queue pairs, has `connect` connect ours to
-    /// them, and only then tells it ours, since it will send at once.
+    /// Serves one client: receives its addresses, connects to them with
+    /// `connect`, and only then sends the local addresses, because the client
+    /// sends messages at once.
     pub fn serve<E: From<ExchangeError>>(
         self,
         ours: &[Destination],
@@ -233,12 +235,12 @@ mod tests {
         }
     }
 
-    /// What a server says to a client that sends `bytes` and closes.
+    /// The result of a server with a client that sends `bytes` and closes.
     fn serve_to(bytes: &'static [u8]) -> ExchangeError {
         let (server, port) = server();
         let sending = thread::spawn(move || {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            // The server may have had enough, and have closed, at any time.
+            // The server may have closed the connection at any time.
             let _ = stream.write_all(bytes);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read(&mut [0; MESSAGE]);

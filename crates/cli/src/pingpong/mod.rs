@@ -1,8 +1,7 @@
 //! `ringverbs pingpong`: messages back and forth.
 //!
-//! It speaks what ibv_rc_pingpong and its kin speak, so that either side may
-//! be one of those. Without a host and without `--server` both sides are in
-//! this process.
+//! Uses the protocol of ibv_rc_pingpong and its relatives, so either side may be
+//! one of them. Without a host and `--server`, both sides are in this process.
 
 mod exchange;
 mod side;
@@ -26,31 +25,31 @@ use exchange::Server;
 use side::{Outcome, Role, Side};
 use wire::Destination;
 
-/// What `pingpong` is told. Options are named as the C tools'.
+/// Arguments of `pingpong`. The options are named like those of the C tools.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  ringverbs pingpong                    both sides in this process, with any device or none
+  ringverbs pingpong                    both sides in this process, with or without a device
   ringverbs pingpong --server           wait for a client: ringverbs, or ibv_rc_pingpong HOST
-  ringverbs pingpong HOST               meet a server: ringverbs, or ibv_rc_pingpong
-  ringverbs pingpong --type uc HOST     meet ibv_uc_pingpong")]
+  ringverbs pingpong HOST               connect to a server: ringverbs, or ibv_rc_pingpong
+  ringverbs pingpong --type uc HOST     connect to ibv_uc_pingpong")]
 pub struct Args {
-    /// Meet the server there
+    /// Connect to the server on this host
     #[arg(conflicts_with = "server")]
     host: Option<String>,
     /// Wait for a client
     #[arg(short = 'S', long)]
     server: bool,
-    /// What to use: the part of ibv_*_pingpong's name
+    /// Transport, as in the name of ibv_*_pingpong
     #[arg(short, long = "type", value_name = "TYPE", default_value = "rc")]
     transport: Type,
-    /// TCP port of the exchange
+    /// TCP port for exchanging addresses
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
-    /// Use this device (default: the first that is up, and if there is none and
-    /// both sides are here, `embedded`: a ConnectX in this process;
-    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, is one that
-    /// your other processes reach)
+    /// Use this device (default: the first active one, or, if there is none and
+    /// both sides are in this process, `embedded`: a ConnectX in software;
+    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, reaches
+    /// your other processes)
     #[arg(
         short = 'd',
         long = "ib-dev",
@@ -61,19 +60,19 @@ pub struct Args {
     /// Use this port of the device
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ib_port: u8,
-    /// Bytes of a message [default: 4096, of a datagram 1024]
+    /// Bytes of a message [default: 4096, for datagrams 1024]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: Option<u32>,
     /// Path MTU
     #[arg(short, long, default_value = "1024")]
     mtu: Mtu,
-    /// Receives to have posted
+    /// Number of posted receives
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     rx_depth: u32,
-    /// Exchanges
+    /// Number of exchanges
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// Sleep until completions come (default: poll)
+    /// Sleep until there are completions (default: poll)
     #[arg(short, long)]
     events: bool,
     /// Queue pairs, with --type srq
@@ -82,10 +81,11 @@ pub struct Args {
     /// Service level
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..16))]
     sl: u8,
-    /// Index of our GID (default: an IPv4 address's, else another of RoCE v2)
+    /// Index of the local GID (default: that of an IPv4 address, else another
+    /// RoCE v2 GID)
     #[arg(short, long)]
     gid_idx: Option<u8>,
-    /// Check what is received
+    /// Check received messages
     #[arg(short, long = "chk")]
     check: bool,
     /// Print JSON
@@ -93,16 +93,16 @@ pub struct Args {
     json: bool,
 }
 
-/// The C tools, by the part of their name.
+/// The C tools, by part of their name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Type {
     /// Reliable connection (ibv_rc_pingpong)
     Rc,
     /// Unreliable connection (ibv_uc_pingpong)
     Uc,
-    /// Datagrams (ibv_ud_pingpong)
+    /// Unreliable datagrams (ibv_ud_pingpong)
     Ud,
-    /// Reliable connections with one receive queue (ibv_srq_pingpong)
+    /// Reliable connections with a shared receive queue (ibv_srq_pingpong)
     Srq,
 }
 
@@ -116,7 +116,7 @@ impl Type {
     }
 }
 
-/// MTUs there are, by bytes.
+/// MTUs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Mtu {
     #[value(name = "256")]
@@ -143,7 +143,7 @@ impl Mtu {
     }
 }
 
-/// What both sides in this process have in common.
+/// Options of a side.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     transport: Type,
@@ -159,22 +159,22 @@ struct Options {
     check: bool,
 }
 
-/// Why a ping-pong failed.
+/// The reason why a ping-pong failed.
 #[derive(Debug)]
 pub enum PingPongError {
-    /// The sides could not tell each other where they are.
+    /// The sides could not exchange their addresses.
     Exchange(ExchangeError),
-    /// The other side uses no GID.
+    /// The other side sent no GID.
     NoGid,
     /// An operation failed.
     Failed {
-        /// Which.
+        /// The operation.
         operation: Operation,
-        /// Why.
+        /// The reason.
         status: String,
-        /// How far the exchange was.
+        /// Messages sent before.
         sent: u32,
-        /// How far the exchange was.
+        /// Messages received before.
         received: u32,
     },
     /// A message does not fit a datagram.
@@ -182,11 +182,11 @@ pub enum PingPongError {
         /// The port's MTU.
         mtu: u32,
     },
-    /// The other side has another number of queue pairs.
+    /// The other side has a different number of queue pairs.
     QueuePairs {
-        /// Ours.
+        /// On this side.
         ours: usize,
-        /// Theirs.
+        /// On the other side.
         theirs: usize,
     },
     /// There are fewer receives than queue pairs.
@@ -196,25 +196,25 @@ pub enum PingPongError {
         /// Queue pairs.
         queue_pairs: u32,
     },
-    /// A completion of a queue pair that is none of ours.
+    /// A completion names an unknown queue pair.
     Stray(u32),
-    /// A message is not what it should be.
+    /// A message has unexpected content.
     Content {
-        /// Which, from 1.
+        /// Its number, from 1.
         message: u32,
     },
-    /// Nothing happens any more.
+    /// There was no progress for some time.
     Silence {
-        /// For how long.
+        /// The time.
         seconds: u64,
-        /// How far the exchange was.
+        /// Messages sent before.
         sent: u32,
-        /// How far the exchange was.
+        /// Messages received before.
         received: u32,
-        /// Whether the transport repeats what is lost.
+        /// Whether the transport retransmits lost packets.
         repeats: bool,
     },
-    /// A side in this process has ended with a panic.
+    /// A side in this process has panicked.
     Panicked,
 }
 
@@ -283,7 +283,7 @@ impl fmt::Display for PingPongError {
 
 impl std::error::Error for PingPongError {}
 
-/// What came out, as JSON has it.
+/// The result, as printed in JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     device: &'a str,
@@ -294,12 +294,12 @@ struct Report<'a> {
     seconds: f64,
     megabits_per_second: f64,
     microseconds_per_iteration: f64,
-    /// How often this side, or the client of both, slept.
+    /// How often this side slept; if both sides are here, the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_events: Option<u64>,
 }
 
-/// Plays one side, or both.
+/// Runs one side, or both.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let alone = args.host.is_none() && !args.server;
     let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
@@ -363,8 +363,8 @@ fn client(args: &Args, context: &Context, options: Options, host: &str) -> Resul
 }
 
 fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
-    // What fails on this side fails before a client has come: a C client would
-    // wait for its answer for ever.
+    // Everything that can fail here is done before a client connects, because a C
+    // client would wait for the answer for ever.
     let mut side = Side::new(context, options)?;
     let ours = side.destinations();
     say(args, "local", side.used(&ours))?;
@@ -376,7 +376,7 @@ fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, E
     side.play(Role::Server)
 }
 
-/// Both sides in this process, each in its own thread.
+/// Runs both sides in this process, each in its own thread.
 fn both(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
     let mut server = Side::new(context, options)?;
     let mut client = Side::new(context, options)?;
@@ -395,7 +395,7 @@ fn both(args: &Args, context: &Context, options: Options) -> Result<Outcome, Err
     })
 }
 
-/// Where a side is, as the C tools say it.
+/// Prints the address of a side, in the format of the C tools.
 fn say(args: &Args, who: &str, sides: &[Destination]) -> Result<(), Error> {
     if args.json {
         return Ok(());

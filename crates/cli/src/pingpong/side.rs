@@ -1,8 +1,9 @@
-//! One side of a ping-pong: its queue pairs, its buffers, and the exchange.
+//! One side of a ping-pong: its queue pairs, buffers and message exchange.
 //!
-//! The order of things is the C tools': a queue pair sends when its last send
-//! has completed and an answer has come, until enough sends have completed; the
-//! side stops when enough of both have. All queue pairs count together.
+//! The order is that of the C tools: a queue pair sends when its last send has
+//! completed and an answer has arrived, until enough sends have completed; the
+//! side stops when there are enough of both. The counts are the sums over all
+//! queue pairs.
 
 use std::time::{Duration, Instant};
 
@@ -17,19 +18,19 @@ use super::{Options, PingPongError, Type};
 use crate::error::Error;
 use crate::poller::Poller;
 
-/// How long nothing may happen before the other side is given up.
+/// Time without progress after which the other side is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Completions that are read at once.
+/// Completions read at once.
 const BATCH: usize = 16;
-/// Bytes of a page, as far as the C tools check what they receive.
+/// Page size that the C tools assume in their check.
 const PAGE: usize = 4096;
-/// Bytes before a datagram's message: its global route header.
+/// Bytes of the global route header in front of a datagram.
 const GRH: usize = 40;
 /// The queue key of ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
 
-/// Who sends first, and makes up what is sent. The other sends back what it
-/// has received.
+/// Who sends first, and fills the messages. The other side sends back what it
+/// receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Sends first.
@@ -38,7 +39,7 @@ pub enum Role {
     Server,
 }
 
-/// A side, from before the other is known.
+/// A side, before the other one is known.
 pub struct Side {
     options: Options,
     local: LocalAddress,
@@ -48,29 +49,29 @@ pub struct Side {
     poller: Poller,
 }
 
-/// A queue pair and its message.
+/// A queue pair with its message.
 struct Ball {
     qp: QueuePair,
-    /// Unless it is being sent.
+    /// `None` while it is being sent.
     outgoing: Option<Buffer>,
     /// A message that is not answered yet.
     received: Option<Buffer>,
-    /// For an answer.
+    /// Whether it waits for an answer.
     waiting: bool,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     path: Option<(AddressHandle, u32)>,
 }
 
-/// What came out.
+/// The result.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// From the first send to the last completion.
+    /// Time from the first send to the last completion.
     pub elapsed: Duration,
-    /// How often the side slept for completions.
+    /// Number of times that the side slept.
     pub events: u64,
 }
 
-/// How far the exchange is.
+/// Progress of the exchange.
 struct Progress {
     iterations: u32,
     sent: u32,
@@ -88,8 +89,8 @@ fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
 }
 
 impl Side {
-    /// Makes everything, and posts receives: the other side may send as soon
-    /// as it is told of us.
+    /// Creates all objects and posts receives: the other side may send as soon as
+    /// it knows the address.
     pub fn new(context: &Context, options: Options) -> Result<Self, Error> {
         let local = match options.gid_index {
             Some(index) => context.local_address_with(options.ib_port, index),
@@ -138,7 +139,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Makes a queue pair that takes receives.
+    /// Creates a queue pair in a state that accepts receives.
     fn ball(&self, outgoing: Buffer) -> Result<Ball, Error> {
         let transport = self.options.transport.native();
         let builder = self.domain.queue_pair(transport, &self.poller.cq);
@@ -171,8 +172,8 @@ impl Side {
         posted.map_err(|error| doing("posting a receive")(error.into_error()))
     }
 
-    /// Where the other side will find us. As many messages as are exchanged:
-    /// those of queue pairs that there are not, are zero.
+    /// Returns this side's addresses, as many as are exchanged; those without a
+    /// queue pair are zero.
     pub fn destinations(&self) -> Vec<Destination> {
         let destination = |ball: &Ball| {
             let endpoint = ball.qp.endpoint(&self.local);
@@ -190,7 +191,7 @@ impl Side {
         ours
     }
 
-    /// Those of the messages that stand for queue pairs.
+    /// Returns the addresses that belong to queue pairs.
     pub fn used<'a>(&self, messages: &'a [Destination]) -> &'a [Destination] {
         messages.get(..self.balls.len()).unwrap_or(messages)
     }
@@ -234,7 +235,7 @@ impl Side {
         Ok(())
     }
 
-    /// Plays until enough has gone both ways.
+    /// Exchanges messages until there were enough in both directions.
     pub fn play(mut self, role: Role) -> Result<Outcome, Error> {
         let mut pattern = vec![0x7b; self.options.size as usize];
         if self.options.check {
@@ -317,7 +318,7 @@ impl Side {
         } else {
             ball.outgoing = Some(buffer);
         }
-        // A message may come before the last send has completed.
+        // A message may arrive before the last send has completed.
         if ball.outgoing.is_some()
             && let Some(received) = ball.received.take()
         {
@@ -330,7 +331,7 @@ impl Side {
         }
     }
 
-    /// The message in what was received.
+    /// Returns the message in a received buffer.
     fn message<'a>(&self, received: &'a [u8]) -> &'a [u8] {
         match self.options.transport {
             Type::Ud => received.get(GRH..).unwrap_or_default(),
@@ -338,7 +339,7 @@ impl Side {
         }
     }
 
-    /// With `--chk`: whether a message is what was sent.
+    /// Checks, with `--chk`, whether a message is what was sent.
     fn check(
         &self,
         progress: &Progress,
@@ -346,8 +347,9 @@ impl Side {
         message: &[u8],
         pattern: &[u8],
     ) -> Result<(), Error> {
-        // A C client's messages are zero at the beginning of each page; our
-        // own, and what comes back to a client, is the pattern all over.
+        // Messages of a C client are zero at the start of each page; those of
+        // this program, and those that come back to a client, are the pattern
+        // everywhere.
         let right = match role {
             _ if !self.options.check => true,
             Role::Client => message == pattern,
@@ -365,8 +367,8 @@ impl Side {
         }
     }
 
-    /// A message has been received, and the outgoing buffer is there: the
-    /// server puts the message into it. The received buffer takes the next.
+    /// Answers a received message. The outgoing buffer is free: the server copies
+    /// the message into it. The received buffer is posted again.
     fn answer(&mut self, role: Role, at: usize, received: Buffer) -> Result<(), Error> {
         if role == Role::Server {
             let message = self.message(&received);
@@ -401,7 +403,7 @@ impl Ball {
     }
 }
 
-/// Bytes that are easily told from others, but zero where the C tools look.
+/// Fills a recognisable pattern, which is zero where the C tools check.
 fn make_pattern(pattern: &mut [u8]) {
     for (at, byte) in pattern.iter_mut().enumerate() {
         *byte = match at % PAGE {

@@ -1,41 +1,41 @@
-//! What ping-pong's two sides tell each other over TCP.
+//! Messages of the ping-pong protocol over TCP.
 //!
-//! ibv_rc_pingpong and its kin exchange one message per queue pair and
+//! ibv_rc_pingpong and its relatives exchange one message per queue pair and
 //! direction: LID, queue pair number and packet sequence number in hexadecimal,
-//! then the GID as four words of eight digits, with colons between them and a
-//! NUL at the end. The client confirms with `done` and a NUL.
+//! then the GID as four words of eight digits, separated by colons, with a NUL at
+//! the end. The client confirms with `done` and a NUL.
 
 use std::fmt;
 
-/// Bytes of a message, the NUL included.
+/// Length of a message in bytes, including the NUL.
 pub const MESSAGE: usize = 52;
-/// What the client confirms with.
+/// The client's confirmation.
 pub const DONE: &[u8; 5] = b"done\0";
-/// Messages that ibv_srq_pingpong exchanges each way, whatever number of queue
-/// pairs it uses; those it does not use are zero.
+/// Number of messages that ibv_srq_pingpong exchanges each way, for any number of
+/// queue pairs; unused ones are zero.
 pub const SRQ_MESSAGES: usize = 256;
 
-/// Where a side's queue pair is.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Destination {
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number, 24 bits.
+    /// Initial packet sequence number, 24 bits.
     pub psn: u32,
     /// GID; zero if none is used.
     pub gid: [u8; 16],
 }
 
-/// What is wrong with a message.
+/// The reason why a message is malformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Not as long as a message is.
+    /// Wrong length.
     Length(usize),
-    /// Not four fields with colons between them and a NUL at the end.
+    /// Not four fields separated by colons with a NUL at the end.
     Shape,
-    /// A field is not that many hexadecimal digits.
+    /// A field does not consist of that many hexadecimal digits.
     Field(&'static str),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Malformed {
 const MASK: u32 = 0xff_ffff;
 
 impl Destination {
-    /// The message. Bits of the numbers above the 24 there are, are cut.
+    /// Encodes the message. Numbers are truncated to 24 bits.
     pub fn encode(&self) -> [u8; MESSAGE] {
         let gid: String = self.gid.iter().map(|byte| format!("{byte:02x}")).collect();
         let (qpn, psn) = (self.qpn & MASK, self.psn & MASK);
@@ -65,11 +65,11 @@ impl Destination {
         message
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// For anything but what [`encode`](Self::encode) can have written, in
-    /// either case of letters.
+    /// For anything but the output of [`encode`](Self::encode), with letters in
+    /// either case.
     pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
         let message: &[u8; MESSAGE] = message
             .try_into()
@@ -87,13 +87,13 @@ impl Destination {
         })
     }
 
-    /// Whether the GID is used: the C tools go by its lower half.
+    /// Returns whether there is a GID: like the C tools, checks its lower half.
     pub fn has_gid(&self) -> bool {
         self.gid.iter().skip(8).any(|byte| *byte != 0)
     }
 }
 
-/// The four fields, if separators and lengths are right.
+/// Returns the four fields if separators and lengths are right.
 fn fields(message: &[u8; MESSAGE]) -> Option<[&[u8]; 4]> {
     let message = message.strip_suffix(b"\0")?;
     let mut fields = message.split(|byte| *byte == b':');
@@ -102,7 +102,7 @@ fn fields(message: &[u8; MESSAGE]) -> Option<[&[u8]; 4]> {
     fields.next().is_none().then_some(four)
 }
 
-/// A number in hexadecimal digits, and nothing else (no sign).
+/// Parses hexadecimal digits, without a sign.
 fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0u32, |number, digit| {
         let digit = char::from(*digit).to_digit(16)?;
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// As ibv_rc_pingpong wrote it.
+    /// A message of ibv_rc_pingpong.
     const THEIRS: &[u8; MESSAGE] = b"0000:000011:c49e39:00000000000000000000ffffc0a84d01\0";
 
     fn destination() -> impl Strategy<Value = Destination> {
@@ -169,7 +169,7 @@ mod tests {
             prop_assert_eq!(Destination::decode(&destination.encode()), Ok(destination));
         }
 
-        /// Anything is refused or read as what it would be written as.
+        /// Any input is refused, or equals its own encoding.
         #[test]
         fn anything_is_refused_or_means_itself(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(destination) = Destination::decode(&bytes) {
@@ -177,7 +177,7 @@ mod tests {
             }
         }
 
-        /// The same, near what is well formed.
+        /// The same for input that is almost well formed.
         #[test]
         fn one_wrong_byte(destination in destination(), at in 0..MESSAGE, to: u8) {
             let mut message = destination.encode();

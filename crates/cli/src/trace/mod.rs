@@ -1,10 +1,10 @@
-//! `ringverbs trace`: the queues of a running program, decoded.
+//! `ringverbs trace`: decodes the queues of a running program.
 //!
-//! A program on rxe, whatever library it uses, has its queues mapped from
+//! A program on rxe, with any library, maps its queues from
 //! `/dev/infiniband/uverbsN`. They are found in `/proc/PID/maps` and copied
-//! through `/proc/PID/mem`, which is opened for reading only: nothing is
-//! stopped, attached to or written. The kernel asks for the permission to
-//! trace the process.
+//! through `/proc/PID/mem`, which is opened read-only: the process is not
+//! stopped, attached to or written. The kernel requires permission to trace the
+//! process.
 
 mod process;
 mod queue;
@@ -22,30 +22,30 @@ pub use process::TraceError;
 use process::{Mapping, Process};
 use queue::{As, Queue};
 
-/// What `trace` is told.
+/// Arguments of `trace`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Reading another process's memory needs the permission to trace it: the same \
+Reading the memory of another process requires permission to trace it: the same \
 user (and kernel.yama.ptrace_scope=0), or root.
-The queues are copied while program and driver go on, so that an entry may be \
-caught half written. Queues of rxe only.")]
+The queues are copied while the program and the driver run, so an entry may be \
+half written. Only queues of rxe are supported.")]
 pub struct Args {
-    /// The program's process number
+    /// The program's process ID
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: u32,
-    /// Only the queue mapped at this offset of the device (as listed)
+    /// Show only the queue mapped at this offset of the device (as listed)
     #[arg(short, long, value_parser = offset, value_name = "OFFSET")]
     queue: Option<u64>,
-    /// What kind of queue it is, where the entries do not tell
+    /// The type of the queue, if its entries do not tell
     #[arg(long = "as", value_name = "KIND")]
     kind: Option<As>,
-    /// Entries to show of each queue, newest last
+    /// Number of entries to show of each queue, newest last
     #[arg(short = 'n', long, default_value_t = 8, value_name = "COUNT")]
     last: u32,
-    /// Go on, and show entries as they are produced
+    /// Continue, and show new entries
     #[arg(short, long, conflicts_with = "json")]
     follow: bool,
-    /// Milliseconds between looks with --follow
+    /// Polling interval of --follow in milliseconds
     #[arg(long, default_value_t = 50, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: u64,
     /// Print JSON
@@ -53,7 +53,7 @@ pub struct Args {
     json: bool,
 }
 
-/// A number, in decimal or with 0x in hexadecimal.
+/// Parses a number, in decimal or, with 0x, in hexadecimal.
 fn offset(text: &str) -> Result<u64, std::num::ParseIntError> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
@@ -61,7 +61,7 @@ fn offset(text: &str) -> Result<u64, std::num::ParseIntError> {
     }
 }
 
-/// Finds the queues, and shows them.
+/// Finds the queues and shows them.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let process = Process::open(args.pid)?;
     let mut mappings = process.mappings()?;
@@ -92,8 +92,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows entries as they are produced, until the process or its queues end.
-/// More entries between two looks than a queue has are lost.
+/// Shows new entries until the process or its queues end. If there are more new
+/// entries between two polls than a queue holds, some are missed.
 fn follow(
     args: &Args,
     process: &Process,

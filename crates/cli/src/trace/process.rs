@@ -1,29 +1,29 @@
-//! Another process's mappings and memory, read-only.
+//! Mappings and memory of another process, read-only.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Why a process's queues cannot be shown.
+/// The reason why a process's queues cannot be shown.
 #[derive(Debug)]
 pub enum TraceError {
-    /// There is no such process.
+    /// The process does not exist.
     NoProcess(u32),
-    /// It may not be looked into.
+    /// Permission was denied.
     Denied(u32),
     /// Its files in /proc cannot be read.
     Proc {
-        /// Whose.
+        /// The process.
         pid: u32,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// It has no queue of rxe's.
+    /// It has no queue of rxe.
     NoQueue {
-        /// Which process.
+        /// The process.
         pid: u32,
-        /// How many mappings of RDMA devices it has.
+        /// Number of its mappings of RDMA devices.
         mappings: usize,
     },
 }
@@ -34,7 +34,7 @@ impl fmt::Display for TraceError {
             Self::NoProcess(pid) => write!(f, "there is no process {pid}"),
             Self::Denied(pid) => write!(
                 f,
-                "process {pid} may not be looked into; become its user or root, and see \
+                "no permission to read process {pid}; become its user or root, and see \
                  `sysctl kernel.yama.ptrace_scope` (0: own processes, 1 and more: root)"
             ),
             Self::Proc { pid, source } => write!(f, "reading /proc/{pid}: {source}"),
@@ -52,7 +52,7 @@ impl fmt::Display for TraceError {
 
 impl std::error::Error for TraceError {}
 
-/// A process that may be looked into.
+/// A process whose memory can be read.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
@@ -62,11 +62,11 @@ pub struct Process {
 /// A mapping of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where it begins in the process.
+    /// Start address in the process.
     pub address: u64,
     /// Its length in bytes.
     pub length: usize,
-    /// Where it begins in the device: the queue's number, in a way.
+    /// Offset in the device, which identifies the queue.
     pub offset: u64,
     /// The device's node, such as `uverbs0`.
     pub node: String,
@@ -81,20 +81,20 @@ impl Process {
         }
     }
 
-    /// The mappings of RDMA devices that can be read, in the order in which
-    /// their queues were made.
+    /// Returns the readable mappings of RDMA devices, in the order in which their
+    /// queues were created.
     pub fn mappings(&self) -> Result<Vec<Mapping>, TraceError> {
         let maps = fs::read(format!("/proc/{}/maps", self.pid));
         let maps = maps.map_err(|error| proc_error(self.pid, error))?;
-        // The names of files in it are any bytes.
+        // File names in it may contain any bytes.
         let maps = String::from_utf8_lossy(&maps);
         let mut mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
         mappings.sort_by(|a, b| (&a.node, a.offset).cmp(&(&b.node, b.offset)));
         Ok(mappings)
     }
 
-    /// Copies memory out of a mapping; none if it is gone, or was never all
-    /// there.
+    /// Copies memory of a mapping; `None` if it is unmapped or was never
+    /// complete.
     pub fn copy(&self, mapping: &Mapping, offset: usize, length: usize) -> Option<Vec<u8>> {
         let end = offset.checked_add(length)?;
         if end > mapping.length {
@@ -116,8 +116,8 @@ fn proc_error(pid: u32, source: io::Error) -> TraceError {
 }
 
 impl Mapping {
-    /// Of a line of /proc/PID/maps:
-    /// `7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355    /dev/infiniband/uverbs0`.
+    /// Parses a line of /proc/PID/maps: `7f1c5e600000-7f1c5e610000 rw-s 00010000
+    /// 00:06 355    /dev/infiniband/uverbs0`.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (from, to) = words.next()?.split_once('-')?;
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there() {
-        // Numbers end at 4194304 on Linux.
+        // Process IDs end at 4194304 on Linux.
         let error = Process::open(u32::MAX).unwrap_err();
         assert!(
             matches!(error, TraceError::NoProcess(u32::MAX)),

@@ -1,4 +1,4 @@
-//! A queue and its entries, as they are shown.
+//! Queues and entries in the form in which they are shown.
 
 use rxe::inspect::{Completion, Kind, ReceiveEntry, Remote, SendEntry, Snapshot};
 use rxe::{Opcode, SendFlags, Sge};
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use super::process::{Mapping, Process};
 
-/// Entries that are looked at to tell a queue's kind.
+/// Number of entries that are inspected to determine a queue's type.
 const SAMPLE: u32 = 64;
 
-/// A queue's kind, as told on the command line.
+/// A queue's type, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum As {
     /// Completion queue
@@ -30,13 +30,13 @@ impl From<As> for Kind {
     }
 }
 
-/// A queue at one moment.
+/// A snapshot of a queue.
 #[derive(Debug, Serialize)]
 pub struct Queue {
     pub device: String,
     pub offset: u64,
     pub address: u64,
-    /// None while no entry tells.
+    /// `None` if the entries do not tell.
     pub kind: Option<&'static str>,
     pub entry_bytes: usize,
     pub capacity: u32,
@@ -53,13 +53,13 @@ pub struct Queue {
 #[derive(Debug, Serialize)]
 pub struct Entry {
     pub slot: u32,
-    /// Produced and not consumed.
+    /// Whether it was produced and not consumed.
     pub pending: bool,
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What an entry says.
+/// The content of an entry.
 #[derive(Debug, Serialize)]
 #[serde(tag = "entry", rename_all = "lowercase")]
 pub enum What {
@@ -94,7 +94,7 @@ pub enum What {
         left: u32,
         sges: Vec<Element>,
     },
-    /// Of a queue whose kind is not known.
+    /// An entry of a queue of unknown type.
     Unknown,
 }
 
@@ -107,8 +107,8 @@ pub struct Element {
 }
 
 impl Queue {
-    /// Copies a queue's last entries. None if the mapping is no queue of rxe,
-    /// or is gone.
+    /// Copies the last entries of a queue. `None` if the mapping is not a queue
+    /// of rxe, or is unmapped.
     pub fn read(process: &Process, mapping: &Mapping, told: Option<As>, last: u32) -> Option<Self> {
         let snapshot = || {
             let header = process.copy(mapping, 0, rxe::inspect::HEADER)?;
@@ -116,12 +116,12 @@ impl Queue {
         };
         let copy = |slot: u32, of: &Snapshot| process.copy(mapping, of.offset(slot), of.stride);
         let before = snapshot()?;
-        // One slot is always free: the oldest entry is the one after it.
+        // One slot is always free: the oldest entry is in the slot after it.
         let entries = |count: u32| -> Vec<(u32, Vec<u8>)> {
             let slots = (1..=count.min(before.capacity)).rev();
             let slots = slots.map(|back| before.before(back));
             let entries = slots.filter_map(|slot| Some((slot, copy(slot, &before)?)));
-            // Never written: the driver's memory begins as zeros.
+            // Zeros were never written: the driver's memory is initially zero.
             let written = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
             entries.filter(|(_, bytes)| written(bytes)).collect()
         };
@@ -236,7 +236,7 @@ fn elements(list: &[Sge]) -> Vec<Element> {
     list.iter().map(element).collect()
 }
 
-/// A number's name in a table, or the number.
+/// Returns the name of a number in a table, or the number.
 fn named(table: &[&str], number: u32, what: &str) -> String {
     let name = usize::try_from(number).ok().and_then(|at| table.get(at));
     match name {
@@ -337,7 +337,8 @@ mod tests {
         ));
     }
 
-    /// A queue in our own memory, found and read as another process's would be.
+    /// A queue in this process's memory, found and read like that of another
+    /// process.
     #[test]
     fn a_queue_is_read_from_memory() {
         let mut memory = vec![0u8; 4096];
@@ -387,7 +388,7 @@ mod tests {
         let json = serde_json::to_value(&queue).unwrap();
         assert_eq!(json["entries"][2]["entry"], "completion");
         assert_eq!(json["entries"][2]["pending"], true);
-        // Geometry that does not fit the mapping is no queue.
+        // A geometry that does not fit the mapping is not a queue.
         put(&mut memory, 4, 1023);
         assert!(Queue::read(&process, &mapping, None, 8).is_none());
     }

@@ -1,4 +1,4 @@
-//! Queues in lines.
+//! Queues as text.
 
 use std::io::{self, Write};
 
@@ -6,9 +6,9 @@ use super::queue::{Element, Entry, Queue, What};
 use crate::out::{self, paint};
 use crate::shown::shown;
 
-/// A queue and its entries.
+/// Prints a queue and its entries.
 pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
-    let kind = queue.kind.unwrap_or("queue, of what kind no entry tells");
+    let kind = queue.kind.unwrap_or("queue of unknown type");
     writeln!(
         out,
         "{} {}  {}",
@@ -37,7 +37,7 @@ pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
     writeln!(out)
 }
 
-/// One entry; `whose` names its queue.
+/// Prints an entry; with `whose`, the name of its queue too.
 pub fn entry(out: &mut impl Write, queue: &Queue, entry: &Entry, whose: bool) -> io::Result<()> {
     let mark = if entry.pending { "*" } else { " " };
     let whose = match whose {
@@ -65,7 +65,7 @@ fn what(what: &What) -> String {
                 0 => String::new(),
                 number => format!(" from QP {number:#x}"),
             };
-            // After a failure these mean nothing.
+            // Undefined after a failure.
             let length = match good {
                 true => format!(" {byte_len} bytes"),
                 false => String::new(),

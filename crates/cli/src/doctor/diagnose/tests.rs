@@ -2,7 +2,7 @@ use std::process::Command;
 
 use super::*;
 
-/// A machine where everything works.
+/// A host where everything works.
 fn healthy() -> Facts {
     Facts {
         release: "6.12.1-amd64".into(),
@@ -55,7 +55,7 @@ fn port_of(facts: &mut Facts) -> &mut Port {
     &mut facts.devices[0].ports.as_mut().unwrap()[0]
 }
 
-/// The one finding that is not all right.
+/// Returns the only finding that is not `Ok`.
 #[track_caller]
 fn only(facts: &Facts) -> Finding {
     let mut findings = diagnose(facts);
@@ -75,7 +75,7 @@ fn expect(facts: &Facts, level: Level, check: &str, found: &str, mend: &str) {
     assert!(finding.found.contains(found), "{finding:?}");
     let by = finding.mend.as_deref().unwrap();
     assert!(by.contains(mend), "{finding:?}");
-    // It can be pasted into a shell as it is.
+    // The command can be pasted into a shell.
     let shell = Command::new("sh").args(["-n", "-c", by]).output().unwrap();
     assert!(shell.status.success(), "{finding:?}: {shell:?}");
 }
