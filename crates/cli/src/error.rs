@@ -93,7 +93,7 @@ impl fmt::Display for Error {
         match self {
             Self::NoDevice => f.write_str("there is no RDMA device"),
             Self::NoSuchDevice { name, there } if there.is_empty() => {
-                write!(f, "there is no device {name:?}, and no other")
+                write!(f, "there is no device {name:?}, and no other device")
             }
             Self::NoSuchDevice { name, there } => {
                 write!(

@@ -323,7 +323,7 @@ impl Data for Inline<'_> {
         _post: impl FnOnce(&[Sge]) -> Result<R>,
     ) -> Result<R> {
         Err(Error::Invalid {
-            what: "nothing can be received into inline data",
+            what: "inline data cannot receive",
         })
     }
 

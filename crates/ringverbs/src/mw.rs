@@ -13,7 +13,7 @@ use crate::operation::Operation;
 use crate::pd::Identity;
 use crate::{AccessFlags, CloseError, Error, ProtectionDomain, Result};
 
-/// The type of a memory window (IBA 10.6.7.2).
+/// The type of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowType {
     /// Type 1: belongs to a protection domain.

@@ -88,17 +88,17 @@ impl fmt::Display for ExchangeError {
         match self {
             Self::Timeout { during, allowed } => write!(
                 f,
-                "{during}: not done in {} ms; is the peer a program of the same kind, and alive?",
+                "{during}: no completion within {} ms; is the peer running, with the same protocol?",
                 allowed.as_millis()
             ),
             Self::Closed { during } => write!(
                 f,
-                "{during}: the peer has closed the stream; its messages may say why"
+                "{during}: the peer has closed the stream; its own messages may tell why"
             ),
             Self::Stream { during, source } => write!(f, "{during}: {source}"),
             Self::Malformed { expected, got } => write!(
                 f,
-                "the peer says \"{}\", which is not {expected}; is it a program of the same kind?",
+                "the peer sent \"{}\", expected {expected}; does it run the same protocol?",
                 got.escape_ascii()
             ),
             Self::Verbs(error) => write!(f, "connecting to the peer's endpoint: {error}"),
@@ -139,7 +139,7 @@ pub fn exchange(
     line.push(b'\n');
     // A peer's socket buffer always has room for one line, so no side waits for
     // the other to read first.
-    talk.write(&line, "telling the peer our endpoint")?;
+    talk.write(&line, "telling the peer the local endpoint")?;
     let mut line = [0; LINE];
     let expected = "an endpoint of this crate's tcp::exchange";
     talk.read(
@@ -168,7 +168,7 @@ pub fn barrier(stream: &TcpStream, timeout: Duration) -> Result<(), ExchangeErro
     talk.read(
         &mut [0; READY.len()],
         READY,
-        "that it is ready",
+        "its ready message",
         "waiting until the peer is ready",
     )
 }

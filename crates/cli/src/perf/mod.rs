@@ -98,7 +98,7 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     let size = |text: &str| match text.trim().parse() {
         Ok(size) if (1..=protocol::MAX_SIZE).contains(&size) => Ok(size),
         Ok(_) => Err(format!("a message has 1 to {} bytes", protocol::MAX_SIZE)),
-        Err(_) => Err(format!("{text:?} is no number of bytes")),
+        Err(_) => Err(format!("{text:?} is not a number of bytes")),
     };
     let sizes = match text.split_once("..") {
         Some((from, to)) => {
@@ -165,13 +165,13 @@ impl fmt::Display for PerfError {
             }
             Self::Listen { port, why } => write!(
                 f,
-                "listening on TCP port {port}: {why}; another port is chosen with --port"
+                "listening on TCP port {port}: {why}; choose another port with --port"
             ),
             Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
             Self::Silence(seconds) => {
                 write!(
                     f,
-                    "nothing completed for {seconds} s; has the other side ended?"
+                    "no completion for {seconds} s; has the other side ended?"
                 )
             }
             Self::NoBuffer => f.write_str("more operations than buffers"),

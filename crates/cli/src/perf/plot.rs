@@ -30,7 +30,7 @@ impl fmt::Display for PlotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Extension(file) => {
-                write!(f, "pictures are SVG: give {file} a name that ends in .svg")
+                write!(f, "plots are SVG files: the name {file} must end in .svg")
             }
             Self::Draw { file, why } => write!(f, "drawing {file}: {why}"),
         }

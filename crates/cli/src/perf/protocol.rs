@@ -141,7 +141,7 @@ impl fmt::Display for ProtocolError {
             ),
             Self::Malformed(error) => write!(
                 f,
-                "the other side sent what makes no sense ({error}); is it `ringverbs perf`?"
+                "the other side sent a malformed message ({error}); is it `ringverbs perf`?"
             ),
             Self::Version(version) => write!(
                 f,

@@ -54,11 +54,11 @@ impl fmt::Display for ExchangeError {
         match self {
             Self::Connect { to, source } => write!(
                 f,
-                "connecting to {to}: {source}; is the other side started, as a server?"
+                "connecting to {to}: {source}; is a server running there?"
             ),
             Self::Listen { port, source } => write!(
                 f,
-                "listening on TCP port {port}: {source}; another port is chosen with --port"
+                "listening on TCP port {port}: {source}; choose another port with --port"
             ),
             Self::Broken { during, source } if is_timeout(source) => {
                 write!(f, "{during}: no answer in {} seconds", PATIENCE.as_secs())

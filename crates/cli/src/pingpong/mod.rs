@@ -255,7 +255,7 @@ impl fmt::Display for PingPongError {
             ),
             Self::Stray(qp_num) => write!(
                 f,
-                "a completion names queue pair {qp_num:#x}, which is none of ours"
+                "a completion names queue pair {qp_num:#x}, which this side does not have"
             ),
             Self::Content { message } => write!(
                 f,
@@ -269,11 +269,11 @@ impl fmt::Display for PingPongError {
             } => {
                 write!(
                     f,
-                    "nothing came for {seconds} s after {sent} sent and {received} received; "
+                    "no progress for {seconds} s after {sent} sent and {received} received; "
                 )?;
                 f.write_str(match repeats {
                     true => "has the other side ended? do both have the same --iters?",
-                    false => "what is lost is not repeated by this --type",
+                    false => "this --type does not retransmit lost packets",
                 })
             }
             Self::Panicked => f.write_str("one of the two sides has panicked"),

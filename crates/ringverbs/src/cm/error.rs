@@ -87,10 +87,7 @@ impl fmt::Display for Error {
                 }
             }
             Self::Timeout { awaited } => {
-                write!(
-                    f,
-                    "connection manager: no {awaited:?} within the time given"
-                )
+                write!(f, "connection manager: no {awaited:?} before the timeout")
             }
             Self::NoDevice => f.write_str(
                 "the address leads to no RDMA device of this process; see `ip route` and the \

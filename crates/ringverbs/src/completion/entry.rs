@@ -45,7 +45,7 @@ statuses! {
     /// Reserved.
     LOC_EEC_OP_ERR = 3, "local EE context operation error";
     /// The memory's registration does not allow the operation.
-    LOC_PROT_ERR = 4, "local protection error: a key or address range is not valid for this";
+    LOC_PROT_ERR = 4, "local protection error: a key or address range does not allow the operation";
     /// The operation was not started or was aborted: the queue pair is in the
     /// error state.
     WR_FLUSH_ERR = 5, "flushed: the queue pair is in the error state";
@@ -56,11 +56,11 @@ statuses! {
     /// A message of the peer violated the access rights of local memory.
     LOC_ACCESS_ERR = 8, "local access error";
     /// The peer found the request invalid.
-    REM_INV_REQ_ERR = 9, "the peer calls the request invalid";
+    REM_INV_REQ_ERR = 9, "the peer found the request invalid";
     /// The peer does not allow the access.
     REM_ACCESS_ERR = 10, "the peer does not allow this access: wrong key, range or rights";
     /// The operation failed on the peer's side.
-    REM_OP_ERR = 11, "the peer could not do it";
+    REM_OP_ERR = 11, "the operation failed on the peer's side";
     /// The peer did not respond.
     RETRY_EXC_ERR = 12, "the peer did not answer (transport retries exceeded)";
     /// The peer had no receive posted for too long.
@@ -68,7 +68,7 @@ statuses! {
     /// Reserved.
     LOC_RDD_VIOL_ERR = 14, "local RDD violation";
     /// Reserved.
-    REM_INV_RD_REQ_ERR = 15, "the peer calls the RD request invalid";
+    REM_INV_RD_REQ_ERR = 15, "the peer found the RD request invalid";
     /// The peer aborted the operation.
     REM_ABORT_ERR = 16, "aborted by the peer";
     /// Reserved.
@@ -78,7 +78,7 @@ statuses! {
     /// The device has failed.
     FATAL_ERR = 19, "fatal error of the device";
     /// There was no response in time.
-    RESP_TIMEOUT_ERR = 20, "no answer in time";
+    RESP_TIMEOUT_ERR = 20, "response timeout";
     /// Another error.
     GENERAL_ERR = 21, "general error";
     /// A tag matching error.

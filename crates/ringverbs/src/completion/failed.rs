@@ -164,8 +164,8 @@ impl From<Error> for ReadError {
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ErrorAvailable => f.write_str("an operation has failed; read_err tells which"),
-            Self::Again => f.write_str("no completion, and the time is up or somebody signalled"),
+            Self::ErrorAvailable => f.write_str("an operation has failed; read_err returns it"),
+            Self::Again => f.write_str("no completion until the timeout or a signal"),
             Self::Overrun => f.write_str(
                 "the completion queue was overrun and completions are lost; make it as large as all operations that can be outstanding",
             ),

@@ -53,7 +53,7 @@ impl CompletionQueueRef {
     pub(crate) fn admit(&self) -> Result<Arc<Shared>> {
         if self.shared.is_parked() {
             return Err(Error::Invalid {
-                what: "the completion queue was dropped: nobody would read its completions",
+                what: "the owner of the completion queue has dropped it, so its completions would not be read",
             });
         }
         Ok(Arc::clone(&self.shared))

@@ -94,7 +94,7 @@ impl MultiReceive {
         if piece == 0 || piece > buffer.capacity() {
             return Err(PostError {
                 error: Error::Invalid {
-                    what: "the piece of a multi-receive buffer must fit into it, and have bytes",
+                    what: "the piece size of a multi-receive buffer must be from 1 to its capacity",
                 },
                 data: Some(buffer),
                 token: first_token,

@@ -75,7 +75,7 @@ impl<F: Format> ReaderBuilder<F> {
     pub fn build(self) -> Result<CompletionReader<F>> {
         if self.queue.has_channel() {
             return Err(Error::Invalid {
-                what: "a reader makes the channel of its queue itself",
+                what: "a reader creates the channel of its queue itself",
             });
         }
         let context = self.queue.context().clone();

@@ -68,7 +68,7 @@ impl Context {
     pub fn clock(&self) -> Result<DeviceClock> {
         let attr = self.query_device_ex()?;
         DeviceClock::new(attr.hca_core_clock, attr.timestamp_mask).ok_or(Error::Unsupported {
-            what: "a clock of the device",
+            what: "a clock for completion timestamps",
         })
     }
 }

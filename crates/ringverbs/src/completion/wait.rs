@@ -167,7 +167,7 @@ impl WaitSet {
             for reader in readers.iter_mut() {
                 if !reader.is_in(self) {
                     return Err(Error::Invalid {
-                        what: "the reader is not of this wait set",
+                        what: "the reader is not in this wait set",
                     });
                 }
                 ready |= reader.has_something()?;

@@ -43,7 +43,7 @@ impl Registered {
     ) -> Result<Self> {
         if len == 0 {
             return Err(Error::Invalid {
-                what: "a region of no bytes",
+                what: "the length of a region must not be zero",
             });
         }
         // The kernel rounds up to pages; doing so here gives the actual size.

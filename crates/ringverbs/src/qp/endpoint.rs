@@ -65,7 +65,7 @@ impl Context {
             lid: attr.legacy.lid,
             mtu: Mtu::from_code(attr.legacy.active_mtu).ok_or_else(|| Error::Driver {
                 what: "port",
-                message: format!("its MTU has code {}, which is none", attr.legacy.active_mtu),
+                message: format!("its MTU code {} is invalid", attr.legacy.active_mtu),
             })?,
         })
     }

@@ -69,7 +69,7 @@ impl Drop for Membership {
         if !self.left
             && let Err(error) = self.leave_now()
         {
-            tracing::error!(%error, group = %self.group, "a multicast group was not left");
+            tracing::error!(%error, group = %self.group, "leaving a multicast group failed");
         }
     }
 }

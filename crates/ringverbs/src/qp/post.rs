@@ -425,7 +425,7 @@ impl ReceiveBatch<'_> {
             return Err(Error::State {
                 verb: "post of a receive",
                 state,
-                needed: "a receive queue of its own; this one has a shared one: post there",
+                needed: "a receive queue of its own; post to its shared receive queue instead",
             });
         };
         if state == State::RESET || state == State::ERR {

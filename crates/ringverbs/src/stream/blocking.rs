@@ -188,7 +188,7 @@ impl RdmaStream {
 
 fn check_timeout(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
-        let text = "a timeout of no time";
+        let text = "a timeout must not be zero";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     Ok(timeout)

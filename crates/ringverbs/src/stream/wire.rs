@@ -48,21 +48,21 @@ impl Hello {
     pub fn decode(bytes: &[u8]) -> io::Result<Self> {
         let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         let Some(bytes) = bytes.first_chunk::<HELLO>() else {
-            return invalid("the peer says nothing of a stream");
+            return invalid("the peer's private data is too short for a stream");
         };
         let [m0, m1, m2, m3, v0, v1, r0, r1, s0, s1, s2, s3] = *bytes;
         if [m0, m1, m2, m3] != MAGIC {
             return invalid("the peer is not a stream of ringverbs");
         }
         if u16::from_le_bytes([v0, v1]) != VERSION {
-            return invalid("the peer's streams are of another version");
+            return invalid("the peer uses another version of the stream protocol");
         }
         let hello = Self {
             receives: u16::from_le_bytes([r0, r1]),
             size: u32::from_le_bytes([s0, s1, s2, s3]),
         };
         if hello.receives < MIN_RECEIVES || !(MIN_SIZE..=MAX_SIZE).contains(&hello.size) {
-            return invalid("the peer has too few receives for a stream, or of a wrong size");
+            return invalid("the peer's number or size of receives is out of range");
         }
         Ok(hello)
     }
