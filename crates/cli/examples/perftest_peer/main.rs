@@ -1,11 +1,11 @@
-//! The other side of perftest's `ib_send_bw`, `ib_write_bw` and `ib_read_bw`,
-//! as they are with `-x GID -n COUNT -s SIZE`:
+//! A peer for perftest's `ib_send_bw`, `ib_write_bw` and `ib_read_bw` with the
+//! options `-x GID -n COUNT -s SIZE`:
 //!
 //! - `perftest_peer DEVICE send|write|read COUNT SIZE` is the server of
 //!   `ib_send_bw -x GID -n COUNT -s SIZE HOST`, and so on;
-//! - with a HOST behind, it is the client.
+//! - with HOST as last argument it is the client.
 //!
-//! `ringverbs perf` measures two sides of its own, and more.
+//! `ringverbs perf` measures between two sides of its own, and more operations.
 
 mod wire;
 
@@ -20,12 +20,13 @@ use wire::{CYCLE, Destination, Peer, Report};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Operations outstanding at most: as many as perftest has receives posted. A
-/// sender that finds none tries again, but on a slow machine not for ever.
+/// Maximum of outstanding operations: the number of receives that perftest posts.
+/// A sender that finds none retries, but on a slow machine the retries may run
+/// out.
 const DEPTH: u64 = 512;
-/// Reads outstanding at most.
+/// Maximum of outstanding reads.
 const READS: u8 = 16;
-/// How long nothing may complete.
+/// Time without a completion after which the peer is given up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -35,8 +36,8 @@ enum Measured {
     Read,
 }
 
-/// perftest fills its memory with random bytes, of which one in 256 is zero:
-/// what has come from there has few.
+/// Checks received data. perftest fills its memory with random bytes, of which
+/// one in 256 is zero, so there must be few zeros.
 fn check(bytes: &[u8]) -> Result<()> {
     let zeros = bytes.iter().filter(|byte| **byte == 0).count();
     if zeros * 10 > bytes.len() + 10 {
@@ -45,7 +46,7 @@ fn check(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The buffer of the next operation, which must have succeeded.
+/// Returns the buffer of the next operation, which must have succeeded.
 fn next(cq: &mut CompletionQueue) -> Result<Buffer> {
     let since = Instant::now();
     while since.elapsed() < PATIENCE {
@@ -61,7 +62,7 @@ fn next(cq: &mut CompletionQueue) -> Result<Buffer> {
     Err("nothing has completed for 20 s".into())
 }
 
-/// The client's part: `count` operations, in a pipeline. Gives what it took.
+/// Runs the client's part: `count` operations, pipelined. Returns the time taken.
 fn measure(
     measured: Measured,
     count: u64,
@@ -93,10 +94,11 @@ fn measure(
     Ok(start.elapsed())
 }
 
-/// Buffers that look like perftest's: nearly none of their bytes is zero.
+/// Allocates buffers with content like perftest's: hardly any byte is zero.
 fn buffers(domain: &ProtectionDomain, count: usize, size: usize) -> Result<Vec<Buffer>> {
     let all = domain.alloc(size * count)?.into_buffers(size);
-    // Memory comes in whole pages, which may have room for more than were asked for.
+    // Regions are whole pages, which may have room for more buffers than
+    // requested.
     Ok(all
         .take(count)
         .map(|mut buffer| {
@@ -133,7 +135,7 @@ fn main() -> Result<()> {
         .send_depth(depth)
         .recv_depth(depth)
         .build()?;
-    // A peer that writes little at a time goes through a page.
+    // A peer with small messages cycles through a page.
     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
     let memory = domain.alloc_remote(size.max(CYCLE as usize), access)?;
     let mut buffers = buffers(&domain, depth as usize, size)?;
@@ -163,7 +165,8 @@ fn main() -> Result<()> {
             qp.receive(buffer, 0)?;
         }
     }
-    // Both can receive, both know of it; senders say once more that they begin.
+    // Both sides can receive, and both know it; senders announce once more that
+    // they start.
     peer.shake(ours)?;
     peer.shake(ours)?;
     if measured == Measured::Send {
@@ -189,7 +192,8 @@ fn main() -> Result<()> {
             qp.receive(buffer, 0)?;
         }
     }
-    // Of memory that is written or read, only the client knows when it is done.
+    // Only the client knows when writes to, or reads of, the server's memory are
+    // done.
     if measured != Measured::Send {
         peer.shake(ours)?;
         let theirs = peer.report(report)?;

@@ -1,5 +1,5 @@
-//! What perftest's two sides tell each other over TCP. Each message is written
-//! at once and read at once: first by the client, then by the server.
+//! perftest's protocol over TCP. Each message is written and read at once: first
+//! by the client, then by the server.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,30 +8,30 @@ use std::time::Duration;
 use ringverbs::Gid;
 use ringverbs::qp::Mtu;
 
-/// perftest's, unless told with `-p`.
+/// perftest's default port (option `-p`).
 const PORT: u16 = 18515;
-/// How long the other side may take, an emulated processor and all.
+/// How long the other side may take, even on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The version of the exchange that is spoken here: from 5.70 to the present
-/// one they are the same.
+/// The version of the protocol; it is the same from 5.70 to the current release.
 const VERSION: &[u8] = b"6.06";
-/// What perftest puts messages into one after another, unless told: a page.
+/// The size of the memory that perftest cycles its messages through by default: a
+/// page.
 pub const CYCLE: u32 = 4096;
-/// So that each begins a line of the cache.
+/// Aligns each message to a cache line.
 const CACHE_LINE: u32 = 64;
-/// A [`Destination`] as text: numbers in hexadecimal with colons behind them,
-/// and a zero.
+/// Length of a [`Destination`] as text: hexadecimal numbers, each followed by a
+/// colon, and a NUL.
 const KEYS: usize = 108;
 
 fn malformed(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// What a side says of its queue pair and memory.
+/// The queue pair and memory of a side.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Destination {
     pub lid: u16,
-    /// Reads that it takes at once.
+    /// Maximum of outstanding reads of the peer.
     pub out_reads: u32,
     pub qp_num: u32,
     pub psn: u32,
@@ -66,12 +66,12 @@ impl Destination {
     }
 
     fn parse(message: &[u8; KEYS]) -> io::Result<Self> {
-        let text = str::from_utf8(message).map_err(|_| malformed("keys that are no text"))?;
+        let text = str::from_utf8(message).map_err(|_| malformed("the keys are not text"))?;
         let mut numbers = text.split(':').map(|part| u64::from_str_radix(part, 16));
         let mut next = move |most: u64| match numbers.next() {
             Some(Ok(number)) if number <= most => Ok(number),
             _ => Err(malformed(
-                "keys that make no sense; has the other side been given a GID with -x?",
+                "malformed keys; does the other side have the option -x with a GID?",
             )),
         };
         let mut there = Self {
@@ -90,15 +90,15 @@ impl Destination {
     }
 }
 
-/// What the client says of its measurement.
+/// The results of the client's measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     pub size: u64,
     pub iterations: u64,
-    /// In MiB/s, the best and on average.
+    /// Bandwidth in MiB/s: peak and average.
     pub peak: f64,
     pub average: f64,
-    /// Messages a second, in millions.
+    /// Message rate in millions per second.
     pub rate: f64,
 }
 
@@ -121,7 +121,7 @@ impl Peer {
         Ok(Self { stream, client })
     }
 
-    /// Swaps messages of one length.
+    /// Exchanges messages of one length.
     fn swap<const N: usize>(&mut self, ours: [u8; N]) -> io::Result<[u8; N]> {
         let mut theirs = [0; N];
         if self.client {
@@ -134,7 +134,7 @@ impl Peer {
         Ok(theirs)
     }
 
-    /// Agrees on what is spoken, and gives the MTU that both can.
+    /// Exchanges the parameters, and returns the MTU that both sides support.
     pub fn agree(&mut self, mtu: Mtu) -> io::Result<Mtu> {
         let mut version = [0; 16];
         for (to, from) in version.iter_mut().zip(VERSION) {
@@ -147,23 +147,24 @@ impl Peer {
         );
         let cycle = self.swap(CYCLE.to_be_bytes())?;
         if u32::from_be_bytes(cycle) > CYCLE {
-            return Err(malformed("pages of another size"));
+            return Err(malformed("the page sizes differ"));
         }
         self.swap(CACHE_LINE.to_be_bytes())?;
-        // A digit and a zero.
+        // A digit and a NUL.
         let [digit, end] = self.swap([b'0' + mtu.code(), 0])?;
         match Mtu::from_code(digit.wrapping_sub(b'0')) {
             Some(theirs) if end == 0 => Ok(mtu.min(theirs)),
-            _ => Err(malformed("an MTU that makes no sense")),
+            _ => Err(malformed("an invalid MTU")),
         }
     }
 
-    /// Swaps keys: at the beginning, and again whenever both have to be ready.
+    /// Exchanges keys: at the start, and again whenever both sides have to be
+    /// ready.
     pub fn shake(&mut self, ours: Destination) -> io::Result<Destination> {
         Destination::parse(&self.swap(ours.to_text())?)
     }
 
-    /// Swaps measurements.
+    /// Exchanges results.
     pub fn report(&mut self, ours: Report) -> io::Result<Report> {
         let mut number = |ours: u64| self.swap(ours.to_be_bytes()).map(u64::from_be_bytes);
         let (size, iterations) = (number(ours.size)?, number(ours.iterations)?);
@@ -177,8 +178,8 @@ impl Peer {
         })
     }
 
-    /// The last message, and the end. Older releases have something more to
-    /// say, which would be lost by closing first.
+    /// Exchanges the last message and closes the connection. Older releases send
+    /// more data afterwards, which must not be cut off by closing first.
     pub fn part(mut self, ours: Destination) -> io::Result<()> {
         self.shake(ours)?;
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -224,7 +225,7 @@ mod tests {
             assert_eq!(Destination::parse(&text).is_err(), at != 51, "{at}");
         }
         assert!(Destination::parse(&[0; KEYS]).is_err());
-        // As without -x: shorter, and no GID in it.
+        // As without -x: shorter, and without a GID.
         let mut text = [0; KEYS];
         text[..58].copy_from_slice(b"0000:0010:000011:abcdef:00001234:00007f0000001000:00000000");
         assert!(Destination::parse(&text).is_err());

@@ -145,7 +145,7 @@ pub enum PerfError {
     },
     /// There was no progress for that many seconds.
     Silence(u64),
-    /// More operations than buffers: a mistake of ours.
+    /// More operations than buffers: a bug of this program.
     NoBuffer,
     /// There is no picture.
     Plot(PlotError),

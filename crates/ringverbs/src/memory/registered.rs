@@ -192,8 +192,8 @@ impl Registered {
 
     /// Deregisters the memory; `drop` then frees it.
     fn deregister(&mut self) -> Result<()> {
-        // SAFETY: it is not used after this: the error path puts it back, and the
-        // others replace it or drop nothing.
+        // SAFETY: on failure it is put back; after success it is not used again,
+        // and `ManuallyDrop` does not drop it.
         let mr = unsafe { ManuallyDrop::take(&mut self.mr) };
         match mr.destroy() {
             Ok(()) => Ok(()),
