@@ -88,7 +88,7 @@ impl fmt::Display for ExchangeError {
         match self {
             Self::Timeout { during, allowed } => write!(
                 f,
-                "{during}: no completion within {} ms; is the peer running, with the same protocol?",
+                "{during}: not finished within {} ms; is the peer running, with the same protocol?",
                 allowed.as_millis()
             ),
             Self::Closed { during } => write!(
