@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::record::{Case, Outcome, Provider, Record, Stock};
 
@@ -22,6 +23,9 @@ pub struct Results {
     pub unreadable: usize,
     /// Whether the driver came to its end.
     pub complete: bool,
+    /// How long each part of the run took: preparations, and the cases of a
+    /// group with a provider.
+    pub spent: BTreeMap<String, Duration>,
 }
 
 /// What one case of ours, or a stock defect's case, amounts to.
@@ -143,6 +147,11 @@ impl Results {
             Record::Proof { case, maps } => self.proofs.push((case, maps)),
             Record::End => self.complete = true,
         }
+    }
+
+    /// Adds to the time of a part of the run.
+    pub fn spend(&mut self, part: &str, time: Duration) {
+        *self.spent.entry(part.to_owned()).or_default() += time;
     }
 
     /// How stock did on a case; `None` where it was not asked.

@@ -36,7 +36,9 @@ const LIMIT: Duration = Duration::from_secs(50 * 60);
 
 /// Boots the guest of `suite` and runs the cases in it.
 pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
+    let began = Instant::now();
     let image = tree::image(suite, request.kernel.as_deref())?;
+    let tree = began.elapsed();
     let program = driver::build()?;
     let share = Work::new(&format!("share-{suite}"))?;
     let has_programs = programs()?.is_some();
@@ -78,6 +80,8 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         hardware: Hardware::default(),
     };
     let mut results = Results::default();
+    results.spend("making the guest", tree);
+    results.spend("building for the guest", began.elapsed() - tree);
     let mut show = Show::new(suite.name());
     let ended = vm::run(&image, &job, |line| match line {
         Line::Record(line) => show.record(&mut results, line),
@@ -89,11 +93,14 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
             eprintln!("{suite}: the driver ended with status {}", ended.status);
             results.complete = false;
         }
-        Ok(ended) => eprintln!(
-            "{suite}: booted in {:.1} s, cases took {:.0} s",
-            ended.boot.as_secs_f64(),
-            ended.run.as_secs_f64()
-        ),
+        Ok(ended) => {
+            results.spend("boot", ended.boot);
+            eprintln!(
+                "{suite}: booted in {:.1} s, cases took {:.0} s",
+                ended.boot.as_secs_f64(),
+                ended.run.as_secs_f64()
+            );
+        }
         Err(error) => {
             eprintln!("{suite}: {error:#}");
             results.complete = false;
@@ -197,6 +204,8 @@ pub struct Show {
     what: String,
     began: Instant,
     said: Instant,
+    /// When the last record came.
+    last: Instant,
     done: usize,
 }
 
@@ -207,6 +216,7 @@ impl Show {
             what: what.to_owned(),
             began: Instant::now(),
             said: Instant::now(),
+            last: Instant::now(),
             done: 0,
         }
     }
@@ -228,8 +238,14 @@ impl Show {
                 return;
             }
         };
+        if let Record::Environment { .. } = &record {
+            self.last = Instant::now();
+        }
         if let Record::Case(case) = &record {
             self.done += 1;
+            let part = format!("{} [{}]", case.group, case.provider);
+            results.spend(&part, self.last.elapsed());
+            self.last = Instant::now();
             // A defect of stock's that shows is no news.
             let expected = case.provider == Provider::Stock
                 && matches!(case.stock, Stock::MustFail | Stock::FailsSoFar);

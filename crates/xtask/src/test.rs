@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that shows whether this project works.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -56,6 +57,8 @@ struct Line {
     /// Of those that passed, not at the first attempt.
     late: usize,
     seconds: u64,
+    /// What the time went into, where that is known: parts and seconds.
+    parts: Vec<(String, u64)>,
     note: String,
 }
 
@@ -69,6 +72,7 @@ impl Line {
             skipped: 0,
             late: 0,
             seconds: 0,
+            parts: Vec::new(),
             note: String::new(),
         }
     }
@@ -153,14 +157,38 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// Prints where the time went, slowest first.
 fn slowest(lines: &[Line]) {
     let total: u64 = lines.iter().map(|line| line.seconds).sum();
-    let mut slow: Vec<_> = lines.iter().filter(|line| line.seconds > 0).collect();
-    slow.sort_by_key(|line| std::cmp::Reverse(line.seconds));
     println!("\nTime, slowest first: {total} s");
-    for line in slow {
-        let share = line.seconds * 100 / total.max(1);
-        println!("{:>6} s {share:>3}%  {}", line.seconds, line.what);
+    for (seconds, what) in times(lines) {
+        let share = seconds * 100 / total.max(1);
+        println!("{seconds:>6} s {share:>3}%  {what}");
     }
     println!();
+}
+
+/// The time of each step, or of its parts and what is left, slowest first.
+fn times(lines: &[Line]) -> Vec<(u64, String)> {
+    let mut times = Vec::new();
+    for line in lines {
+        let known: u64 = line.parts.iter().map(|(_, seconds)| seconds).sum();
+        let part = |(part, seconds): &(String, u64)| (*seconds, format!("{}: {part}", line.what));
+        times.extend(line.parts.iter().map(part));
+        let rest = if line.parts.is_empty() { "" } else { ": other" };
+        times.push((
+            line.seconds.saturating_sub(known),
+            format!("{}{rest}", line.what),
+        ));
+    }
+    times.retain(|(seconds, _)| *seconds > 0);
+    times.sort_by(|a, b| b.cmp(a));
+    times
+}
+
+/// The parts of a guest's time.
+fn parts(spent: &BTreeMap<String, Duration>) -> Vec<(String, u64)> {
+    spent
+        .iter()
+        .map(|(part, time)| (part.clone(), time.as_secs_f64().round() as u64))
+        .collect()
 }
 
 /// Runs the cases of one machine and weighs the results.
@@ -200,6 +228,7 @@ fn machine(
                 }
             }
             line.late = results.repeated().len();
+            line.parts = parts(&results.spent);
             line.note = format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core);
             if results.without_pyverbs() && !moves {
                 line.failed += 1;
@@ -295,6 +324,7 @@ fn on_softhca(arguments: &Arguments) -> Option<Line> {
             line.passed = outcome.passed;
             line.failed = outcome.failed;
             line.skipped = outcome.skipped;
+            line.parts = parts(&outcome.spent);
             line.note = outcome.system;
         }
         Err(error) => {
@@ -562,7 +592,28 @@ fn test_result(line: &str) -> Option<(usize, usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::test_result;
+    use super::{Line, test_result, times};
+
+    #[test]
+    fn times_are_sorted_and_split_into_parts() {
+        let mut guest = Line::new("guest");
+        guest.seconds = 100;
+        guest.parts = vec![("boot".to_owned(), 8), ("pyverbs [stock]".to_owned(), 60)];
+        let mut doc = Line::new("doc");
+        doc.seconds = 40;
+        let none = Line::new("none");
+        let times = times(&[guest, none, doc]);
+        let times: Vec<_> = times.iter().map(|(s, what)| (*s, what.as_str())).collect();
+        assert_eq!(
+            times,
+            [
+                (60, "guest: pyverbs [stock]"),
+                (40, "doc"),
+                (32, "guest: other"),
+                (8, "guest: boot"),
+            ]
+        );
+    }
 
     #[test]
     fn cargo_s_result_lines_are_read() {

@@ -115,6 +115,8 @@ pub struct Outcome {
     pub skipped: usize,
     /// The kernel and rdma-core.
     pub system: String,
+    /// How long each part took.
+    pub spent: BTreeMap<String, Duration>,
 }
 
 /// That the drivers load and unload, what they say of the device, and
@@ -302,6 +304,7 @@ fn guest(
     });
     match ended {
         Ok((ended, log)) => {
+            results.spend("boot", ended.boot);
             if ended.status != 0 {
                 let why = format!("the guest: exit status {}", ended.status);
                 results.take(case(&why, Ended::Fail));
@@ -368,6 +371,7 @@ fn show(run: &Run) -> Outcome {
     let results = &run.results;
     let mut outcome = Outcome {
         system: format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core),
+        spent: results.spent.clone(),
         ..Outcome::default()
     };
     println!("\n{}: {}, {} s", run.what, outcome.system, run.seconds);
