@@ -3,53 +3,6 @@
 
 use std::fmt;
 
-/// A work request that was not accepted. Nothing of it reaches the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PostError {
-    /// As many work requests are outstanding as the queue holds (ENOMEM).
-    Full,
-    /// More scatter/gather elements than the queue was made for (EINVAL).
-    TooManySges,
-    /// More inline data than the queue was made for (EINVAL).
-    InlineTooLong,
-    /// An element of 2 GiB or more (EINVAL).
-    MessageTooLong,
-    /// The queue pair's service lacks the operation, or it goes by itself what
-    /// the operation needs: inline data of a read (EINVAL).
-    BadOperation,
-    /// The device cannot do it: a memory window of more than 2 GiB
-    /// (EOPNOTSUPP).
-    Unsupported,
-}
-
-impl PostError {
-    /// The errno that ibv_post_send(3) and ibv_post_recv(3) give for it.
-    pub fn errno(self) -> i32 {
-        match self {
-            Self::Full => libc::ENOMEM,
-            Self::Unsupported => libc::EOPNOTSUPP,
-            Self::TooManySges | Self::InlineTooLong | Self::MessageTooLong | Self::BadOperation => {
-                libc::EINVAL
-            }
-        }
-    }
-}
-
-impl fmt::Display for PostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the work queue is full: poll completions first, or make it larger",
-            Self::TooManySges => "more scatter/gather elements than the queue was made for",
-            Self::InlineTooLong => "more inline data than the queue was made for",
-            Self::MessageTooLong => "a scatter/gather element must be shorter than 2 GiB",
-            Self::BadOperation => "this type of queue pair has no such operation",
-            Self::Unsupported => "a memory window must not span more than 2 GiB",
-        })
-    }
-}
-
-impl std::error::Error for PostError {}
-
 /// A completion that makes no sense. It has been consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionError {

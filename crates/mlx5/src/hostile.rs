@@ -232,7 +232,7 @@ impl World<'_> {
                 pair.send.accept();
                 pair.sends.push(wr_id);
             } else {
-                pair.send.abandon();
+                pair.send.abort();
             }
         }
         // SAFETY: lists name memory of this world's.

@@ -59,7 +59,7 @@ pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CompletionRing, Look};
 pub use cursor::Shown;
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
-pub use error::{CompletionError, CreateError, PostError};
+pub use error::{CompletionError, CreateError};
 pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_registers::OwnRegister;
@@ -70,5 +70,8 @@ pub use shared::{LockedQueue, SharedQueue, SharedWork, SharedWriter};
 pub use srq::SharedReceiveQueue;
 pub use usual::{Place, Timed, Usual};
 /// What all devices share.
-pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};
+pub use uverbs::{
+    Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
+    Sge, WorkCompletion,
+};
 pub use work::{Role, Work};

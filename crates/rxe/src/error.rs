@@ -4,42 +4,6 @@ use std::fmt;
 
 use ring::GeometryError;
 
-/// A work request that was not accepted. Nothing of it reaches the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PostError {
-    /// As many work requests are outstanding as the queue holds (ENOMEM).
-    Full,
-    /// More scatter/gather elements than the queue was made for (EINVAL).
-    TooManySges,
-    /// More inline data than the queue was made for (EINVAL).
-    InlineTooLong,
-    /// More than [`crate::MAX_MESSAGE`] bytes (EINVAL).
-    MessageTooLong,
-}
-
-impl PostError {
-    /// The errno that ibv_post_send(3) and ibv_post_recv(3) give for it.
-    pub fn errno(self) -> i32 {
-        match self {
-            Self::Full => libc::ENOMEM,
-            Self::TooManySges | Self::InlineTooLong | Self::MessageTooLong => libc::EINVAL,
-        }
-    }
-}
-
-impl fmt::Display for PostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the work queue is full: poll completions first, or make it larger",
-            Self::TooManySges => "more scatter/gather elements than the queue was made for",
-            Self::InlineTooLong => "more inline data than the queue was made for",
-            Self::MessageTooLong => "a message may have at most 2 GiB",
-        })
-    }
-}
-
-impl std::error::Error for PostError {}
-
 /// An object that could not be made or changed. What the kernel had already
 /// made has been destroyed again.
 #[derive(Debug)]

@@ -29,15 +29,18 @@ pub use abi::BindMwWr;
 pub use ah::AddressHandle;
 pub use cq::CompletionQueue;
 pub use cq_ring::{CompletionRing, Entry};
-pub use error::{CreateError, PostError};
+pub use error::CreateError;
 pub use posted::PostedSend;
 pub use qp::QueuePair;
 pub use recv::{RecvQueue, RecvWriter};
 pub use ring::Span;
 pub use send::{MAX_MESSAGE, Opened, SendQueue, SendWriter, Wqe};
 pub use srq::SharedReceiveQueue;
-/// The system call that tells rxe to look at a send queue.
-pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};
 /// What all devices share: [`WorkCompletion`] is the entry of a completion
 /// queue as rxe writes it, [`Sge`] an element of its scatter lists.
-pub use uverbs::{OneElement, Opcode, SendFlags, Sge, WorkCompletion};
+pub use uverbs::{
+    Bind, Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags,
+    SendWr, Sge, WorkCompletion,
+};
+/// The system call that tells rxe to look at a send queue.
+pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};

@@ -13,7 +13,10 @@ use std::ptr::NonNull;
 use ring::{Producer, Ring};
 
 use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe};
-use crate::{OneElement, Opcode, PostError, SendFlags, Sge};
+use crate::{
+    Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
+    Sge,
+};
 
 /// The longest message that rxe takes: 2 GiB (`RXE_PORT_MAX_MSG_SZ`).
 pub const MAX_MESSAGE: u32 = 1 << 31;
@@ -137,6 +140,89 @@ impl SendQueue {
         let mut wqe = unsafe { self.wqe_at(at) };
         wqe.begin(wr_id, opcode, flags);
         Ok((wqe, after))
+    }
+
+    /// Adds a work request to the batch.
+    ///
+    /// Operands are not held against the opcode: the driver completes with an
+    /// error what it cannot do.
+    ///
+    /// # Errors
+    /// [`PostError`]; the batch is as it was.
+    ///
+    /// # Safety
+    /// The memory of [`Data::Inline`] is readable.
+    #[inline]
+    pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
+        let inline = matches!(wr.data, Data::Inline(_));
+        let mut flags = wr.flags;
+        flags.set(SendFlags::INLINE, inline);
+        let mut wqe = self.open(wr.wr_id, wr.opcode, flags)?;
+        wqe.immediate_or_key(wr.imm_or_key);
+        let RemoteMemory { addr, rkey } = wr.remote;
+        match wr.destination {
+            Destination::Datagram {
+                address,
+                remote_qpn,
+                remote_qkey,
+            } => {
+                wqe.ud(*address, remote_qpn, remote_qkey);
+            }
+            _ if wr.opcode.0 & Opcode::SEND.0 == 0 => {
+                wqe.rdma(addr, rkey);
+            }
+            _ => {}
+        }
+        match wr.operands {
+            Operands::None => {}
+            Operands::Atomic { compare_add, swap } => {
+                wqe.atomic(addr, rkey, compare_add, swap);
+            }
+            Operands::AtomicWrite(value) => {
+                wqe.atomic_write(addr, rkey, value);
+                self.accept();
+                return Ok(());
+            }
+            Operands::Flush {
+                length,
+                placement,
+                level,
+            } => {
+                wqe.flush(addr, rkey, length, placement, level);
+                self.accept();
+                return Ok(());
+            }
+            Operands::Bind(bind) => {
+                wqe.bind_mw(BindMwWr {
+                    addr: bind.addr,
+                    length: bind.length,
+                    mr_lkey: bind.lkey,
+                    mw_rkey: bind.window_rkey,
+                    rkey: bind.rkey,
+                    access: bind.access,
+                });
+                self.accept();
+                return Ok(());
+            }
+        }
+        match wr.data {
+            Data::Sges(list) => wqe.sge_list(list)?,
+            Data::Inline(pieces) => {
+                let pieces = pieces
+                    .iter()
+                    .map(|piece| (piece.addr as *const u8, piece.length as usize));
+                // SAFETY: readable, as the caller says.
+                unsafe { wqe.inline_raw(pieces)? }
+            }
+        };
+        self.accept();
+        Ok(())
+    }
+
+    /// Discards the batch.
+    #[inline]
+    pub fn abort(&mut self) {
+        self.next = self.producer.tail();
     }
 
     /// Makes the opened entry part of the batch.

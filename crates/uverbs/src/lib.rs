@@ -71,6 +71,7 @@ pub mod pd;
 pub mod qp;
 mod qp_attr;
 mod query;
+mod send_wr;
 pub mod srq;
 pub mod xrcd;
 
@@ -103,5 +104,6 @@ pub use operation::{OneElement, Opcode, SendFlags};
 pub use pd::Pd;
 pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
 pub use qp_attr::{QpAttr, QpAttrMask};
+pub use send_wr::{Bind, Data, Destination, Operands, PostError, RemoteMemory, SendWr};
 pub use srq::{Srq, SrqAttr, SrqInit, SrqKind, SrqModify};
 pub use xrcd::{Xrcd, XrcdOpen};

@@ -22,7 +22,7 @@ sends!(SendQueue, Wqe, {
     }
 
     fn abandon(&mut self) {
-        SendQueue::abandon(self);
+        SendQueue::abort(self);
     }
 });
 

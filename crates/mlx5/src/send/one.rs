@@ -187,7 +187,7 @@ impl SendQueue {
     #[inline(always)]
     pub fn push_one(&mut self, one: &impl OneElement) -> bool {
         // SAFETY: no data is read.
-        unsafe { self.push::<false>(one) }
+        unsafe { self.push_element::<false>(one) }
     }
 
     /// As [`SendQueue::push_one`], with the data copied now.
@@ -197,7 +197,7 @@ impl SendQueue {
     #[inline(always)]
     pub unsafe fn push_one_inline(&mut self, one: &impl OneElement) -> bool {
         // SAFETY: as the caller says.
-        unsafe { self.push::<true>(one) }
+        unsafe { self.push_element::<true>(one) }
     }
 
     /// Posts a list of one work request: [`SendQueue::begin`],
@@ -225,7 +225,7 @@ impl SendQueue {
     /// # Safety
     /// With `INLINE` the element's memory is readable.
     #[inline(always)]
-    unsafe fn push<const INLINE: bool>(&mut self, one: &impl OneElement) -> bool {
+    unsafe fn push_element<const INLINE: bool>(&mut self, one: &impl OneElement) -> bool {
         let (at, mark) = (self.next, self.marked);
         if self.fence != 0 {
             return false;

@@ -151,7 +151,7 @@ proptest! {
                     pair.send.begin();
                     let told = batch.iter().try_for_each(|told| tell(pair, told, quickly));
                     if told.is_err() {
-                        pair.send.abandon();
+                        pair.send.abort();
                     }
                     // SAFETY: there is no device.
                     (told, unsafe { pair.send.publish() })
@@ -215,7 +215,7 @@ fn only_what_was_built_in_this_batch_gets_data() {
     let open = pair.send.open(8, Opcode::SEND, SendFlags::empty());
     open.unwrap().no_data();
     assert!(!pair.send.set_one(element));
-    pair.send.abandon();
+    pair.send.abort();
     assert!(!pair.send.set_one(element));
     assert_eq!(pair.sent(0, 64), sent[..64]);
 }

@@ -120,7 +120,7 @@ fn only_what_is_accepted_is_outstanding() {
         pair.send.accept();
     }
     assert_eq!((found(&pair, 1), found(&pair, 2)), (Some(9), Some(10)));
-    pair.send.abandon();
+    pair.send.abort();
     assert_eq!((found(&pair, 1), found(&pair, 2)), (None, None));
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     assert_eq!(

@@ -298,10 +298,8 @@ pub(super) fn refused(error: ::rxe::PostError, list: &[Sge], max_sge: u32) -> Er
             asked: list.len() as u64,
             allowed: max_sge.into(),
         },
-        // Only the first of these is left.
-        ::rxe::PostError::MessageTooLong
-        | ::rxe::PostError::InlineTooLong
-        | ::rxe::PostError::Full => Error::Limit {
+        // Only `MessageTooLong` is left.
+        _ => Error::Limit {
             what: "bytes in a message",
             asked: list.iter().map(|sge| u64::from(sge.length)).sum(),
             allowed: MAX_MESSAGE.into(),
