@@ -168,7 +168,9 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.json {
         print!("{}", report::json(&results));
     } else {
-        print!("{}", report::terminal(&results));
+        let tables = report::terminal(&results);
+        print!("{tables}");
+        report::keep("rxe", &tables)?;
     }
     if arguments.write {
         let root = driver::root();

@@ -16,13 +16,7 @@ use crate::driver;
 use crate::mlx5::Program;
 use crate::standin::Provider;
 
-const BEGIN: &str = "<!-- mlx5:begin, written by cargo xtask bench --device mlx5 --write -->";
-const END: &str = "<!-- mlx5:end -->";
-/// As above, beside the C source compiled for this processor (`--stock`).
-const NATIVE_BEGIN: &str =
-    "<!-- mlx5-native:begin, written by cargo xtask bench --device mlx5 --stock PATH --write -->";
-const NATIVE_END: &str = "<!-- mlx5-native:end -->";
-/// Of the Rust crate's layers.
+/// The lines around ConnectX's table on the summary's page.
 const CRATE_BEGIN: &str =
     "<!-- mlx5-crate:begin, written by cargo xtask bench --device mlx5 --write -->";
 const CRATE_END: &str = "<!-- mlx5-crate:end -->";
@@ -312,22 +306,19 @@ pub fn bench(
     write: bool,
 ) -> Result<Vec<String>> {
     let program = program()?;
-    let (provider, begin, end) = match stock {
-        None => (Provider::Stock, BEGIN, END),
-        Some(path) => (Provider::StockAt(path), NATIVE_BEGIN, NATIVE_END),
+    let (provider, name) = match stock {
+        None => (Provider::Stock, "mlx5"),
+        Some(path) => (Provider::StockAt(path), "mlx5-other-stock"),
     };
     let stand_in = mlx5_layers::stand_in()?;
     let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
     let ([text, layers], broken) = measure(&program, &native, provider, ours, pairs, samples)?;
     print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
-    if write {
-        let root = driver::root();
-        report::replace_in(&root.join(report::DETAILS), begin, end, &text)?;
-        // It is beside the C provider that the system has.
-        if stock.is_none() {
-            let page = root.join(report::SUMMARY);
-            report::replace_in(&page, CRATE_BEGIN, CRATE_END, &layers)?;
-        }
+    report::keep(name, &format!("{text}\n{layers}"))?;
+    // The summary is beside the stock provider that the system has.
+    if write && stock.is_none() {
+        let page = driver::root().join(report::SUMMARY);
+        report::replace_in(&page, CRATE_BEGIN, CRATE_END, &layers)?;
     }
     Ok(broken)
 }
@@ -369,12 +360,6 @@ mod tests {
 
     #[test]
     fn the_pages_have_the_markers() {
-        assert!(report::has_markers(report::DETAILS, BEGIN, END));
-        assert!(report::has_markers(
-            report::DETAILS,
-            NATIVE_BEGIN,
-            NATIVE_END
-        ));
         assert!(report::has_markers(report::SUMMARY, CRATE_BEGIN, CRATE_END));
     }
 

@@ -1,5 +1,5 @@
-//! The results as tables on the terminal, in docs/performance.md and
-//! docs/internals/measuring.md, and as JSON.
+//! The results: all tables on the terminal and in the target directory, the
+//! summary in docs/performance.md, and JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,30 +9,26 @@ use anyhow::{Context, Result};
 
 use super::measure::{Results, Row, Spread};
 use super::{layers, limits};
+use crate::driver;
 
-/// The page with the tables of the Rust crate and of the embedded device.
+/// The page with the summary tables.
 pub(super) const SUMMARY: &str = "docs/performance.md";
-/// The page with the tables of the two providers.
-pub(super) const DETAILS: &str = "docs/internals/measuring.md";
 
-/// A page, and the lines around what is written there.
-struct Markers {
-    page: &'static str,
-    begin: &'static str,
-    end: &'static str,
+/// The lines around rdma_rxe's table on that page.
+const BEGIN: &str = "<!-- layers:begin, written by cargo xtask bench --write -->";
+const END: &str = "<!-- layers:end -->";
+
+/// Writes all tables of a run to `bench/NAME.md` in the target directory, and
+/// says so.
+pub(super) fn keep(name: &str, tables: &str) -> Result<()> {
+    let path = driver::target_dir().join(format!("bench/{name}.md"));
+    let folder = path.parent().expect("a file of a folder");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&path, tables))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("all tables: {}", path.display());
+    Ok(())
 }
-
-const PROVIDERS: Markers = Markers {
-    page: DETAILS,
-    begin: "<!-- bench:begin, written by cargo xtask bench --write -->",
-    end: "<!-- bench:end -->",
-};
-
-const LAYERS: Markers = Markers {
-    page: SUMMARY,
-    begin: "<!-- layers:begin, written by cargo xtask bench --write -->",
-    end: "<!-- layers:end -->",
-};
 
 /// A time, if there was a clock.
 pub(super) fn ns(value: f64, timed: bool) -> String {
@@ -230,16 +226,9 @@ pub fn terminal(results: &Results) -> String {
     )
 }
 
-/// Replaces what is between the markers of the pages below `root`.
+/// Replaces the summary on its page below `root`.
 pub fn write(root: &Path, results: &Results) -> Result<()> {
-    for (markers, new) in [
-        (PROVIDERS, tables(results)),
-        (LAYERS, layer_tables(results)),
-    ] {
-        let Markers { page, begin, end } = markers;
-        replace_in(&root.join(page), begin, end, &new)?;
-    }
-    Ok(())
+    replace_in(&root.join(SUMMARY), BEGIN, END, &layer_tables(results))
 }
 
 /// Replaces what is between the lines `begin` and `end` of a page.
@@ -371,20 +360,15 @@ mod tests {
 
     #[test]
     fn the_pages_have_the_markers() {
-        for Markers { page, begin, end } in [PROVIDERS, LAYERS] {
-            assert!(has_markers(page, begin, end), "{page}");
-        }
+        assert!(has_markers(SUMMARY, BEGIN, END));
     }
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
-        let Markers { begin, end, .. } = LAYERS;
-        let old = format!("above\n{begin}\nold\n{end}\nbelow\n");
-        let new = replace_between(&old, begin, end, "new").unwrap();
-        assert_eq!(new, format!("above\n{begin}\n\nnew\n{end}\nbelow\n"));
-        assert_eq!(replace_between("no markers", begin, end, "new"), None);
-        let Markers { begin, end, .. } = PROVIDERS;
-        assert_eq!(replace_between(&old, begin, end, "new"), None);
+        let old = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
+        let new = replace_between(&old, BEGIN, END, "new").unwrap();
+        assert_eq!(new, format!("above\n{BEGIN}\n\nnew\n{END}\nbelow\n"));
+        assert_eq!(replace_between("no markers", BEGIN, END, "new"), None);
     }
 
     #[test]
