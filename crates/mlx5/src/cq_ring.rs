@@ -12,7 +12,7 @@ use crate::cqe::{Before, decode};
 use crate::directory::Directory;
 use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
 use crate::session::Session;
-use crate::usual::RECEIVED;
+use crate::usual::{Place, RECEIVED};
 use crate::{CompletionError, CreateError, Usual, WorkCompletion};
 
 /// The consumer index has 24 bits.
@@ -377,6 +377,66 @@ impl CompletionRing {
             self.publish();
         }
         Ok(taken)
+    }
+
+    /// Polls completions into `out`, in order, each once; how many there were.
+    ///
+    /// # Errors
+    /// The next completion is malformed. It stays the next one, so that the call
+    /// can be repeated once its queue pair is attached, until
+    /// [`CompletionRing::skip`]. An error behind other completions is reported by
+    /// the next call.
+    ///
+    /// # Safety
+    /// The queues that complete here were published to as their contracts say.
+    pub unsafe fn poll<P: Place>(
+        &mut self,
+        out: &mut [MaybeUninit<P>],
+    ) -> Result<usize, CompletionError> {
+        let mut count = 0;
+        let result = loop {
+            // SAFETY: as the caller says.
+            let (more, why) = unsafe { self.take_usual(&mut out[count..]) };
+            count += more;
+            if why != Usual::Other || count == out.len() {
+                break Ok(count);
+            }
+            let left = self.session.left;
+            // SAFETY: as the caller says.
+            match unsafe { self.read() } {
+                Some(Ok(wc)) => {
+                    let place = &raw mut out[count];
+                    // SAFETY: a place begins with a completion, and is writable.
+                    unsafe {
+                        place.cast::<WorkCompletion>().write(wc);
+                        P::set_time(place, self.time);
+                    }
+                    count += 1;
+                }
+                Some(Err(error)) => {
+                    self.unread(left);
+                    break if count == 0 { Err(error) } else { Ok(count) };
+                }
+                None => break Ok(count),
+            }
+        };
+        if count != 0 {
+            self.publish();
+        }
+        result
+    }
+
+    /// Passes over the completion that [`CompletionRing::poll`] reported as
+    /// malformed.
+    #[cold]
+    pub fn skip(&mut self) {
+        if self.session.left != 0 {
+            self.next_of_session(self.at);
+        } else if self.written(self.at).is_none() {
+            return;
+        }
+        self.stand_at(self.at.wrapping_add(1));
+        self.publish();
     }
 
     /// As [`CompletionRing::take`], when `taken` were taken and the next is not

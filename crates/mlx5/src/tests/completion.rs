@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
-use crate::{Arming, CompletionError, Opcode, Role, SendFlags, WorkCompletion};
+use crate::{Arming, CompletionError, Opcode, Role, SendFlags, Timed, WorkCompletion};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -458,4 +458,51 @@ proptest! {
         }
         prop_assert_eq!((&memory[..4], &memory[20..]), (&[0u8; 4][..], &[0u8; 4][..]));
     }
+}
+
+/// A malformed completion stays until it is skipped, behind others as well, and
+/// completes once its queue pair is attached.
+#[test]
+fn poll_stops_at_a_malformed_completion() {
+    let (mut ring, mut device, mut pair) = attached(4);
+    let mut late = Pair::new(71, RC, &cap(16, 2, 0));
+    let mut out = [MaybeUninit::<Timed>::uninit(); 4];
+    for wr_id in 40..44 {
+        receive(&mut pair, wr_id, &[]);
+        receive(&mut late, wr_id + 100, &[]);
+    }
+    let of = |user_index, slot| Raised {
+        opcode: 2,
+        user_index,
+        slot,
+        time: 1000 + u64::from(slot),
+        ..Raised::default()
+    };
+    for raised in [of(70, 0), of(71, 0), of(72, 0), of(70, 1)] {
+        device.raise(&raised);
+    }
+    let mut poll = |ring: &mut CompletionRing| {
+        // SAFETY: no work request names memory.
+        let count = unsafe { ring.poll(&mut out) }?;
+        // SAFETY: that many were written.
+        let out = out[..count]
+            .iter()
+            .map(|timed| unsafe { timed.assume_init() });
+        Ok(out
+            .map(|timed| (timed.completion.wr_id, timed.time))
+            .collect())
+    };
+    let unknown = |user_index| Err::<Vec<_>, _>(CompletionError::UnknownQueue { user_index });
+    assert_eq!(poll(&mut ring), Ok(vec![(40, 1000)]));
+    assert_eq!(poll(&mut ring), unknown(71));
+    assert_eq!(device.consumed(), 1);
+    ring.attach(&late.work, Role::RECEIVE).unwrap();
+    assert_eq!(poll(&mut ring), Ok(vec![(140, 1000)]));
+    assert_eq!(poll(&mut ring), unknown(72));
+    ring.skip();
+    assert_eq!(device.consumed(), 3);
+    assert_eq!(poll(&mut ring), Ok(vec![(41, 1001)]));
+    // Nothing is skipped where nothing is.
+    ring.skip();
+    assert_eq!((poll(&mut ring), device.consumed()), (Ok(vec![]), 4));
 }
