@@ -21,6 +21,9 @@ pub enum Service {
     XrcTarget,
 }
 
+/// Opcodes are below this.
+pub(crate) const OPCODES: usize = 16;
+
 /// Segments that stand before the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
@@ -41,6 +44,8 @@ pub(crate) struct Form {
     pub before: u8,
     /// Fence bits of the work request after it, unless that asks for more.
     pub fence_after: u8,
+    /// Before the data there is the control segment, and the remote segment at most.
+    pub short: bool,
 }
 
 impl Form {
@@ -54,6 +59,7 @@ impl Form {
         keys: false,
         before: 0,
         fence_after: 0,
+        short: false,
     };
 }
 
@@ -71,7 +77,7 @@ impl Service {
     /// Segments of the address that work requests other than those that change
     /// keys have.
     #[inline(always)]
-    pub(crate) fn address(self) -> u8 {
+    pub(crate) const fn address(self) -> u8 {
         match self {
             Self::Datagram => 3,
             Self::XrcInitiator => 1,
@@ -79,10 +85,32 @@ impl Service {
         }
     }
 
+    /// [`Service::form`] by the opcode's number.
+    pub(crate) fn forms(self) -> &'static [Option<Form>; OPCODES] {
+        static FORMS: [[Option<Form>; OPCODES]; 5] = [
+            Service::ReliableConnection.all_forms(),
+            Service::UnreliableConnection.all_forms(),
+            Service::Datagram.all_forms(),
+            Service::XrcInitiator.all_forms(),
+            Service::XrcTarget.all_forms(),
+        ];
+        &FORMS[self as usize]
+    }
+
+    const fn all_forms(self) -> [Option<Form>; OPCODES] {
+        let mut all = [None; OPCODES];
+        let mut opcode = 0;
+        while opcode < OPCODES {
+            all[opcode] = self.form(Opcode(opcode as u32));
+            opcode += 1;
+        }
+        all
+    }
+
     /// How the device has an operation; none if the service has not.
     #[inline(always)]
-    pub(crate) fn form(self, operation: Opcode) -> Option<Form> {
-        if self == Self::XrcTarget {
+    pub(crate) const fn form(self, operation: Opcode) -> Option<Form> {
+        if matches!(self, Self::XrcTarget) {
             return None;
         }
         let address = self.address();
@@ -98,7 +126,7 @@ impl Service {
                 extra: Extra::Immediate,
                 ..plain
             },
-            _ if self == Self::Datagram => return None,
+            _ if matches!(self, Self::Datagram) => return None,
             Opcode::SEND_WITH_INV => Form {
                 opcode: opcode::SEND_INVAL,
                 extra: Extra::Key,
@@ -126,7 +154,7 @@ impl Service {
                 fence_after: CONTROL_SMALL_FENCE,
                 ..plain
             },
-            _ if self == Self::UnreliableConnection => return None,
+            _ if matches!(self, Self::UnreliableConnection) => return None,
             Opcode::RDMA_READ => Form {
                 opcode: opcode::RDMA_READ,
                 remote: true,
@@ -152,6 +180,9 @@ impl Service {
             },
             _ => return None,
         };
-        Some(form)
+        Some(Form {
+            short: address == 0 && form.before <= 1,
+            ..form
+        })
     }
 }

@@ -16,6 +16,7 @@
 
 mod build;
 mod copy;
+mod encode;
 pub(crate) mod keys;
 mod one;
 mod wqe;
@@ -33,13 +34,9 @@ use std::sync::Arc;
 use ring::{DoorbellRecord, OutstandingSlots};
 
 use crate::abi::{BLOCK, ControlSegment, SEGMENT};
-use crate::operation::Form;
+use crate::operation::{Form, OPCODES};
 use crate::registers::Register;
-use crate::{
-    Address, Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
-    Service, Work,
-};
-use uverbs::MwType;
+use crate::{Opcode, PostError, SendFlags, Service, Work};
 
 /// One more than the longest scatter/gather element: its length has 31 bits.
 pub const MAX_SEGMENT: u32 = 1 << 31;
@@ -89,6 +86,8 @@ pub struct SendQueue {
     max_inline: u32,
     qp_num: u32,
     service: Service,
+    /// How the service has each operation.
+    forms: &'static [Option<Form>; OPCODES],
     /// The operations that go the quick way, as bits; and those of them that
     /// may have inline data.
     quick: u16,
@@ -167,6 +166,7 @@ impl SendQueue {
             max_inline: work.send.max_inline,
             qp_num,
             service: work.service,
+            forms: work.service.forms(),
             quick: one::quick(work.service, false),
             quick_inline: one::quick(work.service, true),
             inline_alone: one::alone(work.service, work.send.max_inline),
@@ -286,68 +286,6 @@ impl SendQueue {
     #[inline(always)]
     pub fn opened(&mut self) -> Wqe<'_> {
         Wqe { queue: self }
-    }
-
-    /// Adds a work request to the batch.
-    ///
-    /// # Errors
-    /// [`PostError`]; the batch is as it was.
-    ///
-    /// # Safety
-    /// The memory of [`Data::Inline`] is readable.
-    #[inline]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
-        let mut wqe = self.open(wr.wr_id, wr.opcode, wr.flags)?;
-        wqe.immediate_or_key(wr.imm_or_key);
-        let RemoteMemory { addr, rkey } = wr.remote;
-        wqe.rdma(addr, rkey);
-        match wr.destination {
-            Destination::Connected => {}
-            Destination::Datagram {
-                address,
-                remote_qpn,
-                remote_qkey,
-            } => {
-                wqe.ud(address, remote_qpn, remote_qkey);
-            }
-            Destination::Xrc { remote_srqn } => {
-                wqe.xrc(remote_srqn);
-            }
-        }
-        match wr.operands {
-            Operands::Atomic { compare_add, swap } => {
-                wqe.atomic(addr, rkey, compare_add, swap);
-            }
-            Operands::Bind(bind) => {
-                let kind = match bind.window_type {
-                    MwType::TYPE_1 => WindowKind::Type1,
-                    MwType::TYPE_2 => WindowKind::Type2,
-                    _ => return Err(PostError::BadOperation),
-                };
-                wqe.bind_mw(&Bind {
-                    window: bind.window_rkey,
-                    rkey: bind.rkey,
-                    kind,
-                    addr: bind.addr,
-                    length: bind.length,
-                    lkey: bind.lkey,
-                    access: bind.access,
-                })?;
-            }
-            _ => {}
-        }
-        match wr.data {
-            Data::Sges(list) => wqe.sge_list(list)?,
-            Data::Inline(pieces) => {
-                let pieces = pieces
-                    .iter()
-                    .map(|piece| (piece.addr as *const u8, piece.length as usize));
-                // SAFETY: readable, as the caller says.
-                unsafe { wqe.inline_raw(pieces)? }
-            }
-        }
-        self.accept();
-        Ok(())
     }
 
     /// Makes the opened work request part of the batch.

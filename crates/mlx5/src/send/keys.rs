@@ -8,10 +8,12 @@
 use crate::abi::{
     DataSegment, KEY_FREE, KeySegment, SEGMENT, UmrSegment, key_access, umr_flag, umr_mask,
 };
+use crate::operation::Form;
 use crate::wc::opcode;
-use crate::{Opcode, PostError};
+use crate::{Address, Opcode, Operands, PostError, SendWr};
+use uverbs::MwType;
 
-use super::{SendQueue, Wqe};
+use super::{PER_BLOCK, SendQueue, Wqe};
 
 /// Segments before what the key stands for: control, change, context.
 pub(crate) const BEFORE: u32 = 8;
@@ -66,6 +68,110 @@ mod access {
 }
 
 impl SendQueue {
+    /// [`SendQueue::push`] of a work request that changes keys, which has no data.
+    pub(super) fn push_keys(
+        &mut self,
+        form: &Form,
+        wr: &SendWr<'_, Address>,
+    ) -> Result<(), PostError> {
+        let (kind, control, change) = match (wr.opcode, wr.operands) {
+            (Opcode::LOCAL_INV, _) => (opcode::LOCAL_INV, *wr, Change::unbind(MwType::TYPE_2, 0)),
+            (_, Operands::Bind(bind)) => {
+                let control = SendWr {
+                    imm_or_key: bind.window_rkey,
+                    ..*wr
+                };
+                (opcode::BIND_MW, control, self.bind(bind)?)
+            }
+            _ => return Err(PostError::BadOperation),
+        };
+        let segments = if change.memory.is_some() {
+            WHOLE
+        } else {
+            BEFORE
+        };
+        // SAFETY: 48 bytes without padding are three segments.
+        let update: [[u64; 2]; 3] = unsafe { std::mem::transmute(change.update) };
+        // SAFETY: 64 bytes without padding are four.
+        let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(change.key) };
+        let mut to = self.segments();
+        to.put(self.control(form, &control, segments));
+        (update.into_iter().chain(key)).for_each(|part| to.put(part));
+        if let Some(memory) = change.memory {
+            to.put(memory);
+            (BEFORE + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
+        }
+        // It has two blocks at least; the device's opcode is the same for both.
+        let second = self.next.wrapping_add(1);
+        self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.work.sends.note(second, kind.into(), self.marked);
+        self.fence = form.fence_after;
+        Ok(())
+    }
+
+    /// What binding a window changes.
+    fn bind(&self, bind: &uverbs::Bind) -> Result<Change, PostError> {
+        let kind = bind.window_type;
+        if kind != MwType::TYPE_1 && kind != MwType::TYPE_2 {
+            return Err(PostError::BadOperation);
+        }
+        if bind.length == 0 {
+            return Ok(Change::unbind(kind, bind.rkey));
+        }
+        if bind.length > LONGEST_WINDOW {
+            return Err(PostError::Unsupported);
+        }
+        let zero_based = bind.access & access::ZERO_BASED != 0;
+        // o10-36.2.2 of the specification; the device cannot tell.
+        if kind == MwType::TYPE_1 && zero_based {
+            return Err(PostError::BadOperation);
+        }
+        let mut changes = umr_mask::FREE
+            | umr_mask::MKEY
+            | umr_mask::LEN
+            | umr_mask::START_ADDR
+            | umr_mask::LOCAL_WRITE
+            | umr_mask::REMOTE_READ
+            | umr_mask::REMOTE_WRITE
+            | umr_mask::ATOMIC;
+        let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;
+        let mut owner = ANY_QP;
+        if kind == MwType::TYPE_2 {
+            changes |= umr_mask::QPN;
+            flags |= umr_flag::CHECK_FREE;
+            owner = self.qp_num << 8;
+        }
+        let rights = [
+            (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
+            (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
+            (access::REMOTE_READ, key_access::REMOTE_READ),
+            (access::REMOTE_ATOMIC, key_access::ATOMIC),
+        ];
+        let rights = (rights.into_iter())
+            .filter(|(asked, _)| bind.access & asked != 0)
+            .fold(0, |all, (_, right)| all | right);
+        Ok(Change {
+            update: UmrSegment {
+                flags,
+                klm_octowords: ONE_UNIT.to_be(),
+                mkey_mask: changes.to_be(),
+                ..UmrSegment::default()
+            },
+            key: KeySegment {
+                access_flags: rights,
+                qpn_mkey: (owner | bind.rkey & VARIANT).to_be(),
+                start_addr: if zero_based { 0 } else { bind.addr.to_be() },
+                len: bind.length.to_be(),
+                ..KeySegment::default()
+            },
+            memory: Some(DataSegment {
+                byte_count: (bind.length as u32).to_be(),
+                lkey: bind.lkey.to_be(),
+                addr: bind.addr.to_be(),
+            }),
+        })
+    }
+
     /// A work request that changes keys has been opened, as the one that will
     /// make `mark` of them: what is to be known of it, and all of an
     /// invalidation but the key.
@@ -82,6 +188,40 @@ impl SendQueue {
         self.work.sends.note(second, kind.into(), mark);
         if invalidates {
             self.opened().unbind(WindowKind::Type2, 0);
+        }
+    }
+}
+
+/// What a work request changes a memory key to.
+struct Change {
+    /// What of the key changes.
+    update: UmrSegment,
+    key: KeySegment,
+    /// The memory that the key stands for, if any.
+    memory: Option<DataSegment>,
+}
+
+impl Change {
+    /// The key stands for nothing from now on.
+    fn unbind(kind: MwType, rkey: u32) -> Self {
+        let mut changes = umr_mask::FREE | umr_mask::MKEY;
+        let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;
+        if kind == MwType::TYPE_2 {
+            changes |= umr_mask::QPN;
+            flags |= umr_flag::CHECK_QPN;
+        }
+        Self {
+            update: UmrSegment {
+                flags,
+                mkey_mask: changes.to_be(),
+                ..UmrSegment::default()
+            },
+            key: KeySegment {
+                free: KEY_FREE,
+                qpn_mkey: (ANY_QP | rkey & VARIANT).to_be(),
+                ..KeySegment::default()
+            },
+            memory: None,
         }
     }
 }

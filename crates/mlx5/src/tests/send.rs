@@ -5,7 +5,9 @@ use uverbs::{AhAttr, Sge};
 
 use super::*;
 use crate::ah::{Address, Link};
-use crate::{OneElement, Opcode, PostError, PostedOne, SendFlags};
+use crate::{
+    Data, OneElement, Opcode, Operands, PostError, PostedOne, RemoteMemory, SendFlags, SendWr,
+};
 
 /// A work request of one element.
 pub struct One<'a> {
@@ -388,17 +390,17 @@ fn receives_have_their_lists() {
 
 /// What a work request shall look like.
 #[derive(Clone, Debug)]
-enum Data {
+enum Given {
     List(Vec<Sge>),
     Inline(Vec<u8>, usize),
 }
 
-fn data() -> impl Strategy<Value = Data> {
+fn data() -> impl Strategy<Value = Given> {
     let element = (any::<u64>(), 1u32..1 << 31, any::<u32>()).prop_map(|(a, l, k)| sge(a, l, k));
     prop_oneof![
-        prop::collection::vec(element, 0..=6).prop_map(Data::List),
+        prop::collection::vec(element, 0..=6).prop_map(Given::List),
         (prop::collection::vec(any::<u8>(), 0..=200), 0usize..200)
-            .prop_map(|(bytes, cut)| Data::Inline(bytes, cut)),
+            .prop_map(|(bytes, cut)| Given::Inline(bytes, cut)),
     ]
 }
 
@@ -422,7 +424,7 @@ proptest! {
                 wqe.rdma(1, 2);
                 let mut tail = Vec::new();
                 match data {
-                    Data::List(list) => {
+                    Given::List(list) => {
                         wqe.sge_list(list).unwrap();
                         for sge in list {
                             tail.extend(sge.length.to_be_bytes());
@@ -430,7 +432,7 @@ proptest! {
                             tail.extend(sge.addr.to_be_bytes());
                         }
                     }
-                    Data::Inline(bytes, cut) => {
+                    Given::Inline(bytes, cut) => {
                         let (one, other) = bytes.split_at((*cut).min(bytes.len()));
                         let pieces = [one, other].map(|p| (p.as_ptr(), p.len()));
                         // SAFETY: pieces of a slice.
@@ -577,6 +579,127 @@ proptest! {
                 prop_assert_eq!(found.map(|found| found.wr_id), Some(wr_id));
                 pair.work.sends.complete(found.unwrap());
             }
+        }
+    }
+}
+
+proptest! {
+    /// The fast branch of `push` writes the same bytes as the general one, and the same
+    /// is outstanding, whatever they push, around the ring.
+    #[test]
+    fn the_fast_branch_writes_what_the_general_one_does(
+        batches in prop::collection::vec(
+            prop::collection::vec(
+                (0u32..17, 0u32..8, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..90, 0u8..4),
+                1..4,
+            ),
+            1..40,
+        ),
+        unreliable in any::<bool>(),
+        signal_all in any::<bool>(),
+        (room, keys) in (prop::sample::select(vec![0u32, 12, 76]), any::<bool>()),
+    ) {
+        let service = if unreliable { Service::UnreliableConnection } else { RC };
+        let cap = cap(5, 1, room);
+        let make = || {
+            let plan = SendPlan::new(&cap, service, &LIMITS, keys).unwrap();
+            Pair::with(work_of(1, service, plan, &cap, None), signal_all)
+        };
+        let (mut fast, mut general) = (make(), make());
+        let source: Vec<u8> = (1..=90).collect();
+        let mut posted = 0;
+        for batch in batches {
+            fast.send.begin();
+            general.send.begin();
+            for (opcode, flags, [wr_id, remote, addr], [imm, rkey, lkey], length, kind) in batch {
+                let copied = sge(source.as_ptr().expose_provenance() as u64, length, lkey);
+                let halves = [sge(copied.addr, length / 2, lkey),
+                    sge(copied.addr + u64::from(length / 2), length - length / 2, lkey)];
+                let gathered = [sge(addr, length, lkey)];
+                let wr = SendWr {
+                    imm_or_key: imm,
+                    remote: RemoteMemory { addr: remote, rkey },
+                    operands: Operands::Atomic { compare_add: remote ^ addr, swap: addr },
+                    data: match kind {
+                        0 => Data::Inline(&[copied]),
+                        1 => Data::Inline(&halves),
+                        _ => Data::Sges(&gathered),
+                    },
+                    ..SendWr::new(wr_id, Opcode(opcode), SendFlags::from_bits_retain(flags))
+                };
+                // SAFETY: inline data is of `source`.
+                let pushed = unsafe { (fast.send.push(&wr), general.send.push_any(&wr)) };
+                prop_assert_eq!(pushed.0, pushed.1);
+            }
+            // SAFETY: there is no device.
+            let published = unsafe { (fast.send.publish(), general.send.publish()) };
+            prop_assert_eq!(published.0, published.1);
+            let size = fast.work.send.bytes();
+            prop_assert_eq!(fast.sent(0, size), general.sent(0, size));
+            prop_assert_eq!(fast.record(1), general.record(1));
+            for word in 0..64 {
+                prop_assert_eq!(fast.flamed(word), general.flamed(word));
+            }
+            let found = |pair: &Pair, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
+            for slot in 0..fast.work.send.blocks {
+                prop_assert_eq!(found(&fast, slot), found(&general, slot));
+                prop_assert_eq!(fast.work.sends.noted(slot), general.work.sends.noted(slot));
+            }
+            // All complete, so that there is room.
+            while posted != fast.record(1) {
+                for pair in [&fast, &general] {
+                    let slot = posted & (pair.work.send.blocks - 1);
+                    if let Some(found) = pair.work.sends.find(slot) {
+                        pair.work.sends.complete(found);
+                    }
+                }
+                posted = (posted + 1) & 0xffff;
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_of_inline_data_is_copied_and_the_rest_of_its_segment_is_zeros() {
+    for general in [false, true] {
+        for length in 0..=200u32 {
+            let mut pair = Pair::new(1, RC, &cap(4, 1, 200));
+            // SAFETY: the whole queue.
+            unsafe {
+                pair.work
+                    .send_at()
+                    .write_bytes(0xff, pair.work.send.bytes())
+            };
+            // Exactly as much: a reader beyond it is found by the sanitizer.
+            let source: Vec<u8> = (0..length).map(|n| n as u8 + 1).collect();
+            let pieces = [sge(source.as_ptr().expose_provenance() as u64, length, 0)];
+            let wr = SendWr {
+                data: Data::Inline(&pieces),
+                ..SendWr::new(7, Opcode::SEND, SendFlags::empty())
+            };
+            // SAFETY: the piece is `source`.
+            let pushed = unsafe {
+                if general {
+                    pair.send.push_any(&wr)
+                } else {
+                    pair.send.push(&wr)
+                }
+            };
+            pushed.unwrap();
+            let bytes = pair.sent(0, 256);
+            let end = if length == 0 {
+                16
+            } else {
+                (20 + length as usize).next_multiple_of(16)
+            };
+            assert_eq!(be32(&bytes, 4) & 0x3f, end as u32 / 16, "{length}");
+            if length != 0 {
+                assert_eq!(be32(&bytes, 16), length | 1 << 31);
+                let (data, rest) = bytes[20..end].split_at(source.len());
+                assert_eq!(data, source);
+                assert!(rest.iter().all(|byte| *byte == 0), "{length}");
+            }
+            assert!(bytes[end..].iter().all(|byte| *byte == 0xff), "{length}");
         }
     }
 }

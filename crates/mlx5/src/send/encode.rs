@@ -1,0 +1,411 @@
+//! The encoder of send work requests.
+//!
+//! A WQE is a row of segments of 16 bytes, in the order control, address
+//! (datagrams, XRC), remote memory, atomic operands, data. It begins with a block
+//! of the queue and may go on at the queue's beginning; a segment does not straddle
+//! the end, inline data may.
+
+use std::ptr::NonNull;
+
+use ring::write_pair;
+use uverbs::Sge;
+
+use super::{MAX_SEGMENT, PER_BLOCK, SendQueue};
+use crate::abi::{
+    AddressVector, AtomicSegment, ControlSegment, DataSegment, EXTENDED_AV, INLINE_SEGMENT,
+    RemoteSegment, SEGMENT, XrcSegment, opcode,
+};
+use crate::operation::{Extra, Form};
+use crate::{
+    Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service,
+};
+
+impl SendQueue {
+    /// Adds a work request to the batch.
+    ///
+    /// # Errors
+    /// [`PostError`]; the batch is as it was.
+    ///
+    /// # Safety
+    /// The memory of [`Data::Inline`] is readable.
+    #[inline]
+    pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+        // Fast path: a connection's send, write or read of one element or one piece
+        // of inline data, with no fence before it, that does not reach over the
+        // queue's end.
+        if let Some(Some(form)) = self.forms.get(wr.opcode.0 as usize)
+            && form.short
+            && self.fence == 0
+        {
+            let before = 1 + u32::from(form.before);
+            match wr.data {
+                Data::Sges([sge])
+                    if sge.length.wrapping_sub(1) < self.longest && self.has_room(self.marked) =>
+                {
+                    // SAFETY: of the block, three segments at most are written.
+                    unsafe {
+                        let at = self.short_head(form, wr, before + 1);
+                        put(at, data(sge, sge.length));
+                    }
+                    self.advance(wr.wr_id, 1);
+                    return Ok(());
+                }
+                Data::Inline([piece])
+                    if piece.length.wrapping_sub(1) < self.max_inline
+                        && !form.reads
+                        && self.is_in_one_piece(before, piece.length)
+                        && self.has_room(self.marked) =>
+                {
+                    let segments = before + inline_segments(piece.length);
+                    let from = std::ptr::with_exposed_provenance(piece.addr as usize);
+                    // SAFETY: the WQE has room for `max_inline` bytes, and is in one
+                    // piece; they are readable, as the caller says.
+                    unsafe {
+                        let at = self.short_head(form, wr, segments);
+                        put_inline(at, from, piece.length);
+                    }
+                    self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+        // A copy, so that the caller's value needs no memory for the fast path.
+        let wr = *wr;
+        // SAFETY: as the caller says.
+        unsafe { self.push_any(&wr) }
+    }
+
+    /// [`SendQueue::push`] of any work request.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    pub(crate) unsafe fn push_any(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+        let form = self.forms.get(wr.opcode.0 as usize).copied().flatten();
+        let form = form.ok_or(PostError::BadOperation)?;
+        if form.keys && !self.work.send.keys {
+            return Err(PostError::BadOperation);
+        }
+        if !self.has_room(self.marked) {
+            return Err(PostError::Full);
+        }
+        let data_segments = self.data_segments(&form, wr.data)?;
+        if form.keys {
+            return self.push_keys(&form, wr);
+        }
+        let segments = 1 + u32::from(form.before) + data_segments;
+        let mut to = self.segments();
+        to.put(self.control(&form, wr, segments));
+        match (self.service, wr.destination) {
+            (
+                Service::Datagram,
+                Destination::Datagram {
+                    address,
+                    remote_qpn,
+                    remote_qkey,
+                },
+            ) => {
+                let vector = AddressVector {
+                    qkey: remote_qkey.to_be(),
+                    dqp_dct: (remote_qpn & 0xff_ffff | EXTENDED_AV).to_be(),
+                    ..address.0
+                };
+                // SAFETY: 48 bytes without padding are three segments.
+                let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
+                parts.into_iter().for_each(|part| to.put(part));
+            }
+            (Service::XrcInitiator, Destination::Xrc { remote_srqn }) => to.put(XrcSegment {
+                srqn: remote_srqn.to_be(),
+                reserved: [0; 3],
+            }),
+            (Service::Datagram | Service::XrcInitiator, _) => return Err(PostError::BadOperation),
+            _ => {}
+        }
+        if form.remote {
+            to.put(remote(wr.remote));
+        }
+        if form.atomic {
+            let Operands::Atomic { compare_add, swap } = wr.operands else {
+                return Err(PostError::BadOperation);
+            };
+            let (swap_add, compare) = if form.opcode == opcode::ATOMIC_CS {
+                (swap, compare_add)
+            } else {
+                (compare_add, 0)
+            };
+            to.put(AtomicSegment {
+                swap_add: swap_add.to_be(),
+                compare: compare.to_be(),
+            });
+        }
+        match wr.data {
+            // A length of 0 means 2 GiB to the device.
+            Data::Sges(list) => (list.iter().filter(|sge| sge.length != 0))
+                .for_each(|sge| to.put(data(sge, if form.atomic { 8 } else { sge.length }))),
+            // SAFETY: readable, as the caller says.
+            Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
+        }
+        self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.fence = form.fence_after;
+        Ok(())
+    }
+
+    /// Segments of the data, if a work request may have it.
+    fn data_segments(&self, form: &Form, data: Data<'_>) -> Result<u32, PostError> {
+        match data {
+            Data::Sges(list) if list.len() > self.max_sge as usize => Err(PostError::TooManySges),
+            Data::Sges([]) => Ok(0),
+            _ if form.keys => Err(PostError::BadOperation),
+            Data::Sges(list) if list.iter().any(|sge| sge.length >= MAX_SEGMENT) => {
+                Err(PostError::MessageTooLong)
+            }
+            Data::Sges(list) => Ok(list.iter().filter(|sge| sge.length != 0).count() as u32),
+            Data::Inline(_) if form.reads => Err(PostError::BadOperation),
+            Data::Inline(pieces) => {
+                let rest = (pieces.iter())
+                    .try_fold(self.max_inline, |room, piece| {
+                        room.checked_sub(piece.length)
+                    })
+                    .ok_or(PostError::InlineTooLong)?;
+                match self.max_inline - rest {
+                    0 => Ok(0),
+                    length => Ok(inline_segments(length)),
+                }
+            }
+        }
+    }
+
+    /// Whether inline data behind so many segments lies in one piece.
+    #[inline]
+    fn is_in_one_piece(&self, before: u32, length: u32) -> bool {
+        let begin = self.offset(self.next) + before as usize * SEGMENT;
+        begin + size_of::<u32>() + length as usize <= self.mask as usize + 1
+    }
+
+    /// Writes the control segment, and the remote segment if there is one, of a WQE
+    /// without an address; where its data begins.
+    ///
+    /// # Safety
+    /// There is room for a WQE.
+    #[inline]
+    unsafe fn short_head(
+        &self,
+        form: &Form,
+        wr: &SendWr<'_, Address>,
+        segments: u32,
+    ) -> NonNull<u8> {
+        // SAFETY: the beginning of a block, in which three segments have room.
+        unsafe {
+            let at = self.blocks.add(self.offset(self.next));
+            put(at, self.control(form, wr, segments));
+            if !form.remote {
+                return at.add(SEGMENT);
+            }
+            put(at.add(SEGMENT), remote(wr.remote));
+            at.add(2 * SEGMENT)
+        }
+    }
+
+    /// The control segment of the next work request.
+    #[inline]
+    pub(super) fn control(
+        &self,
+        form: &Form,
+        wr: &SendWr<'_, Address>,
+        segments: u32,
+    ) -> ControlSegment {
+        let fence = match wr.flags.contains(SendFlags::FENCE) {
+            // Its own fence is the stronger one.
+            true => 0,
+            false => self.fence,
+        };
+        let flags = u32::from_be(self.control[(wr.flags.bits() & 7) as usize]) as u8;
+        ControlSegment {
+            opmod_idx_opcode: ((self.next & 0xffff) << 8 | u32::from(form.opcode)).to_be(),
+            qpn_ds: (self.qp_num << 8 | segments).to_be(),
+            signature: 0,
+            dci_stream_channel_id: [0; 2],
+            fm_ce_se: flags | fence,
+            imm: match form.extra {
+                Extra::Nothing => 0,
+                Extra::Immediate => wr.imm_or_key,
+                Extra::Key => wr.imm_or_key.to_be(),
+            },
+        }
+    }
+
+    /// Makes the work request that was written part of the batch.
+    #[inline]
+    pub(super) fn advance(&mut self, wr_id: u64, blocks: u32) {
+        self.marked = self.marked.wrapping_add(1);
+        self.note(self.offset(self.next), wr_id, self.marked);
+        self.accepted = self.next;
+        self.next = self.next.wrapping_add(blocks);
+    }
+
+    /// The segments of the next work request, for which there is room.
+    pub(super) fn segments(&self) -> Segments {
+        Segments {
+            blocks: self.blocks,
+            mask: self.mask as usize,
+            at: self.offset(self.next),
+        }
+    }
+}
+
+/// The segments of a WQE while they are written, in order, around the queue's end.
+pub(super) struct Segments {
+    blocks: NonNull<u8>,
+    /// One less than the queue's bytes, which are some.
+    mask: usize,
+    at: usize,
+}
+
+impl Segments {
+    /// Writes the next segment.
+    #[inline]
+    pub(super) fn put<T>(&mut self, segment: T) {
+        // SAFETY: a whole segment of the queue, by the mask, that is not the
+        // device's: no more are written than a work request has room for.
+        unsafe { put(self.blocks.add(self.at & self.mask), segment) };
+        self.at += SEGMENT;
+    }
+
+    /// Writes inline data, which is last: how much it is, the pieces, and zeros up to
+    /// the end of the last segment.
+    ///
+    /// # Safety
+    /// The pieces are readable.
+    unsafe fn put_inline(&mut self, pieces: &[Sge]) {
+        let length: u32 = pieces.iter().map(|piece| piece.length).sum();
+        if length == 0 {
+            return;
+        }
+        let header = (length | INLINE_SEGMENT).to_be_bytes();
+        // SAFETY: the header and the zeros are as long as is said; of the pieces the
+        // caller says so.
+        unsafe {
+            self.copy(header.as_ptr(), header.len());
+            for piece in pieces {
+                let from = std::ptr::with_exposed_provenance(piece.addr as usize);
+                self.copy(from, piece.length as usize);
+            }
+            let rest = self.at.next_multiple_of(SEGMENT) - self.at;
+            self.copy([0; SEGMENT].as_ptr(), rest);
+        }
+    }
+
+    /// # Safety
+    /// `from` is readable for `length` bytes.
+    unsafe fn copy(&mut self, from: *const u8, length: usize) {
+        let at = self.at & self.mask;
+        let now = length.min(self.mask + 1 - at);
+        // SAFETY: as in `put`; what is past the queue's end is at its beginning.
+        unsafe {
+            let to = self.blocks.as_ptr();
+            to.add(at).copy_from_nonoverlapping(from, now);
+            to.copy_from_nonoverlapping(from.add(now), length - now);
+        }
+        self.at += length;
+    }
+}
+
+/// Writes a segment by one store, so that a copy to the UAR by such loads gets it
+/// forwarded.
+///
+/// # Safety
+/// `to` is writable for a segment, and aligned to one.
+#[inline]
+unsafe fn put<T>(to: NonNull<u8>, segment: T) {
+    const { assert!(size_of::<T>() == SEGMENT) };
+    // SAFETY: the segments of `abi` have no padding; the rest is as the caller says.
+    unsafe {
+        let [first, second] = std::mem::transmute_copy::<T, [u64; 2]>(&segment);
+        write_pair(to.cast(), first, second);
+    }
+}
+
+/// The segment of remote memory.
+#[inline]
+fn remote(memory: RemoteMemory) -> RemoteSegment {
+    RemoteSegment {
+        raddr: memory.addr.to_be(),
+        rkey: memory.rkey.to_be(),
+        reserved: 0,
+    }
+}
+
+/// The segment of a scatter/gather element.
+#[inline]
+fn data(sge: &Sge, length: u32) -> DataSegment {
+    DataSegment {
+        byte_count: length.to_be(),
+        lkey: sge.lkey.to_be(),
+        addr: sge.addr.to_be(),
+    }
+}
+
+/// Segments of `length` bytes of inline data, with the word that says how much.
+#[inline]
+fn inline_segments(length: u32) -> u32 {
+    (4 + length).div_ceil(SEGMENT as u32)
+}
+
+/// Writes inline data in one piece, by whole segments: how much it is, the data, and
+/// zeros up to the end of the last segment.
+///
+/// # Safety
+/// `to` is writable for the segments, and aligned to one; `from` is readable for
+/// `length` bytes, which are some.
+#[inline]
+unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
+    let header = u64::from((length | INLINE_SEGMENT).swap_bytes());
+    let length = length as usize;
+    // Little-endian numbers, whatever the machine is.
+    let eight = |at: usize| {
+        // SAFETY: asked for where there are 8 bytes.
+        u64::from_le(unsafe { from.add(at).cast::<u64>().read_unaligned() })
+    };
+    let four = |at: usize| {
+        // SAFETY: asked for where there are 4 bytes.
+        u64::from(u32::from_le(unsafe {
+            from.add(at).cast::<u32>().read_unaligned()
+        }))
+    };
+    let one = |at: usize| {
+        // SAFETY: asked for where there is a byte.
+        u64::from(unsafe { from.add(at).read() })
+    };
+    let write = |segment: usize, first: u64, second: u64| {
+        // SAFETY: one of the segments, as the caller says.
+        unsafe { write_pair(to.add(segment).cast(), first.to_le(), second.to_le()) };
+    };
+    // The first segment has 12 bytes of the data.
+    if length < 12 {
+        let (first, second) = match length {
+            8.. => (four(0), eight(length - 8) >> ((12 - length) * 8)),
+            4.. => (four(0), four(length - 4) >> ((8 - length) * 8)),
+            _ => {
+                let (middle, last) = (length / 2, length - 1);
+                (
+                    one(0) | one(middle) << (middle * 8) | one(last) << (last * 8),
+                    0,
+                )
+            }
+        };
+        return write(0, header | first << 32, second);
+    }
+    write(0, header | four(0) << 32, eight(4));
+    let mut at = 12;
+    while at + SEGMENT <= length {
+        write(at + 4, eight(at), eight(at + 8));
+        at += SEGMENT;
+    }
+    // The last bytes are read with those before them.
+    match length - at {
+        0 => {}
+        left @ 1..=8 => write(at + 4, eight(length - 8) >> ((8 - left) * 8), 0),
+        left => write(at + 4, eight(at), eight(length - 8) >> ((16 - left) * 8)),
+    }
+}
