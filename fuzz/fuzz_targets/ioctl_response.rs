@@ -101,8 +101,8 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
     let mut driver = [0xaa; 24];
     let _ = context.get_context(Udata::output(&mut driver));
     let _ = context.query_context();
-    let _ = uverbs::mlx5_import::query_context(context, &mut driver);
-    let _ = uverbs::mlx5_import::query_pd(context, PdHandle(1));
+    let _ = mlx5::ioctl::query_context(context, &mut driver);
+    let _ = mlx5::ioctl::query_pd(context, PdHandle(1));
     let _ = context.query_device();
     if let Ok(attr) = context.query_device_ex(Udata::none()) {
         assert!(attr.response_length >= 184);
@@ -246,6 +246,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
 fuzz_target!(|bytes: &[u8]| {
     let input = Input(Arc::new(Mutex::new(bytes.iter().copied().collect())));
     let fake = FakeKernel::new();
+    fake.add_methods(mlx5::ioctl::METHODS);
     for &target in TARGETS {
         let input = input.clone();
         fake.on(target, move |reply| input.answer(reply));

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
-use uverbs::abi::mlx5::ATTR_QUERY_CONTEXT_RESP;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
@@ -14,7 +13,7 @@ use crate::event::{EventFile, FileKind, Reported};
 use crate::files::{ContextFile, File, PER_UAR, REGISTERS};
 use crate::object::{Events, Is, Object};
 use crate::request::{Request, word};
-use crate::spec::{self, Form};
+use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 

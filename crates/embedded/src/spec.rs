@@ -3,9 +3,11 @@
 
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
-use uverbs::abi::mlx5::ATTR_QUERY_CONTEXT_RESP;
 
 use crate::event::FileKind;
+
+/// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`: the driver's answer in QUERY_CONTEXT.
+pub(crate) const ATTR_QUERY_CONTEXT_RESP: u16 = uverbs::driver::NAMESPACE;
 
 /// Type of an attribute.
 #[derive(Clone, Copy, Debug)]

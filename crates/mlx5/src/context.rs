@@ -9,6 +9,7 @@ use uverbs::{Context, ContextInfo, Udata};
 use crate::Clock;
 use crate::CreateError;
 use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Plain};
+use crate::ioctl;
 use crate::own_registers::{Numbered, OwnPages};
 use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
 
@@ -178,7 +179,7 @@ impl DeviceContext {
     /// of UAR_OBJ_ALLOC, and of [`DeviceContext::open`]. Nothing is left behind.
     pub fn import(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
         let mut answer = AllocUcontextResp::default();
-        let info = uverbs::mlx5_import::query_context(context, answer.bytes_mut())?;
+        let info = ioctl::query_context(context, answer.bytes_mut())?;
         Ok((info, Self::from_answer(context, &answer, Self::own)?))
     }
 

@@ -1,10 +1,11 @@
 //! Memory of the device's own: allocated, mapped, and copied to and from.
 
 use ring::{DeviceWords, Mapping};
-use uverbs::{Context, ContextRef, DmHandle, Dmabuf, Mlx5Dm, Mlx5DmPlace};
+use uverbs::{Context, ContextRef, Dm, DmHandle, Dmabuf};
 
 use crate::CreateError;
 use crate::context::{file_offset, map_command};
+use crate::ioctl::{self, DmLocation};
 
 /// `MLX5_IB_MMAP_DEVICE_MEM`.
 pub(crate) const MMAP_DEVICE_MEMORY: u8 = 8;
@@ -40,7 +41,7 @@ impl CopyError {
 }
 
 impl DeviceBytes {
-    fn map(context: &Context, place: Mlx5DmPlace, length: u64) -> Result<Self, CreateError> {
+    fn map(context: &Context, location: DmLocation, length: u64) -> Result<Self, CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
         let page = Mapping::page_size();
         let length = usize::try_from(length).map_err(|_| bad("the length of device memory"))?;
@@ -50,13 +51,13 @@ impl DeviceBytes {
             .ok_or(bad("the length of device memory"))?;
         // The driver tells an address of the device's, which is nothing to the
         // process but for its place in a page.
-        let start = (place.start_offset % page as u64) as usize;
-        let mapping = map_command(context, MMAP_DEVICE_MEMORY, place.page_index, whole)?;
+        let start = (location.start_offset % page as u64) as usize;
+        let mapping = map_command(context, MMAP_DEVICE_MEMORY, location.page_index, whole)?;
         let words = DeviceWords::new(mapping, start, length)
             .map_err(|_| bad("where device memory begins"))?;
         Ok(Self {
             words,
-            page_index: place.page_index,
+            page_index: location.page_index,
         })
     }
 
@@ -65,8 +66,8 @@ impl DeviceBytes {
     /// # Errors
     /// Those of DM_QUERY and of mapping; [`CreateError::BadAnswer`].
     pub fn of(context: &Context, dm: DmHandle) -> Result<Self, CreateError> {
-        let (place, length) = uverbs::mlx5_dm::query(context, dm)?;
-        Self::map(context, place, length)
+        let (location, length) = ioctl::dm::query(context, dm)?;
+        Self::map(context, location, length)
     }
 
     /// The pages that the memory lies in, as a DMA buffer for other devices;
@@ -130,7 +131,7 @@ impl DeviceBytes {
 #[derive(Debug)]
 pub struct DeviceMemory<C: ContextRef> {
     /// The kernel's object.
-    pub object: Mlx5Dm<C>,
+    pub object: Dm<C>,
     /// Its bytes.
     pub bytes: DeviceBytes,
 }
@@ -148,8 +149,8 @@ impl<C: ContextRef> DeviceMemory<C> {
                 what: "more device memory than there is",
             });
         }
-        let object = Mlx5Dm::alloc(context, length, log_alignment)?;
-        let bytes = DeviceBytes::map(context, object.place(), length)?;
+        let (object, location) = ioctl::dm::alloc(context, length, log_alignment)?;
+        let bytes = DeviceBytes::map(context, location, length)?;
         Ok(Self { object, bytes })
     }
 }

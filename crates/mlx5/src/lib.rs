@@ -33,6 +33,7 @@ mod dm;
 mod error;
 #[cfg(any(test, feature = "fake"))]
 pub mod hostile;
+pub mod ioctl;
 mod memory;
 mod operation;
 mod own_registers;

@@ -4,22 +4,23 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping};
-use uverbs::{Context, ContextRef, Mlx5Uar, Mlx5UarHandle, Mlx5UarKind, Mlx5UarPlace};
+use uverbs::{Context, ContextRef};
 
 use crate::context::{Arm, WANTED_EXCLUSIVE, WANTED_REGISTERS};
+use crate::ioctl::{Uar, UarHandle, UarKind, UarLocation};
 use crate::registers::{Page, REGISTERS, Register, UAR};
 use crate::{CreateError, DeviceContext};
 
 /// Maps an allocated page.
-fn map(context: &Context, place: Mlx5UarPlace) -> Result<Arc<Page>, CreateError> {
-    let length = place.mmap_length as usize;
+fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateError> {
+    let length = location.mmap_length as usize;
     // What was asked about registers holds for these too.
     if length < UAR || length > Mapping::page_size() {
         return Err(CreateError::BadAnswer {
             what: "the length of a page of registers",
         });
     }
-    let page = Page::map_at(context, place.mmap_offset, place.page_id)?;
+    let page = Page::map_at(context, location.mmap_offset, location.page_id)?;
     Ok(Arc::new(page))
 }
 
@@ -48,7 +49,7 @@ unsafe fn only_register(
 #[derive(Debug)]
 pub struct OwnRegister<C: ContextRef> {
     register: Register,
-    uar: Mlx5Uar<C>,
+    uar: Uar<C>,
 }
 
 impl<C: ContextRef> OwnRegister<C> {
@@ -63,8 +64,8 @@ impl<C: ContextRef> OwnRegister<C> {
                 what: "a register of one's own on a device without BlueFlame",
             });
         }
-        let uar = Mlx5Uar::alloc(context, Mlx5UarKind::BlueFlame)?;
-        let page = map(context, uar.place())?;
+        let uar = Uar::alloc(context, UarKind::BlueFlame)?;
+        let page = map(context, uar.location())?;
         // SAFETY: those who post through it do so one at a time: that is what a
         // thread domain is for.
         let register = unsafe { only_register(&page, device.register_size() / 2, false)? };
@@ -74,7 +75,7 @@ impl<C: ContextRef> OwnRegister<C> {
     pub(crate) fn numbered(&self) -> Numbered {
         Numbered {
             register: self.register.clone(),
-            page_id: self.uar.place().page_id,
+            page_id: self.uar.location().page_id,
         }
     }
 
@@ -98,8 +99,8 @@ pub(crate) struct Numbered {
 
 #[derive(Debug)]
 struct OwnPage {
-    handle: Mlx5UarHandle,
-    place: Mlx5UarPlace,
+    handle: UarHandle,
+    location: UarLocation,
     /// Queue pairs that use it have a share.
     page: Arc<Page>,
 }
@@ -127,8 +128,8 @@ impl OwnPages {
     /// Those of UAR_OBJ_ALLOC and of mapping; [`CreateError::Unsupported`] if the
     /// page has a number that no completion queue can be told.
     pub(crate) fn new(context: &Context, register_size: usize) -> Result<Self, CreateError> {
-        let first = Self::allocate(context, Mlx5UarKind::Doorbells, |place| {
-            u16::try_from(place.page_id)
+        let first = Self::allocate(context, UarKind::Doorbells, |location| {
+            u16::try_from(location.page_id)
                 .map(drop)
                 .map_err(|_| CreateError::Unsupported {
                     what: "a page of registers of so large a number for completion queues",
@@ -142,17 +143,17 @@ impl OwnPages {
 
     fn allocate(
         context: &Context,
-        kind: Mlx5UarKind,
-        check: impl FnOnce(Mlx5UarPlace) -> Result<(), CreateError>,
+        kind: UarKind,
+        check: impl FnOnce(UarLocation) -> Result<(), CreateError>,
     ) -> Result<OwnPage, CreateError> {
         // Given back on an error.
-        let uar = Mlx5Uar::alloc(&context, kind)?;
-        let place = uar.place();
-        check(place)?;
-        let page = map(context, place)?;
+        let uar = Uar::alloc(&context, kind)?;
+        let location = uar.location();
+        check(location)?;
+        let page = map(context, location)?;
         Ok(OwnPage {
             handle: uar.into_handle(),
-            place,
+            location,
             page,
         })
     }
@@ -166,7 +167,7 @@ impl OwnPages {
         self.locked(|pages| {
             let first = pages.first().ok_or(CreateError::NoMemory)?;
             // `new` has checked the number.
-            Ok(Arm::of(&first.page, Some(first.place.page_id as u16)))
+            Ok(Arm::of(&first.page, Some(first.location.page_id as u16)))
         })
     }
 
@@ -182,7 +183,7 @@ impl OwnPages {
         let register = unsafe { only_register(&own.page, half, shared)? };
         Ok(Numbered {
             register,
-            page_id: own.place.page_id,
+            page_id: own.location.page_id,
         })
     }
 
@@ -202,7 +203,7 @@ impl OwnPages {
             }
             if pages.len() < WANTED_REGISTERS as usize
                 && pages.try_reserve(1).is_ok()
-                && let Ok(own) = Self::allocate(context, Mlx5UarKind::BlueFlame, |_| Ok(()))
+                && let Ok(own) = Self::allocate(context, UarKind::BlueFlame, |_| Ok(()))
             {
                 pages.push(own);
                 let shared = !exclusive.contains(&(pages.len() - 1));
@@ -220,7 +221,7 @@ impl OwnPages {
     /// Gives all pages back to the kernel, after the queues that use them.
     pub(crate) fn release(&self, context: &Context) {
         for own in self.locked(std::mem::take) {
-            drop(Mlx5Uar::from_handle(&context, own.handle, own.place));
+            drop(Uar::from_handle(&context, own.handle, own.location));
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
 };
+use crate::ioctl;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, OwnRegister, RecvQueue, SendQueue, Service, Work};
@@ -31,7 +32,7 @@ pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
 /// # Errors
 /// Those of PD_QUERY.
 pub fn find_pd(context: &Context, pd: PdHandle) -> Result<(), CreateError> {
-    uverbs::mlx5_import::query_pd(context, pd)?;
+    ioctl::query_pd(context, pd)?;
     Ok(())
 }
 

@@ -79,7 +79,7 @@ pub fn create(
 /// EIO if the device is gone.
 pub fn destroy(context: &Context, ah: AhHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DestroyAh, ids::OBJECT_AH, ids::METHOD_AH_DESTROY);
-    ioctl.about(ah.0);
+    ioctl.acts_on(ah.0);
     ioctl.handle(ids::ATTR_DESTROY_AH_HANDLE, ah.0);
     ioctl.run(context).map(drop)
 }

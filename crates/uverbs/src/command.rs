@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi::ids;
 use crate::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
+use crate::driver::DriverMethod;
 use crate::{Command, Context, Error};
 
 /// The longest method (QP_CREATE) has 15 attributes and two of driver data.
@@ -58,9 +59,9 @@ impl<'a> Udata<'a> {
     }
 }
 
-/// Index of an output attribute in a frame.
+/// An attribute whose answer is read after the command has run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot(usize);
+pub struct Slot(usize);
 
 /// The kernel's input: header and attributes without a gap.
 #[repr(C)]
@@ -73,9 +74,9 @@ const _: () = assert!(core::mem::offset_of!(Frame, attrs) == size_of::<IoctlHdr>
 
 /// A command under construction. Borrows its input and output buffers until it
 /// has run.
-pub(crate) struct Ioctl<'a> {
+pub struct Ioctl<'a> {
     command: Command,
-    about: Option<u32>,
+    acts_on: Option<u32>,
     frame: Frame,
     used: usize,
     overflow: bool,
@@ -86,7 +87,7 @@ impl<'a> Ioctl<'a> {
     pub(crate) fn new(command: Command, object_id: u16, method_id: u16) -> Self {
         Self {
             command,
-            about: None,
+            acts_on: None,
             frame: Frame {
                 header: IoctlHdr {
                     object_id,
@@ -99,6 +100,17 @@ impl<'a> Ioctl<'a> {
             overflow: false,
             buffers: PhantomData,
         }
+    }
+
+    /// Builds a driver's method.
+    ///
+    /// # Safety
+    /// The method must treat no input that is added ([`input`](Self::input),
+    /// [`u32`](Self::u32), [`u64`](Self::u64), [`constant`](Self::constant)) as
+    /// an address or a descriptor; or what it makes the kernel or the device do
+    /// with the memory or file must be allowed, as [`Udata::new`] describes.
+    pub unsafe fn driver(method: &'static DriverMethod) -> Self {
+        Self::new(Command::Driver(method), method.object_id, method.method_id)
     }
 
     /// Builds the write command `number`, to be invoked through ioctl.
@@ -138,13 +150,13 @@ impl<'a> Ioctl<'a> {
         slot
     }
 
-    /// Sets the object that errors of the command name.
-    pub(crate) fn about(&mut self, handle: u32) {
-        self.about = Some(handle);
+    /// Sets the handle number that errors of the command name.
+    pub fn acts_on(&mut self, handle: u32) {
+        self.acts_on = Some(handle);
     }
 
     /// Adds input data: inline up to eight bytes, otherwise by address.
-    pub(crate) fn input(&mut self, attr_id: u16, bytes: &'a [u8]) {
+    pub fn input(&mut self, attr_id: u16, bytes: &'a [u8]) {
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
             return;
@@ -160,22 +172,24 @@ impl<'a> Ioctl<'a> {
         self.push(attr_id, len, data);
     }
 
-    pub(crate) fn u32(&mut self, attr_id: u16, value: u32) {
+    /// Adds an input of four bytes.
+    pub fn u32(&mut self, attr_id: u16, value: u32) {
         let [a, b, c, d] = value.to_ne_bytes();
         self.push(attr_id, 4, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]));
     }
 
-    pub(crate) fn u64(&mut self, attr_id: u16, value: u64) {
+    /// Adds an input of eight bytes.
+    pub fn u64(&mut self, attr_id: u16, value: u64) {
         self.push(attr_id, 8, value);
     }
 
     /// Adds an enumerated value, which the kernel expects as 64 bits.
-    pub(crate) fn constant(&mut self, attr_id: u16, value: u64) {
+    pub fn constant(&mut self, attr_id: u16, value: u64) {
         self.push(attr_id, 8, value);
     }
 
     /// Adds an existing object.
-    pub(crate) fn handle(&mut self, attr_id: u16, handle: u32) {
+    pub fn handle(&mut self, attr_id: u16, handle: u32) {
         self.push(attr_id, 0, handle.into());
     }
 
@@ -185,13 +199,13 @@ impl<'a> Ioctl<'a> {
     }
 
     /// Adds the object to create; the kernel fills in its handle.
-    pub(crate) fn new_object(&mut self, attr_id: u16) -> Slot {
+    pub fn new_object(&mut self, attr_id: u16) -> Slot {
         self.push(attr_id, 0, 0)
     }
 
     /// Adds an output buffer. It is cleared first, so that what the kernel does
     /// not write reads as zero.
-    pub(crate) fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
+    pub fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
         bytes.fill(0);
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
@@ -210,7 +224,10 @@ impl<'a> Ioctl<'a> {
     }
 
     /// Runs the command.
-    pub(crate) fn run(mut self, context: &Context) -> Result<Answer, Error> {
+    ///
+    /// # Errors
+    /// The kernel's, or EINVAL if the attributes do not fit into a frame.
+    pub fn run(mut self, context: &Context) -> Result<Answer, Error> {
         if self.overflow {
             return Err(Error::Invalid {
                 command: self.command,
@@ -239,7 +256,7 @@ impl<'a> Ioctl<'a> {
             }),
             Err(errno) => Err(Error::Refused {
                 command: self.command,
-                handle: self.about,
+                handle: self.acts_on,
                 errno,
             }),
         }
@@ -253,8 +270,8 @@ pub(crate) struct WriteCommand<'a> {
 }
 
 impl<'a> WriteCommand<'a> {
-    pub(crate) fn about(mut self, handle: u32) -> Self {
-        self.ioctl.about(handle);
+    pub(crate) fn acts_on(mut self, handle: u32) -> Self {
+        self.ioctl.acts_on(handle);
         self
     }
 
@@ -274,7 +291,8 @@ impl<'a> WriteCommand<'a> {
 }
 
 /// The attributes after the kernel wrote to them.
-pub(crate) struct Answer {
+#[derive(Debug)]
+pub struct Answer {
     command: Command,
     attrs: [Attr; MAX_ATTRS],
     used: usize,
@@ -293,8 +311,11 @@ impl Answer {
         }
     }
 
-    /// Returns the handle of the created object.
-    pub(crate) fn handle(&self, slot: Slot) -> Result<u32, Error> {
+    /// Returns the handle number of the created object.
+    ///
+    /// # Errors
+    /// EPROTO if it is not a number of 32 bits.
+    pub fn handle(&self, slot: Slot) -> Result<u32, Error> {
         u32::try_from(self.attr(slot)?.data).map_err(|_| self.bad("a handle of more than 32 bits"))
     }
 
@@ -307,17 +328,28 @@ impl Answer {
     }
 
     /// Returns whether the kernel reports the output as written.
-    pub(crate) fn is_written(&self, slot: Slot) -> bool {
+    pub fn is_written(&self, slot: Slot) -> bool {
         self.attr(slot)
             .is_ok_and(|attr| attr.flags & ATTR_F_VALID_OUTPUT != 0)
     }
 
-    /// Returns an error if the kernel did not write the output.
-    pub(crate) fn written(&self, slot: Slot) -> Result<(), Error> {
+    /// Checks that the kernel wrote the output.
+    ///
+    /// # Errors
+    /// EPROTO if it did not.
+    pub fn written(&self, slot: Slot) -> Result<(), Error> {
         if self.is_written(slot) {
             Ok(())
         } else {
             Err(self.bad("an output was not written"))
         }
+    }
+
+    /// Checks that the kernel wrote all these outputs.
+    ///
+    /// # Errors
+    /// EPROTO if it did not.
+    pub fn all_written(&self, slots: &[Slot]) -> Result<(), Error> {
+        slots.iter().try_for_each(|&slot| self.written(slot))
     }
 }

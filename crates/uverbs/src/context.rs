@@ -9,6 +9,7 @@ use crate::abi::ids;
 use crate::abi::verbs;
 use crate::command::Ioctl;
 use crate::discovery::{Device, DriverId};
+use crate::driver::DriverOutput;
 use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Error, Udata};
 use zerocopy::IntoBytes;
@@ -166,14 +167,19 @@ impl Context {
     /// # Errors
     /// EOPNOTSUPP if the driver cannot share contexts.
     pub fn query_context(&self) -> Result<ContextInfo, Error> {
-        self.query_context_of(None)
+        self.query_context_with([])
     }
 
-    /// As [`query_context`](Self::query_context), with a buffer for the
-    /// driver's answer, which has an attribute of its own.
-    pub(crate) fn query_context_of(
+    /// As [`query_context`](Self::query_context), with outputs that the driver
+    /// adds.
+    ///
+    /// # Errors
+    /// As [`query_context`](Self::query_context); EINVAL if the file has no
+    /// context yet, EPROTONOSUPPORT if the kernel or the driver does not
+    /// support the outputs, EIO if the device is gone.
+    pub fn query_context_with<const N: usize>(
         &self,
-        driver: Option<(u16, &mut [u8])>,
+        outputs: [DriverOutput<'_>; N],
     ) -> Result<ContextInfo, Error> {
         let (mut vectors, mut support) = (0u32, 0u64);
         let mut ioctl = Ioctl::new(
@@ -186,10 +192,10 @@ impl Context {
             vectors.as_mut_bytes(),
         );
         ioctl.output(ids::ATTR_QUERY_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
-        let driver = driver.map(|(attr, answer)| ioctl.output(attr, answer));
+        let outputs = outputs.map(|output| ioctl.output(output.attr_id, output.buffer));
         let answer = ioctl.run(self)?;
         answer.written(slot)?;
-        driver.map_or(Ok(()), |driver| answer.written(driver))?;
+        answer.all_written(&outputs)?;
         Ok(ContextInfo {
             num_comp_vectors: vectors,
             core_support: support,

@@ -167,7 +167,7 @@ pub fn resize(context: &Context, cq: CqHandle, cqe: u32, udata: Udata<'_>) -> Re
     };
     let mut resp = ResizeCqResp::default();
     Ioctl::write(Command::ResizeCq, cmd::CMD_RESIZE_CQ, &request, &mut resp)
-        .about(cq.0)
+        .acts_on(cq.0)
         .udata(udata)
         .run(context)?;
     Ok(resp.cqe)
@@ -190,7 +190,7 @@ pub fn req_notify(context: &Context, cq: CqHandle, solicited_only: bool) -> Resu
         &request,
         &mut (),
     )
-    .about(cq.0)
+    .acts_on(cq.0)
     .run(context)
 }
 
@@ -219,7 +219,7 @@ pub fn modify_moderation(
         &request,
         &mut (),
     )
-    .about(cq.0)
+    .acts_on(cq.0)
     .run(context)
 }
 
@@ -230,7 +230,7 @@ pub fn modify_moderation(
 pub fn destroy(context: &Context, cq: CqHandle) -> Result<CqEvents, Error> {
     let mut resp = DestroyCqResp::default();
     let mut ioctl = Ioctl::new(Command::DestroyCq, ids::OBJECT_CQ, ids::METHOD_CQ_DESTROY);
-    ioctl.about(cq.0);
+    ioctl.acts_on(cq.0);
     ioctl.handle(ids::ATTR_DESTROY_CQ_HANDLE, cq.0);
     ioctl.output(ids::ATTR_DESTROY_CQ_RESP, resp.as_mut_bytes());
     // The queue is destroyed even if the counts were not written: no error

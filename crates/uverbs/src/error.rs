@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::driver::DriverMethod;
+
 /// A Linux error number, as the kernel returned it; any value is representable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(i32);
@@ -44,18 +46,28 @@ macro_rules! commands {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[allow(missing_docs, reason = "the names say it")]
-        pub enum Command { $($(#[$doc])* $name),+ }
+        pub enum Command {
+            $($(#[$doc])* $name,)+
+            /// A method that a driver adds.
+            Driver(&'static DriverMethod),
+        }
 
         impl Command {
             /// Returns the command's name, in the kernel headers' spelling if
             /// they have one.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$name => $text),+ }
+                match self {
+                    $(Self::$name => $text,)+
+                    Self::Driver(method) => method.name,
+                }
             }
 
             /// Returns the kind of object that the command acts on.
             pub const fn object(self) -> &'static str {
-                match self { $(Self::$name => $object),+ }
+                match self {
+                    $(Self::$name => $object,)+
+                    Self::Driver(method) => method.object,
+                }
             }
         }
     };
@@ -80,7 +92,6 @@ commands! {
     AdviseMr = "ADVISE_MR" on "memory region";
     DeregMr = "MR_DESTROY" on "memory region";
     AllocDm = "DM_ALLOC" on "device memory";
-    QueryDm = "DM_QUERY" on "device memory";
     FreeDm = "DM_FREE" on "device memory";
     AllocDmabuf = "DMABUF_ALLOC" on "DMA buffer";
     RegDmMr = "DM_MR_REG" on "memory region";
@@ -111,9 +122,6 @@ commands! {
     DestroyAh = "AH_DESTROY" on "address handle";
     OpenXrcd = "OPEN_XRCD" on "XRC domain";
     CloseXrcd = "XRCD_DESTROY" on "XRC domain";
-    QueryPd = "PD_QUERY" on "protection domain";
-    AllocUar = "UAR_OBJ_ALLOC" on "UAR";
-    DestroyUar = "UAR_OBJ_DESTROY" on "UAR";
     ListDevices = "RDMA_NLDEV_CMD_GET" on "device list";
     GetCharDevice = "RDMA_NLDEV_CMD_GET_CHARDEV" on "character device";
     GetSystem = "RDMA_NLDEV_CMD_SYS_GET" on "RDMA subsystem";

@@ -42,8 +42,6 @@ handles! {
     XrcdHandle;
     /// Handle number of device memory.
     DmHandle;
-    /// Handle number of a UAR of an mlx5 device.
-    Mlx5UarHandle;
 }
 
 /// A kind of kernel object.
@@ -53,10 +51,14 @@ pub trait Kind {
     /// What the kernel reports when the object is destroyed.
     type Events;
     /// Destroys the object.
+    ///
+    /// # Errors
+    /// The kernel's; the object still exists.
     fn destroy(context: &Context, handle: Self::Handle) -> Result<Self::Events, Error>;
 }
 
-/// A kernel object that is destroyed exactly once.
+/// A kernel object that is destroyed once: by [`destroy`](Self::destroy), or
+/// when dropped.
 pub struct Owned<C: ContextRef, K: Kind> {
     context: C,
     handle: K::Handle,
@@ -64,7 +66,8 @@ pub struct Owned<C: ContextRef, K: Kind> {
 }
 
 impl<C: ContextRef, K: Kind> Owned<C, K> {
-    pub(crate) fn new(context: &C, handle: K::Handle) -> Self {
+    /// Takes ownership of the object with number `handle`.
+    pub fn new(context: &C, handle: K::Handle) -> Self {
         Self {
             context: context.clone(),
             handle,
@@ -72,23 +75,28 @@ impl<C: ContextRef, K: Kind> Owned<C, K> {
         }
     }
 
-    pub(crate) fn handle(&self) -> K::Handle {
+    /// Returns the object's handle number in its context.
+    pub fn handle(&self) -> K::Handle {
         self.handle
     }
 
-    pub(crate) fn context(&self) -> &C {
+    /// Returns the context that the object belongs to.
+    pub fn context(&self) -> &C {
         &self.context
     }
 
-    /// Destroys the object. After an error it is still owned.
-    pub(crate) fn destroy(&mut self) -> Result<K::Events, Error> {
+    /// Destroys the object.
+    ///
+    /// # Errors
+    /// The kernel's; the object is still owned.
+    pub fn destroy(&mut self) -> Result<K::Events, Error> {
         let events = K::destroy(&self.context, self.handle)?;
         self.live = false;
         Ok(events)
     }
 
     /// Releases the object without destroying it.
-    pub(crate) fn forget(mut self) -> K::Handle {
+    pub fn forget(mut self) -> K::Handle {
         self.live = false;
         self.handle
     }
@@ -115,7 +123,9 @@ impl<C: ContextRef, K: Kind> fmt::Debug for Owned<C, K> {
     }
 }
 
-/// The methods that every handle type has. The type needs a field `owned`.
+/// Defines the methods that every handle type has. The type needs a parameter
+/// `C: ContextRef` and a field `owned`, an [`Owned`](crate::driver::Owned).
+#[macro_export]
 macro_rules! owned_methods {
     ($type:ident, $handle:ty, $events:ty, $events_doc:literal) => {
         impl<C: $crate::ContextRef> $type<C> {

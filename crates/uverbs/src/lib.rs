@@ -22,6 +22,9 @@
 //! otherwise the write command invoked through ioctl. A successful command
 //! allocates nothing; its frame is on the stack.
 //!
+//! The ioctl methods of a device's driver belong to the device's crate, which
+//! builds them by [`driver`].
+//!
 //! All system calls go through [`kernel::Kernel`]: [`kernel::RealKernel`] calls
 //! libc, the fake (feature `fake`) records the calls and returns prepared
 //! answers.
@@ -53,16 +56,15 @@ mod command;
 mod context;
 pub mod cq;
 pub mod discovery;
+pub mod dm;
 mod dmabuf;
 mod doorbell;
+pub mod driver;
 pub mod environment;
 mod error;
 mod event_file;
 mod handle;
 pub mod kernel;
-pub mod mlx5_dm;
-pub mod mlx5_import;
-pub mod mlx5_uar;
 pub mod mr;
 pub mod mw;
 mod number;
@@ -89,15 +91,13 @@ pub use channel::CompletionChannel;
 pub use command::Udata;
 pub use context::{Context, ContextInfo, ContextRef};
 pub use cq::{Cq, CqEvents, CqInit};
+pub use dm::Dm;
 pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CqHandle, DmHandle, Mlx5UarHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle,
-    XrcdHandle,
+    AhHandle, CqHandle, DmHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle, XrcdHandle,
 };
-pub use mlx5_dm::{Mlx5Dm, Mlx5DmPlace};
-pub use mlx5_uar::{Mlx5Uar, Mlx5UarKind, Mlx5UarPlace};
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
 pub use operation::{OneElement, Opcode, SendFlags};

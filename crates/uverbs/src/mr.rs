@@ -331,7 +331,7 @@ pub unsafe fn rereg(
     };
     let mut resp = ReregMrResp::default();
     Ioctl::write(Command::ReregMr, cmd::CMD_REREG_MR, &request, &mut resp)
-        .about(mr.0)
+        .acts_on(mr.0)
         .udata(udata)
         .run(context)?;
     Ok(MrKeys {
@@ -347,7 +347,7 @@ pub unsafe fn rereg(
 pub fn query(context: &Context, mr: MrHandle) -> Result<MrAttr, Error> {
     let mut attr = MrAttr::default();
     let mut ioctl = Ioctl::new(Command::QueryMr, ids::OBJECT_MR, ids::METHOD_QUERY_MR);
-    ioctl.about(mr.0);
+    ioctl.acts_on(mr.0);
     ioctl.handle(ids::ATTR_QUERY_MR_HANDLE, mr.0);
     let needed = [
         ioctl.output(ids::ATTR_QUERY_MR_RESP_LKEY, attr.lkey.as_mut_bytes()),
@@ -368,7 +368,7 @@ pub fn query(context: &Context, mr: MrHandle) -> Result<MrAttr, Error> {
 /// EBUSY if memory windows are bound to it.
 pub fn destroy(context: &Context, mr: MrHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DeregMr, ids::OBJECT_MR, ids::METHOD_MR_DESTROY);
-    ioctl.about(mr.0);
+    ioctl.acts_on(mr.0);
     ioctl.handle(ids::ATTR_DESTROY_MR_HANDLE, mr.0);
     ioctl.run(context).map(drop)
 }

@@ -89,7 +89,7 @@ pub fn alloc(
 /// EIO if the device is gone.
 pub fn destroy(context: &Context, mw: MwHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DeallocMw, ids::OBJECT_MW, ids::METHOD_MW_DESTROY);
-    ioctl.about(mw.0);
+    ioctl.acts_on(mw.0);
     ioctl.handle(ids::ATTR_DESTROY_MW_HANDLE, mw.0);
     ioctl.run(context).map(drop)
 }

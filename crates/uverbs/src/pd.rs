@@ -65,7 +65,7 @@ pub fn alloc(context: &Context, udata: Udata<'_>) -> Result<PdHandle, Error> {
 /// EBUSY if other objects still use it.
 pub fn destroy(context: &Context, pd: PdHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DeallocPd, ids::OBJECT_PD, ids::METHOD_PD_DESTROY);
-    ioctl.about(pd.0);
+    ioctl.acts_on(pd.0);
     ioctl.handle(ids::ATTR_DESTROY_PD_HANDLE, pd.0);
     ioctl.run(context).map(drop)
 }

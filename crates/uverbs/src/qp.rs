@@ -299,7 +299,7 @@ pub fn modify(
     let base = attr.to_kernel(qp, mask);
     if !mask.contains(QpAttrMask::RATE_LIMIT) && udata.is_empty() {
         return Ioctl::write(Command::ModifyQp, cmd::CMD_MODIFY_QP, &base, &mut ())
-            .about(qp.0)
+            .acts_on(qp.0)
             .run(context);
     }
     let request = ExModifyQp {
@@ -314,7 +314,7 @@ pub fn modify(
         &request,
         &mut resp,
     )
-    .about(qp.0)
+    .acts_on(qp.0)
     .udata(udata)
     .run(context)
 }
@@ -335,7 +335,7 @@ pub fn query(
     };
     let mut resp = QueryQpResp::default();
     Ioctl::write(Command::QueryQp, cmd::CMD_QUERY_QP, &request, &mut resp)
-        .about(qp.0)
+        .acts_on(qp.0)
         .run(context)?;
     let attr = QpAttr::from_kernel(&resp);
     Ok((
@@ -370,7 +370,7 @@ pub fn attach_multicast(
         &request,
         &mut (),
     )
-    .about(qp.0)
+    .acts_on(qp.0)
     .run(context)
 }
 
@@ -396,7 +396,7 @@ pub fn detach_multicast(
         &request,
         &mut (),
     )
-    .about(qp.0)
+    .acts_on(qp.0)
     .run(context)
 }
 
@@ -408,7 +408,7 @@ pub fn detach_multicast(
 pub fn destroy(context: &Context, qp: QpHandle) -> Result<u32, Error> {
     let mut resp = DestroyQpResp::default();
     let mut ioctl = Ioctl::new(Command::DestroyQp, ids::OBJECT_QP, ids::METHOD_QP_DESTROY);
-    ioctl.about(qp.0);
+    ioctl.acts_on(qp.0);
     ioctl.handle(ids::ATTR_DESTROY_QP_HANDLE, qp.0);
     ioctl.output(ids::ATTR_DESTROY_QP_RESP, resp.as_mut_bytes());
     ioctl.run(context)?;

@@ -243,7 +243,7 @@ pub fn modify(
         srq_limit: change.limit.unwrap_or(0),
     };
     Ioctl::write(Command::ModifySrq, cmd::CMD_MODIFY_SRQ, &request, &mut ())
-        .about(srq.0)
+        .acts_on(srq.0)
         .udata(udata)
         .run(context)
 }
@@ -259,7 +259,7 @@ pub fn query(context: &Context, srq: SrqHandle) -> Result<SrqAttr, Error> {
     };
     let mut resp = QuerySrqResp::default();
     Ioctl::write(Command::QuerySrq, cmd::CMD_QUERY_SRQ, &request, &mut resp)
-        .about(srq.0)
+        .acts_on(srq.0)
         .run(context)?;
     Ok(SrqAttr {
         max_wr: resp.max_wr,
@@ -280,7 +280,7 @@ pub fn destroy(context: &Context, srq: SrqHandle) -> Result<u32, Error> {
         ids::OBJECT_SRQ,
         ids::METHOD_SRQ_DESTROY,
     );
-    ioctl.about(srq.0);
+    ioctl.acts_on(srq.0);
     ioctl.handle(ids::ATTR_DESTROY_SRQ_HANDLE, srq.0);
     ioctl.output(ids::ATTR_DESTROY_SRQ_RESP, resp.as_mut_bytes());
     ioctl.run(context)?;

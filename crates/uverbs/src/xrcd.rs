@@ -81,7 +81,7 @@ pub fn destroy(context: &Context, xrcd: XrcdHandle) -> Result<(), Error> {
         ids::OBJECT_XRCD,
         ids::METHOD_XRCD_DESTROY,
     );
-    ioctl.about(xrcd.0);
+    ioctl.acts_on(xrcd.0);
     ioctl.handle(ids::ATTR_DESTROY_XRCD_HANDLE, xrcd.0);
     ioctl.run(context).map(drop)
 }

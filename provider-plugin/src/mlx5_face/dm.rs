@@ -79,7 +79,7 @@ pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: libibverbs passes live memory of ours.
     entry::int(|| unsafe {
         let ctx = CtxRef::of((*dm).context);
-        let result = uverbs::mlx5_dm::destroy(&ctx, DmHandle((*dm).handle));
+        let result = uverbs::dm::destroy(&ctx, DmHandle((*dm).handle));
         destroyed(result.map_err(Into::into))?;
         drop(Box::from_raw(dm.cast::<Dm>()));
         Ok(())

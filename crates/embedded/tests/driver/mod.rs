@@ -61,7 +61,7 @@ impl Host {
 
     /// What the kernel says of a context.
     pub fn device_info(&self) -> uverbs::ContextInfo {
-        uverbs::mlx5_import::query_context(&self.context, &mut [0; 72]).unwrap()
+        mlx5::ioctl::query_context(&self.context, &mut [0; 72]).unwrap()
     }
 
     /// One device, driven by its thread.

@@ -7,8 +7,8 @@ use std::mem::offset_of;
 use c_check::compile;
 
 use super::*;
+use crate::ioctl::ids as uar;
 use crate::wc::syndrome;
-use uverbs::abi::mlx5 as uar;
 
 const INCLUDES: &str = "#include <stddef.h>\n\
     #include <rdma/mlx5-abi.h>\n\

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::FileExt;
 
+use crate::ioctl::ids::*;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
-use uverbs::abi::mlx5::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, ExQueryDeviceResp, cmd};
 use uverbs::kernel::fake::Target;
 use zerocopy::FromZeros;

@@ -4,9 +4,9 @@
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::ioctl::ids::*;
 use uverbs::Context;
 use uverbs::abi::ids::*;
-use uverbs::abi::mlx5::*;
 use uverbs::kernel::fake::Target;
 
 use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GOOD, Machine};

@@ -8,6 +8,7 @@ mod device_memory;
 mod directory;
 mod hostile;
 mod import;
+mod ioctl;
 mod keys;
 mod look;
 mod objects;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 
+use crate::ioctl::ids::*;
 use uverbs::abi::ids::*;
-use uverbs::abi::mlx5::*;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata};
 
@@ -78,6 +78,7 @@ impl Answer {
 impl Machine {
     pub fn new() -> Self {
         let fake = FakeKernel::new();
+        fake.add_methods(crate::ioctl::METHODS);
         let mut pages = tempfile();
         pages.write_all(&[0; 8 * 4096]).unwrap();
         // SAFETY: the file lives as long as this value, which the contexts of

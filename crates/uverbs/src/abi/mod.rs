@@ -16,7 +16,6 @@
 pub mod ids;
 pub mod ioctl;
 pub mod later;
-pub mod mlx5;
 pub mod netlink;
 pub mod verbs;
 pub mod write;

@@ -298,11 +298,6 @@ fn refused_creations() {
             Box::new(|| Xrcd::open(c, &XrcdOpen::default(), Udata::none()).err()),
         ),
         (
-            Target::Method(abi::mlx5::OBJECT_UAR, abi::mlx5::METHOD_UAR_ALLOC),
-            Command::AllocUar,
-            Box::new(|| Mlx5Uar::alloc(c, Mlx5UarKind::BlueFlame).err()),
-        ),
-        (
             Target::Write(cmd::CMD_CREATE_COMP_CHANNEL),
             Command::CreateCompChannel,
             Box::new(|| CompletionChannel::create(c).err()),
@@ -375,8 +370,7 @@ fn refused_changes_name_the_object() {
         qp::destroy(c, QpHandle(5)).err(),
         ah::destroy(c, AhHandle(5)).err(),
         xrcd::destroy(c, XrcdHandle(5)).err(),
-        mlx5_uar::destroy(c, Mlx5UarHandle(5)).err(),
-        mlx5_import::query_pd(c, PdHandle(5)).err(),
+        dm::destroy(c, DmHandle(5)).err(),
         pd::destroy(c, PdHandle(5)).err(),
         // Now it exists, but is of another kind.
         qp::destroy(c, QpHandle(pd.handle().0)).err(),

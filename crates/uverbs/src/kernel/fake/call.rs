@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::spec;
+use super::spec::Methods;
 use crate::Errno;
 use crate::abi::ids;
 use crate::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
@@ -64,7 +64,11 @@ impl IoctlCall {
     /// # Safety
     /// `argument` must be a header followed by its attributes, whose inputs
     /// are readable.
-    pub(super) unsafe fn read(fd: RawFd, argument: *mut c_void) -> Result<Self, Errno> {
+    pub(super) unsafe fn read(
+        fd: RawFd,
+        argument: *mut c_void,
+        methods: &Methods,
+    ) -> Result<Self, Errno> {
         // SAFETY: a header is at `argument`, by the contract.
         let header = unsafe { argument.cast::<IoctlHdr>().read() };
         let attrs = usize::from(header.num_attrs);
@@ -94,7 +98,7 @@ impl IoctlCall {
                     .read()
             };
             let len = usize::from(attr.len);
-            let bytes = if !spec::is_input(call.object, call.method, attr.attr_id) {
+            let bytes = if !methods.is_input(call.object, call.method, attr.attr_id) {
                 Vec::new()
             } else if let Some(inline) = attr.data.to_ne_bytes().get(..len) {
                 inline.to_vec()
@@ -151,12 +155,13 @@ impl IoctlCall {
 pub struct Reply<'a> {
     call: &'a mut IoctlCall,
     raw: *mut c_void,
+    methods: &'a Methods,
 }
 
 impl<'a> Reply<'a> {
     /// `raw` is what `call` was read from, in an ioctl that has not returned.
-    pub(super) fn new(call: &'a mut IoctlCall, raw: *mut c_void) -> Self {
-        Self { call, raw }
+    pub(super) fn new(call: &'a mut IoctlCall, raw: *mut c_void, methods: &'a Methods) -> Self {
+        Self { call, raw, methods }
     }
 
     /// Returns the command.
@@ -168,13 +173,14 @@ impl<'a> Reply<'a> {
     pub fn outputs(&self) -> Vec<u16> {
         let (object, method) = (self.call.object, self.call.method);
         let ids = self.call.attrs.iter().map(|recorded| recorded.attr.attr_id);
-        ids.filter(|&id| spec::is_output(object, method, id))
+        ids.filter(|&id| self.methods.is_output(object, method, id))
             .collect()
     }
 
     /// Returns the attribute that receives the handle of the created object.
     pub fn new_object(&self) -> Option<u16> {
-        spec::new_object_attr(self.call.object, self.call.method)
+        self.methods
+            .new_object_attr(self.call.object, self.call.method)
     }
 
     fn raw_attr(&mut self, id: u16) -> Option<&mut Attr> {
@@ -243,7 +249,7 @@ impl<'a> Reply<'a> {
 
     /// Sets the handle of the created object.
     pub(super) fn set_new_object(&mut self, number: u32) {
-        match spec::new_object_attr(self.call.object, self.call.method) {
+        match self.new_object() {
             Some(id) => self.set_data(id, number.into()),
             // Responses of write commands begin with the handle.
             None => {

@@ -3,7 +3,8 @@
 //!
 //! By default all commands succeed. The fake checks each command's attributes
 //! as the kernel does (whether they are known and mandatory, lengths, kinds of
-//! objects; table in `spec.rs`), assigns handles to new objects, marks outputs
+//! objects; table in `spec.rs`, to which a driver's tests add by
+//! [`FakeKernel::add_methods`]), assigns handles to new objects, marks outputs
 //! written (without writing: the caller clears them), and tracks which objects
 //! are alive. [`FakeKernel::on`] changes the answer to one command: values, an
 //! errno, missing outputs.
@@ -28,6 +29,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use call::{Call, IoctlCall, Recorded, Reply};
+pub use spec::{AttrSpec, AttrType, MethodSpec};
 
 use super::Kernel;
 use crate::abi::ids;
@@ -56,6 +58,7 @@ type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
 struct State {
     calls: Vec<Call>,
     handlers: HashMap<Target, Handler>,
+    methods: spec::Methods,
     /// Handle number to object type.
     live: BTreeMap<u32, u16>,
     open: Vec<RawFd>,
@@ -183,18 +186,33 @@ impl FakeKernel {
         self.lock().write_error = errno;
     }
 
-    fn run(&self, mut call: IoctlCall, raw: *mut c_void) -> Result<c_int, Errno> {
-        call.result = self.answer(&mut call, raw);
+    /// Adds methods of a driver, and attributes that it adds to common ones.
+    pub fn add_methods(&self, methods: &'static [MethodSpec]) {
+        self.lock().methods.add(methods);
+    }
+
+    fn run(
+        &self,
+        mut call: IoctlCall,
+        raw: *mut c_void,
+        methods: &spec::Methods,
+    ) -> Result<c_int, Errno> {
+        call.result = self.answer(&mut call, raw, methods);
         let result = call.result;
         self.lock().calls.push(Call::Ioctl(call));
         result.map(|()| 0)
     }
 
-    fn answer(&self, call: &mut IoctlCall, raw: *mut c_void) -> Result<(), Errno> {
+    fn answer(
+        &self,
+        call: &mut IoctlCall,
+        raw: *mut c_void,
+        methods: &spec::Methods,
+    ) -> Result<(), Errno> {
         let target = call.target();
         let mut state = self.lock();
-        let effect = spec::check(call, &state.live)?;
-        let mut reply = Reply::new(call, raw);
+        let effect = spec::check(methods, call, &state.live)?;
+        let mut reply = Reply::new(call, raw, methods);
         reply.mark_outputs();
         let mut created = None;
         match effect {
@@ -278,10 +296,11 @@ unsafe impl Kernel for Arc<FakeKernel> {
         if request != RDMA_VERBS_IOCTL {
             return Err(Errno::new(libc::ENOTTY));
         }
+        let methods = self.lock().methods.clone();
         // SAFETY: the caller vouches for the argument of this request, which is
         // a header with its attributes.
-        let call = unsafe { IoctlCall::read(fd, argument) }?;
-        self.run(call, argument)
+        let call = unsafe { IoctlCall::read(fd, argument, &methods) }?;
+        self.run(call, argument, &methods)
     }
 
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {

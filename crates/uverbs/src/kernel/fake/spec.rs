@@ -9,7 +9,6 @@ use crate::Errno;
 use crate::abi::ids::*;
 use crate::abi::ioctl::ATTR_F_MANDATORY;
 use crate::abi::later::*;
-use crate::abi::mlx5;
 use crate::abi::write::cmd::*;
 use crate::abi::write::*;
 
@@ -22,8 +21,9 @@ pub enum Effect {
     Destroys(u32),
 }
 
-#[derive(Clone, Copy)]
-enum Ty {
+/// Type of an attribute.
+#[derive(Clone, Copy, Debug)]
+pub enum AttrType {
     /// Input data: minimum and maximum length.
     In(u16, u16),
     /// Output data: minimum length.
@@ -40,11 +40,17 @@ enum Ty {
     Fd,
 }
 
-#[derive(Clone, Copy)]
-struct AttrSpec {
-    id: u16,
-    ty: Ty,
-    mandatory: bool,
+use AttrType as Ty;
+
+/// An attribute of a method.
+#[derive(Clone, Copy, Debug)]
+pub struct AttrSpec {
+    /// Its number.
+    pub id: u16,
+    /// Its type.
+    pub ty: AttrType,
+    /// Whether the method requires it.
+    pub mandatory: bool,
 }
 
 const fn must(id: u16, ty: Ty) -> AttrSpec {
@@ -70,45 +76,20 @@ const FLAGS: Ty = Ty::In(4, 8);
 const OUT32: Ty = Ty::Out(4);
 const OUT64: Ty = Ty::Out(8);
 
-struct MethodSpec {
-    object: u16,
-    method: u16,
-    /// Takes driver data.
-    udata: bool,
-    attrs: &'static [AttrSpec],
+/// A method, or attributes that a driver adds to a common one.
+#[derive(Clone, Copy, Debug)]
+pub struct MethodSpec {
+    /// Number of the object.
+    pub object: u16,
+    /// Number of the method.
+    pub method: u16,
+    /// Whether it takes driver data.
+    pub udata: bool,
+    /// Its attributes.
+    pub attrs: &'static [AttrSpec],
 }
 
 const METHODS: &[MethodSpec] = &[
-    MethodSpec {
-        object: mlx5::OBJECT_UAR,
-        method: mlx5::METHOD_UAR_ALLOC,
-        udata: false,
-        attrs: &[
-            must(mlx5::ATTR_ALLOC_UAR_HANDLE, Ty::New(mlx5::OBJECT_UAR)),
-            must(mlx5::ATTR_ALLOC_UAR_TYPE, CONST),
-            must(mlx5::ATTR_ALLOC_UAR_MMAP_OFFSET, OUT64),
-            must(mlx5::ATTR_ALLOC_UAR_MMAP_LENGTH, OUT32),
-            must(mlx5::ATTR_ALLOC_UAR_PAGE_ID, OUT32),
-        ],
-    },
-    MethodSpec {
-        object: mlx5::OBJECT_UAR,
-        method: mlx5::METHOD_UAR_DESTROY,
-        udata: false,
-        attrs: &[must(
-            mlx5::ATTR_DESTROY_UAR_HANDLE,
-            Ty::Destroy(mlx5::OBJECT_UAR),
-        )],
-    },
-    MethodSpec {
-        object: OBJECT_PD,
-        method: mlx5::METHOD_PD_QUERY,
-        udata: false,
-        attrs: &[
-            must(mlx5::ATTR_QUERY_PD_HANDLE, Ty::Object(OBJECT_PD)),
-            must(mlx5::ATTR_QUERY_PD_NUMBER, OUT32),
-        ],
-    },
     MethodSpec {
         object: OBJECT_DM,
         method: METHOD_DM_ALLOC,
@@ -117,8 +98,6 @@ const METHODS: &[MethodSpec] = &[
             must(ATTR_ALLOC_DM_HANDLE, Ty::New(OBJECT_DM)),
             must(ATTR_ALLOC_DM_LENGTH, U64),
             must(ATTR_ALLOC_DM_ALIGNMENT, U32),
-            must(mlx5::ATTR_ALLOC_DM_START_OFFSET, OUT64),
-            must(mlx5::ATTR_ALLOC_DM_PAGE_INDEX, Ty::Out(2)),
         ],
     },
     MethodSpec {
@@ -126,17 +105,6 @@ const METHODS: &[MethodSpec] = &[
         method: METHOD_DM_FREE,
         udata: false,
         attrs: &[must(ATTR_FREE_DM_HANDLE, Ty::Destroy(OBJECT_DM))],
-    },
-    MethodSpec {
-        object: OBJECT_DM,
-        method: mlx5::METHOD_DM_QUERY,
-        udata: false,
-        attrs: &[
-            must(mlx5::ATTR_QUERY_DM_HANDLE, Ty::Object(OBJECT_DM)),
-            must(mlx5::ATTR_QUERY_DM_START_OFFSET, OUT64),
-            must(mlx5::ATTR_QUERY_DM_PAGE_INDEX, Ty::Out(2)),
-            must(mlx5::ATTR_QUERY_DM_LENGTH, OUT64),
-        ],
     },
     MethodSpec {
         object: OBJECT_MR,
@@ -179,8 +147,6 @@ const METHODS: &[MethodSpec] = &[
         attrs: &[
             may(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, OUT32),
             may(ATTR_QUERY_CONTEXT_CORE_SUPPORT, OUT64),
-            // The driver requires the response at least up to `dump_fill_mkey`.
-            may(mlx5::ATTR_QUERY_CONTEXT_RESP, Ty::Out(68)),
         ],
     },
     MethodSpec {
@@ -456,40 +422,58 @@ const WRITES: &[WriteSpec] = &[
     },
 ];
 
-fn method(object: u16, method: u16) -> Option<&'static MethodSpec> {
-    METHODS
-        .iter()
-        .find(|spec| spec.object == object && spec.method == method)
-}
+/// The methods of a kernel: common ones, and those that drivers add.
+#[derive(Clone)]
+pub struct Methods(Vec<&'static [MethodSpec]>);
 
-fn attr(object: u16, method_id: u16, id: u16) -> Option<Ty> {
-    let spec = method(object, method_id)?;
-    match id {
-        ATTR_UHW_IN if spec.udata => Some(Ty::In(0, u16::MAX)),
-        ATTR_UHW_OUT if spec.udata => Some(Ty::Out(0)),
-        _ => spec
-            .attrs
-            .iter()
-            .find(|attr| attr.id == id)
-            .map(|attr| attr.ty),
+impl Default for Methods {
+    fn default() -> Self {
+        Self(vec![METHODS])
     }
 }
 
-pub fn is_input(object: u16, method: u16, id: u16) -> bool {
-    matches!(attr(object, method, id), Some(Ty::In(..)))
-}
+impl Methods {
+    pub fn add(&mut self, methods: &'static [MethodSpec]) {
+        self.0.push(methods);
+    }
 
-pub fn is_output(object: u16, method: u16, id: u16) -> bool {
-    matches!(attr(object, method, id), Some(Ty::Out(_)))
-}
+    /// Returns the declarations of a method; several if a driver adds
+    /// attributes.
+    fn of(&self, object: u16, method: u16) -> impl Iterator<Item = &'static MethodSpec> {
+        let all = self.0.iter().copied().flatten();
+        all.filter(move |spec| spec.object == object && spec.method == method)
+    }
 
-/// Returns the attribute that receives the handle of the created object.
-pub fn new_object_attr(object: u16, method_id: u16) -> Option<u16> {
-    let attrs = method(object, method_id)?.attrs;
-    attrs
-        .iter()
-        .find(|attr| matches!(attr.ty, Ty::New(_) | Ty::NewFd))
-        .map(|attr| attr.id)
+    fn attrs(&self, object: u16, method: u16) -> impl Iterator<Item = &'static AttrSpec> {
+        self.of(object, method).flat_map(|spec| spec.attrs)
+    }
+
+    fn attr(&self, object: u16, method: u16, id: u16) -> Option<AttrType> {
+        let udata = self.of(object, method).any(|spec| spec.udata);
+        match id {
+            ATTR_UHW_IN if udata => Some(Ty::In(0, u16::MAX)),
+            ATTR_UHW_OUT if udata => Some(Ty::Out(0)),
+            _ => self
+                .attrs(object, method)
+                .find(|attr| attr.id == id)
+                .map(|attr| attr.ty),
+        }
+    }
+
+    pub fn is_input(&self, object: u16, method: u16, id: u16) -> bool {
+        matches!(self.attr(object, method, id), Some(Ty::In(..)))
+    }
+
+    pub fn is_output(&self, object: u16, method: u16, id: u16) -> bool {
+        matches!(self.attr(object, method, id), Some(Ty::Out(_)))
+    }
+
+    /// Returns the attribute that receives the handle of the created object.
+    pub fn new_object_attr(&self, object: u16, method: u16) -> Option<u16> {
+        self.attrs(object, method)
+            .find(|attr| matches!(attr.ty, Ty::New(_) | Ty::NewFd))
+            .map(|attr| attr.id)
+    }
 }
 
 fn require(condition: bool, errno: i32) -> Result<(), Errno> {
@@ -501,12 +485,17 @@ fn require(condition: bool, errno: i32) -> Result<(), Errno> {
 }
 
 /// Checks a command as the kernel does before running it.
-pub fn check(call: &IoctlCall, live: &BTreeMap<u32, u16>) -> Result<Effect, Errno> {
-    let spec = method(call.object, call.method).ok_or(Errno::new(libc::EPROTONOSUPPORT))?;
+pub fn check(
+    methods: &Methods,
+    call: &IoctlCall,
+    live: &BTreeMap<u32, u16>,
+) -> Result<Effect, Errno> {
+    let known = methods.of(call.object, call.method).next().is_some();
+    require(known, libc::EPROTONOSUPPORT)?;
     let mut effect = Effect::None;
     for (index, recorded) in call.attrs.iter().enumerate() {
         let given = &recorded.attr;
-        let Some(ty) = attr(call.object, call.method, given.attr_id) else {
+        let Some(ty) = methods.attr(call.object, call.method, given.attr_id) else {
             require(given.flags & ATTR_F_MANDATORY == 0, libc::EPROTONOSUPPORT)?;
             continue;
         };
@@ -545,9 +534,9 @@ pub fn check(call: &IoctlCall, live: &BTreeMap<u32, u16>) -> Result<Effect, Errn
             Ty::In(..) | Ty::Out(_) => {}
         }
     }
-    for attr in spec.attrs.iter().filter(|attr| attr.mandatory) {
-        require(call.attr(attr.id).is_some(), libc::EINVAL)?;
-    }
+    let mut attrs = methods.attrs(call.object, call.method);
+    let complete = attrs.all(|attr| !attr.mandatory || call.attr(attr.id).is_some());
+    require(complete, libc::EINVAL)?;
     match call.target() {
         Target::Write(number) => check_write(call, number),
         Target::Method(..) => Ok(effect),

@@ -1,28 +1,58 @@
 //! Device memory, and regions of it.
 
+use std::sync::Arc;
+
 use super::super::with_pd;
 use super::*;
 use crate::abi::later::*;
-use crate::abi::mlx5;
+use crate::driver::{DriverOutput, NAMESPACE};
+use crate::kernel::fake::{AttrSpec, AttrType, MethodSpec};
 
 const ALLOC: Target = Target::Method(OBJECT_DM, METHOD_DM_ALLOC);
-const QUERY: Target = Target::Method(OBJECT_DM, mlx5::METHOD_DM_QUERY);
 const REGISTER: Target = Target::Method(OBJECT_MR, METHOD_DM_MR_REG);
+
+/// Outputs that a driver adds to DM_ALLOC.
+const START: u16 = NAMESPACE;
+const PAGE: u16 = NAMESPACE + 1;
+const DRIVER: &[MethodSpec] = &[MethodSpec {
+    object: OBJECT_DM,
+    method: METHOD_DM_ALLOC,
+    udata: false,
+    attrs: &[output(START, 8), output(PAGE, 2)],
+}];
+
+const fn output(id: u16, length: u16) -> AttrSpec {
+    AttrSpec {
+        id,
+        ty: AttrType::Out(length),
+        mandatory: true,
+    }
+}
+
+fn alloc(
+    context: &Arc<Context>,
+    length: u64,
+    log_alignment: u32,
+    [start, page]: [&mut [u8]; 2],
+) -> Result<Dm<Arc<Context>>, Error> {
+    let outputs = [(START, start), (PAGE, page)];
+    let outputs = outputs.map(|(attr_id, buffer)| DriverOutput { attr_id, buffer });
+    Dm::alloc(context, length, log_alignment, outputs)
+}
 
 #[test]
 fn device_memory() {
     let (fake, context, pd) = with_pd();
+    fake.add_methods(DRIVER);
     fake.on(ALLOC, |reply| {
-        reply.set(mlx5::ATTR_ALLOC_DM_START_OFFSET, 0x1_0040u64.as_bytes());
-        reply.set(mlx5::ATTR_ALLOC_DM_PAGE_INDEX, 0x102u16.as_bytes());
+        reply.set(START, 0x1_0040u64.as_bytes());
+        reply.set(PAGE, 0x102u16.as_bytes());
         Ok(())
     });
-    let dm = Mlx5Dm::alloc(&context, 0x300, 6).unwrap();
-    let place = Mlx5DmPlace {
-        start_offset: 0x1_0040,
-        page_index: 0x102,
-    };
-    assert_eq!(dm.place(), place);
+    let (mut start, mut page) = ([0xff; 8], [0xff; 2]);
+    let dm = alloc(&context, 0x300, 6, [&mut start, &mut page]).unwrap();
+    assert_eq!(u64::from_ne_bytes(start), 0x1_0040);
+    assert_eq!(u16::from_ne_bytes(page), 0x102);
     let call = only(&fake);
     is_method(&call, OBJECT_DM, METHOD_DM_ALLOC);
     assert_eq!(
@@ -31,25 +61,9 @@ fn device_memory() {
             Sent::Object(ATTR_ALLOC_DM_HANDLE, 0),
             in64(ATTR_ALLOC_DM_LENGTH, 0x300),
             in32(ATTR_ALLOC_DM_ALIGNMENT, 6),
-            Sent::Out(mlx5::ATTR_ALLOC_DM_START_OFFSET, 8),
-            Sent::Out(mlx5::ATTR_ALLOC_DM_PAGE_INDEX, 2),
+            Sent::Out(START, 8),
+            Sent::Out(PAGE, 2),
         ]
-    );
-
-    fake.on(QUERY, |reply| {
-        reply.set(mlx5::ATTR_QUERY_DM_START_OFFSET, 0x1_0040u64.as_bytes());
-        reply.set(mlx5::ATTR_QUERY_DM_PAGE_INDEX, 0x102u16.as_bytes());
-        reply.set(mlx5::ATTR_QUERY_DM_LENGTH, 0x300u64.as_bytes());
-        Ok(())
-    });
-    let asked = mlx5_dm::query(&context, dm.handle()).unwrap();
-    assert_eq!(asked, (place, 0x300));
-    assert_eq!(
-        sent(&only(&fake)).first(),
-        Some(&Sent::Object(
-            mlx5::ATTR_QUERY_DM_HANDLE,
-            dm.handle().0.into()
-        ))
     );
 
     fake.on(REGISTER, |reply| {
@@ -92,21 +106,20 @@ fn device_memory() {
 }
 
 #[test]
-fn what_is_answered_by_half_is_freed_again() {
+fn a_missing_output_frees_what_was_allocated() {
     let (fake, context, pd) = with_pd();
-    for missing in [
-        mlx5::ATTR_ALLOC_DM_START_OFFSET,
-        mlx5::ATTR_ALLOC_DM_PAGE_INDEX,
-    ] {
+    fake.add_methods(DRIVER);
+    let (mut start, mut page) = ([0; 8], [0; 2]);
+    for missing in [START, PAGE] {
         fake.on(ALLOC, move |reply| {
             reply.set_unwritten(missing);
             Ok(())
         });
-        let error = Mlx5Dm::alloc(&context, 64, 0).unwrap_err();
+        let error = alloc(&context, 64, 0, [&mut start, &mut page]).unwrap_err();
         assert_eq!(error.errno().raw(), libc::EPROTO);
     }
     fake.reset(ALLOC);
-    let dm = Mlx5Dm::alloc(&context, 64, 0).unwrap();
+    let dm = alloc(&context, 64, 0, [&mut start, &mut page]).unwrap();
     for missing in [ATTR_REG_DM_MR_RESP_LKEY, ATTR_REG_DM_MR_RESP_RKEY] {
         fake.on(REGISTER, move |reply| {
             reply.set_unwritten(missing);
@@ -127,7 +140,7 @@ fn what_is_answered_by_half_is_freed_again() {
 }
 
 #[test]
-fn a_dma_buffer_is_closed_once_or_given_up() {
+fn a_dma_buffer_is_closed_once_or_released() {
     const EXPORT: Target = Target::Method(OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
     let (fake, context) = context();
     let before = fake.open_fds();

@@ -1,7 +1,7 @@
 //! The attributes that each command sends, and its handling of the answer.
 
 mod device_memory;
-mod import;
+mod driver;
 mod memory;
 mod queries;
 mod queue_pair;

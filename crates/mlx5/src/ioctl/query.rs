@@ -1,11 +1,17 @@
-//! Queries of mlx5_ib about objects that another process created through a
-//! shared file.
+//! Queries of objects that another process created through a shared file.
 
+use uverbs::driver::{DriverMethod, DriverOutput, Ioctl};
+use uverbs::{Context, ContextInfo, Error, PdHandle};
 use zerocopy::IntoBytes;
 
-use crate::abi::{ids, mlx5};
-use crate::command::Ioctl;
-use crate::{Command, Context, ContextInfo, Error, PdHandle};
+use super::ids;
+
+static PD_QUERY: DriverMethod = DriverMethod {
+    name: "PD_QUERY",
+    object: "protection domain",
+    object_id: uverbs::abi::ids::OBJECT_PD,
+    method_id: ids::METHOD_PD_QUERY,
+};
 
 /// Returns what [`Context::get_context`] returned, and the driver's answer, for
 /// a file whose context was created elsewhere. `answer` is cleared first, so
@@ -15,7 +21,10 @@ use crate::{Command, Context, ContextInfo, Error, PdHandle};
 /// EINVAL if the file has no context yet; EPROTONOSUPPORT if the kernel does
 /// not support the query (before Linux 5.9); EIO if the device is gone.
 pub fn query_context(context: &Context, answer: &mut [u8]) -> Result<ContextInfo, Error> {
-    context.query_context_of(Some((mlx5::ATTR_QUERY_CONTEXT_RESP, answer)))
+    context.query_context_with([DriverOutput {
+        attr_id: ids::ATTR_QUERY_CONTEXT_RESP,
+        buffer: answer,
+    }])
 }
 
 /// Returns the device's number of a protection domain.
@@ -25,10 +34,11 @@ pub fn query_context(context: &Context, answer: &mut [u8]) -> Result<ContextInfo
 /// support the query (before Linux 5.9).
 pub fn query_pd(context: &Context, pd: PdHandle) -> Result<u32, Error> {
     let mut number = 0u32;
-    let mut ioctl = Ioctl::new(Command::QueryPd, ids::OBJECT_PD, mlx5::METHOD_PD_QUERY);
-    ioctl.about(pd.0);
-    ioctl.handle(mlx5::ATTR_QUERY_PD_HANDLE, pd.0);
-    let slot = ioctl.output(mlx5::ATTR_QUERY_PD_NUMBER, number.as_mut_bytes());
+    // SAFETY: no input is added.
+    let mut ioctl = unsafe { Ioctl::driver(&PD_QUERY) };
+    ioctl.acts_on(pd.0);
+    ioctl.handle(ids::ATTR_QUERY_PD_HANDLE, pd.0);
+    let slot = ioctl.output(ids::ATTR_QUERY_PD_NUMBER, number.as_mut_bytes());
     ioctl.run(context)?.written(slot)?;
     Ok(number)
 }

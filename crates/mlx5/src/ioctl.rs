@@ -1,0 +1,16 @@
+//! What mlx5_ib adds to the ioctl interface: UARs, the location of device
+//! memory, and queries of objects that another process created through a shared
+//! file.
+
+pub mod dm;
+#[cfg(any(test, feature = "fake"))]
+mod fake;
+pub mod ids;
+mod query;
+pub mod uar;
+
+pub use dm::DmLocation;
+#[cfg(any(test, feature = "fake"))]
+pub use fake::METHODS;
+pub use query::{query_context, query_pd};
+pub use uar::{Uar, UarHandle, UarKind, UarLocation};

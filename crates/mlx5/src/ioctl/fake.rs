@@ -1,0 +1,81 @@
+//! Attributes of mlx5_ib's methods, for the fake kernel.
+
+use uverbs::abi::ids::*;
+use uverbs::kernel::fake::{AttrSpec, AttrType as Ty, MethodSpec};
+
+use super::ids::*;
+
+const fn must(id: u16, ty: Ty) -> AttrSpec {
+    AttrSpec {
+        id,
+        ty,
+        mandatory: true,
+    }
+}
+
+const fn may(id: u16, ty: Ty) -> AttrSpec {
+    AttrSpec {
+        id,
+        ty,
+        mandatory: false,
+    }
+}
+
+/// What mlx5_ib adds, from its declarations (`main.c`, `dm.c`): for
+/// [`FakeKernel::add_methods`](uverbs::kernel::fake::FakeKernel::add_methods).
+pub const METHODS: &[MethodSpec] = &[
+    MethodSpec {
+        object: OBJECT_UAR,
+        method: METHOD_UAR_ALLOC,
+        udata: false,
+        attrs: &[
+            must(ATTR_ALLOC_UAR_HANDLE, Ty::New(OBJECT_UAR)),
+            must(ATTR_ALLOC_UAR_TYPE, Ty::In(8, 8)),
+            must(ATTR_ALLOC_UAR_MMAP_OFFSET, Ty::Out(8)),
+            must(ATTR_ALLOC_UAR_MMAP_LENGTH, Ty::Out(4)),
+            must(ATTR_ALLOC_UAR_PAGE_ID, Ty::Out(4)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_UAR,
+        method: METHOD_UAR_DESTROY,
+        udata: false,
+        attrs: &[must(ATTR_DESTROY_UAR_HANDLE, Ty::Destroy(OBJECT_UAR))],
+    },
+    MethodSpec {
+        object: OBJECT_PD,
+        method: METHOD_PD_QUERY,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(ATTR_QUERY_PD_NUMBER, Ty::Out(4)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DM,
+        method: METHOD_DM_ALLOC,
+        udata: false,
+        attrs: &[
+            must(ATTR_ALLOC_DM_START_OFFSET, Ty::Out(8)),
+            must(ATTR_ALLOC_DM_PAGE_INDEX, Ty::Out(2)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DM,
+        method: METHOD_DM_QUERY,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_DM_HANDLE, Ty::Object(OBJECT_DM)),
+            must(ATTR_QUERY_DM_START_OFFSET, Ty::Out(8)),
+            must(ATTR_QUERY_DM_PAGE_INDEX, Ty::Out(2)),
+            must(ATTR_QUERY_DM_LENGTH, Ty::Out(8)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_CONTEXT,
+        udata: false,
+        // The driver requires the response at least up to `dump_fill_mkey`.
+        attrs: &[may(ATTR_QUERY_CONTEXT_RESP, Ty::Out(68))],
+    },
+];
