@@ -5,11 +5,6 @@ use std::io;
 
 use ringverbs::{Command, KernelError};
 
-use crate::perf::PerfError;
-use crate::pingpong::{ExchangeError, PingPongError};
-use crate::run::RunError;
-use crate::trace::TraceError;
-
 /// The reason why a command failed.
 #[derive(Debug)]
 pub enum Error {
@@ -45,14 +40,8 @@ pub enum Error {
         /// The error.
         source: ringverbs::Error,
     },
-    /// A ping-pong failed.
-    PingPong(PingPongError),
-    /// A measurement failed.
-    Perf(PerfError),
-    /// A process could not be inspected.
-    Trace(TraceError),
-    /// A program could not be run with the plugin.
-    Run(RunError),
+    /// A subcommand failed, for a reason of its own.
+    Subcommand(Box<dyn std::error::Error + Send + Sync>),
     /// Output could not be written.
     Output(io::Error),
 }
@@ -79,6 +68,11 @@ impl Error {
             }
             _ => None,
         }
+    }
+
+    /// Wraps an error of a subcommand's own.
+    pub fn subcommand(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Subcommand(Box::new(error))
     }
 
     /// For `map_err`: adds the step that failed to the error of a verb.
@@ -111,10 +105,7 @@ impl fmt::Display for Error {
                 ports,
             } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
             Self::Native { doing, source } => write!(f, "{doing}: {source}"),
-            Self::PingPong(error) => error.fmt(f),
-            Self::Perf(error) => error.fmt(f),
-            Self::Trace(error) => error.fmt(f),
-            Self::Run(error) => error.fmt(f),
+            Self::Subcommand(error) => error.fmt(f),
             Self::Output(error) => write!(f, "writing output: {error}"),
         }
     }
@@ -125,35 +116,5 @@ impl std::error::Error for Error {}
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
-    }
-}
-
-impl From<TraceError> for Error {
-    fn from(error: TraceError) -> Self {
-        Self::Trace(error)
-    }
-}
-
-impl From<RunError> for Error {
-    fn from(error: RunError) -> Self {
-        Self::Run(error)
-    }
-}
-
-impl From<PingPongError> for Error {
-    fn from(error: PingPongError) -> Self {
-        Self::PingPong(error)
-    }
-}
-
-impl From<ExchangeError> for Error {
-    fn from(error: ExchangeError) -> Self {
-        Self::PingPong(PingPongError::Exchange(error))
-    }
-}
-
-impl From<PerfError> for Error {
-    fn from(error: PerfError) -> Self {
-        Self::Perf(error)
     }
 }

@@ -78,6 +78,14 @@ impl fmt::Display for RunError {
     }
 }
 
+impl std::error::Error for RunError {}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        Self::subcommand(error)
+    }
+}
+
 /// Executes the program; returns only if that fails.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let places = match &args.plugin {

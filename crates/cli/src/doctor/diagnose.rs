@@ -2,8 +2,8 @@
 //! inspection.
 
 use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
+use super::finding::{Finding, Level};
 use super::provider::{Found, Libibverbs};
-use super::{Finding, Level};
 
 /// The oldest kernel that is tested.
 const OLDEST: (u32, u32) = (6, 1);

@@ -5,6 +5,8 @@
 
 mod diagnose;
 mod facts;
+mod files;
+mod finding;
 mod provider;
 
 use std::io::Write;
@@ -16,6 +18,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::out::{self, paint};
 use crate::shown::shown;
+use finding::{Finding, Level};
 
 /// Arguments of `doctor`.
 #[derive(clap::Args)]
@@ -24,31 +27,6 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// No problem.
-    Ok,
-    /// Works, but some programs will have problems.
-    Warning,
-    /// RDMA does not work until this is fixed.
-    Problem,
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    level: Level,
-    /// The name of the check.
-    check: &'static str,
-    /// The observation.
-    found: String,
-    /// The command that fixes it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mend: Option<String>,
 }
 
 /// The result, as printed in JSON.

@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::facts::names;
+use super::files::names;
 
 /// A libibverbs with its configured providers.
 #[derive(Clone, Debug, PartialEq, Eq)]

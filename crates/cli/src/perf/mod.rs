@@ -5,12 +5,12 @@
 //! `--server`, both sides are in this process and communicate over the loopback
 //! interface.
 
+mod error;
 mod plot;
 mod protocol;
 mod station;
 mod stats;
 
-use std::fmt;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -18,19 +18,19 @@ use std::process::ExitCode;
 use std::thread;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ringverbs::{Context, Device, Endpoint, Operation, RemoteAddr};
+use ringverbs::{Context, Device, Endpoint, RemoteAddr};
 use serde::Serialize;
 
 use crate::device;
 use crate::error::Error;
 use crate::out;
 use crate::shown::shown;
-use plot::PlotError;
+use error::PerfError;
 use protocol::{
     Answer, Go, Hello, Line, MAX_DEPTH, Measured, Phase, ProtocolError, VERSION, Welcome,
 };
 use station::{Plan, Station};
-use stats::{Bandwidth, Latency};
+use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
 #[derive(clap::Args)]
@@ -115,88 +115,6 @@ fn sizes(text: &str) -> Result<Sizes, String> {
         true => Err("there is no power of two in that range".into()),
         false => Ok(Sizes(sizes)),
     }
-}
-
-/// The reason why a measurement failed.
-#[derive(Debug)]
-pub enum PerfError {
-    /// The communication between the sides failed.
-    Protocol(ProtocolError),
-    /// The server could not be reached.
-    Connect {
-        /// The address.
-        to: String,
-        /// The reason.
-        why: std::io::Error,
-    },
-    /// The port cannot be listened on.
-    Listen {
-        /// The port.
-        port: u16,
-        /// The reason.
-        why: std::io::Error,
-    },
-    /// An operation failed.
-    Failed {
-        /// The operation.
-        operation: Operation,
-        /// The reason.
-        status: String,
-    },
-    /// There was no progress for that many seconds.
-    Silence(u64),
-    /// More operations than buffers: a bug of this program.
-    NoBuffer,
-    /// There is no picture.
-    Plot(PlotError),
-    /// The server in this process has ended with a panic.
-    Panicked,
-}
-
-impl fmt::Display for PerfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Protocol(error) => error.fmt(f),
-            Self::Connect { to, why } => {
-                write!(
-                    f,
-                    "connecting to {to}: {why}; is `ringverbs perf --server` started there?"
-                )
-            }
-            Self::Listen { port, why } => write!(
-                f,
-                "listening on TCP port {port}: {why}; choose another port with --port"
-            ),
-            Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
-            Self::Silence(seconds) => {
-                write!(
-                    f,
-                    "no completion for {seconds} s; has the other side ended?"
-                )
-            }
-            Self::NoBuffer => f.write_str("more operations than buffers"),
-            Self::Plot(error) => error.fmt(f),
-            Self::Panicked => f.write_str("the server in this process has panicked"),
-        }
-    }
-}
-
-impl std::error::Error for PerfError {}
-
-impl From<ProtocolError> for Error {
-    fn from(error: ProtocolError) -> Self {
-        Self::Perf(PerfError::Protocol(error))
-    }
-}
-
-/// The results for one size.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Row {
-    size: u32,
-    iterations: u32,
-    #[serde(rename = "latency_ns")]
-    latency: Latency,
-    bandwidth: Bandwidth,
 }
 
 /// All results.

@@ -6,7 +6,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::Row;
+use super::stats::Row;
 use crate::shown::shown;
 
 /// A curve: name, colour, points.

@@ -7,7 +7,7 @@ use ringverbs::{
     QueuePair, RemoteAddr, RemoteRegion, Transport, WorkRequest,
 };
 
-use super::PerfError;
+use super::error::PerfError;
 use super::protocol::Measured;
 use crate::error::Error;
 use crate::poller::Poller;

@@ -56,6 +56,16 @@ impl Bandwidth {
     }
 }
 
+/// The results for one size.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Row {
+    pub size: u32,
+    pub iterations: u32,
+    #[serde(rename = "latency_ns")]
+    pub latency: Latency,
+    pub bandwidth: Bandwidth,
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -13,8 +13,9 @@ use ringverbs::{
     QueuePair, SharedReceiveQueue, Transport, WorkRequest,
 };
 
+use super::error::PingPongError;
+use super::options::{Options, Type};
 use super::wire::{Destination, SRQ_MESSAGES};
-use super::{Options, PingPongError, Type};
 use crate::error::Error;
 use crate::poller::Poller;
 

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use crate::error::Error;
+
 /// The reason why a process's queues cannot be shown.
 #[derive(Debug)]
 pub enum TraceError {
@@ -51,6 +53,12 @@ impl fmt::Display for TraceError {
 }
 
 impl std::error::Error for TraceError {}
+
+impl From<TraceError> for Error {
+    fn from(error: TraceError) -> Self {
+        Self::subcommand(error)
+    }
+}
 
 /// A process whose memory can be read.
 #[derive(Debug)]
