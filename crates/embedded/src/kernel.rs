@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
+use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
+use uverbs::{Command, Context, Error};
 
+use crate::embedded::Embedded;
 use crate::event::EventFile;
-use crate::files::File;
-use crate::network::Embedded;
+use crate::files::{ContextFile, File};
 use crate::request::Request;
 use crate::{Result, refuse};
 
@@ -32,6 +34,26 @@ impl EmbeddedKernel {
             Some(File::Context(_)) => refuse(libc::EINVAL),
             None => refuse(libc::EBADF),
         }
+    }
+}
+
+impl Embedded {
+    /// Opens a context on the device, for `mlx5::DeviceContext::open`, which
+    /// then creates the kernel context.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub fn context(&self) -> std::result::Result<Context, Error> {
+        let (file, fd) = ContextFile::new().map_err(|errno| Error::Refused {
+            command: Command::Open,
+            handle: None,
+            errno,
+        })?;
+        let file = File::Context(Box::new(file));
+        self.device.lock().files.insert(fd, file);
+        let kernel = EmbeddedKernel::new(self.clone());
+        // SAFETY: the descriptor is new, and only this kernel closes it.
+        Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
     }
 }
 

@@ -8,10 +8,15 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError, Weak};
 
-use crate::runner::Shared;
+/// A network that may have frames to send.
+pub(crate) trait Flush: Send + Sync {
+    /// Waits until the receivers have accepted all frames, at most as long as a
+    /// frame may wait.
+    fn flush(&self);
+}
 
 /// The networks of this process that are shared with other processes.
-static NETWORKS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static NETWORKS: Mutex<Vec<Weak<dyn Flush>>> = Mutex::new(Vec::new());
 static REGISTERED: Once = Once::new();
 /// The process that created them. A child of fork has copies, whose sockets it
 /// must not use.
@@ -19,7 +24,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Delays the normal exit of the process until this network has sent its
 /// frames.
-pub(crate) fn note(network: Weak<Shared>) {
+pub(crate) fn flush_at_exit(network: Weak<dyn Flush>) {
     // If registration fails, frames may be lost, as on any network.
     // SAFETY: `at_exit` may be called at any time, and exists until the process
     // ends.
@@ -39,6 +44,6 @@ extern "C" fn at_exit() {
         return;
     };
     for network in networks.iter().filter_map(Weak::upgrade) {
-        network.let_go();
+        network.flush();
     }
 }

@@ -33,7 +33,9 @@
 mod cm;
 mod command;
 mod copy;
+mod device;
 mod directory;
+mod embedded;
 mod event;
 mod files;
 mod kernel;
@@ -56,8 +58,10 @@ mod watch;
 mod writes;
 mod xrc;
 
+pub use device::Drive;
 pub use directory::Sharing;
-pub use network::{Drive, Embedded, Network};
+pub use embedded::Embedded;
+pub use network::Network;
 
 use uverbs::Errno;
 

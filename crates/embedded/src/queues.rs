@@ -17,7 +17,6 @@ use crate::object::{Cq, Events, Given, Is, Object, Qp, Srq};
 use crate::request::{Request, long, word};
 use crate::state::{State, VECTORS};
 use crate::user::{Need, pin};
-use crate::xrc::XRC as XRC_SERVICE;
 use crate::{Result, refuse};
 
 /// Bytes of a queue's doorbell records.
@@ -37,6 +36,8 @@ const CQ_RECORDS: usize = CQ + 0x38;
 const CQ_LONGEST: u32 = 22;
 
 const QP: usize = 0x18;
+/// Service type of XRC queue pairs.
+pub(crate) const XRC_SERVICE: u32 = 3;
 pub(crate) const QP_SERVICE: Field = field(QP, 23, 16);
 const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
 pub(crate) const QP_PD: Field = field(QP + 0x4, 23, 0);

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,11 @@ use softhca::packet::Pool;
 use uverbs::Errno;
 
 use crate::cm::Manager;
+use crate::device::{Device, Drive};
 use crate::directory::Directory;
-use crate::network::{Device, Drive};
+use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
-use crate::{Result, leaving, refuse};
+use crate::{Result, refuse};
 
 /// How long the thread spins after the last activity. Afterwards it sleeps: on
 /// a busy host a thread that yields waits for all others, while one that sleeps
@@ -152,15 +153,6 @@ impl Shared {
         }
     }
 
-    /// Waits until the sockets of the receivers have accepted all frames of the
-    /// devices, at most as long as a frame may wait.
-    pub(crate) fn let_go(&self) {
-        let end = Instant::now() + PATIENCE;
-        while self.is_sending() && Instant::now() < end {
-            thread::yield_now();
-        }
-    }
-
     fn is_sending(&self) -> bool {
         let Some(joined) = &self.joined else {
             return false;
@@ -219,7 +211,8 @@ impl Runner {
             stop: AtomicBool::new(false),
         });
         if shared.joined.is_some() {
-            leaving::note(Arc::downgrade(&shared));
+            let network: Weak<Shared> = Arc::downgrade(&shared);
+            flush_at_exit(network);
         }
         let thread = match drive {
             Drive::Caller => None,
@@ -299,7 +292,16 @@ impl Drop for Runner {
             // Fails only if the thread panicked.
             let _ = thread.join();
         }
-        self.shared.let_go();
+        self.shared.flush();
+    }
+}
+
+impl Flush for Shared {
+    fn flush(&self) {
+        let end = Instant::now() + PATIENCE;
+        while self.is_sending() && Instant::now() < end {
+            thread::yield_now();
+        }
     }
 }
 

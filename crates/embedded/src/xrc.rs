@@ -16,15 +16,15 @@ use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp}
 use crate::command::{Input, PAGES_AT, make};
 use crate::event::Reported;
 use crate::object::{Events, Is, Object, Objects, Qp, Xrcd};
-use crate::queues::{QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, create_flags};
+use crate::queues::{
+    QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, XRC_SERVICE, create_flags,
+};
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
 /// XRC domain in a queue pair's context.
 const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
-/// Service type of XRC queue pairs.
-pub(crate) const XRC: u32 = 3;
 
 /// Duplicates a descriptor, and returns what identifies its file.
 ///
@@ -133,7 +133,7 @@ impl State {
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let input = Input::new(op::CREATE_QP, PAGES_AT)
-            .set(QP_SERVICE, XRC)
+            .set(QP_SERVICE, XRC_SERVICE)
             .set(QP_PD, self.pd)
             .set(QP_NO_SQ, 1)
             .set(QP_DOMAIN, domain)

@@ -6,26 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use uverbs::QpType;
-use uverbs::kernel::{Descriptor, Kernel, RealKernel};
+use uverbs::kernel::{Kernel, RealKernel};
 
-use crate::command::Ucm;
-use crate::entity::{Entity, Key, Table};
+use crate::entity::{Channel, Entity, Key, lock};
 use crate::event::{EventKind, Form, Message};
 use crate::state::State;
 use crate::{Command, Error, Id, PortSpace, abi, device};
-
-/// The open file. It stays open while ids use it.
-#[derive(Debug)]
-pub(crate) struct Channel {
-    pub file: Descriptor<Box<dyn Kernel>>,
-    pub table: Arc<Table>,
-}
-
-impl Channel {
-    pub fn ucm(&self) -> Ucm<'_> {
-        Ucm { file: &self.file }
-    }
-}
 
 /// An event channel, on which ids are created and from which their events are
 /// read.
@@ -268,5 +254,32 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         self.entity.acknowledge();
+    }
+}
+
+impl Id {
+    /// Returns the channel that it belongs to.
+    pub fn channel(&self) -> EventChannel {
+        EventChannel {
+            inner: Arc::clone(&self.channel),
+        }
+    }
+
+    /// Moves the id to another channel, with its unread events. Returns the
+    /// number of its events that were read from the former channel.
+    ///
+    /// # Errors
+    /// The kernel's reason; the id then stays on its channel.
+    pub fn migrate(&mut self, to: &EventChannel) -> Result<u32, Error> {
+        let _alive = lock(&self.entity.alive);
+        self.entity.expect_on(&to.inner);
+        let number = self.number();
+        let reported = to
+            .inner
+            .ucm()
+            .migrate_id(number, self.channel.file.as_fd())?;
+        self.entity.move_to(&to.inner);
+        self.channel = Arc::clone(&to.inner);
+        Ok(reported)
     }
 }

@@ -7,10 +7,25 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
+use uverbs::kernel::{Descriptor, Kernel};
+
 use crate::PortSpace;
-use crate::channel::Channel;
+use crate::command::Ucm;
 use crate::event::{EventKind, Form};
 use crate::state::State;
+
+/// The open file. It stays open while ids use it.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub file: Descriptor<Box<dyn Kernel>>,
+    pub table: Arc<Table>,
+}
+
+impl Channel {
+    pub fn ucm(&self) -> Ucm<'_> {
+        Ucm { file: &self.file }
+    }
+}
 
 /// Identifies the id or membership of an event. Never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,7 +5,7 @@ use core::fmt;
 
 use uverbs::Errno;
 
-use crate::state::{self, State};
+use crate::state::State;
 
 macro_rules! commands {
     ($($name:ident = $text:literal;)+) => {
@@ -183,7 +183,7 @@ impl fmt::Display for Error {
             } => write!(
                 f,
                 " on id {id}: its state is {state:?}; {}",
-                state::needed(command)
+                needed(command)
             )?,
             Self::PrivateDataTooLong { len, max, .. } => {
                 write!(
@@ -209,3 +209,46 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Returns whether a command can succeed in a state. Only used after an error.
+pub(crate) const fn allows(state: State, command: Command) -> bool {
+    use State::{
+        Accepting, AddressResolved, Bound, Connecting, Disconnected, Established, Idle, Requested,
+        Responded, RouteResolved,
+    };
+    match command {
+        Command::Bind | Command::BindIp => matches!(state, Idle),
+        Command::ResolveAddr | Command::ResolveIp | Command::Listen => {
+            matches!(state, Idle | Bound)
+        }
+        Command::ResolveRoute => matches!(state, AddressResolved),
+        Command::Connect => matches!(state, RouteResolved),
+        Command::Accept => matches!(state, Requested),
+        Command::Establish => matches!(state, Responded),
+        Command::Reject => matches!(state, Requested | Responded),
+        Command::Disconnect => matches!(
+            state,
+            Connecting | Responded | Accepting | Established | Disconnected
+        ),
+        Command::InitQpAttr | Command::Notify | Command::JoinMcast | Command::JoinIpMcast => {
+            !matches!(state, Idle | State::DeviceRemoved)
+        }
+        _ => true,
+    }
+}
+
+/// Describes what the command requires.
+pub(crate) const fn needed(command: Command) -> &'static str {
+    match command {
+        Command::Bind | Command::BindIp => "binding needs a new id",
+        Command::ResolveAddr | Command::ResolveIp => "resolving an address needs a new or bound id",
+        Command::Listen => "listening needs a new or bound id",
+        Command::ResolveRoute => "the route is resolved after ADDR_RESOLVED",
+        Command::Connect => "connecting comes after ROUTE_RESOLVED",
+        Command::Accept => "only a connection request can be accepted, once",
+        Command::Establish => "only a connect response can be accepted, once",
+        Command::Reject => "only a connection request or response can be rejected",
+        Command::Disconnect => "the id has no connection",
+        _ => "the id has no device: bind it or resolve an address first",
+    }
+}

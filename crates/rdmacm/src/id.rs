@@ -2,35 +2,19 @@
 
 use core::time::Duration;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use uverbs::{AsyncEventType, QpAttr, QpAttrMask, QpState};
 
 use crate::address::{self, Sockaddr};
-use crate::channel::Channel;
-use crate::entity::{Entity, Key, Reported, lock};
+use crate::entity::{Channel, Entity, Key, Reported, lock};
+use crate::error;
 use crate::event::{Form, RejectReason};
 use crate::param::{self, ConnParam};
-use crate::state::{self, State};
+use crate::state::State;
 use crate::{
-    Address, Command, Error, EventChannel, EventKind, JoinFlags, Multicast, abi, abi::option,
+    Address, Command, Error, EventKind, JoinFlags, Multicast, PortSpace, abi, abi::option,
 };
-use uverbs::open_enum;
-
-open_enum! {
-    /// Port space of an id (`enum rdma_ucm_port_space`).
-    PortSpace(u16) {
-        /// Datagrams to IPoIB.
-        IPOIB = 0x0002,
-        /// Connections, in a port space like TCP's.
-        TCP = 0x0106,
-        /// Datagrams, in a port space like UDP's.
-        UDP = 0x0111,
-        /// Any service, by InfiniBand addresses.
-        IB = 0x013f,
-    }
-}
 
 /// An id of the connection manager. Like a socket it binds, listens, resolves
 /// addresses and connects. Destroyed when dropped, which rejects a connection
@@ -41,7 +25,7 @@ open_enum! {
 /// kernel serialises the commands of an id.
 #[derive(Debug)]
 pub struct Id {
-    channel: Arc<Channel>,
+    pub(crate) channel: Arc<Channel>,
     pub(crate) entity: Arc<Entity>,
 }
 
@@ -152,18 +136,11 @@ impl Id {
         self.entity.state()
     }
 
-    /// Returns the channel that it belongs to.
-    pub fn channel(&self) -> EventChannel {
-        EventChannel {
-            inner: Arc::clone(&self.channel),
-        }
-    }
-
     /// Turns an error into [`Error::WrongState`] if the state was the reason.
     fn explain(&self, error: Error, state: State) -> Error {
         match error {
             Error::Refused { command, errno, .. }
-                if errno.raw() == libc::EINVAL && !state::allows(state, command) =>
+                if errno.raw() == libc::EINVAL && !error::allows(state, command) =>
             {
                 Error::WrongState {
                     command,
@@ -531,24 +508,6 @@ impl Id {
         // Set only here.
         let _ = entity.number.set(number);
         Ok(Multicast::new(entity))
-    }
-
-    /// Moves the id to another channel, with its unread events. Returns the
-    /// number of its events that were read from the former channel.
-    ///
-    /// # Errors
-    /// The kernel's reason; the id then stays on its channel.
-    pub fn migrate(&mut self, to: &EventChannel) -> Result<u32, Error> {
-        let _alive = lock(&self.entity.alive);
-        self.entity.expect_on(&to.inner);
-        let number = self.number();
-        let reported = to
-            .inner
-            .ucm()
-            .migrate_id(number, self.channel.file.as_fd())?;
-        self.entity.move_to(&to.inner);
-        self.channel = Arc::clone(&to.inner);
-        Ok(reported)
     }
 
     /// Adds an [`EventKind::USER`] of this id to the channel's queue, to wake a

@@ -38,6 +38,7 @@ pub mod fake;
 mod id;
 mod multicast;
 pub mod param;
+mod port_space;
 mod state;
 
 #[cfg(test)]
@@ -48,7 +49,8 @@ pub use channel::{Event, EventChannel};
 pub use entity::{Key, Reported};
 pub use error::{Command, Error};
 pub use event::{EventKind, Message, Reason, RejectReason, SidrStatus};
-pub use id::{Addresses, BoundDevice, Id, PortSpace, Route};
+pub use id::{Addresses, BoundDevice, Id, Route};
 pub use multicast::{JoinFlags, Multicast};
 pub use param::{ConnParam, PeerConnection, UdParam};
+pub use port_space::PortSpace;
 pub use state::State;

@@ -5,14 +5,10 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use crate::abi::ids;
 use crate::abi::verbs;
-use crate::command::Ioctl;
 use crate::discovery::{Device, DriverId};
-use crate::driver::DriverOutput;
-use crate::kernel::{Descriptor, Kernel};
-use crate::{Command, Error, Udata};
-use zerocopy::IntoBytes;
+use crate::kernel::{Descriptor, Kernel, KernelRef};
+use crate::{Command, Error};
 
 /// A handle's reference to its context: an `Arc<Context>`, a plain reference,
 /// or a caller's own copyable pointer.
@@ -27,6 +23,14 @@ unsafe impl ContextRef for &Context {}
 
 // SAFETY: an `Arc` and its clones always refer to the same context.
 unsafe impl ContextRef for Arc<Context> {}
+
+// SAFETY: by its contract, a `ContextRef` always refers to the same context,
+// and a context keeps its kernel.
+unsafe impl<C: ContextRef> KernelRef for C {
+    fn kernel(&self) -> &dyn Kernel {
+        Context::kernel(self)
+    }
+}
 
 /// Properties of a new context, as the kernel reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,72 +138,6 @@ impl Context {
     /// Returns the system calls that this context uses.
     pub fn kernel(&self) -> &dyn Kernel {
         self.file.kernel()
-    }
-
-    /// Creates the kernel's context of this open file: once per open file, and
-    /// before any other command.
-    ///
-    /// # Errors
-    /// EINVAL if the file already has a context, EIO if the device is gone.
-    pub fn get_context(&self, udata: Udata<'_>) -> Result<ContextInfo, Error> {
-        let (mut vectors, mut support) = (0u32, 0u64);
-        let mut ioctl = Ioctl::new(
-            Command::GetContext,
-            ids::OBJECT_DEVICE,
-            ids::METHOD_GET_CONTEXT,
-        );
-        let slot = ioctl.output(
-            ids::ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
-            vectors.as_mut_bytes(),
-        );
-        ioctl.output(ids::ATTR_GET_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
-        ioctl.udata(udata);
-        ioctl.run(self)?.written(slot)?;
-        Ok(ContextInfo {
-            num_comp_vectors: vectors,
-            core_support: support,
-        })
-    }
-
-    /// Returns what [`get_context`](Self::get_context) returned, for a file
-    /// whose context was created elsewhere.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP if the driver cannot share contexts.
-    pub fn query_context(&self) -> Result<ContextInfo, Error> {
-        self.query_context_with([])
-    }
-
-    /// As [`query_context`](Self::query_context), with outputs that the driver
-    /// adds.
-    ///
-    /// # Errors
-    /// As [`query_context`](Self::query_context); EINVAL if the file has no
-    /// context yet, EPROTONOSUPPORT if the kernel or the driver does not
-    /// support the outputs, EIO if the device is gone.
-    pub fn query_context_with<const N: usize>(
-        &self,
-        outputs: [DriverOutput<'_>; N],
-    ) -> Result<ContextInfo, Error> {
-        let (mut vectors, mut support) = (0u32, 0u64);
-        let mut ioctl = Ioctl::new(
-            Command::QueryContext,
-            ids::OBJECT_DEVICE,
-            ids::METHOD_QUERY_CONTEXT,
-        );
-        let slot = ioctl.output(
-            ids::ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
-            vectors.as_mut_bytes(),
-        );
-        ioctl.output(ids::ATTR_QUERY_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
-        let outputs = outputs.map(|output| ioctl.output(output.attr_id, output.buffer));
-        let answer = ioctl.run(self)?;
-        answer.written(slot)?;
-        answer.all_written(&outputs)?;
-        Ok(ContextInfo {
-            num_comp_vectors: vectors,
-            core_support: support,
-        })
     }
 }
 

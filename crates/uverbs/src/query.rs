@@ -5,9 +5,78 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::abi::write::{CMD_FLAG_EXTENDED, ExQueryDevice, ExQueryDeviceResp, QueryDevice, cmd};
 use crate::abi::{ids, later};
 use crate::command::Ioctl;
-use crate::{Command, Context, DeviceAttr, DeviceAttrEx, Error, GidEntry, PortAttr, Udata};
+use crate::driver::DriverOutput;
+use crate::{
+    Command, Context, ContextInfo, DeviceAttr, DeviceAttrEx, Error, GidEntry, PortAttr, Udata,
+};
 
 impl Context {
+    /// Creates the kernel's context of this open file: once per open file, and
+    /// before any other command.
+    ///
+    /// # Errors
+    /// EINVAL if the file already has a context, EIO if the device is gone.
+    pub fn get_context(&self, udata: Udata<'_>) -> Result<ContextInfo, Error> {
+        let (mut vectors, mut support) = (0u32, 0u64);
+        let mut ioctl = Ioctl::new(
+            Command::GetContext,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_GET_CONTEXT,
+        );
+        let slot = ioctl.output(
+            ids::ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
+            vectors.as_mut_bytes(),
+        );
+        ioctl.output(ids::ATTR_GET_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
+        ioctl.udata(udata);
+        ioctl.run(self)?.written(slot)?;
+        Ok(ContextInfo {
+            num_comp_vectors: vectors,
+            core_support: support,
+        })
+    }
+
+    /// Returns what [`get_context`](Self::get_context) returned, for a file
+    /// whose context was created elsewhere.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the driver cannot share contexts.
+    pub fn query_context(&self) -> Result<ContextInfo, Error> {
+        self.query_context_with([])
+    }
+
+    /// As [`query_context`](Self::query_context), with outputs that the driver
+    /// adds.
+    ///
+    /// # Errors
+    /// As [`query_context`](Self::query_context); EINVAL if the file has no
+    /// context yet, EPROTONOSUPPORT if the kernel or the driver does not
+    /// support the outputs, EIO if the device is gone.
+    pub fn query_context_with<const N: usize>(
+        &self,
+        outputs: [DriverOutput<'_>; N],
+    ) -> Result<ContextInfo, Error> {
+        let (mut vectors, mut support) = (0u32, 0u64);
+        let mut ioctl = Ioctl::new(
+            Command::QueryContext,
+            ids::OBJECT_DEVICE,
+            ids::METHOD_QUERY_CONTEXT,
+        );
+        let slot = ioctl.output(
+            ids::ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+            vectors.as_mut_bytes(),
+        );
+        ioctl.output(ids::ATTR_QUERY_CONTEXT_CORE_SUPPORT, support.as_mut_bytes());
+        let outputs = outputs.map(|output| ioctl.output(output.attr_id, output.buffer));
+        let answer = ioctl.run(self)?;
+        answer.written(slot)?;
+        answer.all_written(&outputs)?;
+        Ok(ContextInfo {
+            num_comp_vectors: vectors,
+            core_support: support,
+        })
+    }
+
     /// Queries the capabilities of the device.
     ///
     /// # Errors

@@ -29,12 +29,7 @@ mod wire;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uverbs::kernel::Kernel;
-
 use crate::directory::Directory;
-use crate::network::Embedded;
-use id::Port;
-use kernel::ManagerKernel;
 use ports::Ports;
 use state::State;
 
@@ -49,30 +44,5 @@ impl Manager {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Embedded {
-    /// Returns the connection manager of its network, for
-    /// `rdmacm::EventChannel::open_on`: the ids of that channel belong to this
-    /// device. Addresses are 127.0.0.0/8 and ::1; port spaces belong to the
-    /// network, which is that of a process or of all processes of a directory.
-    ///
-    /// It behaves as rdma_cm does for the same commands, except that it does
-    /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
-    /// report ADDR_CHANGE, DEVICE_REMOVAL and TIMEWAIT_EXIT. If the peer's
-    /// process ends, the event is DISCONNECTED, or REJECTED before the peer has
-    /// accepted.
-    pub fn connection_manager(&self) -> Box<dyn Kernel> {
-        let state = self.device.lock();
-        let settings = state.hca.settings();
-        let port = Port {
-            ethernet: state.is_ethernet(),
-            gid: state.gid(),
-            lid: settings.lid,
-            guid: settings.guid,
-        };
-        drop(state);
-        Box::new(ManagerKernel::new(self.clone(), port))
     }
 }

@@ -16,8 +16,7 @@ use zerocopy::IntoBytes;
 use super::channel::{Channel, Ready, Waiting};
 use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
 use super::ports::Ports;
-use super::talk::send;
-use super::wire::{Kind, Message};
+use super::wire::{Kind, Message, send};
 use crate::{Result, refuse};
 
 /// How long the peer may take to answer; about the total that the kernel waits.

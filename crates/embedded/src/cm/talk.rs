@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::channel::{Ready, Waiting};
 use super::id::{CALLERS, Id, Phase};
 use super::state::{State, connection, event};
-use super::wire::{Kind, Message, SIZE};
+use super::wire::{Kind, Message, SIZE, send};
 use crate::{Result, refuse};
 
 /// Maximum number of rounds over the ready descriptors per event. The rest is
@@ -23,13 +23,6 @@ enum Heard {
     Message(Kind, Box<Message>),
     /// The peer has closed its socket, or sent a malformed message.
     End,
-}
-
-/// Sends a message. Errors are ignored: if the peer has closed its socket, or
-/// does not accept the message, a later receive or the deadline shows it.
-pub(super) fn send(socket: &OwnedFd, message: &Message) {
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
 }
 
 fn hear(socket: &OwnedFd) -> Heard {

@@ -6,7 +6,9 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::sys::socket::MsgFlags;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
 };
@@ -209,6 +211,13 @@ impl Message {
     pub(super) fn private_data(&self) -> &[u8] {
         &self.private_data[..usize::from(self.private_data_len).min(ROOM)]
     }
+}
+
+/// Sends a message. Errors are ignored: if the peer has closed its socket, or
+/// does not accept the message, a later receive or the deadline shows it.
+pub(super) fn send(socket: &OwnedFd, message: &Message) {
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
 }
 
 #[cfg(test)]

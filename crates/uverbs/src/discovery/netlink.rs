@@ -7,7 +7,8 @@ use core::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Device, DriverId, NodeType, sysfs};
+use super::device::{CharDevice, Device, DriverId, NodeType, is_component};
+use super::sysfs;
 use crate::abi::netlink::{
     NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
 };
@@ -22,8 +23,6 @@ const MSG_DONE: u16 = 3;
 /// Clears the nested and byte order bits of an attribute's type, and RDMA's
 /// "mandatory" bit.
 const ATTR_TYPE_MASK: u16 = 0x1fff;
-/// Maximum length of a device name; the kernel's maximum is 63.
-const MAX_NAME: usize = 255;
 
 /// Why a netlink answer is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,19 +155,6 @@ pub struct DeviceMessage {
     pub node_type: NodeType,
 }
 
-/// A device's character device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CharDevice {
-    /// Name of the node in `/dev/infiniband`: one component of a path.
-    pub name: String,
-    /// Device number of the node.
-    pub dev_t: libc::dev_t,
-    /// ABI version of the driver data.
-    pub abi_version: u32,
-    /// Kernel driver.
-    pub driver_id: DriverId,
-}
-
 /// Parses an integer whose length must match exactly.
 fn integer<T: FromBytes>(number: u16, payload: &[u8]) -> Result<T, ParseError> {
     T::read_from_bytes(payload).map_err(|_| ParseError::Attribute(number))
@@ -183,12 +169,6 @@ fn name(number: u16, payload: &[u8]) -> Result<String, ParseError> {
         Some(text) if is_component(text) => Ok(text.to_owned()),
         _ => Err(ParseError::Attribute(number)),
     }
-}
-
-/// Returns whether a name can be joined to a path without leaving the
-/// directory.
-pub(crate) fn is_component(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.contains(['/', '\0'])
 }
 
 /// Parses one message of the device list.

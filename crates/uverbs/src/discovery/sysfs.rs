@@ -2,8 +2,7 @@
 
 use std::ffi::CString;
 
-use super::netlink::{CharDevice, is_component};
-use super::{Device, DriverId, NodeType};
+use super::device::{CharDevice, Device, DriverId, NodeType, is_component};
 use crate::kernel::{Descriptor, Kernel};
 use crate::{Command, Errno, Error};
 

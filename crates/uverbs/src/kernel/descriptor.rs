@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use super::Kernel;
-use crate::{Context, ContextRef, Errno};
+use crate::Errno;
 
 /// A [`Descriptor`]'s reference to the kernel that issued it.
 ///
@@ -28,14 +28,6 @@ unsafe impl KernelRef for Box<dyn Kernel> {
 unsafe impl KernelRef for &dyn Kernel {
     fn kernel(&self) -> &dyn Kernel {
         *self
-    }
-}
-
-// SAFETY: by its contract, a `ContextRef` always refers to the same context,
-// and a context keeps its kernel.
-unsafe impl<C: ContextRef> KernelRef for C {
-    fn kernel(&self) -> &dyn Kernel {
-        Context::kernel(self)
     }
 }
 

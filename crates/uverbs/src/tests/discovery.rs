@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::abi::netlink::{NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, nldev_type};
 use crate::discovery::netlink::{
-    self, CharDevice, DeviceMessage, ParseError, Progress, Request, parse_char_device,
-    parse_device, read_answer,
+    self, DeviceMessage, ParseError, Progress, Request, parse_char_device, parse_device,
+    read_answer,
 };
-use crate::discovery::{self, Device, DriverId, NodeType, sysfs};
+use crate::discovery::{self, CharDevice, Device, DriverId, NodeType, sysfs};
 use crate::kernel::fake::{Call, FakeKernel};
 use crate::{Command, Context, Error};
 

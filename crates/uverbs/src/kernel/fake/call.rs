@@ -5,10 +5,24 @@ use std::os::fd::RawFd;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::spec::Methods;
+use super::methods::Methods;
 use crate::Errno;
 use crate::abi::ids;
 use crate::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
+use crate::discovery::DriverId;
+
+/// Selects the command that an answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A method: object and method number of [`crate::abi::ids`].
+    Method(u16, u16),
+    /// A write command: number of [`crate::abi::write::cmd`], with
+    /// [`CMD_FLAG_EXTENDED`](crate::abi::write::CMD_FLAG_EXTENDED) if extended.
+    Write(u32),
+}
+
+/// The driver of the fake's devices; commands for another one are rejected.
+pub const DRIVER: DriverId = DriverId::RXE;
 
 /// A recorded system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +90,7 @@ impl IoctlCall {
         if usize::from(header.length) != length
             || header.reserved1 != 0
             || header.reserved2 != 0
-            || header.driver_id != super::DRIVER.0
+            || header.driver_id != DRIVER.0
         {
             return Err(Errno::new(libc::EINVAL));
         }
@@ -111,6 +125,17 @@ impl IoctlCall {
             call.attrs.push(Recorded { attr, bytes });
         }
         Ok(call)
+    }
+
+    /// Returns which command it is.
+    pub fn target(&self) -> Target {
+        match (self.object, self.method) {
+            (ids::OBJECT_DEVICE, ids::METHOD_INVOKE_WRITE) => Target::Write(
+                self.u64(ids::ATTR_WRITE_CMD)
+                    .map_or(u32::MAX, |number| number as u32),
+            ),
+            (object, method) => Target::Method(object, method),
+        }
     }
 
     /// Returns an attribute by its number.

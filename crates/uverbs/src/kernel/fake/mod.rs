@@ -3,7 +3,7 @@
 //!
 //! By default all commands succeed. The fake checks each command's attributes
 //! as the kernel does (whether they are known and mandatory, lengths, kinds of
-//! objects; table in `spec.rs`, to which a driver's tests add by
+//! objects; table in `methods.rs`, to which a driver's tests add by
 //! [`FakeKernel::add_methods`]), assigns handles to new objects, marks outputs
 //! written (without writing: the caller clears them), and tracks which objects
 //! are alive. [`FakeKernel::on`] changes the answer to one command: values, an
@@ -21,36 +21,22 @@
 //! ```
 
 mod call;
-mod spec;
+mod check;
+mod methods;
 
 use core::ffi::{CStr, c_int, c_void};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use call::{Call, IoctlCall, Recorded, Reply};
-pub use spec::{AttrSpec, AttrType, MethodSpec};
+pub use call::{Call, DRIVER, IoctlCall, Recorded, Reply, Target};
+pub use methods::{AttrSpec, AttrType, MethodSpec};
 
 use super::Kernel;
-use crate::abi::ids;
 use crate::abi::ioctl::RDMA_VERBS_IOCTL;
 use crate::abi::netlink::NlMsgHdr;
-use crate::discovery::DriverId;
 use crate::{Context, Errno};
 use zerocopy::FromBytes;
-
-/// Selects the command that an answer is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// A method: object and method number of [`crate::abi::ids`].
-    Method(u16, u16),
-    /// A write command: number of [`crate::abi::write::cmd`], with
-    /// [`CMD_FLAG_EXTENDED`](crate::abi::write::CMD_FLAG_EXTENDED) if extended.
-    Write(u32),
-}
-
-/// The driver of the fake's devices; commands for another one are rejected.
-pub const DRIVER: DriverId = DriverId::RXE;
 
 type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
 
@@ -58,7 +44,7 @@ type Handler = Box<dyn FnMut(&mut Reply<'_>) -> Result<(), Errno> + Send>;
 struct State {
     calls: Vec<Call>,
     handlers: HashMap<Target, Handler>,
-    methods: spec::Methods,
+    methods: methods::Methods,
     /// Handle number to object type.
     live: BTreeMap<u32, u16>,
     open: Vec<RawFd>,
@@ -195,7 +181,7 @@ impl FakeKernel {
         &self,
         mut call: IoctlCall,
         raw: *mut c_void,
-        methods: &spec::Methods,
+        methods: &methods::Methods,
     ) -> Result<c_int, Errno> {
         call.result = self.answer(&mut call, raw, methods);
         let result = call.result;
@@ -207,22 +193,22 @@ impl FakeKernel {
         &self,
         call: &mut IoctlCall,
         raw: *mut c_void,
-        methods: &spec::Methods,
+        methods: &methods::Methods,
     ) -> Result<(), Errno> {
         let target = call.target();
         let mut state = self.lock();
-        let effect = spec::check(methods, call, &state.live)?;
+        let effect = check::check(methods, call, &state.live)?;
         let mut reply = Reply::new(call, raw, methods);
         reply.mark_outputs();
         let mut created = None;
         match effect {
-            spec::Effect::Creates(object) => {
+            check::Effect::Creates(object) => {
                 state.next_handle += 1;
                 created = Some((state.next_handle, object));
                 reply.set_new_object(state.next_handle);
             }
-            spec::Effect::CreatesFd => reply.set_new_object(state.new_fd().cast_unsigned()),
-            spec::Effect::Destroys(_) | spec::Effect::None => {}
+            check::Effect::CreatesFd => reply.set_new_object(state.new_fd().cast_unsigned()),
+            check::Effect::Destroys(_) | check::Effect::None => {}
         }
         // Removed while it runs, so that it may use the fake.
         if let Some(mut handler) = state.handlers.remove(&target) {
@@ -235,7 +221,7 @@ impl FakeKernel {
         if let Some((handle, object)) = created {
             state.live.insert(handle, object);
         }
-        if let spec::Effect::Destroys(handle) = effect {
+        if let check::Effect::Destroys(handle) = effect {
             state.live.remove(&handle);
         }
         Ok(())
@@ -391,18 +377,5 @@ unsafe impl Kernel for Arc<FakeKernel> {
 
     fn sysfs_path(&self) -> String {
         "/sys".to_owned()
-    }
-}
-
-impl IoctlCall {
-    /// Returns which command it is.
-    pub fn target(&self) -> Target {
-        match (self.object, self.method) {
-            (ids::OBJECT_DEVICE, ids::METHOD_INVOKE_WRITE) => Target::Write(
-                self.u64(ids::ATTR_WRITE_CMD)
-                    .map_or(u32::MAX, |number| number as u32),
-            ),
-            (object, method) => Target::Method(object, method),
-        }
     }
 }

@@ -1,0 +1,66 @@
+//! A device, and how it is driven.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::state::State;
+
+/// What runs the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drive {
+    /// A dedicated thread. It spins for some ten microseconds after the last
+    /// activity, then sleeps for growing intervals of at most a millisecond. A
+    /// command, or waiting for an event through the context, wakes it. While
+    /// there are no queues it sleeps indefinitely.
+    #[default]
+    Thread,
+    /// The caller, through [`Embedded::drive`]. The engine makes no progress
+    /// otherwise, except while a thread waits for an event through the context.
+    Caller,
+}
+
+/// A device, shared by the threads that give it commands and the one that
+/// drives it.
+pub(crate) struct Device {
+    state: Mutex<State>,
+    /// Number of threads that wait for the lock to run a command.
+    waiting: AtomicUsize,
+    number: usize,
+}
+
+impl Device {
+    pub(crate) fn new(state: State, number: usize) -> Self {
+        Self {
+            state: Mutex::new(state),
+            waiting: AtomicUsize::new(0),
+            number,
+        }
+    }
+
+    /// Returns its number in the network.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Locks the device for a command.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// Returns whether a thread holds the device's lock.
+    pub(crate) fn is_in_turn(&self) -> bool {
+        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Locks the device for a turn, after the threads that wait for it.
+    pub(crate) fn lock_for_turn(&self) -> MutexGuard<'_, State> {
+        // The mutex is not fair, and turns follow each other without a pause.
+        while self.waiting.load(Ordering::Relaxed) != 0 {
+            std::thread::yield_now();
+        }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,88 @@
+//! A software HCA, as programs use it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::runner::Runner;
+use crate::state::State;
+
+/// A software HCA in this process.
+///
+/// A handle: clones refer to the same device. Usable from any thread.
+#[derive(Clone)]
+pub struct Embedded {
+    pub(crate) device: Arc<Device>,
+    pub(crate) runner: Arc<Runner>,
+}
+
+impl Embedded {
+    /// Performs a bounded amount of pending work of the whole network. Returns
+    /// true if there was any, if more is left, or if another thread is driving;
+    /// loops call it until it returns false. Any thread may call it, also in
+    /// addition to the network's own thread.
+    pub fn drive(&self) -> bool {
+        self.runner.drive()
+    }
+
+    /// Connects or disconnects the cable.
+    pub fn set_cable(&self, plugged: bool) {
+        self.command(|state| state.hca.set_cable(plugged));
+    }
+
+    /// Makes a queue pair fail as a device error would: its error paths cannot
+    /// be reached otherwise.
+    #[doc(hidden)]
+    pub fn fail_queue_pair(&self, qpn: u32) -> bool {
+        self.command(|state| state.hca.fail_queue_pair(qpn))
+    }
+
+    /// Returns the first complaints of the device about invalid input.
+    pub fn complaints(&self) -> Vec<String> {
+        self.device.lock().hca.complaints().to_vec()
+    }
+
+    /// Returns the number of objects in its contexts.
+    pub fn objects(&self) -> usize {
+        self.device.lock().objects.len()
+    }
+
+    /// Returns the number of memory ranges that the device may access.
+    pub fn ranges(&self) -> usize {
+        self.device.lock().hca.platform().ranges()
+    }
+
+    /// Returns the node GUID, in host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.device.lock().hca.settings().guid
+    }
+
+    /// Returns its number in the network.
+    pub fn number(&self) -> usize {
+        self.device.number()
+    }
+
+    /// Runs `what` on the device, and wakes the engine.
+    pub(crate) fn command<T>(&self, what: impl FnOnce(&mut State) -> T) -> T {
+        let result = what(&mut self.device.lock());
+        self.runner.wake();
+        result
+    }
+}
+
+impl PartialEq for Embedded {
+    /// Whether both refer to the same device.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.device, &other.device)
+    }
+}
+
+impl Eq for Embedded {}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Embedded")
+            .field(&self.device.number())
+            .finish()
+    }
+}
