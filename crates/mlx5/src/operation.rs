@@ -44,8 +44,12 @@ pub(crate) struct Form {
     pub before: u8,
     /// Fence bits of the work request after it, unless that asks for more.
     pub fence_after: u8,
-    /// Before the data there is the control segment, and the remote segment at most.
+    /// It has no address, operands or key: before the data there is the control
+    /// segment, and the remote segment at most.
     pub short: bool,
+    /// The opcode and the number of segments before the data, where the control
+    /// segment's first 8 bytes have them.
+    pub head: u64,
 }
 
 impl Form {
@@ -60,6 +64,7 @@ impl Form {
         before: 0,
         fence_after: 0,
         short: false,
+        head: 0,
     };
 }
 
@@ -86,8 +91,8 @@ impl Service {
     }
 
     /// [`Service::form`] by the opcode's number.
-    pub(crate) fn forms(self) -> &'static [Option<Form>; OPCODES] {
-        static FORMS: [[Option<Form>; OPCODES]; 5] = [
+    pub(crate) fn forms(self) -> &'static [Form; OPCODES] {
+        static FORMS: [[Form; OPCODES]; 5] = [
             Service::ReliableConnection.all_forms(),
             Service::UnreliableConnection.all_forms(),
             Service::Datagram.all_forms(),
@@ -97,11 +102,13 @@ impl Service {
         &FORMS[self as usize]
     }
 
-    const fn all_forms(self) -> [Option<Form>; OPCODES] {
-        let mut all = [None; OPCODES];
+    const fn all_forms(self) -> [Form; OPCODES] {
+        let mut all = [Form::NONE; OPCODES];
         let mut opcode = 0;
         while opcode < OPCODES {
-            all[opcode] = self.form(Opcode(opcode as u32));
+            if let Some(form) = self.form(Opcode(opcode as u32)) {
+                all[opcode] = form;
+            }
             opcode += 1;
         }
         all
@@ -181,7 +188,8 @@ impl Service {
             _ => return None,
         };
         Some(Form {
-            short: address == 0 && form.before <= 1,
+            short: address == 0 && form.before <= 1 && !matches!(form.extra, Extra::Key),
+            head: ((form.opcode as u64) << 32) | (form.before as u64 + 1),
             ..form
         })
     }

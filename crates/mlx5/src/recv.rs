@@ -99,14 +99,36 @@ impl RecvQueue {
         }
     }
 
-    /// Adds a receive into the memory of `list` to the batch. Every batch
-    /// starts with [`RecvQueue::begin`].
+    /// Adds a receive into the memory of `list` to the batch.
     ///
     /// # Errors
     /// [`PostError::Full`], [`PostError::TooManySges`],
     /// [`PostError::MessageTooLong`]; the batch is as it was.
-    #[inline(always)]
+    #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        let at = self.next;
+        // Fast path: one element.
+        if let [sge] = list
+            && sge.length.wrapping_sub(1) < self.longest
+            && self.has_room(at)
+        {
+            let to = self.entry(at);
+            // SAFETY: an entry of `max_sge` segments, which are some; there is room.
+            unsafe {
+                write_segment(to, sge);
+                if self.max_sge != 1 {
+                    to.add(1).write(END);
+                }
+            }
+            self.next = self.accept(at, wr_id);
+            return Ok(());
+        }
+        self.push_any(wr_id, list)
+    }
+
+    /// [`RecvQueue::push`] of any receive.
+    #[inline(never)]
+    pub(crate) fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if !self.has_room(self.next) {
             return Err(PostError::Full);
         }
@@ -117,6 +139,17 @@ impl RecvQueue {
         unsafe { write_list(self.entry(self.next), list, self.max_sge)? };
         self.next = self.accept(self.next, wr_id);
         Ok(())
+    }
+
+    /// Discards the batch, so that no completion finds anything of it, whatever the
+    /// device says.
+    #[cold]
+    pub fn abort(&mut self) {
+        for receive in 0..self.next.wrapping_sub(self.posted) {
+            let slot = self.slot(self.posted.wrapping_add(receive));
+            self.work.receives.note(slot as u32, 0, self.posted);
+        }
+        self.next = self.posted;
     }
 
     /// Whether there is room for the receive `next`.
@@ -170,7 +203,7 @@ impl RecvQueue {
     /// The device has all before `next`; of an empty batch, what it had.
     #[inline(always)]
     fn hand_over(&mut self, next: u32) {
-        self.posted = next;
+        (self.posted, self.next) = (next, next);
         self.record.publish(next & 0xffff);
     }
 }

@@ -87,7 +87,7 @@ pub struct SendQueue {
     qp_num: u32,
     service: Service,
     /// How the service has each operation.
-    forms: &'static [Option<Form>; OPCODES],
+    forms: &'static [Form; OPCODES],
     /// The operations that go the quick way, as bits; and those of them that
     /// may have inline data.
     quick: u16,

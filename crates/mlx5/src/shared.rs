@@ -265,7 +265,33 @@ impl List {
         unsafe { Slot::post(known, wr_id) as u16 }
     }
 
+    #[inline]
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let head = self.head;
+        // Fast path: one element.
+        if let [sge] = sges
+            && sge.length.wrapping_sub(1) < MAX_SEGMENT - 1
+            && head != self.last
+        {
+            let to = self.segments(head);
+            // SAFETY: there are `max_sge` segments, which are some; they are not the
+            // device's before they are published.
+            unsafe {
+                write_segment(to, sge);
+                if self.max_sge != 1 {
+                    to.add(1).write(END);
+                }
+            }
+            self.head = self.accept(head, wr_id);
+            self.posted = self.posted.wrapping_add(1);
+            return Ok(());
+        }
+        self.push_any(wr_id, sges)
+    }
+
+    /// [`List::push`] of any receive.
+    #[inline(never)]
+    fn push_any(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -419,6 +445,7 @@ impl SharedQueue {
     ///
     /// # Safety
     /// The caller has [`SharedWork::lock`].
+    #[inline]
     pub unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         // SAFETY: as the caller says.
         unsafe { self.work.list() }.push(wr_id, list)
@@ -430,6 +457,7 @@ impl SharedQueue {
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed. The caller has
     /// [`SharedWork::lock`].
+    #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: as the caller says.
         unsafe { self.work.list() }.publish();

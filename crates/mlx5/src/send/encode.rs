@@ -11,10 +11,7 @@ use ring::write_pair;
 use uverbs::Sge;
 
 use super::{MAX_SEGMENT, PER_BLOCK, SendQueue};
-use crate::abi::{
-    AddressVector, AtomicSegment, ControlSegment, DataSegment, EXTENDED_AV, INLINE_SEGMENT,
-    RemoteSegment, SEGMENT, XrcSegment, opcode,
-};
+use crate::abi::{AddressVector, EXTENDED_AV, INLINE_SEGMENT, SEGMENT, opcode};
 use crate::operation::{Extra, Form};
 use crate::{
     Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service,
@@ -33,38 +30,36 @@ impl SendQueue {
         // Fast path: a connection's send, write or read of one element or one piece
         // of inline data, with no fence before it, that does not reach over the
         // queue's end.
-        if let Some(Some(form)) = self.forms.get(wr.opcode.0 as usize)
+        if let Some(form) = self.forms.get(wr.opcode.0 as usize)
             && form.short
             && self.fence == 0
         {
-            let before = 1 + u32::from(form.before);
+            let at = self.next;
             match wr.data {
                 Data::Sges([sge])
                     if sge.length.wrapping_sub(1) < self.longest && self.has_room(self.marked) =>
                 {
                     // SAFETY: of the block, three segments at most are written.
-                    unsafe {
-                        let at = self.short_head(form, wr, before + 1);
-                        put(at, data(sge, sge.length));
-                    }
-                    self.advance(wr.wr_id, 1);
+                    unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
+                    self.advance(at, wr.wr_id, 1);
                     return Ok(());
                 }
                 Data::Inline([piece])
                     if piece.length.wrapping_sub(1) < self.max_inline
                         && !form.reads
-                        && self.is_in_one_piece(before, piece.length)
+                        && self.is_in_one_piece(at, form, piece.length)
                         && self.has_room(self.marked) =>
                 {
-                    let segments = before + inline_segments(piece.length);
+                    let data_segments = inline_segments(piece.length);
                     let from = std::ptr::with_exposed_provenance(piece.addr as usize);
                     // SAFETY: the WQE has room for `max_inline` bytes, and is in one
                     // piece; they are readable, as the caller says.
                     unsafe {
-                        let at = self.short_head(form, wr, segments);
-                        put_inline(at, from, piece.length);
+                        let to = self.short_head(at, form, wr, data_segments);
+                        put_inline(to, from, piece.length);
                     }
-                    self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+                    let segments = 1 + u32::from(form.before) + data_segments;
+                    self.advance(at, wr.wr_id, segments.div_ceil(PER_BLOCK));
                     return Ok(());
                 }
                 _ => {}
@@ -82,21 +77,20 @@ impl SendQueue {
     /// As there.
     #[inline(never)]
     pub(crate) unsafe fn push_any(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
-        let form = self.forms.get(wr.opcode.0 as usize).copied().flatten();
-        let form = form.ok_or(PostError::BadOperation)?;
-        if form.keys && !self.work.send.keys {
-            return Err(PostError::BadOperation);
-        }
+        let form = match self.forms.get(wr.opcode.0 as usize) {
+            Some(form) if form.head != 0 && (!form.keys || self.work.send.keys) => form,
+            _ => return Err(PostError::BadOperation),
+        };
         if !self.has_room(self.marked) {
             return Err(PostError::Full);
         }
-        let data_segments = self.data_segments(&form, wr.data)?;
+        let data_segments = self.data_segments(form, wr.data)?;
         if form.keys {
-            return self.push_keys(&form, wr);
+            return self.push_keys(form, wr);
         }
         let segments = 1 + u32::from(form.before) + data_segments;
         let mut to = self.segments();
-        to.put(self.control(&form, wr, segments));
+        to.put(self.control_any(form, wr, data_segments));
         match (self.service, wr.destination) {
             (
                 Service::Datagram,
@@ -115,10 +109,9 @@ impl SendQueue {
                 let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
                 parts.into_iter().for_each(|part| to.put(part));
             }
-            (Service::XrcInitiator, Destination::Xrc { remote_srqn }) => to.put(XrcSegment {
-                srqn: remote_srqn.to_be(),
-                reserved: [0; 3],
-            }),
+            (Service::XrcInitiator, Destination::Xrc { remote_srqn }) => {
+                to.put([words(remote_srqn, 0), 0]);
+            }
             (Service::Datagram | Service::XrcInitiator, _) => return Err(PostError::BadOperation),
             _ => {}
         }
@@ -134,10 +127,7 @@ impl SendQueue {
             } else {
                 (compare_add, 0)
             };
-            to.put(AtomicSegment {
-                swap_add: swap_add.to_be(),
-                compare: compare.to_be(),
-            });
+            to.put([swap_add.to_be(), compare.to_be()]);
         }
         match wr.data {
             // A length of 0 means 2 GiB to the device.
@@ -146,7 +136,7 @@ impl SendQueue {
             // SAFETY: readable, as the caller says.
             Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
         }
-        self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.advance(self.next, wr.wr_id, segments.div_ceil(PER_BLOCK));
         self.fence = form.fence_after;
         Ok(())
     }
@@ -176,72 +166,96 @@ impl SendQueue {
         }
     }
 
-    /// Whether inline data behind so many segments lies in one piece.
+    /// Whether inline data of a WQE without an address lies in one piece.
     #[inline]
-    fn is_in_one_piece(&self, before: u32, length: u32) -> bool {
-        let begin = self.offset(self.next) + before as usize * SEGMENT;
-        begin + size_of::<u32>() + length as usize <= self.mask as usize + 1
+    fn is_in_one_piece(&self, at: u32, form: &Form, length: u32) -> bool {
+        let before = SEGMENT + usize::from(form.before) * SEGMENT + size_of::<u32>();
+        self.offset(at) + before + length as usize <= self.mask as usize + 1
     }
 
     /// Writes the control segment, and the remote segment if there is one, of a WQE
     /// without an address; where its data begins.
     ///
     /// # Safety
-    /// There is room for a WQE.
-    #[inline]
+    /// There is room for a WQE at `at`.
+    // Without `always`, the work request is in memory for it: 30 instructions.
+    #[inline(always)]
     unsafe fn short_head(
         &self,
+        at: u32,
         form: &Form,
         wr: &SendWr<'_, Address>,
-        segments: u32,
+        data_segments: u32,
     ) -> NonNull<u8> {
+        let immediate = match form.extra {
+            Extra::Immediate => wr.imm_or_key,
+            _ => 0,
+        };
         // SAFETY: the beginning of a block, in which three segments have room.
         unsafe {
-            let at = self.blocks.add(self.offset(self.next));
-            put(at, self.control(form, wr, segments));
+            let to = self.blocks.add(self.offset(at));
+            put(
+                to,
+                self.control(
+                    at,
+                    form,
+                    data_segments,
+                    self.control_flags(wr.flags),
+                    immediate,
+                ),
+            );
             if !form.remote {
-                return at.add(SEGMENT);
+                return to.add(SEGMENT);
             }
-            put(at.add(SEGMENT), remote(wr.remote));
-            at.add(2 * SEGMENT)
+            put(to.add(SEGMENT), remote(wr.remote));
+            to.add(2 * SEGMENT)
         }
     }
 
-    /// The control segment of the next work request.
-    #[inline]
-    pub(super) fn control(
+    /// The control segment of the next work request, whatever it is.
+    pub(super) fn control_any(
         &self,
         form: &Form,
         wr: &SendWr<'_, Address>,
-        segments: u32,
-    ) -> ControlSegment {
+        data_segments: u32,
+    ) -> [u64; 2] {
         let fence = match wr.flags.contains(SendFlags::FENCE) {
             // Its own fence is the stronger one.
             true => 0,
             false => self.fence,
         };
-        let flags = u32::from_be(self.control[(wr.flags.bits() & 7) as usize]) as u8;
-        ControlSegment {
-            opmod_idx_opcode: ((self.next & 0xffff) << 8 | u32::from(form.opcode)).to_be(),
-            qpn_ds: (self.qp_num << 8 | segments).to_be(),
-            signature: 0,
-            dci_stream_channel_id: [0; 2],
-            fm_ce_se: flags | fence,
-            imm: match form.extra {
-                Extra::Nothing => 0,
-                Extra::Immediate => wr.imm_or_key,
-                Extra::Key => wr.imm_or_key.to_be(),
-            },
-        }
+        let extra = match form.extra {
+            Extra::Nothing => 0,
+            Extra::Immediate => wr.imm_or_key,
+            Extra::Key => wr.imm_or_key.to_be(),
+        };
+        let flags = self.control_flags(wr.flags) | fence;
+        self.control(self.next, form, data_segments, flags, extra)
     }
 
-    /// Makes the work request that was written part of the batch.
-    #[inline]
-    pub(super) fn advance(&mut self, wr_id: u64, blocks: u32) {
-        self.marked = self.marked.wrapping_add(1);
-        self.note(self.offset(self.next), wr_id, self.marked);
-        self.accepted = self.next;
-        self.next = self.next.wrapping_add(blocks);
+    #[inline(always)]
+    fn control_flags(&self, flags: SendFlags) -> u8 {
+        u32::from_be(self.control[(flags.bits() & 7) as usize]) as u8
+    }
+
+    /// A control segment, of a work request at `at`; `extra` is as it is written.
+    #[inline(always)]
+    fn control(&self, at: u32, form: &Form, data_segments: u32, flags: u8, extra: u32) -> [u64; 2] {
+        let index = u64::from(at & 0xffff) << 40;
+        let first = index | (form.head + u64::from(data_segments)) | self.qpn;
+        let [a, b, c, d] = extra.to_ne_bytes();
+        let second = u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d]);
+        [first.to_be(), second]
+    }
+
+    /// Makes the work request that was written at `at` part of the batch.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, at: u32, wr_id: u64, blocks: u32) {
+        let mark = self.marked.wrapping_add(1);
+        self.note(self.offset(at), wr_id, mark);
+        self.marked = mark;
+        self.accepted = at;
+        self.next = at.wrapping_add(blocks);
     }
 
     /// The segments of the next work request, for which there is room.
@@ -265,7 +279,7 @@ pub(super) struct Segments {
 impl Segments {
     /// Writes the next segment.
     #[inline]
-    pub(super) fn put<T>(&mut self, segment: T) {
+    pub(super) fn put(&mut self, segment: [u64; 2]) {
         // SAFETY: a whole segment of the queue, by the mask, that is not the
         // device's: no more are written than a work request has room for.
         unsafe { put(self.blocks.add(self.at & self.mask), segment) };
@@ -311,39 +325,33 @@ impl Segments {
     }
 }
 
-/// Writes a segment by one store, so that a copy to the UAR by such loads gets it
-/// forwarded.
+/// Writes a segment by one store: a copy to the UAR reads it so, and a processor
+/// forwards a store only to a read of the same bytes.
 ///
 /// # Safety
 /// `to` is writable for a segment, and aligned to one.
 #[inline]
-unsafe fn put<T>(to: NonNull<u8>, segment: T) {
-    const { assert!(size_of::<T>() == SEGMENT) };
-    // SAFETY: the segments of `abi` have no padding; the rest is as the caller says.
-    unsafe {
-        let [first, second] = std::mem::transmute_copy::<T, [u64; 2]>(&segment);
-        write_pair(to.cast(), first, second);
-    }
+unsafe fn put(to: NonNull<u8>, [first, second]: [u64; 2]) {
+    // SAFETY: as the caller says.
+    unsafe { write_pair(to.cast(), first, second) };
 }
 
-/// The segment of remote memory.
+/// Two fields of 32 bits, big-endian.
 #[inline]
-fn remote(memory: RemoteMemory) -> RemoteSegment {
-    RemoteSegment {
-        raddr: memory.addr.to_be(),
-        rkey: memory.rkey.to_be(),
-        reserved: 0,
-    }
+fn words(first: u32, second: u32) -> u64 {
+    (u64::from(first) << 32 | u64::from(second)).to_be()
 }
 
-/// The segment of a scatter/gather element.
+/// The segment of remote memory: address, key.
 #[inline]
-fn data(sge: &Sge, length: u32) -> DataSegment {
-    DataSegment {
-        byte_count: length.to_be(),
-        lkey: sge.lkey.to_be(),
-        addr: sge.addr.to_be(),
-    }
+fn remote(memory: RemoteMemory) -> [u64; 2] {
+    [memory.addr.to_be(), words(memory.rkey, 0)]
+}
+
+/// The segment of a scatter/gather element ([`crate::abi::DataSegment`]).
+#[inline]
+pub(super) fn data(sge: &Sge, length: u32) -> [u64; 2] {
+    [words(length, sge.lkey), sge.addr.to_be()]
 }
 
 /// Segments of `length` bytes of inline data, with the word that says how much.
@@ -358,7 +366,7 @@ fn inline_segments(length: u32) -> u32 {
 /// # Safety
 /// `to` is writable for the segments, and aligned to one; `from` is readable for
 /// `length` bytes, which are some.
-#[inline]
+#[inline(never)]
 unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     let header = u64::from((length | INLINE_SEGMENT).swap_bytes());
     let length = length as usize;

@@ -11,7 +11,9 @@ use crate::abi::{
 use crate::operation::Form;
 use crate::wc::opcode;
 use crate::{Address, Opcode, Operands, PostError, SendWr};
-use uverbs::MwType;
+use uverbs::{MwType, Sge};
+
+use super::encode::data;
 
 use super::{PER_BLOCK, SendQueue, Wqe};
 
@@ -95,15 +97,15 @@ impl SendQueue {
         // SAFETY: 64 bytes without padding are four.
         let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(change.key) };
         let mut to = self.segments();
-        to.put(self.control(form, &control, segments));
+        to.put(self.control_any(form, &control, segments - BEFORE));
         (update.into_iter().chain(key)).for_each(|part| to.put(part));
         if let Some(memory) = change.memory {
-            to.put(memory);
+            to.put(data(&memory, memory.length));
             (BEFORE + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
         }
         // It has two blocks at least; the device's opcode is the same for both.
         let second = self.next.wrapping_add(1);
-        self.advance(wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.advance(self.next, wr.wr_id, segments.div_ceil(PER_BLOCK));
         self.work.sends.note(second, kind.into(), self.marked);
         self.fence = form.fence_after;
         Ok(())
@@ -164,10 +166,10 @@ impl SendQueue {
                 len: bind.length.to_be(),
                 ..KeySegment::default()
             },
-            memory: Some(DataSegment {
-                byte_count: (bind.length as u32).to_be(),
-                lkey: bind.lkey.to_be(),
-                addr: bind.addr.to_be(),
+            memory: Some(Sge {
+                addr: bind.addr,
+                length: bind.length as u32,
+                lkey: bind.lkey,
             }),
         })
     }
@@ -198,7 +200,7 @@ struct Change {
     update: UmrSegment,
     key: KeySegment,
     /// The memory that the key stands for, if any.
-    memory: Option<DataSegment>,
+    memory: Option<Sge>,
 }
 
 impl Change {
