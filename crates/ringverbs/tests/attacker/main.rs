@@ -370,7 +370,17 @@ fn safe_calls_keep_every_byte() {
     let mut said = Duration::ZERO;
     let mut counts = Counts::default();
     let mut done = 0;
-    while done < most && (begun.elapsed() < seconds || done < LEAST) {
+    let some = ["ONLY", "WITHOUT", "SEED", "SEQUENCES"]
+        .iter()
+        .any(|name| std::env::var(format!("RINGVERBS_ATTACKER_{name}")).is_ok());
+    // On a busy machine what waits for another thread fails more often: the time
+    // is not over before each kind of step has succeeded, within reason.
+    let missing = |counts: &Counts| counts.kinds.iter().any(|(_, done)| *done == 0);
+    while done < most
+        && (begun.elapsed() < seconds
+            || done < LEAST
+            || !some && missing(&counts) && begun.elapsed() < 12 * seconds)
+    {
         let seed = first + done;
         let sequence = sequence(seed, &kinds);
         if let Err((at, wrong)) = run(&sequence, &kinds, &mut counts, &now) {
@@ -400,9 +410,6 @@ fn safe_calls_keep_every_byte() {
         .filter(|((_, done), _)| *done == 0)
         .map(|(_, (name, ..))| *name)
         .collect();
-    let some = ["ONLY", "WITHOUT", "SEED", "SEQUENCES"]
-        .iter()
-        .any(|name| std::env::var(format!("RINGVERBS_ATTACKER_{name}")).is_ok());
     assert!(
         some || never.is_empty(),
         "steps that never succeed: {never:?}"
