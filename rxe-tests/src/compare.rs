@@ -240,7 +240,12 @@ impl Results {
         self.cases.iter().filter(late).collect()
     }
 
-    /// A line of each of those.
+    /// How many of stock's verdicts an earlier run has shown.
+    pub fn cached(&self) -> usize {
+        self.cases.iter().filter(|case| case.cached).count()
+    }
+
+    /// A line of each of those that passed late.
     pub fn repeated_text(&self) -> String {
         let mut out = String::new();
         for case in self.repeated() {
@@ -386,6 +391,7 @@ mod tests {
             detail: String::new(),
             earlier: String::new(),
             figures: BTreeMap::new(),
+            cached: false,
         })
     }
 

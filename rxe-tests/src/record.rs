@@ -95,6 +95,9 @@ pub struct Case {
     /// What it measured, by name and unit.
     #[serde(default)]
     pub figures: BTreeMap<String, f64>,
+    /// An earlier run has shown it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cached: bool,
 }
 
 /// A line of the report.
@@ -156,6 +159,7 @@ mod tests {
             detail: "line one\nline two".into(),
             earlier: "line three".into(),
             figures: [("us".to_owned(), 12.0)].into(),
+            cached: false,
         });
         let line = record.line();
         assert!(!line.contains('\n'));

@@ -30,6 +30,17 @@ const MIRI: [&[&str]; 3] = [
     ],
 ];
 
+/// The error says how to install it.
+pub fn miri_is_installed() -> Result<()> {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo", "miri", "--version"]);
+    let installed = command.output().is_ok_and(|out| out.status.success());
+    ensure!(installed, "Miri is missing: {INSTALL_MIRI}");
+    Ok(())
+}
+
+const INSTALL_MIRI: &str = "rustup toolchain install nightly --component miri,rust-src";
+
 /// Runs the tests under Miri.
 pub fn miri() -> Result<ExitCode> {
     let mut passed = true;
@@ -47,17 +58,15 @@ pub fn miri() -> Result<ExitCode> {
                 "-Zmiri-permissive-provenance -Zmiri-disable-isolation",
             )
             .env("PROPTEST_CASES", "4");
-        passed &= run(&mut command).context(
-            "Miri is a part of the nightly toolchain: rustup toolchain install nightly \
-             --component miri,rust-src",
-        )?;
+        passed &= run(&mut command)
+            .with_context(|| format!("Miri is a part of the nightly toolchain: {INSTALL_MIRI}"))?;
     }
     Ok(code(passed))
 }
 
 /// What watches.
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Sanitizer {
+pub enum Sanitizer {
     /// Accesses outside of what is allocated
     Address,
     /// Data races
@@ -75,6 +84,17 @@ pub struct Arguments {
     /// Only tests whose names contain this
     #[arg(long)]
     filter: Option<String>,
+}
+
+impl Arguments {
+    /// All suites under a sanitizer.
+    pub fn all(sanitizer: Sanitizer) -> Arguments {
+        Arguments {
+            sanitizer,
+            suite: Vec::new(),
+            filter: None,
+        }
+    }
 }
 
 /// The suites: what runs on the embedded device, and the device itself.
@@ -111,7 +131,7 @@ pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
         command.args(["test", "--no-fail-fast", "--target", &target]);
         if let Sanitizer::Thread = arguments.sanitizer {
             // What the standard library synchronizes is to be seen as well.
-            ensure_library_source()?;
+            library_source_is_installed()?;
             command.arg("-Zbuild-std");
         }
         command
@@ -137,7 +157,8 @@ fn thread_options() -> String {
     format!("halt_on_error=0 suppressions={}", file.display())
 }
 
-fn ensure_library_source() -> Result<()> {
+/// The error says how to install it.
+pub fn library_source_is_installed() -> Result<()> {
     let output = Command::new("rustc")
         .args(["--print", "sysroot"])
         .output()?;

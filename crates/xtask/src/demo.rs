@@ -32,6 +32,8 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
             "perftest write_bw -n 200".into(),
         ],
         kernel: None,
+        // It shows both.
+        fresh_stock: true,
     };
     let results = suite::in_guest(arguments.suite, &request)?;
 

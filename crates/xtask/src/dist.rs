@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 
@@ -37,7 +38,19 @@ driver ringverbs
 pub const COMMAND: &str = "ringverbs";
 
 /// Builds the plugin and lays it out in `target/dist`, which is emptied first.
+/// Once per process: steps that run at the same time read the folder.
 pub fn dist() -> Result<PathBuf> {
+    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(dist) = &*made {
+        return Ok(dist.clone());
+    }
+    let dist = make()?;
+    *made = Some(dist.clone());
+    Ok(dist)
+}
+
+fn make() -> Result<PathBuf> {
     let target = target_dir();
     let status = Command::new(cargo())
         .current_dir(root())

@@ -95,6 +95,24 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
     run(&image, &job)
 }
 
+impl Arguments {
+    /// A command with the Rust crate's programs.
+    pub fn native(run: &str, kernel: Option<&str>, limit: u64) -> Arguments {
+        Arguments {
+            suite: Suite::Trixie,
+            kernel: kernel.map(str::to_owned),
+            run: Some(run.to_owned()),
+            shell: false,
+            share: None,
+            plugin: None,
+            native: true,
+            no_rxe: false,
+            without_libraries: false,
+            limit,
+        }
+    }
+}
+
 /// How long a command may take, or a shell.
 pub fn limit(shell: bool, seconds: u64) -> Duration {
     Duration::from_secs(if shell { 86_400 } else { seconds })

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rxe_tests::compare::Results;
 use rxe_tests::driver::case::chosen;
 use rxe_tests::driver::selection;
+use rxe_tests::guest::stock::Cache;
 use rxe_tests::guest::vm::{self, Line, RECORD};
 use rxe_tests::guest::{Hardware, Job, Suite, compile, host, tree};
 use rxe_tests::record::{Outcome, Provider, Record, Stock};
@@ -29,6 +30,8 @@ pub struct Request {
     pub filter: Vec<String>,
     /// Another kernel package.
     pub kernel: Option<String>,
+    /// Run every case with stock, whatever verdicts the cache has.
+    pub fresh_stock: bool,
 }
 
 /// How long all cases of a guest may take.
@@ -66,6 +69,11 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     }
     if request.short {
         script.push_str(" --short");
+    }
+    let verdicts = Cache::open(&image, &driver::root().join("rxe-tests"))?;
+    if !request.fresh_stock && request.plugin.is_some() {
+        fs::write(share.0.join("stock"), verdicts.records())?;
+        script.push_str(" --stock-verdicts /share/stock");
     }
     for filter in &request.filter {
         script.push_str(&format!(" --filter '{}'", filter.replace('\'', "")));
@@ -107,6 +115,9 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         }
     }
     keep(&share.0.join("records"), suite.name())?;
+    if results.complete {
+        verdicts.keep(&results)?;
+    }
     Ok(results)
 }
 

@@ -11,4 +11,5 @@ pub mod rates;
 pub mod run;
 pub mod selection;
 pub mod setup;
+pub mod stock;
 pub mod suite;

@@ -20,10 +20,21 @@ const CONFIG: &str = "/etc/libibverbs.d";
 /// appeared for so long, all are there.
 const SETTLED: Duration = Duration::from_millis(400);
 
-/// The pause between two looks until then.
+/// The shortest pause between two looks until then, for programs that end at
+/// once, and the longest: looking costs an emulated processor 10 ms.
 const OFTEN: Duration = Duration::from_millis(2);
+const LESS_OFTEN: Duration = Duration::from_millis(20);
 /// The pause afterwards.
 const SELDOM: Duration = Duration::from_millis(200);
+
+/// The pause before the next look at a process that runs for `age`.
+fn pause(age: Duration, settled: bool) -> Duration {
+    if settled {
+        SELDOM
+    } else {
+        (age / 8).clamp(OFTEN, LESS_OFTEN)
+    }
+}
 
 /// The library that a process is to be served by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +144,7 @@ pub struct Running {
     seen: BTreeSet<String>,
     /// How large the memory maps were that were read last, in pages.
     sizes: BTreeMap<u32, u64>,
+    began: Instant,
     next_look: Instant,
     last_new: Instant,
 }
@@ -156,6 +168,7 @@ impl Running {
             status: None,
             seen: BTreeSet::new(),
             sizes: BTreeMap::new(),
+            began: Instant::now(),
             next_look: Instant::now(),
             last_new: Instant::now(),
         })
@@ -181,10 +194,10 @@ impl Running {
                         }
                     }
                 }
-                // Often until no more providers appear, since the process may
-                // be short; seldom afterwards, since looking costs.
+                // Often at first, since the process may be short, and seldom once
+                // no more providers appear, since looking costs.
                 let settled = !self.seen.is_empty() && self.last_new.elapsed() > SETTLED;
-                self.next_look = Instant::now() + if settled { SELDOM } else { OFTEN };
+                self.next_look = Instant::now() + pause(self.began.elapsed(), settled);
             }
             self.status = self.child.try_wait()?;
         }
@@ -469,6 +482,15 @@ mod tests {
     }
 
     #[test]
+    fn looks_become_less_frequent_with_age() {
+        let pause = |age, settled| super::pause(Duration::from_millis(age), settled);
+        assert_eq!(pause(0, false), OFTEN);
+        assert_eq!(pause(80, false), Duration::from_millis(10));
+        assert_eq!(pause(9000, false), LESS_OFTEN);
+        assert_eq!(pause(0, true), SELDOM);
+    }
+
+    #[test]
     fn a_family_includes_children() {
         let child = Command::new("sh")
             .args(["-c", "sleep 30 & wait"])
@@ -481,6 +503,7 @@ mod tests {
             status: None,
             seen: BTreeSet::new(),
             sizes: BTreeMap::new(),
+            began: Instant::now(),
             next_look: Instant::now(),
             last_new: Instant::now(),
         };

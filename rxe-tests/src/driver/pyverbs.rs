@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::case::ATTEMPTS;
 use super::process::{self, Library, Running};
 use super::run::{Runner, last_lines};
+use super::stock::Verdicts;
 use crate::compare;
 use crate::record::{self, Outcome, Provider, Record, Stock};
 
@@ -56,6 +57,8 @@ struct Ended {
 #[derive(Debug, Default)]
 struct Pass {
     ids: Vec<String>,
+    /// Those of them that were not run, since their verdicts are known.
+    known: Vec<String>,
     /// The tests were loaded, and those asked for are listed.
     listed: bool,
     ended: BTreeMap<String, Ended>,
@@ -80,12 +83,24 @@ pub fn missing(folder: &Path) -> Record {
         ),
         earlier: String::new(),
         figures: BTreeMap::new(),
+        cached: false,
     })
 }
 
 /// Runs the tests in `folder` whose names contain one of `parts`, or all, under
-/// `provider` and reports each of them.
-pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[String]) -> Result<()> {
+/// `provider` and reports each of them. With stock, those that `cached` has a
+/// verdict of are reported and not run.
+pub fn run(
+    runner: &mut Runner,
+    folder: &Path,
+    provider: Provider,
+    parts: &[String],
+    cached: &Verdicts,
+) -> Result<()> {
+    let known: Vec<String> = match provider {
+        Provider::Stock => cached.names(GROUP).map(str::to_owned).collect(),
+        _ => Vec::new(),
+    };
     let library = match provider {
         Provider::Stock => Library::Stock,
         _ => Library::Ours,
@@ -97,7 +112,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
     // those that are left.
     let mut wanted: Vec<String> = Vec::new();
     loop {
-        let pass = once(runner, folder, library, parts, &wanted)?;
+        let pass = once(runner, folder, library, parts, &wanted, &known)?;
         if !pass.listed {
             bail!(
                 "the pyverbs tests do not load under {provider}: {:?}",
@@ -106,6 +121,11 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
         }
         if all.is_empty() {
             all = pass.ids;
+            all.retain(|id| !known.contains(id));
+            let shown = pass.known.iter().filter_map(|id| cached.of(GROUP, id));
+            for case in shown {
+                runner.report.put(&Record::Case(case.clone()))?;
+            }
         }
         let before = results.len();
         for (id, ended) in pass.ended {
@@ -162,7 +182,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
             }
         }
         while !again.is_empty() {
-            let pass = once(runner, folder, library, parts, &again)?;
+            let pass = once(runner, folder, library, parts, &again, &known)?;
             runner.restore()?;
             let before = again.len();
             for (id, ended) in pass.ended {
@@ -192,6 +212,7 @@ pub fn run(runner: &mut Runner, folder: &Path, provider: Provider, parts: &[Stri
             detail: last_lines(&ended.detail, 6),
             earlier: earlier.remove(id).unwrap_or_default(),
             figures: BTreeMap::new(),
+            cached: false,
         }))?;
     }
     Ok(())
@@ -221,13 +242,14 @@ fn attempts(id: &str) -> u32 {
 }
 
 /// Runs the script once for the tests `wanted`, or for all whose names contain
-/// one of `parts`.
+/// one of `parts`, but not for those in `known`.
 fn once(
     runner: &Runner,
     folder: &Path,
     library: Library,
     parts: &[String],
     wanted: &[String],
+    known: &[String],
 ) -> Result<Pass> {
     let dir = runner.scratch.join("pyverbs");
     fs::create_dir_all(&dir)?;
@@ -235,6 +257,7 @@ fn once(
     fs::write(file("runner.py"), RUNNER)?;
     fs::write(file("parts"), parts.join("\n"))?;
     fs::write(file("wanted"), wanted.join("\n"))?;
+    fs::write(file("known"), known.join("\n"))?;
     let _ = fs::remove_file(file("results"));
     let mut argv: Vec<String> = vec!["python3".into()];
     for path in [
@@ -242,6 +265,7 @@ fn once(
         folder.to_owned(),
         file("parts"),
         file("wanted"),
+        file("known"),
         file("results"),
     ] {
         argv.push(path.to_string_lossy().into_owned());
@@ -255,6 +279,10 @@ fn once(
     let mut running = Running::start(command, &file("output"))?;
 
     let mut pass = Pass::default();
+    let listed = |pass: &mut Pass| {
+        let is_known = |id: &&String| known.contains(id);
+        pass.known = pass.ids.iter().filter(is_known).cloned().collect();
+    };
     let mut read = 0;
     let mut moved = Instant::now();
     let mut said = Instant::now();
@@ -304,6 +332,7 @@ fn once(
         let detail = format!("{why}: {}", last_lines(&running.output(), 6));
         pass.ended.insert("load".into(), fail(detail));
     }
+    listed(&mut pass);
     trust(&mut pass, library, runner, &running);
     Ok(pass)
 }
@@ -392,13 +421,14 @@ mod tests {
                  def test_f_after(self): pass\n",
         );
         put("runner.py", RUNNER);
-        let once = |parts: &str, wanted: &str| {
+        let once = |parts: &str, wanted: &str, known: &str| {
             put("parts", parts);
             put("wanted", wanted);
+            put("known", known);
             let out = std::process::Command::new("python3")
                 .arg(dir.join("runner.py"))
                 .arg(&dir)
-                .args(["parts", "wanted", "results"].map(|name| dir.join(name)))
+                .args(["parts", "wanted", "known", "results"].map(|name| dir.join(name)))
                 .args(["--dev", "rxe0"])
                 .output()
                 .unwrap();
@@ -408,7 +438,7 @@ mod tests {
         };
         let name = |test: &str| format!("tests.test_fates.Fates.{test}");
 
-        let (good, pass) = once("", "");
+        let (good, pass) = once("", "", "");
         assert!(!good);
         assert_eq!(pass.ids.len(), 6);
         let outcome = |test: &str| pass.ended[&name(test)].outcome;
@@ -419,16 +449,21 @@ mod tests {
         assert_eq!(pass.open, Some(name("test_e_crash")));
         assert!(!pass.done && !pass.ended.contains_key(&name("test_f_after")));
 
-        let (good, pass) = once("", &name("test_f_after"));
+        let (good, pass) = once("", &name("test_f_after"), "");
         assert!(good && pass.done);
         assert_eq!(pass.ended.len(), 1);
 
         // What is not asked for is neither listed nor run.
-        let (good, pass) = once("fates.Fates.test_a\n_skip", "");
+        let (good, pass) = once("fates.Fates.test_a\n_skip", "", "");
         assert!(good && pass.done);
         assert_eq!(pass.ids, [name("test_a_pass"), name("test_b_skip")]);
         assert!(pass.ended.keys().eq(&pass.ids));
-        let (good, pass) = once("no such test", "");
+        // What is known is listed and not run.
+        let (good, pass) = once("Fates.test_a\nFates.test_f", "", &name("test_a_pass"));
+        assert!(good && pass.done);
+        assert_eq!(pass.ids, [name("test_a_pass"), name("test_f_after")]);
+        assert!(pass.ended.keys().eq([&name("test_f_after")]));
+        let (good, pass) = once("no such test", "", "");
         assert!(good && pass.done && pass.listed);
         assert!(pass.ids.is_empty() && pass.ended.is_empty());
         fs::remove_dir_all(&dir).unwrap();

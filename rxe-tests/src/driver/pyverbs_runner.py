@@ -2,8 +2,8 @@
 
 Arguments: the folder of the tests, a file with parts of names, one on a line (a
 test belongs to the list if its id contains one; empty: all), a file with the ids
-of the list to run (empty: all), a file for the results, and then what
-run_tests.py would be given.
+of the list to run (empty: all), a file with those not to run, a file for the
+results, and then what run_tests.py would be given.
 
 The results are JSON, one object on a line, written as they come: the ids of
 the list first, then a start and an end for each one that is run, so that
@@ -81,8 +81,8 @@ class Result(unittest.TestResult):
 
 
 def main():
-    folder, parts, wanted, results = sys.argv[1:5]
-    sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[5:]
+    folder, parts, wanted, known, results = sys.argv[1:6]
+    sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[6:]
     faulthandler.enable()
     # The tests give processes what cannot be sent to one that is not a fork;
     # from Python 3.14 on forks are no longer what they get unasked.
@@ -93,10 +93,13 @@ def main():
              if not parts or any(part in t.id() for part in parts)]
     with open(wanted) as names:
         only = set(names.read().split())
+    with open(known) as names:
+        known = set(names.read().split())
     with open(results, 'w') as out:
         result = Result(out)
         result.say(event='list', ids=[test.id() for test in tests])
-        chosen = [t for t in tests if not only or t.id() in only]
+        chosen = [t for t in tests
+                  if (not only or t.id() in only) and t.id() not in known]
         unittest.TestSuite(chosen).run(result)
         result.say(event='done')
 

@@ -64,6 +64,7 @@ fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Resu
         detail: String::new(),
         earlier: String::new(),
         figures: [].into(),
+        cached: false,
     };
     while result.outcome == Outcome::Fail && result.attempts < ATTEMPTS {
         result.attempts += 1;

@@ -22,6 +22,11 @@ use crate::record::{self, Outcome, Provider, Record, Stock};
 /// A program that says with this status that it cannot run here.
 const SKIPPED: i32 = 77;
 
+/// The pauses of a wait of such a length so far: a fiftieth of it, within bounds.
+fn pause(waited: Duration) -> Duration {
+    (waited / 50).clamp(Duration::from_millis(2), Duration::from_millis(20))
+}
+
 /// How long a server may take to be ready for its client.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
@@ -150,6 +155,7 @@ impl Runner {
             detail: attempt.detail,
             earlier,
             figures: case.figures.read(&attempt.output),
+            cached: false,
         };
         self.report.put(&Record::Case(result.clone()))?;
         Ok(result)
@@ -168,6 +174,7 @@ impl Runner {
             detail: why.to_owned(),
             earlier: String::new(),
             figures: BTreeMap::new(),
+            cached: false,
         }))
     }
 
@@ -393,7 +400,7 @@ pub(super) fn wait_all(
             }
             return Ok(());
         }
-        thread::sleep(Duration::from_millis(2));
+        thread::sleep(pause(began.elapsed()));
     }
 }
 
@@ -416,7 +423,8 @@ fn wait_ready(ready: Ready, port: u16, server: &mut Running) -> Result<()> {
         if up {
             return Ok(());
         }
-        thread::sleep(Duration::from_millis(5));
+        // The tables of sockets are long to read.
+        thread::sleep(pause(began.elapsed()).max(Duration::from_millis(5)));
     }
     Ok(())
 }

@@ -207,6 +207,7 @@ fn report(
         detail,
         earlier: String::new(),
         figures: [].into(),
+        cached: false,
     }))
 }
 

@@ -7,10 +7,14 @@ use std::io::{self, IsTerminal, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 
 use super::progress;
 
@@ -41,9 +45,36 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
+/// The processor time of all processes that this one has started and that have
+/// ended.
+pub fn processor_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
+        return Duration::ZERO;
+    };
+    let part = |time: TimeVal| {
+        let micros = time.tv_sec().saturating_mul(1_000_000) + time.tv_usec();
+        Duration::from_micros(micros.try_into().unwrap_or(0))
+    };
+    part(usage.user_time()) + part(usage.system_time())
+}
+
+/// Gives this thread, and what it starts from now on, less of the processors than
+/// others have.
+pub fn step_back() {
+    let thread = nix::unistd::gettid().to_string();
+    // Where that does not work it only takes longer.
+    let _ = Command::new("renice")
+        .args(["-n", "5", "-p", &thread])
+        .stdout(Stdio::null())
+        .status();
+}
+
 /// Makes sure that `tools` are there: installs what is missing when run by
 /// root on a system with apt, and names it precisely otherwise.
 pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
+    // One at a time: apt-get does not wait for another one.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let missing = |tools: &[Tool]| -> Vec<&'static str> {
         let mut packages: Vec<_> = tools
             .iter()
@@ -125,6 +156,16 @@ pub fn cache() -> Result<PathBuf> {
 /// In this order: the environment variable; the archive that apt on this
 /// machine is configured with; the answer of whoever sits at the terminal.
 pub fn mirror() -> Result<Option<String>> {
+    // Asked once, however many guests are made at the same time.
+    static MIRROR: Mutex<Option<Option<String>>> = Mutex::new(None);
+    let mut mirror = MIRROR.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(mirror) = &*mirror {
+        return Ok(mirror.clone());
+    }
+    Ok(mirror.insert(choose_mirror()?).clone())
+}
+
+fn choose_mirror() -> Result<Option<String>> {
     if let Some(mirror) = mirror_of_apt() {
         return Ok(Some(mirror));
     }

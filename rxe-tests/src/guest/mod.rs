@@ -8,6 +8,7 @@ pub mod host;
 mod initramfs;
 pub mod progress;
 pub mod qemu;
+pub mod stock;
 pub mod suite;
 pub mod tree;
 pub mod vm;

@@ -158,11 +158,16 @@ fn key(suite: Suite, kernel: &str) -> u64 {
         .into_iter()
         .chain(PACKAGES.iter().copied())
         .chain(initramfs::MODULES.iter().copied());
-    // FNV-1a: stable from one compiler to the next, unlike std's hashers.
+    fnv(parts.map(str::as_bytes))
+}
+
+/// FNV-1a of some parts: stable from one compiler to the next, unlike std's
+/// hashers.
+pub(super) fn fnv<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
-        for byte in part.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        for byte in part.iter().chain(&[0]) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
     hash

@@ -306,9 +306,11 @@ impl Machine {
             .arg("-initrd")
             .arg(&system.initrd)
             .arg("-append")
+            // A small table of TCP sockets: the driver reads all of it to see
+            // whether a server listens.
             .arg(format!(
                 "console=ttyS0 panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
-                 net.ifnames=0 loglevel=4 {}",
+                 net.ifnames=0 loglevel=4 thash_entries=1024 {}",
                 hardware.kernel_arguments
             ));
         if let Some(disk) = &system.disk {

@@ -63,6 +63,36 @@ struct Run {
 
 /// Runs the tests for every profile and prints what came of them.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
+    let sum = runs(arguments)?;
+    println!(
+        "{} passed, {} failed, {} skipped",
+        sum.passed, sum.failed, sum.skipped
+    );
+    Ok(if sum.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Every case of a profile with either provider, or those of the Rust crate;
+/// prints what came of them.
+pub fn full(
+    profile: &str,
+    native: bool,
+    kernel: Option<&str>,
+    filter: &[String],
+) -> Result<Outcome> {
+    runs(&Arguments {
+        profile: vec![profile.to_owned()],
+        short: false,
+        native,
+        filter: filter.to_vec(),
+        ..Arguments::brief(kernel)
+    })
+}
+
+fn runs(arguments: &Arguments) -> Result<Outcome> {
     let machine = Machine::new(arguments)?;
     let mut runs = Vec::new();
     for profile in &arguments.profile {
@@ -87,16 +117,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         sum.passed += outcome.passed;
         sum.failed += outcome.failed;
         sum.skipped += outcome.skipped;
+        sum.system = outcome.system;
+        for (part, time) in outcome.spent {
+            *sum.spent.entry(part).or_default() += time;
+        }
     }
-    println!(
-        "{} passed, {} failed, {} skipped",
-        sum.passed, sum.failed, sum.skipped
-    );
-    Ok(if sum.failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(sum)
 }
 
 /// Whether a script's cases are to run.
@@ -363,6 +389,7 @@ pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Recor
         seconds: 0.0,
         detail: detail.to_owned(),
         figures: BTreeMap::new(),
+        cached: false,
     })
 }
 

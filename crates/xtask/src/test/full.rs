@@ -1,0 +1,135 @@
+//! What only `--full` runs: lists that take hours.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use rxe_tests::driver::case::chosen;
+
+use super::report::{Line, parts, skipped};
+use super::{Arguments, host};
+use crate::{checked, guest, softhca};
+
+/// The long forms of cases of the group `native`: name, command, seconds that it
+/// may take.
+const LONG_FORMS: [(&str, &str, u64); 3] = [
+    (
+        "scale, long form",
+        "QPS=10000 CQS=1000 scale --nocapture",
+        1800,
+    ),
+    (
+        "soak, long form",
+        "SOAK_SECONDS=1800 soak --include-ignored --nocapture",
+        3600,
+    ),
+    (
+        "lossy, long form",
+        "MESSAGES=5000 BYTES=20000000 sh lossy.sh",
+        3600,
+    ),
+];
+
+/// The same of tests on the embedded device: name, variable, its value, and what
+/// cargo tests.
+const LONG_TESTS: [(&str, &str, &str, &[&str]); 2] = [
+    (
+        "random commands, long form",
+        "RINGVERBS_SEQUENCES",
+        "20000",
+        &["-p", "ringverbs-embedded", "--test", "random"],
+    ),
+    (
+        "random safe calls, long form",
+        "RINGVERBS_ATTACKER_SECONDS",
+        "3600",
+        &["-p", "ringverbs", "--test", "attacker", "safe_calls"],
+    ),
+];
+
+/// Every list that `all` of the guests and of the host leave out.
+pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
+    let mut lines = Vec::new();
+    if !arguments.stock_only && arguments.suite.is_empty() {
+        for profile in ["roce", "ib"] {
+            for native in [false, true] {
+                lines.push(on_softhca(profile, native, arguments));
+            }
+        }
+    }
+    if !arguments.stock_only && arguments.suite.is_empty() {
+        for (what, command, limit) in LONG_FORMS {
+            if !chosen(&arguments.filter, what) {
+                continue;
+            }
+            let run = guest::Arguments::native(command, arguments.kernel.as_deref(), limit);
+            lines.push(tool(what, Ok(()), || guest::guest(&run)));
+        }
+    }
+    if arguments.guest_only {
+        return lines;
+    }
+    for (what, variable, value, tests) in LONG_TESTS {
+        let mut test = host::cargo(&["test", "--release"]);
+        test.args(tests).env(variable, value);
+        lines.push(host::counted(what, &mut test));
+    }
+    lines.push(tool("Miri", checked::miri_is_installed(), checked::miri));
+    for (what, sanitizer) in [
+        ("address sanitizer", checked::Sanitizer::Address),
+        ("thread sanitizer", checked::Sanitizer::Thread),
+    ] {
+        let run = || checked::sanitize(&checked::Arguments::all(sanitizer));
+        lines.push(tool(what, checked::library_source_is_installed(), run));
+    }
+    lines
+}
+
+fn on_softhca(profile: &str, native: bool, arguments: &Arguments) -> Line {
+    let list = if native { " native" } else { "" };
+    let what = format!("softhca {profile}{list}, all cases");
+    let began = Instant::now();
+    let mut line = Line::new(&what);
+    match softhca::check::full(
+        profile,
+        native,
+        arguments.kernel.as_deref(),
+        &arguments.filter,
+    ) {
+        Ok(outcome) => {
+            line.passed = outcome.passed;
+            line.failed = outcome.failed;
+            line.skipped = outcome.skipped;
+            line.parts = parts(&outcome.spent);
+            line.note = outcome.system;
+        }
+        Err(error) => {
+            eprintln!("{what}: {error:#}");
+            line.failed = 1;
+            line.note = error.to_string().lines().next().unwrap_or_default().into();
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// A run that passes or fails as a whole, where its tool is installed.
+fn tool(what: &str, installed: Result<()>, run: impl FnOnce() -> Result<ExitCode>) -> Line {
+    if let Err(error) = installed {
+        return skipped(what, &error.to_string());
+    }
+    let began = Instant::now();
+    eprintln!("== {what}");
+    let mut line = Line::new(what);
+    match run() {
+        Ok(code) if code == ExitCode::SUCCESS => line.passed = 1,
+        Ok(_) => line.failed = 1,
+        Err(error) => {
+            eprintln!("{what}: {error:#}");
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}

@@ -1,0 +1,255 @@
+//! The suites that run in guests.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rxe_tests::compare::{Results, Verdict};
+use rxe_tests::driver::case::chosen;
+use rxe_tests::guest::{Qemu, Suite, host, tree};
+
+use super::Arguments;
+use super::report::{Line, parts, skipped};
+use crate::suite::{self, Request};
+use crate::{bare, dist, softhca};
+
+/// The lines of the summary, and what is to be said of each machine.
+#[derive(Default)]
+pub(super) struct Outcome {
+    pub(super) lines: Vec<Line>,
+    pub(super) texts: Vec<String>,
+}
+
+/// Runs the cases on this machine.
+pub(super) fn on_host(arguments: &Arguments) -> Outcome {
+    let (line, text) = machine("host", arguments, arguments.short, suite::on_host, false);
+    Outcome {
+        lines: vec![line],
+        texts: text.into_iter().collect(),
+    }
+}
+
+/// Runs the guests one after another.
+pub(super) fn all(arguments: &Arguments) -> Outcome {
+    let mut outcome = Outcome::default();
+    for suite in suites(arguments) {
+        let name = suite.name();
+        // In full where it is the default, or asked for.
+        let short = arguments.short
+            || (suite != Suite::Trixie && !arguments.full && arguments.suite.is_empty());
+        if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
+            eprintln!("{suite}: no guest: {why}");
+            outcome.lines.push(skipped(&format!("guest {name}"), &why));
+            continue;
+        }
+        let run = |request: &Request| suite::in_guest(suite, request);
+        let what = format!("guest {suite}");
+        let (line, text) = machine(&what, arguments, short, run, suite.moves());
+        outcome.lines.push(line);
+        outcome.texts.extend(text);
+        if suite == Suite::Trixie && !arguments.stock_only {
+            outcome.lines.extend(without_libraries(arguments));
+            outcome.lines.extend(on_softhca(arguments));
+        }
+    }
+    outcome
+}
+
+fn suites(arguments: &Arguments) -> Vec<Suite> {
+    match arguments.suite.as_slice() {
+        [] => Suite::ALL.to_vec(),
+        chosen => chosen.to_vec(),
+    }
+}
+
+/// Makes the guests that are needed later, while the first one runs. What fails
+/// is tried again when its turn comes, and reported then.
+pub(super) fn prepare(arguments: &Arguments) {
+    if arguments.host {
+        return;
+    }
+    let kernel = arguments.kernel.as_deref();
+    let suites = suites(arguments);
+    let softhca = suites.contains(&Suite::Trixie) && !arguments.stock_only;
+    let can_be_made = |suite: Suite| no_guest(suite, kernel).is_none();
+    if softhca && chosen(&arguments.filter, SOFTHCA) && can_be_made(Suite::Trixie) {
+        let _ = Qemu::get();
+    }
+    // The first one is made by whoever waits for it.
+    for suite in suites.into_iter().skip(1).filter(|it| can_be_made(*it)) {
+        if let Err(error) = tree::image(suite, kernel) {
+            eprintln!("{suite}: {error:#}");
+        }
+    }
+}
+
+/// Runs the cases of one machine and weighs the results.
+///
+/// A plugin that refuses a libibverbs which it does not know is a failure
+/// where the release is a known one, and is only reported where it moves.
+fn machine(
+    what: &str,
+    arguments: &Arguments,
+    short: bool,
+    run: impl Fn(&Request) -> Result<Results>,
+    moves: bool,
+) -> (Line, Option<String>) {
+    let began = Instant::now();
+    eprintln!("== {what}{}", if short { " (short list)" } else { "" });
+    let plugin: Result<Option<PathBuf>> = if arguments.stock_only {
+        Ok(None)
+    } else {
+        dist::dist().map(Some)
+    };
+    let results = plugin.and_then(|plugin| {
+        run(&Request {
+            plugin,
+            short,
+            filter: arguments.filter.clone(),
+            kernel: arguments.kernel.clone(),
+            fresh_stock: arguments.full || arguments.fresh_stock,
+        })
+    });
+    let mut line = Line::new(what);
+    let text = match &results {
+        Ok(results) => {
+            for (_, verdict, _) in results.verdicts() {
+                match verdict {
+                    Verdict::Pass => line.passed += 1,
+                    Verdict::Fail => line.failed += 1,
+                    Verdict::Skip => line.skipped += 1,
+                }
+            }
+            line.late = results.repeated().len();
+            line.parts = parts(&results.spent);
+            line.note = format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core);
+            if results.cached() > 0 {
+                let cached = format!("; {} of stock's verdicts cached", results.cached());
+                line.note.push_str(&cached);
+            }
+            if results.without_pyverbs() && !moves {
+                line.failed += 1;
+                line.note.push_str("; rdma-core's own tests are missing");
+            }
+            line.failed += results.unreadable;
+            if !results.complete {
+                line.failed += 1;
+                line.note.push_str("; did not come to its end");
+            }
+            if results.refused.is_some() {
+                line.note
+                    .push_str("; this rdma-core is unknown to the plugin, which refused it");
+                if moves {
+                    line.passed += 1;
+                } else {
+                    line.failed += 1;
+                }
+            }
+            Some(results.text(what))
+        }
+        Err(error) => {
+            eprintln!("{what}: {error:#}");
+            line.failed += 1;
+            line.note = error
+                .to_string()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            None
+        }
+    };
+    line.seconds = began.elapsed().as_secs();
+    (line, text)
+}
+
+/// How long the guest without a distribution is meant to take. More is said,
+/// and no failure: the machine may be slow.
+const STATIC_AIM: Duration = Duration::from_secs(30);
+
+/// The short suite where there is no shared library; nothing if the filters
+/// leave it out.
+fn without_libraries(arguments: &Arguments) -> Option<Line> {
+    const WHAT: &str = "static guest";
+    if !chosen(&arguments.filter, WHAT) {
+        return None;
+    }
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = Line::new(WHAT);
+    match bare::short_suite(arguments.kernel.as_deref()) {
+        Ok(outcome) => {
+            line.passed = outcome.passed;
+            line.failed = outcome.failed.len();
+            let slow = if outcome.time > STATIC_AIM {
+                ", more than the 30 s that it is meant to take"
+            } else {
+                ""
+            };
+            line.note = format!(
+                "no shared library; boot and suite {:.1} s{slow}",
+                outcome.time.as_secs_f64()
+            );
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+            line.note = error.to_string().lines().next().unwrap_or_default().into();
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    Some(line)
+}
+
+/// The step's name.
+const SOFTHCA: &str = "softhca guest";
+
+/// The ConnectX in software under Linux's own drivers; nothing if the filters
+/// leave it out.
+fn on_softhca(arguments: &Arguments) -> Option<Line> {
+    const WHAT: &str = SOFTHCA;
+    if !chosen(&arguments.filter, WHAT) {
+        return None;
+    }
+    // Kept until the end: it is looked for again.
+    let _qemu = match Qemu::get() {
+        Ok(qemu) => qemu,
+        Err(error) => return Some(skipped(WHAT, &format!("no QEMU 11.1: {error:#}"))),
+    };
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = Line::new(WHAT);
+    match softhca::check::brief(arguments.kernel.as_deref()) {
+        Ok(outcome) => {
+            line.passed = outcome.passed;
+            line.failed = outcome.failed;
+            line.skipped = outcome.skipped;
+            line.parts = parts(&outcome.spent);
+            line.note = outcome.system;
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            line.failed = 1;
+            line.note = error.to_string().lines().next().unwrap_or_default().into();
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    Some(line)
+}
+
+/// Why no guest of `suite` can be made or run here; `None` if one can.
+fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("the guests are x86-64".into());
+    }
+    if !host::is_root() && host::which("qemu-system-x86_64").is_none() {
+        return Some("qemu-system-x86 is not installed, and only root can install it".into());
+    }
+    if matches!(tree::cached(suite, kernel), Ok(Some(_))) {
+        return None;
+    }
+    if !host::is_root() {
+        return Some("making it needs root; run the same command as root".into());
+    }
+    host::archive_out_of_reach()
+}

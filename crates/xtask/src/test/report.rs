@@ -1,0 +1,141 @@
+//! What a run of the tests came to.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rxe_tests::guest::host;
+
+/// One line of the summary.
+pub(super) struct Line {
+    pub(super) what: String,
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    pub(super) skipped: usize,
+    /// Of those that passed, not at the first attempt.
+    pub(super) late: usize,
+    pub(super) seconds: u64,
+    /// What the time went into, where that is known: parts and seconds.
+    pub(super) parts: Vec<(String, u64)>,
+    pub(super) note: String,
+}
+
+impl Line {
+    /// Nothing so far.
+    pub(super) fn new(what: &str) -> Self {
+        Self {
+            what: what.to_owned(),
+            passed: 0,
+            failed: 0,
+            skipped: 0,
+            late: 0,
+            seconds: 0,
+            parts: Vec::new(),
+            note: String::new(),
+        }
+    }
+}
+
+/// What was not run, and why.
+pub(super) fn skipped(what: &str, why: &str) -> Line {
+    Line {
+        skipped: 1,
+        note: why.to_owned(),
+        ..Line::new(what)
+    }
+}
+
+/// Prints the summary: a table of the steps, where the time went, and what
+/// passed, failed and was skipped. The exit status says whether anything failed.
+pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
+    println!();
+    let width = lines.iter().map(|l| l.what.len()).max().unwrap_or(0);
+    println!(
+        "{:width$}  {:>6} {:>6} {:>6} {:>7} {:>6}",
+        "", "passed", "(late)", "failed", "skipped", "s"
+    );
+    for l in lines {
+        println!(
+            "{:width$}  {:>6} {:>6} {:>6} {:>7} {:>6}  {}",
+            l.what, l.passed, l.late, l.failed, l.skipped, l.seconds, l.note
+        );
+    }
+    slowest(lines, time);
+    let sum = |field: fn(&Line) -> usize| lines.iter().map(field).sum::<usize>();
+    let failed = sum(|l| l.failed);
+    println!(
+        "{} passed, {failed} failed, {} skipped",
+        sum(|l| l.passed),
+        sum(|l| l.skipped)
+    );
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Prints where the time went, slowest first. Steps run at the same time: their
+/// sum is more than the time of the run.
+fn slowest(lines: &[Line], time: Duration) {
+    let total = time.as_secs();
+    let busy = host::processor_time().as_secs_f64() / time.as_secs_f64().max(1.0);
+    println!("\nTime, slowest first: {total} s in all, {busy:.1} processors busy");
+    for (seconds, what) in times(lines) {
+        let share = seconds * 100 / total.max(1);
+        println!("{seconds:>6} s {share:>3}%  {what}");
+    }
+    println!();
+}
+
+/// The time of each step, or of its parts and what is left, slowest first.
+fn times(lines: &[Line]) -> Vec<(u64, String)> {
+    let mut times = Vec::new();
+    for line in lines {
+        let known: u64 = line.parts.iter().map(|(_, seconds)| seconds).sum();
+        let part = |(part, seconds): &(String, u64)| (*seconds, format!("{}: {part}", line.what));
+        times.extend(line.parts.iter().map(part));
+        let rest = if line.parts.is_empty() { "" } else { ": other" };
+        times.push((
+            line.seconds.saturating_sub(known),
+            format!("{}{rest}", line.what),
+        ));
+    }
+    times.retain(|(seconds, _)| *seconds > 0);
+    times.sort_by(|a, b| b.cmp(a));
+    times
+}
+
+/// The parts of a guest's time.
+pub(super) fn parts(spent: &BTreeMap<String, Duration>) -> Vec<(String, u64)> {
+    spent
+        .iter()
+        .map(|(part, time)| (part.clone(), time.as_secs_f64().round() as u64))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Line, times};
+
+    #[test]
+    fn times_are_sorted_and_split_into_parts() {
+        let mut guest = Line::new("guest");
+        guest.seconds = 100;
+        guest.parts = vec![("boot".to_owned(), 8), ("pyverbs [stock]".to_owned(), 60)];
+        let mut doc = Line::new("doc");
+        doc.seconds = 40;
+        let none = Line::new("none");
+        let times = times(&[guest, none, doc]);
+        let times: Vec<_> = times.iter().map(|(s, what)| (*s, what.as_str())).collect();
+        assert_eq!(
+            times,
+            [
+                (60, "guest: pyverbs [stock]"),
+                (40, "doc"),
+                (32, "guest: other"),
+                (8, "guest: boot"),
+            ]
+        );
+    }
+}
