@@ -11,6 +11,7 @@ mod driver;
 mod guest;
 mod install;
 mod mlx5;
+mod mutants;
 mod native;
 mod softhca;
 mod standin;
@@ -63,6 +64,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Compares the bytes of ConnectX's queues with the C provider's
     Bytes(bytes::Arguments),
+    /// Changes the code in small ways and sees whether a test fails
+    Mutants(mutants::Arguments),
     /// Runs the tests that need no system calls under Miri
     Miri,
     /// Runs what uses the embedded device under a sanitizer
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
             .map(|packages| shown(&packages)),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
+        Command::Mutants(arguments) => mutants::mutants(&arguments),
         Command::Miri => checked::miri(),
         Command::Sanitize(arguments) => checked::sanitize(&arguments),
     };

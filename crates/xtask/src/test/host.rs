@@ -16,16 +16,17 @@ pub(super) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Format, lints, licences, unit and property tests of the areas.
+/// Format, licences, packages; lints, unit and property tests of the areas.
 pub(super) fn quick(areas: &Areas) -> Vec<Line> {
-    let packages = areas.packages();
+    let selected = areas.packages();
     let mut clippy = cargo(&["clippy", "--quiet", "--all-targets"]);
-    clippy.args(&packages).args(["--", "-D", "warnings"]);
+    clippy.args(&selected).args(["--", "-D", "warnings"]);
     let mut tests = cargo(&["test", "--no-fail-fast"]);
-    tests.args(&packages);
+    tests.args(&selected);
     let mut lines = vec![
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
         licences(),
+        packages(),
     ];
     if areas.is_none() {
         lines.push(skipped("clippy and tests", "no area has changed"));
@@ -56,6 +57,7 @@ pub(super) fn all() -> Vec<Line> {
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
         check("clippy", &mut clippy),
         licences(),
+        packages(),
         counted("unit and property tests", &mut tests),
         advisories(),
         check("documentation", &mut doc),
@@ -87,6 +89,37 @@ fn licences() -> Line {
         }
         Err(error) => {
             eprintln!("{}: {error:#}", line.what);
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
+}
+
+/// That each package which can be published is described, and can be packed.
+fn packages() -> Line {
+    const WHAT: &str = "packages";
+    let began = Instant::now();
+    eprintln!("== {WHAT}");
+    let mut line = Line::new(WHAT);
+    let outcome = dependencies::publishable().and_then(|(names, lacking)| {
+        // Without building what was packed: the tests build the same files.
+        let mut pack = cargo(&["package", "--quiet", "--no-verify", "--allow-dirty"]);
+        pack.args(["--locked", "--offline", "--target-dir"]);
+        pack.arg(driver::target_dir().join("packages"));
+        pack.args(names.iter().flat_map(|name| ["-p", name]));
+        Ok((names.len(), lacking, pack.status()?.success()))
+    });
+    match outcome {
+        Ok((count, lacking, packed)) => {
+            for lacking in &lacking {
+                eprintln!("{lacking}");
+            }
+            line.failed = lacking.len() + usize::from(!packed);
+            line.passed = count.saturating_sub(line.failed);
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
             line.failed = 1;
         }
     }
