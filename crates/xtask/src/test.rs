@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use rxe_tests::guest::Suite;
-use rxe_tests::guest::host::step_back;
 
 use areas::Areas;
 use guests::Outcome;
@@ -75,7 +74,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         lines.extend(host::quick(&Areas::choose(&arguments.area)?));
         lines.push(skipped("guest suites", "--quick"));
     } else if arguments.no_guest {
-        lines.extend(host::all());
+        lines.extend(host::all(false));
         lines.push(skipped("guest suites", "--no-guest"));
     } else {
         let guests = || match arguments.host {
@@ -84,7 +83,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         };
         let steps = || match arguments.guest_only {
             true => Vec::new(),
-            false => host::all(),
+            false => host::all(!arguments.serial),
         };
         let (host, outcome) = if arguments.serial || arguments.host {
             (steps(), guests())
@@ -107,7 +106,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Runs the guests, which leave half a processor unused, and the other steps at
 /// the same time. The guests go first where both want a processor: their cases
-/// have time limits, while most of the rest is compiling.
+/// have time limits, while most of the rest is compiling (`host::all`).
 fn beside(
     arguments: &Arguments,
     steps: impl FnOnce() -> Vec<Line> + Send,
@@ -115,15 +114,11 @@ fn beside(
 ) -> (Vec<Line>, Outcome) {
     thread::scope(|scope| {
         let guests = scope.spawn(guests);
-        scope.spawn(|| {
-            step_back();
-            guests::prepare(arguments);
-        });
-        let host = scope.spawn(|| {
-            step_back();
-            steps()
-        });
-        let host = host.join().unwrap_or_else(|_| vec![panicked("host steps")]);
+        scope.spawn(|| guests::prepare(arguments));
+        let host = scope
+            .spawn(steps)
+            .join()
+            .unwrap_or_else(|_| vec![panicked("host steps")]);
         let outcome = guests.join().unwrap_or_else(|_| Outcome {
             lines: vec![panicked("guests")],
             ..Outcome::default()

@@ -1,10 +1,11 @@
 //! What needs neither root nor a guest.
 
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
-use rxe_tests::guest::host;
+use rxe_tests::guest::host::{self, step_back};
 
 use super::areas::Areas;
 use super::report::{Line, skipped};
@@ -40,35 +41,65 @@ pub(super) fn quick(areas: &Areas) -> Vec<Line> {
     lines
 }
 
-/// Everything.
-pub(super) fn all() -> Vec<Line> {
-    let loom_dir = driver::target_dir().join("loom");
-    // Optimized, for the many interleavings.
-    let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--release"]);
-    loom.args(["--test", "loom", "--target-dir"])
-        .arg(&loom_dir)
-        .env("RUSTFLAGS", "--cfg loom");
-    let mut doc = cargo(&["doc", "--quiet", "--no-deps", "--all-features"]);
-    doc.arg("--workspace").env("RUSTDOCFLAGS", "-D warnings");
-    let mut clippy = cargo(&["clippy", "--quiet", "--workspace", "--all-targets"]);
-    clippy.args(["--", "-D", "warnings"]);
+/// Everything. With `low`, at a lower priority than other processes but for the
+/// unit tests, some of which have time limits.
+pub(super) fn all(low: bool) -> Vec<Line> {
+    let run = |step: &(dyn Fn() -> Line + Sync)| if low { lowered(step) } else { step() };
+    let checked = |what: &str, arguments: &[&str]| run(&|| check(what, &mut cargo(arguments)));
+    let build = ["test", "--workspace", "--no-run", "--quiet"];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     vec![
-        check("format", &mut cargo(&["fmt", "--all", "--check"])),
-        check("clippy", &mut clippy),
-        licences(),
-        packages(),
+        checked("format", &["fmt", "--all", "--check"]),
+        checked("clippy", &CLIPPY),
+        run(&licences),
+        run(&packages),
+        checked("building the tests", &build),
         counted("unit and property tests", &mut tests),
-        advisories(),
-        check("documentation", &mut doc),
-        counted("loom", &mut loom),
-        counts("data path", bench::NATIVE_NEEDS, bench::native_gate),
-        counts("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate),
-        counts("plugin's data path", bench::NEEDS, bench::gate),
-        counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate),
-        mlx5_bytes(),
-        check("fuzz targets", &mut fuzz_targets()),
+        run(&advisories),
+        run(&|| check("documentation", &mut documentation())),
+        run(&|| counted("loom", &mut loom())),
+        run(&|| counts("data path", bench::NATIVE_NEEDS, bench::native_gate)),
+        run(&|| counts("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
+        run(&|| counts("plugin's data path", bench::NEEDS, bench::gate)),
+        run(&|| counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
+        run(&mlx5_bytes),
+        run(&|| check("fuzz targets", &mut fuzz_targets())),
     ]
+}
+
+/// Runs a step in a thread of its own, at a lower priority.
+fn lowered(step: &(dyn Fn() -> Line + Sync)) -> Line {
+    let run = || {
+        step_back();
+        step()
+    };
+    let line = thread::scope(|scope| scope.spawn(run).join());
+    line.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+const CLIPPY: [&str; 7] = [
+    "clippy",
+    "--quiet",
+    "--workspace",
+    "--all-targets",
+    "--",
+    "-D",
+    "warnings",
+];
+
+fn documentation() -> Command {
+    let mut doc = cargo(&["doc", "--quiet", "--no-deps", "--all-features"]);
+    doc.arg("--workspace").env("RUSTDOCFLAGS", "-D warnings");
+    doc
+}
+
+/// Optimized, for the many interleavings.
+fn loom() -> Command {
+    let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--release"]);
+    loom.args(["--test", "loom", "--target-dir"])
+        .arg(driver::target_dir().join("loom"))
+        .env("RUSTFLAGS", "--cfg loom");
+    loom
 }
 
 /// Licences and sources of the dependencies; their duplicates are only shown.
