@@ -72,10 +72,10 @@ impl AddressHandle {
         &self.inner.path
     }
 
-    /// Returns the number that datagram work requests refer to it by.
+    /// Returns what datagrams to it carry.
     #[inline(always)]
-    pub(crate) fn number(&self) -> u32 {
-        self.inner.made.number
+    pub(crate) fn address(&self) -> &device::Address {
+        &self.inner.made.address
     }
 
     #[inline(always)]

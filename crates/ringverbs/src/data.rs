@@ -1,6 +1,8 @@
 //! Local memory of operations.
 
-use crate::device::{self, Sge, Wqe};
+use std::slice;
+
+use crate::device::{self, SendData, Sge};
 use crate::memory::{Buffer, MemorySlice, Registered};
 use crate::pd::Identity;
 use crate::{Error, Result};
@@ -31,13 +33,15 @@ mod sealed {
 
     /// The crate's interface to an operation's memory.
     pub trait Data {
-        /// Whether the bytes are copied into the work request.
-        const INLINE: bool = false;
-
-        /// Writes the data in use (up to the length) into a work request. Returns
-        /// its size in bytes.
+        /// Calls `post` with the data of a send work request: what is in use, up
+        /// to the length.
         #[doc(hidden)]
-        fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32>;
+        fn gather<R>(
+            &self,
+            max_sge: u32,
+            domain: Identity,
+            post: impl FnOnce(SendData<'_>) -> Result<R>,
+        ) -> Result<R>;
 
         /// Calls `post` with the SGEs of a receive, which cover the whole
         /// capacity.
@@ -210,8 +214,16 @@ macro_rules! data {
     ($piece:ident, $one:ident, $many:ident) => {
         impl Data for $piece {
             #[inline(always)]
-            fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
-                wqe.sge(element(self, Piece::len(self), domain)?)
+            fn gather<R>(
+                &self,
+                _max_sge: u32,
+                domain: Identity,
+                post: impl FnOnce(SendData<'_>) -> Result<R>,
+            ) -> Result<R> {
+                let sge = element(self, Piece::len(self), domain)?;
+                // As in `elements`, an SGE of length 0 is left out.
+                let list = slice::from_ref(&sge);
+                post(SendData::Sges(&list[usize::from(sge.length == 0)..]))
             }
 
             #[inline(always)]
@@ -250,9 +262,15 @@ macro_rules! data {
         impl Sink for $piece {}
 
         impl Data for Vec<$piece> {
-            fn gather(&self, wqe: &mut Wqe<'_>, domain: Identity) -> Result<u32> {
-                let max = wqe.max_sge();
-                elements(self, Piece::len, max, domain, |list| wqe.sge_list(list))
+            fn gather<R>(
+                &self,
+                max_sge: u32,
+                domain: Identity,
+                post: impl FnOnce(SendData<'_>) -> Result<R>,
+            ) -> Result<R> {
+                elements(self, Piece::len, max_sge, domain, |list| {
+                    post(SendData::Sges(list))
+                })
             }
 
             fn scatter<R>(
@@ -309,11 +327,14 @@ fn elements<P: Piece, R>(
 }
 
 impl Data for Inline<'_> {
-    const INLINE: bool = true;
-
     #[inline(always)]
-    fn gather(&self, wqe: &mut Wqe<'_>, _domain: Identity) -> Result<u32> {
-        wqe.inline(self.0)
+    fn gather<R>(
+        &self,
+        _max_sge: u32,
+        _domain: Identity,
+        post: impl FnOnce(SendData<'_>) -> Result<R>,
+    ) -> Result<R> {
+        post(SendData::Inline(&[device::inline_piece(self.0)]))
     }
 
     fn scatter<R>(
@@ -337,9 +358,13 @@ impl Source for Inline<'_> {}
 
 impl Data for () {
     #[inline(always)]
-    fn gather(&self, wqe: &mut Wqe<'_>, _domain: Identity) -> Result<u32> {
-        wqe.no_data();
-        Ok(0)
+    fn gather<R>(
+        &self,
+        _max_sge: u32,
+        _domain: Identity,
+        post: impl FnOnce(SendData<'_>) -> Result<R>,
+    ) -> Result<R> {
+        post(SendData::Sges(&[]))
     }
 
     #[inline(always)]

@@ -94,6 +94,9 @@ pub enum Error {
     /// The work requests are posted, but ringing the doorbell failed: the device
     /// was removed, or the kernel refused. The operations are in flight; they are
     /// returned as completions or released when the queue pair is dropped.
+    ///
+    /// Only of rdma_rxe, whose doorbell is a system call; a ConnectX's is a write
+    /// to a register, which cannot fail.
     Doorbell {
         /// The kernel's errno.
         errno: i32,

@@ -4,10 +4,9 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uverbs::{Mw, MwType, Udata};
+use uverbs::{Bind as BindOperands, Mw, MwType, Udata};
 
 use crate::context::Ctx;
-use crate::device::WindowBinding;
 use crate::memory::{MemorySlice, Registered};
 use crate::operation::Operation;
 use crate::pd::Identity;
@@ -21,6 +20,15 @@ pub enum WindowType {
     /// Type 2: belongs to the queue pair that it was bound on, and can be
     /// invalidated by a work request, also one of the peer.
     Two,
+}
+
+impl From<WindowType> for MwType {
+    fn from(kind: WindowType) -> Self {
+        match kind {
+            WindowType::One => Self::TYPE_1,
+            WindowType::Two => Self::TYPE_2,
+        }
+    }
 }
 
 /// A memory window: a separate rkey for a part of a
@@ -94,10 +102,6 @@ impl ProtectionDomain {
     /// [`Error::Unsupported`] if the device has no memory windows; EINVAL for a
     /// type that it lacks; ENOMEM.
     pub fn memory_window(&self, kind: WindowType) -> Result<MemoryWindow> {
-        let number = match kind {
-            WindowType::One => MwType::TYPE_1,
-            WindowType::Two => MwType::TYPE_2,
-        };
         if !self.context().provider().has(Operation::BindWindow) {
             return Err(Error::Unsupported {
                 what: "memory windows",
@@ -106,7 +110,7 @@ impl ProtectionDomain {
         let object = Mw::alloc(
             self.context().uverbs(),
             self.handle(),
-            number,
+            kind.into(),
             Udata::none(),
         )?;
         Ok(MemoryWindow {
@@ -179,26 +183,21 @@ impl MemoryWindow {
     }
 
     /// Returns the operands of a bind.
-    fn binding(
-        &self,
-        rkey: u32,
-        slice: Option<&MemorySlice>,
-        access: AccessFlags,
-    ) -> WindowBinding {
-        let mark = self.inner.domain.context().provider().mark(self.inner.kind);
-        WindowBinding {
+    fn binding(&self, rkey: u32, slice: Option<&MemorySlice>, access: AccessFlags) -> BindOperands {
+        BindOperands {
+            window_rkey: rkey,
+            rkey: variant(rkey, NEXT),
+            window_type: self.inner.kind.into(),
+            lkey: slice.map_or(0, |slice| slice.memory().lkey()),
             addr: slice.map_or(0, MemorySlice::device_addr),
             length: slice.map_or(0, |slice| slice.len() as u64),
-            mr_lkey: slice.map_or(0, |slice| slice.memory().lkey()),
-            mw_rkey: rkey,
-            rkey: variant(rkey, NEXT),
-            access: access.bits() | mark,
+            access: access.bits(),
         }
     }
 
     /// Returns the operands of a bind that the raw layer writes. The library does
     /// not learn whether it is posted, so the region is kept alive.
-    pub(crate) fn raw_binding(&self, to: &MemorySlice, access: AccessFlags) -> WindowBinding {
+    pub(crate) fn raw_binding(&self, to: &MemorySlice, access: AccessFlags) -> BindOperands {
         let mut state = self.state();
         keep(&mut state.raw, to.memory());
         self.binding(state.rkey, Some(to), access)
@@ -281,10 +280,9 @@ impl Bind {
     ///
     /// # Errors
     /// [`Error::Busy`] while others are in flight on another queue pair;
-    /// [`Error::Busy`] while others are in flight on another queue pair;
     /// [`Error::WrongDomain`]; as [`MemoryWindow::check`].
     #[cold]
-    pub fn begin(&mut self, queue_pair: u64, domain: Identity) -> Result<WindowBinding> {
+    pub fn begin(&mut self, queue_pair: u64, domain: Identity) -> Result<BindOperands> {
         if self.window.identity() != domain {
             return Err(Error::WrongDomain {
                 what: "memory window",

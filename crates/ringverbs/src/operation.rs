@@ -54,3 +54,10 @@ impl RemoteAddr {
         }
     }
 }
+
+impl From<RemoteAddr> for uverbs::RemoteMemory {
+    #[inline(always)]
+    fn from(RemoteAddr { addr, rkey }: RemoteAddr) -> Self {
+        Self { addr, rkey }
+    }
+}

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use ringverbs::raw::{Flags, Send, Sge};
+use ringverbs::raw::{Flags, SendRequest, Sge};
 use ringverbs::{Buffer, Completion, CompletionQueue, Inline, PostError, QueuePair, WorkRequest};
 use uverbs::discovery::DriverId;
 
@@ -170,8 +170,8 @@ pub fn raw_send<D>(world: &mut World<D>) {
     for _ in 0..world.calls {
         let mut queue = world.qp.raw_send();
         for id in 0..batch {
-            let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
-            entry.sge(sge).unwrap().finish();
+            let send = SendRequest::send(id).flags(Flags::SIGNALED);
+            queue.push(&send.sges(&[sge])).unwrap();
         }
         // SAFETY: nobody touches the memory: there is no device.
         unsafe { queue.publish().unwrap() };
@@ -185,8 +185,8 @@ pub fn raw_inline<D>(world: &mut World<D>) {
     for _ in 0..world.calls {
         let mut queue = world.qp.raw_send();
         for id in 0..batch {
-            let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
-            entry.inline(bytes).unwrap().finish();
+            let send = SendRequest::send(id).flags(Flags::SIGNALED);
+            queue.push(&send.inline(bytes)).unwrap();
         }
         // SAFETY: no memory is named.
         unsafe { queue.publish().unwrap() };

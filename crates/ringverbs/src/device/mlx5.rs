@@ -3,24 +3,80 @@
 use std::sync::Arc;
 
 use ::mlx5::{DeviceContext, Link, QpOptions, Role};
-use ::rxe::SendQueue as Sends;
 use ring::{Peek, Ring};
-use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, QpType, SrqInit};
+use uverbs::{ContextInfo, CqInit, Data, PdHandle, PostError, QpInit, QpType, SendWr, SrqInit};
 
 use super::decoded::{Armings, Source};
-use super::staged::{self, Paths, Sender};
+use super::send::message_length;
 use super::{
-    AddressHandle, Attachment, Beside, CompletionQueue, CompletionRing, Doorbell, QueuePair,
-    RecvQueue, SendQueue, SharedReceiveQueue, SharedRecvQueue, decoded,
+    Address, AddressHandle, Attachment, Beside, CompletionQueue, CompletionRing, MAX_MESSAGE,
+    QueuePair, RecvQueue, SharedReceiveQueue, SharedRecvQueue, decoded,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
+
+/// A send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    queue: Box<::mlx5::SendQueue>,
+    max_inline: u32,
+}
+
+impl SendQueue {
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.queue.begin();
+    }
+
+    /// # Safety
+    /// Inline data is readable.
+    #[inline(always)]
+    pub unsafe fn push(&mut self, wr: &SendWr<'_, ::mlx5::Address>) -> Result<(), PostError> {
+        // A message's length has 31 bits. The device crate checks each SGE, but
+        // not their sum.
+        if let Data::Sges(list @ [_, _, ..]) = wr.data
+            && message_length(list) >= MAX_MESSAGE.into()
+        {
+            return Err(PostError::MessageTooLong);
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { self.queue.push(wr) }
+    }
+
+    /// # Safety
+    /// As of the device crate's.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.queue.publish() };
+    }
+
+    pub fn abort(&mut self) {
+        self.queue.abort();
+    }
+
+    pub fn reset(&mut self) {
+        self.queue.reset();
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        self.queue.max_sge()
+    }
+
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline
+    }
+}
 
 /// A ConnectX that was opened.
 pub(crate) struct Provider {
     device: Arc<DeviceContext>,
     armings: Arc<Armings>,
-    paths: Arc<Paths>,
 }
 
 impl Provider {
@@ -29,7 +85,6 @@ impl Provider {
         let provider = Self {
             device: Arc::new(device),
             armings: Arc::default(),
-            paths: Arc::default(),
         };
         Ok((info, provider))
     }
@@ -61,21 +116,6 @@ impl Provider {
                 });
             }
         };
-        // One place of the ring that sends are carried over from stays free; the
-        // device's queue has as many as the ring without it.
-        let rounded = |wr: u32| match wr {
-            0 => Some(0),
-            wr => Some(wr.checked_add(1)?.checked_next_power_of_two()? - 1),
-        };
-        let cap = &init.cap;
-        let asked = init;
-        let init = QpInit {
-            cap: QpCap {
-                max_send_wr: rounded(cap.max_send_wr).unwrap_or(cap.max_send_wr),
-                ..*cap
-            },
-            ..*init
-        };
         // Not in completions: they may be read when the memory is no longer
         // the device's.
         let options = QpOptions {
@@ -84,24 +124,14 @@ impl Provider {
         };
         let device = &self.device;
         let made =
-            ::mlx5::QueuePair::create_with(context, device, &init, shared, &options, None, None)
-                .map_err(|error| self.too_large(error, asked, beside.keys))?;
+            ::mlx5::QueuePair::create_with(context, device, init, shared, &options, None, None)
+                .map_err(|error| self.too_large(error, init, beside.keys))?;
         let datagram = init.qp_type == QpType::UD;
         if beside.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
             return Err(Error::Unsupported {
                 what: "memory windows",
             });
         }
-        let cap = QpCap {
-            max_send_wr: init.cap.max_send_wr,
-            ..made.cap
-        };
-        let ring = staged::ring(
-            cap.max_send_wr,
-            Sends::entry_size(cap.max_send_sge, cap.max_inline_data),
-        )?;
-        let sender = Sender::new(made.send, &ring, &self.paths, datagram);
-        let send = Sends::new(ring, cap.max_send_sge, cap.max_inline_data).without_longest();
         let mut members = vec![(Arc::clone(sends), Role::SEND)];
         if Arc::ptr_eq(sends, receives_at) {
             members[0].1 |= Role::RECEIVE;
@@ -110,11 +140,13 @@ impl Provider {
         }
         Ok(QueuePair {
             object: made.object,
-            send: SendQueue(send),
+            send: super::SendQueue::Mlx5(SendQueue {
+                queue: Box::new(made.send),
+                max_inline: made.cap.max_inline_data,
+            }),
             recv: made.recv.map(RecvQueue::Mlx5),
-            doorbell: Doorbell::Staged(Box::new(sender)),
             attachment: Attachment(Some(decoded::Attachment::new(members, made.work))),
-            cap,
+            cap: made.cap,
         })
     }
 
@@ -124,8 +156,7 @@ impl Provider {
             return error.into();
         };
         let (cap, limits) = (&init.cap, &self.device.limits);
-        // Those of a ring, of which one stays free.
-        let places = |most: u32| most.checked_ilog2().map_or(0, |log2| (1 << log2) - 1);
+        let rounded = |most: u32| most.checked_ilog2().map_or(0, |log2| 1 << log2);
         // Of an entry, after the longest of what stands before the data.
         let room = limits.max_send_entry.saturating_sub(64) as u32;
         let elements = cap.max_send_sge.saturating_mul(16).max(cap.max_inline_data);
@@ -135,15 +166,12 @@ impl Provider {
             "max_send_wr" => (
                 "depth of a send queue",
                 cap.max_send_wr,
-                places(limits.max_send_blocks / blocks),
+                rounded(limits.max_send_blocks.min(1 << 15)) / blocks,
             ),
             "max_recv_wr" => (
                 "depth of a receive queue",
                 cap.max_recv_wr,
-                limits
-                    .max_recv_wr
-                    .checked_ilog2()
-                    .map_or(0, |log2| 1 << log2),
+                rounded(limits.max_recv_wr),
             ),
             "max_send_sge" => ("pieces of a send", cap.max_send_sge, room / 16),
             "max_recv_sge" => (
@@ -221,11 +249,9 @@ impl Provider {
         attr: &uverbs::AhAttr,
     ) -> Result<AddressHandle> {
         let made = ::mlx5::AddressHandle::create(context, pd, attr, 0, link(context, attr)?)?;
-        let place = self.paths.insert(made.address);
         Ok(AddressHandle {
             object: made.object,
-            number: place.number,
-            place: Some(place),
+            address: Address::Mlx5(made.address),
         })
     }
 }

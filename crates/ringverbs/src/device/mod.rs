@@ -16,27 +16,28 @@ mod mlx5;
 mod recv;
 mod rxe;
 mod send;
-mod staged;
 
 use uverbs::discovery::DriverId;
 use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, SrqInit, SrqModify, Udata};
 
-use crate::WindowType;
 use crate::context::Ctx;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 
-pub(crate) use ::rxe::{BindMwWr as WindowBinding, Entry};
+pub(crate) use ::rxe::Entry;
 pub(crate) use completion::{CompletionRing, SENSELESS, read, read_time};
 pub(crate) use decoded::Members;
 pub(crate) use recv::{RecvQueue, RecvWriter, SharedRecvQueue};
 pub(crate) use ring::Span;
-pub(crate) use send::{Doorbell, Opened, SendQueue, SendWriter, Wqe};
-pub(crate) use uverbs::{Sge, WorkCompletion};
+pub(crate) use send::{Address, SendQueue, inline_piece};
+pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
 
 /// Operation codes and flags of send work requests, as the kernel numbers
 /// them.
 pub(crate) use uverbs::{Opcode, SendFlags};
+
+/// A send work request.
+pub(crate) type SendWr<'a> = uverbs::SendWr<'a, Address>;
 
 /// The longest message that there is: 2 GiB (IBA 9.7.7).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
@@ -54,13 +55,12 @@ pub(crate) enum Provider {
     Mlx5(mlx5::Provider),
 }
 
-/// A queue pair's queues, and its doorbell.
+/// A queue pair's queues.
 pub(crate) struct QueuePair {
     /// Before the queues: destroyed first.
     pub object: uverbs::Qp<Ctx>,
     pub send: SendQueue,
     pub recv: Option<RecvQueue>,
-    pub doorbell: Doorbell,
     pub attachment: Attachment,
     /// The sizes that it has.
     pub cap: QpCap,
@@ -113,10 +113,8 @@ pub(crate) struct SharedReceiveQueue {
 pub(crate) struct AddressHandle {
     /// None where the kernel has nothing to know.
     pub object: Option<uverbs::Ah<Ctx>>,
-    /// What datagrams name it by.
-    pub number: u32,
-    /// Keeps the number, where the kernel does not.
-    place: Option<staged::Place>,
+    /// What datagrams carry.
+    pub address: Address,
 }
 
 impl Provider {
@@ -209,15 +207,6 @@ impl Provider {
         self.operations() & 1 << operation as u32 != 0
     }
 
-    /// What the access of a window's bind says besides: of a ConnectX, whether it
-    /// is of type 2. rdma_rxe's driver looks that up.
-    pub fn mark(&self, window: WindowType) -> u32 {
-        match self {
-            Self::Mlx5(_) if window == WindowType::Two => staged::OF_QUEUE_PAIR,
-            _ => 0,
-        }
-    }
-
     /// The longest memory window, in bytes.
     pub fn longest_window(&self) -> u64 {
         match self {
@@ -248,18 +237,13 @@ impl Provider {
 impl AddressHandle {
     /// Destroys it.
     pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
-        let Self {
-            object,
-            number,
-            place,
-        } = self;
+        let Self { object, address } = self;
         match object.map(uverbs::Ah::destroy) {
             None | Some(Ok(())) => Ok(()),
             Some(Err((object, error))) => {
                 let this = Self {
                     object: Some(object),
-                    number,
-                    place,
+                    address,
                 };
                 Err((this, error))
             }

@@ -1,8 +1,10 @@
 //! Receive queues' writers.
 
-use super::send::{full, refused};
+use uverbs::PostError;
+
+use super::send::{message_length, refused};
 use super::{MAX_MESSAGE, Sge};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A queue pair's receive queue.
 #[derive(Debug)]
@@ -102,7 +104,7 @@ impl SharedRecvQueue {
             Self::Rxe(queue) => queue.begin().keep().push(wr_id, list),
             Self::Mlx5(queue) => push_counted(list, |list| queue.locked().push(wr_id, list)),
         };
-        pushed.map_err(|error| not_received(error, capacity, list, max_sge))
+        pushed.map_err(|error| refused(error, capacity, list, max_sge))
     }
 
     /// Hands it to the device.
@@ -139,36 +141,22 @@ impl SharedRecvQueue {
 #[inline(never)]
 fn push_rxe(queue: &mut ::rxe::RecvQueue, wr_id: u64, list: &[Sge]) -> Result<()> {
     let pushed = queue.push(wr_id, list);
-    pushed.map_err(|error| not_received(error, queue.capacity(), list, queue.max_sge()))
+    pushed.map_err(|error| refused(error, queue.capacity(), list, queue.max_sge()))
 }
 
 #[inline(never)]
 fn push_mlx5(queue: &mut ::mlx5::RecvQueue, wr_id: u64, list: &[Sge]) -> Result<()> {
     let pushed = push_counted(list, |list| queue.push(wr_id, list));
-    pushed.map_err(|error| not_received(error, queue.capacity(), list, queue.max_sge()))
+    pushed.map_err(|error| refused(error, queue.capacity(), list, queue.max_sge()))
 }
 
 /// Pushes to a queue of a ConnectX, which counts a message's bytes in 31 bits.
 fn push_counted(
     list: &[Sge],
-    push: impl FnOnce(&[Sge]) -> Result<(), ::mlx5::PostError>,
-) -> Result<(), ::rxe::PostError> {
-    let bytes: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
-    if bytes >= MAX_MESSAGE.into() {
-        return Err(::rxe::PostError::MessageTooLong);
+    push: impl FnOnce(&[Sge]) -> Result<(), PostError>,
+) -> Result<(), PostError> {
+    if message_length(list) >= MAX_MESSAGE.into() {
+        return Err(PostError::MessageTooLong);
     }
-    push(list).map_err(|error| match error {
-        ::mlx5::PostError::Full => ::rxe::PostError::Full,
-        ::mlx5::PostError::TooManySges => ::rxe::PostError::TooManySges,
-        // Of receives there is nothing else.
-        _ => ::rxe::PostError::MessageTooLong,
-    })
-}
-
-#[cold]
-fn not_received(error: ::rxe::PostError, capacity: u32, list: &[Sge], max_sge: u32) -> Error {
-    match error {
-        ::rxe::PostError::Full => full(capacity),
-        error => refused(error, list, max_sge),
-    }
+    push(list)
 }

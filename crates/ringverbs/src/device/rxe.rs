@@ -1,28 +1,92 @@
 //! rdma_rxe's objects: the kernel makes the queues, and they are mapped.
 
-use uverbs::{CqInit, PdHandle, QpInit, SrqInit};
+use uverbs::{CqInit, PdHandle, PostError, QpInit, SendWr, SrqInit};
 
 use super::{
-    AddressHandle, Attachment, CompletionQueue, CompletionRing, Doorbell, QueuePair, RecvQueue,
-    SendQueue, SharedReceiveQueue, SharedRecvQueue,
+    Address, AddressHandle, Attachment, CompletionQueue, CompletionRing, QueuePair, RecvQueue,
+    SharedReceiveQueue, SharedRecvQueue,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
+
+/// A send queue with its doorbell.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    queue: ::rxe::SendQueue,
+    doorbell: Doorbell,
+    max_inline: u32,
+}
+
+/// Tells the kernel of posted work requests.
+#[derive(Debug)]
+enum Doorbell {
+    /// A system call of the real kernel.
+    Direct(::rxe::DirectDoorbell),
+    /// The same of any kernel.
+    Kernel(::rxe::Doorbell<Ctx>),
+}
+
+impl SendQueue {
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.queue.abort();
+    }
+
+    /// # Safety
+    /// Inline data is readable.
+    #[inline(always)]
+    pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.queue.push(wr) }
+    }
+
+    /// # Safety
+    /// As of the device crate's.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> Result<()> {
+        // SAFETY: the caller's obligation.
+        if !unsafe { self.queue.publish() } {
+            return Ok(());
+        }
+        let rung = match &self.doorbell {
+            Doorbell::Direct(doorbell) => doorbell.ring().map_err(|refused| refused.errno()),
+            Doorbell::Kernel(doorbell) => doorbell.ring(),
+        };
+        rung.map_err(|errno| Error::Doorbell { errno: errno.raw() })
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        self.queue.max_sge()
+    }
+
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline
+    }
+}
 
 pub(super) fn queue_pair(context: &Ctx, init: &QpInit) -> Result<QueuePair> {
     let made = ::rxe::QueuePair::create(context, init)?;
     // SAFETY: the queue pair, and so its doorbell, does not outlive the
     // context that it keeps.
     let direct = unsafe { made.doorbell.direct() };
+    let cap = made.object.cap();
     Ok(QueuePair {
-        cap: made.object.cap(),
         object: made.object,
-        send: SendQueue(made.send),
+        send: super::SendQueue::Rxe(SendQueue {
+            queue: made.send,
+            doorbell: match direct {
+                Some(direct) => Doorbell::Direct(direct),
+                None => Doorbell::Kernel(made.doorbell),
+            },
+            max_inline: cap.max_inline_data,
+        }),
         recv: made.recv.map(RecvQueue::Rxe),
-        doorbell: match direct {
-            Some(direct) => Doorbell::Direct(direct),
-            None => Doorbell::Kernel(made.doorbell),
-        },
+        cap,
         attachment: Attachment(None),
     })
 }
@@ -54,8 +118,7 @@ pub(super) fn address_handle(
     let made = ::rxe::AddressHandle::create(context, pd, attr, 0)?;
     Ok(AddressHandle {
         object: Some(made.object),
-        number: made.ah_num,
-        place: None,
+        address: Address::Rxe(made.ah_num),
     })
 }
 

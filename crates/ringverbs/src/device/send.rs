@@ -1,308 +1,227 @@
-//! Send queues' writers: rdma_rxe's, for all devices. What is published reaches
-//! another device by its [`Doorbell`].
+//! Send queues.
 
-use std::slice;
+use uverbs::{Data, Destination, PostError, Sge};
 
-use super::staged::Sender;
-use super::{MAX_MESSAGE, Opcode, SendFlags, Sge, WindowBinding};
-use crate::context::Ctx;
+use super::{MAX_MESSAGE, SendWr, mlx5, rxe};
 use crate::error::{Error, Result};
-use crate::operation::RemoteAddr;
 
-/// What tells the device of work.
+/// The send queue of a device. Each method asks once which device it is.
 #[derive(Debug)]
-pub(crate) enum Doorbell {
-    /// A system call of the real kernel.
-    Direct(::rxe::DirectDoorbell),
-    /// The same of any kernel.
-    Kernel(::rxe::Doorbell<Ctx>),
-    /// None: the process carries it over to the device.
-    Staged(Box<Sender>),
+pub(crate) enum SendQueue {
+    Rxe(rxe::SendQueue),
+    Mlx5(mlx5::SendQueue),
 }
 
-impl Doorbell {
-    /// Rings. `rewind` is called where everything has been taken out of the ring,
-    /// and is to start again with its first entry.
+/// How a device addresses a datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Address {
+    /// The number of the kernel's address handle.
+    Rxe(u32),
+    /// The address vector.
+    Mlx5(::mlx5::Address),
+}
+
+impl SendQueue {
+    /// Starts a batch; one that was not published is discarded.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        match self {
+            Self::Rxe(queue) => queue.begin(),
+            Self::Mlx5(queue) => queue.begin(),
+        }
+    }
+
+    /// Adds a work request to the batch.
     ///
     /// # Errors
-    /// [`Error::Doorbell`].
+    /// The device's refusal, or an address of another device; the batch is
+    /// unchanged.
+    ///
+    /// # Safety
+    /// Inline data is readable.
     #[inline(always)]
-    pub fn ring(&mut self, rewind: impl FnOnce()) -> Result<()> {
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
+        let pushed = match self {
+            Self::Rxe(queue) => {
+                let wr = addressed(wr, |address| match address {
+                    Address::Rxe(number) => Some(number),
+                    Address::Mlx5(_) => None,
+                })?;
+                // SAFETY: the caller's obligation.
+                unsafe { queue.push(&wr) }
+            }
+            Self::Mlx5(queue) => {
+                let wr = addressed(wr, |address| match address {
+                    Address::Mlx5(address) => Some(address),
+                    Address::Rxe(_) => None,
+                })?;
+                // SAFETY: the caller's obligation.
+                unsafe { queue.push(&wr) }
+            }
+        };
+        pushed.map_err(|error| self.refused(error, wr.data))
+    }
+
+    /// Posts the batch, and rings the doorbell if there is anything in it.
+    ///
+    /// # Errors
+    /// [`Error::Doorbell`] of rdma_rxe, whose doorbell is a system call: the
+    /// batch is posted nevertheless.
+    ///
+    /// # Safety
+    /// The memory of the work requests stays registered, and is left alone as
+    /// the operations demand, until each has completed.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) -> Result<()> {
         match self {
-            Self::Direct(doorbell) => doorbell.ring().map_err(|refused| Error::Doorbell {
-                errno: refused.errno().raw(),
-            }),
-            Self::Kernel(doorbell) => doorbell
-                .ring()
-                .map_err(|errno| Error::Doorbell { errno: errno.raw() }),
-            Self::Staged(sender) => {
-                sender.carry()?;
-                // The next entries are those that are near already.
-                rewind();
+            // SAFETY: the caller's obligation.
+            Self::Rxe(queue) => unsafe { queue.publish() },
+            Self::Mlx5(queue) => {
+                // SAFETY: as above.
+                unsafe { queue.publish() };
                 Ok(())
             }
         }
     }
 
-    /// The queue pair was reset, with nothing in flight.
+    /// Discards the batch.
+    #[cold]
+    pub fn abort(&mut self) {
+        match self {
+            Self::Rxe(queue) => queue.begin(),
+            Self::Mlx5(queue) => queue.abort(),
+        }
+    }
+
+    /// Called after the queue pair was reset with nothing in flight.
     pub fn reset(&mut self) {
-        if let Self::Staged(sender) = self {
-            sender.reset();
+        match self {
+            // The kernel has reset the indices of its ring.
+            Self::Rxe(_) => {}
+            Self::Mlx5(queue) => queue.reset(),
         }
     }
-}
 
-/// A send queue's writer.
-#[derive(Debug)]
-pub(crate) struct SendQueue(pub(super) ::rxe::SendQueue);
-
-impl SendQueue {
-    /// Starts a batch; one that was not published is gone.
-    #[inline(always)]
-    pub fn begin(&mut self) {
-        let Self(queue) = self;
-        queue.begin().keep();
-    }
-
-    #[inline(always)]
-    pub fn open(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) -> Result<Wqe<'_>> {
-        let Self(queue) = self;
-        let capacity = queue.capacity();
-        let opened = queue.open(wr_id, opcode, flags);
-        opened.map(Wqe).map_err(|_| full(capacity))
-    }
-
-    /// The same by a writer, which keeps where the batch stands to itself.
-    #[inline(always)]
-    pub fn writer(&mut self) -> SendWriter<'_> {
-        let Self(queue) = self;
-        SendWriter(queue.begin())
-    }
-
-    #[inline(always)]
-    pub fn accept(&mut self) {
-        let Self(queue) = self;
-        queue.accept();
-    }
-
-    /// Hands the batch to the device; whether there was anything.
-    ///
-    /// # Safety
-    /// As of the device crate's: the memory named stays, and is left alone as
-    /// the operation demands, until it has completed.
-    #[inline(always)]
-    pub unsafe fn publish(&mut self) -> bool {
-        let Self(queue) = self;
-        // SAFETY: passed on.
-        unsafe { queue.publish() }
-    }
-
-    /// For [`Doorbell::ring`].
-    #[inline(always)]
-    pub fn rewind(&mut self) {
-        let Self(queue) = self;
-        queue.rewind();
-    }
-
+    /// Maximum number of outstanding work requests.
     pub fn capacity(&self) -> u32 {
-        let Self(queue) = self;
-        queue.capacity()
-    }
-}
-
-/// Writes one batch after another to a send queue.
-pub(crate) struct SendWriter<'q>(pub(super) ::rxe::SendWriter<'q>);
-
-impl SendWriter<'_> {
-    #[inline(always)]
-    pub fn open(&mut self, wr_id: u64, opcode: Opcode, flags: SendFlags) -> Result<Opened<'_>> {
-        let Self(writer) = self;
-        // Before, since an entry that is open borrows the writer.
-        let capacity = writer.capacity();
-        let opened = writer.open(wr_id, opcode, flags);
-        opened.map(Opened).map_err(|_| full(capacity))
-    }
-
-    /// For [`Doorbell::ring`].
-    #[inline(always)]
-    pub fn rewind(&mut self) {
-        let Self(writer) = self;
-        writer.rewind();
-    }
-
-    /// As [`SendQueue::publish`].
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub unsafe fn publish(&mut self) -> bool {
-        let Self(writer) = self;
-        // SAFETY: passed on.
-        unsafe { writer.publish_any() }
-    }
-}
-
-/// An entry that a [`SendWriter`] has opened; forgotten unless accepted.
-pub(crate) struct Opened<'w>(pub(super) ::rxe::Opened<'w>);
-
-impl<'w> Opened<'w> {
-    /// Writes to it.
-    #[inline(always)]
-    pub fn wqe(&mut self) -> Wqe<'_> {
-        let Self(opened) = self;
-        Wqe(opened.wqe.reborrow())
-    }
-
-    /// Makes it part of the batch.
-    #[inline(always)]
-    pub fn accept(self) {
-        let Self(opened) = self;
-        opened.accept();
-    }
-}
-
-/// A work request while it is written.
-pub struct Wqe<'q>(::rxe::Wqe<'q>);
-
-impl Wqe<'_> {
-    #[inline(always)]
-    pub(crate) fn max_sge(&self) -> u32 {
-        let Self(wqe) = self;
-        wqe.max_sge()
-    }
-
-    #[inline(always)]
-    pub(crate) fn immediate_or_key(&mut self, value: u32) {
-        let Self(wqe) = self;
-        wqe.immediate_or_key(value);
-    }
-
-    #[inline(always)]
-    pub(crate) fn set_inline(&mut self) {
-        let Self(wqe) = self;
-        wqe.set_inline_flag(true);
-    }
-
-    #[inline(always)]
-    pub(crate) fn rdma(&mut self, to: RemoteAddr) {
-        let Self(wqe) = self;
-        wqe.rdma(to.addr, to.rkey);
-    }
-
-    #[inline(always)]
-    pub(crate) fn atomic(&mut self, to: RemoteAddr, compare_add: u64, swap: u64) {
-        let Self(wqe) = self;
-        wqe.atomic(to.addr, to.rkey, compare_add, swap);
-    }
-
-    #[inline(always)]
-    pub(crate) fn atomic_write(&mut self, to: RemoteAddr, value: [u8; 8]) {
-        let Self(wqe) = self;
-        wqe.atomic_write(to.addr, to.rkey, value);
-    }
-
-    #[inline(always)]
-    pub(crate) fn flush(&mut self, to: RemoteAddr, length: u32, kind: u8, level: u8) {
-        let Self(wqe) = self;
-        wqe.flush(to.addr, to.rkey, length, kind, level);
-    }
-
-    #[inline(always)]
-    pub(crate) fn bind_window(&mut self, binding: WindowBinding) {
-        let Self(wqe) = self;
-        wqe.bind_mw(binding);
-    }
-
-    #[inline(always)]
-    pub(crate) fn datagram(&mut self, ah_num: u32, remote_qpn: u32, remote_qkey: u32) {
-        let Self(wqe) = self;
-        wqe.ud(ah_num, remote_qpn, remote_qkey);
-    }
-
-    #[inline(always)]
-    pub(crate) fn no_data(&mut self) {
-        let Self(wqe) = self;
-        wqe.no_data();
-    }
-
-    #[inline(always)]
-    pub(crate) fn sge(&mut self, sge: Sge) -> Result<u32> {
-        let Self(wqe) = self;
-        let allowed = wqe.max_sge();
-        wqe.sge(sge)
-            .map_err(|error| refused(error, slice::from_ref(&sge), allowed))
-    }
-
-    #[inline(always)]
-    pub(crate) fn sge_list(&mut self, list: &[Sge]) -> Result<u32> {
-        let Self(wqe) = self;
-        let allowed = wqe.max_sge();
-        wqe.sge_list(list)
-            .map_err(|error| refused(error, list, allowed))
-    }
-
-    #[inline(always)]
-    pub(crate) fn inline(&mut self, bytes: &[u8]) -> Result<u32> {
-        let Self(wqe) = self;
-        let allowed = wqe.max_inline();
-        // Nothing else is wrong with inline data.
-        wqe.inline(bytes)
-            .map_err(|_| inline_too_long(bytes.len(), allowed))
-    }
-}
-
-/// No room in a queue.
-///
-/// The error is made out of line and known to be no other. If it were made in
-/// place, the compiler would fill the bytes that it leaves unset with what an
-/// open entry has there, its way to the writer among them; and the writer would
-/// have to lie in memory, at a store to a cache line of its own for each work
-/// request.
-#[inline(always)]
-pub(super) fn full(capacity: u32) -> Error {
-    #[cold]
-    #[inline(never)]
-    fn make(capacity: u32) -> Error {
-        Error::QueueFull { capacity }
-    }
-    match make(capacity) {
-        error @ Error::QueueFull { .. } => error,
-        _ => unreachable!("made as that"),
-    }
-}
-
-/// Inline data without room for them; made as [`full`] is.
-#[inline(always)]
-fn inline_too_long(asked: usize, allowed: u32) -> Error {
-    #[cold]
-    #[inline(never)]
-    fn make(asked: usize, allowed: u32) -> Error {
-        Error::Limit {
-            what: "bytes of inline data",
-            asked: asked as u64,
-            allowed: allowed.into(),
+        match self {
+            Self::Rxe(queue) => queue.capacity(),
+            Self::Mlx5(queue) => queue.capacity(),
         }
     }
-    match make(asked, allowed) {
-        error @ Error::Limit { .. } => error,
-        _ => unreachable!("made as that"),
+
+    /// Maximum SGEs of a work request.
+    #[inline(always)]
+    pub fn max_sge(&self) -> u32 {
+        match self {
+            Self::Rxe(queue) => queue.max_sge(),
+            Self::Mlx5(queue) => queue.max_sge(),
+        }
+    }
+
+    /// Maximum bytes of inline data.
+    fn max_inline(&self) -> u32 {
+        match self {
+            Self::Rxe(queue) => queue.max_inline(),
+            Self::Mlx5(queue) => queue.max_inline(),
+        }
+    }
+
+    /// The error for a work request with that data.
+    #[cold]
+    #[inline(never)]
+    fn refused(&self, error: PostError, data: Data<'_>) -> Error {
+        let (Data::Sges(list) | Data::Inline(list)) = data;
+        match error {
+            PostError::InlineTooLong => Error::Limit {
+                what: "bytes of inline data",
+                asked: message_length(list),
+                allowed: self.max_inline().into(),
+            },
+            error => refused(error, self.capacity(), list, self.max_sge()),
+        }
     }
 }
 
-/// Why a list was not taken by an entry that there was room for.
+/// Inline data as a device crate takes it. No queue holds more bytes than an
+/// SGE can count, so longer data is refused either way.
 #[inline(always)]
-pub(super) fn refused(error: ::rxe::PostError, list: &[Sge], max_sge: u32) -> Error {
+pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
+    Sge {
+        addr: bytes.as_ptr().expose_provenance() as u64,
+        length: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+        lkey: 0,
+    }
+}
+
+/// The work request with the address as the device crate has it.
+#[inline(always)]
+fn addressed<'a, A>(
+    wr: &SendWr<'a>,
+    address_of: impl FnOnce(&'a Address) -> Option<&'a A>,
+) -> Result<uverbs::SendWr<'a, A>> {
+    let destination = match wr.destination {
+        Destination::Connected => Destination::Connected,
+        Destination::Datagram {
+            address,
+            remote_qpn,
+            remote_qkey,
+        } => match address_of(address) {
+            Some(address) => Destination::Datagram {
+                address,
+                remote_qpn,
+                remote_qkey,
+            },
+            None => return Err(other_device()),
+        },
+        Destination::Xrc { remote_srqn } => Destination::Xrc { remote_srqn },
+    };
+    Ok(uverbs::SendWr {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.flags,
+        imm_or_key: wr.imm_or_key,
+        remote: wr.remote,
+        operands: wr.operands,
+        destination,
+        data: wr.data,
+    })
+}
+
+#[cold]
+fn other_device() -> Error {
+    Error::WrongDomain {
+        what: "address handle",
+    }
+}
+
+/// The bytes of a message.
+pub(super) fn message_length(list: &[Sge]) -> u64 {
+    list.iter().map(|sge| u64::from(sge.length)).sum()
+}
+
+/// The error for a work request with that scatter/gather list, which a device
+/// crate has refused.
+#[cold]
+#[inline(never)]
+pub(super) fn refused(error: PostError, capacity: u32, list: &[Sge], max_sge: u32) -> Error {
     match error {
-        ::rxe::PostError::TooManySges => Error::Limit {
+        PostError::Full => Error::QueueFull { capacity },
+        PostError::TooManySges => Error::Limit {
             what: "scatter/gather elements",
             asked: list.len() as u64,
             allowed: max_sge.into(),
         },
-        // Only `MessageTooLong` is left.
-        _ => Error::Limit {
+        PostError::MessageTooLong => Error::Limit {
             what: "bytes in a message",
-            asked: list.iter().map(|sge| u64::from(sge.length)).sum(),
+            asked: message_length(list),
             allowed: MAX_MESSAGE.into(),
+        },
+        PostError::Unsupported => Error::Unsupported {
+            what: "a memory window of more than 2 GiB",
+        },
+        _ => Error::Invalid {
+            what: "the queue pair does not have this operation, or not with this data",
         },
     }
 }

@@ -216,7 +216,6 @@ impl QueuePairBuilder {
         });
         let send = SendHalf {
             queue: ManuallyDrop::new(made.send),
-            doorbell: made.doorbell,
             // SAFETY: the list was created just now; this is its only writer.
             in_flight: unsafe { FifoWriter::new(send_fifo) },
             unsignaled: 0,

@@ -28,7 +28,7 @@ use uverbs::{Qp, QpCap, QpType, Udata};
 use crate::completion::{CompletionQueue, Shared as CqShared};
 use crate::context::Ctx;
 use crate::data::Payload;
-use crate::device::{Attachment, Doorbell, RecvQueue, SendQueue};
+use crate::device::{Attachment, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
 use crate::memory::MemorySlice;
 use crate::mw::Bind;
@@ -155,7 +155,6 @@ pub struct QueuePair {
 /// The half of a queue pair that posts to the send queue.
 pub struct SendHalf {
     queue: ManuallyDrop<SendQueue>,
-    doorbell: Doorbell,
     in_flight: FifoWriter,
     /// Operations posted since the last signalled one, including the batch in
     /// preparation.
@@ -404,7 +403,7 @@ impl QueuePair {
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let modified = self.inner().modify(attr, mask);
         if is_reset(attr, mask) && self.state() == State::RESET {
-            self.send.doorbell.reset();
+            self.send.queue.reset();
             if let Some((queue, _)) = &mut self.recv.queue {
                 queue.reset();
             }

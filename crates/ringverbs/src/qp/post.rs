@@ -5,7 +5,9 @@ use std::mem::ManuallyDrop;
 
 use super::{Companion, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Inline, Sink, Source};
-use crate::device::{Doorbell, RecvQueue, RecvWriter, SendFlags, SendQueue};
+use uverbs::Operands;
+
+use crate::device::{Opcode, RecvQueue, RecvWriter, SendFlags, SendQueue, SendWr};
 use crate::inflight::{FifoWriter, Note};
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
@@ -77,7 +79,7 @@ pub enum BatchError<E> {
     /// The closure returned an error: nothing was posted, and the memory of the
     /// operations in the batch is released.
     Abandoned(E),
-    /// [`Error::Doorbell`]: the whole batch is in flight.
+    /// [`Error::Doorbell`], on rdma_rxe only: the whole batch is in flight.
     Doorbell(Error),
 }
 
@@ -117,9 +119,10 @@ impl SendHalf {
     /// Returns the queue for the raw layer, and the available operations as a bit
     /// set. No batch is in preparation.
     #[inline(always)]
-    pub(crate) fn lend(&mut self) -> (&mut SendQueue, &mut Doorbell, u32) {
+    pub(crate) fn lend(&mut self) -> (&mut SendQueue, u32) {
         self.in_flight.abandon();
-        (&mut self.queue, &mut self.doorbell, self.operations)
+        self.queue.begin();
+        (&mut self.queue, self.operations)
     }
 
     /// Adds an operation to the batch in preparation.
@@ -131,7 +134,6 @@ impl SendHalf {
         let mut request = ManuallyDrop::new(request);
         match self.make(&mut request) {
             Ok(quiet) => {
-                self.queue.accept();
                 let request = ManuallyDrop::into_inner(request);
                 let note = Note {
                     token: request.token,
@@ -154,8 +156,8 @@ impl SendHalf {
         }
     }
 
-    /// Writes the next WQE. Returns whether it is signalled although the user did
-    /// not ask for that.
+    /// Adds the work request to the device's batch. Returns whether it is
+    /// signalled although the user did not ask for that.
     #[inline(always)]
     fn make<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
@@ -177,13 +179,42 @@ impl SendHalf {
         if signaled {
             flags |= SendFlags::SIGNALED;
         }
-        if D::INLINE {
-            flags |= SendFlags::INLINE;
+        if operation == Operation::BindWindow {
+            self.push_bind((id.0, flags), &mut request.companion)?;
+        } else {
+            let queue = &mut self.queue;
+            let max_sge = queue.max_sge();
+            // SAFETY: inline data is borrowed by `request`.
+            request.describe((id.0, flags), (max_sge, domain), |wr| unsafe {
+                queue.push(wr)
+            })?;
         }
-        let mut wqe = self.queue.open(id.0, request.opcode(), flags)?;
-        request.describe(&mut wqe, domain, &self.inner)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
+    }
+
+    /// Adds a bind to the device's batch. From its check on it counts as in
+    /// flight, unless the device refuses it.
+    #[cold]
+    fn push_bind(
+        &mut self,
+        (wr_id, flags): (u64, SendFlags),
+        companion: &mut Companion,
+    ) -> Result<()> {
+        let Companion::Window(bind) = companion else {
+            return Err(self.cannot(Operation::BindWindow));
+        };
+        let operands = bind.begin(self.inner.id, self.inner.domain.identity())?;
+        let wr = SendWr {
+            operands: Operands::Bind(&operands),
+            ..SendWr::new(wr_id, Opcode::BIND_MW, flags)
+        };
+        // SAFETY: there is no inline data.
+        let pushed = unsafe { self.queue.push(&wr) };
+        if pushed.is_err() {
+            bind.taken_back();
+        }
+        pushed
     }
 
     #[cold]
@@ -230,11 +261,7 @@ impl SendHalf {
         // SAFETY: the memory of each operation is registered and owned by the
         // in-flight list until the operation has completed or the queue pair is
         // destroyed, so nothing else accesses it.
-        if unsafe { self.queue.publish() } {
-            self.doorbell.ring(|| self.queue.rewind())
-        } else {
-            Ok(())
-        }
+        unsafe { self.queue.publish() }
     }
 
     /// Posts one operation.
@@ -242,7 +269,7 @@ impl SendHalf {
     /// # Errors
     /// [`Error::State`], [`Error::QueueFull`], [`Error::Limit`],
     /// [`Error::WrongDomain`]: nothing was posted, and the memory is returned.
-    /// [`Error::Doorbell`]: the operation is in flight.
+    /// [`Error::Doorbell`] (on rdma_rxe only): the operation is in flight.
     #[inline]
     pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         let token = request.token;
@@ -262,7 +289,7 @@ impl SendHalf {
     ///
     /// # Errors
     /// [`BatchError::Abandoned`] with the error of `fill`: nothing was posted.
-    /// [`BatchError::Doorbell`]: the operations are in flight.
+    /// [`BatchError::Doorbell`] (on rdma_rxe only): the operations are in flight.
     #[inline]
     pub fn batch<R, E>(
         &mut self,
@@ -275,6 +302,7 @@ impl SendHalf {
                 Ok(result)
             }
             Err(error) => {
+                self.queue.abort();
                 self.begin();
                 Err(BatchError::Abandoned(error))
             }

@@ -1,8 +1,10 @@
 //! Work requests.
 
-use super::{Companion, Inner};
+use uverbs::{Destination, Operands};
+
+use super::Companion;
 use crate::data::{Data, Sink, Source};
-use crate::device::{Opcode, SendFlags, Wqe};
+use crate::device::{Opcode, SendData, SendFlags, SendWr};
 use crate::memory::MemorySlice;
 use crate::mw::Bind;
 use crate::operation::{Operation, RemoteAddr};
@@ -283,33 +285,53 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// Writes the request into the WQE. A bind counts as in flight from here on:
-    /// nothing after it fails.
+    /// Calls `post` with the work request for the device, with that identifier
+    /// and these flags. Not for a bind, whose operands depend on its window.
     #[inline(always)]
-    pub(super) fn describe(
-        &mut self,
-        wqe: &mut Wqe<'_>,
-        domain: Identity,
-        queue_pair: &Inner,
-    ) -> Result<()> {
+    pub(super) fn describe<R>(
+        &self,
+        (wr_id, flags): (u64, SendFlags),
+        (max_sge, domain): (u32, Identity),
+        post: impl FnOnce(&SendWr<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let mut wr = SendWr::new(wr_id, self.opcode(), flags);
         match self.extra {
             Extra::None | Extra::Clash(_) => {}
-            Extra::Immediate(value) => wqe.immediate_or_key(value.to_be()),
-            Extra::Invalidate(rkey) => wqe.immediate_or_key(rkey),
+            Extra::Immediate(value) => wr.imm_or_key = value.to_be(),
+            Extra::Invalidate(rkey) => wr.imm_or_key = rkey,
         }
+        let mut least = 0;
         match self.kind {
-            Kind::Send => {}
+            Kind::Send | Kind::Bind => {}
             Kind::SendTo { qp_num, qkey } => {
                 if let Companion::Address(handle) = &self.companion {
-                    wqe.datagram(handle.number(), qp_num, qkey);
+                    wr.destination = Destination::Datagram {
+                        address: handle.address(),
+                        remote_qpn: qp_num,
+                        remote_qkey: qkey,
+                    };
                 }
             }
-            Kind::Write(to) | Kind::Read(to) => wqe.rdma(to),
-            Kind::CompareSwap { at, compare, swap } => wqe.atomic(at, compare, swap),
-            Kind::FetchAdd { at, add } => wqe.atomic(at, add, 0),
+            Kind::Write(at) | Kind::Read(at) => wr.remote = at.into(),
+            Kind::CompareSwap { at, compare, swap } => {
+                wr.remote = at.into();
+                wr.operands = Operands::Atomic {
+                    compare_add: compare,
+                    swap,
+                };
+                least = 8;
+            }
+            Kind::FetchAdd { at, add } => {
+                wr.remote = at.into();
+                wr.operands = Operands::Atomic {
+                    compare_add: add,
+                    swap: 0,
+                };
+                least = 8;
+            }
             Kind::AtomicWrite { to, value } => {
-                wqe.atomic_write(to, value);
-                return Ok(());
+                wr.remote = to.into();
+                wr.operands = Operands::AtomicWrite(value);
             }
             Kind::Flush {
                 at,
@@ -317,29 +339,30 @@ impl<D: Data> WorkRequest<D> {
                 kind,
                 level,
             } => {
-                wqe.flush(at, length, kind.encode(), level);
-                return Ok(());
+                wr.remote = at.into();
+                wr.operands = Operands::Flush {
+                    length,
+                    placement: kind.encode(),
+                    level,
+                };
             }
-            Kind::LocalInvalidate { rkey } => {
-                wqe.immediate_or_key(rkey);
-                wqe.no_data();
-                return Ok(());
-            }
-            Kind::Bind => {
-                if let Companion::Window(bind) = &mut self.companion {
-                    wqe.bind_window(bind.begin(queue_pair.id, domain)?);
-                }
-                return Ok(());
-            }
+            Kind::LocalInvalidate { rkey } => wr.imm_or_key = rkey,
         }
-        let bytes = self.data.gather(wqe, domain)?;
-        if matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) && bytes < 8 {
-            return Err(Error::Invalid {
-                what: "an atomic needs 8 bytes for the old value",
-            });
-        }
-        Ok(())
+        self.data.gather(max_sge, domain, |data| {
+            if least != 0 && length_of(data) < least {
+                return Err(Error::Invalid {
+                    what: "an atomic needs 8 bytes for the old value",
+                });
+            }
+            post(&SendWr { data, ..wr })
+        })
     }
+}
+
+/// The bytes of an operation's data.
+fn length_of(data: SendData<'_>) -> u64 {
+    let (SendData::Sges(list) | SendData::Inline(list)) = data;
+    list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 impl<D: Source> WorkRequest<D> {

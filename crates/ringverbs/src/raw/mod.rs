@@ -1,38 +1,32 @@
-//! The data path without ownership tracking, at the cost of the device's writer
-//! and cursor alone.
+//! The data path without ownership tracking, at the cost of the device's queues
+//! alone.
 //!
 //! The halves of a queue pair give access to their queues ([`SendHalf::raw`],
 //! [`RecvHalf::raw`]), and a completion queue is read by
 //! [`CompletionQueue::poll_raw`]. Work request identifiers are the caller's. So
 //! is the responsibility for the memory, which is why publishing is `unsafe`.
 //!
-//! A work request is built segment by segment, in an order that the compiler
-//! checks:
+//! A send work request is a value, [`SendRequest`], which is pushed to the queue
+//! and published:
 //!
 //! ```no_run
 //! # unsafe fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge,
 //! #     there: ringverbs::RemoteAddr) -> Result<(), ringverbs::Error> {
-//! use ringverbs::raw::{Flags, WriteImmediate};
+//! use ringverbs::raw::{Flags, SendRequest};
 //! let mut queue = half.raw();
-//! queue
-//!     .open::<WriteImmediate>(1, Flags::SIGNALED)?
-//!     .immediate(7)
-//!     .remote(there)
-//!     .sge(sge)?
-//!     .finish();
+//! let write = SendRequest::write(1, there).immediate(7).flags(Flags::SIGNALED);
+//! queue.push(&write.sges(&[sge]))?;
 //! // SAFETY: the memory of `sge` stays until the completion of 1 is read.
 //! unsafe { queue.publish()? };
 //! # Ok(()) }
 //! ```
 //!
-//! Leaving a segment out does not compile:
+//! Operands are arguments of the operation's constructor, so leaving one out does
+//! not compile:
 //!
-//! ```compile_fail,E0599
-//! # fn f(half: &mut ringverbs::qp::SendHalf, sge: ringverbs::raw::Sge) {
-//! use ringverbs::raw::{Flags, Write};
-//! let mut queue = half.raw();
-//! queue.open::<Write>(1, Flags::SIGNALED).unwrap().sge(sge).unwrap().finish();
-//! # }
+//! ```compile_fail,E0061
+//! use ringverbs::raw::SendRequest;
+//! let write = SendRequest::write(1);
 //! ```
 //!
 //! [`SendHalf::raw`]: crate::qp::SendHalf::raw
@@ -45,16 +39,12 @@ mod send;
 
 pub use completion::Entry;
 pub use recv::RecvQueue;
-pub use send::{
-    Atomic, AtomicWrite, BindWindow, Binding, CompareSwap, Data, FetchAdd, Flush, Immediate, Key,
-    LocalInvalidate, OnlyKey, Operation, Path, Range, Read, Ready, Rebound, Remote, Send,
-    SendImmediate, SendInvalidate, SendQueue, SendTo, SendToImmediate, Value, Wqe, Write,
-    WriteImmediate,
-};
+pub use send::{SendQueue, SendRequest, WindowBind};
 
 use crate::memory::{Buffer, MemorySlice};
 
-/// Flags of a send work request. `INLINE` is set by [`Wqe::inline`].
+/// Flags of a send work request. `INLINE` is ignored: see
+/// [`SendRequest::inline`].
 pub use uverbs::SendFlags as Flags;
 /// A scatter/gather element: address, length in bytes, lkey.
 pub use uverbs::Sge;

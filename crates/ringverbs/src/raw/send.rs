@@ -1,335 +1,356 @@
-//! Send queue writer of the raw layer.
+//! Send queue of the raw layer.
 
-use std::marker::PhantomData;
+use uverbs::{Destination, Operands};
 
-use crate::device::{Doorbell, Opcode, Opened, SendFlags, SendWriter};
+use crate::device::{self, Opcode, SendData, SendWr, inline_piece};
 use crate::memory::MemorySlice;
-use crate::operation::{self, RemoteAddr};
+use crate::operation::{Operation, RemoteAddr};
 use crate::qp::{FlushRange, FlushTo, SendHalf, WITHOUT_WINDOWS};
 use crate::raw::{Flags, Sge};
 use crate::{AccessFlags, AddressHandle, Error, MemoryWindow, Result};
 
 /// A send queue, borrowed from its half.
 ///
-/// Entries are opened and finished one after another, then published together.
-/// Entries that are not finished and published are discarded.
+/// Requests are pushed one after another, then published together. Requests that
+/// are not published are discarded.
 pub struct SendQueue<'h> {
-    writer: SendWriter<'h>,
-    doorbell: &'h mut Doorbell,
+    queue: &'h mut device::SendQueue,
     /// The available operations as a bit set.
     operations: u32,
-}
-
-/// Returns the operation if not every queue has it. With an opcode that is known
-/// at compile time, the check is mostly optimised out.
-const fn rare(opcode: Opcode) -> Option<operation::Operation> {
-    match opcode {
-        Opcode::LOCAL_INV => Some(operation::Operation::LocalInvalidate),
-        Opcode::BIND_MW => Some(operation::Operation::BindWindow),
-        Opcode::ATOMIC_WRITE => Some(operation::Operation::AtomicWrite),
-        Opcode::FLUSH => Some(operation::Operation::Flush),
-        _ => None,
-    }
-}
-
-#[cold]
-fn refused(operation: operation::Operation) -> Error {
-    match operation {
-        operation::Operation::LocalInvalidate | operation::Operation::BindWindow => {
-            Error::Invalid {
-                what: WITHOUT_WINDOWS,
-            }
-        }
-        _ => Error::Unsupported {
-            what: "an operation that this device lacks",
-        },
-    }
 }
 
 impl SendHalf {
     /// Returns the queue without ownership tracking.
     #[inline(always)]
     pub fn raw(&mut self) -> SendQueue<'_> {
-        let (queue, doorbell, operations) = self.lend();
-        SendQueue {
-            writer: queue.writer(),
-            doorbell,
-            operations,
-        }
+        let (queue, operations) = self.lend();
+        SendQueue { queue, operations }
     }
 }
 
-/// The next segment is immediate data, followed by `Next`.
-#[derive(Debug)]
-pub struct Immediate<Next>(PhantomData<Next>);
-/// The next segment is a key, followed by `Next`.
-#[derive(Debug)]
-pub struct Key<Next>(PhantomData<Next>);
-/// The next segment is a key, of an operation without data.
-#[derive(Debug)]
-pub struct OnlyKey(());
-/// The next segment is a remote address, followed by `Next`.
-#[derive(Debug)]
-pub struct Remote<Next>(PhantomData<Next>);
-/// The next segment is the remote address and operands of an atomic, followed by
-/// `Next`.
-#[derive(Debug)]
-pub struct Atomic<Next>(PhantomData<Next>);
-/// The next segment is the path of a datagram, followed by `Next`.
-#[derive(Debug)]
-pub struct Path<Next>(PhantomData<Next>);
-/// The next segment is the data.
-#[derive(Debug)]
-pub struct Data(());
-/// The next segment is the remote address and value of an atomic write.
-#[derive(Debug)]
-pub struct Value(());
-/// The next segment is the remote memory of a flush.
-#[derive(Debug)]
-pub struct Range(());
-/// The next and last segment is the binding of a window.
-#[derive(Debug)]
-pub struct Binding(());
-/// All segments are complete.
-#[derive(Debug)]
-pub struct Ready(());
+/// A send work request: an operation with its operands, flags and data.
+///
+/// There is a constructor for each operation. What else the request has is
+/// added by [`sges`](Self::sges) or [`inline`](Self::inline),
+/// [`immediate`](Self::immediate), [`invalidate`](Self::invalidate) and
+/// [`flags`](Self::flags).
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a request is posted by SendQueue::push and publish"]
+pub struct SendRequest<'a> {
+    /// Without inline data.
+    wr: SendWr<'a>,
+    inline: Option<&'a [u8]>,
+    /// Immediate data, or a key to invalidate, of an operation that has none.
+    misplaced: bool,
+}
 
-mod sealed {
-    pub trait Operation {
-        const OPCODE: super::Opcode;
+impl<'a> SendRequest<'a> {
+    #[inline(always)]
+    const fn new(wr_id: u64, opcode: Opcode) -> Self {
+        Self {
+            wr: SendWr::new(wr_id, opcode, Flags::empty()),
+            inline: None,
+            misplaced: false,
+        }
     }
-}
 
-/// An operation, described by its segments.
-pub trait Operation: sealed::Operation {
-    /// The segments, in order.
-    type Segments;
-}
+    #[inline(always)]
+    fn at(mut self, remote: RemoteAddr) -> Self {
+        self.wr.remote = remote.into();
+        self
+    }
 
-macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident = $opcode:ident, $segments:ty;)+) => {$(
-        $(#[$doc])*
-        #[derive(Debug)]
-        pub struct $name(());
-        impl sealed::Operation for $name {
-            const OPCODE: Opcode = Opcode::$opcode;
-        }
-        impl Operation for $name {
-            type Segments = $segments;
-        }
-    )+};
-}
+    #[inline(always)]
+    fn with(mut self, operands: Operands<'a>) -> Self {
+        self.wr.operands = operands;
+        self
+    }
 
-operations! {
     /// A send over a connection.
-    Send = SEND, Data;
-    /// A send with immediate data.
-    SendImmediate = SEND_WITH_IMM, Immediate<Data>;
-    /// A send that invalidates a key of the peer.
-    SendInvalidate = SEND_WITH_INV, Key<Data>;
-    /// A datagram.
-    SendTo = SEND, Path<Data>;
-    /// A datagram with immediate data.
-    SendToImmediate = SEND_WITH_IMM, Immediate<Path<Data>>;
-    /// An RDMA write.
-    Write = RDMA_WRITE, Remote<Data>;
-    /// An RDMA write with immediate data.
-    WriteImmediate = RDMA_WRITE_WITH_IMM, Immediate<Remote<Data>>;
-    /// An RDMA read.
-    Read = RDMA_READ, Remote<Data>;
-    /// A compare-and-swap.
-    CompareSwap = ATOMIC_CMP_AND_SWP, Atomic<Data>;
-    /// A fetch-and-add; it uses the first operand.
-    FetchAdd = ATOMIC_FETCH_AND_ADD, Atomic<Data>;
-    /// An atomic write of 8 bytes
+    #[inline(always)]
+    pub const fn send(wr_id: u64) -> Self {
+        Self::new(wr_id, Opcode::SEND)
+    }
+
+    /// A datagram to a queue pair, with its queue key.
+    #[inline(always)]
+    pub fn send_to(wr_id: u64, path: &'a AddressHandle, qp_num: u32, qkey: u32) -> Self {
+        let mut this = Self::new(wr_id, Opcode::SEND);
+        this.wr.destination = Destination::Datagram {
+            address: path.address(),
+            remote_qpn: qp_num,
+            remote_qkey: qkey,
+        };
+        this
+    }
+
+    /// An RDMA write to remote memory.
+    #[inline(always)]
+    pub fn write(wr_id: u64, to: RemoteAddr) -> Self {
+        Self::new(wr_id, Opcode::RDMA_WRITE).at(to)
+    }
+
+    /// An RDMA read of remote memory.
+    #[inline(always)]
+    pub fn read(wr_id: u64, from: RemoteAddr) -> Self {
+        Self::new(wr_id, Opcode::RDMA_READ).at(from)
+    }
+
+    /// A compare-and-swap of 8 bytes of remote memory. The old value goes to the
+    /// local memory, of which 8 bytes are needed.
+    #[inline(always)]
+    pub fn compare_swap(wr_id: u64, at: RemoteAddr, compare: u64, swap: u64) -> Self {
+        let operands = Operands::Atomic {
+            compare_add: compare,
+            swap,
+        };
+        Self::new(wr_id, Opcode::ATOMIC_CMP_AND_SWP)
+            .at(at)
+            .with(operands)
+    }
+
+    /// A fetch-and-add to 8 bytes of remote memory; as
+    /// [`compare_swap`](Self::compare_swap).
+    #[inline(always)]
+    pub fn fetch_add(wr_id: u64, at: RemoteAddr, add: u64) -> Self {
+        let operands = Operands::Atomic {
+            compare_add: add,
+            swap: 0,
+        };
+        Self::new(wr_id, Opcode::ATOMIC_FETCH_AND_ADD)
+            .at(at)
+            .with(operands)
+    }
+
+    /// An atomic write of 8 bytes to an address that is a multiple of 8
     /// ([`Context::can_write_atomically`](crate::Context::can_write_atomically)).
-    AtomicWrite = ATOMIC_WRITE, Value;
-    /// A flush ([`Context::can_flush`](crate::Context::can_flush)).
-    Flush = FLUSH, Range;
+    #[inline(always)]
+    pub fn atomic_write(wr_id: u64, to: RemoteAddr, value: [u8; 8]) -> Self {
+        Self::new(wr_id, Opcode::ATOMIC_WRITE)
+            .at(to)
+            .with(Operands::AtomicWrite(value))
+    }
+
+    /// A flush of remote memory, and how far it makes earlier writes take effect
+    /// ([`Context::can_flush`](crate::Context::can_flush)).
+    #[inline(always)]
+    pub fn flush(wr_id: u64, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Self {
+        let (length, level) = range.encode();
+        let operands = Operands::Flush {
+            length,
+            placement: to.encode(),
+            level,
+        };
+        Self::new(wr_id, Opcode::FLUSH).at(at).with(operands)
+    }
+
     /// The invalidation of a local key.
-    LocalInvalidate = LOCAL_INV, OnlyKey;
+    #[inline(always)]
+    pub const fn local_invalidate(wr_id: u64, rkey: u32) -> Self {
+        let mut this = Self::new(wr_id, Opcode::LOCAL_INV);
+        this.wr.imm_or_key = rkey;
+        this
+    }
+
     /// The bind of a memory window.
-    BindWindow = BIND_MW, Binding;
+    #[inline(always)]
+    pub fn bind_window(wr_id: u64, bind: &'a WindowBind) -> Self {
+        Self::new(wr_id, Opcode::BIND_MW).with(Operands::Bind(&bind.operands))
+    }
+
+    /// Sets the flags; default none.
+    #[inline(always)]
+    pub const fn flags(mut self, flags: Flags) -> Self {
+        self.wr.flags = flags;
+        self
+    }
+
+    /// Sets the data to the memory of a list of SGEs; default no data.
+    #[inline(always)]
+    pub const fn sges(mut self, list: &'a [Sge]) -> Self {
+        self.wr.data = SendData::Sges(list);
+        self.inline = None;
+        self
+    }
+
+    /// Sets the data to `bytes`, which are copied by the push.
+    #[inline(always)]
+    pub const fn inline(mut self, bytes: &'a [u8]) -> Self {
+        self.inline = Some(bytes);
+        self
+    }
+
+    /// Adds immediate data, in host byte order, to a send, datagram or write.
+    /// With any other operation the push is refused.
+    #[inline(always)]
+    pub const fn immediate(mut self, value: u32) -> Self {
+        match self.wr.opcode {
+            Opcode::SEND | Opcode::SEND_WITH_IMM => self.wr.opcode = Opcode::SEND_WITH_IMM,
+            Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_WITH_IMM => {
+                self.wr.opcode = Opcode::RDMA_WRITE_WITH_IMM;
+            }
+            _ => self.misplaced = true,
+        }
+        self.wr.imm_or_key = value.to_be();
+        self
+    }
+
+    /// Makes a send over a connection invalidate `rkey`, a key of the peer. With
+    /// any other operation, and with immediate data, the push is refused.
+    #[inline(always)]
+    pub const fn invalidate(mut self, rkey: u32) -> Self {
+        match (self.wr.opcode, self.wr.destination) {
+            (Opcode::SEND | Opcode::SEND_WITH_INV, Destination::Connected) => {
+                self.wr.opcode = Opcode::SEND_WITH_INV;
+            }
+            _ => self.misplaced = true,
+        }
+        self.wr.imm_or_key = rkey;
+        self
+    }
 }
 
-/// An entry of a send queue that still needs the segments `S`.
-#[must_use = "an entry that is not finished is not posted"]
-pub struct Wqe<'w, S> {
-    opened: Opened<'w>,
-    state: PhantomData<S>,
+/// Returns the operation if not every queue has it. With an opcode that is known
+/// at compile time, the check is mostly optimised out.
+#[inline(always)]
+const fn rare(opcode: Opcode) -> Option<Operation> {
+    match opcode {
+        Opcode::LOCAL_INV => Some(Operation::LocalInvalidate),
+        Opcode::BIND_MW => Some(Operation::BindWindow),
+        Opcode::ATOMIC_WRITE => Some(Operation::AtomicWrite),
+        Opcode::FLUSH => Some(Operation::Flush),
+        _ => None,
+    }
+}
+
+#[cold]
+fn refused(operation: Operation) -> Error {
+    match operation {
+        Operation::LocalInvalidate | Operation::BindWindow => Error::Invalid {
+            what: WITHOUT_WINDOWS,
+        },
+        _ => Error::Unsupported {
+            what: "an operation that this device lacks",
+        },
+    }
+}
+
+#[cold]
+fn misplaced() -> Error {
+    Error::Invalid {
+        what: "immediate data, or a key to invalidate, of an operation that has none",
+    }
 }
 
 impl SendQueue<'_> {
-    /// Opens the next entry for an operation.
+    /// Adds a request to the batch.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]; [`Error::Unsupported`] for an operation that the
-    /// device lacks; [`Error::Invalid`] for one that changes a memory key, on a
-    /// queue pair without
-    /// [`memory_windows`](crate::qp::QueuePairBuilder::memory_windows).
+    /// [`Error::QueueFull`]: as many are outstanding as the queue holds.
+    /// [`Error::Limit`]: more SGEs or inline data than the queue pair supports, or
+    /// a message above 2 GiB. [`Error::Unsupported`]: an operation that the device
+    /// lacks. [`Error::Invalid`]: an operation that the queue pair does not have,
+    /// or that changes a memory key, on a queue pair without
+    /// [`memory_windows`](crate::qp::QueuePairBuilder::memory_windows);
+    /// immediate data, or a key, of an operation that has none.
+    /// [`Error::WrongDomain`]: an address handle of another device.
+    /// The batch is unchanged.
     #[inline(always)]
-    pub fn open<O: Operation>(&mut self, wr_id: u64, flags: Flags) -> Result<Wqe<'_, O::Segments>> {
-        if let Some(operation) = rare(O::OPCODE)
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<()> {
+        if let Some(operation) = rare(request.wr.opcode)
             && self.operations & 1 << operation as u32 == 0
         {
             return Err(refused(operation));
         }
-        let flags = flags.difference(SendFlags::INLINE);
-        Ok(Wqe {
-            opened: self.writer.open(wr_id, O::OPCODE, flags)?,
-            state: PhantomData,
-        })
+        if request.misplaced {
+            return Err(misplaced());
+        }
+        match request.inline {
+            // SAFETY: there is no inline data.
+            None => unsafe { self.queue.push(&request.wr) },
+            Some(bytes) => {
+                let piece = [inline_piece(bytes)];
+                let wr = SendWr {
+                    data: SendData::Inline(&piece),
+                    ..request.wr
+                };
+                // SAFETY: a slice is readable.
+                unsafe { self.queue.push(&wr) }
+            }
+        }
     }
 
-    /// Posts the finished entries, with one doorbell.
+    /// Posts the batch, with one doorbell.
     ///
     /// # Errors
-    /// [`Error::Doorbell`](crate::Error::Doorbell): they are posted nevertheless.
-    /// (On a ConnectX, ENOMEM means that more are outstanding than the queue
-    /// holds; the excess is posted by the next call.)
+    /// [`Error::Doorbell`](crate::Error::Doorbell) of rdma_rxe, whose doorbell is
+    /// a system call: the batch is posted nevertheless.
     ///
     /// # Safety
-    /// The memory that the entries name stays registered until each has
+    /// The memory that the requests name stays registered until each has
     /// completed, and is used as the operation demands until then: not written
     /// while it is sent from, neither read nor written while it is received into.
-    /// Address handles are kept as long. A window that is bound has no other bind
-    /// in flight, of either layer, and gets none until [`Rebound::done`]. The
-    /// completions are read by [`poll_raw`](crate::CompletionQueue::poll_raw) as
-    /// long as operations of the safe layer are in flight on the same completion
-    /// queue, because the safe layer would take an identifier for one of its own.
+    /// Address handles are kept as long. Of a window that is bound, no other bind
+    /// is posted, on either layer, from the creation of its [`WindowBind`] until
+    /// [`WindowBind::done`], and none is in flight. The completions are read by
+    /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of the
+    /// safe layer are in flight on the same completion queue, because the safe
+    /// layer would take an identifier for one of its own.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
-        if unsafe { self.writer.publish() } {
-            self.doorbell.ring(|| self.writer.rewind())
-        } else {
-            Ok(())
-        }
+        unsafe { self.queue.publish() }
     }
 }
 
-impl<'w, S> Wqe<'w, S> {
-    #[inline(always)]
-    fn then<T>(self) -> Wqe<'w, T> {
-        Wqe {
-            opened: self.opened,
-            state: PhantomData,
-        }
-    }
+/// The bind of a memory window by the raw layer, which does not learn its
+/// outcome. Drop it if the bind was not published or has failed: the window then
+/// keeps its previous key.
+///
+/// ```no_run
+/// # fn f(qp: &mut ringverbs::QueuePair, window: &ringverbs::MemoryWindow,
+/// #     to: &ringverbs::MemorySlice) -> Result<(), ringverbs::Error> {
+/// use ringverbs::AccessFlags;
+/// use ringverbs::raw::{Flags, SendRequest, WindowBind};
+/// let bind = WindowBind::new(window, to, AccessFlags::REMOTE_READ)?;
+/// let mut queue = qp.raw_send();
+/// queue.push(&SendRequest::bind_window(1, &bind).flags(Flags::SIGNALED))?;
+/// // SAFETY: the window has no other bind in flight.
+/// unsafe { queue.publish()? };
+/// // ... the successful completion of 1 is read ...
+/// // SAFETY: it was.
+/// unsafe { bind.done() };
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "the window has its new key when it is told that the bind is done"]
+pub struct WindowBind {
+    window: MemoryWindow,
+    to: MemorySlice,
+    operands: uverbs::Bind,
 }
 
-impl<'w, Next> Wqe<'w, Immediate<Next>> {
-    /// Sets the immediate data, in host byte order.
-    #[inline(always)]
-    pub fn immediate(mut self, value: u32) -> Wqe<'w, Next> {
-        self.opened.wqe().immediate_or_key(value.to_be());
-        self.then()
-    }
-}
-
-impl<'w, Next> Wqe<'w, Key<Next>> {
-    /// Sets the key.
-    #[inline(always)]
-    pub fn key(mut self, rkey: u32) -> Wqe<'w, Next> {
-        self.opened.wqe().immediate_or_key(rkey);
-        self.then()
-    }
-}
-
-impl<'w> Wqe<'w, OnlyKey> {
-    /// Sets the key.
-    #[inline(always)]
-    pub fn key(mut self, rkey: u32) -> Wqe<'w, Ready> {
-        let mut entry = self.opened.wqe();
-        entry.immediate_or_key(rkey);
-        entry.no_data();
-        self.then()
-    }
-}
-
-impl<'w, Next> Wqe<'w, Remote<Next>> {
-    /// Sets the address of the remote memory.
-    #[inline(always)]
-    pub fn remote(mut self, at: RemoteAddr) -> Wqe<'w, Next> {
-        self.opened.wqe().rdma(at);
-        self.then()
-    }
-}
-
-impl<'w, Next> Wqe<'w, Atomic<Next>> {
-    /// Sets the address of the remote memory, the operand to compare or add, and
-    /// the value to swap in.
-    #[inline(always)]
-    pub fn operands(mut self, at: RemoteAddr, compare_add: u64, swap: u64) -> Wqe<'w, Next> {
-        self.opened.wqe().atomic(at, compare_add, swap);
-        self.then()
-    }
-}
-
-impl<'w> Wqe<'w, Value> {
-    /// Sets the address of the remote memory, a multiple of 8, and the value to
-    /// write.
-    #[inline(always)]
-    pub fn value(mut self, at: RemoteAddr, value: [u8; 8]) -> Wqe<'w, Ready> {
-        self.opened.wqe().atomic_write(at, value);
-        self.then()
-    }
-}
-
-impl<'w> Wqe<'w, Range> {
-    /// Sets the remote memory of a flush and how far it makes earlier writes take
-    /// effect.
-    #[inline(always)]
-    pub fn range(mut self, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Wqe<'w, Ready> {
-        let (length, level) = range.encode();
-        self.opened.wqe().flush(at, length, to.encode(), level);
-        self.then()
-    }
-}
-
-impl Wqe<'_, Binding> {
-    /// Sets the target of the bind and the access rights of peers, and finishes
-    /// the entry. From now on the window keeps the region of `to` alive, whether
-    /// this is published or not; its key changes with [`Rebound::done`], before
-    /// which it must not be bound again.
+impl WindowBind {
+    /// Prepares the bind of `window` to `to`, with those access rights of peers.
+    /// From now on the window keeps the region of `to` alive, whether the bind is
+    /// published or not; its key changes with [`WindowBind::done`].
     ///
     /// # Errors
     /// [`Error::Limit`] for a range longer than the device's windows can span;
     /// [`Error::Invalid`] for a region without `MW_BIND`, or access that the
     /// region or a window does not allow.
-    #[inline]
-    pub fn bind(
-        mut self,
-        window: &MemoryWindow,
-        to: &MemorySlice,
-        access: AccessFlags,
-    ) -> Result<Rebound> {
+    pub fn new(window: &MemoryWindow, to: &MemorySlice, access: AccessFlags) -> Result<Self> {
         window.check(Some(to), access)?;
-        let bind = window.raw_binding(to, access);
-        self.opened.wqe().bind_window(bind);
-        self.opened.accept();
-        Ok(Rebound {
+        Ok(Self {
+            operands: window.raw_binding(to, access),
             window: window.clone(),
             to: to.clone(),
-            rkey: bind.rkey,
         })
     }
-}
 
-/// A written bind, whose outcome this layer does not learn. Drop it if the bind
-/// was not published or has failed: the window then keeps its previous key.
-#[derive(Debug)]
-#[must_use = "the window has its new key when it is told that the bind is done"]
-pub struct Rebound {
-    window: MemoryWindow,
-    to: MemorySlice,
-    rkey: u32,
-}
-
-impl Rebound {
     /// Returns the key that the bind gives the window.
     pub fn rkey(&self) -> u32 {
-        self.rkey
+        self.operands.rkey
     }
 
     /// Gives the window its new key, and releases the regions that it was bound
@@ -340,66 +361,6 @@ impl Rebound {
     /// was posted since.
     pub unsafe fn done(self) {
         // SAFETY: the caller's obligation.
-        unsafe { self.window.is_bound(&self.to, self.rkey) };
-    }
-}
-
-impl<'w, Next> Wqe<'w, Path<Next>> {
-    /// Sets the path, queue pair number and queue key of a datagram.
-    #[inline(always)]
-    pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Wqe<'w, Next> {
-        self.opened.wqe().datagram(path.number(), qp_num, qkey);
-        self.then()
-    }
-}
-
-impl<'w> Wqe<'w, Data> {
-    /// Sets the data to one SGE.
-    ///
-    /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) above 2 GiB.
-    #[inline(always)]
-    pub fn sge(mut self, sge: Sge) -> Result<Wqe<'w, Ready>> {
-        self.opened.wqe().sge(sge)?;
-        Ok(self.then())
-    }
-
-    /// Sets the data to a list of SGEs.
-    ///
-    /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) for more SGEs than the queue pair
-    /// supports, or above 2 GiB.
-    #[inline(always)]
-    pub fn sge_list(mut self, list: &[Sge]) -> Result<Wqe<'w, Ready>> {
-        self.opened.wqe().sge_list(list)?;
-        Ok(self.then())
-    }
-
-    /// Sets the data inline: it is copied now.
-    ///
-    /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) for more bytes than the queue pair
-    /// supports.
-    #[inline(always)]
-    pub fn inline(mut self, bytes: &[u8]) -> Result<Wqe<'w, Ready>> {
-        let mut entry = self.opened.wqe();
-        entry.set_inline();
-        entry.inline(bytes)?;
-        Ok(self.then())
-    }
-
-    /// Sets no data.
-    #[inline(always)]
-    pub fn no_data(mut self) -> Wqe<'w, Ready> {
-        self.opened.wqe().no_data();
-        self.then()
-    }
-}
-
-impl Wqe<'_, Ready> {
-    /// Finishes the entry and adds it to the batch.
-    #[inline(always)]
-    pub fn finish(self) {
-        self.opened.accept();
+        unsafe { self.window.is_bound(&self.to, self.operands.rkey) };
     }
 }

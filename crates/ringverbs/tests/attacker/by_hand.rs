@@ -2,6 +2,7 @@
 
 use embedded::{Drive, Embedded, Network};
 use ringverbs::completion::{TagMatch, TaggedEndpoint};
+use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, CompletionQueue, Context, Device, Error, Inline, LocalAddress, ProtectionDomain,
     QueuePair, RemoteAddr, Transport, WindowType, WorkRequest,
@@ -264,12 +265,10 @@ fn a_raw_bind_that_was_not_published() {
     place.drive();
     place.cq.poll_one().unwrap().unwrap().result.unwrap();
     let key = window.rkey();
-    let mut queue = b.raw_send();
-    let entry = queue
-        .open::<ringverbs::raw::BindWindow>(1, ringverbs::raw::Flags::SIGNALED)
-        .unwrap();
-    let bound = entry.bind(&window, &second.slice(..).unwrap(), access);
-    drop(bound.unwrap());
+    let bind = WindowBind::new(&window, &second.slice(..).unwrap(), access).unwrap();
+    let request = SendRequest::bind_window(1, &bind);
+    b.raw_send().push(&request).unwrap();
+    drop(bind);
     // The window is bound to the first region, and may be to the second.
     for region in [first, second] {
         let (_, error) = region.close().unwrap_err().into_parts();

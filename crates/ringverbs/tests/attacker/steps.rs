@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringverbs::completion::{CompletionLevel, DataFormat, ReadError, WaitObject};
 use ringverbs::qp::{Init, QpAttr, QpAttrMask, ReadyToReceive, ReadyToSend, State, Transition};
-use ringverbs::raw::{Flags, Send as RawSend, Write as RawWrite};
+use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, Buffer, Completion, ConnectOptions, Context, Inline, MemorySlice, Operation,
     PostError, ProtectionDomain, QueuePair, RemoteAddr, Source, Transport, WindowType, WorkRequest,
@@ -1994,20 +1994,11 @@ fn raw_sends(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let mut queue = half.raw();
     let mut done = false;
     for n in 0..d % 12 {
-        let Ok(entry) = queue.open::<RawSend>(u64::from(c) << 32 | u64::from(n), Flags::SIGNALED)
-        else {
-            break;
-        };
-        if let Some(sge) = sge
-            && let Ok(ready) = entry.sge(sge)
-        {
-            ready.finish();
-            done = true;
-        }
-        // Opened, and left so.
-        let _ = queue
-            .open::<RawWrite>(1, Flags::empty())
-            .map(|it| it.remote(to));
+        let send = SendRequest::send(u64::from(c) << 32 | u64::from(n));
+        let write = SendRequest::write(1, to);
+        let list = sge.as_slice();
+        done |= queue.push(&send.flags(Flags::SIGNALED).sges(list)).is_ok();
+        done |= queue.push(&write.sges(list)).is_ok();
     }
     if d % 3 == 0 {
         #[allow(
@@ -2053,18 +2044,17 @@ fn raw_bind(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         return Ok(false);
     };
     let before = window.rkey();
-    let mut queue = half.raw();
-    let Ok(entry) = queue.open::<ringverbs::raw::BindWindow>(1, Flags::SIGNALED) else {
+    let Ok(bind) = WindowBind::new(&window, &slice, AccessFlags::REMOTE_WRITE) else {
         return Ok(false);
     };
-    let access = AccessFlags::REMOTE_WRITE;
-    let Ok(rebound) = entry.bind(&window, &slice, access) else {
+    let request = SendRequest::bind_window(1, &bind).flags(Flags::SIGNALED);
+    if half.raw().push(&request).is_err() {
         return Ok(false);
-    };
+    }
     if d % 2 == 0 {
-        drop(rebound);
+        drop(bind);
     } else {
-        std::mem::forget(rebound);
+        std::mem::forget(bind);
         world.leaks = true;
     }
     if window.rkey() != before && !world.left_behind {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringverbs::raw::{Flags, Send};
+use ringverbs::raw::{Flags, SendRequest};
 use ringverbs::{
     AccessFlags, Buffer, Error, Inline, RemoteAddr, Status, Transport, WindowType, WorkRequest,
 };
@@ -154,8 +154,8 @@ fn what_was_not_published_is_not_posted() {
     for _ in 0..100 {
         let mut raw = pair.a.raw_send();
         for id in 0..3 {
-            let entry = raw.open::<Send>(id, Flags::SIGNALED).unwrap();
-            entry.sge(stale.raw_sge()).unwrap().finish();
+            let send = SendRequest::send(id).flags(Flags::SIGNALED);
+            raw.push(&send.sges(&[stale.raw_sge()])).unwrap();
         }
         let mut raw = pair.b.raw_receive().unwrap();
         for id in 0..3 {

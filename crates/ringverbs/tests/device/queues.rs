@@ -1,9 +1,6 @@
 //! Queues: order, signalling, sizes, sharing.
 
-use ringverbs::raw::{
-    AtomicWrite, BindWindow, CompareSwap, FetchAdd, Flags, Flush, LocalInvalidate, Read, Send,
-    Write, WriteImmediate,
-};
+use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, Completion, Error, FlushRange, FlushTo, Inline, Operation, SharedCompletionQueue,
     Status, Transport, WindowType, WorkRequest,
@@ -260,18 +257,12 @@ fn the_raw_layer_posts_and_polls() {
     // SAFETY: the buffer is not touched until 1 has completed.
     unsafe { recv.publish() };
     let mut send = pair.a.raw_send();
-    send.open::<Send>(3, Flags::SIGNALED)
-        .unwrap()
-        .sge(outgoing.raw_sge())
-        .unwrap()
-        .finish();
-    send.open::<WriteImmediate>(4, Flags::SIGNALED)
-        .unwrap()
-        .immediate(77)
-        .remote(region.key())
-        .inline(b"inline")
-        .unwrap()
-        .finish();
+    let list = [outgoing.raw_sge()];
+    let message = SendRequest::send(3).sges(&list);
+    send.push(&message.flags(Flags::SIGNALED)).unwrap();
+    let write = SendRequest::write(4, region.key()).immediate(77);
+    let write = write.inline(b"inline").flags(Flags::SIGNALED);
+    send.push(&write).unwrap();
     // SAFETY: the buffer is not touched until 3 has completed.
     unsafe { send.publish().unwrap() };
     let mut seen = Vec::new();
@@ -324,13 +315,10 @@ fn the_raw_layer_has_the_rarer_operations() {
     };
 
     let before = window.rkey();
+    let bound = WindowBind::new(&window, &part, AccessFlags::REMOTE_WRITE).unwrap();
+    let request = SendRequest::bind_window(1, &bound).flags(Flags::SIGNALED);
     let mut send = pair.b.raw_send();
-    let bound = send.open::<BindWindow>(1, Flags::SIGNALED).unwrap().bind(
-        &window,
-        &part,
-        AccessFlags::REMOTE_WRITE,
-    );
-    let bound = bound.unwrap();
+    send.push(&request).unwrap();
     // SAFETY: window and region live until the end.
     unsafe { send.publish().unwrap() };
     done(&mut pair, 1);
@@ -342,29 +330,25 @@ fn the_raw_layer_has_the_rarer_operations() {
     let at = region.key();
     let through = ringverbs::RemoteAddr::new(part.key().addr, window.rkey());
     let mut send = pair.a.raw_send();
-    let mut posted = 4;
-    let entry = send.open::<FetchAdd>(1, Flags::SIGNALED).unwrap();
-    let entry = entry.operands(at, 2, 0).sge(old[0].raw_sge());
-    entry.unwrap().finish();
-    let entry = send.open::<CompareSwap>(2, Flags::SIGNALED).unwrap();
-    let entry = entry.operands(at, 7, 9).sge(old[1].raw_sge());
-    entry.unwrap().finish();
-    let entry = send.open::<Read>(3, Flags::SIGNALED).unwrap();
-    entry.remote(at).sge(old[2].raw_sge()).unwrap().finish();
-    let entry = send.open::<Write>(4, Flags::SIGNALED).unwrap();
-    let entry = entry.remote(through).inline(b"window");
-    entry.unwrap().finish();
+    let lists = [&old[0], &old[1], &old[2]].map(|old| [old.raw_sge()]);
+    let mut requests = vec![
+        SendRequest::fetch_add(1, at, 2).sges(&lists[0]),
+        SendRequest::compare_swap(2, at, 7, 9).sges(&lists[1]),
+        SendRequest::read(3, at).sges(&lists[2]),
+        SendRequest::write(4, through).inline(b"window"),
+    ];
     if atomic_writes {
-        let entry = send.open::<AtomicWrite>(5, Flags::SIGNALED).unwrap();
-        entry.value(at.offset(16), 11u64.to_ne_bytes()).finish();
-        posted += 1;
+        let value = 11u64.to_ne_bytes();
+        requests.push(SendRequest::atomic_write(5, at.offset(16), value));
     }
     if flushes {
-        let entry = send.open::<Flush>(6, Flags::SIGNALED).unwrap();
         let (range, to) = (FlushRange::Bytes(64), FlushTo::GlobalVisibility);
-        entry.range(at, range, to).finish();
-        posted += 1;
+        requests.push(SendRequest::flush(6, at, range, to));
     }
+    for request in &requests {
+        send.push(&request.flags(Flags::SIGNALED)).unwrap();
+    }
+    let posted = requests.len() as u64;
     // SAFETY: the buffers are not touched until all have completed.
     unsafe { send.publish().unwrap() };
     done(&mut pair, posted);
@@ -378,8 +362,8 @@ fn the_raw_layer_has_the_rarer_operations() {
     }
 
     let mut send = pair.b.raw_send();
-    let entry = send.open::<LocalInvalidate>(1, Flags::SIGNALED).unwrap();
-    entry.key(window.rkey()).finish();
+    let request = SendRequest::local_invalidate(1, window.rkey());
+    send.push(&request.flags(Flags::SIGNALED)).unwrap();
     // SAFETY: nothing of memory.
     unsafe { send.publish().unwrap() };
     done(&mut pair, 1);

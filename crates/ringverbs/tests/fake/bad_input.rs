@@ -1,7 +1,7 @@
 //! Requests that make no sense, and answers that make none.
 
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend, State};
-use ringverbs::raw::{Flags, Send, Sge};
+use ringverbs::raw::{SendRequest, Sge};
 use ringverbs::{
     AccessFlags, AhAttr, Endpoint, Error, Gid, Inline, RemoteAddr, Transport, WorkRequest,
 };
@@ -98,16 +98,13 @@ fn more_than_fits_is_refused_by_the_raw_layer() {
         assert_eq!((a, b), (asked, allowed), "{error}");
     };
     let mut queue = qp.raw_send();
-    macro_rules! open {
-        () => {
-            queue.open::<Send>(1, Flags::SIGNALED).unwrap()
-        };
-    }
-    is_limit(open!().inline(&[0; 97]).err().unwrap(), 97, 96);
-    is_limit(open!().sge_list(&[sge(1); 4]).err().unwrap(), 4, 3);
-    let long = open!().sge_list(&[sge(GIB), sge(GIB), sge(GIB)]);
-    is_limit(long.err().unwrap(), 3 * u64::from(GIB), MESSAGE);
-    let long = open!().sge(sge(2 * GIB + 1)).err().unwrap();
+    let send = SendRequest::send(1);
+    let mut refused = |request: SendRequest<'_>| queue.push(&request).unwrap_err();
+    is_limit(refused(send.inline(&[0; 97])), 97, 96);
+    is_limit(refused(send.sges(&[sge(1); 4])), 4, 3);
+    let long = refused(send.sges(&[sge(GIB), sge(GIB), sge(GIB)]));
+    is_limit(long, 3 * u64::from(GIB), MESSAGE);
+    let long = refused(send.sges(&[sge(2 * GIB + 1)]));
     is_limit(long, MESSAGE + 1, MESSAGE);
 
     let mut queue = qp.raw_receive().unwrap();

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ringverbs::qp::{Init, Mtu, QueuePairBuilder, ReadyToReceive, ReadyToSend, State};
-use ringverbs::raw::{BindWindow, Flags, Flush, LocalInvalidate, Send, Sge};
+use ringverbs::raw::{Flags, SendRequest, Sge, WindowBind};
 use ringverbs::{
-    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, ProtectionDomain,
-    QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
+    AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, FlushRange, FlushTo,
+    ProtectionDomain, QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType,
+    WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
@@ -729,9 +730,7 @@ fn what_changes_keys_is_written_with_its_operands() {
     let bind = WorkRequest::bind(&window, whole(), AccessFlags::empty());
     let error = qp.post(bind).unwrap_err().error;
     assert!(matches!(error, Error::Limit { .. }), "{error}");
-    let mut raw = qp.raw_send();
-    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-    let error = entry.bind(&window, &whole(), AccessFlags::empty());
+    let error = WindowBind::new(&window, &whole(), AccessFlags::empty());
     assert!(matches!(error, Err(Error::Limit { .. })));
     assert_eq!(queues.record(1), 10);
 }
@@ -768,8 +767,10 @@ fn what_a_connectx_lacks_is_refused_by_type() {
     let refused = qp.post(WorkRequest::atomic_write(there, [0; 8]));
     let error = refused.unwrap_err().error;
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    let raw = qp.raw_send().open::<Flush>(1, Flags::SIGNALED).err();
-    assert!(matches!(raw, Some(Error::Unsupported { .. })));
+    let (range, to) = (FlushRange::Bytes(8), FlushTo::GlobalVisibility);
+    let raw = SendRequest::flush(1, there, range, to);
+    let error = qp.raw_send().push(&raw).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     // What changes keys takes room that was not asked for.
     let window = world.domain.memory_window(WindowType::One).unwrap();
     for request in [
@@ -779,11 +780,16 @@ fn what_a_connectx_lacks_is_refused_by_type() {
         let error = qp.post(request).unwrap_err().error;
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
     }
-    let mut raw = qp.raw_send();
-    let bind = raw.open::<BindWindow>(1, Flags::SIGNALED).err();
-    assert!(matches!(bind, Some(Error::Invalid { .. })));
-    let invalidate = raw.open::<LocalInvalidate>(1, Flags::SIGNALED).err();
-    assert!(matches!(invalidate, Some(Error::Invalid { .. })));
+    let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let part = region.slice(..).unwrap();
+    let bind = WindowBind::new(&window, &part, AccessFlags::empty()).unwrap();
+    for request in [
+        SendRequest::bind_window(1, &bind),
+        SendRequest::local_invalidate(1, 9),
+    ] {
+        let error = qp.raw_send().push(&request).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
     let large = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let large = large.send_depth(1 << 20).build();
     assert!(
@@ -791,7 +797,7 @@ fn what_a_connectx_lacks_is_refused_by_type() {
             large,
             Err(Error::Limit {
                 asked: 0x10_0000,
-                allowed: 0x7fff,
+                allowed: 0x8000,
                 ..
             })
         ),
@@ -910,11 +916,9 @@ fn the_raw_layer_reads_and_writes() {
     let buffer = world.buffer(b"raw");
     let mut queue = qp.raw_send();
     for id in [77, 78] {
-        let entry = queue.open::<Send>(id, Flags::SIGNALED).unwrap();
-        entry.sge(buffer.raw_sge()).unwrap().finish();
+        let send = SendRequest::send(id).flags(Flags::SIGNALED);
+        queue.push(&send.sges(&[buffer.raw_sge()])).unwrap();
     }
-    // Not finished: it never happened.
-    let _ = queue.open::<Send>(79, Flags::SIGNALED).unwrap();
     // SAFETY: there is no device.
     unsafe { queue.publish().unwrap() };
     assert_eq!(queues.record(1), 2);

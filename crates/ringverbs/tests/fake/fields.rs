@@ -1,6 +1,6 @@
 //! What is written into entries, and read out of completions, field by field.
 
-use ringverbs::raw::{BindWindow, Flags};
+use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{AccessFlags, WindowType, WorkRequest};
 
 use crate::World;
@@ -21,9 +21,10 @@ fn a_bind_says_the_same_in_both_layers() {
     for raw in [false, true, false] {
         let before = window.rkey();
         if raw {
+            let bound = WindowBind::new(&window, &slice(), access).unwrap();
+            let request = SendRequest::bind_window(1, &bound).flags(Flags::SIGNALED);
             let mut queue = qp.raw_send();
-            let entry = queue.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-            let bound = entry.bind(&window, &slice(), access).unwrap();
+            queue.push(&request).unwrap();
             // SAFETY: the region stays, and there is no device.
             unsafe { queue.publish().unwrap() };
             // SAFETY: as above; the test is the device.

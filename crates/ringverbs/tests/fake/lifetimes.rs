@@ -7,7 +7,7 @@ use std::thread;
 
 use ringverbs::completion::SharedCompletionQueue;
 use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
-use ringverbs::raw::{BindWindow, Flags};
+use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, AhAttr, Error, ForeignRegion, Inline, ProtectionDomain, QueuePair, RemoteAddr,
     SharedReceiveQueue, Transport, WindowType, WorkRequest,
@@ -357,9 +357,7 @@ fn a_window_gives_no_more_than_its_region() {
     ] {
         let rkey = window.rkey();
         let slice = slice.unwrap();
-        let mut raw = qp.raw_send();
-        let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-        let refused = entry.bind(&window, &slice, access).unwrap_err();
+        let refused = WindowBind::new(&window, &slice, access).unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         let refused = qp.post(WorkRequest::bind(&window, slice, access));
         let refused = refused.unwrap_err();
@@ -383,9 +381,11 @@ fn a_window_keeps_the_regions_of_raw_binds() {
     let mut raw_bind = || {
         let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
         let part = region.slice(..).unwrap();
-        let mut raw = qp.raw_send();
-        let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-        entry.bind(&window, &part, AccessFlags::empty()).unwrap()
+        let bind = WindowBind::new(&window, &part, AccessFlags::empty()).unwrap();
+        qp.raw_send()
+            .push(&SendRequest::bind_window(1, &bind))
+            .unwrap();
+        bind
     };
     drop(raw_bind());
     let last = raw_bind();
@@ -464,15 +464,18 @@ fn a_raw_bind_is_the_window_s_when_it_is_done() {
     let part = region.slice(..).unwrap();
     let window = world.domain.memory_window(WindowType::Two).unwrap();
     let before = window.rkey();
-    let mut raw = qp.raw_send();
-    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-    drop(entry.bind(&window, &part, AccessFlags::empty()).unwrap());
+    let bind = || WindowBind::new(&window, &part, AccessFlags::empty()).unwrap();
+    let bound = bind();
+    let request = SendRequest::bind_window(1, &bound).flags(Flags::SIGNALED);
     // Not published.
+    qp.raw_send().push(&request).unwrap();
+    drop(bound);
     let _ = qp.raw_send();
     assert_eq!((queues.sent().len(), window.rkey()), (0, before));
+    let bound = bind();
+    let request = SendRequest::bind_window(1, &bound).flags(Flags::SIGNALED);
     let mut raw = qp.raw_send();
-    let entry = raw.open::<BindWindow>(1, Flags::SIGNALED).unwrap();
-    let bound = entry.bind(&window, &part, AccessFlags::empty()).unwrap();
+    raw.push(&request).unwrap();
     // SAFETY: window and region live until the end.
     unsafe { raw.publish().unwrap() };
     assert_eq!((queues.sent().len(), window.rkey()), (1, before));
