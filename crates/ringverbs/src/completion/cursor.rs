@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use ring::Span;
+
 use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
 use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
-use crate::device::{self, Entry, FLAG_INVALIDATED, Span};
+use crate::device::{Entry, FLAG_INVALIDATED};
 use crate::inflight::{Nothing, Posted, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
@@ -53,7 +55,7 @@ impl CompletionQueue {
     /// Starts a batch of the completions that are in the queue now. Never blocks.
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
-        let span = self.available();
+        let span = self.available(true);
         self.look_for_departures();
         Cursor {
             queue: self,
@@ -259,7 +261,7 @@ impl SuccessFields<'_> {
     #[inline]
     pub fn timestamp(&self) -> Option<Timestamp> {
         // SAFETY: `timed` says that the queue was created with timestamps.
-        (self.timed).then(|| Timestamp(unsafe { device::read_time(&self.entry) }))
+        (self.timed).then(|| Timestamp(unsafe { self.entry.time() }))
     }
 
     /// Returns the sender's queue pair number, of a datagram.

@@ -329,7 +329,7 @@ impl Completion {
         unsafe {
             retired.in_place(|posted: *const Posted| {
                 // Read this late, the fields need no intermediate storage.
-                let wc = device::read(&entry);
+                let wc = entry.read();
                 let operation = (*posted).operation;
                 let completion = Self {
                     token: (*posted).token,

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ring::{Epoch, Hint};
+use ring::{Epoch, Hint, Span};
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
@@ -157,11 +157,8 @@ impl CompletionQueueBuilder {
             made => made?,
         };
         Ok(CompletionQueue {
-            decoded: made.ring.is_decoded(),
             timed: timestamps,
             ring: ManuallyDrop::new(made.ring),
-            peek: made.peek,
-            retired: Vec::new(),
             reaper: Reaper::default(),
             seen: 0,
             held: false,
@@ -170,7 +167,7 @@ impl CompletionQueueBuilder {
                 parked: OnceLock::new(),
                 destroyed: Hint::new(0),
                 queues: Registry::new(),
-                completers: made.completers,
+                members: made.members,
                 departures: Epoch::new(),
                 channel,
                 context,
@@ -190,8 +187,7 @@ pub(crate) struct Shared {
     destroyed: Hint,
     /// The work queues that complete here.
     pub(super) queues: Registry<Fifo>,
-    /// The QP table, for devices whose CQEs need it to be decoded.
-    completers: device::Completers,
+    members: device::Members,
     /// Counts work queues that were destroyed.
     departures: Epoch,
     channel: Option<CompletionChannel>,
@@ -208,8 +204,8 @@ impl Shared {
         &self.object
     }
 
-    pub fn completers(&self) -> &device::Completers {
-        &self.completers
+    pub fn members(&self) -> &device::Members {
+        &self.members
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -274,17 +270,13 @@ impl fmt::Debug for Shared {
 /// completions are not read any more, and what is in flight is released with the
 /// queue pairs.
 pub struct CompletionQueue {
-    pub(super) ring: ManuallyDrop<CompletionRing>,
-    peek: ring::Peek,
-    retired: Vec<ring::Retired>,
+    pub(crate) ring: ManuallyDrop<CompletionRing>,
     pub(super) reaper: Reaper,
     /// Departures that the reaper has processed.
     seen: u32,
     /// A forgotten cursor has consumed the first entry without returning it to
     /// the device.
     pub(super) held: bool,
-    /// Whether CQEs are decoded before they are in `ring`.
-    decoded: bool,
     /// Whether the entries have timestamps.
     pub(crate) timed: bool,
     pub(super) shared: Arc<Shared>,
@@ -295,11 +287,6 @@ impl CompletionQueue {
     /// owner polls.
     pub fn handle(&self) -> CompletionQueueRef {
         CompletionQueueRef::new(&self.shared)
-    }
-
-    #[inline(always)]
-    pub(crate) fn ring(&self) -> &CompletionRing {
-        &self.ring
     }
 
     /// Returns the context.
@@ -442,7 +429,7 @@ impl CompletionQueue {
         mut each: impl FnMut(Entry<'_>, Retired<'_>) -> bool,
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
-        let mut span = self.available();
+        let mut span = self.available(true);
         // Also done without completions: it may be long until the next one.
         self.look_for_departures();
         if span.at == span.end || max == 0 {
@@ -489,50 +476,28 @@ impl CompletionQueue {
         failed.map_or(Ok(count), Err)
     }
 
-    /// Returns the completions that are there and were not read.
+    /// Returns the completions that are there and were not read. The raw layer
+    /// does not report malformed CQEs.
     #[inline(always)]
-    pub(crate) fn available(&mut self) -> device::Span {
-        if self.held | self.decoded {
-            return self.prepared(true);
-        }
-        self.ring.ready()
-    }
-
-    /// As [`available`](Self::available), for the raw layer: without malformed
-    /// CQEs, which it could not report.
-    #[inline(always)]
-    pub(crate) fn available_raw(&mut self) -> device::Span {
-        if self.held | self.decoded {
-            return self.prepared(false);
-        }
-        self.ring.ready()
-    }
-
-    /// Slow path of `available`. Out of line, so that the fast path pays one
-    /// condition for it.
-    #[cold]
-    #[inline(never)]
-    fn prepared(&mut self, tell: bool) -> device::Span {
+    pub(crate) fn available(&mut self, report: bool) -> Span {
         if self.held {
-            return self.give_back(tell);
+            self.release_held();
         }
-        self.ring.available(tell)
+        self.ring.available(report)
     }
 
-    /// Returns the entry that a forgotten cursor consumed, and looks for new
-    /// ones.
+    /// Releases the entry that a forgotten cursor consumed.
     #[cold]
     #[inline(never)]
-    fn give_back(&mut self, tell: bool) -> device::Span {
+    fn release_held(&mut self) {
         self.held = false;
-        let mut span = self.ring.ready();
+        let mut span = self.ring.unreleased();
         // The entry is gone if the ring could not be mapped after a resize, or
         // the device has overwritten it.
         if span.at != span.end {
             self.ring.advance(&mut span);
             self.ring.release(&span);
         }
-        self.ring.available(tell)
     }
 
     /// Releases work queues that were destroyed since the last call.
@@ -594,8 +559,7 @@ impl CompletionQueue {
     /// support the size; nothing has changed then. If the new ring cannot be
     /// mapped, the queue reads as empty from now on.
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
-        self.ring
-            .resize(&self.shared.object, &self.peek, &mut self.retired, entries)
+        self.ring.resize(&self.shared.object, entries)
     }
 
     /// Closes the queue. Its unread completions are lost, and the memory of their

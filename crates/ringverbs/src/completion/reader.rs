@@ -18,7 +18,6 @@ use super::{
 };
 use crate::channel::is_again;
 use crate::data::Payload;
-use crate::device;
 use crate::inflight::Posted;
 use crate::operation::Operation;
 use crate::{AsyncEvent, CloseError, Context, Error, Result};
@@ -349,7 +348,7 @@ impl<F: Format> CompletionReader<F> {
         let count = self.queue.reap_while(
             max,
             |entry, retired| {
-                let wc = &device::read(&entry);
+                let wc = &entry.read();
                 let taken = retired.with(|mut posted| {
                     if wc.status != Status::SUCCESS.0 {
                         return Err(ErrorEntry::new(wc, posted));

@@ -1,162 +1,187 @@
-//! The reader of completions: one for all devices.
-//!
-//! rdma_rxe writes `struct ib_uverbs_wc` into a ring that is mapped, and those
-//! are read in place. What a ConnectX writes means nothing without the queue
-//! that it is about; it is decoded, some completions ahead, into a ring of the
-//! same form in memory of the process's own ([`Source`]). So all that reads
-//! completions is the same, and the device is asked for once a batch.
+//! Completion queues, as their owner reads them.
 
-use super::decoded::Source;
-use super::{Entry, Span, WorkCompletion};
+use std::marker::PhantomData;
+
+use ring::Span;
+use uverbs::{Cq, WorkCompletion};
+
+use super::{mlx5, rxe};
 use crate::context::Ctx;
 use crate::error::Result;
 
-/// The status of what stands for a completion that made no sense: one that
-/// names no operation. No device has it.
-pub(crate) const SENSELESS: u32 = u32::MAX;
+/// The status of the entry that stands for a malformed completion. It names no
+/// operation; no device has this status.
+pub(super) const MALFORMED: u32 = u32::MAX;
 
-/// A copy of a completion.
-#[inline(always)]
-pub(crate) fn read(entry: &Entry<'_>) -> WorkCompletion {
-    // SAFETY: the entry lies in the ring, whole and aligned; any bytes are a
-    // `WorkCompletion`.
-    unsafe { entry.as_ptr().read() }
-}
-
-/// When a completion was written, in ticks of the device's clock.
+/// Where the owner of a completion queue reads completions.
 ///
-/// # Safety
-/// It is of a queue that was made with times.
-#[inline(always)]
-pub(crate) unsafe fn read_time(entry: &Entry<'_>) -> u64 {
-    // SAFETY: there is one behind each entry of such a queue's ring
-    // (`mlx5::Timed`), aligned as the entry is.
-    unsafe { entry.as_ptr().add(1).cast::<u64>().read() }
-}
-
-/// A completion queue's ring.
+/// The driver of rdma_rxe writes `struct ib_uverbs_wc` into a mapped ring, which
+/// is read in place. CQEs of a ConnectX are decoded into an array first, several
+/// at a time. A batch is a [`Span`] of positions in either, from
+/// [`available`](Self::available).
 #[derive(Debug)]
-pub(crate) struct CompletionRing {
-    ring: ::rxe::CompletionRing,
-    /// What fills the ring, if the kernel's driver does not.
-    source: Option<Box<Source>>,
+pub(crate) enum CompletionRing {
+    Rxe(rxe::CompletionRing),
+    Mlx5(Box<mlx5::CompletionRing>),
 }
 
 impl CompletionRing {
-    pub(super) fn new(ring: ::rxe::CompletionRing, source: Option<Box<Source>>) -> Self {
-        Self { ring, source }
-    }
-
-    /// Whether what the device writes has to be decoded: see
-    /// [`CompletionRing::available`].
-    pub fn is_decoded(&self) -> bool {
-        self.source.is_some()
-    }
-
-    /// The completions that are in the ring now: all that are there, unless the
-    /// queue is decoded.
+    /// Returns the completions that are there now; on a ConnectX at most as many
+    /// as the array holds, and with those that are malformed if `report` is set.
     #[inline(always)]
-    pub fn ready(&mut self) -> Span {
-        self.ring.available()
-    }
-
-    /// The completions that are there now. Those that make no sense are left
-    /// out, unless there is somebody to `tell`.
-    #[inline(always)]
-    pub fn available(&mut self, tell: bool) -> Span {
-        let span = self.ring.available();
-        match &self.source {
-            Some(source) if span.at == span.end && !source.is_idle() => self.decode(tell),
-            _ => span,
+    pub fn available(&mut self, report: bool) -> Span {
+        match self {
+            Self::Rxe(ring) => ring.available(),
+            Self::Mlx5(ring) => ring.available(report),
         }
     }
 
-    /// Decodes what has come, into the ring, which is empty.
-    #[inline(never)]
-    fn decode(&mut self, tell: bool) -> Span {
-        if let Some(source) = &mut self.source {
-            source.fill(tell);
+    /// As [`available`](Self::available), without looking at the device's queue
+    /// on a ConnectX.
+    pub fn unreleased(&mut self) -> Span {
+        match self {
+            Self::Rxe(ring) => ring.available(),
+            Self::Mlx5(ring) => ring.decoded(),
         }
-        self.ring.available()
     }
 
-    /// The completion at `span.at`, in place.
+    /// Returns the completion at `span.at`. At the end of the span it is an old
+    /// one.
     #[inline(always)]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
-        self.ring.entry(span)
+        match self {
+            Self::Rxe(ring) => ring.entry(span),
+            Self::Mlx5(ring) => ring.entry(span),
+        }
     }
 
-    /// The same of a span that is known to be of this ring.
+    /// As [`entry`](Self::entry), without a check of the position.
     ///
     /// # Safety
-    /// As of the device crate's: the span is from [`available`](Self::available),
-    /// or a step from there, and the queue has not been resized since.
+    /// The span is from [`available`](Self::available), or a step from there, and
+    /// the queue has not been resized since.
     #[inline(always)]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
-        // SAFETY: passed on.
-        unsafe { self.ring.entry_inside(span) }
+        match self {
+            // SAFETY: the caller's obligation.
+            Self::Rxe(ring) => unsafe { ring.entry_inside(span) },
+            Self::Mlx5(ring) => ring.entry(span),
+        }
     }
 
-    /// Ends a span that is not empty behind its first completions, `max` or as
-    /// many as it has. Returns how many that are.
+    /// Shortens a span that is not empty to `max` completions, or leaves it if it
+    /// has fewer. Returns their number.
     #[inline(always)]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
-        let indices = self.ring.consumer().indices();
-        if max == 1 {
-            // No shifts, which cost more than the completion.
-            span.end = indices.next(span.at);
-            return 1;
-        }
-        let count = indices.distance(span.at, span.end).min(max);
-        span.end = indices.advance(span.at, count);
-        count
-    }
-
-    /// Steps to the next one.
-    #[inline(always)]
-    pub fn advance(&self, span: &mut Span) {
-        span.at = self.ring.consumer().indices().next(span.at);
-    }
-
-    /// Gives everything before `span.at` back to the device.
-    #[inline(always)]
-    pub fn release(&self, span: &Span) {
-        self.ring.consumer().release(span.at);
-    }
-
-    /// Arms the queue, then looks whether anything is there.
-    pub fn arm_and_look(&mut self, object: &uverbs::Cq<Ctx>, solicited_only: bool) -> Result<bool> {
-        match &self.source {
-            None => (self.ring.consumer()).arm_and_look(|| Ok(object.req_notify(solicited_only)?)),
-            Some(source) => {
-                source.arm(solicited_only);
-                let span = self.available(true);
-                Ok(span.at != span.end)
+        match self {
+            Self::Rxe(ring) => ring.limit(span, max),
+            Self::Mlx5(_) => {
+                let count = max.min(span.end - span.at);
+                span.end = span.at + count;
+                count
             }
         }
     }
 
-    pub fn capacity(&self) -> u32 {
-        match &self.source {
-            None => self.ring.capacity(),
-            Some(source) => source.capacity(),
+    /// Steps to the next completion.
+    #[inline(always)]
+    pub fn advance(&self, span: &mut Span) {
+        match self {
+            Self::Rxe(ring) => ring.advance(span),
+            Self::Mlx5(_) => span.at += 1,
         }
     }
 
-    /// Resizes the queue, keeping what is in it.
-    pub fn resize(
-        &mut self,
-        object: &uverbs::Cq<Ctx>,
-        peek: &ring::Peek,
-        retired: &mut Vec<ring::Retired>,
-        cqe: u32,
-    ) -> Result<u32> {
-        if let Some(source) = &mut self.source {
-            return source.resize(object, cqe);
+    /// Releases everything before `span.at`.
+    #[inline(always)]
+    pub fn release(&mut self, span: &Span) {
+        match self {
+            Self::Rxe(ring) => ring.release(span),
+            Self::Mlx5(ring) => ring.release(span),
         }
-        let ring = &mut self.ring;
-        Ok(::rxe::CompletionQueue::resize(
-            object, ring, peek, retired, cqe,
-        )?)
+    }
+
+    /// Arms the queue, then returns whether there is a completion.
+    pub fn arm_and_look(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
+        match self {
+            Self::Rxe(ring) => ring.arm_and_look(object, solicited_only),
+            Self::Mlx5(ring) => Ok(ring.arm_and_look(solicited_only)),
+        }
+    }
+
+    pub fn capacity(&self) -> u32 {
+        match self {
+            Self::Rxe(ring) => ring.capacity(),
+            Self::Mlx5(ring) => ring.capacity(),
+        }
+    }
+
+    /// Resizes the queue, keeping the completions in it. Returns its capacity.
+    pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {
+        match self {
+            Self::Rxe(ring) => ring.resize(object, cqe),
+            Self::Mlx5(ring) => ring.resize(object, cqe),
+        }
+    }
+}
+
+/// A completion in the memory of its queue, or decoded. Each field is read when
+/// it is requested.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'r> {
+    at: *const WorkCompletion,
+    ring: PhantomData<&'r CompletionRing>,
+}
+
+macro_rules! fields {
+    ($($name:ident: $type:ty,)+) => {$(
+        #[inline(always)]
+        pub fn $name(&self) -> $type {
+            // SAFETY: by `Entry::new`; any bytes are a value.
+            unsafe { (&raw const (*self.at).$name).read() }
+        }
+    )+};
+}
+
+impl Entry<'_> {
+    /// # Safety
+    /// A `WorkCompletion` can be read there, aligned, for the lifetime. The device
+    /// may write there at any time.
+    #[inline(always)]
+    pub(super) unsafe fn new(at: *const WorkCompletion) -> Self {
+        Self {
+            at,
+            ring: PhantomData,
+        }
+    }
+
+    fields! {
+        wr_id: u64,
+        status: u32,
+        opcode: u32,
+        vendor_err: u32,
+        byte_len: u32,
+        ex: u32,
+        qp_num: u32,
+        src_qp: u32,
+        wc_flags: u32,
+    }
+
+    /// Returns a copy.
+    #[inline(always)]
+    pub fn read(&self) -> WorkCompletion {
+        // SAFETY: by `Entry::new`; any bytes are a `WorkCompletion`.
+        unsafe { self.at.read() }
+    }
+
+    /// Returns when the completion was written, in ticks of the device's clock.
+    ///
+    /// # Safety
+    /// The queue was created with timestamps.
+    #[inline(always)]
+    pub unsafe fn time(&self) -> u64 {
+        // SAFETY: only a ConnectX has timestamps, and its entries are
+        // `mlx5::Timed`: the time follows the completion (asserted there).
+        unsafe { self.at.add(1).cast::<u64>().read() }
     }
 }

@@ -1,17 +1,13 @@
-//! The devices behind one face. Which one it is, the kernel's driver says when
-//! a context is opened ([`Provider`]); objects are made accordingly.
+//! Devices. The kernel's driver id says which one it is when a context is opened
+//! ([`Provider`]); objects are created accordingly.
 //!
-//! - `send`, `recv`, `completion`: writers of work requests and reader of
-//!   completions, over rings of rdma_rxe's form, which all devices have;
-//! - `rxe`, `mlx5`: how each makes its objects;
-//! - `staged`, `decoded`: between those rings and the queues of a device that
-//!   has others.
+//! - `send`, `recv`, `completion`: an enum of the devices for each kind of queue;
+//!   each call asks once which device it is
+//! - `rxe`, `mlx5`: a device's objects and queues
 //!
-//! No type of a device crate goes further than this module, but for the place
-//! of a completion.
+//! No type of a device crate leaves this module.
 
 mod completion;
-mod decoded;
 mod mlx5;
 mod recv;
 mod rxe;
@@ -24,11 +20,8 @@ use crate::context::Ctx;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 
-pub(crate) use ::rxe::Entry;
-pub(crate) use completion::{CompletionRing, SENSELESS, read, read_time};
-pub(crate) use decoded::Members;
+pub(crate) use completion::{CompletionRing, Entry};
 pub(crate) use recv::{RecvQueue, RecvWriter, SharedRecvQueue};
-pub(crate) use ring::Span;
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
 
@@ -47,9 +40,9 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 /// C interface (`IBV_WC_WITH_INV`); it sets neither for anything else.
 pub(crate) const FLAG_INVALIDATED: u32 = 1 << 2 | 1 << 3;
 
-/// What drives the devices of a context.
+/// The driver of a context's device.
 pub(crate) enum Provider {
-    /// Software, whose queues the kernel makes.
+    /// Software; the kernel owns the queues.
     Rxe,
     /// ConnectX.
     Mlx5(mlx5::Provider),
@@ -61,46 +54,46 @@ pub(crate) struct QueuePair {
     pub object: uverbs::Qp<Ctx>,
     pub send: SendQueue,
     pub recv: Option<RecvQueue>,
-    pub attachment: Attachment,
-    /// The sizes that it has.
+    pub membership: Membership,
+    /// Its capacities.
     pub cap: QpCap,
 }
 
-/// What tells the completion queues of a queue pair that it is gone, where
-/// they have to know. Told at the latest when this is dropped.
+/// The membership of a queue pair in its completion queues, for devices whose
+/// CQEs are decoded with the queue pair. It ends at the latest when this is
+/// dropped.
 #[derive(Debug)]
-pub(crate) struct Attachment(Option<decoded::Attachment>);
+pub(crate) struct Membership(Option<mlx5::Membership>);
 
-/// What a queue pair is made with.
-pub(crate) struct Beside<'a> {
-    /// Where its sends complete.
-    pub send: &'a Completers,
-    /// Where its receives complete.
-    pub recv: &'a Completers,
-    /// Where its receives come from, if not from a queue of its own.
+/// What a queue pair is created with.
+pub(crate) struct QpResources<'a> {
+    /// Of the completion queue of its sends.
+    pub send: &'a Members,
+    /// Of the completion queue of its receives.
+    pub recv: &'a Members,
+    /// Its shared receive queue.
     pub srq: Option<&'a SharedWork>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
 }
 
-/// What a completion queue knows of the queue pairs that complete there; of a
-/// device whose completions have all in them, nothing.
-pub(crate) type Completers = Option<std::sync::Arc<Members>>;
+/// The queue pairs of a completion queue, for devices whose CQEs are decoded with
+/// the queue pair.
+pub(crate) type Members = Option<std::sync::Arc<mlx5::Members>>;
 
-/// What queue pairs need of a shared receive queue; of a device whose kernel
-/// driver does it, nothing.
+/// What queue pairs need of a shared receive queue, for devices whose queues are
+/// in the process's memory.
 pub(crate) type SharedWork = Option<std::sync::Arc<::mlx5::SharedWork>>;
 
-/// A completion queue as the device crate makes it.
+/// A completion queue as it was created.
 pub(crate) struct CompletionQueue {
     /// Before the ring: destroyed first.
     pub object: uverbs::Cq<Ctx>,
     pub ring: CompletionRing,
-    pub peek: ring::Peek,
-    pub completers: Completers,
+    pub members: Members,
 }
 
-/// A shared receive queue as the device crate makes it.
+/// A shared receive queue as it was created.
 pub(crate) struct SharedReceiveQueue {
     /// Before the queue: destroyed first.
     pub object: uverbs::Srq<Ctx>,
@@ -108,10 +101,10 @@ pub(crate) struct SharedReceiveQueue {
     pub work: SharedWork,
 }
 
-/// An address handle as the device crate makes it.
+/// An address handle as it was created.
 #[derive(Debug)]
 pub(crate) struct AddressHandle {
-    /// None where the kernel has nothing to know.
+    /// `None` where the kernel has no such object (ConnectX on InfiniBand).
     pub object: Option<uverbs::Ah<Ctx>>,
     /// What datagrams carry.
     pub address: Address,
@@ -143,15 +136,15 @@ impl Provider {
         &self,
         context: &Ctx,
         init: &QpInit,
-        beside: &Beside<'_>,
+        resources: &QpResources<'_>,
     ) -> Result<QueuePair> {
         match self {
             Self::Rxe => rxe::queue_pair(context, init),
-            Self::Mlx5(provider) => provider.queue_pair(context, init, beside),
+            Self::Mlx5(provider) => provider.queue_pair(context, init, resources),
         }
     }
 
-    /// `timed`: completions have their times with them.
+    /// `timed`: with timestamps.
     pub fn completion_queue(
         &self,
         context: &Ctx,
@@ -269,18 +262,18 @@ impl SharedReceiveQueue {
     }
 }
 
-impl Attachment {
-    /// The queue pair is gone.
-    pub fn leave(&self) {
-        if let Self(Some(attachment)) = self {
-            attachment.leave();
+impl Membership {
+    /// Called when the queue pair was destroyed.
+    pub fn end(&self) {
+        if let Self(Some(membership)) = self {
+            membership.end();
         }
     }
 
-    /// The queue pair is there for ever.
-    pub fn stay(&self) {
-        if let Self(Some(attachment)) = self {
-            attachment.stay();
+    /// Called when the queue pair is leaked.
+    pub fn leak(&self) {
+        if let Self(Some(membership)) = self {
+            membership.leak();
         }
     }
 }

@@ -1,9 +1,10 @@
 //! rdma_rxe's objects: the kernel makes the queues, and they are mapped.
 
-use uverbs::{CqInit, PdHandle, PostError, QpInit, SendWr, SrqInit};
+use ring::{Peek, Retired, Span};
+use uverbs::{Cq, CqInit, PdHandle, PostError, QpInit, SendWr, SrqInit};
 
 use super::{
-    Address, AddressHandle, Attachment, CompletionQueue, CompletionRing, QueuePair, RecvQueue,
+    Address, AddressHandle, CompletionQueue, Entry, Membership, QueuePair, RecvQueue,
     SharedReceiveQueue, SharedRecvQueue,
 };
 use crate::context::Ctx;
@@ -69,6 +70,77 @@ impl SendQueue {
     }
 }
 
+/// A mapped completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionRing {
+    ring: ::rxe::CompletionRing,
+    peek: Peek,
+    /// Remains of mappings that a resize has replaced.
+    retired: Vec<Retired>,
+}
+
+impl CompletionRing {
+    #[inline(always)]
+    pub fn available(&self) -> Span {
+        self.ring.available()
+    }
+
+    #[inline(always)]
+    pub fn entry(&self, span: &Span) -> Entry<'_> {
+        let at = self.ring.entry(span).as_ptr();
+        // SAFETY: an entry of the ring, which is mapped as long as this is.
+        unsafe { Entry::new(at) }
+    }
+
+    /// # Safety
+    /// As of the device crate's: the span is of this ring, and fresh.
+    #[inline(always)]
+    pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
+        // SAFETY: the caller's obligation.
+        let at = unsafe { self.ring.entry_inside(span) }.as_ptr();
+        // SAFETY: as in `entry`.
+        unsafe { Entry::new(at) }
+    }
+
+    #[inline(always)]
+    pub fn limit(&self, span: &mut Span, max: usize) -> usize {
+        let indices = self.ring.consumer().indices();
+        if max == 1 {
+            // No shifts, which cost more than the completion.
+            span.end = indices.next(span.at);
+            return 1;
+        }
+        let count = indices.distance(span.at, span.end).min(max);
+        span.end = indices.advance(span.at, count);
+        count
+    }
+
+    #[inline(always)]
+    pub fn advance(&self, span: &mut Span) {
+        span.at = self.ring.consumer().indices().next(span.at);
+    }
+
+    #[inline(always)]
+    pub fn release(&self, span: &Span) {
+        self.ring.consumer().release(span.at);
+    }
+
+    pub fn arm_and_look(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
+        (self.ring.consumer()).arm_and_look(|| Ok(object.req_notify(solicited_only)?))
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {
+        let (ring, retired) = (&mut self.ring, &mut self.retired);
+        Ok(::rxe::CompletionQueue::resize(
+            object, ring, &self.peek, retired, cqe,
+        )?)
+    }
+}
+
 pub(super) fn queue_pair(context: &Ctx, init: &QpInit) -> Result<QueuePair> {
     let made = ::rxe::QueuePair::create(context, init)?;
     // SAFETY: the queue pair, and so its doorbell, does not outlive the
@@ -87,7 +159,7 @@ pub(super) fn queue_pair(context: &Ctx, init: &QpInit) -> Result<QueuePair> {
         }),
         recv: made.recv.map(RecvQueue::Rxe),
         cap,
-        attachment: Attachment(None),
+        membership: Membership(None),
     })
 }
 
@@ -95,9 +167,12 @@ pub(super) fn completion_queue(context: &Ctx, init: &CqInit) -> Result<Completio
     let made = ::rxe::CompletionQueue::create(context, init)?;
     Ok(CompletionQueue {
         object: made.object,
-        ring: CompletionRing::new(made.ring, None),
-        peek: made.peek,
-        completers: None,
+        ring: super::CompletionRing::Rxe(CompletionRing {
+            ring: made.ring,
+            peek: made.peek,
+            retired: Vec::new(),
+        }),
+        members: None,
     })
 }
 

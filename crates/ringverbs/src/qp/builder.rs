@@ -161,15 +161,15 @@ impl QueuePairBuilder {
             user_handle: id,
             ..QpInit::default()
         };
-        let beside = device::Beside {
-            send: send_cq.completers(),
-            recv: recv_cq.completers(),
+        let resources = device::QpResources {
+            send: send_cq.members(),
+            recv: recv_cq.members(),
             srq: self.srq.as_ref().map(|srq| srq.work()),
             keys: self.windows,
         };
         let made = context
             .provider()
-            .queue_pair(context.uverbs(), &init, &beside);
+            .queue_pair(context.uverbs(), &init, &resources);
         let made = match made {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 return Err(self.explain(error));
@@ -198,7 +198,7 @@ impl QueuePairBuilder {
         }
         let inner = Arc::new(Inner {
             object: ManuallyDrop::new(made.object),
-            attachment: made.attachment,
+            membership: made.membership,
             cap: made.cap,
             parked_send: OnceLock::new(),
             parked_recv: OnceLock::new(),

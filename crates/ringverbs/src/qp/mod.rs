@@ -28,7 +28,7 @@ use uverbs::{Qp, QpCap, QpType, Udata};
 use crate::completion::{CompletionQueue, Shared as CqShared};
 use crate::context::Ctx;
 use crate::data::Payload;
-use crate::device::{Attachment, RecvQueue, SendQueue};
+use crate::device::{Membership as CqMembership, RecvQueue, SendQueue};
 use crate::inflight::{Fifo, FifoWriter, Posted};
 use crate::memory::MemorySlice;
 use crate::mw::Bind;
@@ -185,7 +185,7 @@ pub struct RecvHalf {
 /// State shared by both halves.
 pub(crate) struct Inner {
     object: ManuallyDrop<Qp<Ctx>>,
-    attachment: Attachment,
+    membership: CqMembership,
     /// The capacities that it was created with.
     cap: QpCap,
     /// The rings of dropped halves. The device may write to them until the kernel
@@ -272,7 +272,7 @@ impl Inner {
     /// Called after the kernel object was destroyed.
     fn departed(&self) {
         self.destroyed.set(1);
-        self.attachment.leave();
+        self.membership.end();
         self.send_cq.leave(&self.send_fifo);
         if let Some(fifo) = &self.recv_fifo {
             self.recv_cq.leave(fifo);
@@ -299,7 +299,7 @@ impl Drop for Inner {
                 // released.
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
                 object.into_handle();
-                self.attachment.stay();
+                self.membership.leak();
                 std::mem::forget(Arc::clone(&self.send_fifo));
                 std::mem::forget(self.recv_fifo.clone());
                 std::mem::forget(Arc::clone(&self.send_cq));

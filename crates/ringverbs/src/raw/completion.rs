@@ -62,7 +62,7 @@ impl Entry<'_> {
             return None;
         }
         // SAFETY: `timed` says that the queue was created with timestamps.
-        Some(Timestamp(unsafe { device::read_time(&self.entry) }))
+        Some(Timestamp(unsafe { self.entry.time() }))
     }
 }
 
@@ -77,11 +77,11 @@ impl CompletionQueue {
     /// those operations: their memory stays in flight.
     #[inline(always)]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
-        let mut span = self.available_raw();
-        let (ring, timed) = (self.ring(), self.timed);
+        let mut span = self.available(false);
         if span.at == span.end || max == 0 {
             return 0;
         }
+        let (ring, timed) = (&mut *self.ring, self.timed);
         // The limit is applied to the end position, for one condition per entry.
         let count = ring.limit(&mut span, max);
         loop {

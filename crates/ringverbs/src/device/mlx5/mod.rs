@@ -1,16 +1,22 @@
 //! ConnectX's objects: the queues are in the process's memory.
 
+mod completion;
+mod members;
+
 use std::sync::Arc;
 
 use ::mlx5::{DeviceContext, Link, QpOptions, Role};
-use ring::{Peek, Ring};
 use uverbs::{ContextInfo, CqInit, Data, PdHandle, PostError, QpInit, QpType, SendWr, SrqInit};
 
-use super::decoded::{Armings, Source};
+pub(crate) use completion::CompletionRing;
+pub(crate) use members::{Members, Membership};
+
+use members::Armings;
+
 use super::send::message_length;
 use super::{
-    Address, AddressHandle, Attachment, Beside, CompletionQueue, CompletionRing, MAX_MESSAGE,
-    QueuePair, RecvQueue, SharedReceiveQueue, SharedRecvQueue, decoded,
+    Address, AddressHandle, CompletionQueue, MAX_MESSAGE, QpResources, QueuePair, RecvQueue,
+    SharedReceiveQueue, SharedRecvQueue,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
@@ -89,7 +95,7 @@ impl Provider {
         Ok((info, provider))
     }
 
-    /// An event of the completion queue of that number was read.
+    /// Called when an event of the completion queue with that identifier was read.
     pub fn seen_event(&self, queue: u64) {
         if let Some(arming) = self.armings.lock().get(&queue) {
             arming.event();
@@ -100,14 +106,14 @@ impl Provider {
         &self,
         context: &Ctx,
         init: &QpInit,
-        beside: &Beside<'_>,
+        resources: &QpResources<'_>,
     ) -> Result<QueuePair> {
-        let (Some(sends), Some(receives_at)) = (beside.send, beside.recv) else {
+        let (Some(sends), Some(receives_at)) = (resources.send, resources.recv) else {
             return Err(Error::WrongDomain {
                 what: "completion queue",
             });
         };
-        let shared = match beside.srq {
+        let shared = match resources.srq {
             None => None,
             Some(Some(work)) => Some(Arc::clone(work)),
             Some(None) => {
@@ -119,15 +125,15 @@ impl Provider {
         // Not in completions: they may be read when the memory is no longer
         // the device's.
         let options = QpOptions {
-            keys: beside.keys,
+            keys: resources.keys,
             short_data: false,
         };
         let device = &self.device;
         let made =
             ::mlx5::QueuePair::create_with(context, device, init, shared, &options, None, None)
-                .map_err(|error| self.too_large(error, init, beside.keys))?;
+                .map_err(|error| self.too_large(error, init, resources.keys))?;
         let datagram = init.qp_type == QpType::UD;
-        if beside.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
+        if resources.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
             return Err(Error::Unsupported {
                 what: "memory windows",
             });
@@ -145,7 +151,7 @@ impl Provider {
                 max_inline: made.cap.max_inline_data,
             }),
             recv: made.recv.map(RecvQueue::Mlx5),
-            attachment: Attachment(Some(decoded::Attachment::new(members, made.work))),
+            membership: super::Membership(Some(Membership::new(members, made.work))),
             cap: made.cap,
         })
     }
@@ -192,25 +198,19 @@ impl Provider {
     pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
         let made = ::mlx5::CompletionQueue::create(context, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
-        let ring = Ring::anonymous(decoded::AHEAD, decoded::LOG2_STRIDE);
-        let ring = ring.map_err(|error| Error::Map {
-            what: "completions that are decoded",
-            error,
-        })?;
-        // SAFETY: the ring's memory lives in the value that this makes, and is
-        // never replaced.
-        let peek = unsafe { Peek::new(&ring.indices()) };
-        let (device, number) = (Arc::clone(&self.device), init.user_handle);
         let entries = made.object.cqe();
-        let queue = (made.ring, made.arming);
-        let source = Source::new(queue, entries, &ring, number, device, &self.armings);
-        let members = Arc::clone(source.members());
-        let ring = ::rxe::CompletionRing::new(ring);
+        let ring = CompletionRing::new(
+            (made.ring, made.arming),
+            entries,
+            init.user_handle,
+            Arc::clone(&self.device),
+            &self.armings,
+        );
+        let members = Arc::clone(ring.members());
         Ok(CompletionQueue {
             object: made.object,
-            ring: CompletionRing::new(ring, Some(Box::new(source))),
-            peek,
-            completers: Some(members),
+            ring: super::CompletionRing::Mlx5(Box::new(ring)),
+            members: Some(members),
         })
     }
 

@@ -1,0 +1,260 @@
+//! Decoding of completions.
+//!
+//! A CQE names its QP by a number, and decoding needs the QP's work queues. The
+//! owner of the completion queue has a table of them. QPs that come and go on
+//! other threads queue the change in [`Members`]; the owner applies it before it
+//! decodes a CQE that it has seen, and so before the first CQE of a new QP. A
+//! destroyed QP keeps its number until all of its CQEs have been read.
+//!
+//! QPs of this crate are created without data in CQEs, so decoding a CQE writes
+//! to no memory of operations, whatever the CQE says and however late it is
+//! read.
+
+use std::mem::{MaybeUninit, offset_of};
+use std::sync::Arc;
+
+use ::mlx5::{Arming, CompletionError, DeviceContext, Timed, Work};
+use ring::Span;
+use uverbs::{Cq, WorkCompletion};
+
+use super::members::{Armings, Members};
+use super::too_many_entries;
+use crate::context::Ctx;
+use crate::device::completion::{Entry, MALFORMED};
+use crate::error::Result;
+
+/// Completions that are decoded at a time, a power of two.
+const DECODED: usize = 64;
+
+// Where `Entry` reads.
+const _: () = {
+    assert!(DECODED.is_power_of_two());
+    assert!(offset_of!(Timed, completion) == 0);
+    assert!(offset_of!(Timed, time) == size_of::<WorkCompletion>());
+};
+
+/// A completion queue with its decoded completions.
+#[derive(Debug)]
+pub(crate) struct CompletionRing {
+    /// All initialised.
+    decoded: [MaybeUninit<Timed>; DECODED],
+    /// The decoded completions that were not released.
+    span: Span,
+    ring: ::mlx5::CompletionRing,
+    /// The capacity of the device's queue.
+    entries: u32,
+    /// CQEs that were read since the queue was created.
+    read: u64,
+    members: Arc<Members>,
+    /// The state of `members` that was applied.
+    seen: u32,
+    departed: Vec<Departed>,
+    arming: Arc<Arming>,
+    device: Arc<DeviceContext>,
+    armings: Arc<Armings>,
+    id: u64,
+}
+
+/// A destroyed QP, of which there may still be CQEs.
+#[derive(Debug)]
+struct Departed {
+    work: Arc<Work>,
+    /// There is none when so many have been read.
+    until: u64,
+}
+
+impl CompletionRing {
+    /// `id` is the identifier of the completion queue in events.
+    pub fn new(
+        (ring, arming): (::mlx5::CompletionRing, Arming),
+        entries: u32,
+        id: u64,
+        device: Arc<DeviceContext>,
+        armings: &Arc<Armings>,
+    ) -> Self {
+        let arming = Arc::new(arming);
+        armings.lock().insert(id, Arc::clone(&arming));
+        let members = Arc::<Members>::default();
+        let none = Timed {
+            completion: WorkCompletion::default(),
+            time: 0,
+        };
+        Self {
+            decoded: [MaybeUninit::new(none); DECODED],
+            span: Span { at: 0, end: 0 },
+            ring,
+            entries,
+            read: 0,
+            seen: members.changes(),
+            members,
+            departed: Vec::new(),
+            arming,
+            device,
+            armings: Arc::clone(armings),
+            id,
+        }
+    }
+
+    /// Where QPs that complete here queue their arrival and departure.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
+    }
+
+    /// The decoded completions.
+    #[inline(always)]
+    pub fn decoded(&self) -> Span {
+        Span {
+            at: self.span.at,
+            end: self.span.end,
+        }
+    }
+
+    /// The completions that are there now. A malformed one is reported, if
+    /// `report` is set, as the first of a span.
+    #[inline(always)]
+    pub fn available(&mut self, report: bool) -> Span {
+        if self.span.at == self.span.end && !self.is_idle() {
+            self.decode(report);
+        }
+        self.decoded()
+    }
+
+    #[inline(always)]
+    pub fn entry(&self, span: &Span) -> Entry<'_> {
+        let entry = &self.decoded[span.at % DECODED];
+        // SAFETY: a `Timed`, which is initialised and begins with a
+        // `WorkCompletion`; it is written under `&mut` alone.
+        unsafe { Entry::new(entry.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    pub fn release(&mut self, span: &Span) {
+        self.span.at = span.at;
+    }
+
+    /// Whether there is nothing to decode or apply.
+    #[inline(always)]
+    fn is_idle(&self) -> bool {
+        let idle = self.ring.is_empty() && self.members.changes() == self.seen;
+        // Departed QPs are detached as soon as the queue is found empty.
+        debug_assert!(!idle || self.departed.is_empty());
+        idle
+    }
+
+    /// Decodes the completions that are there, as many as the array has room for.
+    /// All decoded ones were released.
+    #[inline(never)]
+    fn decode(&mut self, report: bool) {
+        self.span = Span { at: 0, end: 0 };
+        loop {
+            if self.members.changes() != self.seen && !self.apply_changes() {
+                return;
+            }
+            // SAFETY: what was published to the queues that complete here was
+            // published under their contracts. (No CQE writes to their memory:
+            // `QpOptions::short_data`.)
+            match unsafe { self.ring.poll(&mut self.decoded) } {
+                Ok(count) => {
+                    self.read += count as u64;
+                    self.span.end = count;
+                    break;
+                }
+                // It may be the first CQE of a QP that has arrived since.
+                Err(_) if self.members.changes() != self.seen => {}
+                Err(error) => {
+                    log(error);
+                    self.ring.skip();
+                    self.read += 1;
+                    if report {
+                        self.decoded[0].write(malformed());
+                        self.span.end = 1;
+                        break;
+                    }
+                }
+            }
+        }
+        if !self.departed.is_empty() {
+            self.detach_departed();
+        }
+    }
+
+    /// Applies the changes of `members`. Returns false if there is not enough
+    /// memory; then nothing must be read.
+    #[cold]
+    #[inline(never)]
+    fn apply_changes(&mut self) -> bool {
+        let mut changes = self.members.lock();
+        // The lock is held: at least all changes up to here are in it.
+        let now = self.members.changes();
+        while let Some((work, role)) = changes.arrived.last() {
+            if let Err(error) = self.ring.attach(work, *role) {
+                tracing::error!(%error, "completions are not read");
+                return false;
+            }
+            changes.arrived.pop();
+        }
+        let until = self.read + u64::from(self.ring.capacity());
+        let departed = changes.departed.drain(..);
+        self.departed
+            .extend(departed.map(|work| Departed { work, until }));
+        self.seen = now;
+        true
+    }
+
+    /// Detaches the QPs of which there can be no CQE any more.
+    #[cold]
+    #[inline(never)]
+    fn detach_departed(&mut self) {
+        let all = self.ring.is_empty();
+        let (read, ring) = (self.read, &mut self.ring);
+        self.departed.retain(|departed| {
+            let stays = !all && read < departed.until;
+            if !stays {
+                ring.detach(&departed.work);
+            }
+            stays
+        });
+    }
+
+    /// Requests an event for the next CQE that was not read, then returns whether
+    /// there is a completion.
+    pub fn arm_and_look(&mut self, solicited_only: bool) -> bool {
+        self.arming.arm(self.device.arm_register(), solicited_only);
+        let span = self.available(true);
+        span.at != span.end
+    }
+
+    pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {
+        let resized = ::mlx5::CompletionQueue::resize(object, &mut self.ring, cqe, None);
+        self.entries = resized.map_err(|error| too_many_entries(error, cqe))?;
+        Ok(self.entries)
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.entries
+    }
+}
+
+impl Drop for CompletionRing {
+    fn drop(&mut self) {
+        self.armings.lock().remove(&self.id);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn malformed() -> Timed {
+    Timed {
+        completion: WorkCompletion {
+            status: MALFORMED,
+            ..WorkCompletion::default()
+        },
+        time: 0,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn log(error: CompletionError) {
+    tracing::error!(%error, "malformed completion");
+}
