@@ -38,17 +38,20 @@
     reason = "a handle that cannot be closed is given back, and that is no hot path"
 )]
 
+mod address_vector;
 mod ah;
 mod async_event;
 mod channel;
 pub mod cm;
 pub mod completion;
 mod context;
+mod counter;
 mod data;
 mod device;
 mod error;
 mod inflight;
 mod memory;
+mod multi_receive;
 mod mw;
 mod operation;
 mod pd;
@@ -59,6 +62,7 @@ pub mod raw;
 mod serialize;
 mod srq;
 pub mod stream;
+mod tagged;
 pub mod tcp;
 
 pub use ah::AddressHandle;

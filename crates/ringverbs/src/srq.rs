@@ -271,7 +271,7 @@ impl SharedReceiveQueue {
             limit: Some(receives),
             max_wr: None,
         };
-        device::SharedReceiveQueue::modify(&self.inner.object, &mut self.queue, &change)
+        self.queue.modify(&self.inner.object, &change)
     }
 
     /// Resizes the queue to hold at least `receives`. Posted receives are kept.
@@ -285,7 +285,7 @@ impl SharedReceiveQueue {
             limit: None,
             max_wr: Some(receives),
         };
-        device::SharedReceiveQueue::modify(&self.inner.object, &mut self.queue, &change)?;
+        self.queue.modify(&self.inner.object, &change)?;
         self.inner.slab.grow(self.queue.capacity());
         Ok(())
     }

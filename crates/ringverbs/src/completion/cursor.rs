@@ -8,7 +8,7 @@ use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
 use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED};
-use crate::inflight::{Nothing, Posted, WorkId};
+use crate::inflight::{Posted, Unmatched, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
 
@@ -117,8 +117,8 @@ impl Cursor<'_> {
                     }
                     return Ok(());
                 }
-                Err(Nothing::Stale) => {}
-                Err(Nothing::Corrupt) => return Err(corruption(entry)),
+                Err(Unmatched::Stale) => {}
+                Err(Unmatched::Corrupt) => return Err(corruption(entry)),
             }
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use uverbs::AhAttr;
 
-use super::address::source_gid;
+use crate::address_vector::source_gid;
 use crate::data::Payload;
 use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::address::RawAddress;
 use super::{EntryFlags, Status};
 use crate::Error;
+use crate::address_vector::RawAddress;
 use crate::data::Payload;
 use crate::device::WorkCompletion;
 use crate::inflight::Posted;

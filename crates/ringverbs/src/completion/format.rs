@@ -76,7 +76,7 @@ impl EntryFlags {
                 flags = Self::RMA | Self::REMOTE_WRITE | Self::REMOTE_CQ_DATA;
             } else if raw.wc.wc_flags & FLAG_GRH != 0
                 && let Some(header) = raw.payload.front()
-                && super::address::is_multicast(header)
+                && crate::address_vector::is_multicast(header)
             {
                 flags |= Self::MULTICAST;
             }

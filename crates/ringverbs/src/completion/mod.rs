@@ -9,31 +9,21 @@
 //! - [`Completion`] is the result of an operation, with everything that the
 //!   operation owned.
 
-mod address;
-mod counter;
 mod cursor;
-mod drain;
-mod drain_half;
 mod entry;
 mod failed;
 mod format;
 mod handle;
-mod level;
-mod multi;
 mod queue;
 mod reader;
 mod shared;
 mod shared_reader;
 #[cfg(feature = "stream")]
 mod stream;
-mod tagged;
 mod time;
-mod wait;
+pub(crate) mod wait;
 
-pub use address::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Sender, source_gid};
-pub use counter::{Counter, CounterError};
 pub use cursor::{Cursor, CursorEntry, SuccessFields};
-pub use drain::Drained;
 pub use entry::{Completion, Failure, Status, Success};
 pub use failed::{ErrorEntry, ReadError, error_text, provider_error_text};
 pub use format::{
@@ -41,8 +31,6 @@ pub use format::{
     MessageFormat, TaggedEntry, TaggedFormat,
 };
 pub use handle::CompletionQueueRef;
-pub use level::{CompletionLevel, Means, means_for};
-pub use multi::{MultiMessage, MultiReceive, ReceivePoster};
 pub use queue::{CompletionQueue, CompletionQueueBuilder};
 pub use reader::{CompletionReader, ReaderBuilder};
 pub use shared::SharedCompletionQueue;
@@ -52,8 +40,15 @@ pub use shared_reader::SharedCompletionReader;
 pub use stream::TokioReader;
 #[cfg(feature = "stream")]
 pub use stream::{CompletionStream, StreamItem};
-pub use tagged::{Claimed, TagMatch, TaggedEndpoint};
 pub use time::{DeviceClock, Timestamp};
 pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
+
+pub use crate::address_vector::{
+    AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Sender, source_gid,
+};
+pub use crate::counter::{Counter, CounterError};
+pub use crate::multi_receive::{MultiMessage, MultiReceive, ReceivePoster};
+pub use crate::qp::{CompletionLevel, Drained, Means, means_for};
+pub use crate::tagged::{Claimed, TagMatch, TaggedEndpoint};
 
 pub(crate) use queue::Shared;

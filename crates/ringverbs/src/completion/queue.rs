@@ -14,7 +14,7 @@ use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, Entry};
-use crate::inflight::{Fifo, Nothing, Posted, Reaper, Registry, Retired, WorkId};
+use crate::inflight::{Fifo, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
 /// Default size of a queue, in entries.
@@ -458,8 +458,8 @@ impl CompletionQueue {
                         break;
                     }
                 }
-                Err(Nothing::Stale) => {}
-                Err(Nothing::Corrupt) => {
+                Err(Unmatched::Stale) => {}
+                Err(Unmatched::Corrupt) => {
                     if count == 0 {
                         self.ring.advance(&mut span);
                         failed = Some(Error::Corruption {

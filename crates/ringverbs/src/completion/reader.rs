@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use uverbs::AsyncEventType;
 
-use super::address::{AddressVector, ROUTE_HEADER, RawAddress, Sender, source_gid};
 use super::entry::{FLAG_GRH, received};
 use super::format::Raw;
 use super::wait::{self, MutexCond, Signaler, WaitObject, WaitSet, Waitable, Waiter, sealed};
@@ -16,6 +15,7 @@ use super::{
     CompletionQueue, CompletionQueueBuilder, CompletionQueueRef, ErrorEntry, Format, MessageFormat,
     ReadError, Status,
 };
+use crate::address_vector::{AddressVector, ROUTE_HEADER, RawAddress, Sender, source_gid};
 use crate::channel::is_again;
 use crate::data::Payload;
 use crate::inflight::Posted;
@@ -166,7 +166,7 @@ enum Overrun {
     /// The remaining entries are still read.
     Yes,
     /// Reported; permanent.
-    Said,
+    Reported,
 }
 
 impl State {
@@ -178,7 +178,7 @@ impl State {
         }
         self.since_empty = 0;
         if self.overrun == Overrun::Yes {
-            self.overrun = Overrun::Said;
+            self.overrun = Overrun::Reported;
             return Err(ReadError::Overrun);
         }
         self.looks = self.looks.saturating_sub(1);
@@ -341,7 +341,7 @@ impl<F: Format> CompletionReader<F> {
         if let Some(error) = state.stashed.take() {
             return Err(error.into());
         }
-        if state.overrun == Overrun::Said {
+        if state.overrun == Overrun::Reported {
             return Err(ReadError::Overrun);
         }
         let failed = &mut state.failed;
@@ -451,7 +451,7 @@ impl<F: Format> CompletionReader<F> {
 
     /// Takes a batch of completions and the operations that they end without
     /// completions of their own; returns their number.
-    pub(super) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
+    pub(crate) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
         loop {
             let each = std::cell::RefCell::new(&mut *each);
             let mut earlier = 0;
@@ -473,13 +473,13 @@ impl<F: Format> CompletionReader<F> {
     }
 
     /// Returns whether there was a signal since the last call.
-    pub(super) fn signalled(&mut self) -> bool {
+    pub(crate) fn signalled(&mut self) -> bool {
         let now = self.waiter.signals();
         std::mem::replace(&mut self.state.seen, now) != now
     }
 
     /// Sleeps until the queue has to be checked.
-    pub(super) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
+    pub(crate) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
         let before = self.waiter.before_arming();
         if self.waiter.channel().is_some() && self.arm()? {
             return Ok(());
@@ -535,7 +535,7 @@ impl<F: Format> CompletionReader<F> {
     }
 
     /// The wakeup may be due to an asynchronous event.
-    pub(super) fn woken(&mut self) {
+    pub(crate) fn woken(&mut self) {
         self.state.looks = self.state.looks.max(1);
     }
 
@@ -597,7 +597,7 @@ impl<F: Format> CompletionReader<F> {
 
     /// Arms the queue if the wait object needs that. Returns true if there is
     /// something to read.
-    pub(super) fn arm_for_wait(&mut self) -> Result<bool> {
+    pub(crate) fn arm_for_wait(&mut self) -> Result<bool> {
         if self.waiter.channel().is_none() {
             return Ok(false);
         }

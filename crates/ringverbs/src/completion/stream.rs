@@ -120,16 +120,16 @@ mod on_tokio {
     #[derive(Debug)]
     pub struct TokioReader<F: Format> {
         // Declared before the reader, so that it leaves the reactor first.
-        fd: AsyncFd<Watched>,
+        fd: AsyncFd<WaitFd>,
         reader: CompletionReader<F>,
         ended: Option<ReadError>,
     }
 
     /// A duplicate of the reader's descriptor.
     #[derive(Debug)]
-    struct Watched(OwnedFd);
+    struct WaitFd(OwnedFd);
 
-    impl AsRawFd for Watched {
+    impl AsRawFd for WaitFd {
         fn as_raw_fd(&self) -> RawFd {
             self.0.as_raw_fd()
         }
@@ -157,7 +157,7 @@ mod on_tokio {
                 }
             };
             let copy = reader.as_fd().try_clone_to_owned();
-            let watched = Watched(copy.map_err(system("a second descriptor of a reader"))?);
+            let watched = WaitFd(copy.map_err(system("a second descriptor of a reader"))?);
             // SAFETY: the registered value owns the descriptor, which stays open
             // as long as the value lives and never changes.
             let fd = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }

@@ -70,18 +70,18 @@ impl MutexCond {
 }
 
 /// Returns the remaining time; `None` without a deadline.
-pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
+pub(crate) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|at| at.saturating_duration_since(Instant::now()))
 }
 
 /// Returns whether the deadline has passed.
-pub(super) fn is_over(deadline: Option<Instant>) -> bool {
+pub(crate) fn is_over(deadline: Option<Instant>) -> bool {
     left(deadline).is_some_and(|time| time.is_zero())
 }
 
 /// Returns the end of a timeout; `None`, unlimited, if it is beyond the range of
 /// the clock.
-pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(timeout?)
 }
 

@@ -30,29 +30,19 @@ impl CompletionRing {
     /// as the array holds, and with those that are malformed if `report` is set.
     #[inline(always)]
     pub fn available(&mut self, report: bool) -> Span {
-        match self {
-            Self::Rxe(ring) => ring.available(),
-            Self::Mlx5(ring) => ring.available(report),
-        }
+        for_device!(self, ring => ring.available(report))
     }
 
-    /// As [`available`](Self::available), without looking at the device's queue
-    /// on a ConnectX.
-    pub fn unreleased(&mut self) -> Span {
-        match self {
-            Self::Rxe(ring) => ring.available(),
-            Self::Mlx5(ring) => ring.decoded(),
-        }
+    /// As [`available`](Self::available), without decoding more.
+    pub fn unreleased(&self) -> Span {
+        for_device!(self, ring => ring.unreleased())
     }
 
     /// Returns the completion at `span.at`. At the end of the span it is an old
     /// one.
     #[inline(always)]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
-        match self {
-            Self::Rxe(ring) => ring.entry(span),
-            Self::Mlx5(ring) => ring.entry(span),
-        }
+        for_device!(self, ring => ring.entry(span))
     }
 
     /// As [`entry`](Self::entry), without a check of the position.
@@ -62,66 +52,41 @@ impl CompletionRing {
     /// the queue has not been resized since.
     #[inline(always)]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
-        match self {
-            // SAFETY: the caller's obligation.
-            Self::Rxe(ring) => unsafe { ring.entry_inside(span) },
-            Self::Mlx5(ring) => ring.entry(span),
-        }
+        // SAFETY: the caller's obligation.
+        unsafe { for_device!(self, ring => ring.entry_inside(span)) }
     }
 
     /// Shortens a span that is not empty to `max` completions, or leaves it if it
     /// has fewer. Returns their number.
     #[inline(always)]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
-        match self {
-            Self::Rxe(ring) => ring.limit(span, max),
-            Self::Mlx5(_) => {
-                let count = max.min(span.end - span.at);
-                span.end = span.at + count;
-                count
-            }
-        }
+        for_device!(self, ring => ring.limit(span, max))
     }
 
     /// Steps to the next completion.
     #[inline(always)]
     pub fn advance(&self, span: &mut Span) {
-        match self {
-            Self::Rxe(ring) => ring.advance(span),
-            Self::Mlx5(_) => span.at += 1,
-        }
+        for_device!(self, ring => ring.advance(span));
     }
 
     /// Releases everything before `span.at`.
     #[inline(always)]
     pub fn release(&mut self, span: &Span) {
-        match self {
-            Self::Rxe(ring) => ring.release(span),
-            Self::Mlx5(ring) => ring.release(span),
-        }
+        for_device!(self, ring => ring.release(span));
     }
 
     /// Arms the queue, then returns whether there is a completion.
     pub fn arm_and_look(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
-        match self {
-            Self::Rxe(ring) => ring.arm_and_look(object, solicited_only),
-            Self::Mlx5(ring) => Ok(ring.arm_and_look(solicited_only)),
-        }
+        for_device!(self, ring => ring.arm_and_look(object, solicited_only))
     }
 
     pub fn capacity(&self) -> u32 {
-        match self {
-            Self::Rxe(ring) => ring.capacity(),
-            Self::Mlx5(ring) => ring.capacity(),
-        }
+        for_device!(self, ring => ring.capacity())
     }
 
     /// Resizes the queue, keeping the completions in it. Returns its capacity.
     pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {
-        match self {
-            Self::Rxe(ring) => ring.resize(object, cqe),
-            Self::Mlx5(ring) => ring.resize(object, cqe),
-        }
+        for_device!(self, ring => ring.resize(object, cqe))
     }
 }
 

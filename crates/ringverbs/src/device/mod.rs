@@ -7,6 +7,17 @@
 //!
 //! No type of a device crate leaves this module.
 
+/// Evaluates an expression with the value of whichever device an enum has. A
+/// device has a line here and one in each enum.
+macro_rules! for_device {
+    ($enum:expr, $device:ident => $expression:expr) => {
+        match $enum {
+            Self::Rxe($device) => $expression,
+            Self::Mlx5($device) => $expression,
+        }
+    };
+}
+
 mod completion;
 mod mlx5;
 mod recv;
@@ -14,14 +25,14 @@ mod rxe;
 mod send;
 
 use uverbs::discovery::DriverId;
-use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, SrqInit, SrqModify, Udata};
+use uverbs::{ContextInfo, CqInit, PdHandle, QpCap, QpInit, SrqInit, Udata};
 
 use crate::context::Ctx;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::operation::Operation;
 
 pub(crate) use completion::{CompletionRing, Entry};
-pub(crate) use recv::{RecvQueue, RecvWriter, SharedRecvQueue};
+pub(crate) use recv::{RecvQueue, SharedRecvQueue};
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
 
@@ -43,7 +54,7 @@ pub(crate) const FLAG_INVALIDATED: u32 = 1 << 2 | 1 << 3;
 /// The driver of a context's device.
 pub(crate) enum Provider {
     /// Software; the kernel owns the queues.
-    Rxe,
+    Rxe(rxe::Provider),
     /// ConnectX.
     Mlx5(mlx5::Provider),
 }
@@ -122,14 +133,12 @@ impl Provider {
             let (info, provider) = mlx5::Provider::open(context)?;
             return Ok((info, Self::Mlx5(provider)));
         }
-        Ok((context.get_context(Udata::none())?, Self::Rxe))
+        let info = context.get_context(Udata::none())?;
+        Ok((info, Self::Rxe(rxe::Provider)))
     }
 
     pub fn alloc_pd(&self, context: &Ctx) -> Result<PdHandle> {
-        match self {
-            Self::Rxe => Ok(uverbs::pd::alloc(context, Udata::none())?),
-            Self::Mlx5(_) => Ok(::mlx5::alloc_pd(context)?),
-        }
+        for_device!(self, device => device.alloc_pd(context))
     }
 
     pub fn queue_pair(
@@ -138,10 +147,7 @@ impl Provider {
         init: &QpInit,
         resources: &QpResources<'_>,
     ) -> Result<QueuePair> {
-        match self {
-            Self::Rxe => rxe::queue_pair(context, init),
-            Self::Mlx5(provider) => provider.queue_pair(context, init, resources),
-        }
+        for_device!(self, device => device.queue_pair(context, init, resources))
     }
 
     /// `timed`: with timestamps.
@@ -151,13 +157,7 @@ impl Provider {
         init: &CqInit,
         timed: bool,
     ) -> Result<CompletionQueue> {
-        match self {
-            Self::Rxe if timed => Err(Error::Unsupported {
-                what: "timestamps of completions",
-            }),
-            Self::Rxe => rxe::completion_queue(context, init),
-            Self::Mlx5(provider) => provider.completion_queue(context, init),
-        }
+        for_device!(self, device => device.completion_queue(context, init, timed))
     }
 
     pub fn shared_receive_queue(
@@ -165,10 +165,7 @@ impl Provider {
         context: &Ctx,
         init: &SrqInit,
     ) -> Result<SharedReceiveQueue> {
-        match self {
-            Self::Rxe => rxe::shared_receive_queue(context, init),
-            Self::Mlx5(provider) => provider.shared_receive_queue(context, init),
-        }
+        for_device!(self, device => device.shared_receive_queue(context, init))
     }
 
     pub fn address_handle(
@@ -177,22 +174,12 @@ impl Provider {
         pd: PdHandle,
         attr: &uverbs::AhAttr,
     ) -> Result<AddressHandle> {
-        match self {
-            Self::Rxe => rxe::address_handle(context, pd, attr),
-            Self::Mlx5(provider) => provider.address_handle(context, pd, attr),
-        }
+        for_device!(self, device => device.address_handle(context, pd, attr))
     }
 
-    /// The operations that the device has, and that there is code for, as a set
-    /// of bits.
+    /// The operations that the device has, as a set of bits.
     pub fn operations(&self) -> u32 {
-        const fn bit(operation: Operation) -> u32 {
-            1 << operation as u32
-        }
-        match self {
-            Self::Rxe => u32::MAX,
-            Self::Mlx5(_) => !(bit(Operation::AtomicWrite) | bit(Operation::Flush)),
-        }
+        for_device!(self, device => device.operations())
     }
 
     /// Whether that one is among them.
@@ -202,28 +189,19 @@ impl Provider {
 
     /// The longest memory window, in bytes.
     pub fn longest_window(&self) -> u64 {
-        match self {
-            Self::Rxe => u64::MAX,
-            Self::Mlx5(_) => ::mlx5::LONGEST_WINDOW,
-        }
+        for_device!(self, device => device.longest_window())
     }
 
-    /// The driver's word on the sizes of a queue pair is kept; where it has
-    /// none, these are they.
+    /// The capacities of a queue pair that was created with `made`; `None` if the
+    /// kernel's driver knows them.
     pub fn sizes(&self, made: QpCap) -> Option<QpCap> {
-        match self {
-            Self::Rxe => None,
-            Self::Mlx5(_) => Some(made),
-        }
+        for_device!(self, device => device.sizes(made))
     }
 
-    /// An event of the completion queue of that number was read.
+    /// Called when an event of the completion queue with that identifier was read.
     #[inline]
     pub fn seen_event(&self, queue: u64) {
-        match self {
-            Self::Rxe => {}
-            Self::Mlx5(provider) => provider.seen_event(queue),
-        }
+        for_device!(self, device => device.seen_event(queue));
     }
 }
 
@@ -240,24 +218,6 @@ impl AddressHandle {
                 };
                 Err((this, error))
             }
-        }
-    }
-}
-
-impl SharedReceiveQueue {
-    pub fn modify(
-        object: &uverbs::Srq<Ctx>,
-        recv: &mut SharedRecvQueue,
-        change: &SrqModify,
-    ) -> Result<()> {
-        match recv {
-            SharedRecvQueue::Rxe(queue) => {
-                Ok(::rxe::SharedReceiveQueue::modify(object, queue, change)?)
-            }
-            SharedRecvQueue::Mlx5(_) if change.max_wr.is_some() => Err(Error::Unsupported {
-                what: "another size of a shared receive queue",
-            }),
-            SharedRecvQueue::Mlx5(_) => Ok(object.modify(change, Udata::none())?),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! rdma_rxe's objects: the kernel makes the queues, and they are mapped.
 
 use ring::{Peek, Retired, Span};
-use uverbs::{Cq, CqInit, PdHandle, PostError, QpInit, SendWr, SrqInit};
+use uverbs::{Cq, CqInit, PdHandle, PostError, QpCap, QpInit, Sge, Srq, SrqInit, SrqModify, Udata};
 
+use super::send::addressed;
 use super::{
-    Address, AddressHandle, CompletionQueue, Entry, Membership, QueuePair, RecvQueue,
+    Address, AddressHandle, CompletionQueue, Entry, Membership, QpResources, QueuePair, SendWr,
     SharedReceiveQueue, SharedRecvQueue,
 };
 use crate::context::Ctx;
@@ -36,7 +37,11 @@ impl SendQueue {
     /// # Safety
     /// Inline data is readable.
     #[inline(always)]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let wr = &addressed(wr, |address| match address {
+            Address::Rxe(number) => Some(number),
+            _ => None,
+        })?;
         // SAFETY: the caller's obligation.
         unsafe { self.queue.push(wr) }
     }
@@ -55,6 +60,13 @@ impl SendQueue {
         };
         rung.map_err(|errno| Error::Doorbell { errno: errno.raw() })
     }
+
+    pub fn abort(&mut self) {
+        self.queue.abort();
+    }
+
+    /// The kernel has reset the indices of its ring.
+    pub fn reset(&mut self) {}
 
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
@@ -81,7 +93,11 @@ pub(crate) struct CompletionRing {
 
 impl CompletionRing {
     #[inline(always)]
-    pub fn available(&self) -> Span {
+    pub fn available(&mut self, _report: bool) -> Span {
+        self.ring.available()
+    }
+
+    pub fn unreleased(&self) -> Span {
         self.ring.available()
     }
 
@@ -121,7 +137,7 @@ impl CompletionRing {
     }
 
     #[inline(always)]
-    pub fn release(&self, span: &Span) {
+    pub fn release(&mut self, span: &Span) {
         self.ring.consumer().release(span.at);
     }
 
@@ -141,60 +157,145 @@ impl CompletionRing {
     }
 }
 
-pub(super) fn queue_pair(context: &Ctx, init: &QpInit) -> Result<QueuePair> {
-    let made = ::rxe::QueuePair::create(context, init)?;
-    // SAFETY: the queue pair, and so its doorbell, does not outlive the
-    // context that it keeps.
-    let direct = unsafe { made.doorbell.direct() };
-    let cap = made.object.cap();
-    Ok(QueuePair {
-        object: made.object,
-        send: super::SendQueue::Rxe(SendQueue {
-            queue: made.send,
-            doorbell: match direct {
-                Some(direct) => Doorbell::Direct(direct),
-                None => Doorbell::Kernel(made.doorbell),
-            },
-            max_inline: cap.max_inline_data,
-        }),
-        recv: made.recv.map(RecvQueue::Rxe),
-        cap,
-        membership: Membership(None),
-    })
+/// A receive queue, of a queue pair or shared.
+#[derive(Debug)]
+pub(crate) struct RecvQueue(::rxe::RecvQueue);
+
+impl RecvQueue {
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.0.begin().keep();
+    }
+
+    #[inline(always)]
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        self.0.push(wr_id, list)
+    }
+
+    /// # Safety
+    /// As of the device crate's.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.0.publish() };
+    }
+
+    /// The kernel has reset the indices of its ring.
+    pub fn reset(&mut self) {}
+
+    pub fn capacity(&self) -> u32 {
+        self.0.capacity()
+    }
+
+    pub fn max_sge(&self) -> u32 {
+        self.0.max_sge()
+    }
+
+    pub fn modify(&mut self, object: &Srq<Ctx>, change: &SrqModify) -> Result<()> {
+        let queue = &mut self.0;
+        Ok(::rxe::SharedReceiveQueue::modify(object, queue, change)?)
+    }
 }
 
-pub(super) fn completion_queue(context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
-    let made = ::rxe::CompletionQueue::create(context, init)?;
-    Ok(CompletionQueue {
-        object: made.object,
-        ring: super::CompletionRing::Rxe(CompletionRing {
-            ring: made.ring,
-            peek: made.peek,
-            retired: Vec::new(),
-        }),
-        members: None,
-    })
-}
+/// Has no state.
+pub(crate) struct Provider;
 
-pub(super) fn shared_receive_queue(context: &Ctx, init: &SrqInit) -> Result<SharedReceiveQueue> {
-    let made = ::rxe::SharedReceiveQueue::create(context, init)?;
-    Ok(SharedReceiveQueue {
-        object: made.object,
-        recv: SharedRecvQueue::Rxe(made.recv),
-        work: None,
-    })
-}
+impl Provider {
+    pub fn alloc_pd(&self, context: &Ctx) -> Result<PdHandle> {
+        Ok(uverbs::pd::alloc(context, Udata::none())?)
+    }
 
-pub(super) fn address_handle(
-    context: &Ctx,
-    pd: PdHandle,
-    attr: &uverbs::AhAttr,
-) -> Result<AddressHandle> {
-    let made = ::rxe::AddressHandle::create(context, pd, attr, 0)?;
-    Ok(AddressHandle {
-        object: Some(made.object),
-        address: Address::Rxe(made.ah_num),
-    })
+    pub fn operations(&self) -> u32 {
+        u32::MAX
+    }
+
+    pub fn longest_window(&self) -> u64 {
+        u64::MAX
+    }
+
+    pub fn sizes(&self, _made: QpCap) -> Option<QpCap> {
+        None
+    }
+
+    pub fn seen_event(&self, _queue: u64) {}
+
+    pub fn queue_pair(
+        &self,
+        context: &Ctx,
+        init: &QpInit,
+        _resources: &QpResources<'_>,
+    ) -> Result<QueuePair> {
+        let made = ::rxe::QueuePair::create(context, init)?;
+        // SAFETY: the queue pair, and so its doorbell, does not outlive the
+        // context that it keeps.
+        let direct = unsafe { made.doorbell.direct() };
+        let cap = made.object.cap();
+        Ok(QueuePair {
+            object: made.object,
+            send: super::SendQueue::Rxe(SendQueue {
+                queue: made.send,
+                doorbell: match direct {
+                    Some(direct) => Doorbell::Direct(direct),
+                    None => Doorbell::Kernel(made.doorbell),
+                },
+                max_inline: cap.max_inline_data,
+            }),
+            recv: made
+                .recv
+                .map(|queue| super::RecvQueue::Rxe(RecvQueue(queue))),
+            cap,
+            membership: Membership(None),
+        })
+    }
+
+    pub fn completion_queue(
+        &self,
+        context: &Ctx,
+        init: &CqInit,
+        timed: bool,
+    ) -> Result<CompletionQueue> {
+        if timed {
+            return Err(Error::Unsupported {
+                what: "timestamps of completions",
+            });
+        }
+        let made = ::rxe::CompletionQueue::create(context, init)?;
+        Ok(CompletionQueue {
+            object: made.object,
+            ring: super::CompletionRing::Rxe(CompletionRing {
+                ring: made.ring,
+                peek: made.peek,
+                retired: Vec::new(),
+            }),
+            members: None,
+        })
+    }
+
+    pub fn shared_receive_queue(
+        &self,
+        context: &Ctx,
+        init: &SrqInit,
+    ) -> Result<SharedReceiveQueue> {
+        let made = ::rxe::SharedReceiveQueue::create(context, init)?;
+        Ok(SharedReceiveQueue {
+            object: made.object,
+            recv: SharedRecvQueue::Rxe(RecvQueue(made.recv)),
+            work: None,
+        })
+    }
+
+    pub fn address_handle(
+        &self,
+        context: &Ctx,
+        pd: PdHandle,
+        attr: &uverbs::AhAttr,
+    ) -> Result<AddressHandle> {
+        let made = ::rxe::AddressHandle::create(context, pd, attr, 0)?;
+        Ok(AddressHandle {
+            object: Some(made.object),
+            address: Address::Rxe(made.ah_num),
+        })
+    }
 }
 
 impl From<::rxe::CreateError> for Error {

@@ -5,7 +5,7 @@ use uverbs::{Data, Destination, PostError, Sge};
 use super::{MAX_MESSAGE, SendWr, mlx5, rxe};
 use crate::error::{Error, Result};
 
-/// The send queue of a device. Each method asks once which device it is.
+/// The send queue of a device.
 #[derive(Debug)]
 pub(crate) enum SendQueue {
     Rxe(rxe::SendQueue),
@@ -25,10 +25,7 @@ impl SendQueue {
     /// Starts a batch; one that was not published is discarded.
     #[inline(always)]
     pub fn begin(&mut self) {
-        match self {
-            Self::Rxe(queue) => queue.begin(),
-            Self::Mlx5(queue) => queue.begin(),
-        }
+        for_device!(self, queue => queue.begin());
     }
 
     /// Adds a work request to the batch.
@@ -41,24 +38,8 @@ impl SendQueue {
     /// Inline data is readable.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
-        let pushed = match self {
-            Self::Rxe(queue) => {
-                let wr = addressed(wr, |address| match address {
-                    Address::Rxe(number) => Some(number),
-                    Address::Mlx5(_) => None,
-                })?;
-                // SAFETY: the caller's obligation.
-                unsafe { queue.push(&wr) }
-            }
-            Self::Mlx5(queue) => {
-                let wr = addressed(wr, |address| match address {
-                    Address::Mlx5(address) => Some(address),
-                    Address::Rxe(_) => None,
-                })?;
-                // SAFETY: the caller's obligation.
-                unsafe { queue.push(&wr) }
-            }
-        };
+        // SAFETY: the caller's obligation.
+        let pushed = unsafe { for_device!(self, queue => queue.push(wr)) };
         pushed.map_err(|error| self.refused(error, wr.data))
     }
 
@@ -73,58 +54,35 @@ impl SendQueue {
     /// the operations demand, until each has completed.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
-        match self {
-            // SAFETY: the caller's obligation.
-            Self::Rxe(queue) => unsafe { queue.publish() },
-            Self::Mlx5(queue) => {
-                // SAFETY: as above.
-                unsafe { queue.publish() };
-                Ok(())
-            }
-        }
+        // SAFETY: the caller's obligation.
+        unsafe { for_device!(self, queue => queue.publish()) }
     }
 
     /// Discards the batch.
     #[cold]
     pub fn abort(&mut self) {
-        match self {
-            Self::Rxe(queue) => queue.begin(),
-            Self::Mlx5(queue) => queue.abort(),
-        }
+        for_device!(self, queue => queue.abort());
     }
 
     /// Called after the queue pair was reset with nothing in flight.
     pub fn reset(&mut self) {
-        match self {
-            // The kernel has reset the indices of its ring.
-            Self::Rxe(_) => {}
-            Self::Mlx5(queue) => queue.reset(),
-        }
+        for_device!(self, queue => queue.reset());
     }
 
     /// Maximum number of outstanding work requests.
     pub fn capacity(&self) -> u32 {
-        match self {
-            Self::Rxe(queue) => queue.capacity(),
-            Self::Mlx5(queue) => queue.capacity(),
-        }
+        for_device!(self, queue => queue.capacity())
     }
 
     /// Maximum SGEs of a work request.
     #[inline(always)]
     pub fn max_sge(&self) -> u32 {
-        match self {
-            Self::Rxe(queue) => queue.max_sge(),
-            Self::Mlx5(queue) => queue.max_sge(),
-        }
+        for_device!(self, queue => queue.max_sge())
     }
 
     /// Maximum bytes of inline data.
     fn max_inline(&self) -> u32 {
-        match self {
-            Self::Rxe(queue) => queue.max_inline(),
-            Self::Mlx5(queue) => queue.max_inline(),
-        }
+        for_device!(self, queue => queue.max_inline())
     }
 
     /// The error for a work request with that data.
@@ -155,24 +113,24 @@ pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
 }
 
 /// The work request with the address as the device crate has it.
+///
+/// # Errors
+/// [`PostError::BadOperation`]: the address is that of another device.
 #[inline(always)]
-fn addressed<'a, A>(
+pub(super) fn addressed<'a, A>(
     wr: &SendWr<'a>,
     address_of: impl FnOnce(&'a Address) -> Option<&'a A>,
-) -> Result<uverbs::SendWr<'a, A>> {
+) -> Result<uverbs::SendWr<'a, A>, PostError> {
     let destination = match wr.destination {
         Destination::Connected => Destination::Connected,
         Destination::Datagram {
             address,
             remote_qpn,
             remote_qkey,
-        } => match address_of(address) {
-            Some(address) => Destination::Datagram {
-                address,
-                remote_qpn,
-                remote_qkey,
-            },
-            None => return Err(other_device()),
+        } => Destination::Datagram {
+            address: address_of(address).ok_or(PostError::BadOperation)?,
+            remote_qpn,
+            remote_qkey,
         },
         Destination::Xrc { remote_srqn } => Destination::Xrc { remote_srqn },
     };
@@ -186,13 +144,6 @@ fn addressed<'a, A>(
         destination,
         data: wr.data,
     })
-}
-
-#[cold]
-fn other_device() -> Error {
-    Error::WrongDomain {
-        what: "address handle",
-    }
 }
 
 /// The bytes of a message.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ring::Sequences;
 
 use super::id::{QueueId, WorkId};
-use super::{Note, Posted};
+use super::{Posted, PostedInfo};
 use crate::data::Data;
 
 /// The operations in flight on one send or receive queue, in the order in
@@ -274,13 +274,13 @@ impl FifoWriter {
     /// # Safety
     /// That.
     #[inline(always)]
-    pub unsafe fn push(&mut self, note: Note, data: impl Data) {
-        let Note {
+    pub unsafe fn push(&mut self, info: PostedInfo, data: impl Data) {
+        let PostedInfo {
             token,
             companion,
             operation,
             quiet,
-        } = note;
+        } = info;
         let place: *mut Posted = self.fifo.place(self.next).cast();
         // SAFETY: there is room, so the place is the producer's, and this is
         // the only one. Field by field, each from where it is to where it
@@ -345,14 +345,14 @@ mod tests {
 
     fn post(writer: &mut FifoWriter, token: u64) -> Option<WorkId> {
         let work = writer.next_id()?;
-        let note = Note {
+        let info = PostedInfo {
             token,
             companion: Companion::None,
             operation: Operation::Send,
             quiet: false,
         };
         // SAFETY: there is room.
-        unsafe { writer.push(note, ()) };
+        unsafe { writer.push(info, ()) };
         writer.publish();
         Some(work)
     }

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! A work request's identifier ([`WorkId`]) names queue, generation and
-//! sequence number, so that a completion finds its operation, and one that is
-//! out of date, or made up, finds nothing.
+//! sequence number. A stale or invented one matches no operation.
 
 mod fifo;
 mod id;
@@ -18,16 +17,16 @@ mod slab;
 
 pub(crate) use fifo::{Fifo, FifoWriter, Retired};
 pub(crate) use id::{MAX_DEPTH, WorkId};
-pub(crate) use reaper::{Nothing, Reaper};
-pub(crate) use registry::{Found, Registry};
+pub(crate) use reaper::{Reaper, Unmatched};
+pub(crate) use registry::{Lookup, Registry};
 pub(crate) use slab::Slab;
 
 use crate::data::Payload;
 use crate::operation::Operation;
 use crate::qp::Companion;
 
-/// What is noted of an operation that is posted, but its memory.
-pub(crate) struct Note {
+/// A posted operation without its memory.
+pub(crate) struct PostedInfo {
     /// The user's token.
     pub token: u64,
     /// What must stay alive besides its memory.
@@ -38,7 +37,7 @@ pub(crate) struct Note {
     pub quiet: bool,
 }
 
-/// A posted operation's own.
+/// A posted operation.
 #[derive(Debug)]
 pub(crate) struct Posted {
     /// The user's token.
@@ -49,7 +48,7 @@ pub(crate) struct Posted {
     pub companion: Companion,
     /// What was asked for.
     pub operation: Operation,
-    /// Its success is signalled only to retire those before it; the user did
-    /// not ask to hear of it.
+    /// Its success is signalled only to retire those before it, and is not
+    /// reported.
     pub quiet: bool,
 }

@@ -1,33 +1,33 @@
-//! From a completion to the operation that it completes.
+//! Resolving a completion's operation.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::id::WorkId;
-use super::registry::Left;
-use super::{Fifo, Found, Posted, Registry, Retired, Slab};
+use super::registry::Departed;
+use super::{Fifo, Lookup, Posted, Registry, Retired, Slab};
 
-/// What a completion is that completes nothing.
+/// Why a completion names no operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nothing {
-    /// Of an operation of a queue that is gone: nobody's affair.
+pub(crate) enum Unmatched {
+    /// Stale: its queue was destroyed.
     Stale,
-    /// Of nothing that was in flight.
+    /// It names nothing that was in flight.
     Corrupt,
 }
 
-/// What a closer look has found: so small that the usual way keeps all that it
-/// has in registers.
-enum Closer {
-    /// A queue that is known from now on.
-    Own,
-    /// An operation of a shared receive queue.
+/// Where the operation of an identifier is, after [`Reaper::resolve`]. Without
+/// the operation itself, so that the fast path keeps its values in registers.
+enum Resolved {
+    /// In a queue that is known from now on.
+    Known,
+    /// A shared receive, which was moved into `place`.
     Shared,
 }
 
 /// Finds operations by the identifiers of completions. It keeps the queues that
-/// it has met, so that an operation is found without a lock.
+/// completions have named, so that an operation is found without a lock.
 ///
 /// There is one to a completion queue, and it belongs to the queue's owner:
 /// that makes it the only consumer of its queues.
@@ -38,7 +38,7 @@ pub(crate) struct Reaper {
     /// Where an operation of a shared receive queue is while it is taken out.
     place: MaybeUninit<Posted>,
     /// For [`Reaper::purge`], empty between its calls.
-    left: Vec<Left>,
+    departed: Vec<Departed>,
 }
 
 impl Default for Reaper {
@@ -47,17 +47,17 @@ impl Default for Reaper {
             queues: Vec::new(),
             slab: None,
             place: MaybeUninit::uninit(),
-            left: Vec::new(),
+            departed: Vec::new(),
         }
     }
 }
 
 impl Reaper {
-    /// Finds the operation that `work` names and takes it out. Operations that it
-    /// brings to an end without a completion of their own go to `earlier` before.
+    /// Takes out the operation that `work` names. Operations before it, which end
+    /// without a completion of their own, are passed to `earlier` first.
     ///
     /// # Errors
-    /// What else the completion is, if nothing was found.
+    /// [`Unmatched`].
     #[inline(always)]
     pub fn reap(
         &mut self,
@@ -65,85 +65,85 @@ impl Reaper {
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
         earlier: impl FnMut(Posted),
-    ) -> Result<Retired<'_>, Nothing> {
+    ) -> Result<Retired<'_>, Unmatched> {
         let fifo = match self.known(work) {
             Some(fifo) => fifo,
-            None => match self.look_closer(work, queues, slabs)? {
-                Closer::Own => self.known(work).ok_or(Nothing::Corrupt)?,
+            None => match self.resolve(work, queues, slabs)? {
+                Resolved::Known => self.known(work).ok_or(Unmatched::Corrupt)?,
                 // SAFETY: it has just been put there.
-                Closer::Shared => return Ok(unsafe { Retired::moved(&mut self.place) }),
+                Resolved::Shared => return Ok(unsafe { Retired::moved(&mut self.place) }),
             },
         };
         // SAFETY: the reaper has the queue, and lets go of none while it is
         // borrowed, which is for as long as what this returns. The queue is in
         // this completion queue's registry only, and this is the only reaper
         // that looks there.
-        unsafe { fifo.as_ref().retire(work, earlier) }.ok_or(Nothing::Corrupt)
+        unsafe { fifo.as_ref().retire(work, earlier) }.ok_or(Unmatched::Corrupt)
     }
 
-    /// The queue that `work` was posted to, if it was met before. A pointer, so
-    /// that one that was not met can be sought afterwards.
+    /// Returns the queue that `work` was posted to, if it is known. A pointer, so
+    /// that `self` is not borrowed if it is not.
     #[inline(always)]
     fn known(&self, work: WorkId) -> Option<NonNull<Fifo>> {
         let fifo = self.queues.get(work.own_index())?.as_deref()?;
         fifo.is_of(work).then_some(NonNull::from(fifo))
     }
 
-    /// Of a queue that was not met before, which is known afterwards, or of a
-    /// shared receive queue, whose operation is put into `place`.
+    /// Looks up a queue that is not known, which is known afterwards, or moves the
+    /// operation of a shared receive queue into `place`.
     #[cold]
     #[inline(never)]
-    fn look_closer(
+    fn resolve(
         &mut self,
         work: WorkId,
         queues: &Registry<Fifo>,
         slabs: &Registry<Slab>,
-    ) -> Result<Closer, Nothing> {
+    ) -> Result<Resolved, Unmatched> {
         if work.is_shared() {
             self.take_shared(work, slabs)?;
-            return Ok(Closer::Shared);
+            return Ok(Resolved::Shared);
         }
         let id = work.queue();
         let fifo = match queues.find(id) {
-            Found::Live(fifo) => fifo,
-            Found::Gone => return Err(Nothing::Stale),
-            Found::Never => return Err(Nothing::Corrupt),
+            Lookup::Live(fifo) => fifo,
+            Lookup::Destroyed => return Err(Unmatched::Stale),
+            Lookup::Unknown => return Err(Unmatched::Corrupt),
         };
         let index = id.index as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
         self.queues[index] = Some(fifo);
-        Ok(Closer::Own)
+        Ok(Resolved::Known)
     }
 
-    /// Puts an operation of a shared receive queue into `place`.
-    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<(), Nothing> {
+    /// Moves an operation of a shared receive queue into `place`.
+    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<(), Unmatched> {
         let id = work.queue();
         if self.slab.as_ref().is_none_or(|slab| slab.id() != id) {
             match slabs.find(id) {
-                Found::Live(slab) => self.slab = Some(slab),
-                Found::Gone => return Err(Nothing::Stale),
-                Found::Never => return Err(Nothing::Corrupt),
+                Lookup::Live(slab) => self.slab = Some(slab),
+                Lookup::Destroyed => return Err(Unmatched::Stale),
+                Lookup::Unknown => return Err(Unmatched::Corrupt),
             }
         }
         let posted = self.slab.as_ref().and_then(|slab| slab.remove(work));
         let posted = posted.ok_or_else(|| match slabs.find(id) {
-            Found::Gone => Nothing::Stale,
-            _ => Nothing::Corrupt,
+            Lookup::Destroyed => Unmatched::Stale,
+            _ => Unmatched::Corrupt,
         })?;
         self.place.write(posted);
         Ok(())
     }
 
-    /// Lets go of queues that are gone, and so of what was in flight on them.
-    /// Takes the lock once, and looks at the places only that were left since
-    /// the last call: thousands of queues may go one by one.
+    /// Releases queues that were destroyed, with what was in flight on them.
+    /// Takes the lock once, and looks only at the slots that became free since the
+    /// last call: thousands of queues may be destroyed one by one.
     #[cold]
     pub fn purge(&mut self, queues: &Registry<Fifo>) {
-        queues.take_left(&mut self.left);
-        // What is dropped here takes the lock no more, but may take others.
-        for Left { index, now } in self.left.drain(..) {
+        queues.take_departed(&mut self.departed);
+        // The lock is not held: drops may take other locks.
+        for Departed { index, now } in self.departed.drain(..) {
             if let Some(place) = self.queues.get_mut(index as usize)
                 && place.as_ref().is_some_and(|fifo| Some(fifo.id()) != now)
             {
@@ -188,8 +188,8 @@ mod tests {
             let fifo = self.queues.insert(|id| Fifo::new(id, 1)).unwrap();
             let work = WorkId::new(fifo.id().prefix(false), 0);
             let reaped = self.reaper.reap(work, &self.queues, &self.slabs, drop);
-            // Nothing is in flight there.
-            assert_eq!(reaped.err(), Some(Nothing::Corrupt));
+            // Unmatched is in flight there.
+            assert_eq!(reaped.err(), Some(Unmatched::Corrupt));
             assert!(self.reaper.known(work).is_some());
             Arc::downgrade(&fifo)
         }

@@ -1,4 +1,4 @@
-//! Queues by number.
+//! Queues by identifier.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::id::{MAX_QUEUES, QueueId};
 use crate::{Error, Result};
 
-/// Queues by their [`QueueId`]. A place that becomes free is used again as late
-/// as possible, with another generation.
+/// Queues by their [`QueueId`]. A slot that becomes free is reused as late as
+/// possible, with another generation.
 #[derive(Debug)]
 pub(crate) struct Registry<T> {
     state: Mutex<State<T>>,
@@ -15,50 +15,50 @@ pub(crate) struct Registry<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    places: Vec<Place<T>>,
+    slots: Vec<Slot<T>>,
     free: VecDeque<u32>,
-    /// Places that queues have left since this was asked last, each once.
-    left: Vec<u32>,
+    /// Slots that became free since [`Registry::take_departed`], each once.
+    departed: Vec<u32>,
     /// How often the lock was taken.
     #[cfg(test)]
     locked: usize,
 }
 
 #[derive(Debug)]
-struct Place<T> {
-    /// Of the queue that is there, or was last.
+struct Slot<T> {
+    /// Of the queue in the slot, or the last one that was.
     id: QueueId,
     queue: Option<Arc<T>>,
-    /// It is in the list of those that were left.
-    is_left: bool,
+    /// Whether the slot is in `departed`.
+    is_listed: bool,
 }
 
-/// A place that a queue has left.
+/// A slot whose queue was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct Departed {
     pub index: u32,
-    /// The queue that has it since, if one has.
+    /// The queue that has the slot now.
     pub now: Option<QueueId>,
 }
 
-/// What a number stands for.
+/// The result of looking up a queue.
 #[derive(Debug)]
-pub(crate) enum Found<T> {
-    /// A queue.
+pub(crate) enum Lookup<T> {
+    /// It exists.
     Live(Arc<T>),
-    /// A queue that is gone.
-    Gone,
-    /// Nothing that ever was.
-    Never,
+    /// It was removed.
+    Destroyed,
+    /// There never was such a queue.
+    Unknown,
 }
 
 impl<T> Registry<T> {
     pub fn new() -> Self {
         Self {
             state: Mutex::new(State {
-                places: Vec::new(),
+                slots: Vec::new(),
                 free: VecDeque::new(),
-                left: Vec::new(),
+                departed: Vec::new(),
                 #[cfg(test)]
                 locked: 0,
             }),
@@ -81,13 +81,13 @@ impl<T> Registry<T> {
         self.lock().locked - 1
     }
 
-    /// Numbers a queue that is made knowing its number.
+    /// Adds a queue, which `make` creates with its identifier.
     pub fn insert(&self, make: impl FnOnce(QueueId) -> T) -> Result<Arc<T>> {
         let mut state = self.lock();
         let id = match state.free.front() {
-            Some(&index) => state.places[index as usize].id.successor(),
-            None if state.places.len() < MAX_QUEUES as usize => QueueId {
-                index: state.places.len() as u32,
+            Some(&index) => state.slots[index as usize].id.successor(),
+            None if state.slots.len() < MAX_QUEUES as usize => QueueId {
+                index: state.slots.len() as u32,
                 generation: 1,
             },
             None => {
@@ -101,70 +101,70 @@ impl<T> Registry<T> {
         let queue = Arc::new(make(id));
         let there = Some(Arc::clone(&queue));
         if state.free.pop_front().is_some() {
-            let place = &mut state.places[id.index as usize];
-            place.id = id;
-            place.queue = there;
+            let slot = &mut state.slots[id.index as usize];
+            slot.id = id;
+            slot.queue = there;
         } else {
-            state.places.push(Place {
+            state.slots.push(Slot {
                 id,
                 queue: there,
-                is_left: false,
+                is_listed: false,
             });
         }
         Ok(queue)
     }
 
-    /// Takes a queue out. Its number is of one that is gone from now on.
+    /// Removes a queue.
     pub fn remove(&self, id: QueueId) -> Option<Arc<T>> {
         let mut state = self.lock();
-        let place = state.places.get_mut(id.index as usize)?;
-        if place.id != id {
+        let slot = state.slots.get_mut(id.index as usize)?;
+        if slot.id != id {
             return None;
         }
-        let queue = place.queue.take()?;
-        // Listed once, however often: nobody may ever ask.
-        let listed = std::mem::replace(&mut place.is_left, true);
+        let queue = slot.queue.take()?;
+        // Listed once: `take_departed` may never be called.
+        let listed = std::mem::replace(&mut slot.is_listed, true);
         state.free.push_back(id.index);
         if !listed {
-            state.left.push(id.index);
+            state.departed.push(id.index);
         }
         Some(queue)
     }
 
-    /// Puts the places into `left` that queues have left since this was asked
-    /// last.
-    pub fn take_left(&self, left: &mut Vec<Left>) {
+    /// Replaces the contents of `departed` by the slots whose queues were removed
+    /// since the last call.
+    pub fn take_departed(&self, departed: &mut Vec<Departed>) {
         let mut state = self.lock();
         let state = &mut *state;
-        left.clear();
-        left.extend(state.left.drain(..).map(|index| {
-            let place = &mut state.places[index as usize];
-            place.is_left = false;
-            Left {
+        departed.clear();
+        departed.extend(state.departed.drain(..).map(|index| {
+            let slot = &mut state.slots[index as usize];
+            slot.is_listed = false;
+            Departed {
                 index,
-                now: place.queue.is_some().then_some(place.id),
+                now: slot.queue.is_some().then_some(slot.id),
             }
         }));
     }
 
-    /// The queue of that number.
-    pub fn find(&self, id: QueueId) -> Found<T> {
+    /// Looks up a queue.
+    pub fn find(&self, id: QueueId) -> Lookup<T> {
         let state = self.lock();
-        match state.places.get(id.index as usize) {
-            Some(Place {
+        match state.slots.get(id.index as usize) {
+            Some(Slot {
                 id: there,
                 queue: Some(queue),
                 ..
-            }) if *there == id => Found::Live(Arc::clone(queue)),
-            Some(place) if id.precedes(place.id) => Found::Gone,
-            _ => Found::Never,
+            }) if *there == id => Lookup::Live(Arc::clone(queue)),
+            Some(slot) if id.precedes(slot.id) => Lookup::Destroyed,
+            _ => Lookup::Unknown,
         }
     }
 
-    /// Queues that are there now.
+    /// Returns the number of queues.
     pub fn len(&self) -> usize {
         let state = self.lock();
-        state.places.len() - state.free.len()
+        state.slots.len() - state.free.len()
     }
 }
 
@@ -173,27 +173,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_never_taken_for_its_successor() {
+    fn an_identifier_is_not_taken_for_its_successor() {
         let registry = Registry::new();
         let first = registry.insert(|id| id).unwrap();
-        assert!(matches!(registry.find(*first), Found::Live(found) if found == first));
+        assert!(matches!(registry.find(*first), Lookup::Live(found) if found == first));
         assert!(registry.remove(*first).is_some());
-        assert!(matches!(registry.find(*first), Found::Gone));
+        assert!(matches!(registry.find(*first), Lookup::Destroyed));
         let second = registry.insert(|id| id).unwrap();
         assert_eq!(second.index, first.index);
         assert_ne!(second.generation, first.generation);
-        assert!(matches!(registry.find(*first), Found::Gone));
+        assert!(matches!(registry.find(*first), Lookup::Destroyed));
         assert!(registry.remove(*first).is_none());
-        assert!(matches!(registry.find(*second), Found::Live(_)));
+        assert!(matches!(registry.find(*second), Lookup::Live(_)));
         assert_eq!(registry.len(), 1);
     }
 
     #[test]
-    fn places_are_left_once_however_often_until_somebody_asks() {
+    fn a_free_slot_is_listed_once() {
         let registry = Registry::new();
         let ids: Vec<_> = (0..3).map(|_| registry.insert(|id| id).unwrap()).collect();
         let mut left = Vec::new();
-        registry.take_left(&mut left);
+        registry.take_departed(&mut left);
         assert_eq!(left, []);
         registry.remove(*ids[2]);
         registry.remove(*ids[0]);
@@ -203,32 +203,32 @@ mod tests {
             registry.remove(*last);
             last = registry.insert(|id| id).unwrap();
         }
-        registry.take_left(&mut left);
+        registry.take_departed(&mut left);
         assert_eq!(left.len(), 2);
         for place in &left {
             let here = place.index == last.index;
             assert_eq!(place.now, here.then_some(*last));
             assert_ne!(place.index, 1);
         }
-        registry.take_left(&mut left);
+        registry.take_departed(&mut left);
         assert_eq!(left, []);
         registry.remove(*last);
-        registry.take_left(&mut left);
+        registry.take_departed(&mut left);
         let index = last.index;
-        assert_eq!(left, [Left { index, now: None }]);
+        assert_eq!(left, [Departed { index, now: None }]);
     }
 
     #[test]
-    fn what_was_never_given_out_is_nothing() {
+    fn an_identifier_that_was_never_used_is_unknown() {
         let registry = Registry::new();
         let queue = registry.insert(|id| id).unwrap();
         let beyond = QueueId { index: 1, ..*queue };
-        assert!(matches!(registry.find(beyond), Found::Never));
-        assert!(matches!(registry.find(queue.successor()), Found::Never));
+        assert!(matches!(registry.find(beyond), Lookup::Unknown));
+        assert!(matches!(registry.find(queue.successor()), Lookup::Unknown));
         let zero = QueueId {
             generation: 0,
             ..*queue
         };
-        assert!(matches!(registry.find(zero), Found::Never));
+        assert!(matches!(registry.find(zero), Lookup::Unknown));
     }
 }

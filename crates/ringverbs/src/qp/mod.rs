@@ -2,6 +2,8 @@
 //!
 //! - `builder`: creating a queue pair
 //! - `states`: state transitions and their attributes
+//! - `drain`: reading what is in flight to its end
+//! - `level`: guarantees of completions, and flushes
 //! - `codes`: encoded values: MTU, timeouts
 //! - `endpoint`: address exchange and connecting
 //! - `halves`: methods of both halves of a queue pair
@@ -10,8 +12,10 @@
 
 mod builder;
 mod codes;
+mod drain;
 mod endpoint;
 mod halves;
+mod level;
 mod multicast;
 mod options;
 mod post;
@@ -37,7 +41,9 @@ use crate::{AddressHandle, CloseError, Context, Error, ProtectionDomain, Result,
 
 pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
+pub use drain::Drained;
 pub use endpoint::{Endpoint, LocalAddress, PortAddress};
+pub use level::{CompletionLevel, Means, means_for};
 pub use multicast::Membership;
 pub use options::ConnectOptions;
 pub(crate) use post::WITHOUT_WINDOWS;

@@ -7,8 +7,8 @@ use super::{Companion, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest}
 use crate::data::{Data, Inline, Sink, Source};
 use uverbs::Operands;
 
-use crate::device::{Opcode, RecvQueue, RecvWriter, SendFlags, SendQueue, SendWr};
-use crate::inflight::{FifoWriter, Note};
+use crate::device::{Opcode, RecvQueue, SendFlags, SendQueue, SendWr};
+use crate::inflight::{FifoWriter, PostedInfo};
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
 
@@ -135,14 +135,14 @@ impl SendHalf {
         match self.make(&mut request) {
             Ok(quiet) => {
                 let request = ManuallyDrop::into_inner(request);
-                let note = Note {
+                let info = PostedInfo {
                     token: request.token,
                     operation: request.operation(),
                     companion: request.companion,
                     quiet,
                 };
                 // SAFETY: `make` found a free entry.
-                unsafe { self.in_flight.push(note, request.data) };
+                unsafe { self.in_flight.push(info, request.data) };
                 Ok(())
             }
             Err(error) => {
@@ -343,6 +343,7 @@ impl RecvHalf {
     pub(crate) fn lend(&mut self) -> Option<&mut RecvQueue> {
         let (queue, in_flight) = self.queue.as_mut()?;
         in_flight.abandon();
+        queue.begin();
         Some(queue)
     }
 
@@ -351,7 +352,8 @@ impl RecvHalf {
     fn begin(&mut self) -> ReceiveBatch<'_> {
         let queue = self.queue.as_mut().map(|(queue, in_flight)| {
             in_flight.abandon();
-            (queue.writer(), in_flight)
+            queue.begin();
+            (&mut **queue, in_flight)
         });
         ReceiveBatch {
             queue,
@@ -402,7 +404,7 @@ impl RecvHalf {
 
 /// A batch of receives.
 pub struct ReceiveBatch<'h> {
-    queue: Option<(RecvWriter<'h>, &'h mut FifoWriter)>,
+    queue: Option<(&'h mut RecvQueue, &'h mut FifoWriter)>,
     max_sge: u32,
     inner: &'h Inner,
 }
@@ -425,14 +427,14 @@ impl ReceiveBatch<'_> {
             Ok(()) => {
                 if let Some((_, in_flight)) = &mut self.queue {
                     let data = ManuallyDrop::into_inner(data);
-                    let note = Note {
+                    let info = PostedInfo {
                         token,
                         companion: Companion::None,
                         operation: Operation::Receive,
                         quiet: false,
                     };
                     // SAFETY: `write` found a free entry.
-                    unsafe { in_flight.push(note, data) };
+                    unsafe { in_flight.push(info, data) };
                 }
                 Ok(())
             }
@@ -449,7 +451,7 @@ impl ReceiveBatch<'_> {
         // In the error state a receive would only be flushed, and not by every
         // device.
         let state = self.inner.state();
-        let Some((writer, in_flight)) = &mut self.queue else {
+        let Some((queue, in_flight)) = &mut self.queue else {
             return Err(Error::State {
                 verb: "post of a receive",
                 state,
@@ -469,16 +471,16 @@ impl ReceiveBatch<'_> {
             });
         };
         data.scatter(self.max_sge, self.inner.domain.identity(), |list| {
-            writer.push(id.0, list)
+            queue.push(id.0, list)
         })
     }
 
     #[inline(always)]
     fn publish(&mut self) {
-        if let Some((writer, in_flight)) = &mut self.queue {
+        if let Some((queue, in_flight)) = &mut self.queue {
             in_flight.publish();
             // SAFETY: as in `SendHalf::publish`.
-            unsafe { writer.publish() };
+            unsafe { queue.publish() };
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Receive queue writer of the raw layer.
 
-use crate::device::RecvWriter;
+use crate::device;
 use crate::qp::RecvHalf;
 use crate::raw::Sge;
 use crate::{Error, Result};
 
 /// A receive queue, borrowed from its half.
 pub struct RecvQueue<'h> {
-    writer: RecvWriter<'h>,
+    queue: &'h mut device::RecvQueue,
 }
 
 impl RecvHalf {
@@ -20,9 +20,7 @@ impl RecvHalf {
         let queue = self.lend().ok_or(Error::Invalid {
             what: "the queue pair has a shared receive queue",
         })?;
-        Ok(RecvQueue {
-            writer: queue.writer(),
-        })
+        Ok(RecvQueue { queue })
     }
 }
 
@@ -33,7 +31,7 @@ impl RecvQueue<'_> {
     /// [`Error::QueueFull`], [`Error::Limit`]; the batch is unchanged.
     #[inline(always)]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
-        self.writer.push(wr_id, list)
+        self.queue.push(wr_id, list)
     }
 
     /// Posts the batch.
@@ -46,6 +44,6 @@ impl RecvQueue<'_> {
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
-        unsafe { self.writer.publish() };
+        unsafe { self.queue.publish() };
     }
 }

@@ -100,9 +100,9 @@ impl CompletionRing {
         &self.members
     }
 
-    /// The decoded completions.
+    /// The decoded completions that were not released.
     #[inline(always)]
-    pub fn decoded(&self) -> Span {
+    pub fn unreleased(&self) -> Span {
         Span {
             at: self.span.at,
             end: self.span.end,
@@ -116,7 +116,7 @@ impl CompletionRing {
         if self.span.at == self.span.end && !self.is_idle() {
             self.decode(report);
         }
-        self.decoded()
+        self.unreleased()
     }
 
     #[inline(always)]
@@ -125,6 +125,25 @@ impl CompletionRing {
         // SAFETY: a `Timed`, which is initialised and begins with a
         // `WorkCompletion`; it is written under `&mut` alone.
         unsafe { Entry::new(entry.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// None: the position is checked.
+    #[inline(always)]
+    pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
+        self.entry(span)
+    }
+
+    #[inline(always)]
+    pub fn limit(&self, span: &mut Span, max: usize) -> usize {
+        let count = max.min(span.end - span.at);
+        span.end = span.at + count;
+        count
+    }
+
+    #[inline(always)]
+    pub fn advance(&self, span: &mut Span) {
+        span.at += 1;
     }
 
     #[inline(always)]
@@ -218,10 +237,10 @@ impl CompletionRing {
 
     /// Requests an event for the next CQE that was not read, then returns whether
     /// there is a completion.
-    pub fn arm_and_look(&mut self, solicited_only: bool) -> bool {
+    pub fn arm_and_look(&mut self, _object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
         self.arming.arm(self.device.arm_register(), solicited_only);
         let span = self.available(true);
-        span.at != span.end
+        Ok(span.at != span.end)
     }
 
     pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {

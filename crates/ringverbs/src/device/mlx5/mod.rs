@@ -6,20 +6,24 @@ mod members;
 use std::sync::Arc;
 
 use ::mlx5::{DeviceContext, Link, QpOptions, Role};
-use uverbs::{ContextInfo, CqInit, Data, PdHandle, PostError, QpInit, QpType, SendWr, SrqInit};
+use uverbs::{
+    ContextInfo, CqInit, Data, PdHandle, PostError, QpCap, QpInit, QpType, Sge, Srq, SrqInit,
+    SrqModify, Udata,
+};
 
 pub(crate) use completion::CompletionRing;
 pub(crate) use members::{Members, Membership};
 
 use members::Armings;
 
-use super::send::message_length;
+use super::send::{addressed, message_length};
 use super::{
-    Address, AddressHandle, CompletionQueue, MAX_MESSAGE, QpResources, QueuePair, RecvQueue,
-    SharedReceiveQueue, SharedRecvQueue,
+    Address, AddressHandle, CompletionQueue, MAX_MESSAGE, QpResources, QueuePair, SendWr,
+    SharedReceiveQueue,
 };
 use crate::context::Ctx;
 use crate::error::{Error, Result};
+use crate::operation::Operation;
 
 /// A send queue.
 #[derive(Debug)]
@@ -37,13 +41,13 @@ impl SendQueue {
     /// # Safety
     /// Inline data is readable.
     #[inline(always)]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_, ::mlx5::Address>) -> Result<(), PostError> {
-        // A message's length has 31 bits. The device crate checks each SGE, but
-        // not their sum.
-        if let Data::Sges(list @ [_, _, ..]) = wr.data
-            && message_length(list) >= MAX_MESSAGE.into()
-        {
-            return Err(PostError::MessageTooLong);
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let wr = &addressed(wr, |address| match address {
+            Address::Mlx5(address) => Some(address),
+            _ => None,
+        })?;
+        if let Data::Sges(list) = wr.data {
+            check_length(list)?;
         }
         // SAFETY: the caller's obligation.
         unsafe { self.queue.push(wr) }
@@ -52,9 +56,10 @@ impl SendQueue {
     /// # Safety
     /// As of the device crate's.
     #[inline(always)]
-    pub unsafe fn publish(&mut self) {
+    pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() };
+        Ok(())
     }
 
     pub fn abort(&mut self) {
@@ -79,6 +84,91 @@ impl SendQueue {
     }
 }
 
+/// A receive queue of a queue pair.
+#[derive(Debug)]
+pub(crate) struct RecvQueue(::mlx5::RecvQueue);
+
+impl RecvQueue {
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.0.begin().keep();
+    }
+
+    #[inline(always)]
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        check_length(list)?;
+        self.0.push(wr_id, list)
+    }
+
+    /// # Safety
+    /// As of the device crate's.
+    #[inline(always)]
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.0.publish() };
+    }
+
+    pub fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.0.capacity()
+    }
+
+    pub fn max_sge(&self) -> u32 {
+        self.0.max_sge()
+    }
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SharedRecvQueue(::mlx5::SharedQueue);
+
+impl SharedRecvQueue {
+    /// What was pushed and not published stays in the batch.
+    pub fn begin(&mut self) {}
+
+    pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        check_length(list)?;
+        self.0.locked().push(wr_id, list)
+    }
+
+    /// # Safety
+    /// As of the device crate's.
+    pub unsafe fn publish(&mut self) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.0.locked().publish() };
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.0.capacity()
+    }
+
+    pub fn max_sge(&self) -> u32 {
+        self.0.max_sge()
+    }
+
+    pub fn modify(&mut self, object: &Srq<Ctx>, change: &SrqModify) -> Result<()> {
+        if change.max_wr.is_some() {
+            return Err(Error::Unsupported {
+                what: "another size of a shared receive queue",
+            });
+        }
+        Ok(object.modify(change, Udata::none())?)
+    }
+}
+
+/// Checks that the bytes of a message can be counted in 31 bits. The device crate
+/// checks each SGE, but not their sum.
+#[inline(always)]
+fn check_length(list: &[Sge]) -> Result<(), PostError> {
+    match list {
+        [_, _, ..] if message_length(list) >= MAX_MESSAGE.into() => Err(PostError::MessageTooLong),
+        _ => Ok(()),
+    }
+}
+
 /// A ConnectX that was opened.
 pub(crate) struct Provider {
     device: Arc<DeviceContext>,
@@ -100,6 +190,22 @@ impl Provider {
         if let Some(arming) = self.armings.lock().get(&queue) {
             arming.event();
         }
+    }
+
+    pub fn alloc_pd(&self, context: &Ctx) -> Result<PdHandle> {
+        Ok(::mlx5::alloc_pd(context)?)
+    }
+
+    pub fn operations(&self) -> u32 {
+        !(1 << Operation::AtomicWrite as u32 | 1 << Operation::Flush as u32)
+    }
+
+    pub fn longest_window(&self) -> u64 {
+        ::mlx5::LONGEST_WINDOW
+    }
+
+    pub fn sizes(&self, made: QpCap) -> Option<QpCap> {
+        Some(made)
     }
 
     pub fn queue_pair(
@@ -150,7 +256,9 @@ impl Provider {
                 queue: Box::new(made.send),
                 max_inline: made.cap.max_inline_data,
             }),
-            recv: made.recv.map(RecvQueue::Mlx5),
+            recv: made
+                .recv
+                .map(|queue| super::RecvQueue::Mlx5(RecvQueue(queue))),
             membership: super::Membership(Some(Membership::new(members, made.work))),
             cap: made.cap,
         })
@@ -195,7 +303,12 @@ impl Provider {
         }
     }
 
-    pub fn completion_queue(&self, context: &Ctx, init: &CqInit) -> Result<CompletionQueue> {
+    pub fn completion_queue(
+        &self,
+        context: &Ctx,
+        init: &CqInit,
+        _timed: bool,
+    ) -> Result<CompletionQueue> {
         let made = ::mlx5::CompletionQueue::create(context, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
         let entries = made.object.cqe();
@@ -236,7 +349,7 @@ impl Provider {
         })?;
         let work = Arc::clone(made.recv.work());
         Ok(SharedReceiveQueue {
-            recv: SharedRecvQueue::Mlx5(made.recv),
+            recv: super::SharedRecvQueue::Mlx5(SharedRecvQueue(made.recv)),
             object: made.object,
             work: Some(work),
         })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Completion, EntryFlags};
+use crate::completion::{Completion, EntryFlags};
 use crate::data::Payload;
 use crate::memory::Registered;
 use crate::qp::{PostError, RecvHalf};

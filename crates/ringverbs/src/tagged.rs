@@ -13,7 +13,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait};
+use crate::completion::{
+    Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait,
+};
 use crate::data::Payload;
 use crate::device;
 use crate::memory::Registered;

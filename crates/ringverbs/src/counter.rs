@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::wait;
-use super::{CompletionReader, ContextFormat, ReadError, ReaderBuilder, Signaler};
+use crate::completion::{
+    CompletionReader, ContextFormat, ErrorEntry, ReadError, ReaderBuilder, Signaler, wait,
+};
 use crate::data::Payload;
 use crate::{CloseError, CompletionQueue, Result};
 
@@ -17,7 +18,7 @@ pub struct Counter {
     reader: CompletionReader<ContextFormat>,
     successes: u64,
     errors: u64,
-    last_error: Option<super::ErrorEntry>,
+    last_error: Option<ErrorEntry>,
 }
 
 /// The reason why waiting for a counter ended early.
@@ -121,7 +122,7 @@ impl Counter {
     }
 
     /// Takes the operation that failed last, without its memory.
-    pub fn last_error(&mut self) -> Option<super::ErrorEntry> {
+    pub fn last_error(&mut self) -> Option<ErrorEntry> {
         self.last_error.take()
     }
 
