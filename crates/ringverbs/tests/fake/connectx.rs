@@ -929,3 +929,68 @@ fn the_raw_layer_reads_and_writes() {
     assert_eq!(world.cq.poll_raw(8, |entry| ids.push(entry.wr_id())), 1);
     assert_eq!(ids, [77, 78]);
 }
+
+/// The safe layer does not count what the raw layer has posted, so the device's
+/// queue may be full when its own table is not.
+#[test]
+fn a_send_that_the_queue_has_no_room_for_is_refused_when_it_is_posted() {
+    let mut world = World::new(16);
+    let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
+    let (mut qp, queues) = world.build(builder.memory_windows());
+    let depth = qp.capacity().max_send_wr;
+    let buffer = world.buffer(b"raw");
+    let list = [buffer.raw_sge()];
+    let mut queue = qp.raw_send();
+    for id in 0..depth {
+        let send = SendRequest::send(id.into()).flags(Flags::SIGNALED);
+        queue.push(&send.sges(&list)).unwrap();
+    }
+    let is_full = |error: Error| {
+        assert!(matches!(error, Error::QueueFull { capacity } if capacity == depth));
+    };
+    is_full(queue.push(&SendRequest::send(99)).unwrap_err());
+    // SAFETY: there is no device.
+    unsafe { queue.publish().unwrap() };
+    assert_eq!(queues.record(1), depth);
+    let refused = qp.send(world.buffer(b"x"), 1).unwrap_err();
+    assert_eq!(&refused.data.unwrap()[..], b"x");
+    is_full(refused.error);
+    let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let window = world.domain.memory_window(WindowType::Two).unwrap();
+    let before = window.rkey();
+    let bind = || {
+        let part = region.slice(..).unwrap();
+        WorkRequest::bind(&window, part, AccessFlags::empty())
+    };
+    is_full(qp.post(bind()).unwrap_err().error);
+    assert_eq!((window.rkey(), qp.in_flight().0), (before, 0));
+    // The last one's completion is that of all.
+    world.raise(&queues, SENT, depth as u16 - 1, 0);
+    assert_eq!(world.cq.poll_raw(8, |_| ()), 1);
+    qp.post(bind()).unwrap();
+    qp.send(world.buffer(b"x"), 1).unwrap();
+    assert_ne!(window.rkey(), before);
+    assert_eq!((queues.record(1), qp.in_flight().0), (depth + 4, 2));
+}
+
+#[test]
+fn data_that_an_operation_does_not_have_is_refused() {
+    let world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    let there = RemoteAddr::new(0x1000, 7);
+    let mut queue = qp.raw_send();
+    for request in [
+        SendRequest::read(1, there).immediate(1),
+        SendRequest::fetch_add(1, there, 1).invalidate(1),
+        SendRequest::write(1, there).invalidate(1),
+        SendRequest::send(1).immediate(1).invalidate(1),
+        SendRequest::send(1).invalidate(1).immediate(1),
+        SendRequest::read(1, there).inline(b"data"),
+    ] {
+        let error = queue.push(&request).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
+    // SAFETY: nothing was pushed.
+    unsafe { queue.publish().unwrap() };
+    assert_eq!(queues.record(1), 0);
+}
