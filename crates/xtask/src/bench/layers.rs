@@ -28,15 +28,15 @@ const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f
 /// The rows of the tables. Those of one operation have a few instructions for
 /// asking, once a call, which device it is.
 const OPERATIONS: [Limits; 9] = [
-    limits("poll/1", [41.0, 141.0], None),
-    limits("poll/16", [12.0, 102.0], Some(1.2)),
-    limits("poll-empty/1", [17.0, 29.0], None),
-    limits("send/1", [61.0, 126.0], None),
-    limits("send/16", [26.0, 92.0], Some(1.5)),
-    limits("send-inline/1", [55.0, 109.0], None),
-    limits("send-inline/16", [28.0, 66.0], None),
-    limits("recv/1", [54.0, 117.0], None),
-    limits("recv/16", [28.0, 78.0], None),
+    limits("poll/1", [47.0, 162.0], None),
+    limits("poll/16", [12.0, 118.0], Some(1.2)),
+    limits("poll-empty/1", [19.0, 29.0], None),
+    limits("send/1", [146.0, 226.0], None),
+    limits("send/16", [110.0, 184.0], Some(1.5)),
+    limits("send-inline/1", [173.0, 216.0], None),
+    limits("send-inline/16", [138.0, 173.0], None),
+    limits("recv/1", [63.0, 130.0], None),
+    limits("recv/16", [39.0, 86.0], None),
 ];
 
 /// Nanoseconds of an operation that the safe layer may take beyond the raw one.
