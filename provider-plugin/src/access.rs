@@ -10,8 +10,6 @@ pub trait Access {
     /// Data-path functions go on in a function of their own when it cannot:
     /// without a call that waits in them, they save no registers.
     fn try_quick(lock: &BiasedLock) -> bool;
-    /// Leaves it after [`Access::try_quick`].
-    fn leave_quick(lock: &BiasedLock);
     /// Leaves it, however it was entered.
     fn leave(lock: &BiasedLock);
 }
@@ -29,10 +27,6 @@ impl Access for Shared {
         lock.try_quick()
     }
     #[inline(always)]
-    fn leave_quick(lock: &BiasedLock) {
-        lock.unlock_quick();
-    }
-    #[inline(always)]
     fn leave(lock: &BiasedLock) {
         lock.unlock();
     }
@@ -43,8 +37,6 @@ impl Access for Single {
     fn try_quick(_: &BiasedLock) -> bool {
         true
     }
-    #[inline(always)]
-    fn leave_quick(_: &BiasedLock) {}
     #[inline(always)]
     fn leave(_: &BiasedLock) {}
 }

@@ -43,9 +43,8 @@ pub trait Device: Sized + 'static {
     /// Any thread, and between ibv_start_poll and ibv_end_poll too.
     fn arm(cq: &Cq<Self>, solicited_only: bool) -> Result<(), Errno>;
 
-    /// The functions by which an application steps through the queue: those
-    /// for one caller at a time, or for any threads.
-    fn cursor(single: bool) -> Cursor;
+    /// The functions by which an application steps through the queue.
+    const CURSOR: Cursor;
 
     /// Sets the functions that read the fields that were asked for.
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64);
@@ -133,6 +132,24 @@ const _: () = {
     assert!(size_of::<ibv_wc>() == size_of::<WorkCompletion>());
     assert!(align_of::<ibv_wc>() == align_of::<WorkCompletion>());
 };
+
+impl<D: Device> Cq<D> {
+    /// Enters the queue's critical section.
+    #[inline]
+    pub fn lock(&self) {
+        if !self.single {
+            self.lock.lock();
+        }
+    }
+
+    /// Leaves it.
+    #[inline]
+    pub fn unlock(&self) {
+        if !self.single {
+            self.lock.unlock();
+        }
+    }
+}
 
 /// The provider's view of a completion queue.
 ///
@@ -261,19 +278,13 @@ pub unsafe extern "C" fn create_cq_ex<D: Device>(
         };
         let single = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 || thread_domain_of(pd);
         let mut cq = create::<D>(context, init, single, pd)?;
-        set_cursor::<D>(&mut cq.assume_init_mut().public.cq_ex, single, wc_flags);
+        let public = &mut *cq.assume_init_mut().public.cq_ex;
+        public.start_poll = Some(D::CURSOR.start_poll);
+        public.next_poll = Some(D::CURSOR.next_poll);
+        public.end_poll = Some(D::CURSOR.end_poll);
+        D::set_readers(public, wc_flags);
         Ok(Box::into_raw(cq).cast())
     })
-}
-
-/// Sets the functions by which an application reads the queue: those for its
-/// way of sharing, and only the fields that it asked for.
-fn set_cursor<D: Device>(cq: &mut ibv_cq_ex, single: bool, wc_flags: u64) {
-    let cursor = D::cursor(single);
-    cq.start_poll = Some(cursor.start_poll);
-    cq.next_poll = Some(cursor.next_poll);
-    cq.end_poll = Some(cursor.end_poll);
-    D::set_readers(cq, wc_flags);
 }
 
 /// `ibv_destroy_cq`. EBUSY, and the queue lives on, while queue pairs use it.

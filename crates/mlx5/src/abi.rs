@@ -363,8 +363,8 @@ pub struct NextSegment {
     pub rsvd1: [u8; 11],
 }
 
-/// A completion (`struct mlx5_cqe64`).
-#[repr(C)]
+/// A completion (`struct mlx5_cqe64`), whose timestamp is read as one number.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cqe {
     pub rsvd0: [u8; 2],
@@ -404,7 +404,7 @@ pub const CQE_TITLE: u8 = 0xc;
 /// Completions of an array ([`MiniCqe`]).
 pub const MINI_ARRAY: usize = 8;
 
-/// One of several completions that are told together. What the first word is of
+/// One of several compressed completions. What the first word is of
 /// a message of the peer's (hash or checksum) is of no use here; of a work
 /// request of this side it is as named. (The kernel's `struct mlx5_mini_cqe8`,
 /// which no header for programs has.)
@@ -446,6 +446,8 @@ pub mod cqe_opcode {
 
 /// `MLX5_CQE_OWNER_MASK`.
 pub const CQE_OWNER: u8 = 1;
+/// `MLX5_CQE_..._SE`: the peer asked for an event.
+pub const CQE_SOLICITED: u8 = 0x2;
 /// `MLX5_INLINE_SCATTER_32`: up to 32 bytes of data begin the completion.
 pub const CQE_SCATTER_32: u8 = 0x4;
 /// `MLX5_INLINE_SCATTER_64`: data before a completion, of 128 bytes in all.

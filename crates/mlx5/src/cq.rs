@@ -7,8 +7,7 @@ use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Plain, ResizeCq
 use crate::cq_ring::Shape;
 use crate::{Arming, CompletionRing, CreateError};
 
-/// What is told of each of several completions that are told together, besides
-/// what this crate reads.
+/// What a mini CQE has besides what this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MiniFormat {
     /// A hash of the packet's addresses.
@@ -23,7 +22,7 @@ pub struct CqOptions {
     /// Entries of 128 bytes, of which 64 are for short data, instead of entries
     /// of 64, of which 32 are.
     pub wide: bool,
-    /// Several may be told together: less for the device to write, and more to
+    /// CQEs may be compressed: less for the device to write, and more to
     /// read for whoever polls.
     pub compression: Option<MiniFormat>,
     /// The page of registers in which the queue is armed, if that is not the

@@ -1,24 +1,23 @@
-//! The reader of work completions.
+//! The reader of a completion queue.
 
 use std::hint::cold_path;
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ring::{DoorbellRecord, Glance, Owner};
 
-use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
-use crate::cqe::{Before, decode};
-use crate::directory::Directory;
+use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
+use crate::cqe::{CqeRef, Sink, decode, scatter};
 use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
-use crate::session::Session;
-use crate::usual::{Place, RECEIVED};
-use crate::{CompletionError, CreateError, Usual, WorkCompletion};
+use crate::qp_table::QpTable;
+use crate::session::{Session, is_title};
+use crate::{CompletionError, CreateError};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
 
-/// The entries of a completion queue, and what they are about.
+/// The CQEs of a completion queue, and the queue pairs that they are of.
 ///
 /// An entry is the device's or this side's by its owner bit, which turns with
 /// every round; its other bytes are read after that.
@@ -28,36 +27,27 @@ const INDEX: u32 = 0xff_ffff;
 /// nor call the system.
 #[derive(Debug)]
 pub struct CompletionRing {
-    /// The entry to be read next, by its fields; and its owner bit when it is
-    /// written, or [`NO_ROUND`].
-    pub(crate) next: NonNull<Cqe>,
-    pub(crate) round: u32,
-    /// With that bit, the last byte of an entry that tells of a message; so nearly
-    /// every one is known by one comparison.
-    pub(crate) message: u32,
-    /// How many were consumed.
+    /// The entry to be read next, by its fields, and its owner bit when it is
+    /// written.
+    next: NonNull<Cqe>,
+    round: u8,
+    /// The consumer index.
     at: u32,
-    /// One less than the number of entries.
+    /// One less than the number of entries, a power of two.
     mask: u32,
     /// Bytes from an entry to the next.
-    pub(crate) step: usize,
-    /// Binary logarithm of the number of entries.
-    log2: u32,
+    step: usize,
     shape: Shape,
     /// Where the fields of the first entry are.
     fields: NonNull<u8>,
-    /// The device's clock when the completion read last was written.
-    pub(crate) time: u64,
-    consumed: DoorbellRecord,
-    pub(crate) directory: Directory,
-    /// Completions that were told together, of which some are not read yet.
+    pub(crate) qps: QpTable,
+    /// A session of compressed CQEs of which some are not read yet.
     pub(crate) session: Session,
-    /// The entries.
-    memory: Entries,
+    consumed: DoorbellRecord,
     /// Where others look whether there is something to read.
     glance: Arc<Glance>,
-    /// What is left of entries that were replaced, for those who may still be
-    /// looking at them.
+    memory: Entries,
+    /// Entries that were replaced, for those who may still be looking at them.
     retired: Vec<RetiredEntries>,
     /// The doorbell records, which stay where they are when the entries move.
     records: Arc<Records>,
@@ -91,16 +81,12 @@ impl Look {
     }
 }
 
-/// The round while the next completion is not told by the next entry: no byte
-/// of an entry is that.
-const NO_ROUND: u32 = 1 << 8;
-
 /// What entries look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Binary logarithm of an entry's bytes, 6 or 7. The fields are the last 64.
     pub shift: u32,
-    /// The device may tell several together.
+    /// The device may compress CQEs.
     pub compresses: bool,
 }
 
@@ -136,19 +122,16 @@ impl CompletionRing {
         let mut ring = Self {
             next: fields.cast(),
             round: 0,
-            message: RECEIVED,
             at: 0,
             mask: (1 << log2) - 1,
             step: shape.bytes(),
-            log2,
             shape,
             fields,
-            time: 0,
-            consumed: records.record(0),
-            directory: Directory::default(),
+            qps: QpTable::default(),
             session: Session::default(),
-            memory,
+            consumed: records.record(0),
             glance: Arc::default(),
+            memory,
             retired: Vec::new(),
             records: Arc::new(records),
         };
@@ -196,132 +179,200 @@ impl CompletionRing {
 
     /// Entries that it holds at most.
     pub fn capacity(&self) -> u32 {
-        1 << self.log2
+        self.mask + 1
     }
 
     /// The fields of the entry at `at`.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn slot(&self, at: u32) -> NonNull<Cqe> {
-        let offset = (at & self.mask) as usize * self.step;
+        let slot = (at & self.mask) as usize;
         // SAFETY: one of the entries, by the mask.
-        unsafe { self.fields.add(offset).cast::<Cqe>() }
+        unsafe { self.fields.add(slot * self.step).cast() }
     }
 
     /// The owner bit that the entry at `at` has when it is written.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn round(&self, at: u32) -> u8 {
-        (at >> self.log2) as u8 & CQE_OWNER
+        u8::from(at & self.capacity() != 0)
     }
 
-    /// The entry at `at`, if the device has written it.
-    #[inline(always)]
-    pub(crate) fn written(&self, at: u32) -> Option<NonNull<Cqe>> {
+    /// The last byte of an entry, of which the rest is read after it.
+    ///
+    /// # Safety
+    /// It is an entry of this ring.
+    #[inline]
+    unsafe fn op_own(slot: NonNull<Cqe>) -> u8 {
+        // SAFETY: a byte of the entry, for as long as this takes.
+        unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) }.look()
+    }
+
+    /// The CQE at `at` and its last byte, if the device has written it.
+    pub(crate) fn written(&self, at: u32) -> Option<(CqeRef, u8)> {
         let slot = self.slot(at);
-        // SAFETY: a byte of the entry, which lives as long as this does.
-        let owner = unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) };
-        let owner = owner.look();
-        is_written(owner, self.round(at)).then_some(slot)
+        // SAFETY: an entry, which lives as long as this does.
+        let (cqe, op_own) = unsafe { (CqeRef::new(slot, true), Self::op_own(slot)) };
+        is_written(op_own, self.round(at)).then_some((cqe, op_own))
     }
 
     /// Whether there is certainly nothing to read.
-    #[inline(always)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        // SAFETY: a byte of the entry, which lives as long as this does.
-        let owner = unsafe { Owner::new(self.next.cast::<u8>().add(offset_of!(Cqe, op_own))) };
-        !self.is_in_session() && !is_written(owner.look(), self.round as u8)
+        // SAFETY: `next` is an entry of this ring.
+        let op_own = unsafe { Self::op_own(self.next) };
+        self.session.left == 0 && !is_written(op_own, self.round)
     }
 
-    /// The next completion; none if there is none. What is read is consumed
-    /// with [`CompletionRing::publish`].
-    ///
-    /// A receive of a shared queue whose memory was not there (on-demand paging)
-    /// is posted again. Its completion is nobody's; if no other follows, it is
-    /// consumed here.
+    /// Polls completions into `out`, in order, each once; how many there were. So
+    /// many places at the front of `out` are written.
     ///
     /// # Errors
-    /// [`CompletionError`]: it makes no sense, and is passed over.
+    /// The next completion is malformed. It stays the next one, so that the call
+    /// can be repeated once its queue pair is attached, until
+    /// [`CompletionRing::skip`]. An error behind other completions is reported by
+    /// the next call.
     ///
     /// # Safety
     /// The queues that complete here were published to as their contracts say.
-    #[inline(always)]
-    pub unsafe fn read(&mut self) -> Option<Result<WorkCompletion, CompletionError>> {
-        let mut faults = false;
-        loop {
-            if self.session.left != 0 {
-                // SAFETY: as the caller says.
-                return Some(unsafe { self.read_told_together() });
-            }
-            let Some(entry) = self.written(self.at) else {
-                if faults {
-                    // Nobody else would.
-                    self.publish();
-                }
-                return None;
+    #[inline]
+    pub unsafe fn poll<S: Sink>(&mut self, out: &mut [S]) -> Result<usize, CompletionError> {
+        let mut count = 0;
+        let result = loop {
+            let Some(sink) = out.get_mut(count) else {
+                break Ok(count);
             };
-            // SAFETY: a valid entry, any bytes of which are one; it is this
-            // side's until consumed, and copied once, whatever the device does.
-            let cqe = unsafe { entry.read() };
-            if cqe.is_title() && self.shape.compresses {
-                // SAFETY: as the caller says.
-                return Some(unsafe { self.read_title(&cqe) });
-            }
-            self.stand_at(self.at.wrapping_add(1));
-            if cqe.is_page_fault() && self.directory.post_again(&cqe) {
-                faults = true;
-                continue;
-            }
-            self.time = u64::from_be_bytes(cqe.timestamp);
-            let before = Before::of(entry, self.shape.before());
             // SAFETY: as the caller says.
-            return Some(unsafe { decode(&cqe, before, &self.directory) });
+            match unsafe { self.next(sink) } {
+                Ok(true) => count += 1,
+                Ok(false) => break Ok(count),
+                Err(error) => break Err(error),
+            }
+        };
+        if count == 0 {
+            return result;
         }
+        self.publish();
+        Ok(count)
     }
 
-    /// As [`CompletionRing::read`], at a title.
+    /// Decodes the next completion into `sink`; whether there was one. Its CQE is
+    /// given back to the device by [`CompletionRing::publish`].
+    ///
+    /// A receive of a shared queue that failed for a page fault (on-demand paging)
+    /// is posted again, and completes later.
+    ///
+    /// # Errors
+    /// As for [`CompletionRing::poll`].
+    ///
+    /// # Safety
+    /// As for [`CompletionRing::poll`].
+    #[inline(always)]
+    pub unsafe fn next(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
+        const SENT: u8 = cqe_opcode::REQ << 4;
+        const RECEIVED: u8 = cqe_opcode::RESP_SEND << 4;
+        const RECEIVED_IMM: u8 = cqe_opcode::RESP_SEND_IMM << 4;
+        if self.session.left == 0 {
+            // SAFETY: `next` is an entry of this ring, which lives as long as that.
+            let (cqe, op_own) = unsafe { (CqeRef::new(self.next, true), Self::op_own(self.next)) };
+            // Of these kinds, written, with neither data nor mini CQEs. Each is
+            // decoded by code of its own.
+            let decoded = match (op_own ^ self.round) & !CQE_SOLICITED {
+                SENT => decode(&mut self.qps, cqe, SENT, 0, sink).is_ok(),
+                RECEIVED => decode(&mut self.qps, cqe, RECEIVED, 0, sink).is_ok(),
+                RECEIVED_IMM => decode(&mut self.qps, cqe, RECEIVED_IMM, 0, sink).is_ok(),
+                _ if !is_written(op_own, self.round) => return Ok(false),
+                _ => false,
+            };
+            if decoded {
+                self.advance();
+                return Ok(true);
+            }
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.next_slow(sink) }
+    }
+
+    /// As [`CompletionRing::next`], of any completion or malformed CQE.
     ///
     /// # Safety
     /// As there.
     #[cold]
-    unsafe fn read_title(&mut self, title: &Cqe) -> Result<WorkCompletion, CompletionError> {
-        if let Err(error) = self.open_session(self.at, title) {
-            self.stand_at(self.at.wrapping_add(1));
-            return Err(error);
-        }
-        // SAFETY: as the caller says.
-        unsafe { self.read_told_together() }
-    }
-
-    /// As [`CompletionRing::read`], in a session.
-    ///
-    /// # Safety
-    /// As there.
     #[inline(never)]
-    unsafe fn read_told_together(&mut self) -> Result<WorkCompletion, CompletionError> {
-        let cqe = self.next_of_session(self.at);
-        self.stand_at(self.at.wrapping_add(1));
-        self.time = u64::from_be_bytes(cqe.timestamp);
-        // SAFETY: as the caller says.
-        unsafe { decode(&cqe, Before::NOTHING, &self.directory) }
+    unsafe fn next_slow(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
+        loop {
+            let at = self.at;
+            if self.session.left != 0 {
+                let cqe = self.expand(at);
+                // SAFETY: it lives until it is decoded.
+                let copy = unsafe { CqeRef::new(NonNull::from(&cqe), false) };
+                decode(&mut self.qps, copy, cqe.op_own, 0, sink)?;
+                self.advance_session(at);
+                self.advance();
+                return Ok(true);
+            }
+            let Some((cqe, op_own)) = self.written(at) else {
+                return Ok(false);
+            };
+            if self.shape.compresses && is_title(op_own) {
+                self.open_session(at, cqe.copy())?;
+                continue;
+            }
+            if cqe.is_page_fault(op_own) && self.post_again(cqe) {
+                self.advance();
+                self.publish();
+                continue;
+            }
+            if op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) != 0
+                && op_own >> 4 <= cqe_opcode::RESP_SEND_INV
+            {
+                let mut copy = cqe.copy();
+                let wide = (self.shape.before() != 0).then(|| {
+                    // SAFETY: 64 bytes of the entry come before its fields.
+                    unsafe { self.slot(at).cast::<[u8; 64]>().sub(1).read() }
+                });
+                // SAFETY: as the caller says.
+                let status = unsafe { scatter(&mut self.qps, &mut copy, op_own, wide.as_ref())? };
+                // SAFETY: it lives until it is decoded.
+                let copy = unsafe { CqeRef::new(NonNull::from(&copy), false) };
+                decode(&mut self.qps, copy, op_own, status, sink)?;
+            } else {
+                decode(&mut self.qps, cqe, op_own, 0, sink)?;
+            }
+            self.advance();
+            return Ok(true);
+        }
     }
 
-    /// When the device wrote the completion that was read last, in ticks of its
-    /// clock; nothing that means anything if that is of a failed operation.
-    #[inline(always)]
-    pub fn time(&self) -> u64 {
-        self.time
+    /// Posts the receive of a shared queue again that a page fault gave back;
+    /// whether it is outstanding.
+    fn post_again(&mut self, cqe: CqeRef) -> bool {
+        let work = self.qps.receiver(cqe.uidx_field());
+        work.and_then(|work| work.shared.as_ref())
+            .is_some_and(|shared| shared.taking().post_again(cqe.wqe_counter()))
+    }
+
+    /// Passes over the CQE that was reported as malformed.
+    #[cold]
+    pub fn skip(&mut self) {
+        if self.session.left != 0 {
+            self.expand(self.at);
+            self.advance_session(self.at);
+        } else if self.written(self.at).is_none() {
+            return;
+        }
+        self.go_on_at(self.at.wrapping_add(1));
     }
 
     /// Gives what was read back to the device.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) {
         // First where to look, then what is the device's again: nobody is to
         // look at an entry that it may write anew.
-        if self.round == NO_ROUND {
+        if self.session.left != 0 {
             self.glance.suspend();
         } else {
             // SAFETY: entries that are replaced stay readable (`retired`), and
             // who looks does not outlive the ring (`look`).
-            unsafe { self.glance.publish(self.next.cast(), self.round as u8) };
+            unsafe { self.glance.publish(self.next.cast(), self.round) };
         }
         self.consumed.publish(self.at & INDEX);
     }
@@ -346,206 +397,40 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// Takes completions, in order, each once; how many.
-    ///
-    /// # Errors
-    /// [`CompletionError`] if the first makes no sense; it is consumed. One
-    /// behind others is left for the next call.
-    ///
-    /// # Safety
-    /// As for [`CompletionRing::read`].
-    #[inline(always)]
-    pub unsafe fn take(
-        &mut self,
-        out: &mut [MaybeUninit<WorkCompletion>],
-    ) -> Result<usize, CompletionError> {
-        // SAFETY: as the caller says.
-        let (taken, why) = match out {
-            // SAFETY: as the caller says.
-            [one] => match unsafe { self.read_usual(one) } {
-                Usual::Taken => (1, Usual::Taken),
-                why => (0, why),
-            },
-            // SAFETY: as the caller says.
-            _ => unsafe { self.take_usual(out) },
-        };
-        if why == Usual::Other {
-            // SAFETY: as the caller says.
-            return unsafe { self.take_rest(out, taken) };
-        }
-        if taken != 0 {
-            self.publish();
-        }
-        Ok(taken)
-    }
-
-    /// Polls completions into `out`, in order, each once; how many there were.
-    ///
-    /// # Errors
-    /// The next completion is malformed. It stays the next one, so that the call
-    /// can be repeated once its queue pair is attached, until
-    /// [`CompletionRing::skip`]. An error behind other completions is reported by
-    /// the next call.
-    ///
-    /// # Safety
-    /// The queues that complete here were published to as their contracts say.
-    pub unsafe fn poll<P: Place>(
-        &mut self,
-        out: &mut [MaybeUninit<P>],
-    ) -> Result<usize, CompletionError> {
-        let mut count = 0;
-        let result = loop {
-            // SAFETY: as the caller says.
-            let (more, why) = unsafe { self.take_usual(&mut out[count..]) };
-            count += more;
-            if why != Usual::Other || count == out.len() {
-                break Ok(count);
-            }
-            let left = self.session.left;
-            // SAFETY: as the caller says.
-            match unsafe { self.read() } {
-                Some(Ok(wc)) => {
-                    let place = &raw mut out[count];
-                    // SAFETY: a place begins with a completion, and is writable.
-                    unsafe {
-                        place.cast::<WorkCompletion>().write(wc);
-                        P::set_time(place, self.time);
-                    }
-                    count += 1;
-                }
-                Some(Err(error)) => {
-                    self.unread(left);
-                    break if count == 0 { Err(error) } else { Ok(count) };
-                }
-                None => break Ok(count),
-            }
-        };
-        if count != 0 {
-            self.publish();
-        }
-        result
-    }
-
-    /// Passes over the completion that [`CompletionRing::poll`] reported as
-    /// malformed.
-    #[cold]
-    pub fn skip(&mut self) {
-        if self.session.left != 0 {
-            self.next_of_session(self.at);
-        } else if self.written(self.at).is_none() {
-            return;
-        }
-        self.stand_at(self.at.wrapping_add(1));
-        self.publish();
-    }
-
-    /// As [`CompletionRing::take`], when `taken` were taken and the next is not
-    /// one of the usual.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(never)]
-    unsafe fn take_rest(
-        &mut self,
-        out: &mut [MaybeUninit<WorkCompletion>],
-        mut taken: usize,
-    ) -> Result<usize, CompletionError> {
-        let mut failed = None;
-        while taken < out.len() {
-            let left = self.session.left;
-            // SAFETY: as the caller says.
-            match unsafe { self.read() } {
-                Some(Ok(wc)) => {
-                    out[taken].write(wc);
-                    taken += 1;
-                }
-                Some(Err(error)) if taken == 0 => {
-                    failed = Some(error);
-                    break;
-                }
-                Some(Err(_)) => {
-                    self.unread(left);
-                    break;
-                }
-                None => break,
-            }
-            // SAFETY: as the caller says.
-            let (usual, why) = unsafe { self.take_usual(&mut out[taken..]) };
-            taken += usual;
-            if why != Usual::Other {
-                break;
-            }
-        }
-        if taken != 0 || failed.is_some() {
-            self.publish();
-        }
-        failed.map_or(Ok(taken), Err)
-    }
-
-    /// The completion read last is to be read again. `left` were left of a
-    /// session before.
-    #[cold]
-    fn unread(&mut self, left: u32) {
-        // Within a session, or at its title, or at its last.
-        if left != self.session.left {
-            self.session.undo();
-        }
-        self.stand_at(self.at.wrapping_sub(1));
-    }
-
-    /// Where reading goes on.
-    #[inline(always)]
+    /// The consumer index, as far as was read.
     pub(crate) fn position(&self) -> u32 {
         self.at
     }
 
-    /// Whether the next completion is not told by the next entry alone.
-    #[inline(always)]
-    pub(crate) fn is_in_session(&self) -> bool {
-        self.round == NO_ROUND
-    }
-
-    /// Entries from the position to the memory's end.
-    #[inline(always)]
-    pub(crate) fn to_end(&self) -> usize {
-        (!self.at & self.mask) as usize + 1
-    }
-
-    /// Goes on behind `count` entries that were read by themselves, which are
-    /// no more than there are to the memory's end; `next` is behind the last.
-    #[inline(always)]
-    pub(crate) fn pass(&mut self, count: usize, next: NonNull<Cqe>) {
-        self.at = self.at.wrapping_add(count as u32);
-        self.next = next;
-        if self.at & self.mask == 0 {
+    /// Goes on at the next entry.
+    #[inline]
+    fn advance(&mut self) {
+        self.at = self.at.wrapping_add(1);
+        if self.at & self.mask != 0 {
+            // SAFETY: it is not the last one's end.
+            self.next = unsafe { self.next.byte_add(self.step) };
+        } else {
             cold_path();
-            self.stand_at(self.at);
+            self.go_to(self.at);
         }
     }
 
-    /// Goes on reading at `at`. After every change of the session as well.
-    #[inline(always)]
-    pub(crate) fn stand_at(&mut self, at: u32) {
+    /// Goes on reading at `at`.
+    fn go_to(&mut self, at: u32) {
         self.at = at;
         self.next = self.slot(at);
-        self.round = if self.session.left == 0 {
-            self.round(at).into()
-        } else {
-            NO_ROUND
-        };
-        self.message = RECEIVED | self.round;
+        self.round = self.round(at);
     }
 
     /// Goes on reading at `at`, and says so to the device.
     pub(crate) fn go_on_at(&mut self, at: u32) {
-        self.stand_at(at);
+        self.go_to(at);
         self.publish();
     }
 
     /// Goes on reading at `at` in other memory, of `1 << log2` entries.
     pub(crate) fn go_on_in(&mut self, memory: Entries, log2: u32, at: u32) {
         self.fields = Self::fields(&memory, self.shape);
-        self.log2 = log2;
         self.mask = (1 << log2) - 1;
         let old = std::mem::replace(&mut self.memory, memory);
         self.retired.push(old.retire());

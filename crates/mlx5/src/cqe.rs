@@ -1,321 +1,443 @@
-//! What a completion means.
+//! The decoder of CQEs.
+//!
+//! [`decode`] resolves the queue pair and the work request of a CQE, interprets
+//! its opcode and hands the result to a [`Sink`]: a work completion, one with a
+//! timestamp, or the entry under a cursor, which reads the other fields on
+//! demand. What a CQE says is looked up or masked; what is not known is a
+//! [`CompletionError`], and then nothing has changed.
 
+use std::hint::cold_path;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 
-use ring::{Found, Outstanding};
+use ring::Outstanding;
+use uverbs::WorkCompletion;
 
-use crate::abi::{
-    self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode,
-};
-use crate::directory::{Directory, Entry, NUMBER, user_index};
-use crate::shared::SharedWork;
+use crate::abi::{self, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode};
+use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
-use crate::{CompletionError, Role, WorkCompletion};
+use crate::{CompletionError, SharedWork, Work};
 
-impl Cqe {
-    /// What it is about, 4 bits.
-    #[inline(always)]
-    pub(crate) fn opcode(&self) -> u8 {
-        self.op_own >> 4
-    }
+/// A CQE that the device has written, or a copy of one. Each field is read when
+/// it is asked for, once: a device that breaks its contract may write meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct CqeRef {
+    at: NonNull<Cqe>,
+    /// It stays where it is until the ring is published.
+    pub(crate) in_ring: bool,
+}
 
-    /// The user index of the queue pair that it is about.
-    #[inline(always)]
-    pub(crate) fn user_index(&self) -> u32 {
-        user_index(self.srqn_uidx)
-    }
+macro_rules! field {
+    ($cqe:expr, $field:ident) => {
+        // SAFETY: readable, by the contract of `CqeRef::new`; any bytes are a field.
+        unsafe { (&raw const (*$cqe.at.as_ptr()).$field).read_volatile() }
+    };
+}
 
-    #[inline(always)]
-    pub(crate) fn slot(&self) -> u16 {
-        u16::from_be(self.wqe_counter)
-    }
+/// Bits of `flags_rqpn` that are set if the message has a GRH.
+const GRH: u32 = 3 << 28;
 
-    /// Whether it consumed a receive.
-    #[inline(always)]
-    pub(crate) fn is_receive(&self) -> bool {
-        matches!(
-            self.opcode(),
-            cqe_opcode::RESP_WR_IMM
-                | cqe_opcode::RESP_SEND
-                | cqe_opcode::RESP_SEND_IMM
-                | cqe_opcode::RESP_SEND_INV
-                | cqe_opcode::RESP_ERR
-        )
-    }
-
-    /// Whether it says that a receive could not be done because memory of its
-    /// list was not there (on-demand paging), and that the kernel was asked for
-    /// it: the message comes again, to another receive.
-    pub(crate) fn is_page_fault(&self) -> bool {
-        self.opcode() == cqe_opcode::RESP_ERR
-            && self.timestamp[SYNDROME] == syndrome::REMOTE_ABORTED
-            && self.timestamp[VENDOR_SYNDROME] == syndrome::VENDOR_PAGE_FAULT
-    }
-
-    /// Whether data came in it.
-    #[inline(always)]
-    fn has_data(&self) -> bool {
-        self.op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) != 0
-    }
-
-    /// Gives the data that came in it, `byte_len` bytes, to where it belongs;
-    /// whether it did, and there was as much room.
-    ///
+impl CqeRef {
     /// # Safety
-    /// `before` is of this completion.
-    unsafe fn scatter(
-        &self,
-        before: Before,
-        byte_len: u32,
-        to: impl FnOnce(&[u8]) -> bool,
-    ) -> bool {
-        let byte_len = byte_len as usize;
-        // 64 bytes come before the fields, if entries are that long.
-        if self.op_own & CQE_SCATTER_64 != 0 {
-            // SAFETY: as the caller says.
-            let data = unsafe { before.read() };
-            return data.is_some_and(|data| data.get(..byte_len).is_some_and(to));
-        }
-        // What the first fields are depends on this bit: bytes, then.
-        // SAFETY: the structure has no padding and is longer than that.
-        let first = unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), 32) };
-        first.get(..byte_len).is_some_and(to)
+    /// Readable for as long as this value is used.
+    #[inline]
+    pub(crate) unsafe fn new(at: NonNull<Cqe>, in_ring: bool) -> Self {
+        Self { at, in_ring }
+    }
+
+    pub(crate) fn at(self) -> *const Cqe {
+        self.at.as_ptr()
+    }
+
+    pub(crate) fn copy(self) -> Cqe {
+        // SAFETY: readable, by the contract of `CqeRef::new`; any bytes are a CQE.
+        unsafe { self.at.read_volatile() }
+    }
+
+    /// The field that has the user index of the queue pair, as it is there.
+    #[inline]
+    pub(crate) fn uidx_field(self) -> u32 {
+        field!(self, srqn_uidx)
+    }
+
+    /// The WQE's index in its queue.
+    #[inline]
+    pub(crate) fn wqe_counter(self) -> u16 {
+        u16::from_be(field!(self, wqe_counter))
+    }
+
+    /// The opcode of the work request and the number of the queue pair.
+    #[inline]
+    fn sop_qpn(self) -> u32 {
+        u32::from_be(field!(self, sop_drop_qpn))
+    }
+
+    #[inline]
+    pub(crate) fn qp_num(self) -> u32 {
+        self.sop_qpn() & NUMBER
+    }
+
+    #[inline]
+    pub(crate) fn byte_len(self) -> u32 {
+        u32::from_be(field!(self, byte_cnt))
+    }
+
+    /// Immediate data, the invalidated key or the P_Key index, as it is there.
+    #[inline]
+    pub(crate) fn immediate(self) -> u32 {
+        field!(self, imm_inval_pkey)
+    }
+
+    /// Service level, GRH and number of the sender's queue pair.
+    #[inline]
+    pub(crate) fn flags_rqpn(self) -> u32 {
+        u32::from_be(field!(self, flags_rqpn))
+    }
+
+    #[inline]
+    pub(crate) fn src_qp(self) -> u32 {
+        self.flags_rqpn() & NUMBER
+    }
+
+    #[inline]
+    pub(crate) fn sl(self) -> u8 {
+        (self.flags_rqpn() >> 24 & 0xf) as u8
+    }
+
+    #[inline]
+    pub(crate) fn slid(self) -> u16 {
+        u16::from_be(field!(self, slid))
+    }
+
+    #[inline]
+    pub(crate) fn dlid_path_bits(self) -> u8 {
+        field!(self, ml_path) & 0x7f
+    }
+
+    /// The device's clock when the CQE was written; of a failure, any number.
+    #[inline]
+    pub(crate) fn time(self) -> u64 {
+        // SAFETY: as in `field`; aligned, as the CQE is.
+        u64::from_be(unsafe {
+            let at = self.at.cast::<u8>().add(offset_of!(Cqe, timestamp));
+            at.cast::<u64>().read_volatile()
+        })
+    }
+
+    /// The vendor's syndrome and the syndrome of a failure.
+    fn syndromes(self) -> (u8, u8) {
+        let bytes = field!(self, timestamp);
+        (bytes[VENDOR_SYNDROME], bytes[SYNDROME])
+    }
+
+    /// Whether a receive failed since memory of its list was not there (on-demand
+    /// paging), for which the kernel was asked: the message comes again, to
+    /// another receive.
+    pub(crate) fn is_page_fault(self, op_own: u8) -> bool {
+        op_own >> 4 == cqe_opcode::RESP_ERR
+            && self.syndromes() == (syndrome::VENDOR_PAGE_FAULT, syndrome::REMOTE_ABORTED)
     }
 }
 
-/// The bytes of an entry that come before its fields.
-#[derive(Clone, Copy)]
-pub(crate) struct Before {
-    fields: NonNull<Cqe>,
-    /// How many they are: none, or 64.
-    bytes: usize,
+/// What the decoder determines of a completion. A sink takes the rest from the CQE.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoded {
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) wc_flags: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) vendor_err: u32,
 }
 
-impl Before {
-    /// There are none.
-    pub(crate) const NOTHING: Self = Self {
-        fields: NonNull::dangling(),
-        bytes: 0,
-    };
-
-    #[inline(always)]
-    pub(crate) fn of(fields: NonNull<Cqe>, bytes: usize) -> Self {
-        Self { fields, bytes }
-    }
-
-    /// # Safety
-    /// The entry is this side's.
-    unsafe fn read(self) -> Option<[u8; 64]> {
-        // SAFETY: as the caller says, and there are as many.
-        (self.bytes == 64).then(|| unsafe { self.fields.cast::<[u8; 64]>().sub(1).read() })
-    }
+/// Where the fields of a completion go.
+pub trait Sink {
+    /// Takes a completion.
+    #[doc(hidden)]
+    fn put(&mut self, cqe: CqeRef, decoded: Decoded);
 }
 
-/// Says what a completion means, and takes note of it in the queue that it is
-/// about.
-///
-/// # Safety
-/// Every work request that is outstanding names memory that is valid, as those
-/// who posted it have said (`SendQueue::publish`, `RecvQueue::publish`). `before`
-/// is of this completion.
-#[inline(always)]
-pub(crate) unsafe fn decode(
-    cqe: &Cqe,
-    before: Before,
-    directory: &Directory,
-) -> Result<WorkCompletion, CompletionError> {
-    let user_index = cqe.user_index();
-    let role = match cqe.opcode() {
-        cqe_opcode::REQ | cqe_opcode::REQ_ERR => Role::SEND,
-        _ if cqe.is_receive() => Role::RECEIVE,
-        _ => return Err(unknown(cqe)),
-    };
-    let entry = match directory.find(user_index) {
-        Some(entry) if entry.role.contains(role) => entry,
-        _ => return Err(CompletionError::UnknownQueue { user_index }),
-    };
-    let slot = cqe.slot();
-    let taken = Taken::new(entry, role, slot).ok_or(CompletionError::UnknownRequest { slot })?;
-    let mut wc = WorkCompletion {
-        wr_id: taken.wr_id(),
-        qp_num: u32::from_be(cqe.sop_drop_qpn) & NUMBER,
-        ..WorkCompletion::default()
-    };
-    match cqe.opcode() {
-        cqe_opcode::REQ_ERR | cqe_opcode::RESP_ERR => {
-            wc.status = status_of(cqe.timestamp[SYNDROME]);
-            wc.vendor_err = cqe.timestamp[VENDOR_SYNDROME].into();
-        }
-        // SAFETY: as the caller says; the work request is outstanding.
-        cqe_opcode::REQ => unsafe { request(cqe, before, entry, &mut wc)? },
-        // SAFETY: as above.
-        _ => unsafe { response(cqe, before, entry, &mut wc) },
-    }
-    // From here on the entry is the poster's again.
-    taken.complete(slot);
-    Ok(wc)
-}
-
-impl Directory {
-    /// Posts the receive again that a page fault gave back; whether it is one of
-    /// a shared queue's, and outstanding.
-    #[cold]
-    pub(crate) fn post_again(&mut self, cqe: &Cqe) -> bool {
-        self.shared(cqe.srqn_uidx)
-            .is_some_and(|shared| shared.taking().post_again(cqe.slot()))
-    }
-}
-
-/// The work request that a completion names, while it is looked at.
-enum Taken<'e> {
-    Own(&'e Outstanding, Found),
-    Shared(&'e SharedWork, u64),
-}
-
-impl<'e> Taken<'e> {
-    /// None if there is none outstanding.
-    #[inline(always)]
-    fn new(entry: &'e Entry, role: Role, slot: u16) -> Option<Self> {
-        let own = match &entry.work.shared {
-            _ if role == Role::SEND => &entry.work.sends,
-            None => &entry.work.receives,
-            Some(shared) => return Some(Self::Shared(shared, shared.taking().find(slot)?)),
+impl Sink for MaybeUninit<WorkCompletion> {
+    #[inline]
+    fn put(&mut self, cqe: CqeRef, decoded: Decoded) {
+        let mut wc = WorkCompletion {
+            wr_id: decoded.wr_id,
+            status: decoded.status,
+            opcode: decoded.opcode,
+            vendor_err: decoded.vendor_err,
+            byte_len: decoded.byte_len,
+            wc_flags: decoded.wc_flags,
+            qp_num: cqe.qp_num(),
+            ..WorkCompletion::default()
         };
-        Some(Self::Own(own, own.find(slot.into())?))
-    }
-
-    #[inline(always)]
-    fn wr_id(&self) -> u64 {
-        match self {
-            Self::Own(_, found) => found.wr_id,
-            Self::Shared(_, wr_id) => *wr_id,
+        if decoded.opcode & opcode::RECV != 0 {
+            // The field has one of the three.
+            let immediate = cqe.immediate();
+            if decoded.wc_flags & flags::WITH_IMM != 0 {
+                wc.ex = immediate;
+            } else if decoded.wc_flags & flags::WITH_INV != 0 {
+                wc.ex = u32::from_be(immediate);
+            } else {
+                wc.pkey_index = u32::from_be(immediate) as u16;
+            }
+            let flags_rqpn = cqe.flags_rqpn();
+            wc.src_qp = flags_rqpn & NUMBER;
+            wc.sl = (flags_rqpn >> 24 & 0xf) as u8;
+            wc.slid = cqe.slid();
+            wc.dlid_path_bits = cqe.dlid_path_bits();
         }
+        self.write(wc);
     }
+}
 
-    #[inline(always)]
-    fn complete(self, slot: u16) {
-        match self {
-            Self::Own(queue, found) => queue.complete(found),
-            Self::Shared(queue, _) => {
-                queue.taking().take(slot);
+/// A completion, and when the device wrote it, in ticks of its clock (of a
+/// failure, any number).
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct Timed {
+    /// The completion.
+    pub completion: WorkCompletion,
+    /// When it was written.
+    pub time: u64,
+}
+
+impl Sink for MaybeUninit<Timed> {
+    #[inline]
+    fn put(&mut self, cqe: CqeRef, decoded: Decoded) {
+        let time = cqe.time();
+        let mut completion = MaybeUninit::uninit();
+        completion.put(cqe, decoded);
+        // SAFETY: a sink is written by `put`.
+        let completion = unsafe { completion.assume_init() };
+        self.write(Timed { completion, time });
+    }
+}
+
+/// Whether a CQE consumed a receive.
+pub(crate) fn is_receive(op_own: u8) -> bool {
+    matches!(
+        op_own >> 4,
+        cqe_opcode::RESP_WR_IMM
+            | cqe_opcode::RESP_SEND
+            | cqe_opcode::RESP_SEND_IMM
+            | cqe_opcode::RESP_SEND_INV
+            | cqe_opcode::RESP_ERR
+    )
+}
+
+/// Decodes a CQE into `sink`, and completes its work request. `op_own` is its last
+/// byte; `status` is that of the data that came in it, 0 if there was none.
+#[inline(always)]
+pub(crate) fn decode(
+    qps: &mut QpTable,
+    cqe: CqeRef,
+    op_own: u8,
+    status: u32,
+    sink: &mut impl Sink,
+) -> Result<(), CompletionError> {
+    let success = |wr_id, opcode, wc_flags, byte_len| Decoded {
+        wr_id,
+        status,
+        opcode,
+        wc_flags,
+        byte_len,
+        vendor_err: 0,
+    };
+    let decoded = match op_own >> 4 {
+        cqe_opcode::REQ => {
+            let work = sender(qps, cqe)?;
+            let (opcode, wc_flags, byte_len) = request(work, cqe)?;
+            success(complete_send(work, cqe)?, opcode, wc_flags, byte_len)
+        }
+        kind @ (cqe_opcode::RESP_SEND
+        | cqe_opcode::RESP_SEND_IMM
+        | cqe_opcode::RESP_SEND_INV
+        | cqe_opcode::RESP_WR_IMM) => {
+            let wr_id = complete_receive(receiver(qps, cqe)?, cqe)?;
+            let opcode = match kind {
+                cqe_opcode::RESP_WR_IMM => opcode::RECV_RDMA_WITH_IMM,
+                _ => opcode::RECV,
+            };
+            let mut wc_flags = match kind {
+                cqe_opcode::RESP_SEND => 0,
+                cqe_opcode::RESP_SEND_INV => flags::WITH_INV,
+                _ => flags::WITH_IMM,
+            };
+            if cqe.flags_rqpn() & GRH != 0 {
+                wc_flags |= flags::GRH;
+            }
+            success(wr_id, opcode, wc_flags, cqe.byte_len())
+        }
+        kind @ (cqe_opcode::REQ_ERR | cqe_opcode::RESP_ERR) => {
+            cold_path();
+            let wr_id = match kind {
+                cqe_opcode::REQ_ERR => complete_send(sender(qps, cqe)?, cqe)?,
+                _ => complete_receive(receiver(qps, cqe)?, cqe)?,
+            };
+            let (vendor, syndrome) = cqe.syndromes();
+            Decoded {
+                status: status_of(syndrome),
+                vendor_err: vendor.into(),
+                ..success(wr_id, opcode::SEND, 0, 0)
             }
         }
-    }
-}
-
-#[cold]
-fn unknown(cqe: &Cqe) -> CompletionError {
-    CompletionError::UnknownOpcode {
-        completion: cqe.opcode(),
-        request: (u32::from_be(cqe.sop_drop_qpn) >> 24) as u8,
-    }
-}
-
-/// A work request of this side that succeeded.
-///
-/// # Safety
-/// As for [`decode`]; the work request is outstanding.
-#[inline(always)]
-unsafe fn request(
-    cqe: &Cqe,
-    before: Before,
-    entry: &Entry,
-    wc: &mut WorkCompletion,
-) -> Result<(), CompletionError> {
-    let request = (u32::from_be(cqe.sop_drop_qpn) >> 24) as u8;
-    match request {
-        abi::opcode::SEND | abi::opcode::SEND_INVAL => wc.opcode = opcode::SEND,
-        abi::opcode::SEND_IMM => {
-            wc.opcode = opcode::SEND;
-            wc.wc_flags = flags::WITH_IMM;
-        }
-        abi::opcode::RDMA_WRITE => wc.opcode = opcode::RDMA_WRITE,
-        abi::opcode::RDMA_WRITE_IMM => {
-            wc.opcode = opcode::RDMA_WRITE;
-            wc.wc_flags = flags::WITH_IMM;
-        }
-        abi::opcode::RDMA_READ => {
-            wc.opcode = opcode::RDMA_READ;
-            wc.byte_len = u32::from_be(cqe.byte_cnt);
-        }
-        abi::opcode::ATOMIC_CS => {
-            wc.opcode = opcode::COMP_SWAP;
-            wc.byte_len = 8;
-        }
-        abi::opcode::ATOMIC_FA => {
-            wc.opcode = opcode::FETCH_ADD;
-            wc.byte_len = 8;
-        }
-        // Which of the two it was is written down where it was posted.
-        abi::opcode::UMR => {
-            let second = u32::from(cqe.slot()).wrapping_add(1);
-            wc.opcode = if entry.work.sends.noted(second) == opcode::LOCAL_INV.into() {
-                opcode::LOCAL_INV
-            } else {
-                opcode::BIND_MW
-            };
-        }
-        _ => return Err(unknown(cqe)),
-    }
-    if cqe.has_data() {
-        // SAFETY: as the caller says.
-        let to = |data: &[u8]| unsafe { entry.work.scatter_send(cqe.slot(), data) };
-        // SAFETY: as the caller says.
-        if !entry.work.short_data || !unsafe { cqe.scatter(before, wc.byte_len, to) } {
-            wc.status = status::LOC_LEN_ERR;
-        }
-    }
+        _ => return Err(unknown_opcode(cqe, op_own)),
+    };
+    sink.put(cqe, decoded);
     Ok(())
 }
 
-/// A message of the peer's that arrived.
+/// The queue pair of a CQE of its send queue.
+#[inline(always)]
+fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
+    qps.sender(cqe.uidx_field())
+        .ok_or_else(|| unknown_queue(cqe))
+}
+
+/// The queue pair of a CQE of one of its receives.
+#[inline(always)]
+fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
+    qps.receiver(cqe.uidx_field())
+        .ok_or_else(|| unknown_queue(cqe))
+}
+
+/// Completes the WQE that a CQE names, and all before it in its send queue. The
+/// slots are the poster's again, so whatever is needed of them has been read.
+#[inline(always)]
+fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
+    complete(&work.sends, cqe)
+}
+
+/// Completes the receive that a CQE names.
+#[inline(always)]
+fn complete_receive(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
+    match &work.shared {
+        None => complete(&work.receives, cqe),
+        Some(shared) => {
+            let slot = cqe.wqe_counter();
+            complete_shared(shared, slot).ok_or_else(|| unknown_request(slot))
+        }
+    }
+}
+
+/// Completes a receive of a shared queue.
+#[inline(never)]
+fn complete_shared(shared: &SharedWork, slot: u16) -> Option<u64> {
+    shared.taking().take(slot)
+}
+
+#[inline(always)]
+fn complete(queue: &Outstanding, cqe: CqeRef) -> Result<u64, CompletionError> {
+    let slot = cqe.wqe_counter();
+    let found = (queue.find(slot.into())).ok_or_else(|| unknown_request(slot))?;
+    queue.complete(found);
+    Ok(found.wr_id)
+}
+
+/// Opcode, flags and length of a completed work request of the send queue.
+#[inline(always)]
+fn request(work: &Work, cqe: CqeRef) -> Result<(u32, u32, u32), CompletionError> {
+    let request = (cqe.sop_qpn() >> 24) as u8;
+    match request {
+        abi::opcode::SEND => Ok((opcode::SEND, 0, 0)),
+        abi::opcode::RDMA_WRITE => Ok((opcode::RDMA_WRITE, 0, 0)),
+        _ => other_request(work, cqe, request),
+    }
+}
+
+/// As [`request`], of any but sends and writes.
+#[inline(never)]
+fn other_request(
+    work: &Work,
+    cqe: CqeRef,
+    request: u8,
+) -> Result<(u32, u32, u32), CompletionError> {
+    Ok(match request {
+        abi::opcode::SEND_INVAL => (opcode::SEND, 0, 0),
+        abi::opcode::SEND_IMM => (opcode::SEND, flags::WITH_IMM, 0),
+        abi::opcode::RDMA_WRITE_IMM => (opcode::RDMA_WRITE, flags::WITH_IMM, 0),
+        abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
+        abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
+        abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
+        // Which of the two it was is noted where it was posted.
+        abi::opcode::UMR => {
+            let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
+            match work.sends.noted(second) as u32 {
+                opcode::LOCAL_INV => (opcode::LOCAL_INV, 0, 0),
+                _ => (opcode::BIND_MW, 0, 0),
+            }
+        }
+        _ => return Err(unknown_opcode(cqe, cqe_opcode::REQ << 4)),
+    })
+}
+
+/// Writes the data that came in a CQE to where its work request wants it, and
+/// clears it from the CQE; the completion's status. `wide` is the first half of a
+/// CQE of 128 bytes.
 ///
 /// # Safety
-/// As for [`decode`]; the work request is outstanding.
-#[inline(always)]
-unsafe fn response(cqe: &Cqe, before: Before, entry: &Entry, wc: &mut WorkCompletion) {
-    wc.byte_len = u32::from_be(cqe.byte_cnt);
-    wc.opcode = opcode::RECV;
-    match cqe.opcode() {
-        cqe_opcode::RESP_WR_IMM => {
-            wc.opcode = opcode::RECV_RDMA_WITH_IMM;
-            wc.wc_flags = flags::WITH_IMM;
-            wc.ex = cqe.imm_inval_pkey;
-        }
-        cqe_opcode::RESP_SEND_IMM => {
-            wc.wc_flags = flags::WITH_IMM;
-            wc.ex = cqe.imm_inval_pkey;
-        }
-        cqe_opcode::RESP_SEND_INV => {
-            wc.wc_flags = flags::WITH_INV;
-            wc.ex = u32::from_be(cqe.imm_inval_pkey);
-        }
-        // The field has one of the three.
-        _ => wc.pkey_index = u32::from_be(cqe.imm_inval_pkey) as u16,
-    }
-    if cqe.has_data() {
-        // SAFETY: as the caller says.
-        let to = |data: &[u8]| unsafe {
-            match &entry.work.shared {
-                None => entry.work.scatter_receive(cqe.slot(), data),
-                Some(shared) => shared.scatter(cqe.slot(), data),
+/// The lists of outstanding work requests name valid memory.
+pub(crate) unsafe fn scatter(
+    qps: &mut QpTable,
+    cqe: &mut Cqe,
+    op_own: u8,
+    wide: Option<&[u8; 64]>,
+) -> Result<u32, CompletionError> {
+    let mut first = [0; 32];
+    let data = if op_own & abi::CQE_SCATTER_64 != 0 {
+        wide.map(|wide| &wide[..])
+    } else {
+        // SAFETY: the CQE is longer and has no padding; any bytes are fields.
+        let fields = unsafe { &mut *(&raw mut *cqe).cast::<[u8; 32]>() };
+        std::mem::swap(&mut first, fields);
+        Some(&first[..])
+    };
+    // SAFETY: the reference ends with this function.
+    let cqe = unsafe { CqeRef::new(NonNull::from(cqe), false) };
+    let slot = cqe.wqe_counter();
+    let data = |byte_len: u32| data?.get(..byte_len as usize);
+    let fits = if op_own >> 4 == cqe_opcode::REQ {
+        let work = sender(qps, cqe)?;
+        let (_, _, byte_len) = request(work, cqe)?;
+        let outstanding = work.sends.find(slot.into()).map(|found| found.wr_id);
+        outstanding.ok_or_else(|| unknown_request(slot))?;
+        // SAFETY: as the caller says; it is outstanding.
+        let scatter = |data: &[u8]| unsafe { work.scatter_send(slot, data) };
+        work.short_data && data(byte_len).is_some_and(scatter)
+    } else {
+        let work = receiver(qps, cqe)?;
+        let outstanding = match &work.shared {
+            None => work.receives.find(slot.into()).map(|found| found.wr_id),
+            Some(shared) => shared.taking().find(slot),
+        };
+        outstanding.ok_or_else(|| unknown_request(slot))?;
+        // SAFETY: as the caller says; it is outstanding.
+        let scatter = |data: &[u8]| unsafe {
+            match &work.shared {
+                None => work.scatter_receive(slot, data),
+                Some(shared) => shared.scatter(slot, data),
             }
         };
-        // SAFETY: as the caller says.
-        if !entry.work.short_data || !unsafe { cqe.scatter(before, wc.byte_len, to) } {
-            wc.status = status::LOC_LEN_ERR;
-        }
-        if cqe.op_own & CQE_SCATTER_64 == 0 {
-            // The fields below are data.
-            return;
-        }
-    }
-    let flags_rqpn = u32::from_be(cqe.flags_rqpn);
-    wc.slid = u16::from_be(cqe.slid);
-    wc.sl = (flags_rqpn >> 24 & 0xf) as u8;
-    wc.src_qp = flags_rqpn & NUMBER;
-    wc.dlid_path_bits = cqe.ml_path & 0x7f;
-    if flags_rqpn >> 28 & 3 != 0 {
-        wc.wc_flags |= flags::GRH;
+        work.short_data && data(cqe.byte_len()).is_some_and(scatter)
+    };
+    Ok(if fits { 0 } else { status::LOC_LEN_ERR })
+}
+
+#[cold]
+fn unknown_queue(cqe: CqeRef) -> CompletionError {
+    let user_index = user_index(cqe.uidx_field());
+    CompletionError::UnknownQueue { user_index }
+}
+
+#[cold]
+fn unknown_request(slot: u16) -> CompletionError {
+    CompletionError::UnknownRequest { slot }
+}
+
+#[cold]
+fn unknown_opcode(cqe: CqeRef, op_own: u8) -> CompletionError {
+    CompletionError::UnknownOpcode {
+        completion: op_own >> 4,
+        request: (cqe.sop_qpn() >> 24) as u8,
     }
 }

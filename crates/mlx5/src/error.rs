@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-/// A completion that makes no sense. It has been consumed.
+/// A malformed CQE. It stays the next one until
+/// [`CompletionRing::skip`](crate::CompletionRing::skip).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionError {
     /// No queue of that user index completes here.

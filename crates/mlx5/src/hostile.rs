@@ -17,8 +17,8 @@ use crate::registers::Register;
 use crate::shared::SharedQueue;
 use crate::wc::opcode;
 use crate::{
-    CompletionRing, Limits, Opcode, RecvQueue, Role, SendFlags, SendQueue, Service, Sge,
-    SharedWork, Shown, Work, WorkCompletion,
+    CompletionRing, CursorEntry, Limits, Opcode, RecvQueue, Role, SendFlags, SendQueue, Service,
+    Sge, SharedWork, Work, WorkCompletion,
 };
 
 /// Of a device, where there is none.
@@ -177,12 +177,15 @@ impl World<'_> {
             6..10 => self.raise(),
             10 => self.scribble(),
             11 => self.poll(),
-            12 => self.look(),
+            12 => self.step_cursor(),
             13 => {
+                let mut wc = MaybeUninit::<WorkCompletion>::uninit();
                 // SAFETY: lists name memory of this world's.
-                let read = unsafe { self.ring.read() };
-                if let Some(Ok(wc)) = read {
-                    self.done(&wc);
+                match unsafe { self.ring.next(&mut wc) } {
+                    // SAFETY: it was written.
+                    Ok(true) => self.done(unsafe { wc.assume_init_ref() }),
+                    Ok(false) => {}
+                    Err(_) => self.ring.skip(),
                 }
             }
             14 => self.ring.publish(),
@@ -315,44 +318,42 @@ impl World<'_> {
         let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 5];
         let most = usize::from(self.script.below(5)) + 1;
         // SAFETY: lists name memory of this world's.
-        let taken = unsafe { self.ring.take(&mut out[..most]) }.unwrap_or(0);
-        for wc in &out[..taken] {
-            // SAFETY: that many were written.
-            self.done(unsafe { wc.assume_init_ref() });
+        match unsafe { self.ring.poll(&mut out[..most]) } {
+            Ok(count) => {
+                for wc in &out[..count] {
+                    // SAFETY: that many were written.
+                    self.done(unsafe { wc.assume_init_ref() });
+                }
+            }
+            Err(_) => self.ring.skip(),
         }
     }
 
     /// Steps of a cursor, whose fields are read.
-    fn look(&mut self) {
-        let mut shown = Shown::default();
-        let shown = &raw mut shown;
+    fn step_cursor(&mut self) {
+        let mut entry = CursorEntry::default();
         for _ in 0..=self.script.below(4) {
-            // SAFETY: lists name memory of this world's, and `shown` is this
-            // function's.
-            let (wr_id, status) = unsafe {
-                match self.ring.show_another(shown) {
-                    Ok(wr_id) => (wr_id, 0),
-                    Err(_) => match self.ring.show(shown) {
-                        Some(Ok(told)) => told,
-                        Some(Err(_)) => continue,
-                        None => break,
-                    },
+            // SAFETY: lists name memory of this world's.
+            match unsafe { self.ring.next(&mut entry) } {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => {
+                    self.ring.skip();
+                    continue;
                 }
-            };
-            // SAFETY: it was shown, and nothing published since.
-            let wc = unsafe {
-                WorkCompletion {
-                    wr_id,
-                    status,
-                    opcode: Shown::opcode(shown),
-                    byte_len: Shown::byte_len(shown),
-                    wc_flags: Shown::wc_flags(shown),
-                    qp_num: Shown::qp_num(shown),
-                    vendor_err: Shown::vendor_err(shown),
-                    ..WorkCompletion::default()
-                }
-            };
-            self.done(&wc);
+            }
+            // SAFETY: it was decoded, and nothing published since.
+            let (byte_len, qp_num) = unsafe { (entry.byte_len(), entry.qp_num()) };
+            self.done(&WorkCompletion {
+                wr_id: entry.wr_id(),
+                status: entry.status(),
+                opcode: entry.opcode(),
+                byte_len,
+                wc_flags: entry.wc_flags(),
+                qp_num,
+                vendor_err: entry.vendor_err(),
+                ..WorkCompletion::default()
+            });
         }
         self.ring.publish();
     }

@@ -14,7 +14,7 @@
 //! [`SendQueue::open`] and [`Wqe`] fill an entry in place,
 //! [`SendQueue::publish`] writes the doorbell record and the device's register
 //! (`ring`); its completion names a user index and a slot, from which
-//! [`CompletionRing::take`] finds the work request's identifier.
+//! [`CompletionRing::poll`] finds the work request's identifier.
 //!
 //! Nothing that a completion says leads outside of memory: numbers are looked
 //! up or masked, what is not known is an error with a type.
@@ -25,10 +25,10 @@ mod arming;
 mod clock;
 mod context;
 mod cq;
+mod cq_clean;
 mod cq_ring;
 mod cqe;
 mod cursor;
-mod directory;
 mod dm;
 mod error;
 #[cfg(any(test, feature = "fake"))]
@@ -39,6 +39,7 @@ mod operation;
 mod own_registers;
 mod plan;
 mod qp;
+mod qp_table;
 mod recv;
 mod registers;
 mod send;
@@ -47,8 +48,6 @@ mod shared;
 mod srq;
 #[cfg(test)]
 mod tests;
-mod upkeep;
-mod usual;
 mod wc;
 mod work;
 
@@ -58,7 +57,8 @@ pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CompletionRing, Look};
-pub use cursor::Shown;
+pub use cqe::{Sink, Timed};
+pub use cursor::CursorEntry;
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use memory::{Lender, Lent, Purpose};
@@ -69,7 +69,6 @@ pub use recv::{RecvQueue, RecvWriter};
 pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, PostedOne, SendQueue, WindowKind, Wqe};
 pub use shared::{LockedQueue, SharedQueue, SharedWork, SharedWriter};
 pub use srq::SharedReceiveQueue;
-pub use usual::{Place, Timed, Usual};
 /// What all devices share.
 pub use uverbs::{
     Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,

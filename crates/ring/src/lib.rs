@@ -66,7 +66,7 @@ pub use header::{Header, Indices};
 pub use lock::SpinLock;
 #[cfg(not(loom))]
 pub use mapping::{Mapping, Retired};
-pub use outstanding::{Found, Outstanding, OutstandingSlots, Taking};
+pub use outstanding::{Found, Outstanding, OutstandingSlots};
 pub use pair::write_pair;
 pub use peek::Peek;
 pub use producer::Producer;

@@ -126,17 +126,6 @@ impl Outstanding {
         })
     }
 
-    /// To take several in a row. By whoever reads completions.
-    #[inline(always)]
-    pub fn taking(&self) -> Taking<'_> {
-        Taking {
-            slots: &self.slots,
-            mask: self.mask,
-            completed: &self.completed,
-            before_next: !self.completed.load(Ordering::Relaxed),
-        }
-    }
-
     /// A work request has completed and, with it, all that were posted before
     /// it: their slots are the poster's again. By whoever reads completions.
     #[inline(always)]
@@ -202,46 +191,6 @@ impl OutstandingSlots {
     }
 }
 
-/// Work requests that are taken, one completion after another, of which the
-/// poster is told at the end.
-///
-/// What it took is outstanding no more, for itself at once, and for all others
-/// from [`Taking::end`] on: if that is not called, nothing was taken.
-#[derive(Debug)]
-pub struct Taking<'o> {
-    slots: &'o [Slot],
-    mask: usize,
-    completed: &'o AtomicU32,
-    /// What has completed, negated and one less: to be added to a mark.
-    before_next: u32,
-}
-
-impl Taking<'_> {
-    /// As [`Outstanding::find`] and [`Outstanding::complete`], if `then` says
-    /// so of the identifier. Whether it was outstanding and is not any more.
-    #[inline(always)]
-    pub fn take(&mut self, slot: u32, then: impl FnOnce(u64) -> bool) -> bool {
-        // SAFETY: as in `Outstanding::slot`.
-        let slot = unsafe { self.slots.get_unchecked(slot as usize & self.mask) };
-        let mark = slot.mark.load(Ordering::Relaxed);
-        if mark.wrapping_add(self.before_next) >= self.slots.len() as u32 {
-            return false;
-        }
-        let taken = then(slot.wr_id.load(Ordering::Relaxed));
-        if taken {
-            self.before_next = !mark;
-        }
-        taken
-    }
-
-    /// The slots of all that were taken are the poster's again.
-    #[inline(always)]
-    pub fn end(self) {
-        // Release: as in `complete`.
-        (self.completed).store(!self.before_next, Ordering::Release);
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -302,39 +251,6 @@ mod tests {
         assert_eq!(complete(&all, 1), Some(2));
         assert_eq!(complete(&all, 2), Some(3));
         assert_eq!(complete(&all, 3), None);
-    }
-
-    #[test]
-    fn several_are_taken_in_a_row() {
-        for first in [0, u32::MAX - 1] {
-            let all = Outstanding::new(4).unwrap();
-            all.completed.store(first, Ordering::Relaxed);
-            for slot in 0..4 {
-                let mark = first.wrapping_add(slot + 1);
-                all.post(slot, u64::from(slot) + 100, mark);
-            }
-            let mut taking = all.taking();
-            let mut seen = Vec::new();
-            let mut take = |slot, then| {
-                taking.take(slot, |wr_id| {
-                    seen.push(wr_id);
-                    then
-                })
-            };
-            // Refused by the caller, it is outstanding as before.
-            assert!(!take(0, false));
-            assert!(take(4, true) && take(2, true));
-            // Taken, or with one that was.
-            assert!(!take(0, true) && !take(1, true) && !take(2, true));
-            // The poster does not know yet.
-            assert_eq!(all.completed(), first);
-            taking.end();
-            assert_eq!(seen, [100, 100, 102]);
-            assert_eq!(all.completed(), first.wrapping_add(3));
-            assert_eq!(complete(&all, 3), Some(103));
-            all.taking().end();
-            assert_eq!(all.completed(), first.wrapping_add(4));
-        }
     }
 
     #[test]

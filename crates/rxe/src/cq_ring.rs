@@ -119,21 +119,6 @@ impl CompletionRing {
         self.consumer.release(self.consumer.indices().next(span.at));
     }
 
-    /// Takes one completion out of the queue, if there is one: what
-    /// [`CompletionRing::take`] does with room for one, without its counting.
-    #[inline(always)]
-    pub fn take_one(&self, out: &mut MaybeUninit<WorkCompletion>) -> bool {
-        let span = self.available();
-        if span.at == span.end {
-            return false;
-        }
-        // SAFETY: the span is fresh; the entry lies in the mapping, and any bit
-        // pattern is a `WorkCompletion`.
-        out.write(unsafe { self.entry_inside(&span).as_ptr().read() });
-        self.release(&span);
-        true
-    }
-
     /// Takes up to `out.len()` completions out of the queue, in order, each
     /// once. Returns how many were written to the front of `out`.
     #[inline(always)]
@@ -167,6 +152,34 @@ impl CompletionRing {
         }
         self.consumer.release(stop);
         count
+    }
+
+    /// Takes out the unread completions of a queue pair, by its number; the others
+    /// stay, in order. After the queue pair was reset or destroyed, and in no span.
+    #[cold]
+    pub fn clean(&self, qp_num: u32) {
+        let span = self.available();
+        let (indices, slots) = (self.consumer.indices(), self.ring.slots());
+        let slot = |n| {
+            let at = indices.advance(span.at, n);
+            slots.slot(at).cast::<WorkCompletion>()
+        };
+        // From the last to the first: those that stay move up.
+        let mut to = indices.distance(span.at, span.end);
+        for from in (0..to).rev() {
+            // SAFETY: entries of the ring that the driver has written and that are
+            // not consumed; any bit pattern is a `WorkCompletion`.
+            unsafe {
+                let wc = slot(from).read();
+                if wc.qp_num != qp_num {
+                    to -= 1;
+                    slot(to).write(wc);
+                }
+            }
+        }
+        if to != 0 {
+            self.consumer.release(indices.advance(span.at, to));
+        }
     }
 }
 

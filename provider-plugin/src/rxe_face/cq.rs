@@ -2,15 +2,14 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::hint::cold_path;
 
-use ring::{BiasedLock, Peek, Retired, Span};
+use ring::{Peek, Retired, Span};
 use rxe::{CompletionQueue, CompletionRing, WorkCompletion};
 use uverbs::CqInit;
 
 use super::Rxe;
 use crate::abi::*;
-use crate::access::{Access, Shared, Single, locked};
+use crate::access::locked;
 use crate::context::CtxRef;
 use crate::cq::{Cursor, Device, Readers, cq_of, no_entry, room};
 use crate::entry;
@@ -57,28 +56,24 @@ impl Device for Rxe {
         Ok(cq.object.req_notify(solicited_only)?)
     }
 
-    // Not inlined, or the compiler takes what these functions call for a part
-    // of the crate's interface, and calls it through a table.
-    #[inline(never)]
-    fn cursor(single: bool) -> Cursor {
-        if single {
-            Cursor {
-                start_poll: start_poll::<Single>,
-                next_poll,
-                end_poll: end_poll::<Single>,
-            }
-        } else {
-            Cursor {
-                start_poll: start_poll::<Shared>,
-                next_poll,
-                end_poll: end_poll::<Shared>,
-            }
-        }
-    }
+    const CURSOR: Cursor = Cursor {
+        start_poll,
+        next_poll,
+        end_poll,
+    };
 
-    #[inline(never)]
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64) {
         READERS.set(cq, wc_flags);
+    }
+}
+
+impl Cq {
+    /// A queue pair was reset or destroyed: its unread completions are taken out.
+    pub fn clean(&self, qp_num: u32) {
+        locked(self.single, &self.lock, || {
+            // SAFETY: in the critical section.
+            unsafe { &*self.completions.ring.get() }.clean(qp_num);
+        });
     }
 }
 
@@ -111,81 +106,26 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if own.single {
-            return poll::<Single>(own, num_entries, wc);
+        if !own.single {
+            if own.completions.peek.is_empty() {
+                return 0;
+            }
+            own.lock.lock();
         }
-        if own.completions.peek.is_empty() {
-            return 0;
-        }
-        if !own.lock.try_quick() {
-            return poll_shared(own, num_entries, wc);
-        }
-        poll::<Shared>(own, num_entries, wc)
-    }
-}
-
-/// The poll of a queue that may have something; apart, so that the poll of an
-/// empty one saves no registers.
-///
-/// # Safety
-/// As for [`poll_cq`]; the queue's critical section has been entered.
-#[inline(never)]
-unsafe extern "C" fn poll<A: Access>(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: as the caller says.
-    let taken = unsafe { take(own, num_entries, wc) };
-    A::leave_quick(&own.lock);
-    taken
-}
-
-/// [`poll_cq`] of a thread that is not the only one to poll here.
-///
-/// # Safety
-/// As for [`poll_cq`].
-#[inline(never)]
-unsafe extern "C" fn poll_shared(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    if !own.lock.try_spin() {
-        // SAFETY: as the caller says.
-        return unsafe { poll_contended(own, num_entries, wc) };
-    }
-    // SAFETY: as the caller says; in the critical section.
-    let taken = unsafe { take(own, num_entries, wc) };
-    own.lock.unlock_spin();
-    taken
-}
-
-/// # Safety
-/// As for [`poll_cq`].
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn poll_contended(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    own.lock.lock_shared();
-    // SAFETY: as the caller says; in the critical section.
-    let taken = unsafe { take(own, num_entries, wc) };
-    own.lock.unlock();
-    taken
-}
-
-/// # Safety
-/// As for [`poll_cq`]; the queue's critical section has been entered.
-#[inline(always)]
-unsafe fn take(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: as the caller says; any bytes are a completion.
-    unsafe {
         let ring = &*own.completions.ring.get();
-        match room(wc, num_entries) {
-            [one] => ring.take_one(one).into(),
-            out => ring.take(out) as c_int,
-        }
+        let count = ring.take(room(wc, num_entries));
+        own.unlock();
+        count as c_int
     }
 }
 
-/// Shows the completion that the cursor is on.
+/// Puts the cursor's completion where the application finds it.
 ///
 /// # Safety
 /// The queue's critical section has been entered; the span is not empty, and
 /// from [`CompletionRing::available`] or a step since it was entered.
-#[inline(always)]
-unsafe fn show(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+#[inline]
+unsafe fn set_current(cq: *mut ibv_cq_ex, own: &Cq) {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it.
     unsafe {
@@ -194,108 +134,52 @@ unsafe fn show(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
         (*cq).wr_id = entry.wr_id();
         *own.completions.entry.get() = entry.as_ptr();
     }
-    0
 }
 
-unsafe extern "C" fn start_poll<A: Access>(
-    cq: *mut ibv_cq_ex,
-    attr: *mut ibv_poll_cq_attr,
-) -> c_int {
+/// `ibv_start_poll`.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the application passes a live queue of ours and its attributes.
     unsafe {
         if (*attr).comp_mask != 0 {
-            cold_path();
             return libc::EINVAL;
         }
         let own: &Cq = cq_of(cq);
-        if !A::try_quick(&own.lock) {
-            return start_shared(cq);
-        }
-        start(cq, own, A::leave_quick)
-    }
-}
-
-/// [`start_poll`] of a thread that is not the only one to poll here.
-///
-/// # Safety
-/// `cq` is a live queue of ours.
-#[inline(never)]
-unsafe extern "C" fn start_shared(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let own: &Cq = cq_of(cq);
-        if !own.lock.try_spin() {
-            return start_contended(cq);
-        }
-        start(cq, own, BiasedLock::unlock_spin)
-    }
-}
-
-/// # Safety
-/// `cq` is a live queue of ours.
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn start_contended(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let own: &Cq = cq_of(cq);
-        own.lock.lock_shared();
-        start(cq, own, BiasedLock::unlock)
-    }
-}
-
-/// # Safety
-/// The queue's critical section has been entered.
-#[inline(always)]
-unsafe fn start(cq: *mut ibv_cq_ex, own: &Cq, leave: fn(&BiasedLock)) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
+        own.lock();
         let span = (*own.completions.ring.get()).available();
         if span.at == span.end {
-            leave(&own.lock);
+            own.unlock();
             return no_entry();
         }
         *own.completions.span.get() = span;
-        show(cq, own)
+        set_current(cq, own);
+        0
     }
 }
 
+/// `ibv_next_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if !(*own.completions.ring.get()).step_within(&mut *own.completions.span.get()) {
-            return next_beyond(cq);
-        }
-        show(cq, own)
-    }
-}
-
-/// [`next_poll`] at the end of what was there when it was last looked.
-///
-/// # Safety
-/// The application is between start_poll and end_poll.
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn next_beyond(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let own: &Cq = cq_of(cq);
+        let ring = &*own.completions.ring.get();
+        let span = &mut *own.completions.span.get();
         // On ENOENT the cursor stays where it is: that completion, too, is
         // given back at end_poll.
-        if !(*own.completions.ring.get()).step(&mut *own.completions.span.get()) {
+        if !ring.step_within(span) && !ring.step(span) {
             return no_entry();
         }
-        show(cq, own)
+        set_current(cq, own);
+        0
     }
 }
 
-unsafe extern "C" fn end_poll<A: Access>(cq: *mut ibv_cq_ex) {
+/// `ibv_end_poll`.
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
         let own: &Cq = cq_of(cq);
         (*own.completions.ring.get()).release(&*own.completions.span.get());
-        A::leave(&own.lock);
+        own.unlock();
     }
 }
 

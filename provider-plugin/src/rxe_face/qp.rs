@@ -11,6 +11,7 @@ use uverbs::{QpCap, QpInit};
 use super::{Rxe, wr_ex};
 use crate::abi::*;
 use crate::context::CtxRef;
+use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::qp::{Device, Made};
 
@@ -48,6 +49,22 @@ impl Qp {
     #[inline(always)]
     pub fn plain(&self) -> u32 {
         self.besides.plain.load(Ordering::Relaxed)
+    }
+}
+
+/// Takes the queue pair's unread completions out of its completion queues.
+///
+/// # Safety
+/// The queue pair, or the completion queues that it had, are live.
+unsafe fn clean(qp: &Qp) {
+    // SAFETY: the public members are as libibverbs has set them.
+    unsafe {
+        let public = &qp.public.qp_ex.qp_base;
+        for queue in [public.send_cq, public.recv_cq] {
+            if !queue.is_null() {
+                cq_of::<Rxe, _>(queue).clean(public.qp_num);
+            }
+        }
     }
 }
 
@@ -93,6 +110,16 @@ impl Device for Rxe {
         qp.besides
             .plain
             .store(if sends { PLAIN } else { 0 }, Ordering::Relaxed);
+        if state == IBV_QPS_RESET {
+            // SAFETY: as the caller says.
+            unsafe { clean(qp) };
+        }
+    }
+
+    /// Completions that were not read are taken out.
+    unsafe fn gone(qp: &Qp) {
+        // SAFETY: as the caller says.
+        unsafe { clean(qp) };
     }
 
     fn sizes(_qp: &Qp) -> Option<QpCap> {

@@ -286,7 +286,7 @@ proptest! {
                     prop_assert_eq!(pair.work.sends.find(u32::from(slot) + 1), None);
                 }
                 // SAFETY: what was posted has no data.
-                let wc = unsafe { ring.read() }.unwrap().unwrap();
+                let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
                 prop_assert_eq!((wc.wr_id, wc.opcode, wc.status), (9, opcode, 0));
                 slot = slot.wrapping_add(blocks);
                 at += u32::from(blocks);

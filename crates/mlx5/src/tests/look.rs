@@ -32,7 +32,7 @@ fn others_see_what_is_there() {
         complete(&mut device);
         assert!(!look.is_empty());
         // SAFETY: there is no data.
-        unsafe { ring.read() }.unwrap().unwrap();
+        unsafe { read(&mut ring) }.unwrap().unwrap();
         // It is not given back yet.
         assert!(!look.is_empty());
         ring.publish();

@@ -4,21 +4,22 @@
 mod build;
 mod clock;
 mod completion;
+mod decode;
 mod device_memory;
-mod directory;
 mod hostile;
 mod import;
 mod ioctl;
 mod keys;
 mod look;
 mod objects;
+mod qp_table;
 mod resize;
 mod send;
 mod session;
 mod shared;
-mod usual;
 mod xrc;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,7 +29,10 @@ use uverbs::QpCap;
 use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::registers::Register;
-use crate::{CompletionRing, RecvQueue, SendQueue, Service, SharedWork, Work};
+use crate::{
+    CompletionError, CompletionRing, RecvQueue, SendQueue, Service, SharedWork, Sink, Timed, Work,
+    WorkCompletion,
+};
 
 pub(crate) use crate::hostile::LIMITS;
 
@@ -68,6 +72,50 @@ pub fn work_of(
         None => RecvPlan::new(cap, &LIMITS).unwrap(),
     };
     Arc::new(Work::new(UserIndex::alone(index), service, send, recv, shared, None).unwrap())
+}
+
+/// Reads the next completion with its time; a malformed one is passed over. Only
+/// then its CQE is given back.
+///
+/// # Safety
+/// As for [`CompletionRing::poll`].
+pub unsafe fn read_timed(ring: &mut CompletionRing) -> Option<Result<Timed, CompletionError>> {
+    let mut out = MaybeUninit::<Timed>::uninit();
+    // SAFETY: as the caller says.
+    match unsafe { ring.next(&mut out) } {
+        Ok(false) => None,
+        // SAFETY: it was written.
+        Ok(true) => Some(Ok(unsafe { out.assume_init() })),
+        Err(error) => {
+            ring.skip();
+            Some(Err(error))
+        }
+    }
+}
+
+/// As [`read_timed`], without its time.
+///
+/// # Safety
+/// As there.
+pub unsafe fn read(ring: &mut CompletionRing) -> Option<Result<WorkCompletion, CompletionError>> {
+    // SAFETY: as the caller says.
+    Some(unsafe { read_timed(ring) }?.map(|timed| timed.completion))
+}
+
+/// Polls; a malformed completion is passed over.
+///
+/// # Safety
+/// As for [`CompletionRing::poll`].
+pub unsafe fn poll<S: Sink>(
+    ring: &mut CompletionRing,
+    out: &mut [S],
+) -> Result<usize, CompletionError> {
+    // SAFETY: as the caller says.
+    let result = unsafe { ring.poll(out) };
+    if result.is_err() {
+        ring.skip();
+    }
+    result
 }
 
 /// A queue pair without a kernel, and its memory as the device sees it.

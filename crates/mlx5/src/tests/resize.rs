@@ -34,7 +34,7 @@ fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
 fn read(ring: &mut CompletionRing, most: usize) -> Vec<u64> {
     let mut out = vec![MaybeUninit::uninit(); most];
     // SAFETY: what was posted has no data.
-    let taken = unsafe { ring.take(&mut out) }.unwrap();
+    let taken = unsafe { poll(ring, &mut out) }.unwrap();
     let wr_id = |wc: &MaybeUninit<crate::WorkCompletion>| {
         // SAFETY: that many were written to the front.
         unsafe { wc.assume_init() }.wr_id

@@ -1,5 +1,5 @@
-//! Entries of 128 bytes, and completions that are told together. The encoder is
-//! written here; the vectors are counted by hand.
+//! CQEs of 128 bytes, and compressed CQEs. The encoder is written here; the vectors
+//! are counted by hand.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::objects::Machine;
 use super::*;
 use crate::cq_ring::Shape;
 use crate::{
-    CompletionError, CompletionQueue, CqOptions, MiniFormat, Opcode, Role, SendFlags, Shown, Usual,
+    CompletionError, CompletionQueue, CqOptions, CursorEntry, MiniFormat, Opcode, Role, SendFlags,
     WorkCompletion,
 };
 
@@ -25,7 +25,7 @@ fn shape(wide: bool) -> Shape {
 
 fn one(ring: &mut CompletionRing) -> Result<WorkCompletion, CompletionError> {
     // SAFETY: what was posted names memory that lives.
-    let read = unsafe { ring.read() }.unwrap();
+    let read = unsafe { read(ring) }.unwrap();
     ring.publish();
     read
 }
@@ -87,10 +87,9 @@ fn a_cursor_takes_no_array_for_an_entry() {
         ..Raised::default()
     };
     device.raise(&first);
-    let mut shown = Shown::default();
-    // The queue is the one that was read last.
-    // SAFETY: no work request names memory; it is this test's.
-    assert_eq!(unsafe { ring.show_another(&mut shown) }, Ok(0));
+    let mut entry = CursorEntry::default();
+    // SAFETY: no work request names memory.
+    assert_eq!(unsafe { ring.next(&mut entry) }, Ok(true));
     receive(&mut pair, 8, &[]);
     // Hashes that are the queue pair's number; 32 bytes, whose first two are the slot
     // of that receive, and the last is the kind.
@@ -99,15 +98,15 @@ fn a_cursor_takes_no_array_for_an_entry() {
     for wr_id in 1..9 {
         // SAFETY: as above.
         unsafe {
-            assert_eq!(ring.show_usual(&mut shown), Err(Usual::Other));
-            assert_eq!(ring.show(&mut shown), Some(Ok((wr_id, 0))));
-            assert_eq!(Shown::byte_len(&shown), 32);
+            assert_eq!(ring.next(&mut entry), Ok(true));
+            assert_eq!((entry.wr_id(), entry.status()), (wr_id, 0));
+            assert_eq!(entry.byte_len(), 32);
         }
         // Outstanding in the same slot again.
         assert_eq!(u64::from(receive(&mut pair, wr_id + 8, &[])) % 8, wr_id % 8);
     }
     // SAFETY: as above.
-    assert_eq!(unsafe { ring.show_usual(&mut shown) }, Err(Usual::Nothing));
+    assert_eq!(unsafe { ring.next(&mut entry) }, Ok(false));
 }
 
 #[test]
@@ -133,10 +132,13 @@ fn a_session_of_messages() {
         device.tell(&first, &minis);
         for n in 0..10 {
             assert!(!ring.is_empty());
-            let wc = one(&mut ring).unwrap();
+            // SAFETY: no work request names memory.
+            let timed = unsafe { read_timed(&mut ring) }.unwrap().unwrap();
+            ring.publish();
+            let wc = timed.completion;
             assert_eq!((wc.wr_id, wc.byte_len), (n, n as u32 + 1));
             assert_eq!((wc.opcode, wc.src_qp, wc.qp_num), (128, 0x99, QPN));
-            assert_eq!((ring.time(), device.consumed()), (0x1234, n as u32 + 1));
+            assert_eq!((timed.time, device.consumed()), (0x1234, n as u32 + 1));
         }
         assert!(ring.is_empty());
     }
@@ -239,9 +241,9 @@ fn an_error_in_a_session_waits_for_the_next_call() {
         ..first
     });
     let mut take = || {
-        let mut out = [std::mem::MaybeUninit::uninit(); 16];
+        let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 16];
         // SAFETY: there is no data.
-        unsafe { ring.take(&mut out) }
+        unsafe { poll(&mut ring, &mut out) }
     };
     let error = Err(CompletionError::UnknownOpcode {
         completion: 0,
@@ -467,7 +469,7 @@ proptest! {
             pair.send.reset();
             device.write(bytes);
             // SAFETY: there is no data.
-            let read = (0..64).take_while(|_| unsafe { ring.read() }.is_some()).count();
+            let read = (0..64).take_while(|_| unsafe { read(&mut ring) }.is_some()).count();
             prop_assert!(read <= 8 * 8);
             ring.publish();
             if title % 2 == 1 {

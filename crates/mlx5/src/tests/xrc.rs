@@ -130,7 +130,7 @@ fn what_is_read_may_come_in_the_completion() {
         bytes[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
         device.write(bytes);
         // SAFETY: what was posted is ours.
-        let wc = unsafe { ring.read() }.unwrap().unwrap();
+        let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
         assert_eq!((wc.status, wc.wr_id), (0, 7), "{opcode:?}");
         assert_eq!(memory[..9], [1, 2, 3, 4, 5, 6, 7, 8, 0], "{opcode:?}");
     }
@@ -274,15 +274,15 @@ fn a_shared_queue_is_found_by_an_index_of_its_own() {
         ..receive(0)
     });
     // SAFETY: nothing is written to.
-    let wc = unsafe { ring.read() }.unwrap().unwrap();
+    let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
     assert_eq!((wc.wr_id, wc.qp_num, wc.byte_len), (2, QPN, 40));
     // SAFETY: as above.
-    assert!(unsafe { ring.read() }.unwrap().is_err());
+    assert!(unsafe { read(&mut ring) }.unwrap().is_err());
     // What is unread when it goes is taken out, and it is forgotten.
     device.raise(&receive(0));
     ring.detach(&work);
     assert!(ring.is_empty());
     device.raise(&receive(2));
     // SAFETY: as above.
-    assert!(unsafe { ring.read() }.unwrap().is_err());
+    assert!(unsafe { read(&mut ring) }.unwrap().is_err());
 }

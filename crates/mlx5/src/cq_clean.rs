@@ -1,12 +1,14 @@
-//! What is done to a completion queue besides reading it: queue pairs come and
-//! go, and its entries move to other memory.
+//! Attaching, detaching and cleaning up after queue pairs; moving the entries
+//! when a completion queue is resized.
 
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
+use crate::cqe::{CqeRef, is_receive};
 use crate::memory::Entries;
+use crate::qp_table::user_index;
 use crate::{CompletionRing, CreateError, Role, Work};
 
 impl CompletionRing {
@@ -16,21 +18,20 @@ impl CompletionRing {
     /// # Errors
     /// [`CreateError::NoMemory`].
     pub fn attach(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
-        self.directory.insert(work, role)
+        self.qps.insert(work, role)
     }
 
     /// Takes out what completions of `work` are still here, and forgets it.
     /// After its queue pair is gone.
     pub fn detach(&mut self, work: &Work) {
         self.clean(work);
-        self.directory.remove(work.user_index());
+        self.qps.remove(work.user_index());
     }
 
     /// Takes out what completions of `work` are still here; the others stay,
     /// in order. After its queue pair is gone, or reset.
     pub fn clean(&mut self, work: &Work) {
         self.write_out();
-        let user_index = work.user_index();
         let first = self.position();
         let mut end = first;
         while end.wrapping_sub(first) < self.capacity() && self.written(end).is_some() {
@@ -40,17 +41,17 @@ impl CompletionRing {
         let (mut from, mut to) = (end, end);
         while from != first {
             from = from.wrapping_sub(1);
-            // SAFETY: an entry that the device has written, and that is not
-            // consumed.
-            let cqe = unsafe { self.slot(from).read() };
-            if cqe.user_index() == user_index {
+            // SAFETY: it is an entry of this ring's.
+            let cqe = unsafe { CqeRef::new(self.slot(from), true) };
+            let op_own = cqe.copy().op_own;
+            if user_index(cqe.uidx_field()) == work.user_index() {
                 if let Some(shared) = &work.shared
-                    && cqe.is_receive()
+                    && is_receive(op_own)
                 {
                     let mut taking = shared.taking();
                     // One that was given back is not done.
-                    if !cqe.is_page_fault() || !taking.post_again(cqe.slot()) {
-                        taking.take(cqe.slot());
+                    if !cqe.is_page_fault(op_own) || !taking.post_again(cqe.wqe_counter()) {
+                        taking.take(cqe.wqe_counter());
                     }
                 }
                 continue;
@@ -80,15 +81,14 @@ impl CompletionRing {
         let mut from = first;
         let mut ended = false;
         while from.wrapping_sub(first) < self.capacity() {
-            let Some(entry) = self.written(from) else {
+            let Some((_, op_own)) = self.written(from) else {
                 break;
             };
-            // SAFETY: an entry that the device has written, and that is not
-            // consumed.
-            if unsafe { entry.read() }.opcode() == cqe_opcode::RESIZE_CQ {
+            if op_own >> 4 == cqe_opcode::RESIZE_CQ {
                 ended = true;
                 break;
             }
+            let entry = self.slot(from);
             // The mark takes a place of its own, so all others move on by one.
             from = from.wrapping_add(1);
             let round = (from >> log2) as u8 & CQE_OWNER;

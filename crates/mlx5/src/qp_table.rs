@@ -1,0 +1,137 @@
+//! The QP table of a completion queue: from the user index of a CQE to the queue
+//! pair.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::{CreateError, Role, Work};
+
+/// Numbers of queue pairs and user indices have 24 bits.
+pub(crate) const NUMBER: u32 = 0xff_ffff;
+
+/// The user index in a CQE's field.
+#[inline]
+pub(crate) fn user_index(field: u32) -> u32 {
+    u32::from_be(field) & NUMBER
+}
+
+/// Entries of a page.
+const PAGE: usize = 64;
+
+/// A queue pair, by what completes here: its sends, its receives.
+type Entry = [Option<Arc<Work>>; 2];
+type Page = Box<[Entry; PAGE]>;
+
+const SENDS: usize = 0;
+const RECEIVES: usize = 1;
+
+/// The queue pairs that complete to one completion queue, by user index.
+///
+/// Each completion queue has its own, under its own lock. So a CQE that names
+/// another queue's queue pair finds nothing, and a queue pair that was removed
+/// here is used by nobody who reads completions.
+#[derive(Debug)]
+pub(crate) struct QpTable {
+    /// By the upper bits of the user index.
+    pages: Vec<Option<Page>>,
+    /// The queue pairs that were found last, for sends and for receives: the next
+    /// CQE is often of the same.
+    last: [Found; 2],
+}
+
+/// A queue pair that was found.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    /// The CQE's field, as it is there; more if there is none.
+    field: u64,
+    work: NonNull<Work>,
+}
+
+impl Found {
+    const NONE: Self = Self {
+        field: u64::MAX,
+        work: NonNull::dangling(),
+    };
+}
+
+impl Default for QpTable {
+    fn default() -> Self {
+        Self {
+            pages: Vec::new(),
+            last: [Found::NONE; 2],
+        }
+    }
+}
+
+impl QpTable {
+    /// The queue pair whose sends complete here, by a CQE's field.
+    #[inline(always)]
+    pub(crate) fn sender(&mut self, field: u32) -> Option<&Work> {
+        self.find(field, SENDS)
+    }
+
+    /// The queue pair whose receives complete here, by a CQE's field.
+    #[inline(always)]
+    pub(crate) fn receiver(&mut self, field: u32) -> Option<&Work> {
+        self.find(field, RECEIVES)
+    }
+
+    #[inline(always)]
+    fn find(&mut self, field: u32, role: usize) -> Option<&Work> {
+        if self.last[role].field != field.into() {
+            let index = user_index(field) as usize;
+            let page = self.pages.get(index / PAGE)?.as_ref()?;
+            let work = page[index % PAGE][role].as_ref()?;
+            self.last[role] = Found {
+                field: field.into(),
+                work: NonNull::from(&**work),
+            };
+        }
+        // SAFETY: it is one of the table's: `last` is reset when one is removed.
+        Some(unsafe { self.last[role].work.as_ref() })
+    }
+
+    /// Adds a queue pair, or one more role of it.
+    pub(crate) fn insert(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
+        let index = work.user_index() as usize;
+        let missing = (index / PAGE + 1).saturating_sub(self.pages.len());
+        self.pages
+            .try_reserve(missing)
+            .map_err(|_| CreateError::NoMemory)?;
+        self.pages.extend((0..missing).map(|_| None));
+        let page = &mut self.pages[index / PAGE];
+        let page = match page {
+            Some(page) => page,
+            None => page.insert(new_page().ok_or(CreateError::NoMemory)?),
+        };
+        for (of, slot) in [Role::SEND, Role::RECEIVE]
+            .into_iter()
+            .zip(&mut page[index % PAGE])
+        {
+            if role.contains(of) {
+                *slot = Some(Arc::clone(work));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a queue pair; whether it was there.
+    pub(crate) fn remove(&mut self, user_index: u32) -> bool {
+        self.last = [Found::NONE; 2];
+        let index = user_index as usize;
+        let page = self.pages.get_mut(index / PAGE).and_then(Option::as_mut);
+        page.is_some_and(|page| {
+            std::mem::take(&mut page[index % PAGE])
+                .iter()
+                .any(Option::is_some)
+        })
+    }
+}
+
+/// An empty page; none for lack of memory.
+fn new_page() -> Option<Page> {
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(PAGE).ok()?;
+    entries.resize_with(PAGE, Entry::default);
+    entries.into_boxed_slice().try_into().ok()
+}

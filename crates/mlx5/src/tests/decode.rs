@@ -1,0 +1,334 @@
+//! The sinks of the decoder against one another, batches against single polls.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{CursorEntry, Opcode, Role, SendFlags};
+
+/// A queue pair with one send and one receive outstanding, and its completion
+/// queue.
+fn outstanding() -> (CompletionRing, Device, Pair) {
+    let mut ring = CompletionRing::plain(2).unwrap();
+    let device = Device::of(&ring);
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+    pair.send.begin();
+    let open = pair.send.open(40, Opcode::SEND, SendFlags::SIGNALED);
+    open.unwrap().no_data();
+    pair.send.accept();
+    pair.recv.begin().keep();
+    pair.recv.push(50, &[]).unwrap();
+    // SAFETY: there is no device but the test, and no memory is named.
+    unsafe {
+        pair.send.publish();
+        pair.recv.publish();
+    }
+    (ring, device, pair)
+}
+
+/// A queue pair is not found any more once it was detached, although a completion of
+/// it was read last.
+#[test]
+fn a_detached_queue_pair_is_unknown() {
+    let (mut ring, mut device, mut pair) = outstanding();
+    let sent = Raised {
+        user_index: 70,
+        request: 0x0a,
+        ..Raised::default()
+    };
+    let received = Raised { opcode: 2, ..sent };
+    device.raise(&sent);
+    device.raise(&received);
+    let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 2];
+    // SAFETY: no work request names memory.
+    assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
+    ring.detach(&pair.work);
+    pair.send.begin();
+    let open = pair.send.open(41, Opcode::SEND, SendFlags::SIGNALED);
+    open.unwrap().no_data();
+    pair.send.accept();
+    pair.recv.begin().keep();
+    pair.recv.push(51, &[]).unwrap();
+    // SAFETY: no memory is named.
+    unsafe {
+        pair.send.publish();
+        pair.recv.publish();
+    }
+    let mut next = |ring: &mut CompletionRing, what| {
+        device.raise(&Raised { slot: 1, ..what });
+        // SAFETY: as above.
+        unsafe { poll(ring, &mut out) }
+    };
+    let unknown = Err(CompletionError::UnknownQueue { user_index: 70 });
+    assert_eq!(next(&mut ring, sent), unknown);
+    assert_eq!(next(&mut ring, received), unknown);
+    // Its sends complete here again, and its receives do not.
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    assert_eq!(next(&mut ring, received), unknown);
+    assert_eq!(next(&mut ring, sent), Ok(1));
+}
+
+proptest! {
+    /// However completions of several queue pairs and kinds follow one another, and
+    /// however many are asked for: batches are what single polls are.
+    #[test]
+    fn batches_decode_what_single_polls_do(
+        log2 in 1u32..5,
+        steps in prop::collection::vec((0u8..16, any::<u32>(), 0usize..6, any::<bool>()), 1..80),
+    ) {
+        let mut sides: Vec<_> = (0..2).map(|_| {
+            let mut ring = CompletionRing::plain(log2).unwrap();
+            let device = Device::of(&ring);
+            let pairs: Vec<_> = [70, 71, 134].map(|index| {
+                let pair = Pair::new(index, Service::ReliableConnection, &cap(4, 1, 0));
+                ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+                pair
+            }).into();
+            (ring, device, pairs)
+        }).collect();
+        let mut told: [Vec<_>; 2] = Default::default();
+        let mut raised = 0;
+        for (n, (what, word, consume, take)) in (100u64..).zip(steps) {
+            if raised - told[0].len() < 1 << log2 {
+                raised += 1;
+                for (_, device, pairs) in &mut sides {
+                    let pair = &mut pairs[usize::from((what & 1) + (what >> 3))];
+                    let (slot, opcode, queue) = if what & 2 != 0 {
+                        let slot = pair.record(1);
+                        pair.send.begin();
+                        // Full, if many were not outstanding when they were read.
+                        if pair.send.open(n, Opcode::SEND, SendFlags::SIGNALED).is_ok() {
+                            pair.send.accept();
+                        }
+                        (slot, 0, 0)
+                    } else {
+                        let slot = pair.record(0);
+                        pair.recv.begin().keep();
+                        let _ = pair.recv.push(n, &[]);
+                        (slot, 2 + (what >> 2 & 1), 1)
+                    };
+                    // SAFETY: no memory is named.
+                    unsafe {
+                        if queue == 0 { pair.send.publish(); } else { pair.recv.publish(); }
+                    }
+                    device.raise(&Raised {
+                        opcode,
+                        user_index: pair.work.user_index(),
+                        // Some that are not outstanding, or of an odd format.
+                        slot: if word % 13 == 0 { 3 } else { slot as u16 },
+                        request: if word % 11 == 0 { 0x25 } else { 0x0a },
+                        byte_count: word,
+                        flags_rqpn: word.rotate_left(8),
+                        time: n,
+                        scatter: if word % 7 == 0 { 2 } else { 0 },
+                        ..Raised::default()
+                    });
+                }
+            }
+            if !take {
+                continue;
+            }
+            let (rows, singles) = sides.split_at_mut(1);
+            let ring = &mut rows[0].0;
+            let before = told[0].len();
+            let mut out = [MaybeUninit::<Timed>::uninit(); 6];
+            // SAFETY: no work request names memory.
+            match unsafe { poll(ring, &mut out[..consume]) } {
+                Ok(count) => for timed in &out[..count] {
+                    // SAFETY: as many were written.
+                    let timed = unsafe { timed.assume_init() };
+                    told[0].push(Ok((timed.completion, timed.time)));
+                },
+                Err(error) => told[0].push(Err(error)),
+            }
+            let other = &mut singles[0].0;
+            for _ in before..told[0].len() {
+                // SAFETY: as above.
+                let read = unsafe { read_timed(other) };
+                told[1].extend(read.map(|read| read.map(|timed| (timed.completion, timed.time))));
+            }
+            other.publish();
+            prop_assert_eq!(&told[0][before..], &told[1][before..]);
+            prop_assert_eq!(rows[0].1.consumed(), singles[0].1.consumed());
+            for (a, b) in rows[0].2.iter().zip(&singles[0].2) {
+                prop_assert_eq!(a.work.sends.completed(), b.work.sends.completed());
+                prop_assert_eq!(a.work.receives.completed(), b.work.receives.completed());
+            }
+        }
+    }
+}
+
+/// A batch goes on at the ring's first entry, whatever is behind its last.
+#[test]
+fn a_batch_wraps_where_the_ring_does() {
+    let mut ring = CompletionRing::plain(1).unwrap();
+    let mut device = Device::of(&ring);
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    pair.send.begin();
+    for wr_id in 40..44 {
+        let open = pair.send.open(wr_id, Opcode::SEND, SendFlags::SIGNALED);
+        open.unwrap().no_data();
+        pair.send.accept();
+    }
+    // SAFETY: no memory is named.
+    unsafe { pair.send.publish() };
+    let sent = |slot| Raised {
+        user_index: 70,
+        slot,
+        request: 0x0a,
+        ..Raised::default()
+    };
+    device.raise(&sent(0));
+    device.raise(&sent(1));
+    // As if it were the next: of the same queue, and of this round.
+    // SAFETY: behind the two entries is the rest of a page.
+    unsafe { device.entries.add(128).cast().write(sent(2).bytes()) };
+    let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 4];
+    // SAFETY: as above.
+    assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
+    device.raise(&sent(2));
+    // SAFETY: as above.
+    assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(1));
+    // SAFETY: it was written.
+    assert_eq!(unsafe { out[0].assume_init() }.wr_id, 42);
+}
+
+proptest! {
+    /// What a cursor's entry has is what is polled, and stays so when the ring is
+    /// changed meanwhile; a malformed CQE changes nothing.
+    #[test]
+    fn a_cursor_decodes_what_a_poll_does(
+        (opcode, request, user_index, slot) in (0u8..=15, 0u8..0x26, 69u32..72, 0u16..2),
+        (byte_count, immediate, flags_rqpn) in (any::<u32>(), any::<u32>(), any::<u32>()),
+        (slid, path, time) in (any::<u16>(), any::<u8>(), any::<u64>()),
+        (common, keep) in any::<(bool, bool)>(),
+    ) {
+        let raised = Raised {
+            opcode: if common { [0, 2, 3][opcode as usize % 3] } else { opcode },
+            request: if common { [0x0a, 0x08][request as usize % 2] } else { request },
+            user_index: if common { 70 } else { user_index },
+            slot: if common { 0 } else { slot },
+            byte_count,
+            immediate,
+            flags_rqpn,
+            slid,
+            path,
+            time,
+            syndrome: 5,
+            vendor: 6,
+            ..Raised::default()
+        };
+        let (mut cursor, mut cursor_device, pair) = outstanding();
+        let (mut long, mut long_device, other) = outstanding();
+        cursor_device.raise(&raised);
+        long_device.raise(&raised);
+        let mut entry = CursorEntry::default();
+        // SAFETY: no work request names memory.
+        let told = unsafe { cursor.next(&mut entry) };
+        let both = |of: [&Pair; 2]| of.map(|pair| {
+            let work = &pair.work;
+            (work.sends.completed(), work.receives.completed())
+        });
+        if told.is_err() {
+            prop_assert!(!common);
+            prop_assert_eq!(cursor.position(), 0);
+            prop_assert!(pair.work.sends.find(0).is_some());
+            prop_assert!(pair.work.receives.find(0).is_some());
+        } else {
+            prop_assert_eq!(told, Ok(raised.opcode != 15));
+        }
+        // SAFETY: as above.
+        let timed = match unsafe { read_timed(&mut long) } {
+            None => {
+                prop_assert_eq!(told, Ok(false));
+                return Ok(());
+            }
+            Some(Err(error)) => {
+                prop_assert_eq!(told, Err(error));
+                return Ok(());
+            }
+            Some(Ok(timed)) => timed,
+        };
+        let wc = timed.completion;
+        prop_assert_eq!(told, Ok(true));
+        prop_assert_eq!((cursor.position(), long.position()), (1, 1));
+        let [a, b] = both([&pair, &other]);
+        prop_assert_eq!(a, b);
+        if keep {
+            // SAFETY: nothing was published.
+            unsafe { entry.keep() };
+            cursor_device.put(0, [0xff; 64]);
+        }
+        prop_assert_eq!((entry.wr_id(), entry.status()), (wc.wr_id, wc.status));
+        prop_assert_eq!(entry.vendor_err(), wc.vendor_err);
+        // SAFETY: it was decoded, and nothing published.
+        unsafe {
+            prop_assert_eq!(entry.qp_num(), wc.qp_num);
+            if wc.status != 0 {
+                return Ok(());
+            }
+            prop_assert_eq!((entry.opcode(), entry.wc_flags()), (wc.opcode, wc.wc_flags));
+            prop_assert_eq!((entry.time(), timed.time), (time, time));
+            if wc.opcode >= 128 {
+                if wc.wc_flags & (2 | 8) != 0 {
+                    prop_assert_eq!(entry.imm_data(), wc.ex);
+                }
+                prop_assert_eq!(entry.byte_len(), wc.byte_len);
+                prop_assert_eq!(entry.src_qp(), wc.src_qp);
+                prop_assert_eq!(entry.slid(), wc.slid);
+                prop_assert_eq!(entry.sl(), wc.sl);
+                prop_assert_eq!(entry.dlid_path_bits(), wc.dlid_path_bits);
+            }
+        }
+    }
+}
+
+/// What the last round has left in an entry is nothing to a cursor, although the
+/// same slot has something outstanding again.
+#[test]
+fn a_cursor_takes_nothing_of_the_round_before() {
+    let (mut ring, mut device, mut pair) = outstanding();
+    let mut entry = CursorEntry::default();
+    let mut next = [40, 50];
+    for opcode in [0, 2, 3] {
+        // As many slots as entries: the old entry's slot is the one that is
+        // outstanding now.
+        for n in 0..13 {
+            let (queue, next) = match opcode {
+                0 => (&pair.work.sends, &mut next[0]),
+                _ => (&pair.work.receives, &mut next[1]),
+            };
+            let (slot, wr_id) = (queue.completed() as u16, *next);
+            *next += 1;
+            // SAFETY: no work request names memory.
+            assert_eq!(unsafe { ring.next(&mut entry) }, Ok(false));
+            device.raise(&Raised {
+                opcode,
+                slot,
+                user_index: 70,
+                request: 0x0a,
+                ..Raised::default()
+            });
+            // SAFETY: as above.
+            assert_eq!(unsafe { ring.next(&mut entry) }, Ok(true));
+            assert_eq!(entry.wr_id(), wr_id, "{n}");
+            ring.publish();
+            // Its slot's turn comes again.
+            pair.send.begin();
+            pair.recv.begin().keep();
+            if opcode == 0 {
+                let open = pair.send.open(wr_id + 1, Opcode::SEND, SendFlags::SIGNALED);
+                open.unwrap().no_data();
+                pair.send.accept();
+            } else {
+                pair.recv.push(wr_id + 1, &[]).unwrap();
+            }
+            // SAFETY: no memory is named.
+            unsafe {
+                pair.send.publish();
+                pair.recv.publish();
+            }
+        }
+    }
+}
