@@ -39,19 +39,19 @@ pub fn figures(native: &Native, arguments: &[&str]) -> Result<Output> {
 /// for an operation: a little more than were counted. `cargo xtask test` fails
 /// above that.
 const OPERATIONS: [(&str, [f64; 2]); 13] = [
-    ("poll-recv/1", [111.0, 241.0]),
-    ("poll-recv/16", [81.0, 197.0]),
-    ("poll-send/1", [95.0, 212.0]),
-    ("poll-send/16", [65.0, 168.0]),
-    ("poll-empty/1", [40.0, 52.0]),
-    ("cursor/1", [118.0, 360.0]),
-    ("cursor/16", [87.0, 284.0]),
+    ("poll-recv/1", [165.0, 280.0]),
+    ("poll-recv/16", [105.0, 210.0]),
+    ("poll-send/1", [150.0, 255.0]),
+    ("poll-send/16", [95.0, 185.0]),
+    ("poll-empty/1", [60.0, 75.0]),
+    ("cursor/1", [185.0, 405.0]),
+    ("cursor/16", [115.0, 305.0]),
     ("send/1", [204.0, 281.0]),
     ("send/16", [121.0, 192.0]),
     ("send-inline/1", [277.0, 318.0]),
     ("send-inline/16", [195.0, 229.0]),
     ("recv/1", [69.0, 137.0]),
-    ("recv/16", [45.0, 93.0]),
+    ("recv/16", [45.0, 96.0]),
 ];
 const LAYERS: [&str; 2] = ["raw", "safe"];
 
