@@ -2,43 +2,55 @@
 
 use ring::BiasedLock;
 
-/// Shared by threads, or used by one at a time as the application promised.
-pub trait Access {
-    /// Enters the queue's critical section if this thread can at once, as the
-    /// one that nearly always does.
+/// A queue's critical section, which is left when the value is dropped.
+pub struct Section<'a> {
+    /// None is needed: one caller at a time by the application's promise.
+    single: bool,
+    lock: &'a BiasedLock,
+}
+
+impl<'a> Section<'a> {
+    /// Enters it; waits for the lock if need be.
+    #[inline]
+    pub fn enter(single: bool, lock: &'a BiasedLock) -> Self {
+        /// Of a lock that several threads take, or for the first times.
+        #[inline(never)]
+        fn enter_shared(lock: &BiasedLock) {
+            lock.lock_shared();
+        }
+        if !single && !lock.try_quick() {
+            enter_shared(lock);
+        }
+        Self { single, lock }
+    }
+
+    /// Stays in it, beyond the end of the call.
+    #[inline]
+    pub fn stay(self) {
+        core::mem::forget(self);
+    }
+
+    /// The section that was entered and not left.
     ///
-    /// Data-path functions go on in a function of their own when it cannot:
-    /// without a call that waits in them, they save no registers.
-    fn try_quick(lock: &BiasedLock) -> bool;
-    /// Leaves it, however it was entered.
-    fn leave(lock: &BiasedLock);
+    /// # Safety
+    /// It was: by [`Section::stay`].
+    #[inline]
+    pub unsafe fn entered(single: bool, lock: &'a BiasedLock) -> Self {
+        Self { single, lock }
+    }
+
+    /// Leaves it.
+    #[inline]
+    pub fn leave(self) {}
 }
 
-/// Any thread may call: the lock is taken.
-pub enum Shared {}
-
-/// The application keeps the calls apart (IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-/// or a thread domain): nothing is taken.
-pub enum Single {}
-
-impl Access for Shared {
-    #[inline(always)]
-    fn try_quick(lock: &BiasedLock) -> bool {
-        lock.try_quick()
+impl Drop for Section<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.single {
+            self.lock.unlock();
+        }
     }
-    #[inline(always)]
-    fn leave(lock: &BiasedLock) {
-        lock.unlock();
-    }
-}
-
-impl Access for Single {
-    #[inline(always)]
-    fn try_quick(_: &BiasedLock) -> bool {
-        true
-    }
-    #[inline(always)]
-    fn leave(_: &BiasedLock) {}
 }
 
 /// Runs `f` in the critical section of `lock`, which a single owner does not

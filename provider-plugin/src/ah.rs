@@ -15,7 +15,7 @@ use crate::pd::{PdRef, pd_of};
 /// What a kind of device has for address handles.
 pub trait Device: Sized + 'static {
     /// What a datagram's work request names or carries.
-    type Address;
+    type Address: Copy + 'static;
 
     /// Makes an address, and the kernel's object where it has one.
     fn make_ah(

@@ -27,12 +27,9 @@ pub trait Device: pd::Device + ah::Device + qp::Device + device::Device {
 
 impl Device for Rxe {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::rxe_face::{cq, post};
+        use crate::rxe_face::cq;
         operations! {
-            bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
-            post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
-                -> c_int = post::post_send;
             resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
         }
     }
@@ -40,11 +37,10 @@ impl Device for Rxe {
 
 impl Device for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::mlx5_face::{clock, cq, dm, post};
+        use crate::mlx5_face::{clock, cq, dm};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
-            bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
             dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;
@@ -55,8 +51,6 @@ impl Device for Mlx5 {
             open_xrcd: fn(*mut ibv_context, *mut ibv_xrcd_init_attr)
                 -> *mut ibv_xrcd = xrc::open_xrcd;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
-            post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
-                -> c_int = post::post_send;
             query_rt_values: fn(*mut ibv_context, *mut ibv_values_ex)
                 -> c_int = clock::query_rt_values;
             reg_dm_mr: fn(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr = dm::reg_dm_mr;
@@ -76,6 +70,7 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
         alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd = pd::alloc_pd::<D>;
         alloc_td: fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td = pd::alloc_td::<D>;
         attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int = mcast::attach_mcast;
+        bind_mw: fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = post::bind_mw::<D>;
         create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah = ah::create_ah::<D>;
         create_cq: fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int)
             -> *mut ibv_cq = cq::create_cq::<D>;
@@ -105,6 +100,8 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
         modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int = srq::modify_srq::<D>;
         post_recv: fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_recv::<D>;
+        post_send: fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr)
+            -> c_int = post::post_send::<D>;
         post_srq_recv: fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr)
             -> c_int = post::post_srq_recv::<D>;
         query_device_ex: fn(*mut ibv_context, *const ibv_query_device_ex_input,

@@ -2,14 +2,16 @@
 
 mod attr;
 
-use core::cell::{Cell, UnsafeCell};
+use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use ring::BiasedLock;
-use uverbs::{CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, SrqHandle, Udata};
+use uverbs::{
+    CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, Sge, SrqHandle, Udata,
+};
 
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
@@ -21,14 +23,15 @@ use crate::events;
 use crate::layout;
 use crate::pd::{self, PdRef, pd_of, thread_domain_of};
 use crate::post::Receiver;
+use crate::wr_ex::Batch;
 use crate::writers::{Receives, Sends};
-use crate::{cq, srq, wr_ex, xrc};
+use crate::{ah, cq, post, srq, wr_ex, xrc};
 
 /// What a kind of device has for queue pairs.
-pub trait Device: pd::Device + cq::Device + srq::Device {
-    /// The writer of sends.
-    type SendQueue: Sends;
-    /// The writer of receives.
+pub trait Device: pd::Device + ah::Device + cq::Device + srq::Device {
+    /// The send queue.
+    type SendQueue: Sends<Address = Self::Address>;
+    /// The receive queue.
     type RecvQueue: Receives;
     /// What else a queue pair has; read by any thread.
     type Besides;
@@ -83,15 +86,26 @@ pub trait Device: pd::Device + cq::Device + srq::Device {
         0
     }
 
+    /// Whether `ibv_post_send` takes an atomic with these operands; otherwise the
+    /// device says it by a completion.
+    fn takes_atomic(_remote_addr: u64, _list: &[Sge]) -> bool {
+        true
+    }
+
+    /// Whether a memory window with these rights may be bound to the region;
+    /// otherwise the device says it by a completion.
+    fn takes_bind(_mr: &verbs_mr, _access: u32) -> bool {
+        true
+    }
+
     /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has
     /// besides those of all devices.
     fn more_operations(_qp_type: u32) -> u64 {
         0
     }
 
-    /// Sets the functions for those of them that the application asked for, and
-    /// what is quicker than the functions that all devices have and that are set
-    /// already. Before the queue pair is used.
+    /// Sets the functions for those of them that the application asked for.
+    /// Before the queue pair is used.
     fn set_more(_qp: &mut Qp<Self>, _asked: u64) {}
 }
 
@@ -109,6 +123,17 @@ pub struct Made<D: Device> {
     pub cap: QpCap,
 }
 
+/// What a send names as its destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addressing {
+    /// Nothing.
+    Connected,
+    /// An address handle and a queue pair.
+    Datagram,
+    /// A shared receive queue of the connected peer.
+    Xrc,
+}
+
 /// A queue pair.
 #[repr(C)]
 pub struct Qp<D: Device> {
@@ -116,13 +141,14 @@ pub struct Qp<D: Device> {
     pub public: verbs_qp,
     /// One caller at a time by the application's promise: no locks.
     pub single: bool,
-    /// Its sends name an address handle.
-    pub datagram: bool,
-    /// Guards `send` and `failed`.
+    /// What its sends name.
+    pub addressing: Addressing,
+    /// Opcodes without operands or destination, as a set of bits.
+    pub simple: u32,
+    /// Guards `send` and `batch`.
     pub send_lock: BiasedLock,
-    /// The first error of the batch between wr_start and wr_complete; EINVAL
-    /// out of one.
-    pub failed: Cell<c_int>,
+    /// The batch of `ibv_wr_*`.
+    pub batch: UnsafeCell<Batch<D::Address>>,
     /// The send queue.
     pub send: UnsafeCell<D::SendQueue>,
     /// What else the device has.
@@ -172,6 +198,11 @@ impl<D: Device> Qp<D> {
         self.receiving.load(Ordering::Relaxed)
     }
 
+    /// The receive queue, or null.
+    pub fn recv_queue(&self) -> *mut D::RecvQueue {
+        self.recv_place
+    }
+
     /// A command has put the queue pair into a state.
     fn set_receiving(&self, state: u32) {
         let place = match state {
@@ -192,10 +223,6 @@ impl<D: Device> Receiver for Qp<D> {
     #[inline(always)]
     fn single(&self) -> bool {
         self.single
-    }
-    #[inline(always)]
-    fn queue(&self) -> *mut D::RecvQueue {
-        self.recv_place
     }
 }
 
@@ -332,13 +359,22 @@ pub unsafe fn install<D: Device>(
         layout.set_qp_comp_mask(&mut public, comp_mask | VERBS_QP_XRCD);
         layout.set_qp_xrcd(&mut public, xrcd);
     }
+    let addressing = match attr.qp_type {
+        IBV_QPT_UD => Addressing::Datagram,
+        IBV_QPT_XRC_SEND => Addressing::Xrc,
+        _ => Addressing::Connected,
+    };
     let qp = place.write(Qp {
         public,
         // SAFETY: null or live, as the caller says.
         single: unsafe { thread_domain_of(pd) },
-        datagram: attr.qp_type == IBV_QPT_UD,
+        addressing,
+        simple: match addressing {
+            Addressing::Connected => post::SIMPLE,
+            _ => 0,
+        },
         send_lock: BiasedLock::new(),
-        failed: Cell::new(libc::EINVAL),
+        batch: UnsafeCell::new(Batch::default()),
         send: UnsafeCell::new(made.send),
         besides: made.besides,
         recv_lock: BiasedLock::new(),
@@ -437,7 +473,11 @@ pub unsafe extern "C" fn create_qp_ex<D: Device>(
         let mut qp = create::<D>(domain, &mut *attr.cast(), VERBS_QP_EX, flags, operations)?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
-            wr_ex::set_functions::<D>(&mut qp.public, operations, qp.single);
+            if let Err(errno) = qp.batch.get_mut().reserve(qp.addressing, &(*attr).cap) {
+                destroy_qp::<D>(&raw mut qp.public.qp_ex.qp_base);
+                return Err(errno);
+            }
+            wr_ex::set_functions::<D>(&mut qp.public, operations);
             D::set_more(qp, operations);
         }
         Ok(Box::into_raw(qp).cast())

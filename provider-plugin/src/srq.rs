@@ -103,10 +103,6 @@ impl<D: Device> Receiver for Srq<D> {
     fn single(&self) -> bool {
         self.single
     }
-    #[inline(always)]
-    fn queue(&self) -> *mut D::SharedQueue {
-        self.recv.get()
-    }
 }
 
 /// The provider's view of a shared receive queue.

@@ -1,22 +1,148 @@
-//! The data path in: work requests by function calls (`ibv_wr_*`).
+//! Posting by function calls (`ibv_wr_*`).
 //!
-//! `wr_start` enters the queue's critical section; a builder takes an entry
-//! for each operation, setters fill in the rest of the last one; `wr_complete`
-//! hands all of them over at once, or none if anything failed; `wr_abort`
-//! forgets them. The first failure is kept, and nothing after it is written.
+//! `wr_start` enters the queue's critical section. A builder opens a work
+//! request; the setter that completes it pushes it, or else the next builder or
+//! `wr_complete`, which publishes. The first error is kept, and nothing is
+//! pushed after it; `wr_complete` then discards the batch, as `wr_abort` does.
 
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 
-use uverbs::{Opcode, SendFlags, Sge};
+use uverbs::{Bind, Data, Destination, MwType, Opcode, Operands, RemoteMemory, SendFlags};
+use uverbs::{SendWr, Sge};
 
 use crate::abi::*;
-use crate::access::{Access, Shared, Single};
-use crate::post::scatter_list;
-use crate::qp::{Device, Qp, qp_of};
-use crate::writers::{Entry, Sends};
+use crate::access::Section;
+use crate::ah::ah_of;
+use crate::errno::Errno;
+use crate::post::{scatter_list, window_bind};
+use crate::qp::{Addressing, Device, Qp, qp_of};
+use crate::writers::Sends;
 
-/// The writer of a work request.
-type EntryOf<'q, D> = <<D as Device>::SendQueue as Sends>::Entry<'q>;
+/// What may follow a call of `ibv_wr_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing: the batch has failed, or there is none.
+    Failed,
+    /// A builder: no work request is open.
+    Ready,
+    /// A setter of data, which completes the open work request: one of a
+    /// connection, without operands.
+    Simple,
+    /// The same for any other whose destination has been set, if it has one.
+    Directed,
+    /// A setter of the destination, or of data.
+    Undirected,
+}
+
+/// The batch of `ibv_wr_*`, and the work request that is open between a builder
+/// and what pushes it.
+pub struct Batch<A: 'static> {
+    state: State,
+    /// The first error; EINVAL outside wr_start and wr_complete.
+    errno: c_int,
+    /// The open work request. Of a [`State::Simple`] one operands, destination and
+    /// data are of another. References are to what follows, or to objects that
+    /// the application keeps until it has been pushed.
+    wr: SendWr<'static, A>,
+    bind: Bind,
+    /// Room for data that was set before the destination: elements, inline data.
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+}
+
+impl<A> Default for Batch<A> {
+    fn default() -> Self {
+        Self {
+            state: State::Failed,
+            errno: libc::EINVAL,
+            wr: SendWr::new(0, Opcode::SEND, SendFlags::empty()),
+            bind: Bind {
+                window_rkey: 0,
+                rkey: 0,
+                window_type: MwType::TYPE_1,
+                lkey: 0,
+                addr: 0,
+                length: 0,
+                access: 0,
+            },
+            sges: Vec::new(),
+            inline: Vec::new(),
+        }
+    }
+}
+
+impl<A> Batch<A> {
+    /// Makes room for the data of a work request that is to name a destination.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn reserve(&mut self, addressing: Addressing, cap: &ibv_qp_cap) -> Result<(), Errno> {
+        if addressing == Addressing::Connected {
+            return Ok(());
+        }
+        let sges = cap.max_send_sge.max(1) as usize;
+        (self.sges.try_reserve_exact(sges))
+            .and_then(|()| self.inline.try_reserve_exact(cap.max_inline_data as usize))
+            .map_err(|_| Errno::NOMEM)
+    }
+
+    /// Keeps data until the destination is set.
+    ///
+    /// # Errors
+    /// EINVAL: more than there is room for.
+    ///
+    /// # Safety
+    /// Inline data is readable.
+    #[cold]
+    unsafe fn keep(&mut self, data: Data<'_>) -> Result<(), c_int> {
+        self.sges.clear();
+        self.inline.clear();
+        let fits = |room: usize, more: usize| match more <= room {
+            true => Ok(()),
+            false => Err(libc::EINVAL),
+        };
+        match data {
+            Data::Sges(list) => {
+                fits(self.sges.capacity(), list.len())?;
+                self.sges.extend_from_slice(list);
+            }
+            Data::Inline(pieces) => {
+                for piece in pieces {
+                    let length = piece.length as usize;
+                    fits(self.inline.capacity() - self.inline.len(), length)?;
+                    // An empty piece may be anywhere.
+                    if length != 0 {
+                        let from = core::ptr::with_exposed_provenance(piece.addr as usize);
+                        // SAFETY: readable, as the caller says.
+                        let bytes = unsafe { core::slice::from_raw_parts(from, length) };
+                        self.inline.extend_from_slice(bytes);
+                    }
+                }
+                self.sges.push(Sge {
+                    addr: self.inline.as_ptr().expose_provenance() as u64,
+                    length: self.inline.len() as u32,
+                    lkey: 0,
+                });
+            }
+        }
+        // SAFETY: neither is changed before the work request has been pushed.
+        let list = unsafe { core::slice::from_raw_parts(self.sges.as_ptr(), self.sges.len()) };
+        self.wr.data = match data {
+            Data::Sges(_) => Data::Sges(list),
+            Data::Inline(_) => Data::Inline(list),
+        };
+        Ok(())
+    }
+
+    /// Keeps the first error.
+    #[cold]
+    pub fn fail(&mut self, errno: c_int) {
+        if self.state != State::Failed {
+            (self.state, self.errno) = (State::Failed, errno);
+        }
+    }
+}
 
 const DATAGRAM: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 const UNRELIABLE: u64 = DATAGRAM
@@ -41,7 +167,7 @@ pub fn operations<D: Device>(qp_type: u32) -> u64 {
 }
 
 /// Sets the functions for the operations that the application asked for.
-pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
+pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64) {
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
@@ -68,68 +194,62 @@ pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64, single: bool) {
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list::<D>);
     qp.wr_set_sge = Some(wr_set_sge::<D>);
     qp.wr_set_sge_list = Some(wr_set_sge_list::<D>);
-    if single {
-        qp.wr_start = Some(wr_start::<D, Single>);
-        qp.wr_complete = Some(wr_complete::<D, Single>);
-        qp.wr_abort = Some(wr_abort::<D, Single>);
-    } else {
-        qp.wr_start = Some(wr_start::<D, Shared>);
-        qp.wr_complete = Some(wr_complete::<D, Shared>);
-        qp.wr_abort = Some(wr_abort::<D, Shared>);
+    qp.wr_start = Some(wr_start::<D>);
+    qp.wr_complete = Some(wr_complete::<D>);
+    qp.wr_abort = Some(wr_abort::<D>);
+}
+
+/// The queue pair, and the batch of the caller.
+///
+/// # Safety
+/// A live queue pair of ours; the application is between wr_start and
+/// wr_complete.
+#[inline]
+unsafe fn batch_of<'a, D: Device, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::Address>) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own: &Qp<D> = qp_of(qp);
+        (own, &mut *own.batch.get())
     }
 }
 
-unsafe extern "C" fn wr_start<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_start<D: Device>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
-        let qp: &Qp<D> = qp_of(qp);
-        if !A::try_quick(&qp.send_lock) {
-            return start_shared(qp);
+        let own: &Qp<D> = qp_of(qp);
+        Section::enter(own.single, &own.send_lock).stay();
+        let (_, batch) = batch_of::<D, _>(qp);
+        batch.state = State::Ready;
+        if !own.may_send() {
+            batch.fail(libc::EINVAL);
         }
-        start(qp);
     }
 }
 
-/// [`wr_start`] of a thread that is not the only one to post here; apart, so
-/// that the usual one saves no registers.
-///
-/// # Safety
-/// As for [`wr_start`].
-#[inline(never)]
-unsafe extern "C" fn start_shared<D: Device>(qp: &Qp<D>) {
-    qp.send_lock.lock_shared();
-    // SAFETY: as the caller says.
-    unsafe { start(qp) }
-}
-
-/// # Safety
-/// The queue's critical section has been entered.
-#[inline(always)]
-unsafe fn start<D: Device>(qp: &Qp<D>) {
-    qp.failed.set(if qp.may_send() { 0 } else { libc::EINVAL });
-    // SAFETY: as the caller says.
-    unsafe { (*qp.send.get()).begin() };
-}
-
-unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete<D: Device>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let qp: &Qp<D> = qp_of(qp);
-        if qp.failed.get() != 0 {
-            return give_up::<D, A>(qp);
+        let (own, batch) = batch_of::<D, _>(qp);
+        if batch.state != State::Ready {
+            push_open(own, batch);
         }
-        // Out of the critical section the functions do nothing.
-        qp.failed.set(libc::EINVAL);
-        // SAFETY: what the work requests name is the application's affair.
-        let any = (*qp.send.get()).publish();
-        // Asked before the section is left, so that it is asked once.
-        if any {
-            A::leave(&qp.send_lock);
-            return D::ring(qp);
+        if batch.state == State::Failed {
+            return discard(own, batch);
         }
-        A::leave(&qp.send_lock);
-        0
+        (batch.state, batch.errno) = (State::Failed, libc::EINVAL);
+        // SAFETY: the memory that work requests name is the application's to keep.
+        let any = (*own.send.get()).publish();
+        Section::entered(own.single, &own.send_lock).leave();
+        if any { D::ring(own) } else { 0 }
+    }
+}
+
+unsafe extern "C" fn wr_abort<D: Device>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the application is after wr_start.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        discard(own, batch);
     }
 }
 
@@ -138,115 +258,238 @@ unsafe extern "C" fn wr_complete<D: Device, A: Access>(qp: *mut ibv_qp_ex) -> c_
 /// # Safety
 /// The application is after wr_start.
 #[cold]
-#[inline(never)]
-unsafe extern "C" fn give_up<D: Device, A: Access>(qp: &Qp<D>) -> c_int {
-    let failed = qp.failed.replace(libc::EINVAL);
-    // SAFETY: the send queue is this caller's.
-    unsafe { (*qp.send.get()).abandon() };
-    A::leave(&qp.send_lock);
-    failed
+unsafe fn discard<D: Device>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
+    let errno = batch.errno;
+    (batch.state, batch.errno) = (State::Failed, libc::EINVAL);
+    // SAFETY: the send queue is this caller's; wr_start entered the section.
+    unsafe {
+        (*own.send.get()).abort();
+        Section::entered(own.single, &own.send_lock).leave();
+    }
+    errno
 }
 
-unsafe extern "C" fn wr_abort<D: Device, A: Access>(qp: *mut ibv_qp_ex) {
-    // SAFETY: the application is after wr_start. What was not published is
-    // forgotten at the next `begin`.
-    unsafe {
-        let qp: &Qp<D> = qp_of(qp);
-        give_up::<D, A>(qp);
+/// Pushes the open work request, if there is one.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete.
+#[inline(never)]
+unsafe fn push_open<D: Device>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
+    match batch.state {
+        State::Failed | State::Ready => return,
+        State::Simple => batch.wr = simple(&batch.wr, Data::Sges(&[])),
+        State::Directed => {}
+        State::Undirected => return batch.fail(libc::EINVAL),
+    }
+    batch.state = State::Ready;
+    // SAFETY: the send queue is this caller's; data that was kept is readable.
+    if let Err(errno) = unsafe { (*own.send.get()).push(&batch.wr) } {
+        batch.fail(errno);
     }
 }
 
-/// Takes an entry for an operation, without data so far.
+/// A work request of a connection, without operands.
+#[inline(always)]
+fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
+    SendWr {
+        imm_or_key: wr.imm_or_key,
+        remote: wr.remote,
+        data,
+        ..SendWr::new(wr.wr_id, wr.opcode, wr.flags)
+    }
+}
+
+/// Opens a work request, without data so far. False if the batch has failed.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(always)]
-pub unsafe fn build<D: Device>(
+unsafe fn open<D: Device>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,
-    fill: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
-) {
-    // SAFETY: the send queue is this caller's, and so are the public members.
+    imm_or_key: u32,
+    remote: RemoteMemory,
+) -> bool {
+    // SAFETY: as the caller says; so the public members are the caller's.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        if own.failed.get() != 0 {
+        let (own, batch) = batch_of::<D, _>(qp);
+        if batch.state != State::Ready {
+            push_open(own, batch);
+            if batch.state != State::Ready {
+                return false;
+            }
+        }
+        batch.wr.wr_id = (*qp).wr_id;
+        batch.wr.opcode = opcode;
+        batch.wr.flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        batch.wr.imm_or_key = imm_or_key;
+        batch.wr.remote = remote;
+        batch.state = State::Simple;
+        if own.addressing != Addressing::Connected {
+            undirected(batch);
+        }
+        true
+    }
+}
+
+/// The open work request is to name a destination.
+#[cold]
+fn undirected<A>(batch: &mut Batch<A>) {
+    batch.wr = simple(&batch.wr, Data::Sges(&[]));
+    batch.state = match batch.wr.opcode {
+        Opcode::LOCAL_INV | Opcode::BIND_MW => State::Directed,
+        _ => State::Undirected,
+    };
+}
+
+/// Opens a work request that has operands, without data so far.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete.
+#[inline]
+pub unsafe fn open_with<D: Device>(
+    qp: *mut ibv_qp_ex,
+    opcode: Opcode,
+    remote: RemoteMemory,
+    operands: Result<Operands<'static>, c_int>,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !open::<D>(qp, opcode, 0, remote) {
             return;
         }
-        let queue = &mut *own.send.get();
-        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        let filled = match queue.open((*qp).wr_id, opcode, flags) {
-            Ok(mut wqe) => {
-                wqe.no_data();
-                fill(&mut wqe)
-            }
-            Err(errno) => Err(errno),
-        };
-        match filled {
-            Ok(()) => queue.accept(),
-            Err(errno) => own.failed.set(errno),
+        let (_, batch) = batch_of::<D, _>(qp);
+        if batch.state == State::Simple {
+            batch.wr = simple(&batch.wr, Data::Sges(&[]));
+            batch.state = State::Directed;
+        }
+        match operands {
+            Ok(operands) => batch.wr.operands = operands,
+            Err(errno) => batch.fail(errno),
         }
     }
 }
 
-/// Completes the last entry. EINVAL if there is none in this batch.
+/// Sets the data of the open work request, and pushes it unless its destination
+/// is to come. EINVAL if none is open.
 ///
 /// # Safety
-/// The application is between wr_start and wr_complete.
+/// The application is between wr_start and wr_complete. Inline data is readable.
 #[inline(always)]
-unsafe fn amend<D: Device>(
-    qp: *mut ibv_qp_ex,
-    set: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
-) {
-    // SAFETY: the send queue is this caller's.
+unsafe fn set_data<D: Device>(qp: *mut ibv_qp_ex, data: Data<'_>) {
+    // SAFETY: as the caller says.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        if own.failed.get() != 0 {
-            return;
+        let (own, batch) = batch_of::<D, _>(qp);
+        if batch.state != State::Simple {
+            // In registers: of what is passed in memory, the fast path would be too.
+            return match data {
+                Data::Sges(list) => set_data_other(own, batch, list, false),
+                Data::Inline(list) => set_data_other(own, batch, list, true),
+            };
         }
-        let queue = &mut *own.send.get();
-        let done = match queue.last() {
-            Some(mut wqe) => set(&mut wqe),
-            None => Err(libc::EINVAL),
-        };
-        match done {
-            Ok(()) => queue.settle(),
-            Err(errno) => own.failed.set(errno),
+        batch.state = State::Ready;
+        if let Err(errno) = (*own.send.get()).push(&simple(&batch.wr, data)) {
+            batch.fail(errno);
         }
     }
 }
+
+/// [`set_data`] of a work request with operands or a destination.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn set_data_other<D: Device>(
+    own: &Qp<D>,
+    batch: &mut Batch<D::Address>,
+    list: &[Sge],
+    inline: bool,
+) {
+    let data = match inline {
+        true => Data::Inline(list),
+        false => Data::Sges(list),
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let set = match batch.state {
+            State::Failed => return,
+            State::Ready => Err(libc::EINVAL),
+            State::Undirected => batch.keep(data),
+            State::Simple | State::Directed => {
+                let wr = match batch.state {
+                    State::Simple => simple(&batch.wr, data),
+                    _ => SendWr { data, ..batch.wr },
+                };
+                batch.state = State::Ready;
+                (*own.send.get()).push(&wr)
+            }
+        };
+        if let Err(errno) = set {
+            batch.fail(errno);
+        }
+    }
+}
+
+/// Sets the destination of the open work request, and pushes it if it has its
+/// data. EINVAL if none is open.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete; the destination stays
+/// as it is until the work request has been pushed.
+unsafe fn set_destination<D: Device>(
+    qp: *mut ibv_qp_ex,
+    destination: Option<Destination<'static, D::Address>>,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        let open = matches!(batch.state, State::Undirected | State::Directed);
+        let Some(destination) = destination.filter(|_| open) else {
+            return batch.fail(libc::EINVAL);
+        };
+        batch.wr.destination = destination;
+        batch.state = State::Directed;
+        if !matches!(batch.wr.data, Data::Sges([])) {
+            push_open(own, batch);
+        }
+    }
+}
+
+const NO_REMOTE: RemoteMemory = RemoteMemory { addr: 0, rkey: 0 };
 
 /// Builders: each is called between wr_start and wr_complete.
 macro_rules! builders {
-    ($($name:ident($($arg:ident: $type:ty),*) $opcode:ident |$wqe:ident| $fill:expr;)+) => {$(
-        /// The operation of that name. Between wr_start and wr_complete.
-        // Not inlined where a quicker one ends in it.
-        #[inline(never)]
-        pub unsafe extern "C" fn $name<D: Device>(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
-            // SAFETY: the application is between wr_start and wr_complete, and
-            // passes live objects.
-            unsafe {
-                build::<D>(qp, Opcode::$opcode, |$wqe| {
-                    $fill;
-                    Ok(())
-                });
-            }
+    ($($name:ident($($arg:ident: $type:ty),*) |$qp:ident| $open:expr;)+) => {$(
+        unsafe extern "C" fn $name<D: Device>($qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+            // SAFETY: the application is between wr_start and wr_complete.
+            unsafe { $open };
         }
     )+};
 }
 
 builders! {
-    wr_send() SEND |wqe| { let _ = wqe; };
-    wr_send_imm(imm_data: u32) SEND_WITH_IMM |wqe| wqe.immediate_or_key(imm_data);
-    wr_send_inv(rkey: u32) SEND_WITH_INV |wqe| wqe.immediate_or_key(rkey);
-    wr_rdma_write(rkey: u32, addr: u64) RDMA_WRITE |wqe| wqe.rdma(addr, rkey);
-    wr_rdma_write_imm(rkey: u32, addr: u64, imm_data: u32) RDMA_WRITE_WITH_IMM
-        |wqe| { wqe.rdma(addr, rkey); wqe.immediate_or_key(imm_data) };
-    wr_rdma_read(rkey: u32, addr: u64) RDMA_READ |wqe| wqe.rdma(addr, rkey);
-    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) ATOMIC_CMP_AND_SWP
-        |wqe| wqe.atomic(addr, rkey, compare, swap);
-    wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) ATOMIC_FETCH_AND_ADD
-        |wqe| wqe.atomic(addr, rkey, add, 0);
-    wr_local_inv(rkey: u32) LOCAL_INV |wqe| wqe.immediate_or_key(rkey);
+    wr_send() |qp| open::<D>(qp, Opcode::SEND, 0, NO_REMOTE);
+    wr_send_imm(imm_data: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_IMM, imm_data, NO_REMOTE);
+    wr_send_inv(rkey: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_INV, rkey, NO_REMOTE);
+    wr_rdma_write(rkey: u32, addr: u64)
+        |qp| open::<D>(qp, Opcode::RDMA_WRITE, 0, RemoteMemory { addr, rkey });
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm_data: u32)
+        |qp| open::<D>(qp, Opcode::RDMA_WRITE_WITH_IMM, imm_data, RemoteMemory { addr, rkey });
+    wr_rdma_read(rkey: u32, addr: u64)
+        |qp| open::<D>(qp, Opcode::RDMA_READ, 0, RemoteMemory { addr, rkey });
+    wr_local_inv(rkey: u32) |qp| open::<D>(qp, Opcode::LOCAL_INV, rkey, NO_REMOTE);
+    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare_add: u64, swap: u64) |qp| open_with::<D>(
+        qp,
+        Opcode::ATOMIC_CMP_AND_SWP,
+        RemoteMemory { addr, rkey },
+        Ok(Operands::Atomic { compare_add, swap }),
+    );
+    wr_atomic_fetch_add(rkey: u32, addr: u64, compare_add: u64) |qp| open_with::<D>(
+        qp,
+        Opcode::ATOMIC_FETCH_AND_ADD,
+        RemoteMemory { addr, rkey },
+        Ok(Operands::Atomic { compare_add, swap: 0 }),
+    );
 }
 
 unsafe extern "C" fn wr_bind_mw<D: Device>(
@@ -256,9 +499,18 @@ unsafe extern "C" fn wr_bind_mw<D: Device>(
     info: *const ibv_mw_bind_info,
 ) {
     // SAFETY: the application is between wr_start and wr_complete, and passes
-    // live objects.
+    // live objects. The bind is not changed before the work request has been
+    // pushed.
     unsafe {
-        build::<D>(qp, Opcode::BIND_MW, |wqe| wqe.bind_window(mw, rkey, &*info));
+        // What is open goes first: it may name the bind so far.
+        let (own, batch) = batch_of::<D, _>(qp);
+        push_open(own, batch);
+        let operands = window_bind::<D>(mw, rkey, &*info).map(|bind| {
+            let to = &raw mut batch.bind;
+            to.write(bind);
+            Operands::Bind(&*to)
+        });
+        open_with::<D>(qp, Opcode::BIND_MW, NO_REMOTE, operands);
     }
 }
 
@@ -269,57 +521,58 @@ unsafe extern "C" fn wr_set_ud_addr<D: Device>(
     remote_qkey: u32,
 ) {
     // SAFETY: the application is between wr_start and wr_complete, and passes
-    // a live address handle.
+    // an address handle that lives until the work request is posted.
     unsafe {
-        amend::<D>(qp, |wqe| {
-            if ah.is_null() {
-                return Err(libc::EINVAL);
-            }
-            wqe.ud(ah, remote_qpn, remote_qkey);
-            Ok(())
+        let datagram = (!ah.is_null()).then(|| Destination::Datagram {
+            address: &ah_of::<D>(ah).address,
+            remote_qpn,
+            remote_qkey,
         });
+        set_destination::<D>(qp, datagram);
     }
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn<D: Device>(qp: *mut ibv_qp_ex, remote_srqn: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
-    unsafe {
-        amend::<D>(qp, |wqe| {
-            wqe.xrc(remote_srqn);
-            Ok(())
-        });
-    }
+    unsafe { set_destination::<D>(qp, Some(Destination::Xrc { remote_srqn })) }
 }
 
-/// Sets the data of the last entry to what is in the entry itself.
+/// Sets inline data. EINVAL if a piece is longer than any.
 ///
 /// # Safety
-/// As for [`amend`]; the pieces are readable.
+/// The application is between wr_start and wr_complete; the list and its pieces
+/// are readable.
 #[inline(always)]
-unsafe fn set_inline<D: Device>(
-    qp: *mut ibv_qp_ex,
-    pieces: impl Iterator<Item = (*const u8, usize)>,
-) {
+unsafe fn set_inline<D: Device>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, num_buf: usize) {
+    const {
+        assert!(size_of::<ibv_data_buf>() == size_of::<Sge>() && cfg!(target_endian = "little"));
+        assert!(offset_of!(ibv_data_buf, length) == offset_of!(Sge, length));
+    }
+    let list = match num_buf {
+        0 => &[],
+        // SAFETY: as the caller says. Any bytes are an element; addresses and
+        // lengths are in the same places, and a key is the upper half of a length.
+        _ => unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), num_buf) },
+    };
     // SAFETY: as the caller says.
     unsafe {
-        amend::<D>(qp, |wqe| {
-            wqe.inline(pieces)?;
-            wqe.set_inline_flag(true);
-            Ok(())
-        });
+        if list.iter().all(|piece| piece.lkey == 0) {
+            set_data::<D>(qp, Data::Inline(list));
+        } else {
+            batch_of::<D, _>(qp).1.fail(libc::EINVAL);
+        }
     }
 }
 
-/// `ibv_wr_set_inline_data`. Between wr_start and wr_complete.
-#[inline(never)]
-pub unsafe extern "C" fn wr_set_inline_data<D: Device>(
+unsafe extern "C" fn wr_set_inline_data<D: Device>(
     qp: *mut ibv_qp_ex,
     addr: *mut c_void,
     length: usize,
 ) {
+    let piece = ibv_data_buf { addr, length };
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the data is readable.
-    unsafe { set_inline::<D>(qp, core::iter::once((addr.cast_const().cast(), length))) }
+    unsafe { set_inline::<D>(qp, &raw const piece, 1) }
 }
 
 unsafe extern "C" fn wr_set_inline_data_list<D: Device>(
@@ -329,44 +582,19 @@ unsafe extern "C" fn wr_set_inline_data_list<D: Device>(
 ) {
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the list and the data are readable.
-    unsafe {
-        let pieces = (0..num_buf).map(|i| {
-            let piece = list.add(i).read();
-            (piece.addr.cast_const().cast(), piece.length)
-        });
-        set_inline::<D>(qp, pieces);
-    }
+    unsafe { set_inline::<D>(qp, list, num_buf) }
 }
 
-/// Sets the data of the last entry to what the application's memory has.
-///
-/// # Safety
-/// As for [`amend`].
-#[inline(always)]
-unsafe fn set_gather<D: Device>(
-    qp: *mut ibv_qp_ex,
-    set: impl FnOnce(&mut EntryOf<'_, D>) -> Result<(), c_int>,
-) {
-    // SAFETY: as the caller says.
-    unsafe {
-        amend::<D>(qp, |wqe| {
-            set(wqe)?;
-            wqe.set_inline_flag(false);
-            Ok(())
-        });
-    }
-}
-
-/// `ibv_wr_set_sge`. Between wr_start and wr_complete.
-#[inline(never)]
-pub unsafe extern "C" fn wr_set_sge<D: Device>(
-    qp: *mut ibv_qp_ex,
-    lkey: u32,
-    addr: u64,
-    length: u32,
-) {
+unsafe extern "C" fn wr_set_sge<D: Device>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
-    unsafe { set_gather::<D>(qp, |wqe| wqe.gather_one(Sge { addr, length, lkey })) }
+    unsafe {
+        if length == 0 {
+            // An element of no bytes is left out.
+            let (own, batch) = batch_of::<D, _>(qp);
+            return set_data_other(own, batch, &[], false);
+        }
+        set_data::<D>(qp, Data::Sges(&[Sge { addr, length, lkey }]));
+    }
 }
 
 unsafe extern "C" fn wr_set_sge_list<D: Device>(
@@ -378,9 +606,10 @@ unsafe extern "C" fn wr_set_sge_list<D: Device>(
     // that the list is readable; a longer one than the queue was made for is
     // not read.
     unsafe {
-        set_gather::<D>(qp, |wqe| {
-            let list = scatter_list(list, num_sge, wqe.max_sge())?;
-            wqe.gather(list)
-        });
+        let (own, batch) = batch_of::<D, _>(qp);
+        match scatter_list(list, num_sge, (*own.send.get()).max_sge()) {
+            Ok(list) => set_data::<D>(qp, Data::Sges(list)),
+            Err(errno) => batch.fail(errno),
+        }
     }
 }

@@ -7,7 +7,7 @@
 //! - [`inspect`]: a copy of a queue's bytes, decoded, for tools that look on;
 //! - `abi`: the layout of entries and driver responses.
 //!
-//! An RDMA write: [`SendQueue::open`] fills an entry in place,
+//! An RDMA write: [`SendQueue::push`] fills an entry in place,
 //! [`SendQueue::publish`] moves the producer index (`ring`), the doorbell is
 //! one system call (`uverbs`); its completion is read by
 //! [`CompletionRing::available`] and [`CompletionRing::entry`].

@@ -10,10 +10,8 @@ use crate::{PostError, Sge};
 
 /// A mapped receive queue.
 ///
-/// A batch: [`RecvQueue::begin`], and the quick way for the commonest receives
-/// ([`RecvWriter`]), from which [`RecvWriter::keep`] leads to the general one,
-/// [`RecvQueue::push`]; at the end [`RecvQueue::publish`] once. The driver
-/// needs no doorbell.
+/// [`RecvQueue::push`] encodes receives into entries; [`RecvQueue::publish`]
+/// hands all of them to the driver at once. The driver needs no doorbell.
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// calls the system.
@@ -66,6 +64,7 @@ impl RecvQueue {
     pub(crate) fn seal(&mut self) {
         self.ring.seal();
         self.producer = Producer::new(self.ring.indices());
+        self.abort();
     }
 
     /// Starts a batch. A batch before it that was not published is gone.
@@ -77,33 +76,63 @@ impl RecvQueue {
         }
     }
 
-    /// Adds a receive into the memory of `list` to the batch. Every batch
-    /// starts with [`RecvQueue::begin`].
+    /// Adds a receive into the memory of `list` to the batch.
     ///
     /// # Errors
     /// [`PostError::Full`], [`PostError::TooManySges`],
     /// [`PostError::MessageTooLong`]; the batch is as it was.
-    #[inline(always)]
+    #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if !self.producer.has_room(self.next) {
-            return Err(PostError::Full);
+        // Fast path: one element.
+        if let [sge] = list
+            && sge.length <= MAX_MESSAGE
+            && let Some(after) = self.producer.after_if_room(self.next)
+        {
+            let entry = self.entry();
+            // SAFETY: an entry of the ring that is not the device's, with room for
+            // an element.
+            unsafe {
+                fill(entry, wr_id, sge.length, 1);
+                entry.add(1).cast::<Sge>().write(*sge);
+            }
+            self.next = after;
+            return Ok(());
         }
+        self.push_any(wr_id, list)
+    }
+
+    /// [`RecvQueue::push`] of any receive.
+    #[inline(never)]
+    fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+        let after = self.producer.after(self.next).ok_or(PostError::Full)?;
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
-        let entry = self.ring.slots().slot(self.next).cast::<RecvWqe>();
-        // SAFETY: the slot lies in the mapping and has room for the fixed part
-        // and `max_sge` elements; the device does not read it before it is
-        // published.
+        let entry = self.entry();
+        // SAFETY: an entry of the ring that is not the device's, with room for
+        // `max_sge` elements.
         unsafe {
-            let total = copy_sges(entry.add(1).cast().as_ptr(), list);
-            if total > u64::from(MAX_MESSAGE) {
+            let bytes = copy_sges(entry.add(1).cast().as_ptr(), list);
+            if bytes > u64::from(MAX_MESSAGE) {
                 return Err(PostError::MessageTooLong);
             }
-            fill(entry, wr_id, total as u32, list.len() as u32);
+            fill(entry, wr_id, bytes as u32, list.len() as u32);
         }
-        self.next = self.producer.indices().next(self.next);
+        self.next = after;
         Ok(())
+    }
+
+    /// The next entry.
+    #[inline]
+    fn entry(&self) -> NonNull<RecvWqe> {
+        // SAFETY: `next` only ever is from the indices of the ring.
+        unsafe { self.ring.slots().slot_inside(self.next) }.cast()
+    }
+
+    /// Discards the batch.
+    #[inline]
+    pub fn abort(&mut self) {
+        self.next = self.producer.tail();
     }
 
     /// Hands the batch to the device.

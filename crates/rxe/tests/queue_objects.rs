@@ -6,8 +6,8 @@ mod common;
 use common::kernel::*;
 use common::{Driver, layout};
 use ringverbs_rxe::{
-    AddressHandle, CreateError, Opcode, PostError, QueuePair, RecvQueue, SendFlags, Sge,
-    SharedReceiveQueue,
+    AddressHandle, CreateError, Data, Opcode, PostError, QueuePair, RecvQueue, SendFlags, SendWr,
+    Sge, SharedReceiveQueue,
 };
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{Call, Target};
@@ -68,10 +68,9 @@ fn give_srq(machine: &Machine, queue: [u8; 16]) {
 }
 
 fn push(recv: &mut RecvQueue, wr_id: u64) -> Result<(), PostError> {
-    let batch = recv.begin().keep();
-    batch.push(wr_id, &[Sge::default()])?;
+    recv.push(wr_id, &[Sge::default()])?;
     // SAFETY: nobody writes to the memory that entries name.
-    unsafe { batch.publish() };
+    unsafe { recv.publish() };
     Ok(())
 }
 
@@ -96,13 +95,22 @@ fn a_queue_pair_has_its_queues_where_the_driver_says() {
     assert_eq!((recv.producer(), send.producer()), (1, 0));
     assert_eq!(ids(&recv), [5]);
 
-    let batch = qp.send.begin().keep();
-    let mut wqe = batch.open(6, Opcode::SEND, SendFlags::INLINE).unwrap();
-    assert_eq!(wqe.inline(&[1; 97]), Err(PostError::InlineTooLong));
-    assert_eq!(wqe.inline(&[1; 96]), Ok(96));
-    batch.accept();
+    for (length, sent) in [(97, Err(PostError::InlineTooLong)), (96, Ok(()))] {
+        let bytes = [1; 97];
+        let piece = [Sge {
+            addr: bytes.as_ptr().expose_provenance() as u64,
+            length,
+            lkey: 0,
+        }];
+        let wr = SendWr {
+            data: Data::Inline(&piece),
+            ..SendWr::new(6, Opcode::SEND, SendFlags::empty())
+        };
+        // SAFETY: the bytes are readable.
+        assert_eq!(unsafe { qp.send.push(&wr) }, sent);
+    }
     // SAFETY: inline data names no memory.
-    assert!(unsafe { batch.publish() });
+    assert!(unsafe { qp.send.publish() });
     let entry = &send.consume()[0];
     assert_eq!(layout::read(entry, layout::send::WR_ID), 6);
 
@@ -318,7 +326,6 @@ fn a_shared_receive_queue_out_of_reach_takes_nothing() {
         let result = SharedReceiveQueue::modify(&srq.object, &mut srq.recv, &change);
         check_error(what, &result.unwrap_err(), errno);
         assert_eq!(push(&mut srq.recv, 2), Err(PostError::Full), "{what}");
-        assert!(!srq.recv.begin().push_one(2, &Sge::default()), "{what}");
         assert_eq!(srq.recv.push(2, &[]), Err(PostError::Full), "{what}");
         assert_eq!(srq.recv.capacity(), 0);
         // A later change may bring it back.

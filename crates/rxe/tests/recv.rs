@@ -60,7 +60,6 @@ fn ids(entries: &[Vec<u8>]) -> Vec<u64> {
 fn lists_of_every_length() {
     let (driver, mut queue) = queue();
     assert_eq!((queue.capacity(), queue.max_sge()), (SLOTS - 1, MAX_SGE));
-    let queue = queue.begin().keep();
     for count in 0..=MAX_SGE {
         let list: Vec<Sge> = (0..count).map(element).collect();
         queue
@@ -68,7 +67,7 @@ fn lists_of_every_length() {
             .unwrap();
         assert_eq!(driver.producer(), 0);
     }
-    publish(queue);
+    publish(&mut queue);
     assert_eq!(driver.producer(), MAX_SGE + 1);
     for count in 0..=MAX_SGE {
         let list: Vec<Sge> = (0..count).map(element).collect();
@@ -79,29 +78,32 @@ fn lists_of_every_length() {
 }
 
 #[test]
-fn the_quick_way() {
+fn receives_of_one_element() {
     let (driver, mut queue) = queue();
-    let mut writer = queue.begin();
-    for (wr_id, length) in [(1, 0x0051_5253), (2, 0), (3, MAX_MESSAGE - 1)] {
-        assert!(writer.push_one(wr_id, &element(length)));
+    for (wr_id, length) in [
+        (1, 0x0051_5253),
+        (2, 0),
+        (3, MAX_MESSAGE - 1),
+        (4, MAX_MESSAGE),
+    ] {
+        queue.push(wr_id, &[element(length)]).unwrap();
     }
-    for length in [MAX_MESSAGE, u32::MAX] {
-        assert!(!writer.push_one(9, &element(length)));
+    for length in [MAX_MESSAGE + 1, u32::MAX] {
+        let pushed = queue.push(9, &[element(length)]);
+        assert_eq!(pushed, Err(PostError::MessageTooLong));
     }
     assert_eq!(driver.producer(), 0);
-    // SAFETY: nobody writes to the memory that entries name.
-    unsafe { writer.publish() };
-    assert_eq!(driver.producer(), 3);
+    publish(&mut queue);
+    assert_eq!(driver.producer(), 4);
     check(&driver.entry(0), 1, &[element(0x0051_5253)]);
     check(&driver.entry(1), 2, &[element(0)]);
     check(&driver.entry(2), 3, &[element(MAX_MESSAGE - 1)]);
-    assert!(driver.untouched_but(&[0, 1, 2]));
+    check(&driver.entry(3), 4, &[element(MAX_MESSAGE)]);
 }
 
 #[test]
 fn limits() {
     let (driver, mut queue) = queue();
-    let queue = queue.begin().keep();
     let refused = [
         (
             vec![element(1); MAX_SGE as usize + 1],
@@ -123,7 +125,7 @@ fn limits() {
     let longest = [element(MAX_MESSAGE - 1), element(1)];
     queue.push(2, &longest).unwrap();
     queue.push(3, &[element(MAX_MESSAGE)]).unwrap();
-    publish(queue);
+    publish(&mut queue);
     assert_eq!(ids(&driver.consume()), [2, 3]);
 }
 
@@ -142,28 +144,24 @@ fn full_at_the_capacity_and_room_again_as_the_device_consumes() {
     let (driver, mut queue) = queue();
     for start in 0..2 * SLOTS {
         let start = start % SLOTS;
-        let batch = queue.begin().keep();
         for wr_id in 0..SLOTS - 1 {
-            batch.push(wr_id.into(), &[element(1)]).unwrap();
+            queue.push(wr_id.into(), &[element(1)]).unwrap();
         }
-        assert_eq!(batch.push(99, &[]), Err(PostError::Full));
-        publish(batch);
-        let mut writer = queue.begin();
-        assert!(!writer.push_one(99, &element(1)));
-        let batch = writer.keep();
-        assert_eq!(batch.push(99, &[]), Err(PostError::Full));
+        for list in [&[][..], &[element(1)]] {
+            assert_eq!(queue.push(99, list), Err(PostError::Full));
+        }
+        publish(&mut queue);
+        for list in [&[][..], &[element(1)]] {
+            assert_eq!(queue.push(99, list), Err(PostError::Full));
+        }
         assert_eq!(driver.entry(start + SLOTS - 1), vec![STALE; STRIDE]);
         driver.set_consumer((start + 1) % SLOTS);
-        batch.push(7, &[element(1)]).unwrap();
-        assert_eq!(batch.push(99, &[]), Err(PostError::Full));
-        publish(batch);
+        queue.push(7, &[element(1)]).unwrap();
+        assert_eq!(queue.push(99, &[]), Err(PostError::Full));
+        publish(&mut queue);
         assert_eq!(ids(&driver.consume()), [1, 2, 3, 4, 5, 6, 7]);
-        let mut writer = queue.begin();
-        // Full when it was last looked at: that takes the general way's look.
-        assert!(!writer.push_one(0, &element(1)));
-        let batch = writer.keep();
-        batch.push(0, &[element(1)]).unwrap();
-        publish(batch);
+        queue.push(0, &[element(1)]).unwrap();
+        publish(&mut queue);
         driver.consume();
     }
 }
@@ -175,9 +173,9 @@ fn entries_too_small_for_a_receive_are_none() {
         // Whoever maps it asks for less than a receive has.
         let mut queue = RecvQueue::new(driver.ring(8), MAX_SGE);
         assert_eq!((queue.capacity(), queue.max_sge()), (0, 0));
-        let mut writer = queue.begin();
-        assert!(!writer.push_one(1, &element(1)));
-        assert_eq!(writer.keep().push(1, &[]), Err(PostError::Full));
+        for list in [&[][..], &[element(1)]] {
+            assert_eq!(queue.push(1, list), Err(PostError::Full));
+        }
         assert!(driver.untouched_but(&[]));
     }
 }
@@ -185,14 +183,12 @@ fn entries_too_small_for_a_receive_are_none() {
 #[test]
 fn an_aborted_batch_leaves_nothing() {
     let (driver, mut queue) = queue();
-    let batch = queue.begin().keep();
-    batch.push(1, &[element(1)]).unwrap();
-    let mut writer = queue.begin();
-    assert!(writer.push_one(2, &element(1)));
+    queue.push(1, &[element(1)]).unwrap();
+    queue.push(2, &[]).unwrap();
+    queue.abort();
     assert_eq!(driver.producer(), 0);
-    let batch = queue.begin().keep();
-    batch.push(3, &[element(1)]).unwrap();
-    publish(batch);
+    queue.push(3, &[element(1)]).unwrap();
+    publish(&mut queue);
     assert_eq!(ids(&driver.consume()), [3]);
 }
 
@@ -201,49 +197,37 @@ fn absurd_indices_of_the_device_lead_nowhere_else() {
     for consumer in [SLOTS, SLOTS + 3, 0x8000_0000, u32::MAX] {
         let (driver, mut queue) = queue();
         driver.set_consumer(consumer);
-        let batch = queue.begin().keep();
         let mut added = 0;
-        while batch.push(1, &[element(1)]).is_ok() {
+        while queue.push(1, &[element(1)]).is_ok() {
             added += 1;
             // It claims to have consumed what was not produced yet: as far as
             // that, and no further.
             assert!(added < 2 * SLOTS);
         }
-        publish(batch);
+        publish(&mut queue);
         assert!(driver.producer() < SLOTS);
     }
 }
 
 proptest! {
     #[test]
-    fn both_ways_write_the_same_over_many_rounds(
+    fn receives_arrive_as_they_were_posted_over_many_rounds(
         batches in prop::collection::vec(
-            (prop::collection::vec(any::<(u64, u64, u32, u32)>(), 1..8), any::<bool>()), 1..40),
+            prop::collection::vec(any::<(u64, u64, u32, u32)>(), 1..8), 1..40),
     ) {
-        let (quick_driver, mut quick) = queue();
-        let (general_driver, mut general) = queue();
-        for (receives, consume) in batches {
-            let mut writer = quick.begin();
-            let batch = general.begin().keep();
+        let (driver, mut queue) = queue();
+        for receives in batches {
+            let mut posted = Vec::new();
             for (wr_id, addr, length, lkey) in receives {
                 let sge = Sge { addr, length: length % MAX_MESSAGE, lkey };
-                let by_general = batch.push(wr_id, &[sge]);
-                if !writer.push_one(wr_id, &sge) {
-                    // No room seen: the general way looks at the device again.
-                    let queue = writer.keep();
-                    prop_assert_eq!(queue.push(wr_id, &[sge]), by_general);
-                    publish(queue);
-                    writer = quick.begin();
-                } else {
-                    prop_assert!(by_general.is_ok());
-                }
+                prop_assert!(queue.push(wr_id, &[sge]).is_ok());
+                posted.push((wr_id, sge));
             }
-            // SAFETY: nobody writes to the memory that entries name.
-            unsafe { writer.publish() };
-            publish(batch);
-            prop_assert_eq!(quick_driver.producer(), general_driver.producer());
-            if consume {
-                prop_assert_eq!(quick_driver.consume(), general_driver.consume());
+            publish(&mut queue);
+            let entries = driver.consume();
+            prop_assert_eq!(entries.len(), posted.len());
+            for (entry, (wr_id, sge)) in entries.iter().zip(posted) {
+                check(entry, wr_id, &[sge]);
             }
         }
     }

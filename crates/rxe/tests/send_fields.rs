@@ -4,7 +4,10 @@
 mod common;
 
 use common::{Driver, STALE, layout, layout::send::*};
-use ringverbs_rxe::{BindMwWr, OneElement, Opcode, SendFlags, SendQueue, Sge, Wqe};
+use ringverbs_rxe::{
+    Bind, Data, Destination, Opcode, Operands, RemoteMemory, SendFlags, SendQueue, SendWr, Sge,
+};
+use uverbs::MwType;
 
 const LOG2_STRIDE: u32 = 9;
 const MAX_SGE: u32 = 8;
@@ -13,6 +16,10 @@ const MAX_INLINE: u32 = 200;
 const WR_ID_VALUE: u64 = 0x0102_0304_0506_0708;
 const REMOTE: u64 = 0x1112_1314_1516_1718;
 const KEY: u32 = 0x2122_2324;
+const MEMORY: RemoteMemory = RemoteMemory {
+    addr: REMOTE,
+    rkey: KEY,
+};
 const IMM: u32 = 0x3132_3334;
 const SGE: Sge = Sge {
     addr: 0x4142_4344_4546_4748,
@@ -36,12 +43,13 @@ fn post(
     flags: SendFlags,
     (length, num_sge): (u32, u32),
     data: &[u8],
-    set: impl FnOnce(&mut Wqe<'_>),
+    set: impl FnOnce(&mut SendWr<'_, u32>),
 ) -> Vec<u8> {
     let (driver, mut queue) = queue();
-    let queue = queue.begin().keep();
-    set(&mut queue.open(WR_ID_VALUE, opcode.0, flags).unwrap());
-    queue.accept();
+    let mut wr = SendWr::new(WR_ID_VALUE, opcode.0, flags);
+    set(&mut wr);
+    // SAFETY: no inline data.
+    unsafe { queue.push(&wr) }.unwrap();
     // SAFETY: nobody reads the memory that the entry names.
     assert!(unsafe { queue.publish() });
     assert_eq!(driver.producer(), 1, "{what}");
@@ -53,7 +61,8 @@ fn post(
         &[
             (WR_ID, WR_ID_VALUE),
             (OPCODE, opcode.1),
-            (SEND_FLAGS, flags.bits().into()),
+            // There is no inline data.
+            (SEND_FLAGS, (flags - SendFlags::INLINE).bits().into()),
             // Progress, which the driver takes up where it finds it.
             (STATUS, 0),
             (STATE, 0),
@@ -74,12 +83,12 @@ fn post(
 
 /// Posts an operation on one element.
 #[track_caller]
-fn post_sge(what: &str, opcode: (Opcode, u64), set: impl FnOnce(&mut Wqe<'_>)) -> Vec<u8> {
+fn post_sge(what: &str, opcode: (Opcode, u64), set: impl FnOnce(&mut SendWr<'_, u32>)) -> Vec<u8> {
     let flags = SendFlags::SIGNALED | SendFlags::FENCE;
     let data = layout::sges(&[SGE]);
-    post(what, opcode, flags, (SGE.length, 1), &data, |wqe| {
-        set(wqe);
-        assert_eq!(wqe.sge(SGE), Ok(SGE.length));
+    post(what, opcode, flags, (SGE.length, 1), &data, |wr| {
+        set(wr);
+        wr.data = Data::Sges(&[SGE]);
     })
 }
 
@@ -90,9 +99,7 @@ fn sends() {
         ("send with immediate", (Opcode::SEND_WITH_IMM, 3)),
         ("send with invalidate", (Opcode::SEND_WITH_INV, 9)),
     ] {
-        let entry = post_sge(what, opcode, |wqe| {
-            wqe.immediate_or_key(IMM);
-        });
+        let entry = post_sge(what, opcode, |wr| wr.imm_or_key = IMM);
         layout::check(what, &entry, &[(EX, IMM.into())]);
     }
 }
@@ -103,9 +110,11 @@ fn writes_and_reads() {
         ("write", (Opcode::RDMA_WRITE, 0)),
         ("write with immediate", (Opcode::RDMA_WRITE_WITH_IMM, 1)),
         ("read", (Opcode::RDMA_READ, 4)),
+        ("send with invalidate", (Opcode::SEND_WITH_INV, 9)),
     ] {
-        let entry = post_sge(what, opcode, |wqe| {
-            wqe.rdma(REMOTE, KEY).immediate_or_key(IMM);
+        let entry = post_sge(what, opcode, |wr| {
+            wr.remote = MEMORY;
+            wr.imm_or_key = IMM;
         });
         layout::check(
             what,
@@ -128,8 +137,9 @@ fn atomics() {
         ("fetch and add", (Opcode::ATOMIC_FETCH_AND_ADD, 6)),
     ] {
         let (compare_add, swap) = (0x7172_7374_7576_7778, 0x8182_8384_8586_8788);
-        let entry = post_sge(what, opcode, |wqe| {
-            wqe.atomic(REMOTE, KEY, compare_add, swap);
+        let entry = post_sge(what, opcode, |wr| {
+            wr.remote = MEMORY;
+            wr.operands = Operands::Atomic { compare_add, swap };
         });
         layout::check(
             what,
@@ -150,8 +160,9 @@ fn atomic_write() {
     let value = [1, 2, 3, 4, 5, 6, 7, 8];
     let opcode = (Opcode::ATOMIC_WRITE, 15);
     let flags = SendFlags::SIGNALED;
-    let entry = post("atomic write", opcode, flags, (8, 0), &value, |wqe| {
-        wqe.atomic_write(REMOTE, KEY, value);
+    let entry = post("atomic write", opcode, flags, (8, 0), &value, |wr| {
+        wr.remote = MEMORY;
+        wr.operands = Operands::AtomicWrite(value);
     });
     layout::check(
         "atomic write",
@@ -169,9 +180,14 @@ fn flush() {
     let length = 0x0091_9293;
     let opcode = (Opcode::FLUSH, 14);
     let flags = SendFlags::empty();
-    for (kind, level) in [(1, 0), (2, 1), (3, 0)] {
-        let entry = post("flush", opcode, flags, (length, 0), &[], |wqe| {
-            wqe.flush(REMOTE, KEY, length, kind, level);
+    for (placement, level) in [(1, 0), (2, 1), (3, 0)] {
+        let entry = post("flush", opcode, flags, (length, 0), &[], |wr| {
+            wr.remote = MEMORY;
+            wr.operands = Operands::Flush {
+                length,
+                placement,
+                level,
+            };
         });
         layout::check(
             "flush",
@@ -180,7 +196,7 @@ fn flush() {
                 (FLUSH_REMOTE_ADDR, REMOTE),
                 (FLUSH_LENGTH, length.into()),
                 (FLUSH_RKEY, KEY.into()),
-                (FLUSH_TYPE, kind.into()),
+                (FLUSH_TYPE, placement.into()),
                 (FLUSH_LEVEL, level.into()),
                 (IOVA, REMOTE),
             ],
@@ -192,37 +208,40 @@ fn flush() {
 fn local_operations() {
     let flags = SendFlags::SIGNALED;
     let opcode = (Opcode::LOCAL_INV, 7);
-    let entry = post("local invalidate", opcode, flags, (0, 0), &[], |wqe| {
-        wqe.immediate_or_key(KEY).no_data();
+    let entry = post("local invalidate", opcode, flags, (0, 0), &[], |wr| {
+        wr.imm_or_key = KEY;
     });
     layout::check("local invalidate", &entry, &[(EX, KEY.into())]);
 
-    let bind = BindMwWr {
+    let bind = Bind {
         addr: 0xa1a2_a3a4_a5a6_a7a8,
         length: 0xb1b2_b3b4_b5b6_b7b8,
-        mr_lkey: 0xc1c2_c3c4,
-        mw_rkey: 0xd1d2_d3d4,
+        lkey: 0xc1c2_c3c4,
+        window_rkey: 0xd1d2_d3d4,
+        window_type: MwType::TYPE_2,
         rkey: 0xe1e2_e3e4,
         access: 0xf1f2_f3f4,
     };
-    let entry = post(
-        "bind",
-        (Opcode::BIND_MW, 8),
-        flags,
-        (0, 0),
-        &[],
-        |wqe: &mut Wqe<'_>| {
-            wqe.bind_mw(bind);
-        },
-    );
+    let (driver, mut queue) = queue();
+    let wr = SendWr {
+        operands: Operands::Bind(&bind),
+        ..SendWr::new(1, Opcode::BIND_MW, flags)
+    };
+    // SAFETY: no inline data.
+    unsafe { queue.push(&wr) }.unwrap();
+    let entry = driver.entry(0);
     layout::check(
         "bind",
         &entry,
         &[
+            (OPCODE, 8),
+            (DMA_LENGTH, 0),
+            (DMA_RESID, 0),
+            (DMA_NUM_SGE, 0),
             (MW_ADDR, bind.addr),
             (MW_LENGTH, bind.length),
-            (MW_MR_LKEY, bind.mr_lkey.into()),
-            (MW_MW_RKEY, bind.mw_rkey.into()),
+            (MW_MR_LKEY, bind.lkey.into()),
+            (MW_MW_RKEY, bind.window_rkey.into()),
             (MW_RKEY, bind.rkey.into()),
             (MW_ACCESS, bind.access.into()),
         ],
@@ -231,9 +250,13 @@ fn local_operations() {
 
 #[test]
 fn datagrams() {
-    let entry = post_sge("datagram", (Opcode::SEND_WITH_IMM, 3), |wqe| {
-        wqe.ud(0x0a0b_0c0d, 0x0012_3456, 0x8001_0203)
-            .immediate_or_key(IMM);
+    let entry = post_sge("datagram", (Opcode::SEND_WITH_IMM, 3), |wr| {
+        wr.destination = Destination::Datagram {
+            address: &0x0a0b_0c0d,
+            remote_qpn: 0x0012_3456,
+            remote_qkey: 0x8001_0203,
+        };
+        wr.imm_or_key = IMM;
     });
     layout::check(
         "datagram",
@@ -258,110 +281,35 @@ fn flags_are_those_of_libibverbs_and_pass_unknown_ones() {
         (SendFlags::from_bits_retain(0xf000_0010), 0xf000_0010),
     ] {
         assert_eq!(flags.bits(), bits);
-        post("flags", (Opcode::SEND, 2), flags, (0, 0), &[], |wqe| {
-            wqe.no_data();
-        });
+        post("flags", (Opcode::SEND, 2), flags, (0, 0), &[], |_| ());
     }
 }
 
 #[test]
-fn the_inline_flag_is_set_and_taken_back_alone() {
+fn the_inline_flag_is_that_of_the_data() {
     let others = SendFlags::SIGNALED | SendFlags::SOLICITED;
-    for (before, inline) in [
+    for (flags, inline) in [
         (others, true),
         (others | SendFlags::INLINE, true),
         (others | SendFlags::INLINE, false),
         (others, false),
     ] {
-        let (driver, mut queue) = queue();
-        let mut wqe = queue.open(1, Opcode::SEND, before).unwrap();
-        wqe.set_inline_flag(inline);
-        let expected = others.bits() | if inline { 8 } else { 0 };
-        assert_eq!(
-            layout::read(&driver.entry(0), SEND_FLAGS),
-            u64::from(expected)
-        );
-    }
-}
-
-/// A work request for the quick way.
-struct Quick {
-    opcode: Opcode,
-    sge: Sge,
-}
-
-impl OneElement for Quick {
-    fn wr_id(&self) -> u64 {
-        WR_ID_VALUE
-    }
-    fn opcode(&self) -> Opcode {
-        self.opcode
-    }
-    fn flags(&self) -> SendFlags {
-        SendFlags::SIGNALED
-    }
-    fn immediate_or_key(&self) -> u32 {
-        IMM
-    }
-    fn remote_addr(&self) -> u64 {
-        REMOTE
-    }
-    fn rkey(&self) -> u32 {
-        KEY
-    }
-    fn sge(&self) -> &Sge {
-        &self.sge
-    }
-}
-
-#[test]
-fn the_quick_way() {
-    for (opcode, number) in [
-        (Opcode::RDMA_WRITE, 0),
-        (Opcode::RDMA_WRITE_WITH_IMM, 1),
-        (Opcode::SEND, 2),
-        (Opcode::SEND_WITH_IMM, 3),
-        (Opcode::RDMA_READ, 4),
-        (Opcode::SEND_WITH_INV, 9),
-    ] {
-        let (driver, mut queue) = queue();
-        let mut writer = queue.begin();
-        assert!(writer.push_one(&Quick { opcode, sge: SGE }));
-        // SAFETY: nobody reads the memory that the entry names.
-        unsafe { writer.publish() };
-        assert_eq!(driver.producer(), 1);
-        assert!(driver.untouched_but(&[0]));
-        let entry = driver.entry(0);
-        layout::check(
-            "quick",
-            &entry,
-            &[
-                (WR_ID, WR_ID_VALUE),
-                (OPCODE, number),
-                (SEND_FLAGS, 2),
-                (EX, IMM.into()),
-                (STATUS, 0),
-                (STATE, 0),
-                (DMA_LENGTH, SGE.length.into()),
-                (DMA_RESID, SGE.length.into()),
-                (DMA_CUR_SGE, 0),
-                (DMA_NUM_SGE, 1),
-                (DMA_SGE_OFFSET, 0),
-            ],
-        );
-        // The driver reads no remote memory of a send.
-        if ![Opcode::SEND, Opcode::SEND_WITH_IMM].contains(&opcode) {
-            layout::check(
-                "quick",
-                &entry,
-                &[
-                    (RDMA_REMOTE_ADDR, REMOTE),
-                    (RDMA_RKEY, KEY.into()),
-                    (IOVA, REMOTE),
-                ],
+        for data in [&[][..], &[Sge::default()], &[Sge::default(); 2]] {
+            let (driver, mut queue) = queue();
+            let wr = SendWr {
+                data: match inline {
+                    true => Data::Inline(data),
+                    false => Data::Sges(data),
+                },
+                ..SendWr::new(1, Opcode::SEND, flags)
+            };
+            // SAFETY: no bytes.
+            unsafe { queue.push(&wr) }.unwrap();
+            let expected = others.bits() | if inline { 8 } else { 0 };
+            assert_eq!(
+                layout::read(&driver.entry(0), SEND_FLAGS),
+                u64::from(expected)
             );
         }
-        assert_eq!(entry[DATA..DATA + 16], layout::sges(&[SGE]));
-        assert!(entry[DATA + 16..].iter().all(|&byte| byte == STALE));
     }
 }

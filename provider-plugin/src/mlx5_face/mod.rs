@@ -17,10 +17,8 @@ pub mod dm;
 pub mod entries;
 mod memory;
 mod pd;
-pub mod post;
 mod qp;
 mod srq;
-mod wr_ex;
 mod writers;
 
 /// ConnectX devices.

@@ -12,13 +12,12 @@ use super::Mlx5;
 use super::cq::Cq;
 use super::memory::Allocators;
 use super::pd::Thread;
-use super::wr_ex;
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::post::Receiver;
+use crate::mr::may_be_bound;
 use crate::qp::{Device, Made};
 use crate::srq::srq_of;
 
@@ -148,7 +147,7 @@ impl Device for Mlx5 {
                 cq.clean(&qp.besides.work);
             }
             locked(qp.single, &qp.send_lock, || (*qp.send.get()).reset());
-            if let Some(recv) = qp.queue().as_mut() {
+            if let Some(recv) = qp.recv_queue().as_mut() {
                 locked(qp.single, &qp.recv_lock, || recv.reset());
             }
         }
@@ -165,8 +164,9 @@ impl Device for Mlx5 {
         }
     }
 
-    fn set_more(qp: &mut Qp, asked: u64) {
-        wr_ex::set_functions(qp, asked);
+    /// The device does not know which regions may be bound.
+    fn takes_bind(mr: &verbs_mr, access: u32) -> bool {
+        may_be_bound(mr, access)
     }
 
     /// Completions that were not read are gone.

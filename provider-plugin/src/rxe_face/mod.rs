@@ -8,7 +8,6 @@ mod ah;
 pub mod cq;
 mod device;
 mod pd;
-pub mod post;
 mod qp;
 mod srq;
 mod wr_ex;

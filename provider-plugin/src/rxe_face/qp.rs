@@ -3,10 +3,9 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use rxe::{DirectDoorbell, QueuePair, RecvQueue, SendQueue};
-use uverbs::{QpCap, QpInit};
+use uverbs::{QpCap, QpInit, Sge};
 
 use super::{Rxe, wr_ex};
 use crate::abi::*;
@@ -15,42 +14,16 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::qp::{Device, Made};
 
-/// Opcodes that have a remote address and key, or nothing, besides their data
-/// (all but datagrams), as a set of bits.
-const PLAIN: u32 = 1 << IBV_WR_SEND
-    | 1 << IBV_WR_SEND_WITH_IMM
-    | 1 << IBV_WR_SEND_WITH_INV
-    | 1 << IBV_WR_RDMA_WRITE
-    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
-    | 1 << IBV_WR_RDMA_READ;
-
 /// What a queue pair has besides its queues.
-///
-/// In this order: what is read first is where the structure begins. Were it the
-/// doorbell, the compiler would keep its address through all of a post, and
-/// save registers for that.
-#[repr(C)]
 pub struct Besides {
-    /// See [`Qp::plain`](crate::qp::Qp::plain).
-    plain: AtomicU32,
     /// The send queue's doorbell; any thread may ring.
-    pub doorbell: DirectDoorbell,
+    doorbell: DirectDoorbell,
     /// Where the kernel answers the doorbell. Nobody reads it.
     answer: UnsafeCell<u32>,
 }
 
 /// A queue pair of such a device.
-pub type Qp = crate::qp::Qp<Rxe>;
-
-impl Qp {
-    /// Opcodes that can be posted by the short way now, as a set of bits
-    /// ([`PLAIN`]); none of a datagram queue pair, and none in a state that
-    /// does not send: the long way says why.
-    #[inline(always)]
-    pub fn plain(&self) -> u32 {
-        self.besides.plain.load(Ordering::Relaxed)
-    }
-}
+type Qp = crate::qp::Qp<Rxe>;
 
 /// Takes the queue pair's unread completions out of its completion queues.
 ///
@@ -90,7 +63,6 @@ impl Device for Rxe {
             send: made.send,
             recv: made.recv,
             besides: Besides {
-                plain: AtomicU32::new(0),
                 doorbell,
                 answer: UnsafeCell::new(0),
             },
@@ -106,10 +78,6 @@ impl Device for Rxe {
     }
 
     unsafe fn changed(qp: &Qp, state: u32) {
-        let sends = state >= IBV_QPS_RTS && !qp.datagram;
-        qp.besides
-            .plain
-            .store(if sends { PLAIN } else { 0 }, Ordering::Relaxed);
         if state == IBV_QPS_RESET {
             // SAFETY: as the caller says.
             unsafe { clean(qp) };
@@ -126,10 +94,16 @@ impl Device for Rxe {
         None
     }
 
-    #[inline(always)]
+    #[inline]
     fn ring(qp: &Qp) -> c_int {
         let rung = qp.besides.doorbell.ring();
         rung.map_or_else(|refused| refused.errno().raw(), |()| 0)
+    }
+
+    /// As the stock provider.
+    fn takes_atomic(remote_addr: u64, list: &[Sge]) -> bool {
+        let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+        remote_addr.is_multiple_of(8) && length >= 8
     }
 
     fn more_operations(qp_type: u32) -> u64 {

@@ -1,13 +1,13 @@
-//! The data path in: the operations of `ibv_wr_*` that rxe has besides.
+//! The operations of `ibv_wr_*` that only rdma_rxe has.
 
 use core::ffi::c_void;
 
-use rxe::Opcode;
+use rxe::{Opcode, Operands, RemoteMemory};
 
 use super::Rxe;
 use crate::abi::*;
 use crate::layout;
-use crate::wr_ex::build;
+use crate::wr_ex::open_with;
 
 /// Those that a type of queue pair has, as far as this release of libibverbs
 /// has functions for them.
@@ -50,10 +50,13 @@ unsafe extern "C" fn wr_atomic_write(
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the value is readable.
     unsafe {
-        build::<Rxe>(qp, Opcode::ATOMIC_WRITE, |wqe| {
-            wqe.atomic_write(addr, rkey, value.cast::<[u8; 8]>().read());
-            Ok(())
-        });
+        let value = Operands::AtomicWrite(value.cast::<[u8; 8]>().read());
+        open_with::<Rxe>(
+            qp,
+            Opcode::ATOMIC_WRITE,
+            RemoteMemory { addr, rkey },
+            Ok(value),
+        );
     }
 }
 
@@ -67,10 +70,14 @@ unsafe extern "C" fn wr_flush(
 ) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe {
-        build::<Rxe>(qp, Opcode::FLUSH, |wqe| {
-            let length = u32::try_from(length).map_err(|_| libc::EINVAL)?;
-            wqe.flush(addr, rkey, length, kind, level);
-            Ok(())
-        });
+        let range = match u32::try_from(length) {
+            Ok(length) => Ok(Operands::Flush {
+                length,
+                placement: kind,
+                level,
+            }),
+            Err(_) => Err(libc::EINVAL),
+        };
+        open_with::<Rxe>(qp, Opcode::FLUSH, RemoteMemory { addr, rkey }, range);
     }
 }

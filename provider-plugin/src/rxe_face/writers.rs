@@ -1,68 +1,51 @@
-//! The writers of `ringverbs_rxe`, as the data path uses them.
+//! The queues of `ringverbs_rxe`, for posting.
 
 use core::ffi::c_int;
 
-use rxe::{BindMwWr, RecvQueue, RecvWriter, SendQueue, Sge, Wqe};
+use rxe::{PostError, RecvQueue, SendQueue, SendWr, Sge};
 
-use super::Rxe;
-use crate::abi::*;
-use crate::ah::ah_of;
-use crate::writers::{entry, receives, sends};
+use crate::writers::{Receives, Sends};
 
-sends!(SendQueue, Wqe, {
-    #[inline(always)]
-    fn begin(&mut self) {
-        let _ = SendQueue::begin(self).keep();
-    }
-});
-
-entry!(Wqe, {
-    #[inline(always)]
-    fn takes_atomic(remote_addr: u64, list: &[Sge]) -> bool {
-        let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
-        remote_addr.is_multiple_of(8) && length >= 8
-    }
+impl Sends for SendQueue {
+    type Address = u32;
 
     #[inline(always)]
-    unsafe fn ud(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), c_int> {
         // SAFETY: as the caller says.
-        let ah_num = unsafe { ah_of::<Rxe>(ah) }.address;
-        Wqe::ud(self, ah_num, remote_qpn, remote_qkey);
+        unsafe { SendQueue::push(self, wr) }.map_err(PostError::errno)
     }
 
-    /// Without a region, binds it to nothing.
-    #[inline(always)]
-    unsafe fn bind_window(
-        &mut self,
-        mw: *mut ibv_mw,
-        rkey: u32,
-        info: &ibv_mw_bind_info,
-    ) -> Result<(), c_int> {
+    #[inline]
+    unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
-        let (mw, mr) = unsafe { (mw.as_ref(), info.mr.as_ref()) };
-        let (Some(mw), true) = (mw, mr.is_some() || info.length == 0) else {
-            return Err(libc::EINVAL);
-        };
-        self.bind_mw(BindMwWr {
-            addr: info.addr,
-            length: info.length,
-            mr_lkey: mr.map_or(0, |mr| mr.lkey),
-            mw_rkey: mw.rkey,
-            rkey,
-            access: info.mw_access_flags,
-        });
-        Ok(())
+        unsafe { SendQueue::publish(self) }
     }
 
-    #[inline(always)]
-    fn gather_one(&mut self, sge: Sge) -> Result<(), c_int> {
-        self.sge(sge).map(drop).map_err(|error| error.errno())
+    #[inline]
+    fn abort(&mut self) {
+        SendQueue::abort(self);
     }
 
-    #[inline(always)]
-    fn set_inline_flag(&mut self, inline: bool) {
-        Wqe::set_inline_flag(self, inline);
+    #[inline]
+    fn max_sge(&self) -> u32 {
+        SendQueue::max_sge(self)
     }
-});
+}
 
-receives!(RecvQueue, RecvWriter);
+impl Receives for RecvQueue {
+    #[inline]
+    unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
+        RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
+    }
+
+    #[inline]
+    unsafe fn publish(&mut self) {
+        // SAFETY: as the caller says.
+        unsafe { RecvQueue::publish(self) };
+    }
+
+    #[inline]
+    fn max_sge(&self) -> u32 {
+        RecvQueue::max_sge(self)
+    }
+}
