@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
-use uverbs::{Opcode, QpType, SendFlags};
+use uverbs::{Data, Opcode, QpType, RemoteMemory, SendFlags, SendWr};
 
 const TIME: Duration = Duration::from_millis(1500);
 const BATCH: u32 = 32;
@@ -78,10 +78,17 @@ fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
             } else {
                 SendFlags::empty()
             };
-            let mut wqe = qa.send.open(0, Opcode::RDMA_WRITE, flags).expect("room");
-            wqe.rdma(to.address(), to.keys.rkey);
-            wqe.sge_list(&[from.sge(0, size)]).expect("one element");
-            qa.send.accept();
+            let list = [from.sge(0, size)];
+            let wr = SendWr {
+                remote: RemoteMemory {
+                    addr: to.address(),
+                    rkey: to.keys.rkey,
+                },
+                data: Data::Sges(&list),
+                ..SendWr::new(0, Opcode::RDMA_WRITE, flags)
+            };
+            // SAFETY: no inline data.
+            unsafe { qa.send.push(&wr) }.expect("room");
         }
         // SAFETY: the memory lives until the end of this function, after the
         // batch's completion.

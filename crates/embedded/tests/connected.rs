@@ -101,15 +101,20 @@ fn a_region_is_found_at_its_own_addresses() {
         let first = iova + there.address() % 4096;
         let mut write = |at: u64| {
             qa.send.begin();
-            let mut wqe = qa
-                .send
-                .open(9, uverbs::Opcode::RDMA_WRITE, uverbs::SendFlags::SIGNALED)
-                .unwrap();
-            wqe.rdma(at, there.keys.rkey);
-            wqe.sge_list(&[here.sge(0, 18)]).unwrap();
-            qa.send.accept();
+            let list = [here.sge(0, 18)];
+            let wr = uverbs::SendWr {
+                remote: uverbs::RemoteMemory {
+                    addr: at,
+                    rkey: there.keys.rkey,
+                },
+                data: uverbs::Data::Sges(&list),
+                ..uverbs::SendWr::new(9, uverbs::Opcode::RDMA_WRITE, uverbs::SendFlags::SIGNALED)
+            };
             // SAFETY: the memory lives to the end of the test.
-            unsafe { qa.send.publish() };
+            unsafe {
+                qa.send.push(&wr).unwrap();
+                qa.send.publish();
+            }
             poll(&a, &mut cqa).status
         };
         assert_eq!(write(first + 50_000), 0);

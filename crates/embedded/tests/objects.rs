@@ -3,13 +3,11 @@
 mod driver;
 
 use driver::*;
-use mlx5::{
-    Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat, WindowKind,
-};
+use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{
-    AccessFlags, Error, MrInit, MwType, Opcode, QpAttr, QpAttrMask as Mask, QpState, QpType, Rereg,
-    SendFlags, Udata,
+    AccessFlags, Data, Destination, Error, MrInit, MwType, Opcode, Operands, QpAttr,
+    QpAttrMask as Mask, QpState, QpType, Rereg, SendFlags, SendWr, Udata,
 };
 
 fn errno<T>(result: Result<T, Error>) -> i32 {
@@ -302,12 +300,21 @@ fn datagrams_find_their_way() {
         let ah = AddressHandle::create(&a.context, a.pd, &path, 0, link).unwrap();
         let address: &Address = &ah.address;
         qa.send.begin();
-        let mut wqe = qa.send.open(2, Opcode::SEND, SendFlags::SIGNALED).unwrap();
-        wqe.ud(address, qb.object.qp_num(), QKEY);
-        wqe.sge_list(&[from.sge(0, 10)]).unwrap();
-        qa.send.accept();
+        let list = [from.sge(0, 10)];
+        let wr = SendWr {
+            destination: Destination::Datagram {
+                address,
+                remote_qpn: qb.object.qp_num(),
+                remote_qkey: QKEY,
+            },
+            data: Data::Sges(&list),
+            ..SendWr::new(2, Opcode::SEND, SendFlags::SIGNALED)
+        };
         // SAFETY: the memory lives to the end of the test.
-        unsafe { qa.send.publish() };
+        unsafe {
+            qa.send.push(&wr).unwrap();
+            qa.send.publish();
+        }
         assert_eq!(poll(&a, &mut cqa).status, 0);
         let wc = poll(&b, &mut cqb);
         assert_eq!((wc.status, wc.byte_len), (0, 50), "{profile}");
@@ -349,13 +356,15 @@ fn shared_receives_go_to_whoever_needs_them() {
 /// Posts a bind, and says what became of it.
 fn bind(qp: &mut Qp, cq: &mut Cq, bind: &Bind) -> u32 {
     qp.send.begin();
-    let mut wqe = (qp.send)
-        .open(1, Opcode::BIND_MW, SendFlags::SIGNALED)
-        .unwrap();
-    wqe.bind_mw(bind).unwrap();
-    qp.send.accept();
+    let wr = SendWr {
+        operands: Operands::Bind(bind),
+        ..SendWr::new(1, Opcode::BIND_MW, SendFlags::SIGNALED)
+    };
     // SAFETY: the memory lives to the end of the test.
-    unsafe { qp.send.publish() };
+    unsafe {
+        qp.send.push(&wr).unwrap();
+        qp.send.publish();
+    }
     wait(cq).status
 }
 
@@ -386,22 +395,18 @@ fn what_may_not_be_bound_is_a_bind_error() {
         (writable, write, u64::MAX, 64, BIND_ERROR),
         (writable, write, 0, 4097, BIND_ERROR),
     ] {
-        for kind in [WindowKind::Type1, WindowKind::Type2] {
+        for kind in [MwType::TYPE_1, MwType::TYPE_2] {
             let host = Host::alone("ib");
             let mut cq = host.cq(16);
             let a = host.qp(QpType::RC, &mut cq);
             let mut b = host.qp(QpType::RC, &mut cq);
             join(QpType::RC, (&a, &host), (&b, &host));
             let (here, mut there) = (host.memory(64), host.memory_at(4096, region, None));
-            let number = match kind {
-                WindowKind::Type1 => MwType::TYPE_1,
-                WindowKind::Type2 => MwType::TYPE_2,
-            };
-            let object = uverbs::Mw::alloc(&host.context, host.pd, number, Udata::none()).unwrap();
+            let object = uverbs::Mw::alloc(&host.context, host.pd, kind, Udata::none()).unwrap();
             let wanted = Bind {
-                window: object.rkey(),
+                window_rkey: object.rkey(),
                 rkey: object.rkey() & !0xff | (object.rkey() + 1) & 0xff,
-                kind,
+                window_type: kind,
                 addr: there.address().wrapping_add(at),
                 length,
                 lkey: there.keys.lkey,
@@ -441,9 +446,9 @@ fn a_window_is_bound_and_opens_its_part_of_a_region() {
     assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), EBUSY);
     let rkey = window.rkey() & !0xff | (window.rkey() + 1) & 0xff;
     let wanted = Bind {
-        window: window.rkey(),
+        window_rkey: window.rkey(),
         rkey,
-        kind: WindowKind::Type2,
+        window_type: MwType::TYPE_2,
         addr: there.address() + 100,
         length: 50,
         lkey: there.keys.lkey,

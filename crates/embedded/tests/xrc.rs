@@ -8,8 +8,8 @@ use driver::*;
 use mlx5::{QueuePair, Role, SharedReceiveQueue};
 use ringverbs_embedded::{Drive, Embedded};
 use uverbs::{
-    Errno, Error, Opcode, QpAttr, QpAttrMask as Mask, QpCap, QpInit, QpOpen, QpState, QpType,
-    SendFlags, Sge, SrqInit, SrqKind, Udata, XrcdHandle, XrcdOpen,
+    Data, Destination, Errno, Error, Opcode, QpAttr, QpAttrMask as Mask, QpCap, QpInit, QpOpen,
+    QpState, QpType, SendWr, Sge, SrqInit, SrqKind, Udata, XrcdHandle, XrcdOpen,
 };
 
 const RECEIVED: u32 = 128;
@@ -86,21 +86,17 @@ fn post(qp: &mut Qp, wr_id: u64, srqn: u32, work: Work<'_>, sge: Sge) {
         _ => Opcode::SEND,
     };
     qp.send.begin();
-    let mut wqe = qp.send.open(wr_id, opcode, SendFlags::SIGNALED).unwrap();
-    wqe.xrc(srqn);
-    match work {
-        Work::Write(to, at) | Work::Read(to, at) => {
-            wqe.rdma(to.address() + at as u64, to.keys.rkey);
-        }
-        Work::Add(to, add) => {
-            wqe.atomic(to.address(), to.keys.rkey, add, 0);
-        }
-        _ => {}
-    }
-    wqe.sge_list(&[sge]).unwrap();
-    qp.send.accept();
+    let list = [sge];
+    let wr = SendWr {
+        destination: Destination::Xrc { remote_srqn: srqn },
+        data: Data::Sges(&list),
+        ..work.request(wr_id, opcode)
+    };
     // SAFETY: as in `receive`.
-    assert!(unsafe { qp.send.publish() });
+    unsafe {
+        qp.send.push(&wr).unwrap();
+        assert!(qp.send.publish());
+    }
 }
 
 fn connected((a, initiator): (&Host, &Qp), (b, target): (&Host, &Qp)) {

@@ -224,32 +224,6 @@ pub const CONTROL_FENCE: u8 = 4 << 5;
 /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`: after the changes of keys before it.
 pub const CONTROL_SMALL_FENCE: u8 = 1 << 5;
 
-/// Remote memory (`struct mlx5_wqe_raddr_seg`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RemoteSegment {
-    pub raddr: u64,
-    pub rkey: u32,
-    pub reserved: u32,
-}
-
-/// The peer's shared receive queue, of an XRC initiator's work request (rdma-core's
-/// `struct mlx5_wqe_xrc_seg`, which no header for programs has).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct XrcSegment {
-    pub srqn: u32,
-    pub reserved: [u32; 3],
-}
-
-/// Operands of an atomic (`struct mlx5_wqe_atomic_seg`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AtomicSegment {
-    pub swap_add: u64,
-    pub compare: u64,
-}
-
 /// Local memory (`struct mlx5_wqe_data_seg`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -520,9 +494,6 @@ const _: () = {
     assert!(size_of::<CreateAhResp>() == 16);
     assert!(size_of::<ControlSegment>() == SEGMENT);
     assert!(offset_of!(ControlSegment, fm_ce_se) == 11);
-    assert!(size_of::<RemoteSegment>() == SEGMENT);
-    assert!(size_of::<XrcSegment>() == SEGMENT);
-    assert!(size_of::<AtomicSegment>() == SEGMENT);
     assert!(size_of::<DataSegment>() == SEGMENT);
     assert!(size_of::<NextSegment>() == SEGMENT);
     assert!(size_of::<UmrSegment>() == 48);

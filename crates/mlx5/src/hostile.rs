@@ -17,8 +17,8 @@ use crate::registers::Register;
 use crate::shared::SharedQueue;
 use crate::wc::opcode;
 use crate::{
-    CompletionRing, CursorEntry, Limits, Opcode, RecvQueue, Role, SendFlags, SendQueue, Service,
-    Sge, SharedWork, Work, WorkCompletion,
+    CompletionRing, CursorEntry, Data, Limits, Opcode, Operands, RecvQueue, Role, SendFlags,
+    SendQueue, SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
 };
 
 /// Of a device, where there is none.
@@ -230,13 +230,17 @@ impl World<'_> {
             }
         }
         pair.send.begin();
-        if let Ok(mut wqe) = pair.send.open(wr_id, operation, SendFlags::SIGNALED) {
-            if wqe.sge_list(&list[..count]).is_ok() {
-                pair.send.accept();
-                pair.sends.push(wr_id);
-            } else {
-                pair.send.abort();
-            }
+        let wr = SendWr {
+            operands: Operands::Atomic {
+                compare_add: 1,
+                swap: 0,
+            },
+            data: Data::Sges(&list[..count]),
+            ..SendWr::new(wr_id, operation, SendFlags::SIGNALED)
+        };
+        // SAFETY: no inline data.
+        if unsafe { pair.send.push(&wr) }.is_ok() {
+            pair.sends.push(wr_id);
         }
         // SAFETY: lists name memory of this world's.
         unsafe { pair.send.publish() };
@@ -255,7 +259,7 @@ impl World<'_> {
             unsafe { shared.publish() };
             return;
         }
-        pair.recv.begin().keep();
+        pair.recv.begin();
         if pair.recv.push(wr_id, list).is_ok() {
             pair.receives.push(wr_id);
         }

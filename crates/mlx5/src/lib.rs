@@ -10,9 +10,8 @@
 //! - [`DeviceMemory`]: memory of the device's own;
 //! - `abi`: the layout of entries and of driver data.
 //!
-//! The queues are the process's own memory. An RDMA write:
-//! [`SendQueue::open`] and [`Wqe`] fill an entry in place,
-//! [`SendQueue::publish`] writes the doorbell record and the device's register
+//! The queues are the process's own memory. An RDMA write: [`SendQueue::push`]
+//! encodes a [`SendWr`] in place, [`SendQueue::publish`] writes the doorbell record and the device's register
 //! (`ring`); its completion names a user index and a slot, from which
 //! [`CompletionRing::poll`] finds the work request's identifier.
 //!
@@ -65,13 +64,13 @@ pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_registers::OwnRegister;
 pub use qp::{QpOptions, QueuePair, alloc_pd, find_pd};
-pub use recv::{RecvQueue, RecvWriter};
-pub use send::{Besides, Bind, LONGEST_WINDOW, MAX_SEGMENT, PostedOne, SendQueue, WindowKind, Wqe};
-pub use shared::{LockedQueue, SharedQueue, SharedWork, SharedWriter};
+pub use recv::RecvQueue;
+pub use send::{LONGEST_WINDOW, MAX_SEGMENT, SendQueue};
+pub use shared::{LockedQueue, SharedQueue, SharedWork};
 pub use srq::SharedReceiveQueue;
 /// What all devices share.
 pub use uverbs::{
-    Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
+    Bind, Data, Destination, MwType, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
     Sge, WorkCompletion,
 };
 pub use work::{Role, Work};

@@ -24,7 +24,7 @@ pub enum Service {
 /// Opcodes are below this.
 pub(crate) const OPCODES: usize = 16;
 
-/// Segments that stand before the data.
+/// How the device has an operation on a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     /// The device's opcode.
@@ -39,8 +39,7 @@ pub(crate) struct Form {
     pub reads: bool,
     /// Memory keys change; there is no data.
     pub keys: bool,
-    /// Segments between the control segment and the data, of which the first
-    /// are the address.
+    /// Segments before the data: control, address, remote memory, operands.
     pub before: u8,
     /// Fence bits of the work request after it, unless that asks for more.
     pub fence_after: u8,
@@ -54,7 +53,7 @@ pub(crate) struct Form {
 
 impl Form {
     /// Of no operation.
-    pub(crate) const NONE: Self = Self {
+    const NONE: Self = Self {
         opcode: 0,
         extra: Extra::Nothing,
         remote: false,
@@ -81,7 +80,6 @@ pub(crate) enum Extra {
 impl Service {
     /// Segments of the address that work requests other than those that change
     /// keys have.
-    #[inline(always)]
     pub(crate) const fn address(self) -> u8 {
         match self {
             Self::Datagram => 3,
@@ -115,15 +113,14 @@ impl Service {
     }
 
     /// How the device has an operation; none if the service has not.
-    #[inline(always)]
-    pub(crate) const fn form(self, operation: Opcode) -> Option<Form> {
+    const fn form(self, operation: Opcode) -> Option<Form> {
         if matches!(self, Self::XrcTarget) {
             return None;
         }
         let address = self.address();
         let plain = Form {
             opcode: opcode::SEND,
-            before: address,
+            before: 1 + address,
             ..Form::NONE
         };
         let form = match operation {
@@ -142,14 +139,14 @@ impl Service {
             Opcode::RDMA_WRITE => Form {
                 opcode: opcode::RDMA_WRITE,
                 remote: true,
-                before: address + 1,
+                before: 2 + address,
                 ..plain
             },
             Opcode::RDMA_WRITE_WITH_IMM => Form {
                 opcode: opcode::RDMA_WRITE_IMM,
                 extra: Extra::Immediate,
                 remote: true,
-                before: address + 1,
+                before: 2 + address,
                 ..plain
             },
             Opcode::BIND_MW | Opcode::LOCAL_INV => Form {
@@ -157,7 +154,7 @@ impl Service {
                 extra: Extra::Key,
                 keys: true,
                 // Without an address.
-                before: (keys::BEFORE - 1) as u8,
+                before: keys::BEFORE as u8,
                 fence_after: CONTROL_SMALL_FENCE,
                 ..plain
             },
@@ -165,14 +162,14 @@ impl Service {
             Opcode::RDMA_READ => Form {
                 opcode: opcode::RDMA_READ,
                 remote: true,
-                before: address + 1,
+                before: 2 + address,
                 reads: true,
                 ..plain
             },
             Opcode::ATOMIC_CMP_AND_SWP => Form {
                 opcode: opcode::ATOMIC_CS,
                 remote: true,
-                before: address + 2,
+                before: 3 + address,
                 atomic: true,
                 reads: true,
                 ..plain
@@ -180,7 +177,7 @@ impl Service {
             Opcode::ATOMIC_FETCH_AND_ADD => Form {
                 opcode: opcode::ATOMIC_FA,
                 remote: true,
-                before: address + 2,
+                before: 3 + address,
                 atomic: true,
                 reads: true,
                 ..plain
@@ -188,8 +185,8 @@ impl Service {
             _ => return None,
         };
         Some(Form {
-            short: address == 0 && form.before <= 1 && !matches!(form.extra, Extra::Key),
-            head: ((form.opcode as u64) << 32) | (form.before as u64 + 1),
+            short: address == 0 && form.before <= 2 && !matches!(form.extra, Extra::Key),
+            head: ((form.opcode as u64) << 32) | form.before as u64,
             ..form
         })
     }

@@ -13,9 +13,8 @@ use crate::{PostError, Work};
 
 /// A receive queue.
 ///
-/// A batch: [`RecvQueue::begin`], and the quick way for the commonest receives
-/// ([`RecvWriter`]), from which [`RecvWriter::keep`] leads to the general one,
-/// [`RecvQueue::push`]; at the end [`RecvQueue::publish`] once.
+/// A batch: [`RecvQueue::push`] for each receive, and [`RecvQueue::publish`] once,
+/// or [`RecvQueue::abort`].
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// calls the system.
@@ -90,12 +89,11 @@ impl RecvQueue {
         self.record.publish(0);
     }
 
-    /// Starts a batch. A batch before it that was not published is gone.
-    #[inline(always)]
-    pub fn begin(&mut self) -> RecvWriter<'_> {
-        RecvWriter {
-            next: self.posted,
-            queue: self,
+    /// Starts a batch, and discards one that was neither published nor aborted.
+    #[inline]
+    pub fn begin(&mut self) {
+        if self.next != self.posted {
+            self.abort();
         }
     }
 
@@ -110,7 +108,7 @@ impl RecvQueue {
         // Fast path: one element.
         if let [sge] = list
             && sge.length.wrapping_sub(1) < self.longest
-            && self.has_room(at)
+            && self.has_room()
         {
             let to = self.entry(at);
             // SAFETY: an entry of `max_sge` segments, which are some; there is room.
@@ -129,7 +127,7 @@ impl RecvQueue {
     /// [`RecvQueue::push`] of any receive.
     #[inline(never)]
     pub(crate) fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if !self.has_room(self.next) {
+        if !self.has_room() {
             return Err(PostError::Full);
         }
         if list.len() > self.max_sge as usize {
@@ -152,10 +150,10 @@ impl RecvQueue {
         self.next = self.posted;
     }
 
-    /// Whether there is room for the receive `next`.
-    #[inline(always)]
-    fn has_room(&mut self, next: u32) -> bool {
-        if next != self.room_until {
+    /// Whether there is room for one more receive.
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        if self.next != self.room_until {
             return true;
         }
         // What was known of is used up. Here, and not in a function of its own,
@@ -163,16 +161,16 @@ impl RecvQueue {
         cold_path();
         let completed = self.work.receives.completed();
         self.room_until = completed.wrapping_add(self.capacity);
-        next != self.room_until
+        self.next != self.room_until
     }
 
-    #[inline(always)]
+    #[inline]
     fn slot(&self, next: u32) -> usize {
         (next & self.mask) as usize
     }
 
     /// The entry of the receive `next`.
-    #[inline(always)]
+    #[inline]
     fn entry(&self, next: u32) -> NonNull<DataSegment> {
         // SAFETY: an entry of the queue, by the mask: where there is room, there
         // are entries.
@@ -181,7 +179,7 @@ impl RecvQueue {
     }
 
     /// The entry of the receive `next` is written; the one after it.
-    #[inline(always)]
+    #[inline]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
         let mark = next.wrapping_add(1);
         // SAFETY: there is a slot for each entry, which stay with `work`; without
@@ -195,85 +193,11 @@ impl RecvQueue {
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) {
-        self.hand_over(self.next);
-    }
-
-    /// The device has all before `next`; of an empty batch, what it had.
-    #[inline(always)]
-    fn hand_over(&mut self, next: u32) {
-        (self.posted, self.next) = (next, next);
-        self.record.publish(next & 0xffff);
-    }
-}
-
-/// The quick way to add the commonest receives to a batch. Where the batch
-/// ends is kept here until [`RecvWriter::keep`].
-#[derive(Debug)]
-pub struct RecvWriter<'q> {
-    next: u32,
-    queue: &'q mut RecvQueue,
-}
-
-impl<'q> RecvWriter<'q> {
-    /// Adds a receive into one element to the batch. False, and nothing is
-    /// done, if that takes a closer look (an element that is empty or longer
-    /// than any, a full queue): go on with [`RecvQueue::push`], which says what
-    /// is wrong, if anything is.
-    #[inline(always)]
-    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        let usual = sge.length.wrapping_sub(1) < self.queue.longest;
-        if !usual || !self.queue.has_room(self.next) {
-            return false;
-        }
-        // First the identifier, then the entry: few values at a time.
-        let at = self.next;
-        self.next = self.queue.accept(at, wr_id);
-        let to = self.queue.entry(at);
-        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
-        unsafe {
-            write_segment(to, sge);
-            if self.queue.max_sge != 1 {
-                to.add(1).write(END);
-            }
-        }
-        true
-    }
-
-    /// Hands the batch to the device.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::publish`].
-    #[inline(always)]
-    pub unsafe fn publish(self) {
-        self.queue.hand_over(self.next);
-    }
-
-    /// The same, and goes on with the next batch.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::publish`].
-    #[inline(always)]
-    pub unsafe fn publish_any(&mut self) {
-        self.queue.hand_over(self.next);
-    }
-
-    /// Does something with the queue, and goes on where that ends.
-    #[inline(always)]
-    pub fn with_queue<R>(&mut self, work: impl FnOnce(&mut RecvQueue) -> R) -> R {
-        self.queue.next = self.next;
-        let result = work(self.queue);
-        self.next = self.queue.next;
-        result
-    }
-
-    /// Ends the quick way; the batch is the queue's, to go on with or to
-    /// publish.
-    #[inline(always)]
-    pub fn keep(self) -> &'q mut RecvQueue {
-        self.queue.next = self.next;
-        self.queue
+        // Of an empty batch, what the device had.
+        self.posted = self.next;
+        self.record.publish(self.posted & 0xffff);
     }
 }
 
@@ -281,7 +205,7 @@ impl<'q> RecvWriter<'q> {
 ///
 /// # Safety
 /// The segment is writable, and aligned to its size.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
     let head = u64::from(sge.length) << 32 | u64::from(sge.lkey);
     // SAFETY: as the caller says.
@@ -301,7 +225,7 @@ pub(crate) const END: DataSegment = DataSegment {
 /// # Safety
 /// `to` has room for `room` segments, and is aligned for them; the list is no
 /// longer.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn write_list(
     to: NonNull<DataSegment>,
     list: &[Sge],

@@ -1,42 +1,33 @@
-//! The send queue's writer.
+//! The send queue.
 //!
-//! A batch: [`SendQueue::begin`]; for each work request [`SendQueue::open`],
-//! the operation's own fields and its data through [`Wqe`], and
-//! [`SendQueue::accept`]; at the end [`SendQueue::publish`] once, which rings
-//! too. What was not accepted and published never happened, so a batch is
-//! aborted by forgetting it. Quick ways for nearly all work requests, those of
-//! one element on a connection: [`SendQueue::push_one`] in a batch,
-//! [`SendQueue::post_one`] alone, and [`SendQueue::build`] for one whose data is
-//! set afterwards.
+//! A batch: [`SendQueue::push`] for each work request, and [`SendQueue::publish`]
+//! once, which rings the doorbell too, or [`SendQueue::abort`].
 //!
-//! A work request is a row of segments of 16 bytes, in the order control,
-//! address (datagrams, XRC), remote memory, atomic operands, data; the queue is a
-//! ring of blocks of four. A work request begins with a block and may go on at
-//! the ring's beginning; a segment does not straddle the end, inline data may.
+//! A WQE is a row of segments of 16 bytes, in the order control, address
+//! (datagrams, XRC), remote memory, atomic operands, data; the queue is a ring of
+//! blocks of four. A WQE begins with a block and may go on at the ring's beginning;
+//! a segment does not straddle the end, inline data may.
 
-mod build;
-mod copy;
-mod encode;
 pub(crate) mod keys;
-mod one;
-mod wqe;
 
-pub use build::Besides;
-pub use keys::{Bind, LONGEST_WINDOW, WindowKind};
-pub use one::PostedOne;
-pub use wqe::Wqe;
+pub use keys::LONGEST_WINDOW;
 
 use std::hint::cold_path;
-use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, OutstandingSlots};
+use ring::{DoorbellRecord, OutstandingSlots, write_pair};
+use uverbs::Sge;
 
-use crate::abi::{BLOCK, ControlSegment, SEGMENT};
-use crate::operation::{Form, OPCODES};
+use crate::abi::{
+    AddressVector, BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, EXTENDED_AV,
+    INLINE_SEGMENT, SEGMENT, opcode,
+};
+use crate::operation::{Extra, Form, OPCODES};
 use crate::registers::Register;
-use crate::{Opcode, PostError, SendFlags, Service, Work};
+use crate::{
+    Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service, Work,
+};
 
 /// One more than the longest scatter/gather element: its length has 31 bits.
 pub const MAX_SEGMENT: u32 = 1 << 31;
@@ -51,7 +42,7 @@ const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 /// A send queue.
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates or calls
-/// the system; none locks, but [`SendQueue::publish`] on a register that other
+/// the system; none locks, but [`SendQueue::publish`] on a UAR that other
 /// queues use too.
 #[derive(Debug)]
 pub struct SendQueue {
@@ -59,74 +50,40 @@ pub struct SendQueue {
     blocks: NonNull<u8>,
     /// One less than the queue's bytes.
     mask: u32,
-    /// Blocks that the device has been given, ever; 16 bits of it are told.
-    posted: u32,
-    /// Work requests that the device has been given, ever.
-    count: u32,
-    /// Those, and the batch's.
+    /// Where the next work request of the batch begins, in blocks.
+    next: u32,
+    /// Where the last one of the batch begins.
+    last: u32,
+    /// Work requests that the device has been given, ever, and the batch's.
     marked: u32,
     /// As many may be given before it is to be asked again how many have
     /// completed.
     room_until: u32,
-    /// Where the next work request of the batch begins, in blocks.
-    next: u32,
-    /// Fence bits of the next work request; and of the first of the next batch.
+    /// Fence bits of the next work request.
     fence: u8,
+    /// As of the last batch that was published: [`SendQueue::next`],
+    /// [`SendQueue::marked`], [`SendQueue::fence`].
+    posted: u32,
+    count: u32,
     fence_posted: u8,
-    /// One that was built quickly, and is the batch's last.
-    built: Option<Built>,
-    open: Open,
-    /// Where the work request that was accepted last begins, in blocks: the one
-    /// opened last may have been refused.
-    accepted: u32,
     capacity: u32,
     max_sge: u32,
     /// Bytes of the longest element, if there may be one.
     longest: u32,
     max_inline: u32,
     qp_num: u32,
+    /// The number in a control segment's first 8 bytes.
+    qpn: u64,
     service: Service,
     /// How the service has each operation.
     forms: &'static [Form; OPCODES],
-    /// The operations that go the quick way, as bits; and those of them that
-    /// may have inline data.
-    quick: u16,
-    quick_inline: u16,
-    /// By operation, bytes of inline data that one posted alone may have, to go the
-    /// quick way ([`one::alone`]); none while `fence_posted` says something.
-    inline_alone: [u8; 16],
-    /// The control segment's bits, by the three lowest flags, in their word.
-    control: [u32; 8],
-    /// The number in a control segment's first 8 bytes.
-    qpn: u64,
+    /// The control segment's bits, by the three lowest flags.
+    flags: [u8; 8],
     record: DoorbellRecord,
     register: Register,
     /// Those of `work.sends`: one for each block.
     outstanding: OutstandingSlots,
     work: Arc<Work>,
-}
-
-/// The work request that was opened last.
-#[derive(Clone, Copy, Debug)]
-struct Open {
-    /// Where it begins, in blocks.
-    at: u32,
-    /// Where its data begins, in segments.
-    data_at: u32,
-    /// Segments that it has so far.
-    segments: u32,
-    form: Form,
-    wr_id: u64,
-}
-
-/// A work request that [`SendQueue::build`] has made.
-#[derive(Clone, Copy, Debug)]
-struct Built {
-    /// Its control segment; its data follows in the same block.
-    control: NonNull<u64>,
-    /// The first 8 bytes of it, in this machine's order, with the segments of
-    /// no data.
-    first: u64,
 }
 
 // SAFETY: the memory belongs to `work`, and is written under `&mut`.
@@ -140,22 +97,14 @@ impl SendQueue {
         Self {
             blocks: work.send_at(),
             mask: (work.send.bytes() as u32).saturating_sub(1),
-            posted: 0,
-            count: 0,
+            next: 0,
+            last: 0,
             marked: 0,
             room_until: work.send.capacity,
-            next: 0,
             fence: 0,
+            posted: 0,
+            count: 0,
             fence_posted: 0,
-            built: None,
-            open: Open {
-                at: 0,
-                data_at: 1,
-                segments: 1,
-                form: Form::NONE,
-                wr_id: 0,
-            },
-            accepted: 0,
             capacity: work.send.capacity,
             max_sge: work.send.max_sge,
             longest: if work.send.max_sge == 0 {
@@ -165,13 +114,10 @@ impl SendQueue {
             },
             max_inline: work.send.max_inline,
             qp_num,
+            qpn: u64::from(qp_num << 8),
             service: work.service,
             forms: work.service.forms(),
-            quick: one::quick(work.service, false),
-            quick_inline: one::quick(work.service, true),
-            inline_alone: one::alone(work.service, work.send.max_inline),
-            control: one::control(signal_all),
-            qpn: u64::from(qp_num << 8),
+            flags: control_flags(signal_all),
             record: work.memory.records.record(1),
             register,
             outstanding: work.sends.slots(),
@@ -185,7 +131,7 @@ impl SendQueue {
     }
 
     /// Scatter/gather elements that a work request holds at most.
-    #[inline(always)]
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
@@ -199,131 +145,30 @@ impl SendQueue {
     /// The queue pair has been reset: starts anew. Its completions have been
     /// taken out before ([`crate::CompletionRing::clean`]).
     pub fn reset(&mut self) {
-        (self.posted, self.count, self.next, self.marked) = (0, 0, 0, 0);
+        (self.next, self.marked, self.fence) = (0, 0, 0);
+        (self.posted, self.count, self.fence_posted) = (0, 0, 0);
         self.room_until = self.capacity;
-        (self.fence, self.built) = (0, None);
-        self.fence_is(0);
         self.work.sends.reset();
         self.record.publish(0);
     }
 
-    /// Starts a batch. A batch before it that was not published is gone.
-    #[inline(always)]
+    /// Starts a batch, and discards one that was neither published nor aborted.
+    #[inline]
     pub fn begin(&mut self) {
-        self.next = self.posted;
-        self.marked = self.count;
-        self.fence = self.fence_posted;
-        self.built = None;
+        if self.marked != self.count {
+            self.abort();
+        }
     }
 
-    /// Gives the batch up, so that no completion finds anything of it, whatever
-    /// the device says. A batch of which nothing was accepted may just be
-    /// forgotten.
+    /// Discards the batch, so that no completion finds anything of it, whatever
+    /// the device says.
     #[cold]
     pub fn abort(&mut self) {
         for block in 0..self.next.wrapping_sub(self.posted) {
             let slot = self.posted.wrapping_add(block);
             self.work.sends.note(slot, 0, self.count);
         }
-        self.begin();
-    }
-
-    /// Opens a work request for one operation, without data, remote memory or
-    /// key so far. Every batch starts with [`SendQueue::begin`].
-    ///
-    /// # Errors
-    /// [`PostError::Full`]: as many are outstanding as the queue holds.
-    /// [`PostError::BadOperation`]: the service has no such operation, or the
-    /// queue was made without room for it ([`crate::QpOptions`]).
-    #[inline(always)]
-    pub fn open(
-        &mut self,
-        wr_id: u64,
-        opcode: Opcode,
-        flags: SendFlags,
-    ) -> Result<Wqe<'_>, PostError> {
-        let Some(form) = self.service.form(opcode) else {
-            return Err(PostError::BadOperation);
-        };
-        if form.keys && !self.work.send.keys {
-            return Err(PostError::BadOperation);
-        }
-        if !self.has_room(self.marked) {
-            return Err(PostError::Full);
-        }
-        let mark = self.marked.wrapping_add(1);
-        self.built = None;
-        let data_at = 1 + u32::from(form.before);
-        self.open = Open {
-            at: self.next,
-            data_at,
-            segments: data_at,
-            form,
-            wr_id,
-        };
-        let fence = one::fence_unless(self.fence, flags);
-        let control = ControlSegment {
-            opmod_idx_opcode: ((self.next & 0xffff) << 8 | u32::from(form.opcode)).to_be(),
-            // Without the segments, whose number is not known yet.
-            qpn_ds: (self.qp_num << 8).to_be(),
-            signature: 0,
-            dci_stream_channel_id: [0; 2],
-            fm_ce_se: u32::from_be(self.control[(flags.bits() & 7) as usize]) as u8 | fence,
-            imm: 0,
-        };
-        // SAFETY: a segment of the queue, aligned, that is not the device's:
-        // there is room for a work request.
-        unsafe { self.segment(0).cast().write(control) };
-        if form.keys {
-            self.begin_keys(opcode, mark);
-        }
-        Ok(self.opened())
-    }
-
-    /// The work request that was opened last, to go on writing it. Before it is
-    /// accepted, or after, if no other was opened since: data may be given then
-    /// too.
-    #[inline(always)]
-    pub fn opened(&mut self) -> Wqe<'_> {
-        Wqe { queue: self }
-    }
-
-    /// Makes the opened work request part of the batch.
-    #[inline(always)]
-    pub fn accept(&mut self) {
-        self.marked = self.marked.wrapping_add(1);
-        // Not before: one that is refused is not outstanding.
-        let offset = self.offset(self.open.at);
-        self.note(offset, self.open.wr_id, self.marked);
-        self.fence = self.open.form.fence_after;
-        self.settle();
-    }
-
-    /// The work request accepted last in this batch, to set its data
-    /// afterwards; none in a batch without any. [`SendQueue::settle`] follows.
-    #[inline(always)]
-    pub fn last(&mut self) -> Option<Wqe<'_>> {
-        if self.marked == self.count {
-            return None;
-        }
-        if let Some(built) = self.built {
-            self.reopen(built);
-        }
-        Some(self.opened())
-    }
-
-    /// The next work request begins behind what the last one has now.
-    #[inline(always)]
-    pub fn settle(&mut self) {
-        let blocks = self.open.segments.div_ceil(PER_BLOCK);
-        self.next = self.open.at.wrapping_add(blocks);
-        self.accepted = self.open.at;
-        // SAFETY: a word of the control segment that `open` has written.
-        unsafe {
-            let at = self.segment(0).add(offset_of!(ControlSegment, qpn_ds));
-            let word = self.qp_num << 8 | self.open.segments;
-            at.cast::<u32>().write(word.to_be());
-        }
+        (self.next, self.marked, self.fence) = (self.posted, self.count, self.fence_posted);
     }
 
     /// Hands the batch to the device, and rings. Returns whether there was
@@ -341,70 +186,38 @@ impl SendQueue {
         if batch == 0 {
             return false;
         }
-        self.count = self.marked;
-        self.built = None;
-        self.posted = self.next;
-        if self.fence != self.fence_posted {
-            cold_path();
-            self.fence_is(self.fence);
-        }
+        (self.posted, self.count, self.fence_posted) = (self.next, self.marked, self.fence);
         self.record.publish(self.posted & 0xffff);
-        if batch == 1 {
-            self.tell();
-        } else {
-            self.register.get().ring(self.first_of_last());
+        let (last, register) = (self.block(self.last), self.register.get());
+        // SAFETY: a control segment, which is aligned to a block.
+        let first = unsafe { last.read() };
+        let segments = u64::from_be(first) as u32 & SEGMENTS;
+        // A copy that says no more than the doorbell is not worth it.
+        if batch != 1 || segments == 1 {
+            register.ring(first);
+        } else if segments > PER_BLOCK
+            // SAFETY: a block of the queue.
+            || !unsafe { register.try_copy_one(last) }
+        {
+            self.copy_last(segments);
         }
         true
     }
 
-    /// What is posted next has this fence: with one it does not go the quick way.
-    fn fence_is(&mut self, fence: u8) {
-        self.fence_posted = fence;
-        self.inline_alone = match fence {
-            0 => one::alone(self.service, self.max_inline),
-            _ => [0; 16],
-        };
-    }
-
-    /// The first 8 bytes of the work request that was accepted last.
-    #[inline(always)]
-    fn first_of_last(&self) -> u64 {
-        // SAFETY: its control segment, which is aligned to a block.
-        unsafe { self.block(self.accepted, 0).read() }
-    }
-
-    /// Writes the work request that was accepted last to the register, or rings.
-    #[inline(always)]
-    fn tell(&self) {
-        let (register, at) = (self.register.get(), self.accepted);
-        let first = self.first_of_last();
-        let segments = u64::from_be(first) as u32 & SEGMENTS;
-        // A copy that only tells what the doorbell tells is not worth it.
-        if segments == 1 {
-            register.ring(first);
-            return;
-        }
-        // SAFETY: one of the queue's.
-        let told =
-            segments <= PER_BLOCK && unsafe { register.try_copy_one::<false>(self.block(at, 0)) };
-        if !told {
-            self.copy_several(at, segments);
-        }
-    }
-
-    /// Writes a work request of any length to any register, or rings.
+    /// Writes the last work request to the UAR, or rings, whatever its length and
+    /// whoever else uses the UAR.
     #[inline(never)]
-    fn copy_several(&self, at: u32, segments: u32) {
-        let blocks = (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(at, n as usize));
+    fn copy_last(&self, segments: u32) {
+        let blocks =
+            (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(self.last.wrapping_add(n)));
         // SAFETY: blocks of the queue.
         unsafe { self.register.get().copy(blocks) };
     }
 
-    /// Whether there is room for one more work request than `mark`, those of
-    /// the batch among them.
-    #[inline(always)]
-    fn has_room(&mut self, mark: u32) -> bool {
-        if mark != self.room_until {
+    /// Whether there is room for one more work request.
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        if self.marked != self.room_until {
             return true;
         }
         // What was known of is used up. Here, and not in a function of its own,
@@ -412,31 +225,386 @@ impl SendQueue {
         cold_path();
         let completed = self.work.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);
-        mark != self.room_until
+        self.marked != self.room_until
     }
 
-    /// Takes note of the work request that begins at `offset`.
+    /// Where a block is, in bytes.
+    #[inline]
+    fn offset(&self, at: u32) -> usize {
+        (at.wrapping_mul(BLOCK as u32) & self.mask) as usize
+    }
+
+    #[inline]
+    fn block(&self, at: u32) -> NonNull<u64> {
+        // SAFETY: inside the queue, by the mask; with no queue the offset is 0.
+        unsafe { self.blocks.add(self.offset(at)).cast() }
+    }
+
+    /// Adds a work request to the batch.
+    ///
+    /// # Errors
+    /// [`PostError`]; the batch is as it was.
+    ///
+    /// # Safety
+    /// The memory of [`Data::Inline`] is readable.
+    // Without `always` a face calls it with the work request in memory: 26
+    // instructions of a send in a batch.
     #[inline(always)]
-    fn note(&self, offset: usize, wr_id: u64, mark: u32) {
-        // SAFETY: there is a slot for each block, which stay with `work`; without
-        // any, the offset is 0, and there is one.
-        unsafe { self.outstanding.post(offset / BLOCK, wr_id, mark) };
+    pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+        // Fast path: a connection's send, write or read of one element or one piece
+        // of inline data, with no fence before it, that does not reach over the
+        // queue's end.
+        if let Some(form) = self.forms.get(wr.opcode.0 as usize)
+            && form.short
+            && self.fence == 0
+        {
+            let at = self.next;
+            match wr.data {
+                Data::Sges([sge])
+                    if sge.length.wrapping_sub(1) < self.longest && self.has_room() =>
+                {
+                    // SAFETY: of the block, three segments at most are written.
+                    unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
+                    self.advance(at, wr.wr_id, 1);
+                    return Ok(());
+                }
+                Data::Inline([piece])
+                    if piece.length.wrapping_sub(1) < self.max_inline && !form.reads =>
+                {
+                    let data_segments = inline_segments(piece.length);
+                    let segments = u32::from(form.before) + data_segments;
+                    let end = self.offset(at) + segments as usize * SEGMENT;
+                    if end <= self.mask as usize + 1 && self.has_room() {
+                        let from = std::ptr::with_exposed_provenance(piece.addr as usize);
+                        // SAFETY: the WQE has room for `max_inline` bytes, and is in
+                        // one piece; they are readable, as the caller says.
+                        unsafe {
+                            let to = self.short_head(at, form, wr, data_segments);
+                            put_inline(to, from, piece.length);
+                        }
+                        self.advance(at, wr.wr_id, segments.div_ceil(PER_BLOCK));
+                        return Ok(());
+                    }
+                }
+                _ => {}
+            }
+        }
+        // A copy, so that the caller's value needs no memory for the fast path.
+        let wr = *wr;
+        // SAFETY: as the caller says.
+        unsafe { self.push_any(&wr) }
+    }
+
+    /// [`SendQueue::push`] of any work request.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    pub(crate) unsafe fn push_any(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+        let form = match self.forms.get(wr.opcode.0 as usize) {
+            Some(form) if form.head != 0 && (!form.keys || self.work.send.keys) => form,
+            _ => return Err(PostError::BadOperation),
+        };
+        if !self.has_room() {
+            return Err(PostError::Full);
+        }
+        let data_segments = self.data_segments(form, wr.data)?;
+        if form.keys {
+            return self.push_keys(form, wr);
+        }
+        let segments = u32::from(form.before) + data_segments;
+        let mut to = self.segments();
+        to.put(self.control_any(form, wr, data_segments));
+        match (self.service, wr.destination) {
+            (
+                Service::Datagram,
+                Destination::Datagram {
+                    address,
+                    remote_qpn,
+                    remote_qkey,
+                },
+            ) => {
+                let vector = AddressVector {
+                    qkey: remote_qkey.to_be(),
+                    dqp_dct: (remote_qpn & 0xff_ffff | EXTENDED_AV).to_be(),
+                    ..address.0
+                };
+                // SAFETY: 48 bytes without padding are three segments.
+                let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
+                parts.into_iter().for_each(|part| to.put(part));
+            }
+            (Service::XrcInitiator, Destination::Xrc { remote_srqn }) => {
+                to.put([words(remote_srqn, 0), 0]);
+            }
+            (Service::Datagram | Service::XrcInitiator, _) => return Err(PostError::BadOperation),
+            _ => {}
+        }
+        if form.remote {
+            to.put(remote(wr.remote));
+        }
+        if form.atomic {
+            let Operands::Atomic { compare_add, swap } = wr.operands else {
+                return Err(PostError::BadOperation);
+            };
+            let (swap_add, compare) = if form.opcode == opcode::ATOMIC_CS {
+                (swap, compare_add)
+            } else {
+                (compare_add, 0)
+            };
+            to.put([swap_add.to_be(), compare.to_be()]);
+        }
+        match wr.data {
+            // A length of 0 means 2 GiB to the device.
+            Data::Sges(list) => (list.iter().filter(|sge| sge.length != 0))
+                .for_each(|sge| to.put(data(sge, if form.atomic { 8 } else { sge.length }))),
+            // SAFETY: readable, as the caller says.
+            Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
+        }
+        self.advance(self.next, wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.fence = form.fence_after;
+        Ok(())
+    }
+
+    /// Segments of the data, if a work request may have it.
+    fn data_segments(&self, form: &Form, data: Data<'_>) -> Result<u32, PostError> {
+        match data {
+            Data::Sges(list) if list.len() > self.max_sge as usize => Err(PostError::TooManySges),
+            Data::Sges([]) => Ok(0),
+            _ if form.keys => Err(PostError::BadOperation),
+            Data::Sges(list) if list.iter().any(|sge| sge.length >= MAX_SEGMENT) => {
+                Err(PostError::MessageTooLong)
+            }
+            Data::Sges(list) => Ok(list.iter().filter(|sge| sge.length != 0).count() as u32),
+            Data::Inline(_) if form.reads => Err(PostError::BadOperation),
+            Data::Inline(pieces) => {
+                let rest = (pieces.iter())
+                    .try_fold(self.max_inline, |room, piece| {
+                        room.checked_sub(piece.length)
+                    })
+                    .ok_or(PostError::InlineTooLong)?;
+                match self.max_inline - rest {
+                    0 => Ok(0),
+                    length => Ok(inline_segments(length)),
+                }
+            }
+        }
+    }
+
+    /// Writes the control segment, and the remote segment if there is one, of a WQE
+    /// without an address; where its data begins.
+    ///
+    /// # Safety
+    /// There is room for a WQE at `at`.
+    // Without `always`, the work request is in memory for it: 30 instructions.
+    #[inline(always)]
+    unsafe fn short_head(
+        &self,
+        at: u32,
+        form: &Form,
+        wr: &SendWr<'_, Address>,
+        data_segments: u32,
+    ) -> NonNull<u8> {
+        let immediate = match form.extra {
+            Extra::Immediate => wr.imm_or_key,
+            _ => 0,
+        };
+        // SAFETY: the beginning of a block, in which three segments have room.
+        unsafe {
+            let to = self.blocks.add(self.offset(at));
+            put(
+                to,
+                self.control(
+                    at,
+                    form,
+                    data_segments,
+                    self.control_flags(wr.flags),
+                    immediate,
+                ),
+            );
+            if !form.remote {
+                return to.add(SEGMENT);
+            }
+            put(to.add(SEGMENT), remote(wr.remote));
+            to.add(2 * SEGMENT)
+        }
+    }
+
+    /// The control segment of the next work request, whatever it is.
+    fn control_any(&self, form: &Form, wr: &SendWr<'_, Address>, data_segments: u32) -> [u64; 2] {
+        let fence = match wr.flags.contains(SendFlags::FENCE) {
+            // Its own fence is the stronger one.
+            true => 0,
+            false => self.fence,
+        };
+        let extra = match form.extra {
+            Extra::Nothing => 0,
+            Extra::Immediate => wr.imm_or_key,
+            Extra::Key => wr.imm_or_key.to_be(),
+        };
+        let flags = self.control_flags(wr.flags) | fence;
+        self.control(self.next, form, data_segments, flags, extra)
     }
 
     #[inline(always)]
-    fn block(&self, at: u32, block: usize) -> NonNull<u64> {
-        let offset = at.wrapping_add(block as u32).wrapping_mul(BLOCK as u32) & self.mask;
-        // SAFETY: inside the queue, by the mask; with no queue, nothing is
-        // opened, and the offset is 0.
-        unsafe { self.blocks.add(offset as usize).cast() }
+    fn control_flags(&self, flags: SendFlags) -> u8 {
+        self.flags[(flags.bits() & 7) as usize]
     }
 
-    /// A segment of the opened work request.
+    /// A control segment, of a work request at `at`; `extra` is as it is written.
     #[inline(always)]
-    fn segment(&self, segment: u32) -> NonNull<u8> {
-        let begin = self.open.at.wrapping_mul(BLOCK as u32);
-        let offset = begin.wrapping_add(segment * SEGMENT as u32) & self.mask;
-        // SAFETY: as in `block`.
-        unsafe { self.blocks.add(offset as usize) }
+    fn control(&self, at: u32, form: &Form, data_segments: u32, flags: u8, extra: u32) -> [u64; 2] {
+        let index = u64::from(at & 0xffff) << 40;
+        let first = index | (form.head + u64::from(data_segments)) | self.qpn;
+        let [a, b, c, d] = extra.to_ne_bytes();
+        let second = u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d]);
+        [first.to_be(), second]
+    }
+
+    /// Makes the work request that was written at `at` part of the batch.
+    #[inline(always)]
+    fn advance(&mut self, at: u32, wr_id: u64, blocks: u32) {
+        let mark = self.marked.wrapping_add(1);
+        // SAFETY: there is a slot for each block, which stay with `work`.
+        unsafe { self.outstanding.post(self.offset(at) / BLOCK, wr_id, mark) };
+        self.marked = mark;
+        self.last = at;
+        self.next = at.wrapping_add(blocks);
+    }
+
+    /// The segments of the next work request, for which there is room.
+    fn segments(&self) -> Segments {
+        Segments {
+            blocks: self.blocks,
+            mask: self.mask as usize,
+            at: self.offset(self.next),
+        }
     }
 }
+
+/// The segments of a WQE while they are written, in order, around the queue's end.
+struct Segments {
+    blocks: NonNull<u8>,
+    /// One less than the queue's bytes, which are some.
+    mask: usize,
+    at: usize,
+}
+
+impl Segments {
+    /// Writes the next segment.
+    #[inline]
+    fn put(&mut self, segment: [u64; 2]) {
+        // SAFETY: a whole segment of the queue, by the mask, that is not the
+        // device's: no more are written than a work request has room for.
+        unsafe { put(self.blocks.add(self.at & self.mask), segment) };
+        self.at += SEGMENT;
+    }
+
+    /// Writes inline data, which is last: how much it is, the pieces, and zeros up to
+    /// the end of the last segment.
+    ///
+    /// # Safety
+    /// The pieces are readable.
+    unsafe fn put_inline(&mut self, pieces: &[Sge]) {
+        let length: u32 = pieces.iter().map(|piece| piece.length).sum();
+        if length == 0 {
+            return;
+        }
+        let header = (length | INLINE_SEGMENT).to_be_bytes();
+        // SAFETY: the header and the zeros are as long as is said; of the pieces the
+        // caller says so.
+        unsafe {
+            self.copy(header.as_ptr(), header.len());
+            for piece in pieces {
+                let from = std::ptr::with_exposed_provenance(piece.addr as usize);
+                self.copy(from, piece.length as usize);
+            }
+            let rest = self.at.next_multiple_of(SEGMENT) - self.at;
+            self.copy([0; SEGMENT].as_ptr(), rest);
+        }
+    }
+
+    /// # Safety
+    /// `from` is readable for `length` bytes.
+    unsafe fn copy(&mut self, from: *const u8, length: usize) {
+        let at = self.at & self.mask;
+        let now = length.min(self.mask + 1 - at);
+        // SAFETY: as in `put`; what is past the queue's end is at its beginning.
+        unsafe {
+            let to = self.blocks.as_ptr();
+            to.add(at).copy_from_nonoverlapping(from, now);
+            to.copy_from_nonoverlapping(from.add(now), length - now);
+        }
+        self.at += length;
+    }
+}
+
+/// Writes a segment by one store: a copy to the UAR reads it so, and a processor
+/// forwards a store only to a read of the same bytes.
+///
+/// # Safety
+/// `to` is writable for a segment, and aligned to one.
+#[inline]
+unsafe fn put(to: NonNull<u8>, [first, second]: [u64; 2]) {
+    // SAFETY: as the caller says.
+    unsafe { write_pair(to.cast(), first, second) };
+}
+
+/// Two fields of 32 bits, big-endian.
+#[inline]
+fn words(first: u32, second: u32) -> u64 {
+    (u64::from(first) << 32 | u64::from(second)).to_be()
+}
+
+/// The segment of remote memory: address, key.
+#[inline]
+fn remote(memory: RemoteMemory) -> [u64; 2] {
+    [memory.addr.to_be(), words(memory.rkey, 0)]
+}
+
+/// The segment of a scatter/gather element ([`crate::abi::DataSegment`]).
+#[inline]
+fn data(sge: &Sge, length: u32) -> [u64; 2] {
+    [words(length, sge.lkey), sge.addr.to_be()]
+}
+
+/// Segments of `length` bytes of inline data, with the word that says how much.
+#[inline]
+fn inline_segments(length: u32) -> u32 {
+    (4 + length).div_ceil(SEGMENT as u32)
+}
+
+/// Writes inline data in one piece: how much it is, the data, and zeros up to the
+/// end of the last segment.
+///
+/// # Safety
+/// `to` is writable for the segments, and aligned to one; `from` is readable for
+/// `length` bytes.
+#[inline(never)]
+unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
+    let bytes = length as usize;
+    // SAFETY: as the caller says; first the last segment, of which the rest stays.
+    unsafe {
+        put(to.add((bytes + 3) / SEGMENT * SEGMENT), [0; 2]);
+        to.cast().write((length | INLINE_SEGMENT).to_be());
+        to.add(4).as_ptr().copy_from_nonoverlapping(from, bytes);
+    }
+}
+
+/// The control segment's bits, by the three lowest flags; `all` work requests
+/// complete visibly, or those that ask for it.
+fn control_flags(all: bool) -> [u8; 8] {
+    std::array::from_fn(|flags| {
+        let flags = SendFlags::from_bits_retain(flags as u32);
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        bit(
+            all || flags.contains(SendFlags::SIGNALED),
+            CONTROL_CQ_UPDATE,
+        ) | bit(flags.contains(SendFlags::SOLICITED), CONTROL_SOLICITED)
+            | bit(flags.contains(SendFlags::FENCE), CONTROL_FENCE)
+    })
+}
+
+const _: () = {
+    let three = SendFlags::SIGNALED.bits() | SendFlags::SOLICITED.bits() | SendFlags::FENCE.bits();
+    assert!(three == 7);
+};

@@ -8,7 +8,6 @@
 //! to its end, and both do it under the queue's one lock.
 
 use std::cell::UnsafeCell;
-use std::hint::cold_path;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -419,24 +418,6 @@ impl SharedQueue {
         LockedQueue(self)
     }
 
-    /// Starts a batch. It has none to forget: what is pushed is linked to the
-    /// rest.
-    ///
-    /// # Safety
-    /// The caller has [`SharedWork::lock`] until the batch is published or kept.
-    #[inline(always)]
-    pub unsafe fn begin(&mut self) -> SharedWriter<'_> {
-        // SAFETY: as the caller says.
-        let list = unsafe { self.work.list() };
-        SharedWriter {
-            head: list.head.into(),
-            last: list.last.into(),
-            posted: list.posted,
-            slots: NonNull::from(&mut *list.slots).cast(),
-            list,
-        }
-    }
-
     /// Adds a receive into the memory of `list`.
     ///
     /// # Errors
@@ -491,71 +472,5 @@ impl LockedQueue<'_> {
     pub unsafe fn publish(&mut self) {
         // SAFETY: the lock is this value's; the rest is as the caller says.
         unsafe { self.0.publish() };
-    }
-}
-
-/// Receives of one element, added to a shared queue as
-/// [`RecvWriter`](crate::RecvWriter) adds them to a queue pair's. Where the batch
-/// ends is kept here until [`SharedWriter::keep`].
-#[derive(Debug)]
-pub struct SharedWriter<'q> {
-    head: usize,
-    last: usize,
-    posted: u32,
-    /// The list's.
-    slots: NonNull<Slot>,
-    list: &'q mut List,
-}
-
-impl<'q> SharedWriter<'q> {
-    /// Adds a receive. False, and nothing is done, if that takes a closer look:
-    /// go on with [`SharedQueue::push`], which says what is wrong, if anything is.
-    #[inline(always)]
-    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        // Neither empty nor too long.
-        let usual = sge.length.wrapping_sub(1) < MAX_SEGMENT - 1;
-        let head = self.head;
-        if !usual || head == self.last {
-            cold_path();
-            return false;
-        }
-        self.posted = self.posted.wrapping_add(1);
-        // SAFETY: the head is one of the slots, since it is not the last and every
-        // other has one of them behind it; so it is one of the entries, which
-        // there are as many of. Nobody else has it before it is published: there
-        // are `max_sge` segments, which are some.
-        unsafe {
-            self.head = Slot::post(self.slots.add(head), wr_id);
-            let entry = self.list.first.add(head << self.list.shift);
-            let to = entry.add(size_of::<NextSegment>()).cast();
-            write_segment(to, sge);
-            if self.list.max_sge != 1 {
-                to.add(1).write(END);
-            }
-        }
-        true
-    }
-
-    /// Hands what was pushed to the device.
-    ///
-    /// # Safety
-    /// As for [`SharedQueue::publish`].
-    #[inline(always)]
-    pub unsafe fn publish(self) {
-        self.settle().publish();
-    }
-
-    /// Ends the quick way: what was pushed goes out when the queue is published
-    /// next.
-    #[inline(always)]
-    pub fn keep(self) {
-        self.settle();
-    }
-
-    #[inline(always)]
-    fn settle(self) -> &'q mut List {
-        self.list.head = self.head as u16;
-        self.list.posted = self.posted;
-        self.list
     }
 }

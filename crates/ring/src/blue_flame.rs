@@ -85,7 +85,7 @@ impl BlueFlame {
     /// written but the first 8 bytes, as by [`BlueFlame::ring`].
     ///
     /// # Safety
-    /// Each block is readable, and aligned to 8 bytes.
+    /// Each block is readable, and aligned to 16 bytes.
     pub unsafe fn copy(&self, blocks: impl ExactSizeIterator<Item = NonNull<u64>>) {
         if let Some(lock) = &self.lock {
             lock.lock();
@@ -100,7 +100,7 @@ impl BlueFlame {
                         register.write_volatile(block.read());
                         return;
                     }
-                    write_block::<false>(register, block);
+                    write_block(register, block);
                     register = register.add(Self::BLOCK / 8);
                 }
             }
@@ -113,19 +113,15 @@ impl BlueFlame {
     /// As [`BlueFlame::copy`], of an entry of one block, if the register takes
     /// entries and needs no lock. False, and nothing was done, if not.
     ///
-    /// `PAIRS`: it was written by [`crate::write_pair`], and is read so. A
-    /// processor hands what was just written on to a read of the same piece;
-    /// one of several pieces waits for them.
-    ///
     /// # Safety
-    /// As there; with `PAIRS`, it is aligned to 16 bytes.
+    /// As there.
     #[inline(always)]
-    pub unsafe fn try_copy_one<const PAIRS: bool>(&self, block: NonNull<u64>) -> bool {
+    pub unsafe fn try_copy_one(&self, block: NonNull<u64>) -> bool {
         if self.half_alone == 0 {
             return false;
         }
         // SAFETY: a half is some blocks; as the caller says.
-        self.write(|register| unsafe { write_block::<PAIRS>(register, block) });
+        self.write(|register| unsafe { write_block(register, block) });
         true
     }
 
@@ -141,24 +137,17 @@ impl BlueFlame {
     }
 }
 
-/// Copies a block, from its beginning to its end.
+/// Copies a block, from its beginning to its end, in the pieces in which
+/// [`crate::write_pair`] has written it: a processor forwards what was just written
+/// to a read of the same piece; one of several pieces waits for them.
 ///
 /// # Safety
-/// The one is writable, the other readable; both are aligned to 8 bytes, with
-/// `PAIRS` to 16.
+/// The one is writable, the other readable; both are aligned to 16 bytes.
 #[inline(always)]
-unsafe fn write_block<const PAIRS: bool>(register: *mut u64, block: NonNull<u64>) {
-    let step = if PAIRS { 2 } else { 1 };
-    for word in (0..BlueFlame::BLOCK / 8).step_by(step) {
+unsafe fn write_block(register: *mut u64, block: NonNull<u64>) {
+    for word in (0..BlueFlame::BLOCK / 8).step_by(2) {
         // SAFETY: as the caller says.
-        unsafe {
-            let (to, from) = (register.add(word), block.add(word));
-            if PAIRS {
-                copy_pair(to, from);
-            } else {
-                to.write_volatile(from.read());
-            }
-        }
+        unsafe { copy_pair(register.add(word), block.add(word)) };
     }
 }
 
@@ -189,11 +178,11 @@ mod tests {
     #[test]
     fn entries_are_written_whole_and_only_if_they_fit() {
         let mut memory = Memory([0; 64]);
-        let entry: Vec<u64> = (1..=40).collect();
-        let blocks = |count: usize| {
-            let entry = &entry;
-            (0..count).map(move |block| NonNull::from(&entry[block * 8..]).cast())
-        };
+        #[repr(align(64))]
+        struct Entry([u64; 40]);
+        let Entry(entry) = &Entry(std::array::from_fn(|word| word as u64 + 1));
+        let blocks =
+            |count: usize| (0..count).map(move |block| NonNull::from(&entry[block * 8..]).cast());
         let flame = register(&mut memory, 256, false);
         // SAFETY: the blocks are parts of `entry`.
         unsafe {
@@ -207,11 +196,6 @@ mod tests {
 
     #[test]
     fn an_entry_of_one_block_is_copied_at_once_where_nobody_is_in_the_way() {
-        copied_at_once::<false>();
-        copied_at_once::<true>();
-    }
-
-    fn copied_at_once<const PAIRS: bool>() {
         #[repr(align(64))]
         struct Entry([u64; 8]);
         let Entry(entry) = &Entry([1, 2, 3, 4, 5, 6, 7, 8]);
@@ -219,7 +203,7 @@ mod tests {
             let mut memory = Memory([0; 64]);
             let flame = register(&mut memory, half, shared);
             // SAFETY: one block.
-            let done = unsafe { flame.try_copy_one::<PAIRS>(NonNull::from(entry).cast()) };
+            let done = unsafe { flame.try_copy_one(NonNull::from(entry).cast()) };
             assert_eq!(done, copied);
             assert_eq!(memory.0[..8], if copied { *entry } else { [0; 8] });
             // The turn is taken only then.
@@ -232,9 +216,9 @@ mod tests {
     fn a_register_for_doorbells_takes_no_entry() {
         let mut memory = Memory([0; 64]);
         let flame = register(&mut memory, 0, false);
-        let entry = [7u64; 8];
+        let entry = Memory([7; 64]);
         // SAFETY: one block.
-        unsafe { flame.copy([NonNull::from(&entry).cast()].into_iter()) };
+        unsafe { flame.copy([NonNull::from(&entry.0).cast()].into_iter()) };
         assert_eq!(flame.room(), 0);
         assert_eq!((memory.0[0], memory.0[1]), (7, 0));
     }

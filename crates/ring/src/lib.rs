@@ -27,7 +27,6 @@
 //! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
 //!   beside a queue.
 
-mod address;
 mod asymmetric;
 mod biased;
 #[cfg(not(loom))]
@@ -54,7 +53,6 @@ mod thread;
 #[cfg(not(loom))]
 mod watched;
 
-pub use address::as_one;
 pub use biased::BiasedLock;
 #[cfg(not(loom))]
 pub use blue_flame::BlueFlame;

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mlx5::{CompletionQueue, CqOptions, DeviceContext, QueuePair, Role, SharedReceiveQueue};
+use mlx5::{
+    Address, CompletionQueue, CqOptions, DeviceContext, QueuePair, Role, SharedReceiveQueue,
+};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::mr::MrKeys;
 use uverbs::{
@@ -12,6 +14,7 @@ use uverbs::{
     QpAttrMask as Mask, QpCap, QpInit, QpState, QpType, SendFlags, Sge, SrqInit, SrqKind, Udata,
     WorkCompletion,
 };
+use uverbs::{Data, Operands, RemoteMemory, SendWr};
 
 pub const QKEY: u32 = 0x1111_1111;
 
@@ -238,6 +241,31 @@ pub enum Work<'a> {
     Swap(&'a Memory, u64, u64),
 }
 
+impl Work<'_> {
+    /// Its remote memory and operands, as a work request without data.
+    pub fn request<'a>(self, wr_id: u64, opcode: Opcode) -> SendWr<'a, Address> {
+        let mut wr = SendWr::new(wr_id, opcode, SendFlags::SIGNALED);
+        let (to, at) = match self {
+            Work::Send => return wr,
+            Work::Write(to, at) | Work::Read(to, at) => (to, at),
+            Work::Add(to, _) | Work::Swap(to, ..) => (to, 0),
+        };
+        wr.remote = RemoteMemory {
+            addr: to.address() + at as u64,
+            rkey: to.keys.rkey,
+        };
+        wr.operands = match self {
+            Work::Add(_, compare_add) => Operands::Atomic {
+                compare_add,
+                swap: 0,
+            },
+            Work::Swap(_, compare_add, swap) => Operands::Atomic { compare_add, swap },
+            _ => Operands::None,
+        };
+        wr
+    }
+}
+
 /// Posts one work request.
 pub fn post(qp: &mut Qp, wr_id: u64, work: Work<'_>, sge: Sge) {
     let opcode = match work {
@@ -248,28 +276,21 @@ pub fn post(qp: &mut Qp, wr_id: u64, work: Work<'_>, sge: Sge) {
         Work::Swap(..) => Opcode::ATOMIC_CMP_AND_SWP,
     };
     qp.send.begin();
-    let mut wqe = qp.send.open(wr_id, opcode, SendFlags::SIGNALED).unwrap();
-    match work {
-        Work::Send => {}
-        Work::Write(to, at) | Work::Read(to, at) => {
-            wqe.rdma(to.address() + at as u64, to.keys.rkey);
-        }
-        Work::Add(to, add) => {
-            wqe.atomic(to.address(), to.keys.rkey, add, 0);
-        }
-        Work::Swap(to, compare, swap) => {
-            wqe.atomic(to.address(), to.keys.rkey, compare, swap);
-        }
-    }
-    wqe.sge_list(&[sge]).unwrap();
-    qp.send.accept();
+    let list = [sge];
+    let wr = SendWr {
+        data: Data::Sges(&list),
+        ..work.request(wr_id, opcode)
+    };
     // SAFETY: the tests keep their memory until they have the completion.
-    assert!(unsafe { qp.send.publish() });
+    unsafe {
+        qp.send.push(&wr).unwrap();
+        assert!(qp.send.publish());
+    }
 }
 
 pub fn receive(qp: &mut Qp, wr_id: u64, sge: Sge) {
     let recv = qp.recv.as_mut().unwrap();
-    recv.begin().keep();
+    recv.begin();
     recv.push(wr_id, &[sge]).unwrap();
     // SAFETY: as in `post`.
     unsafe { recv.publish() };

@@ -109,8 +109,6 @@ fn assertions() -> String {
     fields!(c, "mlx5_wqe_ctrl_seg", size ControlSegment {
         opmod_idx_opcode, qpn_ds, signature, dci_stream_channel_id, fm_ce_se, imm,
     });
-    fields!(c, "mlx5_wqe_raddr_seg", size RemoteSegment { raddr, rkey, reserved });
-    fields!(c, "mlx5_wqe_atomic_seg", size AtomicSegment { swap_add, compare });
     fields!(c, "mlx5_wqe_data_seg", size DataSegment { byte_count, lkey, addr });
     fields!(c, "mlx5_wqe_av", size AddressVector {
         qkey: "key.qkey.qkey", reserved: "key.qkey.reserved", dqp_dct,

@@ -5,17 +5,13 @@
 //! bytes), the key's new context (64), and the memory that it stands for (64,
 //! of which 16 are used); the last is not there if it stands for none.
 
-use crate::abi::{
-    DataSegment, KEY_FREE, KeySegment, SEGMENT, UmrSegment, key_access, umr_flag, umr_mask,
-};
+use uverbs::{Bind, MwType, Sge};
+
+use super::{PER_BLOCK, SendQueue, data};
+use crate::abi::{KEY_FREE, KeySegment, SEGMENT, UmrSegment, key_access, umr_flag, umr_mask};
 use crate::operation::Form;
 use crate::wc::opcode;
 use crate::{Address, Opcode, Operands, PostError, SendWr};
-use uverbs::{MwType, Sge};
-
-use super::encode::data;
-
-use super::{PER_BLOCK, SendQueue, Wqe};
 
 /// Segments before what the key stands for: control, change, context.
 pub(crate) const BEFORE: u32 = 8;
@@ -31,34 +27,6 @@ const ANY_QP: u32 = 0xffff_ff00;
 const VARIANT: u32 = 0xff;
 /// A memory window spans at most this many bytes.
 pub const LONGEST_WINDOW: u64 = 1 << 31;
-
-/// Whose a memory window is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowKind {
-    /// Type 1: the protection domain's.
-    Type1,
-    /// Type 2: the queue pair's that binds it.
-    Type2,
-}
-
-/// The operands of binding a memory window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bind {
-    /// The window's key so far.
-    pub window: u32,
-    /// The key that it gets, of which the low 8 bits count.
-    pub rkey: u32,
-    /// Whose the window is.
-    pub kind: WindowKind,
-    /// The first byte.
-    pub addr: u64,
-    /// Bytes; of none, the window is unbound.
-    pub length: u64,
-    /// Key of the memory region.
-    pub lkey: u32,
-    /// What the peer may do: the bits of `enum ibv_access_flags`.
-    pub access: u32,
-}
 
 /// Access flags of verbs.
 mod access {
@@ -112,7 +80,7 @@ impl SendQueue {
     }
 
     /// What binding a window changes.
-    fn bind(&self, bind: &uverbs::Bind) -> Result<Change, PostError> {
+    fn bind(&self, bind: &Bind) -> Result<Change, PostError> {
         let kind = bind.window_type;
         if kind != MwType::TYPE_1 && kind != MwType::TYPE_2 {
             return Err(PostError::BadOperation);
@@ -173,25 +141,6 @@ impl SendQueue {
             }),
         })
     }
-
-    /// A work request that changes keys has been opened, as the one that will
-    /// make `mark` of them: what is to be known of it, and all of an
-    /// invalidation but the key.
-    #[cold]
-    pub(super) fn begin_keys(&mut self, operation: Opcode, mark: u32) {
-        let invalidates = operation == Opcode::LOCAL_INV;
-        // It has two blocks at least; the device's opcode is the same for both.
-        let kind = if invalidates {
-            opcode::LOCAL_INV
-        } else {
-            opcode::BIND_MW
-        };
-        let second = self.open.at.wrapping_add(1);
-        self.work.sends.note(second, kind.into(), mark);
-        if invalidates {
-            self.opened().unbind(WindowKind::Type2, 0);
-        }
-    }
 }
 
 /// What a work request changes a memory key to.
@@ -224,128 +173,6 @@ impl Change {
                 ..KeySegment::default()
             },
             memory: None,
-        }
-    }
-}
-
-impl Wqe<'_> {
-    /// Binds a memory window, or unbinds it; of an operation that is another,
-    /// nothing is done.
-    ///
-    /// Whether the region may be bound is the caller's to check: the keys of a
-    /// ConnectX do not say it.
-    ///
-    /// # Errors
-    /// [`PostError::Unsupported`]: more than 2 GiB. [`PostError::BadOperation`]: a
-    /// window of type 1 whose addresses begin at 0.
-    pub fn bind_mw(&mut self, bind: &Bind) -> Result<(), PostError> {
-        if !self.queue().open.form.keys {
-            return Err(PostError::BadOperation);
-        }
-        self.immediate_or_key(bind.window);
-        if bind.length == 0 {
-            self.unbind(bind.kind, bind.rkey);
-            return Ok(());
-        }
-        if bind.length > LONGEST_WINDOW {
-            return Err(PostError::Unsupported);
-        }
-        // o10-36.2.2 of the specification; the device cannot tell.
-        if bind.kind == WindowKind::Type1 && bind.access & access::ZERO_BASED != 0 {
-            return Err(PostError::BadOperation);
-        }
-        let mut changes = umr_mask::FREE
-            | umr_mask::MKEY
-            | umr_mask::LEN
-            | umr_mask::START_ADDR
-            | umr_mask::LOCAL_WRITE
-            | umr_mask::REMOTE_READ
-            | umr_mask::REMOTE_WRITE
-            | umr_mask::ATOMIC;
-        let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;
-        let mut owner = ANY_QP;
-        if bind.kind == WindowKind::Type2 {
-            changes |= umr_mask::QPN;
-            flags |= umr_flag::CHECK_FREE;
-            owner = self.queue().qp_num << 8;
-        }
-        let rights = [
-            (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
-            (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
-            (access::REMOTE_READ, key_access::REMOTE_READ),
-            (access::REMOTE_ATOMIC, key_access::ATOMIC),
-        ];
-        let rights = rights
-            .into_iter()
-            .filter(|(asked, _)| bind.access & asked != 0)
-            .fold(0, |all, (_, right)| all | right);
-        let start = if bind.access & access::ZERO_BASED != 0 {
-            0
-        } else {
-            bind.addr
-        };
-        self.change(
-            flags,
-            ONE_UNIT,
-            changes,
-            KeySegment {
-                access_flags: rights,
-                qpn_mkey: (owner | bind.rkey & VARIANT).to_be(),
-                start_addr: start.to_be(),
-                len: bind.length.to_be(),
-                ..KeySegment::default()
-            },
-        );
-        self.write(
-            BEFORE,
-            DataSegment {
-                byte_count: (bind.length as u32).to_be(),
-                lkey: bind.lkey.to_be(),
-                addr: bind.addr.to_be(),
-            },
-        );
-        for rest in BEFORE + 1..WHOLE {
-            self.write(rest, [0u64; 2]);
-        }
-        self.queue().open.segments = WHOLE;
-        Ok(())
-    }
-
-    /// The key stands for nothing from now on.
-    fn unbind(&mut self, kind: WindowKind, rkey: u32) {
-        let mut changes = umr_mask::FREE | umr_mask::MKEY;
-        let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;
-        if kind == WindowKind::Type2 {
-            changes |= umr_mask::QPN;
-            flags |= umr_flag::CHECK_QPN;
-        }
-        self.change(
-            flags,
-            0,
-            changes,
-            KeySegment {
-                free: KEY_FREE,
-                qpn_mkey: (ANY_QP | rkey & VARIANT).to_be(),
-                ..KeySegment::default()
-            },
-        );
-        self.queue().open.segments = BEFORE;
-    }
-
-    /// Writes what changes, and to what.
-    fn change(&mut self, flags: u8, octowords: u16, changes: u64, key: KeySegment) {
-        let change = UmrSegment {
-            flags,
-            klm_octowords: octowords.to_be(),
-            mkey_mask: changes.to_be(),
-            ..UmrSegment::default()
-        };
-        // SAFETY: 48 bytes without padding are three segments.
-        let change: [[u64; 2]; 3] = unsafe { std::mem::transmute(change) };
-        // SAFETY: 64 bytes without padding are four.
-        let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(key) };
-        for (at, part) in (1..).zip(change.into_iter().chain(key)) {
-            self.write(at, part);
         }
     }
 }

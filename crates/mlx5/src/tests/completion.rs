@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
-use crate::{Arming, CompletionError, Opcode, Role, SendFlags, Timed, WorkCompletion};
+use crate::{Arming, CompletionError, Opcode, Operands, Role, SendFlags, Timed, WorkCompletion};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -35,9 +35,15 @@ fn one(ring: &mut CompletionRing) -> WorkCompletion {
 fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
-    let mut wqe = pair.send.open(wr_id, opcode, SendFlags::SIGNALED).unwrap();
-    wqe.sge_list(list).unwrap();
-    pair.send.accept();
+    // Operands, of those that have some.
+    let wr = SendWr {
+        operands: Operands::Atomic {
+            compare_add: 0,
+            swap: 0,
+        },
+        ..request(wr_id, opcode, SendFlags::SIGNALED, list)
+    };
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no device but the test, which heeds the lists.
     unsafe { pair.send.publish() };
     slot
@@ -45,7 +51,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
 
 fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
-    pair.recv.begin().keep();
+    pair.recv.begin();
     pair.recv.push(wr_id, list).unwrap();
     // SAFETY: as above.
     unsafe { pair.recv.publish() };
@@ -438,15 +444,14 @@ proptest! {
                 bytes[32..36].copy_from_slice(&70u32.to_be_bytes());
                 bytes[60..62].copy_from_slice(&slot.to_be_bytes());
             }
-            pair.recv.begin().keep();
+            pair.recv.begin();
             if pair.recv.push(1, &list).is_ok() {
                 // SAFETY: the memory outlives the loop.
                 unsafe { pair.recv.publish() };
             }
             pair.send.begin();
-            if let Ok(mut wqe) = pair.send.open(1, Opcode::RDMA_READ, SendFlags::empty()) {
-                wqe.sge_list(&list).unwrap();
-                pair.send.accept();
+            let read = request(1, Opcode::RDMA_READ, SendFlags::empty(), &list);
+            if push(&mut pair.send, &read).is_ok() {
                 // SAFETY: as above.
                 unsafe { pair.send.publish() };
             }

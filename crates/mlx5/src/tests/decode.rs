@@ -13,10 +13,8 @@ fn outstanding() -> (CompletionRing, Device, Pair) {
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
     pair.send.begin();
-    let open = pair.send.open(40, Opcode::SEND, SendFlags::SIGNALED);
-    open.unwrap().no_data();
-    pair.send.accept();
-    pair.recv.begin().keep();
+    push_send(&mut pair.send, 40).unwrap();
+    pair.recv.begin();
     pair.recv.push(50, &[]).unwrap();
     // SAFETY: there is no device but the test, and no memory is named.
     unsafe {
@@ -44,10 +42,8 @@ fn a_detached_queue_pair_is_unknown() {
     assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
     ring.detach(&pair.work);
     pair.send.begin();
-    let open = pair.send.open(41, Opcode::SEND, SendFlags::SIGNALED);
-    open.unwrap().no_data();
-    pair.send.accept();
-    pair.recv.begin().keep();
+    push_send(&mut pair.send, 41).unwrap();
+    pair.recv.begin();
     pair.recv.push(51, &[]).unwrap();
     // SAFETY: no memory is named.
     unsafe {
@@ -97,13 +93,11 @@ proptest! {
                         let slot = pair.record(1);
                         pair.send.begin();
                         // Full, if many were not outstanding when they were read.
-                        if pair.send.open(n, Opcode::SEND, SendFlags::SIGNALED).is_ok() {
-                            pair.send.accept();
-                        }
+                        let _ = push_send(&mut pair.send, n);
                         (slot, 0, 0)
                     } else {
                         let slot = pair.record(0);
-                        pair.recv.begin().keep();
+                        pair.recv.begin();
                         let _ = pair.recv.push(n, &[]);
                         (slot, 2 + (what >> 2 & 1), 1)
                     };
@@ -167,9 +161,7 @@ fn a_batch_wraps_where_the_ring_does() {
     ring.attach(&pair.work, Role::SEND).unwrap();
     pair.send.begin();
     for wr_id in 40..44 {
-        let open = pair.send.open(wr_id, Opcode::SEND, SendFlags::SIGNALED);
-        open.unwrap().no_data();
-        pair.send.accept();
+        push_send(&mut pair.send, wr_id).unwrap();
     }
     // SAFETY: no memory is named.
     unsafe { pair.send.publish() };
@@ -316,11 +308,9 @@ fn a_cursor_takes_nothing_of_the_round_before() {
             ring.publish();
             // Its slot's turn comes again.
             pair.send.begin();
-            pair.recv.begin().keep();
+            pair.recv.begin();
             if opcode == 0 {
-                let open = pair.send.open(wr_id + 1, Opcode::SEND, SendFlags::SIGNALED);
-                open.unwrap().no_data();
-                pair.send.accept();
+                push_send(&mut pair.send, wr_id + 1).unwrap();
             } else {
                 pair.recv.push(wr_id + 1, &[]).unwrap();
             }

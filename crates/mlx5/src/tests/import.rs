@@ -77,10 +77,7 @@ fn read(machine: &Machine, page: u32, at: u64) -> [u8; 8] {
 
 fn ring(qp: &mut Pair) {
     qp.send.begin();
-    qp.send
-        .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
-        .unwrap();
-    qp.send.accept();
+    push_send(&mut qp.send, 0).unwrap();
     // SAFETY: there is no device.
     unsafe { qp.send.publish() };
 }

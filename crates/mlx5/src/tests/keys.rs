@@ -1,11 +1,9 @@
 //! Work requests that change memory keys, as the device reads them.
 
 use proptest::prelude::*;
-use uverbs::Sge;
 
-use super::send::One;
 use super::*;
-use crate::{Bind, Opcode, PostError, PostedOne, Role, SendFlags, WindowKind};
+use crate::{Bind, MwType, Operands, Role};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -17,9 +15,9 @@ fn pair(service: Service, wr: u32) -> Pair {
 }
 
 const BIND: Bind = Bind {
-    window: 0x0001_2345,
+    window_rkey: 0x0001_2345,
     rkey: 0x0001_2346,
-    kind: WindowKind::Type1,
+    window_type: MwType::TYPE_1,
     addr: 0x1111_2222_3333_4444,
     length: 0x8000,
     lkey: 0x77,
@@ -38,21 +36,21 @@ fn post(pair: &mut Pair, flags: SendFlags, changes: &[Change]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     for change in changes {
-        let opcode = match change {
-            Change::Bind(_) => Opcode::BIND_MW,
-            Change::Invalidate(_) => Opcode::LOCAL_INV,
-            Change::Send => Opcode::SEND,
+        let none = SendWr::new(9, Opcode::SEND, flags);
+        let wr = match change {
+            Change::Bind(bind) => SendWr {
+                opcode: Opcode::BIND_MW,
+                operands: Operands::Bind(bind),
+                ..none
+            },
+            Change::Invalidate(key) => SendWr {
+                opcode: Opcode::LOCAL_INV,
+                imm_or_key: *key,
+                ..none
+            },
+            Change::Send => none,
         };
-        let mut wqe = pair.send.open(9, opcode, flags).unwrap();
-        wqe.no_data();
-        match change {
-            Change::Bind(bind) => wqe.bind_mw(bind).unwrap(),
-            Change::Invalidate(key) => {
-                wqe.immediate_or_key(*key);
-            }
-            Change::Send => {}
-        }
-        pair.send.accept();
+        push(&mut pair.send, &wr).unwrap();
     }
     // SAFETY: there is no device.
     assert!(unsafe { pair.send.publish() });
@@ -98,7 +96,7 @@ fn a_window_of_the_domain_is_bound() {
 fn a_window_of_the_queue_pair_is_bound_and_unbound() {
     let mut pair = pair(RC, 4);
     let bind = Bind {
-        kind: WindowKind::Type2,
+        window_type: MwType::TYPE_2,
         // Zero based; local write.
         access: 32 | 1,
         length: 1 << 31,
@@ -109,7 +107,7 @@ fn a_window_of_the_queue_pair_is_bound_and_unbound() {
         Change::Bind(bind),
         Change::Bind(none),
         Change::Bind(Bind {
-            kind: WindowKind::Type1,
+            window_type: MwType::TYPE_1,
             ..none
         }),
     ];
@@ -176,42 +174,31 @@ fn what_comes_after_a_change_waits_for_it() {
     assert_eq!(first, [0, 0, 0x20, 0, 0]);
     // A batch that is given up changes nothing; a full fence is enough.
     pair.send.begin();
-    pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
-    pair.send.accept();
+    push_send(&mut pair.send, 0).unwrap();
     post(&mut pair, SendFlags::FENCE, &[Change::Invalidate(2)]);
     assert_eq!(fences(&pair, 8), 0x80);
     post(&mut pair, SendFlags::empty(), &[Change::Send, Change::Send]);
     assert_eq!((fences(&pair, 10), fences(&pair, 11)), (0x20, 0));
-    // The quick ways know no fence: they take the second one only.
-    let element_data = [0u8; 8];
-    let element = Sge {
-        addr: (&raw const element_data).expose_provenance() as u64,
+    // The fast branches know no fence: they take the second one only.
+    let data = [0u8; 8];
+    let list = [Sge {
+        addr: (&raw const data).expose_provenance() as u64,
         length: 8,
         lkey: 1,
-    };
-    let one = One::of(Opcode::SEND, &element);
-    let quick = |pair: &mut Pair| {
-        pair.send.begin();
-        let pushed = pair.send.push_one(&one);
-        pair.send.begin();
-        // SAFETY: there is no device.
-        let posted = unsafe { pair.send.post_one(&one) } != PostedOne::No;
-        (pushed, posted)
-    };
-    let quick_inline = |pair: &mut Pair| {
-        pair.send.begin();
-        // SAFETY: the element is `element_data`; there is no device.
-        let pushed = unsafe { pair.send.push_one_inline(&one) };
-        pair.send.begin();
-        // SAFETY: as above.
-        let posted = unsafe { pair.send.post_one_inline(&one) } != PostedOne::No;
-        (pushed, posted)
-    };
-    for quick in [&quick as &dyn Fn(&mut Pair) -> _, &quick_inline] {
+    }];
+    for data in [Data::Sges(&list), Data::Inline(&list)] {
         post(&mut pair, SendFlags::empty(), &[Change::Invalidate(2)]);
-        assert_eq!(quick(&mut pair), (false, false));
-        post(&mut pair, SendFlags::empty(), &[Change::Send]);
-        assert_eq!(quick(&mut pair), (true, true));
+        for fence in [0x20, 0] {
+            let slot = pair.record(1) as usize;
+            let wr = SendWr {
+                data,
+                ..SendWr::new(9, Opcode::SEND, SendFlags::empty())
+            };
+            push(&mut pair.send, &wr).unwrap();
+            // SAFETY: there is no device.
+            assert!(unsafe { pair.send.publish() });
+            assert_eq!(fences(&pair, slot), fence);
+        }
     }
     // The queue starts anew.
     post(&mut pair, SendFlags::empty(), &[Change::Invalidate(3)]);
@@ -229,27 +216,43 @@ fn changes_have_no_data_and_other_operations_are_none() {
         lkey: 0,
     }];
     pair.send.begin();
+    let mut refused = |opcode, data, bind: &Bind| {
+        let wr = SendWr {
+            operands: Operands::Bind(bind),
+            data,
+            ..SendWr::new(0, opcode, SendFlags::empty())
+        };
+        push(&mut pair.send, &wr).err()
+    };
+    let bad = Some(PostError::BadOperation);
     for opcode in [Opcode::LOCAL_INV, Opcode::BIND_MW] {
-        let mut wqe = pair.send.open(0, opcode, SendFlags::empty()).unwrap();
-        assert_eq!(wqe.sge_list(&list), Err(PostError::BadOperation));
-        assert_eq!(wqe.sge_list(&[]), Ok(()));
-        // SAFETY: no pieces.
-        let inline = unsafe { wqe.inline_raw([].into_iter()) };
-        assert_eq!(inline, Err(PostError::BadOperation));
+        assert_eq!(refused(opcode, Data::Sges(&list), &BIND), bad);
+        assert_eq!(refused(opcode, Data::Inline(&[]), &BIND), bad);
     }
-    let mut wqe = pair.send.opened();
+    let none = Data::Sges(&[]);
     let long = Bind {
         length: (1 << 31) + 1,
         ..BIND
     };
-    assert_eq!(wqe.bind_mw(&long), Err(PostError::Unsupported));
+    assert_eq!(
+        refused(Opcode::BIND_MW, none, &long),
+        Some(PostError::Unsupported)
+    );
     let zero_based = Bind {
         access: 32 | BIND.access,
         ..BIND
     };
-    assert_eq!(wqe.bind_mw(&zero_based), Err(PostError::BadOperation));
-    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
-    assert_eq!(wqe.bind_mw(&BIND), Err(PostError::BadOperation));
+    assert_eq!(refused(Opcode::BIND_MW, none, &zero_based), bad);
+    let unknown = Bind {
+        window_type: MwType(3),
+        ..BIND
+    };
+    assert_eq!(refused(Opcode::BIND_MW, none, &unknown), bad);
+    for opcode in [Opcode::LOCAL_INV, Opcode::BIND_MW] {
+        assert_eq!(refused(opcode, none, &BIND), None);
+    }
+    let without = SendWr::new(0, Opcode::BIND_MW, SendFlags::empty());
+    assert_eq!(push(&mut pair.send, &without), Err(PostError::BadOperation));
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! Looking at a completion queue without its lock.
 
 use super::*;
-use crate::{Opcode, Role, SendFlags};
+use crate::Role;
 
 #[test]
 fn others_see_what_is_there() {
@@ -14,10 +14,7 @@ fn others_see_what_is_there() {
     let mut complete = |device: &mut Device| {
         let slot = pair.record(1) as u16;
         pair.send.begin();
-        pair.send
-            .open(1, Opcode::SEND, SendFlags::SIGNALED)
-            .unwrap();
-        pair.send.accept();
+        push_send(&mut pair.send, 1).unwrap();
         // SAFETY: there is no data.
         unsafe { pair.send.publish() };
         device.raise(&Raised {

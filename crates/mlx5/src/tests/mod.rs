@@ -1,7 +1,6 @@
 //! The queues against a device that is written by hand: where it reads and
 //! writes what is counted here, not taken from `abi`.
 
-mod build;
 mod clock;
 mod completion;
 mod decode;
@@ -24,14 +23,14 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use uverbs::QpCap;
+use uverbs::{QpCap, Sge};
 
 use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::registers::Register;
 use crate::{
-    CompletionError, CompletionRing, RecvQueue, SendQueue, Service, SharedWork, Sink, Timed, Work,
-    WorkCompletion,
+    Address, CompletionError, CompletionRing, Data, Opcode, PostError, RecvQueue, SendFlags,
+    SendQueue, SendWr, Service, SharedWork, Sink, Timed, Work, WorkCompletion,
 };
 
 pub(crate) use crate::hostile::LIMITS;
@@ -81,10 +80,9 @@ pub fn work_of(
 /// As for [`CompletionRing::poll`].
 pub unsafe fn read_timed(ring: &mut CompletionRing) -> Option<Result<Timed, CompletionError>> {
     let mut out = MaybeUninit::<Timed>::uninit();
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller says; if there was one it was written.
     match unsafe { ring.next(&mut out) } {
         Ok(false) => None,
-        // SAFETY: it was written.
         Ok(true) => Some(Ok(unsafe { out.assume_init() })),
         Err(error) => {
             ring.skip();
@@ -116,6 +114,28 @@ pub unsafe fn poll<S: Sink>(
         ring.skip();
     }
     result
+}
+
+/// A work request with that list.
+pub fn request(wr_id: u64, opcode: Opcode, flags: SendFlags, list: &[Sge]) -> SendWr<'_, Address> {
+    SendWr {
+        data: Data::Sges(list),
+        ..SendWr::new(wr_id, opcode, flags)
+    }
+}
+
+/// Adds a work request to the batch.
+pub fn push(queue: &mut SendQueue, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+    // SAFETY: inline data of a test is its own.
+    unsafe { queue.push(wr) }
+}
+
+/// Adds a signalled send without data to the batch.
+pub fn push_send(queue: &mut SendQueue, wr_id: u64) -> Result<(), PostError> {
+    push(
+        queue,
+        &SendWr::new(wr_id, Opcode::SEND, SendFlags::SIGNALED),
+    )
 }
 
 /// A queue pair without a kernel, and its memory as the device sees it.
@@ -173,20 +193,6 @@ impl Pair {
         assert!(word < 64);
         // SAFETY: inside the page that stands in for it.
         u64::from_be(unsafe { self.register.add(word).read() })
-    }
-
-    /// Makes bytes of the work request that begins with a block zeros, in the
-    /// queue and in the half of the register that it was written to.
-    pub fn wipe(&self, block: u32, half: usize, bytes: Range<usize>) {
-        let begin = block as usize * 64 % self.work.send.bytes();
-        for at in bytes {
-            // SAFETY: inside the queue, since the work request is in one piece,
-            // and in the page.
-            unsafe {
-                self.work.send_at().add(begin + at).write(0);
-                self.register.cast::<u8>().add(half * 256 + at).write(0);
-            }
-        }
     }
 }
 

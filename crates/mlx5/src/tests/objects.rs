@@ -313,10 +313,7 @@ fn a_queue_pair_is_where_the_driver_is_told_and_rings_its_register() {
     assert_eq!((word(28), word(32)), (2, qp.work.user_index()));
     assert_eq!((qp.cap.max_send_wr, qp.cap.max_recv_wr), (5, 8));
     qp.send.begin();
-    qp.send
-        .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
-        .unwrap();
-    qp.send.accept();
+    push_send(&mut qp.send, 0).unwrap();
     // SAFETY: there is no device.
     unsafe { qp.send.publish() };
     let mut register = [0; 8];
@@ -355,10 +352,7 @@ fn a_thread_domain_has_a_register_of_its_own() {
     assert_eq!((word(28), word(36)), (2 | 1 << 10, 0x77));
     for (turn, qp) in pair.iter_mut().enumerate() {
         qp.send.begin();
-        qp.send
-            .open(0, crate::Opcode::SEND, crate::SendFlags::empty())
-            .unwrap();
-        qp.send.accept();
+        push_send(&mut qp.send, 0).unwrap();
         // SAFETY: there is no device.
         unsafe { qp.send.publish() };
         // They share the register's two halves.

@@ -10,16 +10,13 @@ use uverbs::kernel::fake::Target;
 use super::objects::Machine;
 use super::*;
 use crate::cq_ring::Shape;
-use crate::{CompletionQueue, Opcode, Role, SendFlags};
+use crate::{CompletionQueue, Role};
 
 /// Posts a send, and completes it.
 fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
     let slot = pair.record(1) as u16;
     pair.send.begin();
-    pair.send
-        .open(wr_id, Opcode::SEND, SendFlags::SIGNALED)
-        .unwrap();
-    pair.send.accept();
+    push_send(&mut pair.send, wr_id).unwrap();
     // SAFETY: there is no data.
     unsafe { pair.send.publish() };
     device.raise(&Raised {

@@ -1,62 +1,11 @@
 //! Send and receive work requests, as the device reads them.
 
 use proptest::prelude::*;
-use uverbs::{AhAttr, Sge};
+use uverbs::AhAttr;
 
 use super::*;
-use crate::ah::{Address, Link};
-use crate::{
-    Data, OneElement, Opcode, Operands, PostError, PostedOne, RemoteMemory, SendFlags, SendWr,
-};
-
-/// A work request of one element.
-pub struct One<'a> {
-    wr_id: u64,
-    opcode: Opcode,
-    flags: SendFlags,
-    immediate: u32,
-    remote_addr: u64,
-    rkey: u32,
-    sge: &'a Sge,
-}
-
-impl<'a> One<'a> {
-    pub fn of(opcode: Opcode, sge: &'a Sge) -> Self {
-        Self {
-            wr_id: 1,
-            opcode,
-            flags: SendFlags::SIGNALED,
-            immediate: 0,
-            remote_addr: 0,
-            rkey: 0,
-            sge,
-        }
-    }
-}
-
-impl OneElement for One<'_> {
-    fn wr_id(&self) -> u64 {
-        self.wr_id
-    }
-    fn opcode(&self) -> Opcode {
-        self.opcode
-    }
-    fn flags(&self) -> SendFlags {
-        self.flags
-    }
-    fn immediate_or_key(&self) -> u32 {
-        self.immediate
-    }
-    fn remote_addr(&self) -> u64 {
-        self.remote_addr
-    }
-    fn rkey(&self) -> u32 {
-        self.rkey
-    }
-    fn sge(&self) -> &Sge {
-        self.sge
-    }
-}
+use crate::ah::Link;
+use crate::{Destination, Operands, RemoteMemory};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -67,11 +16,19 @@ fn sge(addr: u64, length: u32, lkey: u32) -> Sge {
 /// Posts one work request with the data of `list`.
 fn post(pair: &mut Pair, opcode: Opcode, flags: SendFlags, list: &[Sge]) {
     pair.send.begin();
-    let mut wqe = pair.send.open(7, opcode, flags).unwrap();
-    wqe.immediate_or_key(0x0102_0304u32.to_be());
-    wqe.rdma(0x1111_2222_3333_4444, 0x5566_7788);
-    wqe.sge_list(list).unwrap();
-    pair.send.accept();
+    let wr = SendWr {
+        imm_or_key: 0x0102_0304u32.to_be(),
+        remote: RemoteMemory {
+            addr: 0x1111_2222_3333_4444,
+            rkey: 0x5566_7788,
+        },
+        operands: Operands::Atomic {
+            compare_add: 1,
+            swap: 2,
+        },
+        ..request(7, opcode, flags, list)
+    };
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no device.
     assert!(unsafe { pair.send.publish() });
 }
@@ -81,8 +38,8 @@ fn a_write_with_immediate_has_its_segments() {
     let mut pair = Pair::new(1, RC, &cap(4, 2, 0));
     let list = [sge(0xaaaa, 100, 0xbb), sge(1, 0, 2), sge(0xcccc, 200, 0xdd)];
     pair.send.begin();
-    let mut wqe = pair.send.open(7, Opcode::SEND, SendFlags::empty()).unwrap();
-    assert_eq!(wqe.sge_list(&list), Err(PostError::TooManySges));
+    let long = request(7, Opcode::SEND, SendFlags::empty(), &list);
+    assert_eq!(push(&mut pair.send, &long), Err(PostError::TooManySges));
     let list = &list[..2];
     let flags = SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED;
     post(&mut pair, Opcode::RDMA_WRITE_WITH_IMM, flags, list);
@@ -110,20 +67,19 @@ fn only_what_is_accepted_is_outstanding() {
     assert_eq!((found(&pair, 0), found(&pair, 1)), (Some(7), None));
     // Refused.
     pair.send.begin();
-    let mut wqe = pair.send.open(8, Opcode::SEND, SendFlags::empty()).unwrap();
-    assert!(wqe.sge_list(&[sge(1, 1, 1); 2]).is_err());
+    let two = [sge(1, 1, 1); 2];
+    let long = request(8, Opcode::SEND, SendFlags::empty(), &two);
+    assert!(push(&mut pair.send, &long).is_err());
     assert_eq!(found(&pair, 1), None);
     // Given up: two, of which another batch has the first place only.
-    for wr_id in [9, 10] {
-        let mut wqe = (pair.send)
-            .open(wr_id, Opcode::RDMA_READ, SendFlags::empty())
-            .unwrap();
-        wqe.no_data();
-        pair.send.accept();
+    for abort in [SendQueue::abort, SendQueue::begin] {
+        for wr_id in [9, 10] {
+            push_send(&mut pair.send, wr_id).unwrap();
+        }
+        assert_eq!((found(&pair, 1), found(&pair, 2)), (Some(9), Some(10)));
+        abort(&mut pair.send);
+        assert_eq!((found(&pair, 1), found(&pair, 2)), (None, None));
     }
-    assert_eq!((found(&pair, 1), found(&pair, 2)), (Some(9), Some(10)));
-    pair.send.abort();
-    assert_eq!((found(&pair, 1), found(&pair, 2)), (None, None));
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     assert_eq!(
         [0, 1, 2].map(|slot| found(&pair, slot)),
@@ -176,9 +132,21 @@ fn atomics_have_their_operands() {
         .enumerate()
     {
         pair.send.begin();
-        let mut wqe = pair.send.open(0, opcode, SendFlags::empty()).unwrap();
-        wqe.atomic(0x8000, 0x77, 11, 22).sge_list(&list).unwrap();
-        pair.send.accept();
+        let without = request(0, opcode, SendFlags::empty(), &list);
+        let refused = push(&mut pair.send, &without);
+        assert_eq!(refused, Err(PostError::BadOperation));
+        let wr = SendWr {
+            remote: RemoteMemory {
+                addr: 0x8000,
+                rkey: 0x77,
+            },
+            operands: Operands::Atomic {
+                compare_add: 11,
+                swap: 22,
+            },
+            ..without
+        };
+        push(&mut pair.send, &wr).unwrap();
         // SAFETY: there is no device.
         unsafe { pair.send.publish() };
         let bytes = pair.sent(at * 64, 64);
@@ -200,14 +168,16 @@ fn a_datagram_has_its_address() {
     };
     let address = Address(crate::ah::vector(&attr, Link::InfiniBand));
     pair.send.begin();
-    let mut wqe = pair
-        .send
-        .open(0, Opcode::SEND, SendFlags::SIGNALED)
-        .unwrap();
-    // Data first: the order of the setters does not matter.
-    wqe.sge_list(&[sge(0x1000, 4, 5)]).unwrap();
-    wqe.ud(&address, 0x123456, 0x8001_0000);
-    pair.send.accept();
+    let list = [sge(0x1000, 4, 5)];
+    let wr = SendWr {
+        destination: Destination::Datagram {
+            address: &address,
+            remote_qpn: 0x123456,
+            remote_qkey: 0x8001_0000,
+        },
+        ..request(0, Opcode::SEND, SendFlags::SIGNALED, &list)
+    };
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
     let bytes = pair.sent(0, 128);
@@ -225,7 +195,7 @@ fn what_a_service_lacks_is_refused() {
     let refused = |service, opcode| {
         let mut pair = Pair::new(1, service, &cap(4, 1, 0));
         pair.send.begin();
-        pair.send.open(0, opcode, SendFlags::empty()).err()
+        push(&mut pair.send, &SendWr::new(0, opcode, SendFlags::empty())).err()
     };
     let bad = Some(PostError::BadOperation);
     assert_eq!(refused(Service::Datagram, Opcode::RDMA_WRITE), bad);
@@ -240,18 +210,31 @@ fn what_a_service_lacks_is_refused() {
     // Nothing was taken, and 2 GiB are too much for an element.
     let mut pair = Pair::new(1, RC, &cap(1, 1, 0));
     pair.send.begin();
-    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
     let long = [sge(0, 1 << 31, 0)];
-    assert_eq!(wqe.sge_list(&long), Err(PostError::MessageTooLong));
+    let long = request(0, Opcode::SEND, SendFlags::empty(), &long);
+    assert_eq!(push(&mut pair.send, &long), Err(PostError::MessageTooLong));
     // SAFETY: there is no device.
     assert!(!unsafe { pair.send.publish() });
-    let mut wqe = pair
-        .send
-        .open(0, Opcode::RDMA_READ, SendFlags::empty())
-        .unwrap();
-    // SAFETY: no pieces.
-    let inline = unsafe { wqe.inline_raw([].into_iter()) };
-    assert_eq!(inline, Err(PostError::BadOperation));
+    let inline = SendWr {
+        data: Data::Inline(&[]),
+        ..SendWr::new(0, Opcode::RDMA_READ, SendFlags::empty())
+    };
+    assert_eq!(push(&mut pair.send, &inline), Err(PostError::BadOperation));
+    // As much inline data as there is room for, in one piece or in several.
+    let mut pair = Pair::new(1, RC, &cap(4, 1, 60));
+    let bytes = [7u8; 80];
+    let at = bytes.as_ptr().expose_provenance() as u64;
+    for pieces in [
+        &[sge(at, 77, 0)][..],
+        &[sge(at, 40, 0), sge(at, 40, 0)],
+        &[sge(at, u32::MAX, 0), sge(at, u32::MAX, 0)],
+    ] {
+        let inline = SendWr {
+            data: Data::Inline(pieces),
+            ..SendWr::new(0, Opcode::RDMA_WRITE, SendFlags::empty())
+        };
+        assert_eq!(push(&mut pair.send, &inline), Err(PostError::InlineTooLong));
+    }
 }
 
 #[test]
@@ -262,15 +245,14 @@ fn a_queue_is_full_until_completions_say_otherwise() {
         post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     }
     pair.send.begin();
-    let full = pair.send.open(0, Opcode::SEND, SendFlags::empty()).err();
-    assert_eq!(full, Some(PostError::Full));
+    assert_eq!(push_send(&mut pair.send, 0), Err(PostError::Full));
     // The third completes, and with it those before it.
     let third = pair.work.sends.find(2).unwrap();
     pair.work.sends.complete(third);
     for _ in 0..3 {
         post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     }
-    assert!(pair.send.open(0, Opcode::SEND, SendFlags::empty()).is_err());
+    assert!(push_send(&mut pair.send, 0).is_err());
     pair.send.reset();
     assert_eq!(pair.record(1), 0);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
@@ -278,18 +260,13 @@ fn a_queue_is_full_until_completions_say_otherwise() {
 }
 
 #[test]
-fn data_may_come_after_a_work_request_was_accepted() {
+fn a_batch_is_published_by_one_doorbell() {
     let mut pair = Pair::new(1, RC, &cap(8, 4, 0));
     pair.send.begin();
-    assert!(pair.send.last().is_none());
     for count in [4u64, 1] {
-        pair.send
-            .open(count, Opcode::SEND, SendFlags::empty())
-            .unwrap();
-        pair.send.accept();
         let list: Vec<_> = (1..=count).map(|i| sge(i, i as u32, 1)).collect();
-        pair.send.last().unwrap().sge_list(&list).unwrap();
-        pair.send.settle();
+        let wr = request(count, Opcode::SEND, SendFlags::empty(), &list);
+        push(&mut pair.send, &wr).unwrap();
     }
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
@@ -307,12 +284,11 @@ fn data_may_come_after_a_work_request_was_accepted() {
 fn a_refused_work_request_is_not_what_the_register_gets() {
     let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
     pair.send.begin();
-    let mut wqe = pair.send.open(0, Opcode::SEND, SendFlags::empty()).unwrap();
-    wqe.sge_list(&[sge(1, 2, 3)]).unwrap();
-    pair.send.accept();
-    let mut wqe = pair.send.open(1, Opcode::SEND, SendFlags::empty()).unwrap();
     let two = [sge(1, 2, 3); 2];
-    assert_eq!(wqe.sge_list(&two), Err(PostError::TooManySges));
+    let wr = |list| request(0, Opcode::SEND, SendFlags::empty(), list);
+    push(&mut pair.send, &wr(&two[..1])).unwrap();
+    let refused = push(&mut pair.send, &wr(&two));
+    assert_eq!(refused, Err(PostError::TooManySges));
     // SAFETY: there is no device.
     assert!(unsafe { pair.send.publish() });
     assert_eq!(pair.record(1), 1);
@@ -370,7 +346,7 @@ fn receives_of_one_element_are_written_as_others_are() {
 fn receives_have_their_lists() {
     let mut pair = Pair::new(1, RC, &cap(2, 3, 0));
     assert_eq!((pair.recv.capacity(), pair.recv.max_sge()), (2, 4));
-    pair.recv.begin().keep();
+    pair.recv.begin();
     let list = [sge(0x1000, 10, 1), sge(0, 0, 9), sge(0x2000, 20, 2)];
     pair.recv.push(1, &list).unwrap();
     pair.recv.push(2, &[sge(0, 1 << 31, 0)]).unwrap_err();
@@ -426,12 +402,15 @@ proptest! {
             let mut expected = Vec::new();
             let mut begins = at;
             for data in batch {
-                let mut wqe = pair.send.open(i as u64, Opcode::RDMA_WRITE, SendFlags::empty()).unwrap();
-                wqe.rdma(1, 2);
+                let mut wr = SendWr {
+                    remote: RemoteMemory { addr: 1, rkey: 2 },
+                    ..SendWr::new(i as u64, Opcode::RDMA_WRITE, SendFlags::empty())
+                };
+                let pieces: Vec<_>;
                 let mut tail = Vec::new();
                 match data {
                     Given::List(list) => {
-                        wqe.sge_list(list).unwrap();
+                        wr.data = Data::Sges(list);
                         for sge in list {
                             tail.extend(sge.length.to_be_bytes());
                             tail.extend(sge.lkey.to_be_bytes());
@@ -440,16 +419,17 @@ proptest! {
                     }
                     Given::Inline(bytes, cut) => {
                         let (one, other) = bytes.split_at((*cut).min(bytes.len()));
-                        let pieces = [one, other].map(|p| (p.as_ptr(), p.len()));
-                        // SAFETY: pieces of a slice.
-                        unsafe { wqe.inline_raw(pieces.into_iter()).unwrap() };
+                        let piece = |p: &[u8]| sge(p.as_ptr().expose_provenance() as u64, p.len() as u32, 0);
+                        // One piece or two.
+                        pieces = [one, other].into_iter().filter(|p| cut % 2 == 0 || !p.is_empty()).map(piece).collect();
+                        wr.data = Data::Inline(&pieces);
                         if !bytes.is_empty() {
                             tail.extend((bytes.len() as u32 | 1 << 31).to_be_bytes());
                             tail.extend(bytes);
                         }
                     }
                 }
-                pair.send.accept();
+                push(&mut pair.send, &wr).unwrap();
                 let segments = 2 + tail.len().div_ceil(16) as u32;
                 expected.push((begins, segments, tail));
                 begins += segments.div_ceil(4);
@@ -477,114 +457,6 @@ proptest! {
             let blocks = pair.work.send.blocks;
             let found = pair.work.sends.find(last & (blocks - 1));
             pair.work.sends.complete(found.unwrap());
-        }
-    }
-}
-
-proptest! {
-    /// The quick ways, in a batch and alone, write the same bytes as the other, or
-    /// do nothing.
-    #[test]
-    fn the_quick_way_is_the_long_one(
-        requests in prop::collection::vec(
-            (0u32..12, 0u32..16, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..70),
-            1..60,
-        ),
-        unreliable in any::<bool>(),
-        signal_all in any::<bool>(),
-        room in prop::sample::select(vec![0u32, 12, 60]),
-    ) {
-        let service = if unreliable { Service::UnreliableConnection } else { RC };
-        let make = || Pair::with(work(1, service, &cap(4, 1, room), None), signal_all);
-        let (mut quick, mut long, mut alone) = (make(), make(), make());
-        let data = [0x5au8; 80];
-        let (mut posted, mut half) = (0, 1);
-        for (opcode, flags, [wr_id, remote, addr], [imm, rkey, lkey], length) in requests {
-            let inline = flags & SendFlags::INLINE.bits() != 0;
-            let element = if inline {
-                sge(data.as_ptr().expose_provenance() as u64, length, lkey)
-            } else {
-                sge(addr, length, lkey)
-            };
-            let opcode = Opcode(opcode);
-            let flags = SendFlags::from_bits_retain(flags);
-            let one = One {
-                wr_id, opcode, flags, immediate: imm, remote_addr: remote, rkey, sge: &element,
-            };
-            quick.send.begin();
-            let taken = if inline {
-                // SAFETY: an inline element is of `data`, which is longer.
-                unsafe { quick.send.push_one_inline(&one) }
-            } else {
-                quick.send.push_one(&one)
-            };
-            // SAFETY: there is no device.
-            prop_assert_eq!(unsafe { quick.send.publish() }, taken);
-            // SAFETY: as above.
-            let posted_alone = unsafe {
-                if inline {
-                    alone.send.post_one_inline(&one)
-                } else {
-                    alone.send.post_one(&one)
-                }
-            };
-            if posted_alone == PostedOne::Written {
-                alone.send.tell_posted();
-            }
-            // Inline data behind the first block are left to a batch.
-            let before = if opcode.0 < 2 { 2 } else { 1 };
-            let end = before * 16 + 4 + length as usize;
-            let apart = taken && inline && end > 64;
-            prop_assert_eq!(posted_alone != PostedOne::No, taken && !apart);
-            if apart {
-                alone.send.begin();
-                // SAFETY: as above.
-                let posted = unsafe { alone.send.push_one_inline(&one) && alone.send.publish() };
-                prop_assert!(posted);
-            }
-            prop_assert!(alone.send.last().is_none());
-            // SAFETY: as above.
-            prop_assert_eq!(unsafe { alone.send.publish() }, false);
-            if !taken {
-                continue;
-            }
-            let begin = posted;
-            posted = quick.record(1);
-            long.send.begin();
-            let mut wqe = long.send.open(wr_id, opcode, flags).unwrap();
-            wqe.immediate_or_key(imm).rdma(remote, rkey);
-            if inline {
-                let pieces = [(data.as_ptr(), length as usize)];
-                // SAFETY: as above.
-                unsafe { wqe.inline_raw(pieces.into_iter()).unwrap() };
-            } else {
-                wqe.sge_list(&[element]).unwrap();
-            }
-            long.send.accept();
-            // SAFETY: there is no device.
-            unsafe { long.send.publish() };
-            half ^= 1;
-            if inline {
-                // What is behind the data is any bytes, and alone zeros.
-                let behind = end..end.next_multiple_of(16);
-                for pair in [&quick, &long, &alone].into_iter().take(if apart { 3 } else { 2 }) {
-                    pair.wipe(begin, half, behind.clone());
-                }
-            }
-            let size = quick.work.send.bytes();
-            for pair in [&quick, &alone] {
-                prop_assert_eq!(pair.sent(0, size), long.sent(0, size));
-                prop_assert_eq!(pair.record(1), long.record(1));
-                for word in 0..64 {
-                    prop_assert_eq!(pair.flamed(word), long.flamed(word));
-                }
-            }
-            // It completes, so that there is room.
-            for pair in [&quick, &long, &alone] {
-                let found = pair.work.sends.find(begin);
-                prop_assert_eq!(found.map(|found| found.wr_id), Some(wr_id));
-                pair.work.sends.complete(found.unwrap());
-            }
         }
     }
 }
@@ -708,58 +580,4 @@ fn every_length_of_inline_data_is_copied_and_the_rest_of_its_segment_is_zeros() 
             assert!(bytes[end..].iter().all(|byte| *byte == 0xff), "{length}");
         }
     }
-}
-
-#[test]
-fn nearly_all_work_requests_go_the_quick_way() {
-    let element = sge(0x1000, 64, 3);
-    let usual = [
-        Opcode::SEND,
-        Opcode::SEND_WITH_IMM,
-        Opcode::RDMA_WRITE,
-        Opcode::RDMA_WRITE_WITH_IMM,
-        Opcode::RDMA_READ,
-    ];
-    for (service, quick) in [
-        (RC, 5),
-        (Service::UnreliableConnection, 4),
-        (Service::Datagram, 0),
-    ] {
-        let mut pair = Pair::new(1, service, &cap(10, 1, 60));
-        pair.send.begin();
-        let taken = (0..64).filter(|n| pair.send.push_one(&One::of(Opcode(*n), &element)));
-        let taken: Vec<_> = taken.map(Opcode).collect();
-        assert_eq!(taken.len(), quick);
-        assert!(taken.iter().all(|opcode| usual.contains(opcode)));
-        assert!(!pair.send.push_one(&One::of(Opcode::SEND, &sge(1, 0, 3))));
-        assert!(
-            !pair
-                .send
-                .push_one(&One::of(Opcode::SEND, &sge(1, 1 << 31, 3)))
-        );
-    }
-    // As many as there is room for, and no reads of inline data.
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 60));
-    let data = [7u8; 64];
-    let here = sge(data.as_ptr().expose_provenance() as u64, 60, 0);
-    pair.send.begin();
-    // SAFETY: the element is of `data`.
-    unsafe {
-        assert!(
-            !pair
-                .send
-                .push_one_inline(&One::of(Opcode::RDMA_READ, &here))
-        );
-        assert!(
-            !pair
-                .send
-                .push_one_inline(&One::of(Opcode::SEND, &sge(here.addr, 4096, 0)))
-        );
-        assert!(
-            pair.send
-                .push_one_inline(&One::of(Opcode::RDMA_WRITE, &here))
-        );
-    }
-    let taken = (0..9).filter(|_| pair.send.push_one(&One::of(Opcode::SEND, &element)));
-    assert_eq!(taken.count(), 3);
 }

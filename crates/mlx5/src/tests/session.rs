@@ -34,8 +34,8 @@ fn one(ring: &mut CompletionRing) -> Result<WorkCompletion, CompletionError> {
 fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
-    pair.send.open(wr_id, opcode, SendFlags::SIGNALED).unwrap();
-    pair.send.accept();
+    let wr = request(wr_id, opcode, SendFlags::SIGNALED, &[]);
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no data.
     unsafe { pair.send.publish() };
     slot
@@ -43,7 +43,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode) -> u16 {
 
 fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
-    pair.recv.begin().keep();
+    pair.recv.begin();
     pair.recv.push(wr_id, list).unwrap();
     // SAFETY: the test heeds the list.
     unsafe { pair.recv.publish() };

@@ -262,7 +262,7 @@ fn a_page_fault_of_a_receive_queue_is_reported() {
     let mut pair = Pair::new(5, Service::ReliableConnection, &cap(2, 1, 0));
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
-    pair.recv.begin().keep();
+    pair.recv.begin();
     pair.recv.push(3, &[]).unwrap();
     // SAFETY: there is no device that writes.
     unsafe { pair.recv.publish() };

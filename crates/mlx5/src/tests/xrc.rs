@@ -6,7 +6,10 @@ use uverbs::{CqHandle, PdHandle, QpInit, QpOpen, QpType, Sge, SrqInit, SrqKind, 
 
 use super::objects::{CREATE_QP, CREATE_SRQ, GOOD, Machine};
 use super::*;
-use crate::{Bind, Opcode, PostError, QueuePair, Role, SendFlags, SharedReceiveQueue, WindowKind};
+use crate::{
+    Bind, Destination, MwType, Operands, PostError, QueuePair, RemoteMemory, Role,
+    SharedReceiveQueue,
+};
 
 const INITIATOR: Service = Service::XrcInitiator;
 /// The peer's shared receive queue.
@@ -26,10 +29,19 @@ fn sge(addr: u64, length: u32) -> Sge {
 fn post(pair: &mut Pair, opcode: Opcode, list: &[Sge]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
-    let mut wqe = pair.send.open(7, opcode, SendFlags::SIGNALED).unwrap();
-    wqe.xrc(SRQN).atomic(REMOTE, 0x77, 11, 22);
-    wqe.sge_list(list).unwrap();
-    pair.send.accept();
+    let wr = SendWr {
+        remote: RemoteMemory {
+            addr: REMOTE,
+            rkey: 0x77,
+        },
+        operands: Operands::Atomic {
+            compare_add: 11,
+            swap: 22,
+        },
+        destination: Destination::Xrc { remote_srqn: SRQN },
+        ..request(7, opcode, SendFlags::SIGNALED, list)
+    };
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
     slot
@@ -66,6 +78,16 @@ fn work_requests_name_the_peers_queue() {
 }
 
 #[test]
+fn a_work_request_without_a_destination_is_refused() {
+    for service in [INITIATOR, Service::Datagram] {
+        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        pair.send.begin();
+        let refused = push_send(&mut pair.send, 1);
+        assert_eq!(refused, Err(PostError::BadOperation));
+    }
+}
+
+#[test]
 fn others_have_no_such_field() {
     for service in [Service::ReliableConnection, Service::UnreliableConnection] {
         let mut pair = Pair::new(1, service, &cap(4, 1, 0));
@@ -81,22 +103,21 @@ fn what_changes_keys_goes_nowhere() {
     let send = SendPlan::new(&cap, INITIATOR, &LIMITS, true).unwrap();
     let mut pair = Pair::with(work_of(70, INITIATOR, send, &cap, None), false);
     pair.send.begin();
-    let mut wqe = (pair.send)
-        .open(7, Opcode::BIND_MW, SendFlags::empty())
-        .unwrap();
-    wqe.xrc(SRQN);
-    wqe.bind_mw(&Bind {
-        window: 0x0001_2345,
+    let bind = Bind {
+        window_rkey: 0x0001_2345,
         rkey: 0x0001_2346,
-        kind: WindowKind::Type1,
+        window_type: MwType::TYPE_1,
         addr: 0x1000,
         length: 8,
         lkey: 0x77,
         access: 2,
-    })
-    .unwrap();
-    wqe.xrc(SRQN);
-    pair.send.accept();
+    };
+    let wr = SendWr {
+        operands: Operands::Bind(&bind),
+        destination: Destination::Xrc { remote_srqn: SRQN },
+        ..SendWr::new(7, Opcode::BIND_MW, SendFlags::empty())
+    };
+    push(&mut pair.send, &wr).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
     let bytes = pair.sent(0, 64);
@@ -159,8 +180,8 @@ fn a_target_has_no_queues() {
     assert_eq!(told[16..28], [0; 12]);
     assert!(qp.recv.is_none() && qp.cap.max_send_wr == 0);
     qp.send.begin();
-    let refused = qp.send.open(1, Opcode::SEND, SendFlags::empty());
-    assert_eq!(refused.err(), Some(PostError::BadOperation));
+    let refused = push_send(&mut qp.send, 1);
+    assert_eq!(refused, Err(PostError::BadOperation));
     // SAFETY: nothing was posted.
     assert!(!unsafe { qp.send.publish() });
 
@@ -179,12 +200,7 @@ fn a_target_has_no_queues() {
     let mut opened = opened.unwrap();
     assert!(opened.recv.is_none());
     opened.send.begin();
-    assert!(
-        opened
-            .send
-            .open(1, Opcode::SEND, SendFlags::empty())
-            .is_err()
-    );
+    assert!(push_send(&mut opened.send, 1).is_err());
 }
 
 #[test]

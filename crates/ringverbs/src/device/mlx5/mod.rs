@@ -91,7 +91,7 @@ pub(crate) struct RecvQueue(::mlx5::RecvQueue);
 impl RecvQueue {
     #[inline(always)]
     pub fn begin(&mut self) {
-        self.0.begin().keep();
+        self.0.begin();
     }
 
     #[inline(always)]
