@@ -3,13 +3,7 @@
 
 #![no_main]
 
-#[path = "../../crates/embedded/tests/driver/mod.rs"]
-mod driver;
-#[path = "../../crates/embedded/tests/raw/mod.rs"]
-mod raw;
-#[path = "../../crates/embedded/tests/world/mod.rs"]
-mod world;
-
+use embedded_testing::world;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {

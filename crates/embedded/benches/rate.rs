@@ -6,12 +6,9 @@
 //! what counts: the same on a machine that others use too. With a thread of
 //! the device's it is the time that passes.
 
-#[path = "../tests/driver/mod.rs"]
-mod driver;
-
 use std::time::{Duration, Instant};
 
-use driver::*;
+use embedded_testing::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{Data, Opcode, QpType, RemoteMemory, SendFlags, SendWr};
 

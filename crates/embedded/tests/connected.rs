@@ -1,9 +1,7 @@
 //! Connected queue pairs: everything that they do, in each way that the
 //! device can be driven.
 
-mod driver;
-
-use driver::*;
+use embedded_testing::driver::*;
 use ringverbs_embedded::Drive;
 use uverbs::QpType;
 

@@ -1,11 +1,9 @@
 //! Events: completion channels and asynchronous ones, by descriptors that
 //! poll knows.
 
-mod driver;
-
 use std::os::fd::{AsFd, BorrowedFd};
 
-use driver::*;
+use embedded_testing::driver::*;
 use mlx5::CompletionQueue;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll as poll_fd};
 use ringverbs_embedded::Drive;

@@ -2,13 +2,11 @@
 //! which knows no more of the other than another process would; with two
 //! processes the ping-pong of crates/cli is run.
 
-mod driver;
-
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use driver::*;
+use embedded_testing::driver::*;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect as reach, send, socket,
 };

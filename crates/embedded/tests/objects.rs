@@ -1,8 +1,6 @@
 //! Objects: what depends on what, what is refused, what is left behind.
 
-mod driver;
-
-use driver::*;
+use embedded_testing::driver::*;
 use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{
@@ -23,7 +21,7 @@ const EFAULT: i32 = 14;
 const ENOENT: i32 = 2;
 
 #[test]
-fn what_is_in_use_stays() {
+fn an_object_in_use_is_not_destroyed() {
     let host = Host::alone("ib");
     let mut cq = host.cq(4);
     let srq = host.srq(4);
@@ -369,7 +367,7 @@ fn bind(qp: &mut Qp, cq: &mut Cq, bind: &Bind) -> u32 {
 }
 
 #[test]
-fn what_may_not_be_bound_is_a_bind_error() {
+fn a_bind_without_permission_is_a_bind_error() {
     const BIND_ERROR: u32 = 6;
     let writable = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
     let (read, write) = (AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE);

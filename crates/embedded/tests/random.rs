@@ -4,15 +4,11 @@
 //! `RINGVERBS_SEQUENCES` says how many there are (the long form tells how far it
 //! is), `RINGVERBS_SEED` where they begin.
 
-mod driver;
-mod raw;
-mod world;
-
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use world::{COMMANDS, Random, sequence};
+use embedded_testing::world::{COMMANDS, Random, sequence};
 
 /// Sequences of the short form.
 const SHORT: u64 = 150;

@@ -1,12 +1,9 @@
 //! What a driver can do wrong in a command is refused, with the error that
 //! Linux's uverbs and mlx5_ib give.
 
-mod driver;
-mod raw;
-
-use driver::*;
+use embedded_testing::driver::*;
+use embedded_testing::raw::*;
 use libc::{EBADF, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP, EPROTONOSUPPORT};
-use raw::*;
 use ringverbs_embedded::Embedded;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;

@@ -1,10 +1,8 @@
 //! XRC: initiators name the shared receive queues of a domain, over one target.
 
-mod driver;
-
 use std::os::fd::AsFd;
 
-use driver::*;
+use embedded_testing::driver::*;
 use mlx5::{QueuePair, Role, SharedReceiveQueue};
 use ringverbs_embedded::{Drive, Embedded};
 use uverbs::{

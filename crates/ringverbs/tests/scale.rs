@@ -7,16 +7,14 @@
 //! region, too.
 #![allow(missing_docs, reason = "a test")]
 
-mod common;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{Usage, context, is_pattern, pattern, setting};
 use ringverbs::{
     Buffer, CompletionQueue, Context, Device, LocalAddress, Operation, ProtectionDomain, QueuePair,
     Transport,
 };
+use testing::{Usage, context, is_pattern, pattern, setting};
 
 /// Operations that a queue of a pair holds.
 const DEPTH: u32 = 16;

@@ -1,12 +1,10 @@
 //! The completion ring: batches, the cursor, and what a device may do to it.
 
-mod common;
-
 use std::mem::MaybeUninit;
 
-use common::{Driver, layout, layout::wc};
 use proptest::prelude::*;
 use ringverbs_rxe::{CompletionRing, WorkCompletion};
+use rxe_testing::{Driver, layout, layout::wc};
 
 const SLOTS: u32 = 8;
 

@@ -1,13 +1,11 @@
 //! Completion queues: creation and resizing.
 
-mod common;
-
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Driver, kernel::*, layout, layout::wc};
 use ringverbs_rxe::{CompletionQueue, CompletionRing, CreateError, WorkCompletion};
+use rxe_testing::{Driver, kernel::*, layout, layout::wc};
 use uverbs::abi::ids::*;
 use uverbs::{Context, CqInit, Errno};
 

@@ -1,10 +1,8 @@
 //! Batches on the send queue: what the device sees when, room, wrap-around.
 
-mod common;
-
-use common::{Driver, STALE, layout, layout::send::*};
 use proptest::prelude::*;
 use ringverbs_rxe::{Data, Opcode, PostError, RemoteMemory, SendFlags, SendQueue, SendWr, Sge};
+use rxe_testing::{Driver, STALE, layout, layout::send::*};
 
 const SLOTS: u32 = 8;
 
@@ -240,11 +238,12 @@ impl Request {
             let remote = [(RDMA_REMOTE_ADDR, addr), (RDMA_RKEY, rkey), (IOVA, addr)];
             layout::check("request", entry, &remote);
         }
-        let data = match &self.inline {
+        let mut data = match &self.inline {
             Some(bytes) => bytes.clone(),
             None => layout::sges(&[self.sge]),
         };
-        assert_eq!(entry[DATA..DATA + data.len()], data);
+        data.resize(512 - DATA, STALE);
+        assert_eq!(entry[DATA..], data);
     }
 }
 

@@ -1,12 +1,10 @@
 //! What each operation writes into an entry of the send queue, byte by byte
 //! where the driver reads it.
 
-mod common;
-
-use common::{Driver, STALE, layout, layout::send::*};
 use ringverbs_rxe::{
     Bind, Data, Destination, Opcode, Operands, RemoteMemory, SendFlags, SendQueue, SendWr, Sge,
 };
+use rxe_testing::{Driver, STALE, layout, layout::send::*};
 use uverbs::MwType;
 
 const LOG2_STRIDE: u32 = 9;

@@ -8,7 +8,14 @@ const READS: [&str; 7] = [
     "env::var", "var_os(", "vars_os(", "getenv", "environ", "temp_dir", "home_dir",
 ];
 /// Tools of this repository, which nobody installs.
-const TOOLS: [&str; 3] = ["xtask", "c-check", "alloc-check"];
+const TOOLS: [&str; 6] = [
+    "xtask",
+    "c-check",
+    "alloc-check",
+    "embedded-testing",
+    "rxe-testing",
+    "testing",
+];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -152,5 +152,4 @@ impl Flow {
 }
 
 #[cfg(test)]
-#[path = "flow_tests.rs"]
 mod tests;

@@ -11,8 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod by_hand;
-#[path = "../common/mod.rs"]
-mod common;
 mod steps;
 mod world;
 
@@ -23,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Numbers as Random, setting};
 use steps::Kind;
+use testing::{Numbers as Random, setting};
 use world::World;
 
 /// A step: its kind, and the numbers that it chooses by.

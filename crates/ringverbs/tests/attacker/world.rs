@@ -12,7 +12,7 @@ use ringverbs::{
     RemoteRegion, SharedReceiveQueue, Status, Transport, WindowType,
 };
 
-use crate::common::pattern;
+use testing::pattern;
 
 /// What a step comes to: whether it did what it is there for, or what is wrong.
 pub type Done = Result<bool, String>;

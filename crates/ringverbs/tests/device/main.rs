@@ -4,8 +4,6 @@
 
 mod attacks;
 mod events;
-#[path = "../common/huge.rs"]
-mod huge;
 mod lifetimes;
 mod memory;
 mod operations;

@@ -7,7 +7,9 @@ use ringverbs::{
     AccessFlags, Advice, AdviseFlags, Error, ForeignRegion, Region, RemoteRegion, Status, Transport,
 };
 
-use crate::{Pair, huge};
+use testing::huge;
+
+use crate::Pair;
 
 /// Of a size that is no multiple of a huge page, they are registered, used, and
 /// all there again afterwards.

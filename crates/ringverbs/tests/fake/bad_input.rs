@@ -8,7 +8,7 @@ use ringverbs::{
 use uverbs::Errno;
 
 use crate::World;
-use crate::common::kernel::{CREATE_CQ, CREATE_QP};
+use rxe_testing::kernel::{CREATE_CQ, CREATE_QP};
 
 #[test]
 fn posting_before_its_time_is_refused_with_everything_back() {

@@ -11,9 +11,9 @@ use ringverbs::{
 };
 
 use crate::World;
-use crate::common::Driver;
-use crate::common::kernel::{CREATE_QP, cap};
-use crate::common::layout::{self, wc};
+use rxe_testing::Driver;
+use rxe_testing::kernel::{CREATE_QP, cap};
+use rxe_testing::layout::{self, wc};
 use uverbs::abi::ids::*;
 
 const WITH_IMMEDIATE: u64 = 2;

@@ -21,7 +21,7 @@ use uverbs::abi::write::{QueryQpResp, cmd};
 use uverbs::discovery::DriverId;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 
-use crate::common::kernel::{CREATE_CQ, CREATE_QP};
+use rxe_testing::kernel::{CREATE_CQ, CREATE_QP};
 
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 const MODIFY_QP: Target = Target::Write(cmd::CMD_MODIFY_QP);

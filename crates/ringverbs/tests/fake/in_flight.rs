@@ -6,9 +6,9 @@ use ringverbs::qp::State;
 use ringverbs::{Error, Inline, QueuePair, RemoteAddr, Status, WorkRequest};
 use uverbs::abi::ids::*;
 
-use crate::common::layout;
-use crate::common::layout::wc;
 use crate::{QUERY_GID, World};
+use rxe_testing::layout;
+use rxe_testing::layout::wc;
 
 const SIGNALED: u64 = 2;
 

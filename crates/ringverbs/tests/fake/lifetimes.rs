@@ -16,9 +16,9 @@ use uverbs::Errno;
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{Reply, Target};
 
-use crate::common::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
-use crate::common::{Driver, layout};
 use crate::{Queues, World};
+use rxe_testing::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
+use rxe_testing::{Driver, layout};
 
 const DESTROY_MW: Target = Target::Method(OBJECT_MW, METHOD_MW_DESTROY);
 

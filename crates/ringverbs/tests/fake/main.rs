@@ -1,11 +1,6 @@
 //! On a recorded kernel, with a driver played over memory files: what a real
 //! one does only when it is broken, or never twice in the same way.
 
-// The driver's side is the one that crates/rxe is tested with.
-extern crate rxe as ringverbs_rxe;
-#[path = "../../../rxe/tests/common/mod.rs"]
-mod common;
-
 mod allocation;
 mod bad_input;
 mod completion;
@@ -13,8 +8,6 @@ mod connect;
 mod connectx;
 mod fields;
 mod hostile;
-#[path = "../common/huge.rs"]
-mod huge;
 mod in_flight;
 mod lifetimes;
 mod memory;
@@ -25,12 +18,12 @@ mod tagged;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use common::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
-use common::{Driver, layout};
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, CompletionQueue, Context, ProtectionDomain, QueuePair, Transport,
 };
+use rxe_testing::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
+use rxe_testing::{Driver, layout};
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{DRIVER, Target};
 

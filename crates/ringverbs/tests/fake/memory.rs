@@ -2,7 +2,9 @@
 
 use ringverbs::{AccessFlags, Error, Region, RemoteRegion};
 
-use crate::{World, huge};
+use testing::huge;
+
+use crate::World;
 
 /// Bytes mapped in huge pages by this process, as the kernel says.
 fn mapped() -> u64 {

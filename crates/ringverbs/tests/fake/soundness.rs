@@ -16,8 +16,8 @@ use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd;
 use uverbs::kernel::fake::{Call, Target};
 
-use crate::common::layout::{self, wc};
 use crate::{DEREG_MR, DESTROY_CQ, DESTROY_QP, QUERY_GID, World};
+use rxe_testing::layout::{self, wc};
 
 /// Whether memory is mapped at that address.
 fn is_mapped(addr: usize) -> bool {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ringverbs::completion::{TagMatch, TaggedEndpoint};
 use ringverbs::{CompletionChannel, Error};
 
-use crate::common::layout::{self, wc};
 use crate::{Queues, World};
+use rxe_testing::layout::{self, wc};
 
 const DEPTH: u32 = 3;
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{AccessFlags, RemoteRegion, Success, Transport, WorkRequest};
 
-use super::common::{Numbers, is_pattern, pattern, setting};
 use super::link::{End, RECEIVES, SIZE, ends, found};
+use testing::{Numbers, is_pattern, pattern, setting};
 
 /// Messages that are sent before a look at what has arrived.
 const BATCH: u64 = 8;

@@ -3,7 +3,7 @@
 use ringverbs::qp::ConnectOptions;
 use ringverbs::{Buffer, CompletionQueue, LocalAddress, ProtectionDomain, QueuePair, Transport};
 
-use super::common::context;
+use testing::context;
 
 /// Bytes of the longest message: some packets.
 pub const SIZE: usize = 20_000;

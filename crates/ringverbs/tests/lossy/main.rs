@@ -29,17 +29,15 @@
 //! to: by a new connection.
 #![allow(missing_docs, reason = "a test")]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod datagrams;
 mod link;
 mod reliable;
 mod streams;
 
-use common::setting;
 use link::ends;
 use reliable::{Plan, operations};
 use ringverbs::Transport;
+use testing::setting;
 
 fn plan() -> Plan {
     Plan {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{AccessFlags, Buffer, Completion, Failure, RemoteAddr, RemoteRegion, WorkRequest};
 
-use super::common::{Numbers, difference, is_pattern, pattern};
 use super::link::{DEPTH, End, RECEIVES, SIZE, connect};
+use testing::{Numbers, difference, is_pattern, pattern};
 
 /// Operations of a turn.
 const TURN: u64 = 40;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringverbs::stream::{RdmaListener, RdmaStream, StreamOptions};
 
-use super::common::{pattern, setting};
+use testing::{pattern, setting};
 
 /// Brings this thread into the network namespace that the variable names, if it
 /// is set.

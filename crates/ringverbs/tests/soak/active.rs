@@ -14,10 +14,10 @@ use ringverbs::{
 };
 
 use super::Tally;
-use super::common::{Numbers, is_pattern, pattern};
 use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Message, Order, SLOT, SLOTS, WORDS, connect};
 use super::pool::Pool;
 use super::side::Side;
+use testing::{Numbers, is_pattern, pattern};
 
 /// Operations that a queue holds.
 const DEPTH: u32 = 32;

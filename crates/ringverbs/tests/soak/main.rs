@@ -9,8 +9,6 @@
 #![allow(missing_docs, reason = "a test")]
 
 mod active;
-#[path = "../common/mod.rs"]
-mod common;
 mod life;
 mod passive;
 mod pool;
@@ -23,8 +21,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Numbers, Usage, setting};
 use ringverbs::Device;
+use testing::{Numbers, Usage, setting};
 
 /// Threads with active ends.
 const THREADS: usize = 2;

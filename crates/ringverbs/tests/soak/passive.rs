@@ -13,10 +13,10 @@ use ringverbs::{
 };
 
 use super::Tally;
-use super::common::{is_pattern, pattern};
 use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Order, REGION, SLOT, connect};
 use super::pool::Pool;
 use super::side::Side;
+use testing::{is_pattern, pattern};
 
 /// Receives of a queue pair of its own, fewer than may be under way: peers run
 /// into an empty queue.

@@ -3,8 +3,8 @@
 use ringverbs::{CompletionQueue, Context, LocalAddress, ProtectionDomain};
 
 use super::Tally;
-use super::common::Numbers;
 use super::pool::Pool;
+use testing::Numbers;
 
 pub struct Side {
     pub pool: Pool,

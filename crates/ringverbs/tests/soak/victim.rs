@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ringverbs::{AccessFlags, Context, Endpoint, RemoteAddr, Transport};
 
 use super::Tally;
-use super::common::{self, is_pattern, pattern};
 use super::life::connect;
 use super::pool::SIZE;
 use super::side::Side;
+use testing::{is_pattern, pattern};
 
 /// Begins what the victim has to say, among the test harness's lines.
 const MARK: &str = "VICTIM ";
@@ -29,7 +29,7 @@ fn victim() {
     let Ok(seed) = std::env::var(VARIABLE) else {
         return;
     };
-    let context = common::context("RXE_DEV");
+    let context = testing::context("RXE_DEV");
     let domain = context.alloc_pd().unwrap();
     let cq = context.completion_queue().build().unwrap();
     let builder = domain.queue_pair(Transport::Reliable, &cq);

@@ -6,17 +6,13 @@
 //! with other values or of another method. Addresses are nobody's, misaligned, or
 //! in memory that nothing else uses, which is scribbled over while queues are in
 //! it.
-#![allow(
-    dead_code,
-    reason = "the test and the fuzz target use a part of it each"
-)]
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use embedded::{Drive, Embedded, Network};
 use rdmacm::abi as cm;
-use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::write::cmd::*;

@@ -112,7 +112,7 @@ pub fn check(what: &str, entry: &[u8], fields: &[(Field, u64)]) {
 }
 
 /// A scatter list as the driver reads it.
-pub fn sges(list: &[ringverbs_rxe::Sge]) -> Vec<u8> {
+pub fn sges(list: &[uverbs::Sge]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for sge in list {
         bytes.extend(sge.addr.to_ne_bytes());

@@ -3,7 +3,14 @@
 //! The file is the driver's memory; the queue under test maps it. What the
 //! driver does here goes through the file, so that it shares no code with
 //! what is tested.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(missing_docs, reason = "for tests: the names say it")]
+#![allow(
+    clippy::len_without_is_empty,
+    clippy::missing_safety_doc,
+    clippy::new_without_default,
+    clippy::should_implement_trait,
+    reason = "for tests"
+)]
 
 pub mod kernel;
 pub mod layout;

@@ -1,6 +1,15 @@
 //! What several tests on a device need: random numbers, and what this process
 //! and the machine have in use.
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(missing_docs, reason = "for tests: the names say it")]
+#![allow(
+    clippy::len_without_is_empty,
+    clippy::missing_safety_doc,
+    clippy::new_without_default,
+    clippy::should_implement_trait,
+    reason = "for tests"
+)]
+
+pub mod huge;
 
 use std::fmt;
 use std::fs;

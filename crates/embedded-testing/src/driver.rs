@@ -1,13 +1,12 @@
 //! What the tests drive the device with: crates/mlx5, and memory.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use embedded::{Drive, Embedded, Network};
 use mlx5::{
     Address, CompletionQueue, CqOptions, DeviceContext, QueuePair, Role, SharedReceiveQueue,
 };
-use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::mr::MrKeys;
 use uverbs::{
     AccessFlags, AhAttr, Context, CqInit, GlobalRoute, MrHandle, MrInit, Opcode, PdHandle, QpAttr,

@@ -1,6 +1,5 @@
 //! Commands as they are given to the kernel, attribute by attribute, and memory
 //! that they may name.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::os::fd::RawFd;
 use std::ptr;
