@@ -44,7 +44,7 @@ fn choosing() -> impl FnOnce(ringverbs::Error) -> Error {
 }
 
 /// An open device.
-pub struct Chosen {
+pub struct OpenDevice {
     pub context: Context,
     /// The device's name.
     pub name: String,
@@ -52,7 +52,7 @@ pub struct Chosen {
     pub instead: Option<String>,
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for OpenDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         if self.context.device().is_some_and(Device::is_embedded) {
@@ -65,7 +65,7 @@ impl fmt::Display for Chosen {
     }
 }
 
-impl Chosen {
+impl OpenDevice {
     fn open(device: &Device) -> Result<Self, Error> {
         let doing = Error::native(format!("opening {}", device.name()));
         Ok(Self {
@@ -93,9 +93,9 @@ impl Chosen {
 /// Opens the named device; without a name, the first whose port is active. If
 /// there is none and the command needs no other process (`alone`), opens the
 /// embedded device.
-pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Error> {
+pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<OpenDevice, Error> {
     if let Some(name) = name {
-        return Chosen::open(&Device::named(name).map_err(choosing())?);
+        return OpenDevice::open(&Device::named(name).map_err(choosing())?);
     }
     let devices = ringverbs::devices().map_err(Error::native("listing the devices"));
     let mut reasons = Vec::new();
@@ -103,7 +103,7 @@ pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Erro
         Ok(devices) if devices.is_empty() => reasons.push(Error::NoDevice),
         Ok(devices) => {
             for device in devices {
-                match Chosen::usable(&device, port) {
+                match OpenDevice::usable(&device, port) {
                     Ok(chosen) => return Ok(chosen),
                     Err(error) => reasons.push(error),
                 }
@@ -115,9 +115,9 @@ pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<Chosen, Erro
         return Err(reasons.into_iter().next().unwrap_or(Error::NoDevice));
     }
     let reasons: Vec<String> = reasons.iter().map(Error::to_string).collect();
-    Ok(Chosen {
+    Ok(OpenDevice {
         instead: Some(reasons.join("; ")),
-        ..Chosen::open(&Device::embedded().map_err(choosing())?)?
+        ..OpenDevice::open(&Device::embedded().map_err(choosing())?)?
     })
 }
 

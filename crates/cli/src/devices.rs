@@ -20,7 +20,7 @@ pub struct Args {
 
 /// A row of the list.
 #[derive(Serialize)]
-struct Listed {
+struct DeviceRow {
     name: String,
     transport: &'static str,
     node_guid: Option<String>,
@@ -29,7 +29,7 @@ struct Listed {
     char_device: String,
 }
 
-impl From<Device> for Listed {
+impl From<Device> for DeviceRow {
     fn from(device: Device) -> Self {
         let device = device.found();
         Self {
@@ -46,7 +46,7 @@ impl From<Device> for Listed {
 /// Lists the devices. Without devices it is an empty list as JSON, and an error
 /// as text.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let devices: Vec<Listed> = device::all()?.into_iter().map(Listed::from).collect();
+    let devices: Vec<DeviceRow> = device::all()?.into_iter().map(DeviceRow::from).collect();
     if args.json {
         out::json(&devices)?;
         return Ok(ExitCode::SUCCESS);

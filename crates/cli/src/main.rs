@@ -9,13 +9,13 @@ mod device;
 mod devices;
 mod doctor;
 mod error;
+mod escape;
 mod info;
 mod out;
 mod perf;
 mod pingpong;
 mod poller;
 mod run;
-mod shown;
 mod trace;
 
 use std::process::ExitCode;

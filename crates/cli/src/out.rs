@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::shown::{Screen, shown, visible_json};
+use crate::escape::{Screen, escaped, visible_json};
 
 /// Names.
 pub const NAME: Style = Style::new().bold();
@@ -20,7 +20,7 @@ pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const DIM: Style = Style::new().dimmed();
 
 /// Returns standard output. Text that was not escaped before is escaped here
-/// ([`shown`]); styles are removed unless the output is a terminal that supports
+/// ([`escaped`]); styles are removed unless the output is a terminal that supports
 /// them (`NO_COLOR` and similar variables are respected).
 pub fn stdout() -> impl Write {
     Screen::new(anstream::stdout())
@@ -28,7 +28,7 @@ pub fn stdout() -> impl Write {
 
 /// Returns `text` escaped and in a style.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
-    format!("{style}{}{style:#}", shown(text))
+    format!("{style}{}{style:#}", escaped(text))
 }
 
 /// Writes `value` as JSON, followed by a newline.
@@ -43,7 +43,7 @@ pub fn json(value: &impl Serialize) -> Result<(), Error> {
 pub fn complain(error: &Error) {
     let mut err = Screen::new(anstream::stderr());
     // If standard error is closed too, the message cannot be delivered.
-    let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), shown(error));
+    let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), escaped(error));
     if let Some(advice) = error.advice() {
         let _ = writeln!(err, "{advice}");
     }
@@ -71,7 +71,7 @@ fn aligned(
     rows: &[Vec<String>],
     align: fn(&str, usize) -> String,
 ) -> io::Result<()> {
-    let visible = |row: &Vec<String>| row.iter().map(|cell| shown(cell).to_string()).collect();
+    let visible = |row: &Vec<String>| row.iter().map(|cell| escaped(cell).to_string()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(visible).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plugin_comes_before_what_was_there() {
+    fn the_plugin_precedes_previous_settings() {
         let before = |name: &str| match name {
             "LD_PRELOAD" => Some("/lib/other.so".into()),
             "RDMAV_DRIVERS" => Some("rxe".into()),

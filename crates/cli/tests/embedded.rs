@@ -162,7 +162,7 @@ fn two_processes_check_what_they_send_each_other() {
 }
 
 #[test]
-fn who_is_left_alone_ends_with_retries_exceeded() {
+fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
     let meeting = Meeting::new("killed");
     let mut server = meeting.serve(&["perf", "--server"]);
     let endless = ["perf", "-n", "100000000", "127.0.0.1"];

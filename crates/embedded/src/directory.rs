@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_followed_and_no_other_directory_taken_for_this() {
+    fn symbolic_links_and_replaced_directories_are_refused() {
         let folder = std::env::temp_dir();
         let folder = folder.join(format!("ringverbs-directory-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();

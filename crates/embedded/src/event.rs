@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_readable_while_there_is_something_to_read() {
+    fn the_file_is_readable_while_events_are_queued() {
         let (file, fd) = EventFile::new(FileKind::Async, 1).unwrap();
         let (a, b) = (Reported::default(), Reported::default());
         let event = |of: &Reported, byte| Event {

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_register_of_ones_own_is_nobody_elses() {
+    fn an_exclusive_uar_is_not_shared() {
         let (mut file, _) = ContextFile::new().unwrap();
         let own: Vec<_> = (0..4).map(|_| file.take_register()).collect();
         assert_eq!(own, [24, 25, 28, 29]);

@@ -14,7 +14,7 @@ use crate::copy;
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     /// How often each range was given, by its start and its exclusive end.
-    given: BTreeMap<(u64, u64), usize>,
+    ranges: BTreeMap<(u64, u64), usize>,
     /// The same ranges, sorted and without overlap.
     merged: Vec<(u64, u64)>,
 }
@@ -23,16 +23,16 @@ impl Ranges {
     fn add(&mut self, address: u64, length: u64) {
         // The caller has checked that the range does not overflow.
         let range = (address, address.saturating_add(length));
-        *self.given.entry(range).or_default() += 1;
+        *self.ranges.entry(range).or_default() += 1;
         self.merge();
     }
 
     fn remove(&mut self, address: u64, length: u64) {
         let range = (address, address.saturating_add(length));
-        if let Some(times) = self.given.get_mut(&range) {
+        if let Some(times) = self.ranges.get_mut(&range) {
             *times -= 1;
             if *times == 0 {
-                self.given.remove(&range);
+                self.ranges.remove(&range);
             }
         }
         self.merge();
@@ -40,7 +40,7 @@ impl Ranges {
 
     fn merge(&mut self) {
         self.merged.clear();
-        for (from, to) in self.given.keys().copied() {
+        for (from, to) in self.ranges.keys().copied() {
             match self.merged.last_mut() {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
                 _ => self.merged.push((from, to)),
@@ -93,7 +93,7 @@ impl Process {
 
     /// Returns the number of ranges given.
     pub(crate) fn ranges(&self) -> usize {
-        self.ranges.given.values().sum()
+        self.ranges.ranges.values().sum()
     }
 
     /// Returns a pointer to an address if all `length` bytes were given.
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_overlaps_stays_until_all_of_it_is_taken_back() {
+    fn overlapping_ranges_stay_until_all_are_removed() {
         let mut ranges = Ranges::default();
         ranges.add(100, 100);
         ranges.add(150, 100);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_atomic_operation_is_one() {
+    fn atomic_operations_are_atomic() {
         const EACH: u64 = 100_000;
         let word = AtomicU64::new(0);
         let address = word.as_ptr().expose_provenance() as u64;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_given_is_touched() {
+    fn only_given_ranges_are_accessed() {
         let mut memory = [0u64; 4];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         let mut process = Process::new();

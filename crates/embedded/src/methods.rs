@@ -11,7 +11,7 @@ use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
 use crate::event::{EventFile, FileKind, Reported};
 use crate::files::{ContextFile, File, PER_UAR, REGISTERS};
-use crate::object::{Events, Is, Object};
+use crate::object::{Events, Object, ObjectData};
 use crate::request::{Request, word};
 use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
@@ -95,7 +95,7 @@ impl State {
                     return refuse(libc::EINVAL);
                 }
                 let handle = u32::try_from(data).or(refuse(libc::ENOENT))?;
-                match self.objects.get(fd, handle)?.is.kind() {
+                match self.objects.get(fd, handle)?.data.kind() {
                     found if found == kind => Ok(()),
                     _ => refuse(libc::EINVAL),
                 }
@@ -179,17 +179,21 @@ impl State {
     fn remove(&mut self, fd: RawFd, request: &mut Request, id: u16) -> Result<()> {
         let handle = request.handle(id)?;
         let object = self.destroy(fd, handle, request.object)?;
-        match object.is {
-            Is::Cq(cq) => {
+        match object.data {
+            ObjectData::Cq(cq) => {
                 let counts = DestroyCqResp {
                     comp_events_reported: cq.completions.load(Ordering::Relaxed),
                     async_events_reported: cq.events.reported.load(Ordering::Relaxed),
                 };
                 request.answer(ATTR_DESTROY_CQ_RESP, &counts);
             }
-            Is::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
-            Is::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Xrcd(_) | Is::Mw { .. } | Is::Ah => {}
+            ObjectData::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
+            ObjectData::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
+            ObjectData::Pd { .. }
+            | ObjectData::Mr(_)
+            | ObjectData::Xrcd(_)
+            | ObjectData::Mw { .. }
+            | ObjectData::Ah => {}
         }
         Ok(())
     }
@@ -202,24 +206,28 @@ impl State {
         let Some(object) = self.objects.remove(handle) else {
             return refuse(libc::ENOENT);
         };
-        for (address, length) in object.given.iter().copied() {
+        for (address, length) in object.ranges.iter().copied() {
             self.hca.platform_mut().take_back(address, length);
         }
-        match &object.is {
-            Is::Cq(cq) => {
+        match &object.data {
+            ObjectData::Cq(cq) => {
                 if let Some(channel) = &cq.channel {
                     channel.forget(&cq.completions);
                 }
                 self.forget_events(fd, &cq.events);
             }
-            Is::Qp(qp) => {
+            ObjectData::Qp(qp) => {
                 self.forget_events(fd, &qp.events);
                 if let Some(register) = qp.register {
                     self.context(fd)?.give_back_register(register);
                 }
             }
-            Is::Srq(srq) => self.forget_events(fd, &srq.events),
-            Is::Pd { .. } | Is::Mr(_) | Is::Xrcd(_) | Is::Mw { .. } | Is::Ah => {}
+            ObjectData::Srq(srq) => self.forget_events(fd, &srq.events),
+            ObjectData::Pd { .. }
+            | ObjectData::Mr(_)
+            | ObjectData::Xrcd(_)
+            | ObjectData::Mw { .. }
+            | ObjectData::Ah => {}
         }
         Ok(object)
     }

@@ -10,7 +10,7 @@ use crate::event::{EventFile, Reported};
 use crate::{Result, refuse};
 
 /// Memory that the device was given for an object: address and length.
-pub(crate) type Given = (u64, u64);
+pub(crate) type MemoryRange = (u64, u64);
 
 /// Destination of an object's asynchronous events, and the number of them that
 /// were read.
@@ -92,7 +92,7 @@ pub(crate) struct Mr {
 
 /// Type-specific data of an object.
 #[derive(Debug)]
-pub(crate) enum Is {
+pub(crate) enum ObjectData {
     Pd { number: u32 },
     Mr(Mr),
     Cq(Cq),
@@ -103,7 +103,7 @@ pub(crate) enum Is {
     Ah,
 }
 
-impl Is {
+impl ObjectData {
     /// Returns the kernel's number of its type.
     pub(crate) fn kind(&self) -> u16 {
         use uverbs::abi::ids;
@@ -129,8 +129,8 @@ pub(crate) struct Object {
     pub(crate) needs: Vec<u32>,
     /// Number of uses by other objects.
     pub(crate) uses: usize,
-    pub(crate) given: Vec<Given>,
-    pub(crate) is: Is,
+    pub(crate) ranges: Vec<MemoryRange>,
+    pub(crate) data: ObjectData,
 }
 
 /// The objects of all contexts.
@@ -145,15 +145,15 @@ macro_rules! typed {
         impl Objects {
             $(
                 pub(crate) fn $name(&self, file: RawFd, handle: u32) -> Result<&$type> {
-                    match self.get(file, handle)?.is {
-                        Is::$variant(ref it) => Ok(it),
+                    match self.get(file, handle)?.data {
+                        ObjectData::$variant(ref it) => Ok(it),
                         _ => refuse(libc::EINVAL),
                     }
                 }
                 #[allow(dead_code, reason = "one of each")]
                 pub(crate) fn $name_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut $type> {
-                    match self.get_mut(file, handle)?.is {
-                        Is::$variant(ref mut it) => Ok(it),
+                    match self.get_mut(file, handle)?.data {
+                        ObjectData::$variant(ref mut it) => Ok(it),
                         _ => refuse(libc::EINVAL),
                     }
                 }
@@ -210,8 +210,8 @@ impl Objects {
 
     /// Returns the device's number of a protection domain.
     pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
-        match self.get(file, handle)?.is {
-            Is::Pd { number } => Ok(number),
+        match self.get(file, handle)?.data {
+            ObjectData::Pd { number } => Ok(number),
             _ => refuse(libc::EINVAL),
         }
     }
@@ -220,10 +220,10 @@ impl Objects {
     /// destroyed.
     pub(crate) fn unused(&self, file: RawFd, handle: u32, kind: u16) -> Result<&Object> {
         let object = self.get(file, handle)?;
-        if object.is.kind() != kind {
+        if object.data.kind() != kind {
             return refuse(libc::EINVAL);
         }
-        let grouped = matches!(&object.is, Is::Qp(qp) if !qp.groups.is_empty());
+        let grouped = matches!(&object.data, ObjectData::Qp(qp) if !qp.groups.is_empty());
         if object.uses != 0 || grouped {
             return refuse(libc::EBUSY);
         }
@@ -245,7 +245,7 @@ impl Objects {
     pub(crate) fn of(&self, file: RawFd) -> Vec<(u32, u16)> {
         let of = self.objects.iter().filter(|(_, it)| it.file == file);
         let mut of: Vec<_> = of
-            .map(|(handle, it)| (it.uses, *handle, it.is.kind()))
+            .map(|(handle, it)| (it.uses, *handle, it.data.kind()))
             .collect();
         of.sort_unstable();
         of.into_iter()
@@ -254,8 +254,8 @@ impl Objects {
     }
 
     /// Returns the first object that satisfies `find`.
-    pub(crate) fn find(&self, find: impl Fn(&Is) -> bool) -> Option<&Object> {
-        self.all().find(|object| find(&object.is))
+    pub(crate) fn find(&self, find: impl Fn(&ObjectData) -> bool) -> Option<&Object> {
+        self.all().find(|object| find(&object.data))
     }
 
     /// Returns all objects, of every context.
@@ -287,9 +287,9 @@ impl Objects {
 
     /// Replaces the first memory range that the device was given for an object;
     /// returns the former one.
-    pub(crate) fn given(&mut self, handle: u32, given: Given) -> Option<Given> {
+    pub(crate) fn given(&mut self, handle: u32, given: MemoryRange) -> Option<MemoryRange> {
         let object = self.objects.get_mut(&handle)?;
-        let place = object.given.first_mut()?;
+        let place = object.ranges.first_mut()?;
         Some(std::mem::replace(place, given))
     }
 }

@@ -8,7 +8,7 @@ use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
-use crate::object::{Is, Qp};
+use crate::object::{ObjectData, Qp};
 use crate::query::{mac_of, multicast_mac};
 use crate::request::{Request, word};
 use crate::state::State;
@@ -305,7 +305,7 @@ impl State {
         // An XRC target may have been opened several times.
         if qp.domain.is_some() {
             for object in self.objects.all_mut() {
-                if let Is::Qp(qp) = &mut object.is
+                if let ObjectData::Qp(qp) = &mut object.data
                     && qp.number == number
                 {
                     qp.attributes = attributes;
@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transitions_are_the_specifications() {
+    fn transitions_are_those_of_the_specification() {
         let of = |kind, from, to| transition(kind, from, to).map(|it| it.opcode);
         assert_eq!(
             of(QpType::RC, QpState::RTR, QpState::RTS),

@@ -13,10 +13,10 @@ use zerocopy::IntoBytes;
 
 use crate::command::{self, Input, NUMBER, PAGES_AT, is_page, log_page_size, make, run};
 use crate::event::Reported;
-use crate::object::{Cq, Events, Given, Is, Object, Qp, Srq};
+use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq};
 use crate::request::{Request, long, word};
 use crate::state::{State, VECTORS};
-use crate::user::{Need, pin};
+use crate::user::{Access, pin};
 use crate::{Result, refuse};
 
 /// Bytes of a queue's doorbell records.
@@ -130,12 +130,12 @@ fn require(condition: bool) -> Result<()> {
 
 /// Addresses of a queue, as the driver data begin: entries, then doorbell
 /// records.
-struct Place {
+struct QueueAddresses {
     entries: u64,
     records: u64,
 }
 
-impl Place {
+impl QueueAddresses {
     fn new(driver: &[u8]) -> Self {
         Self {
             entries: long(driver, 0),
@@ -149,7 +149,7 @@ impl Place {
     /// # Errors
     /// EINVAL for addresses that the device cannot express: entries begin at a
     /// page, records at a multiple of eight.
-    fn given(&self, bytes: u64) -> Result<Vec<Given>> {
+    fn given(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
         let mut given = vec![(self.records, RECORDS)];
         if bytes != 0 {
             given.insert(0, (self.entries, bytes));
@@ -193,9 +193,9 @@ impl State {
     ///
     /// # Safety
     /// The memory must be valid for the queue until the queue is destroyed.
-    unsafe fn make_in(&mut self, given: &[Given], input: &Input) -> Result<u32> {
+    unsafe fn make_in(&mut self, given: &[MemoryRange], input: &Input) -> Result<u32> {
         for (address, length) in given.iter().copied() {
-            pin(address, length, Need::Write)?;
+            pin(address, length, Access::Write)?;
         }
         for (address, length) in given.iter().copied() {
             // SAFETY: guaranteed by the caller.
@@ -269,7 +269,7 @@ impl State {
         let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
         let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD);
-        let place = Place::new(&driver);
+        let place = QueueAddresses::new(&driver);
         let bytes = u64::from(entry) << log_size;
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
             .set(CQ_ENTRY_SIZE, entry_size)
@@ -302,8 +302,8 @@ impl State {
             file: fd,
             needs: Vec::new(),
             uses: 0,
-            given,
-            is: Is::Cq(cq),
+            ranges: given,
+            data: ObjectData::Cq(cq),
         });
         request.made(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
@@ -407,7 +407,7 @@ impl State {
                 return refuse(libc::EOPNOTSUPP);
             }
         }
-        let place = Place::new(&driver);
+        let place = QueueAddresses::new(&driver);
         let received = u64::from(receives) << shift;
         require(received.is_multiple_of(BLOCK))?;
         let bytes = received + u64::from(blocks) * BLOCK;
@@ -483,8 +483,8 @@ impl State {
             file: fd,
             needs,
             uses: 0,
-            given,
-            is: Is::Qp(Box::new(qp)),
+            ranges: given,
+            data: ObjectData::Qp(Box::new(qp)),
         });
         request.made(ATTR_CREATE_QP_HANDLE, handle);
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
@@ -531,7 +531,7 @@ impl State {
         let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
-        let place = Place::new(&driver);
+        let place = QueueAddresses::new(&driver);
         let bytes = u64::from(entries) * u64::from(entry);
         let pd_number = self.objects.pd(fd, pd)?;
         let input = match xrc {
@@ -572,8 +572,8 @@ impl State {
             file: fd,
             needs,
             uses: 0,
-            given,
-            is: Is::Srq(srq),
+            ranges: given,
+            data: ObjectData::Srq(srq),
         });
         request.made(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
@@ -606,27 +606,27 @@ impl State {
 
     /// Destroys the device's part of an object.
     pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
-        let is = &self.objects.get(fd, handle)?.is;
+        let is = &self.objects.get(fd, handle)?.data;
         // An object that was opened several times stays in the device until the
         // last one is destroyed.
         let opened = match is {
-            Is::Xrcd(it) => self.objects.xrcds(it.number).count(),
-            Is::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),
+            ObjectData::Xrcd(it) => self.objects.xrcds(it.number).count(),
+            ObjectData::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),
             _ => 1,
         };
         if opened > 1 {
             return Ok(());
         }
         let (opcode, number) = match is {
-            Is::Pd { number } => (op::DEALLOC_PD, *number),
-            Is::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
-            Is::Mw { key } => (op::DESTROY_MKEY, key >> 8),
-            Is::Cq(cq) => (op::DESTROY_CQ, cq.number),
-            Is::Qp(qp) => (op::DESTROY_QP, qp.number),
-            Is::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
-            Is::Srq(srq) => (op::DESTROY_RMP, srq.number),
-            Is::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
-            Is::Ah => return Ok(()),
+            ObjectData::Pd { number } => (op::DEALLOC_PD, *number),
+            ObjectData::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
+            ObjectData::Mw { key } => (op::DESTROY_MKEY, key >> 8),
+            ObjectData::Cq(cq) => (op::DESTROY_CQ, cq.number),
+            ObjectData::Qp(qp) => (op::DESTROY_QP, qp.number),
+            ObjectData::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
+            ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),
+            ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
+            ObjectData::Ah => return Ok(()),
         };
         let input = Input::new(opcode, 16).set(NUMBER, number);
         command::run(&mut self.hca, &input, 16)?;

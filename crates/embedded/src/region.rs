@@ -10,10 +10,10 @@ use uverbs::{AccessFlags, MwType};
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
-use crate::object::{Is, Mr, Object};
+use crate::object::{Mr, Object, ObjectData};
 use crate::request::Request;
 use crate::state::State;
-use crate::user::{Need, pin};
+use crate::user::{Access, pin};
 use crate::{Result, refuse};
 
 const RIGHTS: Field = field(0x10, 14, 10);
@@ -126,8 +126,8 @@ impl State {
             return refuse(libc::EINVAL);
         }
         let need = match access.intersects(WRITABLE) {
-            true => Need::Write,
-            false => Need::Read,
+            true => Access::Write,
+            false => Access::Read,
         };
         pin(wanted.address, wanted.length, need)?;
         let variant = self.next_variant();
@@ -185,8 +185,8 @@ impl State {
             file: fd,
             needs: vec![wanted.pd],
             uses: 0,
-            given: vec![(wanted.address, wanted.length)],
-            is: Is::Mr(Mr {
+            ranges: vec![(wanted.address, wanted.length)],
+            data: ObjectData::Mr(Mr {
                 key,
                 address: wanted.address,
                 length: wanted.length,
@@ -217,7 +217,7 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let object = self.objects.get(fd, asked.mr_handle)?;
-        let (Is::Mr(mr), Some(pd)) = (&object.is, object.needs.first().copied()) else {
+        let (ObjectData::Mr(mr), Some(pd)) = (&object.data, object.needs.first().copied()) else {
             return refuse(libc::EINVAL);
         };
         let (old_key, old) = (mr.key, (mr.address, mr.length));
@@ -289,8 +289,8 @@ impl State {
             file: fd,
             needs: vec![asked.pd_handle],
             uses: 0,
-            given: Vec::new(),
-            is: Is::Mw { key },
+            ranges: Vec::new(),
+            data: ObjectData::Mw { key },
         });
         request.core_answer(&AllocMwResp {
             mw_handle,

@@ -10,7 +10,7 @@ use uverbs::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::spec::{Form, Spec};
-use crate::user::{Need, copyable};
+use crate::user::{Access, copyable};
 use crate::{Result, refuse};
 
 /// Input of up to this many bytes is stored in the attribute itself.
@@ -37,7 +37,7 @@ impl Request {
     /// for its length and as long as the `Request` is used.
     pub(crate) unsafe fn read(argument: *mut c_void) -> Result<Self> {
         let address = argument.expose_provenance() as u64;
-        copyable(address, size_of::<IoctlHdr>() as u64, Need::Read)?;
+        copyable(address, size_of::<IoctlHdr>() as u64, Access::Read)?;
         // SAFETY: a header is at `argument`, by the contract.
         let header = unsafe { argument.cast::<IoctlHdr>().read_unaligned() };
         let count = usize::from(header.num_attrs);
@@ -51,7 +51,7 @@ impl Request {
         if header.driver_id != uverbs::discovery::DriverId::MLX5.0 {
             return refuse(libc::EINVAL);
         }
-        copyable(address, length as u64, Need::Write)?;
+        copyable(address, length as u64, Access::Write)?;
         // SAFETY: the attributes follow the header, by the contract.
         let raw = unsafe { argument.byte_add(size_of::<IoctlHdr>()).cast::<Attr>() };
         // SAFETY: `n` is less than the header's number of attributes.
@@ -102,7 +102,7 @@ impl Request {
                         return refuse(libc::EINVAL);
                     }
                     if length > INLINE {
-                        copyable(attr.data, length, Need::Read)?;
+                        copyable(attr.data, length, Access::Read)?;
                     }
                     if extends && attr.len > most && !self.is_cleared(attr.attr_id, most.into()) {
                         return refuse(libc::EOPNOTSUPP);
@@ -112,7 +112,7 @@ impl Request {
                     if !(least..=most).contains(&attr.len) {
                         return refuse(libc::EINVAL);
                     }
-                    copyable(attr.data, length, Need::Write)?;
+                    copyable(attr.data, length, Access::Write)?;
                 }
                 Form::New | Form::Object(_) | Form::Fd(_) => {
                     if attr.len != 0 {

@@ -82,10 +82,10 @@ struct Member {
 
 /// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum To {
+enum FrameTarget {
     Member(u16),
     All,
-    Nobody,
+    None,
 }
 
 fn os(errno: nix::Error) -> Errno {
@@ -94,24 +94,24 @@ fn os(errno: nix::Error) -> Errno {
 
 /// Returns the process that owns an address. Addresses are those of
 /// `Settings::numbered`.
-fn owner(number: u16) -> To {
+fn owner(number: u16) -> FrameTarget {
     match number.checked_sub(1).map(|number| number / DEVICES) {
-        Some(member) if member < MEMBERS => To::Member(member),
-        _ => To::Nobody,
+        Some(member) if member < MEMBERS => FrameTarget::Member(member),
+        _ => FrameTarget::None,
     }
 }
 
-fn destination(kind: LinkKind, frame: &[u8]) -> To {
+fn destination(kind: LinkKind, frame: &[u8]) -> FrameTarget {
     match (kind, frame) {
-        (LinkKind::Ethernet, [first, ..]) if first & 1 != 0 => To::All,
+        (LinkKind::Ethernet, [first, ..]) if first & 1 != 0 => FrameTarget::All,
         (LinkKind::Ethernet, [0x02, 0x50, 0x53, 0, high, low, ..]) => {
             owner(u16::from_be_bytes([*high, *low]))
         }
         (LinkKind::Ib, [_, _, high, low, ..]) => match u16::from_be_bytes([*high, *low]) {
-            lid if lid >= MULTICAST_LID => To::All,
+            lid if lid >= MULTICAST_LID => FrameTarget::All,
             lid => owner(lid),
         },
-        _ => To::Nobody,
+        _ => FrameTarget::None,
     }
 }
 
@@ -192,8 +192,8 @@ impl Segment {
                 // This network has no delay, so the time does not matter.
                 None => match self.port.recv(0) {
                     Some(packet) => match destination(packet.kind(), packet.frame()) {
-                        To::Member(to) => (packet, to, Instant::now()),
-                        To::All => {
+                        FrameTarget::Member(to) => (packet, to, Instant::now()),
+                        FrameTarget::All => {
                             // Delivery to all is best effort.
                             let own = self.number;
                             for to in (0..MEMBERS).filter(|to| *to != own) {
@@ -202,7 +202,7 @@ impl Segment {
                             active = true;
                             continue;
                         }
-                        To::Nobody => continue,
+                        FrameTarget::None => continue,
                     },
                     None => break,
                 },
@@ -365,16 +365,22 @@ mod tests {
     use crate::directory::{Sharing, new_socket};
 
     #[test]
-    fn a_frame_s_destination_says_whose_it_is() {
+    fn a_frame_goes_to_the_member_with_its_destination() {
         for (member, device) in [(0, 0), (0, 255), (1, 0), (31, 255)] {
             let number = member * DEVICES + device;
             let settings = Settings::numbered(Profile::named("roce").unwrap(), number);
             let mut frame = settings.mac.to_vec();
             frame.extend([0; 8]);
-            assert_eq!(destination(LinkKind::Ethernet, &frame), To::Member(member));
+            assert_eq!(
+                destination(LinkKind::Ethernet, &frame),
+                FrameTarget::Member(member)
+            );
             let [high, low] = settings.lid.to_be_bytes();
             let frame = [0, 0, high, low, 0, 0, 0, 0];
-            assert_eq!(destination(LinkKind::Ib, &frame), To::Member(member));
+            assert_eq!(
+                destination(LinkKind::Ib, &frame),
+                FrameTarget::Member(member)
+            );
         }
         let nobody = [
             (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0, 0, 1][..]),
@@ -387,10 +393,16 @@ mod tests {
             (LinkKind::Ib, &[]),
         ];
         for (kind, frame) in nobody {
-            assert_eq!(destination(kind, frame), To::Nobody, "{frame:?}");
+            assert_eq!(destination(kind, frame), FrameTarget::None, "{frame:?}");
         }
-        assert_eq!(destination(LinkKind::Ethernet, &[0xff; 14]), To::All);
-        assert_eq!(destination(LinkKind::Ib, &[0, 0, 0xc0, 1]), To::All);
+        assert_eq!(
+            destination(LinkKind::Ethernet, &[0xff; 14]),
+            FrameTarget::All
+        );
+        assert_eq!(
+            destination(LinkKind::Ib, &[0, 0, 0xc0, 1]),
+            FrameTarget::All
+        );
     }
 
     /// Builds a frame from a local device to one of a process.
@@ -403,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_a_frame_now_and_then_keeps_nobody_waiting() {
+    fn a_slow_reader_delays_no_other_member() {
         let name = format!("segment-slow-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
@@ -454,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_nobody_else_s_and_come_back() {
+    fn numbers_are_unique_and_reused() {
         let path = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
         let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let fabric = Fabric::new(1);

@@ -21,8 +21,8 @@ use crate::command::{self, Input, PAGES_AT, make};
 use crate::event::{Event, EventFile, Reported};
 use crate::files::File;
 use crate::memory::Process;
-use crate::object::{Events, Is, Objects};
-use crate::watch::{Rung, Watch};
+use crate::object::{Events, ObjectData, Objects};
+use crate::watch::{Doorbell, Watch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
@@ -168,9 +168,9 @@ impl State {
         watch.look(|rung| {
             busy = true;
             match rung {
-                Rung::Send(qpn) => hca.ring(qpn, Queue::Send),
-                Rung::Receive(qpn) => hca.ring(qpn, Queue::Receive),
-                Rung::Arm(cqn, word) => {
+                Doorbell::Send(qpn) => hca.ring(qpn, Queue::Send),
+                Doorbell::Receive(qpn) => hca.ring(qpn, Queue::Receive),
+                Doorbell::Arm(cqn, word) => {
                     let mut data = [0; 8];
                     data[..4].copy_from_slice(&word.to_be_bytes());
                     data[4..].copy_from_slice(&cqn.to_be_bytes());
@@ -238,7 +238,7 @@ impl State {
             event::CQ_ERROR => {
                 let of = number(FAILED_CQ);
                 return self.tell_object(Async::CQ_ERR, |is| match is {
-                    Is::Cq(cq) if cq.number == of => Some(&cq.events),
+                    ObjectData::Cq(cq) if cq.number == of => Some(&cq.events),
                     _ => None,
                 });
             }
@@ -255,8 +255,8 @@ impl State {
         let of = number(NUMBER);
         let shared = matches!(what, Async::SRQ_LIMIT_REACHED | Async::SRQ_ERR);
         self.tell_object(what, |is| match is {
-            Is::Qp(qp) if !shared && qp.number == of => Some(&qp.events),
-            Is::Srq(srq) if shared && srq.number == of => Some(&srq.events),
+            ObjectData::Qp(qp) if !shared && qp.number == of => Some(&qp.events),
+            ObjectData::Srq(srq) if shared && srq.number == of => Some(&srq.events),
             _ => None,
         });
     }
@@ -264,8 +264,8 @@ impl State {
     fn tell_completion(&mut self, cqn: u32) {
         let found = self
             .objects
-            .find(|is| matches!(is, Is::Cq(cq) if cq.number == cqn));
-        let Some(Is::Cq(cq)) = found.map(|object| &object.is) else {
+            .find(|is| matches!(is, ObjectData::Cq(cq) if cq.number == cqn));
+        let Some(ObjectData::Cq(cq)) = found.map(|object| &object.data) else {
             return;
         };
         let Some(channel) = &cq.channel else { return };
@@ -280,9 +280,9 @@ impl State {
 
     /// Notifies all objects: an XRC target has one object for each time it was
     /// opened, others have one.
-    fn tell_object(&mut self, what: Async, events: impl Fn(&Is) -> Option<&Events>) {
+    fn tell_object(&mut self, what: Async, events: impl Fn(&ObjectData) -> Option<&Events>) {
         for object in self.objects.all() {
-            let Some(of) = events(&object.is) else {
+            let Some(of) = events(&object.data) else {
                 continue;
             };
             let default = self.files.get(&object.file).and_then(File::default_events);

@@ -13,7 +13,7 @@ use crate::{Result, refuse};
 
 /// Access that the memory must permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Access {
     Read,
     Write,
 }
@@ -23,7 +23,7 @@ pub(crate) enum Need {
 /// # Errors
 /// EINVAL for an empty range or one that overflows the address space; EFAULT if
 /// it is not entirely mapped, or not writable but required to be.
-pub(crate) fn pin(address: u64, length: u64, need: Need) -> Result<()> {
+pub(crate) fn pin(address: u64, length: u64, need: Access) -> Result<()> {
     let page = MmapOptions::page_size() as u64;
     let end = address
         .checked_add(length)
@@ -44,7 +44,7 @@ pub(crate) fn pin(address: u64, length: u64, need: Need) -> Result<()> {
 ///
 /// # Errors
 /// EFAULT if not.
-pub(crate) fn copyable(address: u64, length: u64, need: Need) -> Result<()> {
+pub(crate) fn copyable(address: u64, length: u64, need: Access) -> Result<()> {
     if length == 0 {
         return Ok(());
     }
@@ -52,7 +52,7 @@ pub(crate) fn copyable(address: u64, length: u64, need: Need) -> Result<()> {
 }
 
 /// Returns whether whole pages are mapped and permit the access.
-fn is_there(first: u64, length: u64, need: Need) -> bool {
+fn is_there(first: u64, length: u64, need: Access) -> bool {
     static POPULATES: OnceLock<bool> = OnceLock::new();
     let populates = POPULATES.get_or_init(|| {
         let here = 0u64;
@@ -69,8 +69,8 @@ fn is_there(first: u64, length: u64, need: Need) -> bool {
             // mapped.
             unsafe { libc::msync(first, length as usize, libc::MS_ASYNC) == 0 }
         }
-        Need::Read => advise(first, length, libc::MADV_POPULATE_READ),
-        Need::Write => advise(first, length, libc::MADV_POPULATE_WRITE),
+        Access::Read => advise(first, length, libc::MADV_POPULATE_READ),
+        Access::Write => advise(first, length, libc::MADV_POPULATE_WRITE),
     }
 }
 
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_what_is_mapped_and_allows_it() {
+    fn only_mapped_memory_with_the_right_access_is_accepted() {
         let page = MmapOptions::page_size() as u64;
         let mapping = MmapOptions::new(2 * page as usize).and_then(MmapOptions::map_mut);
         let mapping = mapping.unwrap();
         let address = mapping.as_ptr().expose_provenance() as u64;
-        assert_eq!(errno(pin(address, 2 * page, Need::Write)), 0);
-        assert_eq!(errno(pin(address + 8, 8, Need::Read)), 0);
-        for need in [Need::Read, Need::Write] {
+        assert_eq!(errno(pin(address, 2 * page, Access::Write)), 0);
+        assert_eq!(errno(pin(address + 8, 8, Access::Read)), 0);
+        for need in [Access::Read, Access::Write] {
             assert_eq!(errno(pin(0, 8, need)), libc::EFAULT);
             assert_eq!(errno(pin(page - 1, 2, need)), libc::EFAULT);
             assert_eq!(errno(pin(page, 8, need)), libc::EFAULT);
@@ -113,8 +113,8 @@ mod tests {
         let mapping = mapping
             .make_read_only()
             .unwrap_or_else(|(_, error)| panic!("{error}"));
-        assert_eq!(errno(pin(address, page, Need::Read)), 0);
-        assert_eq!(errno(pin(address, page, Need::Write)), libc::EFAULT);
+        assert_eq!(errno(pin(address, page, Access::Read)), 0);
+        assert_eq!(errno(pin(address, page, Access::Write)), libc::EFAULT);
         drop(mapping);
     }
 }

@@ -52,7 +52,7 @@ struct Arm {
 
 /// A detected doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rung {
+pub(crate) enum Doorbell {
     /// Work was posted to the send queue of this queue pair.
     Send(u32),
     /// Work was posted to the receive queue of this queue pair.
@@ -110,17 +110,17 @@ impl Watch {
 
     /// Calls `rung` for each changed record. Work that was posted before a
     /// completion queue was armed is reported before the arming.
-    pub(crate) fn look(&mut self, mut rung: impl FnMut(Rung)) {
+    pub(crate) fn look(&mut self, mut rung: impl FnMut(Doorbell)) {
         for queue in &mut self.queues {
             let now = queue.send.0.load();
             if now != queue.send.1 {
                 queue.send.1 = now;
-                rung(Rung::Send(queue.qpn));
+                rung(Doorbell::Send(queue.qpn));
             }
             let now = queue.receive.0.load();
             if now != queue.receive.1 {
                 queue.receive.1 = now;
-                rung(Rung::Receive(queue.qpn));
+                rung(Doorbell::Receive(queue.qpn));
             }
         }
         for arm in &self.arms {
@@ -133,7 +133,7 @@ impl Watch {
             // call finds the new value.
             let word = arm.record.word();
             let _ = word.compare_exchange(now, SEEN, Ordering::Relaxed, Ordering::Relaxed);
-            rung(Rung::Arm(arm.cqn, u32::from_be(now)));
+            rung(Doorbell::Arm(arm.cqn, u32::from_be(now)));
         }
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_that_moves_is_a_doorbell_and_every_arming_is_one() {
+    fn each_changed_record_and_each_arming_is_a_doorbell() {
         let words: [AtomicU32; 4] = Default::default();
         let address = words.as_ptr().expose_provenance() as u64;
         let mut watch = Watch::default();
@@ -161,11 +161,14 @@ mod tests {
         words[1].store(1, Ordering::Release);
         // The first arming of a queue from which nothing was read is 0.
         words[3].store(0, Ordering::Release);
-        assert_eq!(seen(&mut watch), [Rung::Send(5), Rung::Arm(6, 0)]);
+        assert_eq!(seen(&mut watch), [Doorbell::Send(5), Doorbell::Arm(6, 0)]);
         assert!(seen(&mut watch).is_empty());
         words[3].store(0, Ordering::Release);
         words[0].store(1, Ordering::Release);
-        assert_eq!(seen(&mut watch), [Rung::Receive(5), Rung::Arm(6, 0)]);
+        assert_eq!(
+            seen(&mut watch),
+            [Doorbell::Receive(5), Doorbell::Arm(6, 0)]
+        );
         watch.forget_queue(5);
         watch.forget_arm(6);
         assert!(watch.is_empty());

@@ -17,7 +17,7 @@ use uverbs::abi::write::{
 use crate::command::{Input, make};
 use crate::event::{EventFile, FileKind};
 use crate::files::File;
-use crate::object::{Is, Object};
+use crate::object::{Object, ObjectData};
 use crate::query::mac_of;
 use crate::request::Request;
 use crate::state::State;
@@ -193,8 +193,8 @@ impl State {
             file: fd,
             needs: Vec::new(),
             uses: 0,
-            given: Vec::new(),
-            is: Is::Pd { number },
+            ranges: Vec::new(),
+            data: ObjectData::Pd { number },
         });
         request.core_answer(&AllocPdResp { pd_handle });
         request.driver_answer(&number.to_ne_bytes());
@@ -265,8 +265,8 @@ impl State {
             file: fd,
             needs: vec![asked.pd_handle],
             uses: 0,
-            given: Vec::new(),
-            is: Is::Ah,
+            ranges: Vec::new(),
+            data: ObjectData::Ah,
         });
         request.core_answer(&CreateAhResp { ah_handle });
         if let Some(answer) = answer {

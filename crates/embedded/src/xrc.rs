@@ -15,7 +15,7 @@ use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp}
 
 use crate::command::{Input, PAGES_AT, make};
 use crate::event::Reported;
-use crate::object::{Events, Is, Object, Objects, Qp, Xrcd};
+use crate::object::{Events, Object, ObjectData, Objects, Qp, Xrcd};
 use crate::queues::{
     QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, XRC_SERVICE, create_flags,
 };
@@ -48,16 +48,16 @@ unsafe fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
 impl Objects {
     /// Returns the objects that represent a domain of the device.
     pub(crate) fn xrcds(&self, number: u32) -> impl Iterator<Item = &Xrcd> {
-        self.all().filter_map(move |object| match &object.is {
-            Is::Xrcd(it) if it.number == number => Some(it),
+        self.all().filter_map(move |object| match &object.data {
+            ObjectData::Xrcd(it) if it.number == number => Some(it),
             _ => None,
         })
     }
 
     /// Returns the objects that represent a queue pair of the device.
     pub(crate) fn qps(&self, number: u32) -> impl Iterator<Item = &Qp> {
-        self.all().filter_map(move |object| match &object.is {
-            Is::Qp(it) if it.number == number => Some(&**it),
+        self.all().filter_map(move |object| match &object.data {
+            ObjectData::Qp(it) if it.number == number => Some(&**it),
             _ => None,
         })
     }
@@ -78,11 +78,11 @@ impl State {
                 (Some(file), Some(inode))
             }
         };
-        let there = self
-            .objects
-            .find(|is| matches!(is, Is::Xrcd(it) if it.inode.is_some() && it.inode == inode));
-        let there = match there.map(|object| &object.is) {
-            Some(Is::Xrcd(it)) => Some(it.number),
+        let there = self.objects.find(
+            |is| matches!(is, ObjectData::Xrcd(it) if it.inode.is_some() && it.inode == inode),
+        );
+        let there = match there.map(|object| &object.data) {
+            Some(ObjectData::Xrcd(it)) => Some(it.number),
             _ => None,
         };
         let number = match there {
@@ -95,8 +95,8 @@ impl State {
             file: fd,
             needs: Vec::new(),
             uses: 0,
-            given: Vec::new(),
-            is: Is::Xrcd(Xrcd {
+            ranges: Vec::new(),
+            data: ObjectData::Xrcd(Xrcd {
                 number,
                 inode,
                 _file: file,
@@ -196,7 +196,7 @@ fn object(fd: RawFd, xrcd: u32, qp: Qp) -> Object {
         file: fd,
         needs: vec![xrcd],
         uses: 0,
-        given: Vec::new(),
-        is: Is::Qp(Box::new(qp)),
+        ranges: Vec::new(),
+        data: ObjectData::Qp(Box::new(qp)),
     }
 }

@@ -125,7 +125,7 @@ fn a_region_is_found_at_its_own_addresses() {
 }
 
 #[test]
-fn what_is_not_allowed_is_an_error_of_the_right_kind() {
+fn forbidden_accesses_have_the_right_status() {
     use uverbs::AccessFlags;
     const PROTECTION: u32 = 4;
     const REMOTE_ACCESS: u32 = 10;

@@ -75,7 +75,7 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
 }
 
 #[test]
-fn what_is_sent_arrives() {
+fn messages_arrive_in_another_process() {
     for profile in ["ib", "roce"] {
         let directory = Directory::new(profile);
         let (a, b) = (directory.host(profile), directory.host(profile));
@@ -98,7 +98,7 @@ fn three_of_a_network_reach_each_other() {
 }
 
 #[test]
-fn who_is_gone_is_noticed_and_his_place_is_free() {
+fn a_process_that_ended_is_detected_and_its_slot_reused() {
     let directory = Directory::new("gone");
     let (a, b) = (directory.host("roce"), directory.host("roce"));
     exchange(QpType::RC, (&a, &b), 1);
@@ -125,7 +125,7 @@ fn who_is_gone_is_noticed_and_his_place_is_free() {
 const LONG: Duration = Duration::from_millis(800);
 
 #[test]
-fn who_has_not_read_what_it_was_sent_is_not_taken_for_gone() {
+fn a_process_that_does_not_read_is_not_taken_for_ended() {
     let directory = Directory::new("slow");
     // Each is driven by hand: who is not driven gets no processor.
     let host = || {
@@ -173,7 +173,7 @@ fn stranger(directory: &Directory) -> OwnedFd {
 /// One frame that names a device's own address as its source must not lead what
 /// is for the device elsewhere, not even while the sender is there.
 #[test]
-fn who_claims_a_device_s_address_does_not_get_it() {
+fn a_process_cannot_claim_the_address_of_a_device() {
     for profile in ["roce", "ib"] {
         let directory = Directory::new(&format!("claim-{profile}"));
         let (a, b) = (directory.host(profile), directory.host(profile));
@@ -195,7 +195,7 @@ fn who_claims_a_device_s_address_does_not_get_it() {
 }
 
 #[test]
-fn who_sends_rubbish_is_no_trouble() {
+fn malformed_frames_are_ignored() {
     let directory = Directory::new("rubbish");
     let (a, b) = (directory.host("roce"), directory.host("roce"));
     let connect = || stranger(&directory);

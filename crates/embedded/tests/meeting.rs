@@ -117,7 +117,7 @@ fn a_link_to_a_directory_is_refused() {
 }
 
 #[test]
-fn what_is_made_is_for_this_user_alone() {
+fn created_files_are_private_to_the_user() {
     let folder = Folder::new("made");
     let directory = folder.directory(0o1777).join("wire");
     let network = join(&directory, Sharing::Own).unwrap();
@@ -152,7 +152,7 @@ fn plant(path: &Path, mode: u32) -> File {
 }
 
 #[test]
-fn what_another_user_has_planted_is_left_alone() {
+fn planted_files_of_another_user_are_not_used() {
     if !is_root() {
         return;
     }
@@ -192,7 +192,7 @@ fn what_another_user_has_planted_is_left_alone() {
 }
 
 #[test]
-fn who_holds_all_places_is_not_waited_for() {
+fn a_directory_with_all_slots_held_is_refused_at_once() {
     if !is_root() {
         return;
     }

@@ -34,20 +34,20 @@ pub struct Ucm<'k> {
 }
 
 /// A command whose answer is written to an address.
-trait Ask: IntoBytes + Immutable {
+trait WithResponse: IntoBytes + Immutable {
     fn response(&mut self) -> &mut u64;
 }
 
-macro_rules! asks {
+macro_rules! with_response {
     ($($name:ident),+) => {$(
-        impl Ask for abi::$name {
+        impl WithResponse for abi::$name {
             fn response(&mut self) -> &mut u64 {
                 &mut self.response
             }
         }
     )+};
 }
-asks!(
+with_response!(
     CreateId,
     DestroyId,
     Query,
@@ -110,7 +110,7 @@ impl Ucm<'_> {
 
     /// Runs a command with an answer. What the kernel does not write stays
     /// zero.
-    fn ask<B: Ask, R: FromBytes + IntoBytes>(
+    fn ask<B: WithResponse, R: FromBytes + IntoBytes>(
         &self,
         command: (Command, u32),
         id: Option<u32>,

@@ -57,7 +57,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[derive(Debug)]
-struct Life {
+struct EntityState {
     state: State,
     /// Events delivered, and events acknowledged.
     read: u32,
@@ -83,7 +83,7 @@ pub(crate) struct Entity {
     home: Mutex<Arc<Channel>>,
     /// The memberships that it owns.
     members: Mutex<Vec<Weak<Entity>>>,
-    life: Mutex<Life>,
+    state_and_events: Mutex<EntityState>,
     all_acknowledged: Condvar,
     /// The tables that contain it: its channel's, and one for each former
     /// channel.
@@ -106,7 +106,7 @@ impl Entity {
             alive: Mutex::new(true),
             home: Mutex::new(Arc::clone(channel)),
             members: Mutex::new(Vec::new()),
-            life: Mutex::new(Life {
+            state_and_events: Mutex::new(EntityState {
                 state,
                 read: 0,
                 acknowledged: 0,
@@ -154,29 +154,29 @@ impl Entity {
     }
 
     pub fn state(&self) -> State {
-        lock(&self.life).state
+        lock(&self.state_and_events).state
     }
 
     /// Enters a state and returns the former one. Called before the command
     /// that leads there, since the command's event may be read before the
     /// command returns.
     pub fn enter(&self, state: State) -> State {
-        core::mem::replace(&mut lock(&self.life).state, state)
+        core::mem::replace(&mut lock(&self.state_and_events).state, state)
     }
 
     /// Restores a state, unless it has changed since.
     pub fn back(&self, from: State, to: State) {
-        let mut life = lock(&self.life);
-        if life.state == from {
-            life.state = to;
+        let mut state_and_events = lock(&self.state_and_events);
+        if state_and_events.state == from {
+            state_and_events.state = to;
         }
     }
 
     /// Records that one of its events was read.
     pub fn read(&self, kind: EventKind) {
-        let mut life = lock(&self.life);
-        life.read = life.read.wrapping_add(1);
-        life.state = match kind {
+        let mut state_and_events = lock(&self.state_and_events);
+        state_and_events.read = state_and_events.read.wrapping_add(1);
+        state_and_events.state = match kind {
             EventKind::ADDR_RESOLVED => State::AddressResolved,
             EventKind::ADDR_ERROR => State::Bound,
             EventKind::ROUTE_RESOLVED => State::RouteResolved,
@@ -188,9 +188,9 @@ impl Entity {
             }
             EventKind::DISCONNECTED => State::Disconnected,
             EventKind::DEVICE_REMOVAL => State::DeviceRemoved,
-            _ => life.state,
+            _ => state_and_events.state,
         };
-        drop(life);
+        drop(state_and_events);
         if let Some(owner) = &self.owner {
             owner.read(kind);
         }
@@ -198,9 +198,9 @@ impl Entity {
 
     /// Records that one of its events was acknowledged.
     pub fn acknowledge(&self) {
-        let mut life = lock(&self.life);
-        life.acknowledged = life.acknowledged.wrapping_add(1);
-        drop(life);
+        let mut state_and_events = lock(&self.state_and_events);
+        state_and_events.acknowledged = state_and_events.acknowledged.wrapping_add(1);
+        drop(state_and_events);
         self.all_acknowledged.notify_all();
         if let Some(owner) = &self.owner {
             owner.acknowledge();
@@ -254,7 +254,7 @@ impl Reported {
     /// Returns how many of them have not been dropped.
     pub fn unacknowledged(&self) -> u32 {
         self.reported
-            .saturating_sub(lock(&self.entity.life).acknowledged)
+            .saturating_sub(lock(&self.entity.state_and_events).acknowledged)
     }
 
     /// Waits until all are dropped, at most `timeout` (`None`: without limit).
@@ -263,20 +263,23 @@ impl Reported {
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         // A deadline that overflows the clock counts as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut life = lock(&self.entity.life);
-        while life.acknowledged < self.reported {
-            life = match deadline {
+        let mut state_and_events = lock(&self.entity.state_and_events);
+        while state_and_events.acknowledged < self.reported {
+            state_and_events = match deadline {
                 None => self
                     .entity
                     .all_acknowledged
-                    .wait(life)
+                    .wait(state_and_events)
                     .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return false;
                     }
-                    let waited = self.entity.all_acknowledged.wait_timeout(life, left);
+                    let waited = self
+                        .entity
+                        .all_acknowledged
+                        .wait_timeout(state_and_events, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };

@@ -19,7 +19,7 @@ use crate::entity::lock;
 
 /// A recorded command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RecordedCommand {
     /// The file descriptor.
     pub fd: RawFd,
     /// Command number.
@@ -28,7 +28,7 @@ pub struct Asked {
     pub body: Vec<u8>,
 }
 
-impl Asked {
+impl RecordedCommand {
     /// Returns the command's structure.
     ///
     /// # Panics
@@ -40,7 +40,7 @@ impl Asked {
 
 #[derive(Default)]
 struct State {
-    asked: Vec<Asked>,
+    asked: Vec<RecordedCommand>,
     /// Prepared errors and answers by command, each used once, in order.
     replies: HashMap<u32, VecDeque<Result<Vec<u8>, Errno>>>,
     /// Events by file: the bytes written as the answer.
@@ -109,8 +109,8 @@ impl FakeCm {
             .push_back(event.to_vec());
     }
 
-    /// Returns the commands since the last `take_asked`.
-    pub fn take_asked(&self) -> Vec<Asked> {
+    /// Returns the commands since the last `take_commands`.
+    pub fn take_commands(&self) -> Vec<RecordedCommand> {
         core::mem::take(&mut lock(&self.state).asked)
     }
 
@@ -273,7 +273,7 @@ unsafe impl Kernel for FakeCm {
             return Err(Errno::new(libc::ENOSPC));
         }
         let mut state = lock(&self.state);
-        state.asked.push(Asked {
+        state.asked.push(RecordedCommand {
             fd,
             command: header.cmd,
             body: body.to_vec(),

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_end_is_zero_and_stays_unwritten() {
+    fn a_field_past_the_end_reads_as_zero_and_is_not_written() {
         let mut buf = [0xff; 6];
         assert_eq!(get32(&buf, 4), 0);
         assert_eq!(get64(&buf, 0), 0);

@@ -89,7 +89,7 @@ impl Control {
             while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
                 let order: Vec<u8> = line.drain(..=end).collect();
                 let order = String::from_utf8_lossy(&order);
-                let answer = match obey(order.trim(), &mut hcas) {
+                let answer = match execute(order.trim(), &mut hcas) {
                     Ok(answer) => answer,
                     Err(why) => json!({ "error": why }),
                 };
@@ -115,7 +115,7 @@ fn number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
     parsed.map_err(|_| format!("`{text}` is not a number"))
 }
 
-fn obey<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, String> {
+fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, String> {
     let mut words = line.split_whitespace().peekable();
     let chosen = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
         Some(chosen) => {
@@ -262,7 +262,7 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
 ///
 /// # Errors
 /// Nothing listens there, or no answer arrives.
-pub fn ask(path: &Path, line: &str) -> io::Result<String> {
+pub fn request(path: &Path, line: &str) -> io::Result<String> {
     use std::io::BufRead;
     let mut socket = UnixStream::connect(path)?;
     writeln!(socket, "{line}")?;

@@ -361,7 +361,7 @@ impl<P: Platform> Hca<P> {
                 }
                 return;
             }
-            Some(Access::AtOnce(operation, at)) => {
+            Some(Access::MemicOperation(operation, at)) => {
                 self.core.device_memory.read_at_once(operation, at, out);
                 return;
             }
@@ -401,7 +401,7 @@ impl<P: Platform> Hca<P> {
                 let _ = self.core.device_memory.write(offset, data);
                 return;
             }
-            Some(Access::AtOnce(operation, at)) => {
+            Some(Access::MemicOperation(operation, at)) => {
                 self.core.device_memory.write_at_once(operation, at, data);
                 return;
             }

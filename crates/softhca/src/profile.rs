@@ -8,7 +8,7 @@
 use crate::bits::{Field, field, flag};
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::command::{dct, scheduling};
-use crate::engine::device_memory::AtOnce;
+use crate::engine::device_memory::MemicOperation;
 use crate::engine::{compression, copy, device_memory};
 
 /// The link layer of a port.
@@ -328,9 +328,17 @@ const COMMON: &[Cap] = &[
     (General, DEVICE_MEMORY, 1),
     (DeviceMemory, MEMIC, 1),
     (DeviceMemory, LOG_MAX_MEMIC_ALIGNMENT, 6),
-    (DeviceMemory, MEMIC_INCREMENT_LENGTHS, AtOnce::LENGTHS),
-    (DeviceMemory, MEMIC_TEST_AND_SET_LENGTHS, AtOnce::LENGTHS),
-    (DeviceMemory, MEMIC_OPERATIONS, AtOnce::ALL),
+    (
+        DeviceMemory,
+        MEMIC_INCREMENT_LENGTHS,
+        MemicOperation::LENGTHS,
+    ),
+    (
+        DeviceMemory,
+        MEMIC_TEST_AND_SET_LENGTHS,
+        MemicOperation::LENGTHS,
+    ),
+    (DeviceMemory, MEMIC_OPERATIONS, MemicOperation::ALL),
     (
         DeviceMemory,
         MEMIC_START_HIGH,

@@ -77,7 +77,7 @@ fn only_one_module_reads_the_environment() {
 }
 
 #[test]
-fn what_reads_is_seen() {
+fn reads_of_the_environment_are_detected() {
     for line in [
         "if let Ok(name) = std::env::var(VARIABLE)",
         "let all = env::vars();",

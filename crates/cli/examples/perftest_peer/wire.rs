@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_make_no_sense_are_refused() {
+    fn malformed_keys_are_refused() {
         for (at, wrong) in [(0, b'g'), (4, b' '), (51, b'1'), (106, 0xff)] {
             let mut text = there().to_text();
             text[at] = wrong;

@@ -3,7 +3,7 @@
 
 use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
 use super::finding::{Finding, Level};
-use super::provider::{Found, Libibverbs};
+use super::provider::{Libibverbs, ProviderFile};
 
 /// The oldest kernel that is tested.
 const OLDEST: (u32, u32) = (6, 1);
@@ -334,8 +334,8 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
     for provider in &library.providers {
         let (name, from) = (&provider.name, &provider.named_in);
         match &provider.file {
-            Found::Fitting(_) => {}
-            Found::OtherAbi(file) => findings.warning(
+            ProviderFile::Fitting(_) => {}
+            ProviderFile::OtherAbi(file) => findings.warning(
                 "provider",
                 format!("{from} names {name}, but {} is for another libibverbs: {path} takes -rdmav{abi}.so", file.display()),
                 if provider.by_environment {
@@ -346,12 +346,12 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
             ),
             // Configuration commonly names providers of packages that are not
             // installed; a variable is set on purpose.
-            Found::Missing(file) if provider.by_environment => findings.warning(
+            ProviderFile::Missing(file) if provider.by_environment => findings.warning(
                 "provider",
                 format!("{from} names {name}, but there is no {}", file.display()),
                 format!("unset {from} # or set it to the file's path without -rdmav{abi}.so"),
             ),
-            Found::Missing(_) => {}
+            ProviderFile::Missing(_) => {}
         }
     }
     for device in devices {
@@ -361,7 +361,7 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
         let fitting = |name: &str| {
             library.providers.iter().any(|provider| {
                 let right = provider.name == name || provider.by_environment;
-                right && matches!(provider.file, Found::Fitting(_))
+                right && matches!(provider.file, ProviderFile::Fitting(_))
             })
         };
         if !fitting(wanted) {
@@ -388,7 +388,7 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
         let there = library
             .providers
             .iter()
-            .filter(|provider| matches!(provider.file, Found::Fitting(_)));
+            .filter(|provider| matches!(provider.file, ProviderFile::Fitting(_)));
         findings.ok(
             "libibverbs",
             format!("{path}, ABI {abi}, {} providers", there.count()),

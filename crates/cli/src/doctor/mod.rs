@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::escape::escaped;
 use crate::out::{self, paint};
-use crate::shown::shown;
 use finding::{Finding, Level};
 
 /// Arguments of `doctor`.
@@ -64,7 +64,12 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
             Level::Problem => (out::BAD, "problem"),
         };
         let word = paint(style, format_args!("{word:<8}"));
-        writeln!(out, "{word} {:<11}{}", finding.check, shown(&finding.found))?;
+        writeln!(
+            out,
+            "{word} {:<11}{}",
+            finding.check,
+            escaped(&finding.found)
+        )?;
         if let Some(mend) = &finding.mend {
             let label = paint(out::DIM, "mend it:");
             writeln!(out, "{:20}{label} {}", "", paint(out::NAME, mend))?;

@@ -34,12 +34,12 @@ pub struct Provider {
     /// Whether it is configured by an environment variable.
     pub by_environment: bool,
     /// Its file.
-    pub file: Found,
+    pub file: ProviderFile,
 }
 
 /// A provider's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ProviderFile {
     /// The file fits this library.
     Fitting(PathBuf),
     /// There are only files for other versions of the private interface.
@@ -149,7 +149,13 @@ fn drivers(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Finds the file of a provider.
-fn locate(root: &Path, directories: &[PathBuf], library: &Path, name: &str, abi: u32) -> Found {
+fn locate(
+    root: &Path,
+    directories: &[PathBuf],
+    library: &Path,
+    name: &str,
+    abi: u32,
+) -> ProviderFile {
     let suffix = format!("-rdmav{abi}.so");
     let stems: Vec<PathBuf> = match name.strip_prefix('/') {
         Some(below) => vec![root.join(below)],
@@ -168,12 +174,12 @@ fn locate(root: &Path, directories: &[PathBuf], library: &Path, name: &str, abi:
         PathBuf::from(path)
     };
     if let Some(path) = stems.iter().map(with_suffix).find(|path| path.exists()) {
-        return Found::Fitting(path);
+        return ProviderFile::Fitting(path);
     }
     if let Some(path) = stems.iter().find_map(|stem| other_abi(stem)) {
-        return Found::OtherAbi(path);
+        return ProviderFile::OtherAbi(path);
     }
-    Found::Missing(stems.first().map(with_suffix).unwrap_or_default())
+    ProviderFile::Missing(stems.first().map(with_suffix).unwrap_or_default())
 }
 
 /// Returns a file with that stem and any other number.
@@ -234,9 +240,9 @@ mod tests {
             .iter()
             .map(|provider| {
                 let state = match &provider.file {
-                    Found::Fitting(_) => "fits",
-                    Found::OtherAbi(_) => "other",
-                    Found::Missing(_) => "missing",
+                    ProviderFile::Fitting(_) => "fits",
+                    ProviderFile::OtherAbi(_) => "other",
+                    ProviderFile::Missing(_) => "missing",
                 };
                 (provider.name.as_str(), provider.by_environment, state)
             })

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_is_empty_if_its_lower_half_is() {
+    fn a_gid_is_empty_if_its_interface_id_is_zero() {
         let mut entry = GidEntry {
             gid: ringverbs::Gid::default(),
             port: 1,

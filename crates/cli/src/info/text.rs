@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::model::{Attributes, DeviceInfo, Flags, Gid, PortInfo};
+use crate::escape::escaped;
 use crate::out::{self, paint};
-use crate::shown::shown;
 
 /// Column of the values.
 const COLUMN: usize = 36;
@@ -27,7 +27,7 @@ struct Page<'w>(&'w mut dyn Write);
 
 impl Page<'_> {
     fn pair(&mut self, indent: usize, key: &str, value: impl Display) -> io::Result<()> {
-        self.painted(indent, key, shown(value))
+        self.painted(indent, key, escaped(value))
     }
 
     /// As [`pair`](Self::pair), for a value with styles.
@@ -37,7 +37,7 @@ impl Page<'_> {
     }
 
     fn value(&mut self, value: &str) -> io::Result<()> {
-        writeln!(self.0, "{:COLUMN$}{}", "", shown(value))
+        writeln!(self.0, "{:COLUMN$}{}", "", escaped(value))
     }
 
     fn remark(&mut self, remark: &str) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! `ringverbs perf`: latency and bandwidth.
 //!
-//! [`station`] is one side with its queue pair, [`protocol`] the communication of
+//! [`side`] is one side with its queue pair, [`protocol`] the communication of
 //! both sides, [`stats`] the evaluation, [`plot`] the plot. Without a host and
 //! `--server`, both sides are in this process and communicate over the loopback
 //! interface.
@@ -8,7 +8,7 @@
 mod error;
 mod plot;
 mod protocol;
-mod station;
+mod side;
 mod stats;
 
 use std::io::Write;
@@ -23,13 +23,13 @@ use serde::Serialize;
 
 use crate::device;
 use crate::error::Error;
+use crate::escape::escaped;
 use crate::out;
-use crate::shown::shown;
 use error::PerfError;
 use protocol::{
-    Answer, Go, Hello, Line, MAX_DEPTH, Measured, Phase, ProtocolError, VERSION, Welcome,
+    Answer, Go, Hello, MAX_DEPTH, Measured, PeerConnection, Phase, ProtocolError, VERSION, Welcome,
 };
-use station::{Plan, Station};
+use side::{Plan, Side};
 use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let context = &chosen.context;
     if !args.json && chosen.instead.is_some() {
         let mut out = out::stdout();
-        writeln!(out, "{}", shown(&chosen))?;
+        writeln!(out, "{}", escaped(&chosen))?;
         out.flush()?;
     }
     if args.server {
@@ -202,20 +202,20 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         port: args.port,
         why,
     })?;
-    let mut line = Line::over(stream)?;
-    let hello: Hello = line.hear()?;
-    let mut station = match welcome(args, context, &hello) {
-        Ok((station, welcome)) => {
-            line.say(&Answer::Yes(welcome))?;
-            station
+    let mut line = PeerConnection::over(stream)?;
+    let hello: Hello = line.receive()?;
+    let mut side = match welcome(args, context, &hello) {
+        Ok((side, welcome)) => {
+            line.send(&Answer::Yes(welcome))?;
+            side
         }
         Err(error) => {
-            line.say(&Answer::<Welcome>::No(error.to_string()))?;
+            line.send(&Answer::<Welcome>::No(error.to_string()))?;
             return Err(error);
         }
     };
     loop {
-        let phase: Phase = match line.hear() {
+        let phase: Phase = match line.receive() {
             Ok(phase) => phase,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -223,13 +223,13 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         if phase.size > hello.size {
             return Err(ProtocolError::Value("size").into());
         }
-        line.say(&Answer::Yes(Go { ready: true }))?;
-        station.serve(phase.size, phase.messages, phase.echo)?;
+        line.send(&Answer::Yes(Go { ready: true }))?;
+        side.serve(phase.size, phase.messages, phase.echo)?;
     }
 }
 
 /// Creates the server's side as the client requests it.
-fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Station, Welcome), Error> {
+fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Side, Welcome), Error> {
     hello.check()?;
     let plan = Plan {
         operation: hello.operation,
@@ -239,15 +239,15 @@ fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Station, We
         port: args.ib_port,
         gid_index: args.gid_idx,
     };
-    let mut station = Station::new(context, plan)?;
-    station.connect(&endpoint(&hello.endpoint)?)?;
-    let key = station.key();
+    let mut side = Side::new(context, plan)?;
+    side.connect(&endpoint(&hello.endpoint)?)?;
+    let key = side.key();
     let welcome = Welcome {
-        endpoint: station.endpoint().to_string(),
+        endpoint: side.endpoint().to_string(),
         addr: key.addr,
         rkey: key.rkey,
     };
-    Ok((station, welcome))
+    Ok((side, welcome))
 }
 
 fn endpoint(text: &str) -> Result<Endpoint, Error> {
@@ -272,26 +272,26 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
         port: args.ib_port,
         gid_index: args.gid_idx,
     };
-    let mut station = Station::new(context, plan)?;
-    let mut line = Line::over(stream)?;
-    let welcome: Welcome = line.ask(&Hello {
+    let mut side = Side::new(context, plan)?;
+    let mut line = PeerConnection::over(stream)?;
+    let welcome: Welcome = line.request(&Hello {
         version: VERSION,
         operation: args.operation,
         size: largest,
-        depth: station.depth(),
+        depth: side.depth(),
         events: args.events,
-        endpoint: station.endpoint().to_string(),
+        endpoint: side.endpoint().to_string(),
     })?;
-    station.connect(&endpoint(&welcome.endpoint)?)?;
+    side.connect(&endpoint(&welcome.endpoint)?)?;
     let at = RemoteAddr::new(welcome.addr, welcome.rkey);
     let iterations = u64::from(args.iters);
     let bar = bar(iterations * 2 * sizes.len() as u64);
     let mut rows = Vec::new();
     for size in sizes {
         bar.set_message(format!("{} {size} bytes", args.operation.name()));
-        let phase = |line: &mut Line<TcpStream>, echo| {
+        let phase = |line: &mut PeerConnection<TcpStream>, echo| {
             let sends = args.operation == Measured::Send;
-            line.ask::<Go>(&Phase {
+            line.request::<Go>(&Phase {
                 size,
                 messages: if sends { iterations } else { 0 },
                 echo: echo && sends,
@@ -306,9 +306,9 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
             }
         };
         phase(&mut line, true)?;
-        let times = station.latency(size, at, iterations, &mut tick)?;
+        let times = side.latency(size, at, iterations, &mut tick)?;
         phase(&mut line, false)?;
-        let time = station.bandwidth(size, at, iterations, &mut tick)?;
+        let time = side.bandwidth(size, at, iterations, &mut tick)?;
         let Some(latency) = Latency::of(times) else {
             continue;
         };
@@ -325,7 +325,7 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
         device: device.to_owned(),
         operation: args.operation,
         completions: if args.events { "events" } else { "polled" },
-        depth: station.depth(),
+        depth: side.depth(),
         rows,
     })
 }

@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::stats::Row;
-use crate::shown::shown;
+use crate::escape::escaped;
 
 /// A curve: name, colour, points.
 type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
@@ -61,12 +61,13 @@ pub fn draw(file: &Path, title: &str, rows: &[Row]) -> Result<(), PlotError> {
     std::fs::write(file, picture).map_err(|error| failed(error.to_string()))
 }
 
-type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+type PlotResult<'a> =
+    Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-fn paint<'a>(picture: &'a mut String, title: &str, rows: &[Row]) -> Drawn<'a> {
+fn paint<'a>(picture: &'a mut String, title: &str, rows: &[Row]) -> PlotResult<'a> {
     let area = SVGBackend::with_string(picture, (960, 480)).into_drawing_area();
     area.fill(&WHITE)?;
-    let title = shown(title).to_string();
+    let title = escaped(title).to_string();
     let area = area.titled(&title, ("sans-serif", 18))?;
     let (left, right) = area.split_horizontally(480);
     let of = |value: &dyn Fn(&Row) -> f64| -> Vec<(f64, f64)> {
@@ -95,7 +96,7 @@ fn chart<'a>(
     name: &str,
     unit: &str,
     curves: &[Curve],
-) -> Drawn<'a> {
+) -> PlotResult<'a> {
     let points = || curves.iter().flat_map(|(_, _, points)| points);
     // Not empty even with one point.
     let range = |axis: fn(&(f64, f64)) -> f64| {
@@ -158,7 +159,7 @@ fn size(bytes: f64) -> String {
 mod tests {
     use super::super::stats::{Bandwidth, Latency};
     use super::*;
-    use crate::shown::is_visible;
+    use crate::escape::is_visible;
 
     fn row(size: u32, nanoseconds: u64) -> Row {
         Row {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_point_or_none_or_zero_is_no_failure() {
+    fn a_plot_of_few_points_or_zeros_succeeds() {
         for rows in [vec![], vec![row(8, 5)], vec![row(8, 0)]] {
             paint(&mut String::new(), "", &rows).unwrap();
         }

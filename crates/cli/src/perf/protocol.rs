@@ -163,11 +163,11 @@ impl From<io::Error> for ProtocolError {
 
 /// A connection to the other side.
 #[derive(Debug)]
-pub struct Line<S> {
+pub struct PeerConnection<S> {
     stream: BufReader<S>,
 }
 
-impl Line<TcpStream> {
+impl PeerConnection<TcpStream> {
     /// Uses a connection. The other side may take a minute to answer, which is
     /// more than a phase should last.
     pub fn over(stream: TcpStream) -> Result<Self, ProtocolError> {
@@ -178,7 +178,7 @@ impl Line<TcpStream> {
     }
 }
 
-impl<S: Read + Write> Line<S> {
+impl<S: Read + Write> PeerConnection<S> {
     fn new(stream: S) -> Self {
         Self {
             stream: BufReader::new(stream),
@@ -186,7 +186,7 @@ impl<S: Read + Write> Line<S> {
     }
 
     /// Sends a message.
-    pub fn say(&mut self, what: &impl Serialize) -> Result<(), ProtocolError> {
+    pub fn send(&mut self, what: &impl Serialize) -> Result<(), ProtocolError> {
         let mut line = serde_json::to_vec(what).map_err(ProtocolError::Malformed)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
@@ -194,7 +194,7 @@ impl<S: Read + Write> Line<S> {
 
     /// Receives a message. The end of the connection is
     /// [`ProtocolError::Closed`].
-    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
         let mut line = Vec::new();
         let read = (&mut self.stream).take(LINE).read_until(b'\n', &mut line)?;
         match line.last() {
@@ -206,9 +206,12 @@ impl<S: Read + Write> Line<S> {
     }
 
     /// Sends a message and receives the answer.
-    pub fn ask<T: DeserializeOwned>(&mut self, what: &impl Serialize) -> Result<T, ProtocolError> {
-        self.say(what)?;
-        match self.hear()? {
+    pub fn request<T: DeserializeOwned>(
+        &mut self,
+        what: &impl Serialize,
+    ) -> Result<T, ProtocolError> {
+        self.send(what)?;
+        match self.receive()? {
             Answer::Yes(answer) => Ok(answer),
             Answer::No(why) => Err(ProtocolError::Refused(why)),
         }
@@ -223,8 +226,8 @@ mod tests {
 
     use super::*;
 
-    fn hears<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ProtocolError> {
-        Line::new(Cursor::new(bytes.to_vec())).hear()
+    fn reads<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ProtocolError> {
+        PeerConnection::new(Cursor::new(bytes.to_vec())).receive()
     }
 
     fn hello() -> Hello {
@@ -239,36 +242,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard() {
-        let mut line = Line::new(Cursor::new(Vec::new()));
-        line.say(&hello()).unwrap();
-        line.say(&Answer::Yes(Go { ready: true })).unwrap();
-        let mut line = Line::new(Cursor::new(line.stream.into_inner().into_inner()));
-        assert_eq!(line.hear::<Hello>().unwrap(), hello());
+    fn messages_are_read_as_written() {
+        let mut line = PeerConnection::new(Cursor::new(Vec::new()));
+        line.send(&hello()).unwrap();
+        line.send(&Answer::Yes(Go { ready: true })).unwrap();
+        let mut line = PeerConnection::new(Cursor::new(line.stream.into_inner().into_inner()));
+        assert_eq!(line.receive::<Hello>().unwrap(), hello());
         assert_eq!(
-            line.hear::<Answer<Go>>().unwrap(),
+            line.receive::<Answer<Go>>().unwrap(),
             Answer::Yes(Go { ready: true })
         );
-        assert!(matches!(line.hear::<Go>(), Err(ProtocolError::Closed)));
+        assert!(matches!(line.receive::<Go>(), Err(ProtocolError::Closed)));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
-        assert!(matches!(hears::<Hello>(b""), Err(ProtocolError::Closed)));
+    fn malformed_messages_are_refused() {
+        assert!(matches!(reads::<Hello>(b""), Err(ProtocolError::Closed)));
         assert!(matches!(
-            hears::<Hello>(b"{\"version\":1"),
+            reads::<Hello>(b"{\"version\":1"),
             Err(ProtocolError::Closed)
         ));
         assert!(matches!(
-            hears::<Hello>(b"GET / HTTP/1.1\r\n"),
+            reads::<Hello>(b"GET / HTTP/1.1\r\n"),
             Err(ProtocolError::Malformed(_))
         ));
         assert!(matches!(
-            hears::<Hello>(&[b'x'; 10_000]),
+            reads::<Hello>(&[b'x'; 10_000]),
             Err(ProtocolError::TooLong)
         ));
         assert!(matches!(
-            hears::<Go>(b"{\"ready\":7}\n"),
+            reads::<Go>(b"{\"ready\":7}\n"),
             Err(ProtocolError::Malformed(_))
         ));
     }
@@ -305,9 +308,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_heard_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = hears::<Hello>(&bytes);
-            let _ = hears::<Answer<Welcome>>(&bytes);
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = reads::<Hello>(&bytes);
+            let _ = reads::<Answer<Welcome>>(&bytes);
         }
     }
 }

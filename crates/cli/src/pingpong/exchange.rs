@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_says_where_nobody_listens() {
+    fn a_client_names_the_address_where_nobody_listens() {
         let (server, port) = server();
         drop(server);
         let error = client("127.0.0.1", port, &numbered(1, 1)).unwrap_err();

@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use crate::device;
 use crate::error::Error;
+use crate::escape::escaped;
 use crate::out;
-use crate::shown::shown;
 use error::PingPongError;
 use exchange::Server;
 use options::{Mtu, Options, Type};
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let context = &chosen.context;
     if !args.json {
         let mut out = out::stdout();
-        writeln!(out, "  {:<16}{}", "device:", shown(&chosen))?;
+        writeln!(out, "  {:<16}{}", "device:", escaped(&chosen))?;
         out.flush()?;
     }
     let queue_pairs = match args.transport {

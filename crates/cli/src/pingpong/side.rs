@@ -45,13 +45,13 @@ pub struct Side {
     options: Options,
     local: LocalAddress,
     domain: ProtectionDomain,
-    balls: Vec<Ball>,
+    connections: Vec<Connection>,
     srq: Option<SharedReceiveQueue>,
     poller: Poller,
 }
 
 /// A queue pair with its message.
-struct Ball {
+struct Connection {
     qp: QueuePair,
     /// `None` while it is being sent.
     outgoing: Option<Buffer>,
@@ -126,13 +126,13 @@ impl Side {
             options,
             local,
             domain,
-            balls: Vec::new(),
+            connections: Vec::new(),
             srq,
             poller,
         };
         for outgoing in buffers.by_ref().take(count as usize) {
-            let ball = side.ball(outgoing)?;
-            side.balls.push(ball);
+            let connection = side.connection(outgoing)?;
+            side.connections.push(connection);
         }
         for buffer in buffers.take(options.rx_depth as usize) {
             side.receive(0, buffer)?;
@@ -141,7 +141,7 @@ impl Side {
     }
 
     /// Creates a queue pair in a state that accepts receives.
-    fn ball(&self, outgoing: Buffer) -> Result<Ball, Error> {
+    fn connection(&self, outgoing: Buffer) -> Result<Connection, Error> {
         let transport = self.options.transport.native();
         let builder = self.domain.queue_pair(transport, &self.poller.cq);
         let builder = builder.send_depth(1);
@@ -155,7 +155,7 @@ impl Side {
             _ => qp.initialize(&self.local),
         };
         ready.map_err(doing("queue pair to INIT"))?;
-        Ok(Ball {
+        Ok(Connection {
             qp,
             outgoing: Some(outgoing),
             received: None,
@@ -164,10 +164,10 @@ impl Side {
         })
     }
 
-    fn receive(&mut self, ball: usize, buffer: Buffer) -> Result<(), Error> {
-        let posted = match (&mut self.srq, self.balls.get_mut(ball)) {
+    fn receive(&mut self, connection: usize, buffer: Buffer) -> Result<(), Error> {
+        let posted = match (&mut self.srq, self.connections.get_mut(connection)) {
             (Some(srq), _) => srq.receive(buffer, 0),
-            (None, Some(ball)) => ball.qp.receive(buffer, 0),
+            (None, Some(connection)) => connection.qp.receive(buffer, 0),
             (None, None) => Ok(()),
         };
         posted.map_err(|error| doing("posting a receive")(error.into_error()))
@@ -176,8 +176,8 @@ impl Side {
     /// Returns this side's addresses, as many as are exchanged; those without a
     /// queue pair are zero.
     pub fn destinations(&self) -> Vec<Destination> {
-        let destination = |ball: &Ball| {
-            let endpoint = ball.qp.endpoint(&self.local);
+        let destination = |connection: &Connection| {
+            let endpoint = connection.qp.endpoint(&self.local);
             Destination {
                 lid: endpoint.lid,
                 qpn: endpoint.qp_num,
@@ -185,7 +185,7 @@ impl Side {
                 gid: endpoint.gid.0,
             }
         };
-        let mut ours: Vec<_> = self.balls.iter().map(destination).collect();
+        let mut ours: Vec<_> = self.connections.iter().map(destination).collect();
         if self.srq.is_some() {
             ours.resize(SRQ_MESSAGES, Destination::default());
         }
@@ -194,33 +194,33 @@ impl Side {
 
     /// Returns the addresses that belong to queue pairs.
     pub fn used<'a>(&self, messages: &'a [Destination]) -> &'a [Destination] {
-        messages.get(..self.balls.len()).unwrap_or(messages)
+        messages.get(..self.connections.len()).unwrap_or(messages)
     }
 
     /// Connects to the other side.
     pub fn connect(&mut self, theirs: &[Destination]) -> Result<(), Error> {
         let used = theirs.iter().filter(|at| at.qpn != 0).count();
-        if used != self.balls.len() {
+        if used != self.connections.len() {
             return Err(PingPongError::QueuePairs {
-                ours: self.balls.len(),
+                ours: self.connections.len(),
                 theirs: used,
             }
             .into());
         }
         let ours = self.destinations();
         let (local, options, domain) = (self.local, self.options, self.domain.clone());
-        for ((ball, ours), theirs) in self.balls.iter_mut().zip(ours).zip(theirs) {
+        for ((connection, ours), theirs) in self.connections.iter_mut().zip(ours).zip(theirs) {
             if !theirs.has_gid() {
                 return Err(PingPongError::NoGid.into());
             }
             let mut path = local.path_to(Gid(theirs.gid), theirs.lid);
             path.sl = options.sl;
             let (qpn, psn, mtu) = (theirs.qpn, theirs.psn, options.mtu);
-            let qp = &mut ball.qp;
+            let qp = &mut connection.qp;
             let ready = match qp.transport() {
                 Transport::Datagram => domain
                     .address_handle(&path)
-                    .map(|handle| ball.path = Some((handle, qpn))),
+                    .map(|handle| connection.path = Some((handle, qpn))),
                 Transport::Unreliable => qp
                     .transition(ReadyToReceive::unreliable(path, qpn, psn, mtu))
                     .and_then(|()| qp.transition(ReadyToSend::unreliable(ours.psn))),
@@ -242,8 +242,8 @@ impl Side {
         if self.options.check {
             make_pattern(&mut pattern);
         }
-        for ball in &mut self.balls {
-            if let Some(outgoing) = &mut ball.outgoing {
+        for connection in &mut self.connections {
+            if let Some(outgoing) = &mut connection.outgoing {
                 outgoing.copy_from(&pattern).map_err(doing("memory"))?;
             }
         }
@@ -254,8 +254,8 @@ impl Side {
         };
         let start = Instant::now();
         if role == Role::Client {
-            for ball in &mut self.balls {
-                ball.send()?;
+            for connection in &mut self.connections {
+                connection.send()?;
             }
         }
         let mut completions: [Completion; BATCH] = std::array::from_fn(|_| Completion::default());
@@ -298,9 +298,11 @@ impl Side {
             .into());
         }
         let qp_num = completion.qp_num;
-        let of = |ball: &Ball| ball.qp.qp_num() == qp_num;
-        let (Some(buffer), Some(at)) = (completion.take_buffer(), self.balls.iter().position(of))
-        else {
+        let of = |connection: &Connection| connection.qp.qp_num() == qp_num;
+        let (Some(buffer), Some(at)) = (
+            completion.take_buffer(),
+            self.connections.iter().position(of),
+        ) else {
             return Err(PingPongError::Stray(qp_num).into());
         };
         let receive = completion.operation == Operation::Receive;
@@ -310,24 +312,26 @@ impl Side {
         } else {
             progress.sent += 1;
         }
-        let Some(ball) = self.balls.get_mut(at) else {
+        let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
         };
         if receive {
-            ball.waiting = false;
-            ball.received = Some(buffer);
+            connection.waiting = false;
+            connection.received = Some(buffer);
         } else {
-            ball.outgoing = Some(buffer);
+            connection.outgoing = Some(buffer);
         }
         // A message may arrive before the last send has completed.
-        if ball.outgoing.is_some()
-            && let Some(received) = ball.received.take()
+        if connection.outgoing.is_some()
+            && let Some(received) = connection.received.take()
         {
             self.answer(role, at, received)?;
         }
         let more = progress.sent < progress.iterations;
-        match self.balls.get_mut(at) {
-            Some(ball) if more && !ball.waiting && ball.outgoing.is_some() => ball.send(),
+        match self.connections.get_mut(at) {
+            Some(connection) if more && !connection.waiting && connection.outgoing.is_some() => {
+                connection.send()
+            }
             _ => Ok(()),
         }
     }
@@ -374,9 +378,9 @@ impl Side {
         if role == Role::Server {
             let message = self.message(&received);
             if let Some(outgoing) = self
-                .balls
+                .connections
                 .get_mut(at)
-                .and_then(|ball| ball.outgoing.as_mut())
+                .and_then(|connection| connection.outgoing.as_mut())
             {
                 let length = message.len().min(outgoing.capacity());
                 let copied = outgoing.copy_from(message.get(..length).unwrap_or_default());
@@ -387,7 +391,7 @@ impl Side {
     }
 }
 
-impl Ball {
+impl Connection {
     fn send(&mut self) -> Result<(), Error> {
         let Some(buffer) = self.outgoing.take() else {
             return Ok(());
@@ -427,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn done_means_both_ways() {
+    fn done_needs_both_directions() {
         let progress = |sent, received| Progress {
             iterations: 3,
             sent,

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_fields_are_named() {
         let changed = |at: usize, to: u8| {
             let mut message = *THEIRS;
             message[at] = to;
@@ -165,13 +165,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(destination in destination()) {
+        fn a_destination_is_read_as_written(destination in destination()) {
             prop_assert_eq!(Destination::decode(&destination.encode()), Ok(destination));
         }
 
         /// Any input is refused, or equals its own encoding.
         #[test]
-        fn anything_is_refused_or_means_itself(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn any_input_is_refused_or_equals_its_encoding(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(destination) = Destination::decode(&bytes) {
                 prop_assert!(destination.encode().eq_ignore_ascii_case(&bytes));
             }
@@ -188,7 +188,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_that_are_too_large_do_not_shift_the_rest(qpn: u32, psn: u32) {
+        fn large_numbers_do_not_shift_later_fields(qpn: u32, psn: u32) {
             let read = Destination::decode(&Destination { qpn, psn, ..Default::default() }.encode());
             let cut = Destination { qpn: qpn & MASK, psn: psn & MASK, ..Default::default() };
             prop_assert_eq!(read, Ok(cut));

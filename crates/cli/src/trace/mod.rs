@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::out;
 pub use process::TraceError;
 use process::{Mapping, Process};
-use queue::{As, Queue};
+use queue::{Queue, QueueKind};
 
 /// Arguments of `trace`.
 #[derive(clap::Args)]
@@ -38,7 +38,7 @@ pub struct Args {
     queue: Option<u64>,
     /// The type of the queue, if its entries do not tell
     #[arg(long = "as", value_name = "KIND")]
-    kind: Option<As>,
+    kind: Option<QueueKind>,
     /// Number of entries to show of each queue, newest last
     #[arg(short = 'n', long, default_value_t = 8, value_name = "COUNT")]
     last: u32,

@@ -11,7 +11,7 @@ const SAMPLE: u32 = 64;
 
 /// A queue's type, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum As {
+pub enum QueueKind {
     /// Completion queue
     Cq,
     /// Send queue
@@ -20,12 +20,12 @@ pub enum As {
     Rq,
 }
 
-impl From<As> for Kind {
-    fn from(kind: As) -> Self {
+impl From<QueueKind> for Kind {
+    fn from(kind: QueueKind) -> Self {
         match kind {
-            As::Cq => Self::Completion,
-            As::Sq => Self::Send,
-            As::Rq => Self::Receive,
+            QueueKind::Cq => Self::Completion,
+            QueueKind::Sq => Self::Send,
+            QueueKind::Rq => Self::Receive,
         }
     }
 }
@@ -56,13 +56,13 @@ pub struct Entry {
     /// Whether it was produced and not consumed.
     pub pending: bool,
     #[serde(flatten)]
-    pub what: What,
+    pub what: EntryContent,
 }
 
 /// The content of an entry.
 #[derive(Debug, Serialize)]
 #[serde(tag = "entry", rename_all = "lowercase")]
-pub enum What {
+pub enum EntryContent {
     /// A work completion.
     Completion {
         wr_id: u64,
@@ -109,7 +109,12 @@ pub struct Element {
 impl Queue {
     /// Copies the last entries of a queue. `None` if the mapping is not a queue
     /// of rxe, or is unmapped.
-    pub fn read(process: &Process, mapping: &Mapping, told: Option<As>, last: u32) -> Option<Self> {
+    pub fn read(
+        process: &Process,
+        mapping: &Mapping,
+        requested: Option<QueueKind>,
+        last: u32,
+    ) -> Option<Self> {
         let snapshot = || {
             let header = process.copy(mapping, 0, rxe::inspect::HEADER)?;
             Snapshot::read(&header, mapping.length)
@@ -126,7 +131,7 @@ impl Queue {
             entries.filter(|(_, bytes)| written(bytes)).collect()
         };
         let shown = entries(last);
-        let kind = told.map(Kind::from).or_else(|| {
+        let kind = requested.map(Kind::from).or_else(|| {
             let sample = entries(SAMPLE);
             Kind::of(sample.iter().map(|(_, bytes)| bytes.as_slice()))
         });
@@ -134,7 +139,7 @@ impl Queue {
         let entries = shown.into_iter().map(|(slot, bytes)| Entry {
             slot,
             pending: before.is_pending(slot),
-            what: What::of(kind, &bytes),
+            what: EntryContent::of(kind, &bytes),
         });
         Some(Self {
             device: mapping.node.clone(),
@@ -160,7 +165,7 @@ fn name_of_kind(kind: Kind) -> &'static str {
     }
 }
 
-impl What {
+impl EntryContent {
     /// Decodes an entry.
     pub fn of(kind: Option<Kind>, bytes: &[u8]) -> Self {
         let decoded = match kind {
@@ -325,15 +330,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_unknown() {
-        assert!(matches!(What::of(None, &[1; 64]), What::Unknown));
+    fn an_undecodable_entry_is_unknown() {
         assert!(matches!(
-            What::of(Some(Kind::Send), &[1; 64]),
-            What::Unknown
+            EntryContent::of(None, &[1; 64]),
+            EntryContent::Unknown
         ));
         assert!(matches!(
-            What::of(Some(Kind::Completion), &[]),
-            What::Unknown
+            EntryContent::of(Some(Kind::Send), &[1; 64]),
+            EntryContent::Unknown
+        ));
+        assert!(matches!(
+            EntryContent::of(Some(Kind::Completion), &[]),
+            EntryContent::Unknown
         ));
     }
 
@@ -371,7 +379,7 @@ mod tests {
             .entries
             .iter()
             .map(|entry| match &entry.what {
-                What::Completion { wr_id, status, .. } => {
+                EntryContent::Completion { wr_id, status, .. } => {
                     (entry.slot, entry.pending, *wr_id, status.as_str())
                 }
                 other => panic!("{other:?}"),

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-use super::queue::{Element, Entry, Queue, What};
+use super::queue::{Element, Entry, EntryContent, Queue};
+use crate::escape::escaped;
 use crate::out::{self, paint};
-use crate::shown::shown;
 
 /// Prints a queue and its entries.
 pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
@@ -41,16 +41,16 @@ pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
 pub fn entry(out: &mut impl Write, queue: &Queue, entry: &Entry, whose: bool) -> io::Result<()> {
     let mark = if entry.pending { "*" } else { " " };
     let whose = match whose {
-        true => format!("{}+{:#x} ", shown(&queue.device), queue.offset),
+        true => format!("{}+{:#x} ", escaped(&queue.device), queue.offset),
         false => String::new(),
     };
     let slot = paint(out::DIM, format_args!("[{:5}]", entry.slot));
     writeln!(out, "{mark} {whose}{slot} {}", what(&entry.what))
 }
 
-fn what(what: &What) -> String {
+fn what(what: &EntryContent) -> String {
     match what {
-        What::Completion {
+        EntryContent::Completion {
             wr_id,
             status,
             opcode,
@@ -72,7 +72,7 @@ fn what(what: &What) -> String {
             };
             format!("wr_id {wr_id:#x}  {status} {opcode}{length}  QP {qp_num:#x}{from}")
         }
-        What::Send {
+        EntryContent::Send {
             wr_id,
             opcode,
             flags,
@@ -103,7 +103,7 @@ fn what(what: &What) -> String {
                 elements(sges)
             )
         }
-        What::Receive {
+        EntryContent::Receive {
             wr_id,
             length,
             sges,
@@ -112,7 +112,7 @@ fn what(what: &What) -> String {
             "wr_id {wr_id:#x}  room for {length} bytes{}",
             elements(sges)
         ),
-        What::Unknown => "written, but of a kind that is not known; see --as".into(),
+        EntryContent::Unknown => "written, but of a kind that is not known; see --as".into(),
     }
 }
 
@@ -125,7 +125,7 @@ fn elements(sges: &[Element]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shown::is_visible;
+    use crate::escape::is_visible;
 
     #[test]
     fn a_hostile_name_does_nothing_to_the_terminal() {
@@ -143,7 +143,7 @@ mod tests {
             entries: vec![Entry {
                 slot: 0,
                 pending: true,
-                what: What::Unknown,
+                what: EntryContent::Unknown,
             }],
         };
         let mut got = Vec::new();

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ready_is_known_by_its_number() {
+    fn ready_values_survive_their_number() {
         for what in [
             Ready::Events,
             Ready::Time,

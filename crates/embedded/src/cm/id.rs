@@ -8,7 +8,7 @@ use rdmacm::abi;
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
-use super::ports::{Taken, random};
+use super::ports::{BoundPort, random};
 use super::wire::Message;
 use crate::{Result, refuse};
 
@@ -60,7 +60,7 @@ pub(super) enum Phase {
 
 /// Parameters of the peer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct End {
+pub(super) struct PeerParameters {
     pub(super) qp_num: u32,
     pub(super) psn: u32,
     pub(super) lid: u16,
@@ -89,13 +89,13 @@ pub(super) struct Id {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     /// The port that it owns.
-    pub(super) taken: Option<Taken>,
+    pub(super) taken: Option<BoundPort>,
     pub(super) listener: Option<OwnedFd>,
     pub(super) callers: Vec<Option<OwnedFd>>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
-    pub(super) other: Option<End>,
+    pub(super) other: Option<PeerParameters>,
     pub(super) depths: Depths,
     /// Established by an event of its queue pair, before the peer's message.
     pub(super) notified: bool,
@@ -162,7 +162,7 @@ impl Id {
 
     /// Stores the parameters of the peer from its message.
     pub(super) fn meet(&mut self, message: &Message) {
-        self.other = Some(End {
+        self.other = Some(PeerParameters {
             qp_num: message.qp_num,
             psn: message.psn,
             lid: message.lid,

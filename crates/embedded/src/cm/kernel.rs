@@ -14,7 +14,7 @@ use super::id::Port;
 use super::state::State;
 use crate::embedded::Embedded;
 use crate::kernel::wait;
-use crate::user::{Need, copyable};
+use crate::user::{Access, copyable};
 use crate::{Result, refuse};
 
 /// Path of the device.
@@ -245,7 +245,7 @@ unsafe impl Kernel for ManagerKernel {
             let Some(room) = option.get_mut(..length) else {
                 return refuse(libc::ENOSYS);
             };
-            copyable(it.optval, length as u64, Need::Read)?;
+            copyable(it.optval, length as u64, Access::Read)?;
             let from = std::ptr::with_exposed_provenance::<u8>(it.optval as usize);
             // SAFETY: the caller vouches for the value's address and length;
             // the destination is separate memory and long enough.
@@ -255,7 +255,7 @@ unsafe impl Kernel for ManagerKernel {
         if let Answer::At(address, bytes) = answer {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());
-            copyable(address, length as u64, Need::Write)?;
+            copyable(address, length as u64, Access::Write)?;
             // SAFETY: the caller vouches for the address in the command, for
             // the length that it states; the answer is separate memory.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };

@@ -28,19 +28,19 @@ const FIRST_CHOSEN: u16 = 32768;
 #[derive(Debug)]
 pub(super) enum Ports {
     /// Ports of this process alone, with the address of the listener.
-    Process(Mutex<HashMap<Place, Option<UnixAddr>>>),
+    Process(Mutex<HashMap<PortKey, Option<UnixAddr>>>),
     /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
 }
 
 /// A port space, and a port of it.
-pub(super) type Place = (u16, u16);
+pub(super) type PortKey = (u16, u16);
 
 /// A port in use. Dropping it releases the port.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct BoundPort {
     ports: Arc<Ports>,
-    place: Place,
+    place: PortKey,
     lock: Option<Flock<File>>,
 }
 
@@ -53,11 +53,11 @@ pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn lock_name((space, port): Place) -> String {
+fn lock_name((space, port): PortKey) -> String {
     format!("cm-{space:x}-{port}.lock")
 }
 
-fn socket_name((space, port): Place) -> String {
+fn socket_name((space, port): PortKey) -> String {
     format!("cm-{space:x}-{port}.socket")
 }
 
@@ -74,7 +74,7 @@ impl Ports {
     }
 
     /// Takes a port; for zero, any free one.
-    pub(super) fn take(self: &Arc<Self>, space: u16, port: u16) -> Result<Taken> {
+    pub(super) fn take(self: &Arc<Self>, space: u16, port: u16) -> Result<BoundPort> {
         if port != 0 {
             return self.take_that((space, port));
         }
@@ -90,7 +90,7 @@ impl Ports {
         refuse(libc::EADDRNOTAVAIL)
     }
 
-    fn take_that(self: &Arc<Self>, place: Place) -> Result<Taken> {
+    fn take_that(self: &Arc<Self>, place: PortKey) -> Result<BoundPort> {
         let lock = match &**self {
             Self::Process(table) => {
                 let mut table = lock(table);
@@ -105,7 +105,7 @@ impl Ports {
                 None => return refuse(libc::EADDRINUSE),
             },
         };
-        Ok(Taken {
+        Ok(BoundPort {
             ports: Arc::clone(self),
             place,
             lock,
@@ -116,7 +116,7 @@ impl Ports {
     ///
     /// # Errors
     /// EAGAIN if the backlog is full.
-    pub(super) fn connect(&self, place: Place) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect(&self, place: PortKey) -> Result<Option<OwnedFd>> {
         let table = match self {
             Self::Process(table) => table,
             Self::Directory(directory) => return directory.connect(&socket_name(place)),
@@ -154,7 +154,7 @@ impl Ports {
     }
 }
 
-impl Taken {
+impl BoundPort {
     pub(super) fn port(&self) -> u16 {
         self.place.1
     }
@@ -184,7 +184,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for BoundPort {
     fn drop(&mut self) {
         match &*self.ports {
             Ports::Process(table) => drop(lock(table).remove(&self.place)),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_one_s_until_it_is_given_back() {
+    fn a_port_is_exclusive_until_released() {
         both("taken", |ports| {
             let taken = ports().take(SPACE, 7471).unwrap();
             let again = ports().take(SPACE, 7471).unwrap_err();
@@ -235,7 +235,7 @@ mod tests {
             drop(taken);
             let taken = ports().take(SPACE, 7471).unwrap();
             let chosen: Vec<_> = (0..20).map(|_| ports().take(SPACE, 0).unwrap()).collect();
-            let mut numbers: Vec<u16> = chosen.iter().map(Taken::port).collect();
+            let mut numbers: Vec<u16> = chosen.iter().map(BoundPort::port).collect();
             numbers.sort_unstable();
             numbers.dedup();
             assert_eq!((numbers.len(), taken.port()), (20, 7471));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_wait_as_may() {
+    fn the_backlog_is_limited() {
         both("backlog", |ports| {
             let taken = ports().take(SPACE, 7471).unwrap();
             let reach = || ports().connect((SPACE, 7471));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_has_left_is_in_nobody_s_way() {
+    fn leftovers_of_a_killed_process_are_replaced() {
         let name = format!("ringverbs-ports-left-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let ports = joined(&directory);
@@ -283,7 +283,7 @@ mod tests {
 
     /// Names of ports that are not files of this user.
     #[test]
-    fn a_port_that_another_has_is_in_use() {
+    fn a_bound_port_is_in_use() {
         let name = format!("ringverbs-ports-other-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let ports = joined(&directory);
@@ -303,7 +303,7 @@ mod tests {
     /// A process's own ports reject other processes that have found the name.
     /// Runs this program again as the other process.
     #[test]
-    fn only_this_process_is_let_in() {
+    fn only_processes_of_this_user_are_admitted() {
         const NAME: &str = "RINGVERBS_PORT_OF_ANOTHER";
         if let Ok(name) = std::env::var(NAME) {
             let at = UnixAddr::new_abstract(name.as_bytes()).unwrap();
@@ -315,7 +315,10 @@ mod tests {
         let name = getsockname::<UnixAddr>(listener.as_raw_fd()).unwrap();
         let name = String::from_utf8(name.as_abstract().unwrap().to_vec()).unwrap();
         let stranger = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["cm::ports::tests::only_this_process_is_let_in", "--exact"])
+            .args([
+                "cm::ports::tests::only_processes_of_this_user_are_admitted",
+                "--exact",
+            ])
             .env(NAME, name)
             .stdout(std::process::Stdio::null())
             .status();

@@ -18,31 +18,31 @@ use crate::{Result, refuse};
 const ROUNDS: usize = 64;
 
 /// Content of a socket.
-enum Heard {
+enum Received {
     Nothing,
     Message(Kind, Box<Message>),
     /// The peer has closed its socket, or sent a malformed message.
-    End,
+    Closed,
 }
 
-fn hear(socket: &OwnedFd) -> Heard {
+fn receive(socket: &OwnedFd) -> Received {
     // One more byte, to detect messages that are too long.
     let mut bytes = [0; SIZE + 1];
     loop {
         match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => return Heard::End,
+            Ok(0) => return Received::Closed,
             Ok(length) => match Message::parse(&bytes[..length]) {
-                Ok((kind, message)) => return Heard::Message(kind, Box::new(message)),
+                Ok((kind, message)) => return Received::Message(kind, Box::new(message)),
                 Err(error) => {
                     tracing::debug!(%error, "malformed message from the peer");
-                    return Heard::End;
+                    return Received::Closed;
                 }
             },
-            Err(nix::Error::EAGAIN) => return Heard::Nothing,
+            Err(nix::Error::EAGAIN) => return Received::Nothing,
             // ECONNRESET is reported once, if the peer closed its socket with
             // unread data; messages of the peer can still be read.
             Err(nix::Error::EINTR | nix::Error::ECONNRESET) => {}
-            Err(_) => return Heard::End,
+            Err(_) => return Received::Closed,
         }
     }
 }
@@ -177,10 +177,10 @@ impl State {
             return false;
         };
         let Some(socket) = caller else { return false };
-        match hear(socket) {
-            Heard::Nothing => return false,
-            Heard::End => *caller = None,
-            Heard::Message(kind, message) => {
+        match receive(socket) {
+            Received::Nothing => return false,
+            Received::Closed => *caller = None,
+            Received::Message(kind, message) => {
                 if let Some(socket) = caller.take() {
                     self.requested(number, socket, kind, &message);
                 }
@@ -263,15 +263,15 @@ impl State {
         let Some(socket) = &id.socket else {
             return false;
         };
-        match hear(socket) {
-            Heard::Nothing => return false,
-            Heard::End => self.ended(number),
-            Heard::Message(kind, message) => self.told(number, kind, &message),
+        match receive(socket) {
+            Received::Nothing => return false,
+            Received::Closed => self.ended(number),
+            Received::Message(kind, message) => self.handle_message(number, kind, &message),
         }
         true
     }
 
-    fn told(&mut self, number: u32, kind: Kind, message: &Message) {
+    fn handle_message(&mut self, number: u32, kind: Kind, message: &Message) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
         };

@@ -24,9 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(10);
 
 /// A directory that is removed after the test.
-struct Meeting(Option<PathBuf>);
+struct TempDirectory(Option<PathBuf>);
 
-impl Drop for Meeting {
+impl Drop for TempDirectory {
     fn drop(&mut self) {
         if let Some(directory) = &self.0 {
             let _ = std::fs::remove_dir_all(directory);
@@ -36,12 +36,12 @@ impl Drop for Meeting {
 
 /// Creates two devices that reach each other's ports: in one network, or in two
 /// that share a directory.
-fn ends(joined: bool) -> (Embedded, Embedded, Meeting) {
+fn ends(joined: bool) -> (Embedded, Embedded, TempDirectory) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !joined {
         let network = Network::new(Drive::Caller).unwrap();
         let device = || network.device("roce").unwrap();
-        return (device(), device(), Meeting(None));
+        return (device(), device(), TempDirectory(None));
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("ringverbs-cm-{}-{number}", std::process::id());
@@ -50,7 +50,7 @@ fn ends(joined: bool) -> (Embedded, Embedded, Meeting) {
         let network = Network::joined(Drive::Caller, &directory).unwrap();
         network.device("roce").unwrap()
     };
-    (device(), device(), Meeting(Some(directory)))
+    (device(), device(), TempDirectory(Some(directory)))
 }
 
 fn open(device: &Embedded) -> EventChannel {
@@ -203,7 +203,7 @@ fn a_connection_is_made_and_ended() {
 }
 
 #[test]
-fn the_queue_pair_s_word_establishes_too() {
+fn a_communication_event_of_the_queue_pair_establishes_too() {
     let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -221,7 +221,7 @@ fn the_queue_pair_s_word_establishes_too() {
 }
 
 #[test]
-fn who_says_no_is_heard() {
+fn a_rejection_is_reported() {
     for joined in [false, true] {
         let (a, b, _meeting) = ends(joined);
         let (near, far) = (open(&a), open(&b));
@@ -295,7 +295,7 @@ fn who_says_no_is_heard() {
 }
 
 #[test]
-fn an_address_is_this_machine_s() {
+fn loopback_addresses_are_local() {
     let (a, ..) = ends(false);
     let channel = open(&a);
     let bind = |address: &str| {
@@ -338,7 +338,7 @@ fn an_address_is_this_machine_s() {
 }
 
 #[test]
-fn a_new_id_can_do_little() {
+fn a_new_id_permits_few_commands() {
     let (a, ..) = ends(false);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
@@ -369,7 +369,7 @@ fn a_new_id_can_do_little() {
 }
 
 #[test]
-fn datagram_services_are_told() {
+fn datagram_services_report_their_queue_pair() {
     for joined in [false, true] {
         let (a, b, _meeting) = ends(joined);
         let (near, far) = (open(&a), open(&b));
@@ -436,7 +436,7 @@ fn groups_are_joined_and_left() {
 }
 
 #[test]
-fn ids_move_with_what_waits() {
+fn ids_migrate_with_their_events() {
     let (a, b, _meeting) = ends(true);
     let (near, far, other) = (open(&a), open(&b), open(&b));
     let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -466,7 +466,7 @@ fn ids_move_with_what_waits() {
 }
 
 #[test]
-fn a_channel_is_readable_when_there_is_something() {
+fn a_channel_is_readable_when_it_has_events() {
     let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let readable = |channel: &EventChannel| wait(channel.as_fd(), 0u8.into()).unwrap();
@@ -495,7 +495,7 @@ fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
 }
 
 #[test]
-fn who_does_not_answer_is_not_waited_for_for_ever() {
+fn a_silent_peer_times_out() {
     let (a, b, _meeting) = ends(false);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -543,7 +543,7 @@ fn good_request(to: SocketAddr) -> Message {
 }
 
 #[test]
-fn a_stranger_harms_nobody() {
+fn an_unknown_caller_is_ignored() {
     let (a, b, _meeting) = ends(true);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
@@ -617,7 +617,7 @@ proptest! {
     /// Whatever a connecting client and a peer send, the only effects are
     /// events, and afterwards the port works as before.
     #[test]
-    fn any_bytes_are_survived(
+    fn any_bytes_are_handled(
         calls in {
             let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
             proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_says_what_it_was_told() {
+    fn a_message_is_read_as_written() {
         let (from, to) = ("127.0.0.1:5", "[::1]:65535");
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let mut sent = Message::new(Kind::Reply, &[7; 196])
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn impossible_requests_are_refused() {
         let good = Message::new(Kind::Request, &[1; 56]);
         let parse = |change: fn(&mut Message)| {
             let mut bad = good;
@@ -283,7 +283,7 @@ mod tests {
         /// Arbitrary bytes parse to a message within its bounds, or to an
         /// error.
         #[test]
-        fn any_bytes_are_judged(
+        fn any_bytes_are_parsed_or_refused(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..SIZE + 3),
             kind in 0u8..10,
             begun in any::<bool>(),

@@ -19,7 +19,7 @@ fn creating_says_space_and_type() {
     ] {
         let id = channel.create_id(space).unwrap();
         // Follows the destruction of the previous id.
-        let asked = fake.take_asked().pop().unwrap();
+        let asked = fake.take_commands().pop().unwrap();
         let body: abi::CreateId = asked.body();
         assert_eq!(
             (asked.fd, asked.command, body.ps, body.qp_type),
@@ -30,7 +30,7 @@ fn creating_says_space_and_type() {
         assert_eq!(id.is_datagram(), qp_type == 4);
     }
     let id = channel.create_id_of(PortSpace::IB, QpType::UC).unwrap();
-    let body: abi::CreateId = fake.take_asked().pop().unwrap().body();
+    let body: abi::CreateId = fake.take_commands().pop().unwrap().body();
     assert_eq!((body.qp_type, id.is_datagram()), (3, false));
     let error = channel
         .create_id_of(PortSpace::IB, QpType(256))
@@ -42,7 +42,7 @@ fn creating_says_space_and_type() {
 fn addresses_are_socket_addresses() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     id.bind(v4()).unwrap();
-    let body: abi::Bind = fake.take_asked()[0].body();
+    let body: abi::Bind = fake.take_commands()[0].body();
     assert_eq!(
         (body.id, body.addr_size, body.reserved),
         (id.number(), 16, 0)
@@ -53,7 +53,7 @@ fn addresses_are_socket_addresses() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     id.resolve_address(Some(v4().into()), v6(), Duration::from_micros(1500))
         .unwrap();
-    let body: abi::ResolveAddr = fake.take_asked()[0].body();
+    let body: abi::ResolveAddr = fake.take_commands()[0].body();
     assert_eq!((body.src_size, body.dst_size, body.timeout_ms), (16, 28, 2));
     assert_eq!(body.src_addr[..8], [2, 0, 0x12, 0xb7, 192, 0, 2, 7]);
     assert_eq!(body.dst_addr[..8], [10, 0, 1, 2, 0, 0, 0, 0]);
@@ -86,7 +86,7 @@ fn addresses_are_socket_addresses() {
 fn long_timeouts_are_the_longest_there_is() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     id.resolve_route(Duration::MAX).unwrap();
-    let body: abi::ResolveRoute = fake.take_asked()[0].body();
+    let body: abi::ResolveRoute = fake.take_commands()[0].body();
     assert_eq!((body.id, body.timeout_ms), (id.number(), u32::MAX));
 }
 
@@ -105,7 +105,7 @@ fn connection_parameters() {
         srq: true,
     };
     id.connect(&param).unwrap();
-    let body: abi::Connect = fake.take_asked()[0].body();
+    let body: abi::Connect = fake.take_commands()[0].body();
     let sent = body.conn_param;
     assert_eq!(
         (body.id, sent.valid, sent.qp_num, sent.qkey),
@@ -120,13 +120,13 @@ fn connection_parameters() {
     assert_eq!((sent.rnr_retry_count, sent.srq), (4, 1));
 
     id.accept(&param).unwrap();
-    let body: abi::Accept = fake.take_asked()[0].body();
+    let body: abi::Accept = fake.take_commands()[0].body();
     assert_eq!(
         (body.uid, body.conn_param, body.id),
         (id.key().0, sent, id.number())
     );
     id.establish().unwrap();
-    let asked = &fake.take_asked()[0];
+    let asked = &fake.take_commands()[0];
     let body: abi::Accept = asked.body();
     assert_eq!(
         (asked.command, body.conn_param.valid, body.uid),
@@ -134,7 +134,7 @@ fn connection_parameters() {
     );
 
     id.reject(b"xy").unwrap();
-    let body: abi::Reject = fake.take_asked()[0].body();
+    let body: abi::Reject = fake.take_commands()[0].body();
     assert_eq!(
         (body.reason, body.private_data_len, body.private_data[1]),
         (28, 2, b'y')
@@ -142,7 +142,7 @@ fn connection_parameters() {
 }
 
 #[test]
-fn parameters_that_would_be_cut_are_refused() {
+fn parameters_that_would_be_truncated_are_refused() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     let long = [1; 256];
     let wrong = [
@@ -240,7 +240,7 @@ fn options_have_the_lengths_that_the_kernel_wants() {
     id.set_ib_path(&[abi::PathRecData::new_zeroed(); 2])
         .unwrap();
     let asked: Vec<_> = fake
-        .take_asked()
+        .take_commands()
         .iter()
         .map(|asked| asked.body::<abi::SetOption>())
         .map(|body| (body.level, body.optname, body.optlen, body.optval != 0))
@@ -289,7 +289,7 @@ fn queue_pair_attributes() {
         ([8; 16], true)
     );
     assert_eq!((attr.port_num, attr.timeout), (1, 14));
-    let body: abi::InitQpAttr = fake.take_asked()[0].body();
+    let body: abi::InitQpAttr = fake.take_commands()[0].body();
     assert_eq!((body.id, body.qp_state), (id.number(), 2));
 
     for field in 0..4 {
@@ -392,7 +392,7 @@ fn older_forms_of_the_commands() {
     ucm.resolve_ip(id.number(), [0; 28], address, 5).unwrap();
     let number = ucm.join_ip_mcast(id.number(), 1 << 40, address).unwrap();
     ucm.leave_mcast(number).unwrap();
-    let asked = fake.take_asked();
+    let asked = fake.take_commands();
     let bind: abi::BindIp = asked[0].body();
     assert_eq!((bind.id, bind.addr), (id.number(), address));
     let resolve: abi::ResolveIp = asked[1].body();
@@ -410,7 +410,7 @@ fn small_commands() {
     id.disconnect().unwrap();
     id.notify(AsyncEventType::COMM_EST).unwrap();
     id.write_event(0x1234).unwrap();
-    let asked = fake.take_asked();
+    let asked = fake.take_commands();
     let listen: abi::Listen = asked[0].body();
     assert_eq!((listen.id, listen.backlog), (id.number(), 3));
     let disconnect: abi::Disconnect = asked[1].body();

@@ -17,7 +17,7 @@ fn sysfs_says_number_and_version() {
 }
 
 #[test]
-fn without_sysfs_it_is_where_it_usually_is() {
+fn without_sysfs_the_default_path_is_used() {
     let fake = FakeCm::empty();
     fake.set_file(DEVICE, "");
     assert_eq!(device::find(&fake).dev_t, None);

@@ -46,7 +46,7 @@ fn a_failed_command_does_not_undo_an_event() {
 }
 
 #[test]
-fn waiting_ends_with_an_event_or_the_time() {
+fn a_wait_ends_with_an_event_or_the_timeout() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     assert!(channel.wait(Some(Duration::ZERO)).unwrap().is_none());
     assert!(
@@ -76,7 +76,7 @@ fn signals_do_not_end_the_wait() {
 }
 
 #[test]
-fn requests_have_an_id_of_their_own() {
+fn a_connection_request_has_its_own_id() {
     let (fake, channel, listening) = with_id(PortSpace::TCP);
     let number = ask(&fake, &listening);
     let mut event = channel.try_event().unwrap().unwrap();
@@ -92,16 +92,16 @@ fn requests_have_an_id_of_their_own() {
     );
     assert_eq!(request.port_space(), PortSpace::TCP);
     assert_ne!(request.key(), listening.key());
-    fake.take_asked();
+    fake.take_commands();
     request.accept(&ConnParam::default()).unwrap();
-    let body: abi::Accept = fake.take_asked()[0].body();
+    let body: abi::Accept = fake.take_commands()[0].body();
     assert_eq!(body.uid, request.key().0, "its events name it from now on");
     happen(&fake, &request, EventKind::ESTABLISHED, 0, &[]);
     assert!(channel.try_event().unwrap().unwrap().is_of(&request));
 }
 
 #[test]
-fn a_request_that_nobody_takes_is_destroyed() {
+fn an_untaken_request_is_destroyed() {
     let (fake, channel, listening) = with_id(PortSpace::TCP);
     let number = ask(&fake, &listening);
     assert!(fake.live_objects().contains(&number));
@@ -134,7 +134,7 @@ fn events_of_destroyed_ids() {
 }
 
 #[test]
-fn events_that_make_no_sense() {
+fn malformed_events() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     let (key, number) = (id.key().0, id.number());
     let wrong = [

@@ -10,7 +10,7 @@ fn dropped_once() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     let number = id.number();
     drop(id);
-    let asked = fake.take_asked();
+    let asked = fake.take_commands();
     let body: abi::DestroyId = asked[0].body();
     assert_eq!((asked.len(), body.id), (1, number));
     assert_eq!(channel.inner.table.len(), 0);
@@ -20,7 +20,7 @@ fn dropped_once() {
 }
 
 #[test]
-fn an_id_that_was_not_made_leaves_nothing() {
+fn a_failed_creation_leaves_nothing() {
     let (fake, channel) = channel();
     fake.reply(cmd::CMD_CREATE_ID, Err(Errno::new(libc::ENOMEM)));
     let error = channel.create_id(PortSpace::TCP).unwrap_err();
@@ -33,7 +33,7 @@ fn an_id_that_was_not_made_leaves_nothing() {
 }
 
 #[test]
-fn a_refused_destroy_gives_the_id_back() {
+fn a_refused_destroy_returns_the_id() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     fake.reply(cmd::CMD_DESTROY_ID, Err(Errno::new(libc::EBUSY)));
     let (id, error) = id.destroy().unwrap_err();
@@ -83,10 +83,10 @@ fn an_id_moves_with_its_events() {
     happen(&fake, &id, EventKind::ADDR_RESOLVED, 0, &[]);
     assert!(first.try_event().unwrap().unwrap().is_of(&id));
 
-    fake.take_asked();
+    fake.take_commands();
     fake.reply(cmd::CMD_MIGRATE_ID, Ok(1u32.to_ne_bytes().to_vec()));
     assert_eq!(id.migrate(&second), Ok(1));
-    let asked = fake.take_asked();
+    let asked = fake.take_commands();
     let body: abi::MigrateId = asked[0].body();
     assert_eq!((asked[0].fd, body.fd), (fd(&second), fd(&first) as u32));
     happen(&fake, &id, EventKind::ADDR_CHANGE, 0, &[]);
@@ -104,7 +104,7 @@ fn an_id_moves_with_its_events() {
 }
 
 #[test]
-fn all_may_be_sent_and_shared() {
+fn all_types_are_send_and_sync() {
     fn check<T: Send + Sync + 'static>() {}
     check::<EventChannel>();
     check::<Event>();

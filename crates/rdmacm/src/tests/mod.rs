@@ -22,7 +22,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn channel() -> (FakeCm, EventChannel) {
     let fake = FakeCm::new();
     let channel = EventChannel::open_on(Box::new(fake.clone())).unwrap();
-    fake.take_asked();
+    fake.take_commands();
     (fake, channel)
 }
 
@@ -30,7 +30,7 @@ fn channel() -> (FakeCm, EventChannel) {
 fn with_id(space: PortSpace) -> (FakeCm, EventChannel, Id) {
     let (fake, channel) = channel();
     let id = channel.create_id(space).unwrap();
-    fake.take_asked();
+    fake.take_commands();
     (fake, channel, id)
 }
 
@@ -69,7 +69,7 @@ fn v6() -> SocketAddr {
 }
 
 fn numbers(fake: &FakeCm) -> Vec<u32> {
-    fake.take_asked()
+    fake.take_commands()
         .iter()
         .map(|asked| asked.command)
         .collect()

@@ -17,7 +17,7 @@ fn number(fake: &FakeCm) -> u32 {
 #[test]
 fn joining_and_leaving() {
     let (fake, channel, id, membership) = joined();
-    let body: abi::JoinMcast = fake.take_asked()[0].body();
+    let body: abi::JoinMcast = fake.take_commands()[0].body();
     assert_eq!(
         (body.id, body.addr_size, body.join_flags),
         (id.number(), 16, 1)
@@ -50,7 +50,7 @@ fn joining_and_leaving() {
 #[test]
 fn dropped_before_the_id() {
     let (fake, _channel, id, membership) = joined();
-    fake.take_asked();
+    fake.take_commands();
     drop(membership);
     drop(id);
     assert_eq!(numbers(&fake), [cmd::CMD_LEAVE_MCAST, cmd::CMD_DESTROY_ID]);
@@ -59,7 +59,7 @@ fn dropped_before_the_id() {
 #[test]
 fn gone_with_the_id() {
     let (fake, channel, id, membership) = joined();
-    fake.take_asked();
+    fake.take_commands();
     drop(id);
     // Its number may have been reused.
     assert_eq!(membership.leave().unwrap().events_reported(), 0);
@@ -78,13 +78,13 @@ fn moves_with_the_id() {
     let event = second.try_event().unwrap().unwrap();
     assert_eq!(event.membership(), Some(membership.key()));
     assert!(matches!(event.message().result(), Err(Reason::Errno(errno)) if errno.raw() == 110));
-    fake.take_asked();
+    fake.take_commands();
     drop(membership);
-    assert_eq!(fake.take_asked()[0].fd, fd(&second));
+    assert_eq!(fake.take_commands()[0].fd, fd(&second));
 }
 
 #[test]
-fn an_ids_event_for_a_membership_makes_no_sense() {
+fn an_id_event_for_a_membership_is_malformed() {
     let (fake, channel, _id, membership) = joined();
     let bytes = event(
         membership.key().0,

@@ -74,7 +74,7 @@ fn outcomes() {
 }
 
 #[test]
-fn private_data_stays_in_its_room() {
+fn private_data_is_bounded() {
     for len in [0, 1, 56, 255] {
         let conn = abi::ConnParam {
             private_data: core::array::from_fn(|index| index as u8),

@@ -12,8 +12,8 @@ use ringverbs::{
 };
 
 use crate::world::{
-    Asked, Back, Body, Cq, Dom, Done, Flight, Granted, Lane, Pair, Poller, Remote, Shared, Told,
-    Window, World, address, pick,
+    Back, Body, Cq, Dom, Done, Flight, Granted, Lane, Pair, Poller, RecordedCommand, Remote,
+    Shared, Told, Window, World, address, pick,
 };
 
 pub type Numbers = [u32; 4];
@@ -1529,8 +1529,14 @@ fn somewhere(world: &World, number: u32, needs: AccessFlags) -> Option<(RemoteAd
 }
 
 /// A write's, read's or atomic's side that the model holds it to.
-fn asks(world: &World, at: usize, to: RemoteAddr, len: usize, needs: AccessFlags) -> Option<Asked> {
-    (world.pairs[at].transport == Transport::Reliable).then_some(Asked {
+fn asks(
+    world: &World,
+    at: usize,
+    to: RemoteAddr,
+    len: usize,
+    needs: AccessFlags,
+) -> Option<RecordedCommand> {
+    (world.pairs[at].transport == Transport::Reliable).then_some(RecordedCommand {
         addr: to.addr,
         len: len as u64,
         rkey: to.rkey,

@@ -46,7 +46,7 @@ pub enum Lane {
 
 /// What an operation asks of a peer's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct RecordedCommand {
     pub addr: u64,
     pub len: u64,
     pub rkey: u32,
@@ -63,7 +63,7 @@ pub struct Flight {
     /// There is another behind it with the same token, and no memory.
     pub twin: bool,
     pub born: u64,
-    pub asked: Option<Asked>,
+    pub asked: Option<RecordedCommand>,
     pub invalidates: Option<u32>,
     /// Regions of which parts are written.
     pub written: Vec<u64>,
@@ -602,8 +602,8 @@ impl World {
     }
 
     /// Whether something may have let an operation have what it asked for.
-    fn allowed(&self, asked: &Asked, born: u64) -> Result<(), String> {
-        let Asked {
+    fn allowed(&self, asked: &RecordedCommand, born: u64) -> Result<(), String> {
+        let RecordedCommand {
             addr,
             len,
             rkey,

@@ -154,7 +154,7 @@ fn run(command: Command) -> Result<()> {
 }
 
 fn tell(socket: &std::path::Path, order: &str) -> Result<()> {
-    let answer = control::ask(socket, order)
+    let answer = control::request(socket, order)
         .with_context(|| format!("nobody answers at {}", socket.display()))?;
     let answer: serde_json::Value =
         serde_json::from_str(&answer).context("no sense in the answer")?;

@@ -8,7 +8,7 @@ use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
-use crate::engine::cq::{self, Armed, Completion, Cq, Untold};
+use crate::engine::cq::{self, Armed, Completion, Cq, Unreported};
 use crate::platform::Platform;
 
 const CONTEXT: usize = 0x10;
@@ -124,7 +124,7 @@ impl<P: Platform> Core<P> {
             consumer: 0,
             armed: Armed::No,
             solicited: 0,
-            untold: Untold::Nothing,
+            unreported: Unreported::Nothing,
             failed: false,
             session: compression(context)?.map(|format| Box::new(Session::new(format))),
         };

@@ -4,7 +4,7 @@ use super::OP_MOD;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, get64, put64};
 use crate::engine::core::Core;
-use crate::engine::device_memory::AtOnce;
+use crate::engine::device_memory::MemicOperation;
 use crate::platform::Platform;
 
 /// Base-2 logarithm of the alignment in units of 64 bytes. Allocations begin on a
@@ -48,7 +48,7 @@ impl<P: Platform> Core<P> {
                 ));
             }
         };
-        let operation = AtOnce::numbered(OPERATION.get(input)).ok_or(refuse(
+        let operation = MemicOperation::numbered(OPERATION.get(input)).ok_or(refuse(
             Status::BadParameter,
             "no such operation of device memory",
         ))?;

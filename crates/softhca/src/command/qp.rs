@@ -142,7 +142,7 @@ fn state_number(state: QpState) -> u32 {
 
 /// Context fields that a transition takes from its input: each field with the mask
 /// bit that it requires, or `ALWAYS`.
-type Carried = &'static [(Field, u32)];
+type TransitionFields = &'static [(Field, u32)];
 
 const ALWAYS: u32 = 0;
 
@@ -152,7 +152,7 @@ const ACCESS: [(Field, u32); 3] = [
     (RAE, optional::RAE),
 ];
 
-const TO_INIT: Carried = &[
+const TO_INIT: TransitionFields = &[
     (RRE, ALWAYS),
     (RWE, ALWAYS),
     (RAE, ALWAYS),
@@ -162,7 +162,7 @@ const TO_INIT: Carried = &[
     (COUNTER_SET, ALWAYS),
 ];
 
-const INIT_TO_INIT: Carried = &[
+const INIT_TO_INIT: TransitionFields = &[
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
@@ -171,7 +171,7 @@ const INIT_TO_INIT: Carried = &[
     (COUNTER_SET, optional::COUNTER_SET),
 ];
 
-const TO_RTR: Carried = &[
+const TO_RTR: TransitionFields = &[
     (MTU, ALWAYS),
     (REMOTE_QPN, ALWAYS),
     (NEXT_RCV_PSN, ALWAYS),
@@ -184,7 +184,7 @@ const TO_RTR: Carried = &[
     (Q_KEY, optional::Q_KEY),
 ];
 
-const TO_RTS: Carried = &[
+const TO_RTS: TransitionFields = &[
     (NEXT_SEND_PSN, ALWAYS),
     (LOG_SRA_MAX, ALWAYS),
     (RETRY_COUNT, ALWAYS),
@@ -197,7 +197,7 @@ const TO_RTS: Carried = &[
     ACCESS[2],
 ];
 
-const RTS_TO_RTS: Carried = &[
+const RTS_TO_RTS: TransitionFields = &[
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
@@ -400,7 +400,7 @@ impl<P: Platform> Hca<P> {
         let Some(view) = view else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
-        let (from, to, carried): (&[QpState], QpState, Carried) = match opcode {
+        let (from, to, carried): (&[QpState], QpState, TransitionFields) = match opcode {
             op::RST2INIT_QP => (&[QpState::Reset], QpState::Init, TO_INIT),
             op::INIT2INIT_QP => (&[QpState::Init], QpState::Init, INIT_TO_INIT),
             op::INIT2RTR_QP => (&[QpState::Init], QpState::ReadyToReceive, TO_RTR),

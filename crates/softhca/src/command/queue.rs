@@ -68,7 +68,7 @@ impl CommandQueue {
 
 /// A command taken from the queue.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct FetchedCommand {
     /// The whole input.
     pub(crate) input: Vec<u8>,
     output_length: usize,
@@ -79,16 +79,16 @@ pub(crate) struct Taken {
 impl<P: Platform> Core<P> {
     /// Takes the command in a slot. Returns `None` if the driver still owns the
     /// slot.
-    fn take(&mut self, entry: u64) -> Result<Option<Result<Taken, Delivery>>, Unmapped> {
+    fn take(&mut self, entry: u64) -> Result<Option<Result<FetchedCommand, Delivery>>, Unmapped> {
         let mut bytes = [0; ENTRY];
         self.platform.read(entry, &mut bytes)?;
         if bytes[STATUS_OWNER] & OWNED == 0 {
             return Ok(None);
         }
-        Ok(Some(self.taken(&bytes)))
+        Ok(Some(self.read(&bytes)))
     }
 
-    fn taken(&mut self, bytes: &[u8; ENTRY]) -> Result<Taken, Delivery> {
+    fn read(&mut self, bytes: &[u8; ENTRY]) -> Result<FetchedCommand, Delivery> {
         if TYPE.get(bytes) != TYPE_PCI {
             return Err(Delivery::Descriptor);
         }
@@ -119,7 +119,7 @@ impl<P: Platform> Core<P> {
             part.copy_from_slice(&block[..part.len()]);
             next = get64(&block, BLOCK_NEXT);
         }
-        Ok(Taken {
+        Ok(FetchedCommand {
             input,
             output_length,
             output_pointer: get64(bytes, OUTPUT_POINTER),
@@ -128,19 +128,24 @@ impl<P: Platform> Core<P> {
     }
 
     /// Writes the output. The caller publishes the owner bit afterwards.
-    fn give(&mut self, entry: u64, taken: &Taken, output: &[u8]) -> Result<(), Delivery> {
-        let output = &output[..output.len().min(taken.output_length)];
+    fn write_output(
+        &mut self,
+        entry: u64,
+        command: &FetchedCommand,
+        output: &[u8],
+    ) -> Result<(), Delivery> {
+        let output = &output[..output.len().min(command.output_length)];
         let inline = output.len().min(INLINE);
         self.platform
             .write(entry + OUTPUT as u64, &output[..inline])
             .map_err(|_| Delivery::Descriptor)?;
-        let mut next = taken.output_pointer;
+        let mut next = command.output_pointer;
         for (number, part) in output[inline..].chunks(BLOCK).enumerate() {
             let mut block = [0; BLOCK_SIZE];
             self.platform
                 .read(next, &mut block)
                 .map_err(|_| Delivery::OutputPointer)?;
-            if block[BLOCK_TOKEN] != taken.token {
+            if block[BLOCK_TOKEN] != command.token {
                 return Err(Delivery::Token);
             }
             if get32(&block, BLOCK_NUMBER) != number as u32 {
@@ -169,9 +174,9 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
         let core = hca.as_mut();
         let entry = core.registers.commands.address() + (u64::from(slot as u32) << LOG_STRIDE);
         let status = match core.take(entry) {
-            Ok(Some(Ok(taken))) => {
-                let output = execute(hca, &taken.input, taken.output_length);
-                match hca.as_mut().give(entry, &taken, &output) {
+            Ok(Some(Ok(command))) => {
+                let output = execute(hca, &command.input, command.output_length);
+                match hca.as_mut().write_output(entry, &command, &output) {
                     Ok(()) => 0,
                     Err(error) => error as u8,
                 }

@@ -8,7 +8,7 @@ use super::opcode as op;
 use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32};
 use crate::engine::core::Core;
-use crate::engine::steering::{Destination, Leads, Object, Rule, Tir};
+use crate::engine::steering::{Destination, Object, Rule, Tir, TirDestination};
 use crate::platform::Platform;
 
 const CONTEXT: usize = 0x20;
@@ -56,8 +56,8 @@ const TOO_MANY: super::Refused =
 fn tir(input: &[u8]) -> Tir {
     Tir {
         to: match TIR_CHOICE.is_set(input) {
-            true => Leads::Table(TIR_TABLE.get(input)),
-            false => Leads::Queue(TIR_QUEUE.get(input)),
+            true => TirDestination::Table(TIR_TABLE.get(input)),
+            false => TirDestination::Queue(TIR_QUEUE.get(input)),
         },
         domain: TIR_DOMAIN.get(input),
         own: TIR_OWN.get(input),

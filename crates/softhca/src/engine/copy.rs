@@ -1,7 +1,7 @@
 //! Work requests that copy local memory (MMO).
 
 use super::core::Core;
-use super::mkey::{Asker, Rights};
+use super::mkey::{Accessor, Rights};
 use super::wqe::{OP_MOD, Segment};
 use crate::platform::Platform;
 use crate::transport::Status;
@@ -23,7 +23,7 @@ const PART: usize = 4096;
 impl<P: Platform> Core<P> {
     /// Copies as a WQE requests. A part may have been copied when it fails. Absent
     /// memory is an error here, and is not waited for.
-    pub(crate) fn copy_memory(&mut self, asker: Asker, entry: &[u8]) -> Result<(), Status> {
+    pub(crate) fn copy_memory(&mut self, accessor: Accessor, entry: &[u8]) -> Result<(), Status> {
         let (Some(source), Some(destination)) =
             (entry.get(SOURCE..DESTINATION), entry.get(DESTINATION..END))
         else {
@@ -45,8 +45,8 @@ impl<P: Platform> Core<P> {
                 from.va.wrapping_add(u64::from(at)),
                 to.va.wrapping_add(u64::from(at)),
             );
-            self.read_key(asker, from.key, source, bytes, Rights::LOCAL_READ)
-                .and_then(|()| self.write_key(asker, to.key, target, bytes, Rights::LOCAL_WRITE))
+            self.read_key(accessor, from.key, source, bytes, Rights::LOCAL_READ)
+                .and_then(|()| self.write_key(accessor, to.key, target, bytes, Rights::LOCAL_WRITE))
                 .map_err(|_| Status::LocalProtection)?;
             at += n;
         }

@@ -8,7 +8,7 @@ use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::Faults;
-use super::mkey::{Missing, Mkey};
+use super::mkey::{AbsentPage, Mkey};
 use super::paging::Paging;
 use super::qp::Queue;
 use super::srq::Srq;
@@ -85,7 +85,7 @@ pub struct Core<P> {
     pub(crate) steering: Steering,
     pub(crate) device_memory: DeviceMemory,
     /// The absent page that the last translation found.
-    pub(crate) missing: Cell<Option<Missing>>,
+    pub(crate) missing: Cell<Option<AbsentPage>>,
     pub(crate) paging: Paging,
     /// The first reports of misuse.
     pub(crate) complaints: Vec<String>,

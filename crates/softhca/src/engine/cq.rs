@@ -68,7 +68,7 @@ pub(crate) struct Cq {
     /// One past the last completion that was solicited or an error.
     pub(crate) solicited: u32,
     /// Completions since the last event.
-    pub(crate) untold: Untold,
+    pub(crate) unreported: Unreported,
     pub(crate) failed: bool,
     /// Session of compressed CQEs, if compression is enabled.
     pub(crate) session: Option<Box<Session>>,
@@ -84,7 +84,7 @@ pub(crate) enum Armed {
 
 /// Completions that no event has reported yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Untold {
+pub(crate) enum Unreported {
     Nothing,
     Some,
     /// At least one of them is solicited or an error.
@@ -207,20 +207,20 @@ impl<P: Platform> Core<P> {
         self.stats.cqes += u64::from(count);
         if notable {
             cq.solicited = cq.producer;
-            cq.untold = Untold::Solicited;
+            cq.unreported = Unreported::Solicited;
         } else {
-            cq.untold = cq.untold.max(Untold::Some);
+            cq.unreported = cq.unreported.max(Unreported::Some);
         }
         if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && notable) {
-            self.tell_of_completions(cqn);
+            self.post_requested_event(cqn);
         }
     }
 
     /// Posts the requested completion event.
-    fn tell_of_completions(&mut self, cqn: u32) {
+    fn post_requested_event(&mut self, cqn: u32) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.armed = Armed::No;
-            cq.untold = Untold::Nothing;
+            cq.unreported = Unreported::Nothing;
             let eqn = cq.eqn;
             self.post_completion_event(eqn, cqn);
         }
@@ -260,12 +260,12 @@ impl<P: Platform> Core<P> {
         };
         let solicited_only = word & SOLICITED_ONLY != 0;
         let missed = if solicited_only {
-            cq.untold == Untold::Solicited && ahead(cq.solicited)
+            cq.unreported == Unreported::Solicited && ahead(cq.solicited)
         } else {
-            cq.untold != Untold::Nothing && ahead(cq.producer)
+            cq.unreported != Unreported::Nothing && ahead(cq.producer)
         };
         if missed {
-            self.tell_of_completions(cqn);
+            self.post_requested_event(cqn);
         } else {
             cq.armed = if solicited_only {
                 Armed::Solicited

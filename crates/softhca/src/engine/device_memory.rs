@@ -16,24 +16,24 @@ pub(crate) const PAGE: u64 = 4096;
 /// An atomic operation of a processor on one byte of device memory. Each operation has
 /// an address range of its own, with an address for each byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AtOnce {
+pub(crate) enum MemicOperation {
     /// A write adds its value.
     Increment = 0,
     /// A read sets the byte to 1 and returns the previous value.
     TestAndSet = 1,
 }
 
-impl AtOnce {
+impl MemicOperation {
     /// All operations, as a bit mask by number.
     pub(crate) const ALL: u32 = 0b11;
     /// Supported operand sizes, as a bit mask by log2 of the size: one byte.
     pub(crate) const LENGTHS: u32 = 1;
 
     /// Returns the operation with this number.
-    pub(crate) fn numbered(number: u32) -> Option<AtOnce> {
+    pub(crate) fn numbered(number: u32) -> Option<MemicOperation> {
         match number {
-            0 => Some(AtOnce::Increment),
-            1 => Some(AtOnce::TestAndSet),
+            0 => Some(MemicOperation::Increment),
+            1 => Some(MemicOperation::TestAndSet),
             _ => None,
         }
     }
@@ -56,7 +56,7 @@ pub(crate) enum Access {
     /// Device memory.
     Plain,
     /// An atomic operation on the byte of device memory at this offset.
-    AtOnce(AtOnce, u64),
+    MemicOperation(MemicOperation, u64),
 }
 
 /// Returns what an offset refers to, or `None` if it is outside of these ranges.
@@ -65,7 +65,8 @@ pub(crate) fn access(offset: u64) -> Option<Access> {
     let at = START + from % SIZE;
     match from / SIZE {
         0 => Some(Access::Plain),
-        n => AtOnce::numbered(u32::try_from(n - 1).ok()?).map(|op| Access::AtOnce(op, at)),
+        n => MemicOperation::numbered(u32::try_from(n - 1).ok()?)
+            .map(|op| Access::MemicOperation(op, at)),
     }
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct DeviceMemory {
     bytes: RefCell<Vec<u8>>,
     taken: Vec<Range>,
     /// Operations permitted on the allocation that begins at this offset.
-    at_once: Vec<(u64, AtOnce)>,
+    at_once: Vec<(u64, MemicOperation)>,
 }
 
 impl DeviceMemory {
@@ -128,7 +129,7 @@ impl DeviceMemory {
 
     /// Permits or forbids an operation on the allocation that begins at `from`. Returns
     /// false if there is no such allocation or nothing changes.
-    pub(crate) fn allow(&mut self, from: u64, operation: AtOnce, yes: bool) -> bool {
+    pub(crate) fn allow(&mut self, from: u64, operation: MemicOperation, yes: bool) -> bool {
         let before = self.at_once.len();
         self.at_once.retain(|entry| *entry != (from, operation));
         let had = self.at_once.len() < before;
@@ -139,7 +140,7 @@ impl DeviceMemory {
         !yes && had
     }
 
-    fn is_allowed(&self, at: u64, operation: AtOnce) -> bool {
+    fn is_allowed(&self, at: u64, operation: MemicOperation) -> bool {
         let range = self
             .taken
             .iter()
@@ -149,10 +150,10 @@ impl DeviceMemory {
 
     /// Handles a processor's read in the range of an operation; it reads 0 unless the
     /// operation is permitted.
-    pub(crate) fn read_at_once(&self, operation: AtOnce, at: u64, out: &mut [u8]) {
+    pub(crate) fn read_at_once(&self, operation: MemicOperation, at: u64, out: &mut [u8]) {
         out.fill(0);
         if let [byte] = out
-            && operation == AtOnce::TestAndSet
+            && operation == MemicOperation::TestAndSet
             && self.is_allowed(at, operation)
             && let Ok(range) = Self::range(at, 1)
         {
@@ -162,9 +163,9 @@ impl DeviceMemory {
     }
 
     /// Handles a processor's write in the range of an operation.
-    pub(crate) fn write_at_once(&self, operation: AtOnce, at: u64, data: &[u8]) {
+    pub(crate) fn write_at_once(&self, operation: MemicOperation, at: u64, data: &[u8]) {
         if let [byte] = data
-            && operation == AtOnce::Increment
+            && operation == MemicOperation::Increment
             && self.is_allowed(at, operation)
             && let Ok(range) = Self::range(at, 1)
         {
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_out_is_not_given_out_again() {
+    fn allocations_do_not_overlap() {
         let mut memory = DeviceMemory::new();
         assert!(memory.take(START, 2 * PAGE));
         assert!(!memory.take(START + PAGE, PAGE));
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_outside_of_it() {
+    fn an_access_outside_of_the_bar_is_refused() {
         let memory = DeviceMemory::new();
         let mut eight = [0; 8];
         assert!(memory.write(START + SIZE - 8, &[7; 8]).is_ok());

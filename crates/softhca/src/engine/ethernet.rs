@@ -7,8 +7,8 @@
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::loopback::Origin;
-use super::mkey::{Asker, Rights};
-use super::qp::{Fetched, Queue, take_receive};
+use super::mkey::{Accessor, Rights};
+use super::qp::{FetchedWqe, Queue, take_receive};
 use super::wqe::{self, opcode};
 use crate::bits::{Field, field, get32, get64};
 use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
@@ -48,16 +48,16 @@ impl<P: Platform> Core<P> {
             let (pd, cqn, uidx) = (sq.pd, sq.cqn, sq.uidx);
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
-                Fetched::Nothing => return false,
-                Fetched::Wrong(why) => {
+                FetchedWqe::Nothing => return false,
+                FetchedWqe::Wrong(why) => {
                     self.complain(|| format!("send queue {sqn}: {why}"));
                     self.fail_sq(sqn, index);
                     return false;
                 }
-                Fetched::Entry(length) => length,
+                FetchedWqe::Entry(length) => length,
             };
             let entry = &bytes[..length];
-            let asker = Asker {
+            let accessor = Accessor {
                 qpn: sqn,
                 pd,
                 privileged: true,
@@ -65,11 +65,11 @@ impl<P: Platform> Core<P> {
             let request = wqe::opcode_of(entry);
             let result = match request {
                 opcode::NOP => Ok(()),
-                opcode::UMR => self.change_key(asker, get32(entry, 12), entry),
-                opcode::SEND => self.frame(asker, entry).map(|frame| {
+                opcode::UMR => self.change_key(accessor, get32(entry, 12), entry),
+                opcode::SEND => self.frame(accessor, entry).map(|frame| {
                     self.send_frame(&frame, pool, out);
                 }),
-                opcode::TSO => self.frame(asker, entry).map(|frame| {
+                opcode::TSO => self.frame(accessor, entry).map(|frame| {
                     let mss = MSS.at(CONTROL).get(entry) as usize;
                     let header = HEADER_LENGTH.at(CONTROL).get(entry) as usize;
                     for part in segmented(&frame, header, mss) {
@@ -122,7 +122,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the frame of a WQE, including its inline header.
-    fn frame(&self, asker: Asker, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
+    fn frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
         let segment = entry.get(CONTROL..).ok_or("no Ethernet segment")?;
         let header = HEADER_LENGTH.get(segment) as usize;
         let inline = segment
@@ -149,7 +149,7 @@ impl<P: Platform> Core<P> {
             }
             frame.resize(from + length, 0);
             self.read_key(
-                asker,
+                accessor,
                 get32(rest, 4),
                 get64(rest, 8),
                 &mut frame[from..],
@@ -205,7 +205,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (local, room) = wqe::receive(&bytes[..length], pd, true);
-        let asker = Asker {
+        let accessor = Accessor {
             qpn: rqn,
             pd,
             privileged: true,
@@ -219,7 +219,7 @@ impl<P: Platform> Core<P> {
             if stored.is_ok() && n > 0 {
                 let part = &frame[at..at + n];
                 stored = self
-                    .write_key(asker, segment.key, segment.va, part, Rights::LOCAL_WRITE)
+                    .write_key(accessor, segment.key, segment.va, part, Rights::LOCAL_WRITE)
                     .map_err(|_| ());
                 at += n;
             }
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_add_up_to_nothing() {
+    fn checksums_add_up_to_zero() {
         let mut frame = tcp(5);
         frame[54..].copy_from_slice(b"hello");
         checksums(&mut frame, true);

@@ -3,10 +3,10 @@
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::eq::event;
-use super::mkey::{Asker, Place, Rights};
+use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
 use super::srq::{SRQN_SHIFT, Srq};
-use super::wqe::{Kept, Local, opcode};
+use super::wqe::{CqeScatter, Local, opcode};
 use crate::packet::{L3, Link};
 use crate::platform::Platform;
 use crate::profile::{Group, cap};
@@ -45,14 +45,14 @@ impl<P: Platform> Core<P> {
             .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())
     }
 
-    /// Returns the asker for remote access through a queue pair.
-    fn asker(&self, target: Target) -> Result<Asker, Fault> {
+    /// Returns the accessor for remote access through a queue pair.
+    fn accessor(&self, target: Target) -> Result<Accessor, Fault> {
         let qp = self.qp(target.qpn).ok_or(Fault::Protection)?;
         let srq = match target.xrc_srqn {
             Some(srqn) => Some(self.xrc_srq(qp, srqn).ok_or(Fault::Protection)?),
             None => None,
         };
-        Ok(Asker {
+        Ok(Accessor {
             qpn: target.qpn,
             pd: srq.map_or(qp.pd, |srq| srq.pd),
             privileged: false,
@@ -66,8 +66,8 @@ impl<P: Platform> Core<P> {
         (srq.xrcd.is_some() && srq.xrcd == target.xrcd).then_some(srq)
     }
 
-    fn local_asker(qpn: u32, local: &Local) -> Asker {
-        Asker {
+    fn local_asker(qpn: u32, local: &Local) -> Accessor {
+        Accessor {
             qpn,
             pd: local.pd,
             privileged: local.privileged,
@@ -111,14 +111,14 @@ impl<P: Platform> Core<P> {
     }
 
     fn store(&self, qpn: u32, local: &Local, offset: u32, data: &[u8]) -> Result<(), Fault> {
-        let asker = Self::local_asker(qpn, local);
+        let accessor = Self::local_asker(qpn, local);
         Self::each_segment(local, offset, data.len(), |key, va, range| {
-            self.write_key(asker, key, va, &data[range], Rights::LOCAL_WRITE)
+            self.write_key(accessor, key, va, &data[range], Rights::LOCAL_WRITE)
         })
     }
 
     /// Stores received data in memory, or keeps it to be scattered into the CQE.
-    fn keep_or_store(
+    fn scatter_or_store(
         &mut self,
         qpn: u32,
         local: &mut Local,
@@ -127,17 +127,18 @@ impl<P: Platform> Core<P> {
     ) -> Result<(), Fault> {
         self.stats.bytes_scattered += data.len() as u64;
         let end = offset as usize + data.len();
-        let fits = local.kept.as_ref().is_some_and(|kept| {
-            end <= usize::from(kept.limit) && offset as usize <= usize::from(kept.length)
+        let fits = local.cqe_scatter.as_ref().is_some_and(|cqe_scatter| {
+            end <= usize::from(cqe_scatter.limit)
+                && offset as usize <= usize::from(cqe_scatter.length)
         });
         if fits {
             // The data must fit into accessible memory, although the poller copies it
             // there.
-            let asker = Self::local_asker(qpn, local);
+            let accessor = Self::local_asker(qpn, local);
             Self::each_segment(local, offset, data.len(), |key, va, range| {
                 let length = range.len() as u64;
                 self.translate(
-                    asker,
+                    accessor,
                     key,
                     va,
                     length,
@@ -145,16 +146,16 @@ impl<P: Platform> Core<P> {
                     &mut |_, _, _| Ok(()),
                 )
             })?;
-            if let Some(kept) = &mut local.kept {
-                kept.bytes[offset as usize..end].copy_from_slice(data);
-                kept.length = end as u8;
+            if let Some(cqe_scatter) = &mut local.cqe_scatter {
+                cqe_scatter.bytes[offset as usize..end].copy_from_slice(data);
+                cqe_scatter.length = end as u8;
             }
             return Ok(());
         }
-        if local.kept.is_some() {
+        if local.cqe_scatter.is_some() {
             // Too long for the CQE after all.
-            self.store(qpn, local, 0, local.kept())?;
-            local.kept = None;
+            self.store(qpn, local, 0, local.cqe_data())?;
+            local.cqe_scatter = None;
         }
         self.store(qpn, local, offset, data)
     }
@@ -230,9 +231,9 @@ impl<P: Platform> Host for Core<P> {
             out.copy_from_slice(data);
             return Ok(());
         }
-        let asker = Self::local_asker(qpn, local);
+        let accessor = Self::local_asker(qpn, local);
         let result = Self::each_segment(local, offset, out.len(), |key, va, range| {
-            self.read_key(asker, key, va, &mut out[range], Rights::LOCAL_READ)
+            self.read_key(accessor, key, va, &mut out[range], Rights::LOCAL_READ)
         });
         self.paged(result)
     }
@@ -244,7 +245,7 @@ impl<P: Platform> Host for Core<P> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
-        let result = self.keep_or_store(qpn, local, offset, data);
+        let result = self.scatter_or_store(qpn, local, offset, data);
         self.paged(result)
     }
 
@@ -254,7 +255,7 @@ impl<P: Platform> Host for Core<P> {
         } else {
             value.to_be_bytes()
         };
-        let result = self.keep_or_store(qpn, local, 0, &bytes);
+        let result = self.scatter_or_store(qpn, local, 0, &bytes);
         self.paged(result)
     }
 
@@ -263,22 +264,22 @@ impl<P: Platform> Host for Core<P> {
         match id.opcode {
             opcode::NOP => Ok(()),
             opcode::LOCAL_INVALIDATE => {
-                let asker = Self::local_asker(qpn, &work.local);
-                self.invalidate_key(asker, work.imm, true)
+                let accessor = Self::local_asker(qpn, &work.local);
+                self.invalidate_key(accessor, work.imm, true)
                     .map_err(|_| Status::MemoryBind)
             }
             opcode::UMR => {
                 let entry = std::mem::take(&mut work.local.inline);
-                let asker = Self::local_asker(qpn, &work.local);
-                self.change_key(asker, work.imm, &entry).map_err(|why| {
+                let accessor = Self::local_asker(qpn, &work.local);
+                self.change_key(accessor, work.imm, &entry).map_err(|why| {
                     self.complain(|| format!("queue pair {qpn}: {why}"));
                     Status::MemoryBind
                 })
             }
             opcode::MMO => {
                 let entry = std::mem::take(&mut work.local.inline);
-                let asker = Self::local_asker(qpn, &work.local);
-                self.copy_memory(asker, &entry)
+                let accessor = Self::local_asker(qpn, &work.local);
+                self.copy_memory(accessor, &entry)
             }
             _ => Err(Status::LocalQpOperation),
         }
@@ -305,7 +306,7 @@ impl<P: Platform> Host for Core<P> {
                     } else {
                         0
                     },
-                    data: work.local.kept(),
+                    data: work.local.cqe_data(),
                     ..Completion::default()
                 },
             );
@@ -361,7 +362,7 @@ impl<P: Platform> Host for Core<P> {
             }
             Some(mut work) => {
                 if xrc_srqn.is_none() {
-                    work.local.kept = Kept::up_to(limit);
+                    work.local.cqe_scatter = CqeScatter::up_to(limit);
                 }
                 Some(work)
             }
@@ -411,7 +412,7 @@ impl<P: Platform> Host for Core<P> {
             if let Some(source) = &done.source {
                 self.describe(&mut completion, source, special);
             }
-            completion.data = work.local.kept();
+            completion.data = work.local.cqe_data();
         } else {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
             completion.byte_count = 0;
@@ -436,14 +437,14 @@ impl<P: Platform> Host for Core<P> {
         length: u32,
         access: Access,
     ) -> Result<(), Fault> {
-        let asker = self.asker(target)?;
+        let accessor = self.accessor(target)?;
         let rights = match access {
             Access::Read => Rights::REMOTE_READ,
             Access::Write => Rights::REMOTE_WRITE,
             Access::Atomic => Rights::ATOMIC,
         };
         let result = self.translate(
-            asker,
+            accessor,
             rkey,
             va,
             u64::from(length),
@@ -469,9 +470,9 @@ impl<P: Platform> Host for Core<P> {
         va: u64,
         data: &[u8],
     ) -> Result<(), Fault> {
-        let asker = self.asker(target)?;
+        let accessor = self.accessor(target)?;
         self.stats.bytes_scattered += data.len() as u64;
-        let result = self.write_key(asker, rkey, va, data, Rights::REMOTE_WRITE);
+        let result = self.write_key(accessor, rkey, va, data, Rights::REMOTE_WRITE);
         self.paged(result)
     }
 
@@ -482,9 +483,9 @@ impl<P: Platform> Host for Core<P> {
         va: u64,
         out: &mut [u8],
     ) -> Result<(), Fault> {
-        let asker = self.asker(target)?;
+        let accessor = self.accessor(target)?;
         self.stats.bytes_gathered += out.len() as u64;
-        let result = self.read_key(asker, rkey, va, out, Rights::REMOTE_READ);
+        let result = self.read_key(accessor, rkey, va, out, Rights::REMOTE_READ);
         self.paged(result)
     }
 
@@ -495,9 +496,9 @@ impl<P: Platform> Host for Core<P> {
         va: u64,
         operation: AtomicOp,
     ) -> Result<u64, Fault> {
-        let asker = self.asker(target)?;
+        let accessor = self.accessor(target)?;
         let mut place = None;
-        let found = self.translate(asker, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
+        let found = self.translate(accessor, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
             place = (n == 8).then_some(at);
             Ok(())
         });
@@ -525,11 +526,11 @@ impl<P: Platform> Host for Core<P> {
             }
         };
         let before = match place {
-            Place::Guest(at) => self
+            Location::Guest(at) => self
                 .platform
                 .update(at, &mut change)
                 .map_err(|_| Fault::Memory)?,
-            Place::Device(at) => {
+            Location::Device(at) => {
                 let mut now = [0; 8];
                 self.device_memory.read(at, &mut now)?;
                 if let Some(new) = change(now) {
@@ -538,14 +539,14 @@ impl<P: Platform> Host for Core<P> {
                 now
             }
             // Remote access never resolves to this place.
-            Place::Nowhere => return Err(Fault::Protection),
+            Location::Null => return Err(Fault::Protection),
         };
         Ok(number(before))
     }
 
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault> {
-        let asker = self.asker(target)?;
-        self.invalidate_key(asker, rkey, false)
+        let accessor = self.accessor(target)?;
+        self.invalidate_key(accessor, rkey, false)
     }
 
     fn event(&mut self, qpn: u32, happened: QpEvent) {

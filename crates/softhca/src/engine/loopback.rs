@@ -29,7 +29,7 @@ pub(crate) fn cast(frame: &[u8]) -> u32 {
 pub(crate) enum Origin {
     Wire,
     /// A send queue of this interface, and its transport domain.
-    Here {
+    Local {
         domain: Option<u32>,
     },
 }
@@ -38,7 +38,7 @@ impl<P: Platform> Core<P> {
     /// Delivers frames sent by a send queue to the interface itself, as far as loopback
     /// is enabled.
     pub(crate) fn loop_back(&mut self, sqn: u32, sent: &[Packet]) {
-        let origin = Origin::Here {
+        let origin = Origin::Local {
             domain: self.domain_of(sqn),
         };
         for packet in sent {

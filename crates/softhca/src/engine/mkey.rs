@@ -68,18 +68,18 @@ const PAGE_BITS: u64 = 0x7;
 
 /// Result of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// Guest address.
     Guest(u64),
     /// Offset in the register space.
     Device(u64),
     /// No memory: reads as zeros, writes are discarded.
-    Nowhere,
+    Null,
 }
 
 /// An absent page, to be requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Missing {
+pub(crate) struct AbsentPage {
     pub(crate) key: u32,
     pub(crate) va: u64,
     /// Length in bytes of the access from there on.
@@ -156,14 +156,14 @@ const DEPTH: u32 = 4;
 
 /// The queue on whose behalf memory is accessed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct Accessor {
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
     /// May use [`RESERVED_LKEY`].
     pub(crate) privileged: bool,
 }
 
-impl Asker {
+impl Accessor {
     /// Returns whether it may use keys of a protection domain. The kernel's UMR queue
     /// has none, and may use the keys of all.
     pub(crate) fn may_use(self, pd: u32) -> bool {
@@ -174,7 +174,7 @@ impl Asker {
 /// State that is constant during a translation.
 #[derive(Debug, Clone, Copy)]
 struct Walk {
-    asker: Asker,
+    accessor: Accessor,
     /// Flag that a page must have.
     needs: u64,
     /// Rights that inner keys must have.
@@ -182,13 +182,13 @@ struct Walk {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the entry of a key, if the asker may use it with these rights.
-    fn key(&self, asker: Asker, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
+    /// Returns the entry of a key, if the accessor may use it with these rights.
+    fn key(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
         let usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
-            && asker.may_use(mkey.pd)
-            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
+            && accessor.may_use(mkey.pd)
+            && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
         usable.then_some(mkey).ok_or(Fault::Protection)
     }
@@ -198,22 +198,22 @@ impl<P: Platform> Core<P> {
     /// inaccessible, `each` has been called for the parts before it.
     pub(crate) fn translate(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         va: u64,
         length: u64,
         rights: Rights,
-        each: &mut dyn FnMut(Place, u64, u64) -> Result<(), Fault>,
+        each: &mut dyn FnMut(Location, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        if key == RESERVED_LKEY && asker.privileged {
-            return each(Place::Guest(va), 0, length);
+        if key == RESERVED_LKEY && accessor.privileged {
+            return each(Location::Guest(va), 0, length);
         }
         if key == NULL_KEY && Rights::LOCAL.include(rights) {
-            return each(Place::Nowhere, 0, length);
+            return each(Location::Null, 0, length);
         }
-        let mkey = self.key(asker, key, rights)?;
+        let mkey = self.key(accessor, key, rights)?;
         let walk = Walk {
-            asker,
+            accessor,
             needs: if rights.writes() { WRITABLE } else { READABLE },
             within: rights.within(),
         };
@@ -229,7 +229,7 @@ impl<P: Platform> Core<P> {
         length: u64,
         base: u64,
         depth: u32,
-        each: &mut dyn FnMut(Place, u64, u64) -> Result<(), Fault>,
+        each: &mut dyn FnMut(Location, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         if !mkey.has(va, length) {
             return Err(Fault::Protection);
@@ -237,10 +237,10 @@ impl<P: Platform> Core<P> {
         let offset = va.wrapping_sub(mkey.start);
         let from_first = |size: u64| offset.checked_add(mkey.start & (size - 1));
         match &mkey.translation {
-            Translation::Physical => each(Place::Guest(va), base, length),
+            Translation::Physical => each(Location::Guest(va), base, length),
             Translation::Device(start) => {
                 let at = start.checked_add(offset).ok_or(Fault::Protection)?;
-                each(Place::Device(at), base, length)
+                each(Location::Device(at), base, length)
             }
             Translation::Pages { pages, shift } => {
                 let page_size = 1u64 << shift;
@@ -252,7 +252,7 @@ impl<P: Platform> Core<P> {
                         .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
                         .ok_or(Fault::Protection)?;
                     if page & walk.needs == 0 {
-                        self.missing.set(Some(Missing {
+                        self.missing.set(Some(AbsentPage {
                             key,
                             va: va + (done - base),
                             length: left,
@@ -262,7 +262,7 @@ impl<P: Platform> Core<P> {
                     let within = at & (page_size - 1);
                     let n = left.min(page_size - within);
                     let page = page & !PAGE_BITS;
-                    each(Place::Guest(page.wrapping_add(within)), done, n)?;
+                    each(Location::Guest(page.wrapping_add(within)), done, n)?;
                     at += n;
                     done += n;
                     left -= n;
@@ -284,13 +284,13 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(of - skip);
-                    let inner = self.inner(walk.asker, klm.key, walk.within)?;
+                    let inner = self.inner(walk.accessor, klm.key, walk.within)?;
                     let va = klm.va.wrapping_add(skip);
                     match inner {
                         Some(inner) => {
                             self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
-                        None => each(Place::Guest(va), done, n)?,
+                        None => each(Location::Guest(va), done, n)?,
                     }
                     skip = 0;
                     done += n;
@@ -315,11 +315,11 @@ impl<P: Platform> Core<P> {
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     let va = klm.va.wrapping_add(within);
-                    match self.inner(walk.asker, klm.key, walk.within)? {
+                    match self.inner(walk.accessor, klm.key, walk.within)? {
                         Some(inner) => {
                             self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
-                        None => each(Place::Guest(va), done, n)?,
+                        None => each(Location::Guest(va), done, n)?,
                     }
                     at += n;
                     done += n;
@@ -331,23 +331,23 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns an inner key, which must have `rights`; `None` is the reserved key.
-    fn inner(&self, asker: Asker, key: u32, rights: Rights) -> Result<Option<&Mkey>, Fault> {
-        if key == RESERVED_LKEY && asker.privileged {
+    fn inner(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<Option<&Mkey>, Fault> {
+        if key == RESERVED_LKEY && accessor.privileged {
             return Ok(None);
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
         let usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
             && !mkey.sealed
-            && mkey.pd == asker.pd
-            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
+            && mkey.pd == accessor.pd
+            && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
         usable.then_some(Some(mkey)).ok_or(Fault::Protection)
     }
 
     /// Returns whether a key with `rights` may refer to this part of another key.
-    pub(crate) fn may_lead_to(&self, asker: Asker, klm: &Klm, rights: Rights) -> bool {
-        match self.inner(asker, klm.key, rights.within()) {
+    pub(crate) fn may_lead_to(&self, accessor: Accessor, klm: &Klm, rights: Rights) -> bool {
+        match self.inner(accessor, klm.key, rights.within()) {
             Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
             Ok(None) => true,
             Err(_) => false,
@@ -357,20 +357,20 @@ impl<P: Platform> Core<P> {
     /// Reads memory through a key.
     pub(crate) fn read_key(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         va: u64,
         out: &mut [u8],
         rights: Rights,
     ) -> Result<(), Fault> {
         let length = out.len() as u64;
-        self.translate(asker, key, va, length, rights, &mut |address, at, n| {
+        self.translate(accessor, key, va, length, rights, &mut |address, at, n| {
             // In bounds: `translate` splits a range of `out.len()` bytes.
             let part = &mut out[at as usize..(at + n) as usize];
             match address {
-                Place::Guest(at) => self.platform.read(at, part).map_err(|_| Fault::Memory),
-                Place::Device(at) => self.device_memory.read(at, part),
-                Place::Nowhere => {
+                Location::Guest(at) => self.platform.read(at, part).map_err(|_| Fault::Memory),
+                Location::Device(at) => self.device_memory.read(at, part),
+                Location::Null => {
                     part.fill(0);
                     Ok(())
                 }
@@ -381,19 +381,19 @@ impl<P: Platform> Core<P> {
     /// Writes memory through a key.
     pub(crate) fn write_key(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         va: u64,
         data: &[u8],
         rights: Rights,
     ) -> Result<(), Fault> {
         let length = data.len() as u64;
-        self.translate(asker, key, va, length, rights, &mut |address, at, n| {
+        self.translate(accessor, key, va, length, rights, &mut |address, at, n| {
             let part = &data[at as usize..(at + n) as usize];
             match address {
-                Place::Guest(at) => self.platform.write(at, part).map_err(|_| Fault::Memory),
-                Place::Device(at) => self.device_memory.write(at, part),
-                Place::Nowhere => Ok(()),
+                Location::Guest(at) => self.platform.write(at, part).map_err(|_| Fault::Memory),
+                Location::Device(at) => self.device_memory.write(at, part),
+                Location::Null => Ok(()),
             }
         })
     }

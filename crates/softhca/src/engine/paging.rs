@@ -4,7 +4,7 @@
 
 use super::core::Core;
 use super::eq::event;
-use super::mkey::Missing;
+use super::mkey::AbsentPage;
 use crate::bits::{put32, put64};
 use crate::platform::Platform;
 use crate::transport::Fault;
@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// present.
 const MOST_PAGES: u64 = 1024;
 /// Maximum number of concurrent requests; the driver's queue is longer.
-const MOST_ASKED: usize = 1024;
+const MAX_REQUESTS: usize = 1024;
 /// Number of refusals after which an access fails. The driver refuses pages that it is
 /// about to provide through another key, such as those of a part of an implicit region
 /// that was removed and is created again.
@@ -32,7 +32,7 @@ const FLAG_LAST: u8 = 1 << 7;
 
 /// A request for pages.
 #[derive(Debug)]
-struct Asked {
+struct PageRequest {
     token: u64,
     key: u32,
     va: u64,
@@ -47,7 +47,7 @@ struct Asked {
 /// All requests.
 #[derive(Debug, Default)]
 pub(crate) struct Paging {
-    asked: Vec<Asked>,
+    requests: Vec<PageRequest>,
     last_token: u64,
 }
 
@@ -55,48 +55,49 @@ impl Paging {
     /// Handles the driver's reply for a token. Returns false if no request has this
     /// token.
     pub(crate) fn resume(&mut self, token: u64, failed: bool, now: u64) -> bool {
-        let answered = |asked: &Asked| asked.waiting && asked.token == token;
-        let Some(at) = self.asked.iter().position(answered) else {
+        let answered = |request: &PageRequest| request.waiting && request.token == token;
+        let Some(at) = self.requests.iter().position(answered) else {
             return false;
         };
         if failed {
             // Kept for the next attempt.
-            let asked = &mut self.asked[at];
-            asked.waiting = false;
-            asked.not_before = now + (FIRST_PAUSE << asked.refused);
-            asked.refused += 1;
+            let request = &mut self.requests[at];
+            request.waiting = false;
+            request.not_before = now + (FIRST_PAUSE << request.refused);
+            request.refused += 1;
         } else {
-            let va = self.asked.swap_remove(at).va;
+            let va = self.requests.swap_remove(at).va;
             // Drops refused requests for the same address: they used the key of a part
             // that was removed, and the page is present now through another key.
-            self.asked.retain(|asked| asked.waiting || asked.va != va);
+            self.requests
+                .retain(|request| request.waiting || request.va != va);
         }
         true
     }
 
     /// Drops all requests.
     pub(crate) fn clear(&mut self) {
-        self.asked.clear();
+        self.requests.clear();
     }
 }
 
 impl<P: Platform> Core<P> {
     /// Requests the page that the last translation found absent, unless that is done
     /// already. Returns the fault for the access: retry or fail.
-    fn ask_for_page(&mut self) -> Fault {
+    fn request_page(&mut self) -> Fault {
         let Some(missing) = self.missing.take() else {
             return Fault::Protection;
         };
         let va = missing.va & !(PAGE - 1);
         let now = self.platform.now();
-        let asked = &mut self.paging.asked;
-        let same = |asked: &Asked| asked.key == missing.key && asked.va == va;
+        let requests = &mut self.paging.requests;
+        let same = |request: &PageRequest| request.key == missing.key && request.va == va;
         let mut refused = 0;
-        if let Some(at) = asked.iter().position(same) {
-            if asked[at].waiting || now < asked[at].not_before {
+        if let Some(at) = requests.iter().position(same) {
+            if requests[at].waiting || now < requests[at].not_before {
                 return Fault::Absent;
             }
-            let before = asked.swap_remove(at);
+            let before = requests.swap_remove(at);
             if now - before.not_before < FORGOTTEN {
                 refused = before.refused;
             }
@@ -107,12 +108,12 @@ impl<P: Platform> Core<P> {
         let Some(eqn) = self.event_queue_for(event::PAGE_FAULT) else {
             return Fault::Protection;
         };
-        if self.paging.asked.len() >= MOST_ASKED {
+        if self.paging.requests.len() >= MAX_REQUESTS {
             return Fault::Absent;
         }
         self.paging.last_token = (self.paging.last_token + 1) & 0xffff_ffff_ffff;
         let token = self.paging.last_token;
-        self.paging.asked.push(Asked {
+        self.paging.requests.push(PageRequest {
             token,
             key: missing.key,
             va,
@@ -129,14 +130,14 @@ impl<P: Platform> Core<P> {
     /// Requests the absent page if an access failed because of one.
     pub(crate) fn paged<T>(&mut self, result: Result<T, Fault>) -> Result<T, Fault> {
         match result {
-            Err(Fault::Absent) => Err(self.ask_for_page()),
+            Err(Fault::Absent) => Err(self.request_page()),
             other => other,
         }
     }
 }
 
 /// Returns the data of a page fault event.
-fn page_fault(token: u64, va: u64, missing: &Missing) -> [u8; 28] {
+fn page_fault(token: u64, va: u64, missing: &AbsentPage) -> [u8; 28] {
     let end = missing.va.saturating_add(missing.length);
     let pages = (end - va).div_ceil(PAGE).clamp(1, MOST_PAGES) as u32;
     let mut data = [0; 28];
@@ -156,8 +157,8 @@ mod tests {
     /// A part of an implicit region can be removed and created again with every
     /// message, and each time the driver refuses a page of the removed part.
     #[test]
-    fn a_page_that_came_by_another_key_was_not_refused() {
-        let asked = |token, key, va| Asked {
+    fn a_page_provided_through_another_key_clears_refusals() {
+        let request = |token, key, va| PageRequest {
             token,
             key,
             va,
@@ -166,23 +167,23 @@ mod tests {
             not_before: 0,
         };
         let mut paging = Paging {
-            asked: vec![asked(1, 0x100, 0x7000), asked(2, 0x200, 0x8000)],
+            requests: vec![request(1, 0x100, 0x7000), request(2, 0x200, 0x8000)],
             last_token: 2,
         };
         assert!(paging.resume(1, true, 50) && paging.resume(2, true, 50));
         assert!(!paging.resume(1, true, 60), "it was answered");
-        let refused: Vec<_> = paging.asked.iter().map(|a| a.refused).collect();
+        let refused: Vec<_> = paging.requests.iter().map(|a| a.refused).collect();
         assert_eq!(refused, [1, 1]);
-        assert_eq!(paging.asked[0].not_before, 50 + FIRST_PAUSE);
-        paging.asked.push(asked(3, 0x300, 0x7000));
+        assert_eq!(paging.requests[0].not_before, 50 + FIRST_PAUSE);
+        paging.requests.push(request(3, 0x300, 0x7000));
         assert!(paging.resume(3, false, 70));
-        let left: Vec<_> = paging.asked.iter().map(|a| a.va).collect();
+        let left: Vec<_> = paging.requests.iter().map(|a| a.va).collect();
         assert_eq!(left, [0x8000]);
     }
 
     #[test]
-    fn the_event_covers_what_is_missing() {
-        let missing = Missing {
+    fn an_event_covers_lost_completions() {
+        let missing = AbsentPage {
             key: 0x1234,
             va: 0x7fff_0000_0ffc,
             length: 8,

@@ -4,7 +4,7 @@
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::wqe::{self, Kept, Local, Reading};
+use super::wqe::{self, CqeScatter, Local, Reading};
 use crate::bits::{field, get_array, get64};
 use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
@@ -166,7 +166,7 @@ impl SendId {
 }
 
 /// Result of [`Core::fetch`].
-pub(crate) enum Fetched {
+pub(crate) enum FetchedWqe {
     /// Nothing is posted.
     Nothing,
     /// A WQE of this length in bytes.
@@ -194,23 +194,23 @@ impl<P: Platform> Core<P> {
     }
 
     /// Reads the WQE at the head of a send queue into `out`, and advances the head.
-    pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::LONGEST_SEND]) -> Fetched {
+    pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::LONGEST_SEND]) -> FetchedWqe {
         let strict = self.settings.strict;
         let (ring, blue_flame) = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => match &mut qp.send {
                 Some(ring) => (ring, &mut qp.blue_flame),
-                None => return Fetched::Nothing,
+                None => return FetchedWqe::Nothing,
             },
             Some(Queue::Sq(sq)) => (&mut sq.ring, &mut sq.blue_flame),
-            _ => return Fetched::Nothing,
+            _ => return FetchedWqe::Nothing,
         };
         if ring.empty() {
             match self.platform.read_index(ring.doorbell) {
                 Ok(tail) => ring.tail = tail as u16,
-                Err(_) => return Fetched::Wrong("the doorbell record is not in memory"),
+                Err(_) => return FetchedWqe::Wrong("the doorbell record is not in memory"),
             }
             if ring.empty() {
-                return Fetched::Nothing;
+                return FetchedWqe::Nothing;
             }
         }
         let index = ring.head;
@@ -233,21 +233,21 @@ impl<P: Platform> Core<P> {
             }
         };
         if read(0, &mut out[..wqe::BLOCK]).is_err() {
-            return Fetched::Wrong("the send queue is not in memory");
+            return FetchedWqe::Wrong("the send queue is not in memory");
         }
         overlay(&mut out[..wqe::BLOCK]);
         let Some(length) = wqe::length(out) else {
-            return Fetched::Wrong("a work request without segments");
+            return FetchedWqe::Wrong("a work request without segments");
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
         let posted = ring.tail.wrapping_sub(index);
         if blocks > posted {
-            return Fetched::Wrong("a work request longer than what is posted");
+            return FetchedWqe::Wrong("a work request longer than what is posted");
         }
         for n in 1..blocks {
             let at = usize::from(n) * wqe::BLOCK;
             if read(n, &mut out[at..at + wqe::BLOCK]).is_err() {
-                return Fetched::Wrong("the send queue is not in memory");
+                return FetchedWqe::Wrong("the send queue is not in memory");
             }
         }
         overlay(&mut out[..length]);
@@ -264,10 +264,10 @@ impl<P: Platform> Core<P> {
             });
         }
         if strict && wqe::index(out) != index {
-            return Fetched::Wrong("the work request has another index than its place");
+            return FetchedWqe::Wrong("the work request has another index than its place");
         }
         if strict && wqe::queue(out) != number {
-            return Fetched::Wrong("the work request names another queue");
+            return FetchedWqe::Wrong("the work request names another queue");
         }
         let ring = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => qp.send.as_mut(),
@@ -277,7 +277,7 @@ impl<P: Platform> Core<P> {
         if let Some(ring) = ring {
             ring.head = ring.head.wrapping_add(blocks);
         }
-        Fetched::Entry(length)
+        FetchedWqe::Entry(length)
     }
 
     /// Returns the next work request of a queue pair.
@@ -311,8 +311,8 @@ impl<P: Platform> Core<P> {
             None => return None,
         };
         let work = match fetched {
-            Fetched::Nothing => return None,
-            Fetched::Wrong(why) => {
+            FetchedWqe::Nothing => return None,
+            FetchedWqe::Wrong(why) => {
                 self.complain(|| format!("queue pair {qpn}, index {head}: {why}"));
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 // The WQEs after it cannot be found, so they are dropped.
@@ -328,7 +328,7 @@ impl<P: Platform> Core<P> {
                 work.index = head;
                 work
             }
-            Fetched::Entry(length) => {
+            FetchedWqe::Entry(length) => {
                 let mut work = wqe::send(&bytes[..length], &reading);
                 work.index = index;
                 if let Some(why) = work.fault {
@@ -348,7 +348,7 @@ impl<P: Platform> Core<P> {
         let data = !matches!(work.operation, Operation::Local);
         self.stats.sends_inline += u64::from(data && !local.inline.is_empty());
         if work.signaled && work.operation.is_read_or_atomic() {
-            local.kept = Kept::up_to(limit);
+            local.cqe_scatter = CqeScatter::up_to(limit);
         }
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
         let mut send = SendWork::new(id.pack(), work.operation, work.length, local);
@@ -529,7 +529,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_comes_back_as_it_was() {
+    fn a_wr_id_is_returned_unchanged() {
         let id = SendId {
             index: 0xfffe,
             opcode: 0x12,

@@ -46,7 +46,7 @@ pub(crate) struct Rule {
 /// A transport interface receive (TIR): where steering ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tir {
-    pub(crate) to: Leads,
+    pub(crate) to: TirDestination,
     pub(crate) domain: u32,
     /// Kinds of frames that it accepts from its own transport domain: `UNICAST`,
     /// `MULTICAST`.
@@ -55,7 +55,7 @@ pub(crate) struct Tir {
 
 /// Destination of a TIR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leads {
+pub(crate) enum TirDestination {
     /// A receive queue.
     Queue(u32),
     /// A table of receive queues (RQT), of which the hash selects one.
@@ -230,14 +230,14 @@ impl Steering {
         };
         let itself = match walk.origin {
             Origin::Wire => false,
-            Origin::Here { domain } => domain == Some(tir.domain),
+            Origin::Local { domain } => domain == Some(tir.domain),
         };
         if itself && tir.own & walk.cast == 0 {
             return None;
         }
         match tir.to {
-            Leads::Queue(rqn) => Some(rqn),
-            Leads::Table(rqt) => match self.objects.get(&rqt) {
+            TirDestination::Queue(rqn) => Some(rqn),
+            TirDestination::Table(rqt) => match self.objects.get(&rqt) {
                 Some(Object::Rqt(queues)) if !queues.is_empty() => {
                     Some(queues[walk.hash as usize % queues.len()])
                 }
@@ -395,12 +395,12 @@ mod tests {
         let by_port = steering.insert(Object::Group { criteria: ports }).unwrap();
         let mut tir = |tir| steering.insert(Object::Tir(tir)).unwrap();
         let mine = tir(Tir {
-            to: Leads::Queue(1),
+            to: TirDestination::Queue(1),
             domain: 3,
             own: UNICAST | MULTICAST,
         });
         let rest = tir(Tir {
-            to: Leads::Queue(2),
+            to: TirDestination::Queue(2),
             domain: 3,
             own: MULTICAST,
         });
@@ -417,7 +417,7 @@ mod tests {
         let mut other = frame(false);
         other[37] = 10;
         assert_eq!(steering.steer(&other, Origin::Wire), [(2, 5)]);
-        let from = |domain| Origin::Here { domain };
+        let from = |domain| Origin::Local { domain };
         assert_eq!(steering.steer(&frame(false), from(Some(3))), [(1, 5)]);
         assert!(
             steering.steer(&other, from(Some(3))).is_empty(),
@@ -455,7 +455,7 @@ mod tests {
         let zero: Headers = Box::new([0; MATCH]);
         let rqt = steering.insert(Object::Rqt(vec![7, 8, 9, 10])).unwrap();
         let tir = Tir {
-            to: Leads::Table(rqt),
+            to: TirDestination::Table(rqt),
             domain: 3,
             own: 0,
         };

@@ -2,7 +2,7 @@
 //! invalidation.
 
 use super::core::Core;
-use super::mkey::{ANY_QPN, Asker, Klm, Mkey, Rights, Translation};
+use super::mkey::{ANY_QPN, Accessor, Klm, Mkey, Rights, Translation};
 use crate::bits::{Field, field, flag, get32, get64};
 use crate::command::mkey::LARGEST_PAGE;
 use crate::platform::Platform;
@@ -61,15 +61,15 @@ impl<P: Platform> Core<P> {
     /// Makes a key unusable until a work request fills it in again.
     pub(crate) fn invalidate_key(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         local: bool,
     ) -> Result<(), Fault> {
         let mkey = self.mkeys.get_mut(key >> 8).ok_or(Fault::Protection)?;
         let allowed = mkey.variant == (key & 0xff) as u8
             && !mkey.free
-            && mkey.pd == asker.pd
-            && (mkey.qpn == ANY_QPN || mkey.qpn == asker.qpn)
+            && mkey.pd == accessor.pd
+            && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.umr
             && (local || mkey.remote_invalidate);
         if !allowed {
@@ -82,7 +82,7 @@ impl<P: Platform> Core<P> {
     /// Executes a UMR work request for `key`.
     pub(crate) fn change_key(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         entry: &[u8],
     ) -> Result<(), &'static str> {
@@ -94,7 +94,7 @@ impl<P: Platform> Core<P> {
         if count > MOST_OCTOWORDS {
             return Err("a UMR with too long a list");
         }
-        let list = self.list(asker, entry, INLINE.is_set(umr), count)?;
+        let list = self.list(accessor, entry, INLINE.is_set(umr), count)?;
         let Some(mkey) = self.mkeys.get(key >> 8) else {
             return Err("a UMR of a memory key that does not exist");
         };
@@ -106,7 +106,7 @@ impl<P: Platform> Core<P> {
         } else {
             mkey.pd
         };
-        if !asker.may_use(mkey.pd) || !asker.may_use(new_pd) {
+        if !accessor.may_use(mkey.pd) || !accessor.may_use(new_pd) {
             return Err("a UMR of a memory key of another protection domain");
         }
         if MUST_BE_FREE.is_set(umr) && !mkey.free {
@@ -115,7 +115,7 @@ impl<P: Platform> Core<P> {
         if MUST_BE_USED.is_set(umr) && mkey.free {
             return Err("a UMR of a memory key that is not in use");
         }
-        if CHECK_QPN.is_set(umr) && mkey.qpn != asker.qpn {
+        if CHECK_QPN.is_set(umr) && mkey.qpn != accessor.qpn {
             return Err("a UMR of a memory key of another queue pair");
         }
         let given = crate::command::mkey::rights(context);
@@ -136,7 +136,7 @@ impl<P: Platform> Core<P> {
         } else {
             0
         };
-        let part = Part {
+        let part = ReplacedRange {
             units: count,
             offset,
             whole: offset == 0 && mask & mask::LENGTH != 0,
@@ -147,8 +147,8 @@ impl<P: Platform> Core<P> {
             mkey.log_page_size
         };
         let entries = entries(mkey, &list, part.whole)?;
-        if !asker.privileged {
-            self.may_bind(asker, mkey, &entries, rights)?;
+        if !accessor.privileged {
+            self.may_bind(accessor, mkey, &entries, rights)?;
         }
         let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
             return Err("a UMR of a memory key that does not exist");
@@ -181,7 +181,7 @@ impl<P: Platform> Core<P> {
     /// new key.
     fn may_bind(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         mkey: &Mkey,
         entries: &Entries,
         rights: Rights,
@@ -195,7 +195,7 @@ impl<P: Platform> Core<P> {
         let allowed = keys.all(|klm| {
             // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
-            self.may_lead_to(asker, &Klm { length, ..*klm }, rights)
+            self.may_lead_to(accessor, &Klm { length, ..*klm }, rights)
         });
         match allowed {
             true => Ok(()),
@@ -206,7 +206,7 @@ impl<P: Platform> Core<P> {
     /// Returns the translation list of a UMR, which is inline or in memory.
     fn list(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         entry: &[u8],
         inline: bool,
         count: usize,
@@ -224,7 +224,7 @@ impl<P: Platform> Core<P> {
         } else {
             let segment = rest.get(..16).ok_or("a UMR without a list")?;
             self.read_key(
-                asker,
+                accessor,
                 get32(segment, 4),
                 get64(segment, 8),
                 &mut bytes,
@@ -263,7 +263,7 @@ fn entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static st
 
 /// The part of a key's list that is replaced, in 16-byte entries.
 #[derive(Clone, Copy)]
-struct Part {
+struct ReplacedRange {
     units: usize,
     offset: usize,
     /// The list replaces the whole previous list: it begins at 0 and comes with the
@@ -275,11 +275,11 @@ struct Part {
 fn retranslate(
     mkey: &mut Mkey,
     new: Entries,
-    Part {
+    ReplacedRange {
         units,
         offset,
         whole,
-    }: Part,
+    }: ReplacedRange,
     log_page_size: u32,
 ) -> Result<(), &'static str> {
     // Lists are padded to units of 64 bytes.

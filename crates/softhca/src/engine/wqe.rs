@@ -101,18 +101,18 @@ impl Segments {
 
 /// Data that is scattered into the CQE instead of memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept {
+pub struct CqeScatter {
     /// Maximum length in bytes.
     pub(crate) limit: u8,
     pub(crate) length: u8,
     pub(crate) bytes: [u8; 64],
 }
 
-impl Kept {
+impl CqeScatter {
     /// Returns space for `limit` bytes; `None` if that is 0.
-    pub(crate) fn up_to(limit: u8) -> Option<Box<Kept>> {
+    pub(crate) fn up_to(limit: u8) -> Option<Box<CqeScatter>> {
         (limit != 0).then(|| {
-            Box::new(Kept {
+            Box::new(CqeScatter {
                 limit,
                 length: 0,
                 bytes: [0; 64],
@@ -130,7 +130,7 @@ pub struct Local {
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
-    pub(crate) kept: Option<Box<Kept>>,
+    pub(crate) cqe_scatter: Option<Box<CqeScatter>>,
 }
 
 impl Local {
@@ -140,14 +140,14 @@ impl Local {
             inline: Vec::new(),
             pd,
             privileged,
-            kept: None,
+            cqe_scatter: None,
         }
     }
 
     /// Returns the data to be scattered into the CQE.
-    pub(crate) fn kept(&self) -> &[u8] {
-        match &self.kept {
-            Some(kept) => &kept.bytes[..usize::from(kept.length)],
+    pub(crate) fn cqe_data(&self) -> &[u8] {
+        match &self.cqe_scatter {
+            Some(cqe_scatter) => &cqe_scatter.bytes[..usize::from(cqe_scatter.length)],
             None => &[],
         }
     }
@@ -291,7 +291,7 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
             return Err("reserved bits of the control segment");
         }
     }
-    let mut rest = Rest(bytes.get(SEGMENT..).ok_or("no control segment")?);
+    let mut rest = WqeReader(bytes.get(SEGMENT..).ok_or("no control segment")?);
     if work.opcode == opcode::NOP {
         return Ok(());
     }
@@ -397,9 +397,9 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
 }
 
 /// The unparsed rest of a WQE.
-struct Rest<'a>(&'a [u8]);
+struct WqeReader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> WqeReader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], &'static str> {
         let (taken, rest) = self
             .0
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_wqes_are_refused() {
         let cases: [(&str, Vec<u8>); 5] = [
             ("no remote segment", control(opcode::RDMA_WRITE, 0, 1)),
             ("unknown opcode", control(0x3f, 0, 2)),

@@ -14,6 +14,7 @@
 
 mod faults;
 mod net;
+mod port_config;
 mod random;
 pub mod subnet;
 mod trunk;
@@ -25,62 +26,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
+pub use port_config::PortConfig;
 pub use trunk::{Trunk, Wire};
 
-use crate::packet::{LinkKind, Mac, Packet};
+use crate::packet::{LinkKind, Packet};
 use crate::pcap::Capture;
-use net::{Net, PortState, Woken};
-
-/// Default of [`PortConfig::queue`].
-const DEFAULT_QUEUE: usize = 16 * 1024;
-
-type Waker = Arc<dyn Fn() + Send + Sync>;
-
-/// The configuration of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PortConfig {
-    /// The link layer. Ports of different kinds do not see each other.
-    pub kind: LinkKind,
-    /// The LID (InfiniBand).
-    pub lid: u16,
-    /// LID mask count: how many low bits of a LID are ignored.
-    pub lmc: u8,
-    /// The GUID (InfiniBand), by which the subnet manager identifies the port.
-    pub guid: u64,
-    /// The MAC address (Ethernet).
-    pub mac: Mac,
-    /// Capacity of the receive queue in frames; frames beyond it are dropped.
-    pub queue: usize,
-}
-
-impl PortConfig {
-    /// Returns the configuration of an InfiniBand port whose GUID follows from its
-    /// LID ([`subnet::guid`]).
-    #[must_use]
-    pub fn ib(lid: u16) -> Self {
-        Self {
-            kind: LinkKind::Ib,
-            lid,
-            lmc: 0,
-            guid: subnet::guid(lid),
-            mac: [0; 6],
-            queue: DEFAULT_QUEUE,
-        }
-    }
-
-    /// Returns the configuration of an Ethernet port.
-    #[must_use]
-    pub fn ethernet(mac: Mac) -> Self {
-        Self {
-            kind: LinkKind::Ethernet,
-            lid: 0,
-            lmc: 0,
-            guid: 0,
-            mac,
-            queue: DEFAULT_QUEUE,
-        }
-    }
-}
+use net::{Net, PendingWakers, PortState};
 
 /// An in-memory network. Cheap to clone; all clones are one network.
 #[derive(Clone)]
@@ -162,7 +113,7 @@ impl Port {
 
     /// Sends a frame. A frame of the other link kind is discarded.
     pub fn send(&self, now: u64, packet: Packet) {
-        let mut wake = Woken::default();
+        let mut wake = PendingWakers::default();
         let mut net = self.fabric.lock();
         net.send(self.index, now, packet, &mut wake);
         // Wakers run without the lock, since they may access their port.
@@ -172,7 +123,7 @@ impl Port {
 
     /// Sends several frames while holding the lock once.
     pub fn send_all(&self, now: u64, packets: impl IntoIterator<Item = Packet>) {
-        let mut wake = Woken::default();
+        let mut wake = PendingWakers::default();
         let mut net = self.fabric.lock();
         for packet in packets {
             net.send(self.index, now, packet, &mut wake);

@@ -4,11 +4,14 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+use super::faults::{Faults, PortCounters};
+use super::port_config::PortConfig;
 use super::random::Random;
 use super::subnet::{self, Subnet};
-use super::{Faults, PortConfig, PortCounters, Waker};
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
+
+pub(super) type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Limit of MAC addresses learned per port. Beyond it, a port's oldest is replaced;
 /// those of other ports are kept.
@@ -137,9 +140,9 @@ impl Net {
 
 /// The wakers to call once the lock is released.
 #[derive(Default)]
-pub(super) struct Woken(Vec<Waker>);
+pub(super) struct PendingWakers(Vec<Waker>);
 
-impl Woken {
+impl PendingWakers {
     fn add(&mut self, port: &PortState) {
         if let Some(waker) = &port.waker
             && !self.0.iter().any(|w| Arc::ptr_eq(w, waker))
@@ -180,7 +183,7 @@ enum Destination {
 }
 
 impl Net {
-    pub(super) fn send(&mut self, from: usize, now: u64, packet: Packet, wake: &mut Woken) {
+    pub(super) fn send(&mut self, from: usize, now: u64, packet: Packet, wake: &mut PendingWakers) {
         let kind = packet.kind();
         let length = packet.frame().len();
         if let Some(capture) = &mut self.capture {
@@ -313,7 +316,7 @@ impl Net {
 
     /// Passes a frame to the subnet manager, which answers immediately. The answer
     /// is due after twice the delay of the sender's link; it is never lost.
-    fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
+    fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut PendingWakers) {
         // A port may only ask in its own name: the source LID must be its own.
         let asker = lid_at(packet.frame(), SLID).and_then(|lid| self.port_of(lid));
         if asker != Some(from) {
@@ -388,7 +391,14 @@ impl Net {
     }
 
     /// Sends a frame from one port to another, subject to the sender's faults.
-    fn transfer(&mut self, from: usize, to: usize, now: u64, mut packet: Packet, wake: &mut Woken) {
+    fn transfer(
+        &mut self,
+        from: usize,
+        to: usize,
+        now: u64,
+        mut packet: Packet,
+        wake: &mut PendingWakers,
+    ) {
         let faults = self.ports[from].faults;
         if faults != Faults::default() {
             if self.is_spoiled(from, &mut packet) {
@@ -419,7 +429,7 @@ impl Net {
         self.enqueue(to, now, due, packet, wake);
     }
 
-    fn enqueue(&mut self, to: usize, now: u64, due: u64, packet: Packet, wake: &mut Woken) {
+    fn enqueue(&mut self, to: usize, now: u64, due: u64, packet: Packet, wake: &mut PendingWakers) {
         let order = self.order;
         self.order += 1;
         let port = &mut self.ports[to];

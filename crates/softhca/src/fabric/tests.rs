@@ -1,5 +1,5 @@
 use super::*;
-use crate::packet::{Bth, Draft, Path, Pool, Template};
+use crate::packet::{Bth, Mac, PacketBuilder, Path, Pool, Template};
 
 fn ethernet(pool: &Pool, to: Mac, from: Mac, tag: u8) -> Packet {
     let mut frame = [tag; 60];
@@ -11,7 +11,7 @@ fn ethernet(pool: &Pool, to: Mac, from: Mac, tag: u8) -> Packet {
 
 fn rdma(pool: &Pool, to: Mac, from: Mac) -> Packet {
     let path = Template::new(&Path::roce_v2(from, to, [1; 16], [1; 16]));
-    Draft::new(pool, &path, Bth::default(), 0).finish()
+    PacketBuilder::new(pool, &path, Bth::default(), 0).finish()
 }
 
 fn ib(pool: &Pool, lid: u16, tag: u8) -> Packet {
@@ -25,7 +25,7 @@ const B: Mac = [2, 0, 0, 0, 0, 2];
 const C: Mac = [2, 0, 0, 0, 0, 3];
 
 #[test]
-fn unicast_broadcast_unknown_and_learned() {
+fn addresses_are_learned_and_unknown_ones_flooded() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let (a, b) = (
@@ -46,7 +46,7 @@ fn unicast_broadcast_unknown_and_learned() {
 }
 
 #[test]
-fn what_is_rdma_comes_back() {
+fn rdma_frames_are_looped_back() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let a = fabric.port(PortConfig::ethernet(A));
@@ -285,7 +285,7 @@ fn a_port_keeps_its_own_address() {
 }
 
 #[test]
-fn a_peer_moves_no_address_that_was_shown_here() {
+fn a_peer_does_not_move_a_local_address() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let (first, second) = (fabric.uplink(), fabric.uplink());
@@ -315,7 +315,7 @@ fn a_peer_moves_no_address_that_was_shown_here() {
 }
 
 #[test]
-fn a_flood_of_addresses_is_bounded_and_pushes_nothing_out() {
+fn the_address_table_is_bounded_and_keeps_known_addresses() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let uplink = fabric.uplink();
@@ -338,7 +338,7 @@ fn a_flood_of_addresses_is_bounded_and_pushes_nothing_out() {
 
 /// The subnet manager answers only ports of its own fabric.
 #[test]
-fn a_peer_does_not_speak_for_what_is_here() {
+fn a_peer_cannot_use_a_local_address() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let uplink = fabric.uplink();
@@ -420,7 +420,7 @@ mod any {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn frames_move_nothing_that_is_a_port_s_own(
+        fn frames_do_not_move_a_ports_own_address(
             frames in proptest::collection::vec(frame(), 0..200)
         ) {
             let pool = Pool::new();

@@ -345,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(va: u64, rkey: u32, length: u32, swap_add: u64, compare: u64, qkey: u32, qpn in 0u32..1 << 24) {
+        fn headers_are_read_as_written(va: u64, rkey: u32, length: u32, swap_add: u64, compare: u64, qkey: u32, qpn in 0u32..1 << 24) {
             let reth = Reth { va, rkey, length };
             prop_assert_eq!(Reth::read(&reth.bytes()), reth);
             let atomic = AtomicEth { va, rkey, swap_add, compare };

@@ -1,10 +1,10 @@
 //! Wire formats: InfiniBand (LRH, GRH) and RoCE v1 and v2 around the same transport
 //! headers.
 //!
-//! [`View`] parses a frame, [`Draft`] builds one. A [`Packet`] is a frame and its
+//! [`View`] parses a frame, [`PacketBuilder`] builds one. A [`Packet`] is a frame and its
 //! buffer, which comes from a [`Pool`].
 
-mod draft;
+mod builder;
 mod header;
 mod icrc;
 mod opcode;
@@ -16,7 +16,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use draft::Draft;
+pub use builder::PacketBuilder;
 pub use header::{
     Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DCETH, DEFAULT_PKEY, DcEth, Deth, ICRC,
     MULTICAST_QPN, NakCode, Reth, Syndrome,

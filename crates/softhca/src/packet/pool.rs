@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_come_back() {
+    fn buffers_return_to_the_pool() {
         let pool = Pool::new();
         let a = pool.get(LinkKind::Ib);
         let b = a.clone();

@@ -129,8 +129,8 @@ fn write_packet(pool: &Pool, path: &Path, payload: &[u8]) -> Packet {
         psn: Psn::new(77),
         ..Bth::default()
     };
-    let mut draft = Draft::new(pool, &template, bth, payload.len());
-    draft.put(
+    let mut builder = PacketBuilder::new(pool, &template, bth, payload.len());
+    builder.put(
         &Reth {
             va: 0x1000,
             rkey: 9,
@@ -138,8 +138,8 @@ fn write_packet(pool: &Pool, path: &Path, payload: &[u8]) -> Packet {
         }
         .bytes(),
     );
-    draft.space(payload.len()).copy_from_slice(payload);
-    draft.finish()
+    builder.space(payload.len()).copy_from_slice(payload);
+    builder.finish()
 }
 
 fn paths() -> Vec<Path> {
@@ -166,7 +166,7 @@ fn paths() -> Vec<Path> {
 }
 
 #[test]
-fn each_wrapping_is_read_back() {
+fn each_encapsulation_is_read_back() {
     let pool = Pool::new();
     for path in paths() {
         for length in [0, 1, 2, 3, 4, 64, 4096] {
@@ -223,14 +223,14 @@ fn a_changed_bit_is_noticed() {
 
 proptest! {
     #[test]
-    fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), ib: bool) {
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), ib: bool) {
         let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
         let _ = View::read(kind, &bytes);
     }
 
     /// A valid packet with a few bytes changed, cut at any length.
     #[test]
-    fn damage_is_read_or_refused(which in 0usize..6, changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..200) {
+    fn a_damaged_packet_is_read_or_refused(which in 0usize..6, changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..200) {
         let mut packet = write_packet(&Pool::new(), &paths()[which], &[1; 20]);
         for (at, value) in changes {
             if let Some(byte) = packet.frame_mut().get_mut(at) {

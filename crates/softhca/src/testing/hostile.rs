@@ -5,7 +5,7 @@
 use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
 use crate::fabric::{Fabric, PortConfig, subnet};
-use crate::packet::{Bth, DEFAULT_PKEY, Deth, Draft, Path, Pool, Template};
+use crate::packet::{Bth, DEFAULT_PKEY, Deth, PacketBuilder, Path, Pool, Template};
 use crate::transport::hostile::Script;
 
 /// Limit of runs between steps of a script, since retries may be endless.
@@ -344,10 +344,10 @@ pub fn management(script: &[u8]) {
             qkey: 0x8001_0000,
             source_qpn: 1,
         };
-        let mut draft = Draft::new(&pool, &template, bth, payload.len());
-        draft.put(&deth.bytes());
-        draft.put(payload);
-        ports[0].send(0, draft.finish());
+        let mut builder = PacketBuilder::new(&pool, &template, bth, payload.len());
+        builder.put(&deth.bytes());
+        builder.put(payload);
+        ports[0].send(0, builder.finish());
         let mut count = 0;
         while ports[0].recv(0).is_some() {
             count += 1;

@@ -120,7 +120,7 @@ fn objects_are_made_once_and_destroyed_once() {
 }
 
 #[test]
-fn what_is_in_use_stays() {
+fn an_object_in_use_is_not_destroyed() {
     let mut driver = Driver::new("ib");
     let cq = driver.create_cq(4);
     let qp = driver.create_qp(0, &cq, None);
@@ -133,7 +133,7 @@ fn what_is_in_use_stays() {
 }
 
 #[test]
-fn a_queue_pair_only_moves_as_it_may() {
+fn queue_pair_state_transitions_are_checked() {
     let mut driver = Driver::new("ib");
     let cq = driver.create_cq(4);
     let qp = driver.create_qp(0, &cq, None);
@@ -206,7 +206,7 @@ fn registers_read_as_the_driver_expects() {
 }
 
 #[test]
-fn a_port_can_be_told_of_its_communication_manager() {
+fn a_port_can_announce_its_communication_manager() {
     let mut driver = Driver::new("ib");
     let query = Input::new(op::QUERY_HCA_VPORT_CONTEXT, 16);
     let capabilities = |driver: &mut Driver| {

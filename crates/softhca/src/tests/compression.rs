@@ -93,7 +93,7 @@ fn ring(driver: &mut Driver, entries: &[Vec<u8>]) {
 }
 
 #[test]
-fn three_reads_are_a_title_and_an_array() {
+fn three_completions_are_a_title_and_an_array() {
     let mut driver = Driver::new("ib");
     let mut reader = Reader::new(&mut driver, 4, false, HASH);
     let (mut a, _b) = driver.pair_on(&reader.cq);
@@ -166,7 +166,7 @@ fn received_messages_count_up_from_the_title() {
 }
 
 #[test]
-fn an_armed_queue_tells_of_a_session_once_it_is_there() {
+fn an_armed_queue_reports_a_session_once_it_is_written() {
     let mut driver = Driver::new("ib");
     let mut reader = Reader::new(&mut driver, 4, false, HASH);
     let (mut a, _b) = driver.pair_on(&reader.cq);
@@ -184,7 +184,7 @@ fn an_armed_queue_tells_of_a_session_once_it_is_there() {
 }
 
 #[test]
-fn a_session_does_not_pass_what_was_consumed() {
+fn a_session_does_not_pass_the_consumer_index() {
     let mut driver = Driver::new("ib");
     let mut reader = Reader::new(&mut driver, 3, false, HASH);
     let (mut a, _b) = driver.pair_on(&reader.cq);
@@ -203,7 +203,7 @@ fn a_session_does_not_pass_what_was_consumed() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused() {
+fn unsupported_compression_formats_are_refused() {
     let mut driver = Driver::new("ib");
     for (word, shift, value) in [(0x10, 12, 2), (0x10, 12, 3), (0x10, 0, 1)] {
         let page = driver.pages(2);
@@ -291,7 +291,7 @@ proptest! {
 
     /// The CQEs read from a queue with compression are the completions written to it.
     #[test]
-    fn what_is_read_is_what_was_completed(
+    fn compressed_cqes_are_read_as_completed(
         samples in prop::collection::vec(sample(), 1..400),
         wide in any::<bool>(),
         format in 0..2_u32,

@@ -28,7 +28,7 @@ fn a_send_arrives_and_both_sides_complete() {
 }
 
 #[test]
-fn what_is_sent_inline_is_counted() {
+fn inline_sends_are_counted() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (from, to) = (driver.pages(1), driver.pages(1));
@@ -197,7 +197,7 @@ fn arm(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
 /// event. perftest's event latency test relies on it: it has one request outstanding
 /// and takes each event for the next completion.
 #[test]
-fn what_an_event_told_of_is_not_told_of_again() {
+fn a_reported_completion_raises_no_second_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     arm(&mut driver, &cq, false);
@@ -210,7 +210,7 @@ fn what_an_event_told_of_is_not_told_of_again() {
 }
 
 #[test]
-fn what_came_since_the_last_event_is_told_of_at_once() {
+fn arming_reports_an_unreported_completion_at_once() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     arm(&mut driver, &cq, false);
@@ -235,7 +235,7 @@ fn what_came_since_the_last_event_is_told_of_at_once() {
 }
 
 #[test]
-fn a_solicited_completion_is_told_of_once() {
+fn a_solicited_completion_raises_one_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory) = (driver.key, driver.pages(1));
@@ -295,7 +295,7 @@ fn owner_bits_turn_with_every_round() {
 }
 
 #[test]
-fn a_resized_queue_goes_on_in_its_new_buffer() {
+fn a_resized_queue_continues_in_its_new_buffer() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     driver.post(&mut a, 0x00, SIGNALED, &[]);
@@ -410,7 +410,7 @@ fn an_srq_follows_its_chain() {
 }
 
 #[test]
-fn a_receive_that_is_given_back_is_followed_by_the_next() {
+fn a_returned_receive_is_followed_by_the_next() {
     let mut driver = Driver::new("ib");
     let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
     let srqn = driver.create_srq(buffer, doorbell);
@@ -475,7 +475,7 @@ fn small_data_comes_in_the_completion() {
 }
 
 #[test]
-fn strict_mode_says_what_is_wrong() {
+fn strict_mode_reports_misuse() {
     let fabric = crate::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
@@ -531,7 +531,7 @@ fn a_ring_that_differs_from_blue_flame_is_reported() {
 }
 
 #[test]
-fn a_late_blue_flame_copy_is_forgotten() {
+fn a_late_blue_flame_copy_is_ignored() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     // Its first words arrive, and before the rest another doorbell makes the HCA

@@ -94,7 +94,7 @@ fn a_target_is_sent_to_by_its_number_and_key() {
 }
 
 #[test]
-fn a_target_is_drained_before_it_goes() {
+fn a_target_is_drained_before_it_is_destroyed() {
     let mut driver = Driver::new("ib");
     let cq = driver.create_cq(4);
     let memory = driver.pages(1);

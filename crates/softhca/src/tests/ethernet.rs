@@ -166,7 +166,7 @@ impl Interface {
 }
 
 #[test]
-fn a_user_hears_itself_if_its_tir_says_so() {
+fn a_user_receives_its_own_frames_if_its_tir_allows() {
     let mut interface = Interface::new(7);
     assert_eq!(interface.hears_itself(), [0; 4]);
     interface.tir_takes(ONE);
@@ -186,7 +186,7 @@ fn a_user_hears_itself_if_its_tir_says_so() {
 }
 
 #[test]
-fn users_hear_each_other_if_the_port_says_so() {
+fn users_receive_each_others_frames_if_the_port_allows() {
     let mut interface = Interface::new(8);
     assert_eq!(interface.hears_itself(), [1; 4], "as after power-on");
     interface.port_drops(ONE | MANY, ONE | MANY);
@@ -227,7 +227,7 @@ fn the_port_comes_before_the_tir() {
 }
 
 #[test]
-fn others_on_the_network_hear_in_any_case() {
+fn other_ports_receive_in_any_case() {
     let fabric = Fabric::new(1);
     let mut a = Interface::with(0, &fabric, 7);
     let mut b = Interface::with(1, &fabric, 7);

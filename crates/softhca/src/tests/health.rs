@@ -22,7 +22,7 @@ fn counter(driver: &mut Driver) -> (u32, u32) {
 }
 
 #[test]
-fn a_syndrome_is_shown_and_all_goes_on() {
+fn a_health_syndrome_is_reported_and_operation_continues() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (from, key) = (driver.pages(1), driver.key);

@@ -23,7 +23,7 @@ proptest! {
 
     /// Commands with arbitrary contents, on an HCA with objects.
     #[test]
-    fn any_command_is_answered(
+    fn any_command_gets_a_response(
         commands in prop::collection::vec(
             (opcodes(), prop::collection::vec(any::<u8>(), 0..600), 0..600_usize, any::<bool>()),
             1..40,
@@ -48,7 +48,7 @@ proptest! {
 
     /// Reads and writes anywhere in the register space.
     #[test]
-    fn any_access_is_survived(
+    fn any_register_access_is_handled(
         accesses in prop::collection::vec(
             (0..0x2_0000_u64, prop::collection::vec(any::<u8>(), 0..65), any::<bool>()),
             1..100,
@@ -70,7 +70,7 @@ proptest! {
 
     /// WQEs of arbitrary bytes.
     #[test]
-    fn any_work_request_is_survived(
+    fn any_work_request_is_handled(
         requests in prop::collection::vec(
             (any::<u8>(), any::<u8>(), prop::collection::vec(any::<u8>(), 0..200), any::<bool>()),
             1..30,

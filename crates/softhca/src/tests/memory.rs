@@ -174,7 +174,7 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
 
 /// A key does not wrap around the end of the address space.
 #[test]
-fn a_key_that_goes_round_leads_nowhere() {
+fn a_key_that_refers_to_itself_is_refused() {
     let mut driver = Driver::new("ib");
     let page = driver.pages(1);
     let key = driver.create_paged_key(0xfff, u64::MAX, &[page]);
@@ -236,7 +236,7 @@ fn pass(driver: &mut Driver, nanoseconds: u64) {
 }
 
 #[test]
-fn an_absent_page_is_asked_for_once_and_waited_for() {
+fn an_absent_page_is_requested_once_and_awaited() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = kernel_qp(&mut driver, &cq);
@@ -334,7 +334,7 @@ fn a_peer_waits_for_absent_pages() {
 }
 
 #[test]
-fn a_page_that_cannot_be_brought_is_a_protection_error() {
+fn a_page_that_cannot_be_provided_is_a_protection_error() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, _b) = driver.pair();
     let start = 0x7f00_0000_0000;
@@ -358,7 +358,7 @@ fn a_page_that_cannot_be_brought_is_a_protection_error() {
 }
 
 #[test]
-fn a_page_to_be_read_only_is_asked_for_to_be_written() {
+fn a_read_only_page_is_requested_for_writing() {
     let mut driver = Driver::new("ib-umr");
     let (_cq, mut a, mut b) = driver.pair();
     let (key, page, start) = (driver.key, driver.pages(1), 0x7f00_0000_0000);

@@ -99,7 +99,7 @@ const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
 
 #[test]
-fn a_window_leads_to_what_its_owner_may_write() {
+fn a_window_reaches_memory_that_its_region_permits() {
     for (rights, good) in [(READ | WRITE, true), (READ, false), (0, false)] {
         let mut driver = Driver::new("ib");
         let (mut cq, _a, mut b) = driver.pair();
@@ -118,7 +118,7 @@ fn a_window_leads_to_what_its_owner_may_write() {
 /// Binds by the kernel's own queue pairs are not checked, but each access through a
 /// window is checked against the key behind it.
 #[test]
-fn each_access_is_held_against_the_key_behind() {
+fn each_access_is_checked_against_the_region_of_a_window() {
     for (rights, sealed, good) in [
         (READ | WRITE, false, true),
         (READ, false, false),
@@ -147,7 +147,7 @@ fn each_access_is_held_against_the_key_behind() {
 
 /// Reason for which a bind is refused. A refused bind gives no access.
 #[derive(Clone, Copy, Debug)]
-enum Wrong {
+enum BindFault {
     Nothing,
     SealedRegion,
     RegionOfAnotherDomain,
@@ -163,49 +163,49 @@ enum Wrong {
 }
 
 #[test]
-fn what_may_not_be_bound_is_refused() {
+fn a_bind_without_permission_is_refused() {
     for wrong in [
-        Wrong::Nothing,
-        Wrong::SealedRegion,
-        Wrong::RegionOfAnotherDomain,
-        Wrong::WindowOfAnotherDomain,
-        Wrong::Variant,
-        Wrong::NoSuchRegion,
-        Wrong::BeforeTheRegion,
-        Wrong::PastTheRegion,
-        Wrong::LongerThanTheRegion,
-        Wrong::AlreadyBound,
-        Wrong::ToItself,
-        Wrong::ToPhysicalMemory,
+        BindFault::Nothing,
+        BindFault::SealedRegion,
+        BindFault::RegionOfAnotherDomain,
+        BindFault::WindowOfAnotherDomain,
+        BindFault::Variant,
+        BindFault::NoSuchRegion,
+        BindFault::BeforeTheRegion,
+        BindFault::PastTheRegion,
+        BindFault::LongerThanTheRegion,
+        BindFault::AlreadyBound,
+        BindFault::ToItself,
+        BindFault::ToPhysicalMemory,
     ] {
         let mut driver = Driver::new("ib");
         let (mut cq, _a, mut b) = driver.pair();
         let (pd, memory) = (driver.pd, driver.pages(2));
         let other = driver.number(Input::new(op::ALLOC_PD, 16));
         let of = |wrong| if wrong { other } else { pd };
-        driver.pd = of(matches!(wrong, Wrong::RegionOfAnotherDomain));
+        driver.pd = of(matches!(wrong, BindFault::RegionOfAnotherDomain));
         let mut region = driver.create_key(memory, 4096, 0, READ | WRITE);
         driver.pd = pd;
-        let of = of(matches!(wrong, Wrong::WindowOfAnotherDomain));
+        let of = of(matches!(wrong, BindFault::WindowOfAnotherDomain));
         let window = window(&mut driver, of);
         let (mut va, mut length) = (memory, 64);
         match wrong {
-            Wrong::SealedRegion => assert!(driver.hca.seal_key(region >> 8)),
-            Wrong::Variant => region ^= 1,
-            Wrong::NoSuchRegion => region += 0x1000,
-            Wrong::BeforeTheRegion => va -= 8,
-            Wrong::PastTheRegion => va += 4096 - 63,
-            Wrong::LongerThanTheRegion => length = 4097,
-            Wrong::AlreadyBound => {
+            BindFault::SealedRegion => assert!(driver.hca.seal_key(region >> 8)),
+            BindFault::Variant => region ^= 1,
+            BindFault::NoSuchRegion => region += 0x1000,
+            BindFault::BeforeTheRegion => va -= 8,
+            BindFault::PastTheRegion => va += 4096 - 63,
+            BindFault::LongerThanTheRegion => length = 4097,
+            BindFault::AlreadyBound => {
                 let before = umr(window, ANY_QPN, Some((region, memory + 512, 64)));
                 assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &before), 0);
             }
-            Wrong::ToItself => region = window,
-            Wrong::ToPhysicalMemory => region = 0x300,
+            BindFault::ToItself => region = window,
+            BindFault::ToPhysicalMemory => region = 0x300,
             _ => {}
         }
         let umr = umr(window, ANY_QPN, Some((region, va, length)));
-        let good = matches!(wrong, Wrong::Nothing);
+        let good = matches!(wrong, BindFault::Nothing);
         let syndrome = bound(&mut driver, &mut cq, &mut b, window, &umr);
         assert_eq!(syndrome, if good { 0 } else { BIND_ERROR }, "{wrong:?}");
         let (mut a, _b) = driver.pair_on(&cq);
@@ -215,7 +215,7 @@ fn what_may_not_be_bound_is_refused() {
 }
 
 #[test]
-fn a_window_of_type_two_is_its_queue_pair_s() {
+fn a_type_2_window_belongs_to_its_queue_pair() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (pd, memory) = (driver.pd, driver.pages(1));
@@ -254,7 +254,7 @@ fn a_window_of_type_two_is_its_queue_pair_s() {
 /// Only the kernel may set pages: a program whose work request sets addresses in a key
 /// of its own could access all memory.
 #[test]
-fn a_program_gives_no_key_pages() {
+fn a_program_cannot_change_the_pages_of_a_key() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, _a, mut b) = driver.pair();
     let (pd, page) = (driver.pd, driver.pages(1));

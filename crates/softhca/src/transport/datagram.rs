@@ -3,7 +3,7 @@
 use super::host::{Fault, Host, RecvDone, RecvKind, Source, Status};
 use super::qp::{Io, Qp};
 use super::{Operation, QpState};
-use crate::packet::{Deth, Draft, Link, MULTICAST_QPN, Template, Traits, View, op};
+use crate::packet::{Deth, Link, MULTICAST_QPN, PacketBuilder, Template, Traits, View, op};
 
 /// Length of the GRH area that precedes the payload in a receive buffer.
 const GRH_AREA: u32 = 40;
@@ -42,14 +42,14 @@ impl<L> Qp<L> {
             self.multicast_source = Some(to.path.link);
         }
         let payload = work.length as usize;
-        let mut draft = Draft::new(&io.pool, &template, bth, payload);
-        draft.put(&Deth { qkey, source_qpn }.bytes());
+        let mut builder = PacketBuilder::new(&io.pool, &template, bth, payload);
+        builder.put(&Deth { qkey, source_qpn }.bytes());
         if imm {
-            draft.put(&work.imm.to_be_bytes());
+            builder.put(&work.imm.to_be_bytes());
         }
         let gathered = match payload {
             0 => Ok(()),
-            _ => host.gather(self.number, &mut work.local, 0, draft.space(payload)),
+            _ => host.gather(self.number, &mut work.local, 0, builder.space(payload)),
         };
         if gathered == Err(Fault::Absent) {
             self.wait_for_page(now);
@@ -58,7 +58,7 @@ impl<L> Qp<L> {
         if gathered.is_err() {
             pending.done = Some(Status::LocalProtection);
         } else {
-            io.send(draft.finish());
+            io.send(builder.finish());
             self.req.send_psn = psn.plus(1);
             self.req.una = self.req.send_psn;
             self.req.high = self.req.send_psn;
@@ -78,8 +78,8 @@ impl<L> Qp<L> {
         if multicast && self.config.block_multicast_loopback && self.is_own(view, deth) {
             return;
         }
-        let kept = self.resp.kept();
-        let Some(mut recv) = kept.or_else(|| host.next_recv(self.number, None)) else {
+        let take_spare = self.resp.take_spare();
+        let Some(mut recv) = take_spare.or_else(|| host.next_recv(self.number, None)) else {
             io.counters.not_ready += 1;
             return;
         };
@@ -96,7 +96,7 @@ impl<L> Qp<L> {
             if stored == Err(Fault::Absent) {
                 // The datagram is lost; the receive is used for the next one.
                 io.counters.dropped += 1;
-                self.resp.keep(recv);
+                self.resp.set_spare(recv);
                 return;
             }
             if stored.is_err() {

@@ -104,11 +104,11 @@ impl<L> Peers<L> {
         self.list.iter().rev().any(|peer| peer.resp.has_replies())
     }
 
-    pub fn keep(&mut self, recv: Option<RecvWork<L>>) {
+    pub fn set_spare(&mut self, recv: Option<RecvWork<L>>) {
         self.spare.extend(recv);
     }
 
-    pub fn kept(&mut self) -> Option<RecvWork<L>> {
+    pub fn take_spare(&mut self) -> Option<RecvWork<L>> {
         self.spare.pop()
     }
 
@@ -141,7 +141,7 @@ impl<L> Peers<L> {
             Some(index) => {
                 if header.connection > self.list[index].connection {
                     let mut old = std::mem::replace(&mut self.list[index], begin());
-                    self.keep(old.resp.clear());
+                    self.set_spare(old.resp.clear());
                 }
                 self.list[index..].rotate_left(1);
                 Some(last)
@@ -149,7 +149,7 @@ impl<L> Peers<L> {
             None => {
                 if self.list.len() >= LIMIT_PEERS {
                     let mut silent = self.list.remove(0);
-                    self.keep(silent.resp.clear());
+                    self.set_spare(silent.resp.clear());
                 }
                 self.list.push(begin());
                 Some(self.list.len() - 1)
@@ -260,7 +260,7 @@ impl<L> Qp<L> {
         }
         if failed.answered {
             // The target has done its part; the rest of the response is skipped.
-            self.req.pass_over(failed.end, failed.missing);
+            self.req.skip_rest(failed.end, failed.missing);
         } else {
             self.begin_anew(failed.stream);
         }

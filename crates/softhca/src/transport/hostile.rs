@@ -3,7 +3,7 @@
 use super::model::{Range, Region, World};
 use super::{Datagram, Fence, Operation, QpConfig, QpState, Service};
 use crate::fabric::Faults;
-use crate::packet::{BTH, Bth, Draft, LinkKind, Mtu, Pool, Psn, Template};
+use crate::packet::{BTH, Bth, LinkKind, Mtu, PacketBuilder, Pool, Psn, Template};
 
 const QPN: u32 = 200;
 const MEMORY: usize = 64 * 1024;
@@ -138,11 +138,11 @@ pub fn play(script: &[u8]) {
                 }
                 let given = script.bytes(length.min(64));
                 let payload = length.saturating_sub(extended.min(length));
-                let mut draft = Draft::new(&pool, &template, bth, payload);
-                let space = draft.space(length);
+                let mut builder = PacketBuilder::new(&pool, &template, bth, payload);
+                let space = builder.space(length);
                 space.fill(0);
                 space[..given.len()].copy_from_slice(given);
-                world.hcas[0].port.send(world.now, draft.finish());
+                world.hcas[0].port.send(world.now, builder.finish());
             }
             4 => {
                 let mut work = super::SendWork::new(

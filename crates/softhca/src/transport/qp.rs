@@ -131,7 +131,7 @@ impl<L> Qp<L> {
         if self.config.service == Service::DcTarget {
             // For a DC target, only the connection has failed.
             let recv = self.resp.clear();
-            self.peers.keep(recv);
+            self.peers.set_spare(recv);
             return;
         }
         self.state = to;
@@ -220,7 +220,7 @@ impl<L> Qp<L> {
                 self.resp.has_replies()
                     || self
                         .req
-                        .can_go_on(self.send_rung && self.state == QpState::ReadyToSend)
+                        .can_continue(self.send_rung && self.state == QpState::ReadyToSend)
                     || (self.drain_due && self.req.works.is_empty())
             }
         }

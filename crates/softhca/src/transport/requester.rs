@@ -12,7 +12,7 @@ use super::config::{QpConfig, QpState, Service, ack_wait};
 use super::dynamic::Failed;
 use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
 use super::qp::{Io, Qp};
-use crate::packet::{AtomicEth, Draft, Psn, Reth, op};
+use crate::packet::{AtomicEth, PacketBuilder, Psn, Reth, op};
 
 /// Maximum number of outstanding work requests.
 const LIMIT_WORKS: usize = 512;
@@ -126,7 +126,7 @@ impl<L> Requester<L> {
     }
 
     /// Skips the rest of a read response, which ends at `end`.
-    pub fn pass_over(&mut self, end: Psn, missing: u32) {
+    pub fn skip_rest(&mut self, end: Psn, missing: u32) {
         self.reads = self.reads.saturating_sub(1);
         self.read_psns = self.read_psns.saturating_sub(missing);
         if self.una.before(end) {
@@ -155,7 +155,7 @@ impl<L> Requester<L> {
     }
 
     /// Returns whether there may be something to send.
-    pub fn can_go_on(&self, rung: bool) -> bool {
+    pub fn can_continue(&self, rung: bool) -> bool {
         self.rnr_until.is_none()
             && !self.blocked
             && (self.cursor < self.works.len() || (rung && self.works.len() < LIMIT_WORKS))
@@ -370,17 +370,17 @@ impl<L> Qp<L> {
         bth.solicited = pending.work.solicited && last;
         bth.ack_request =
             reliable && (last || flight + 1 >= WINDOW || (index + 1).is_multiple_of(WINDOW / 4));
-        let mut draft = Draft::new(&io.pool, template, bth, payload as usize);
+        let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
         if self.config.service == Service::XrcInitiator {
-            draft.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
+            builder.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
         } else if self.config.service == Service::DcInitiator {
-            draft.put(&self.initiator.header(self.number, self.req.una).bytes());
+            builder.put(&self.initiator.header(self.number, self.req.una).bytes());
         }
         let work = &pending.work;
         match work.operation {
             Operation::Read => {
                 let va = work.va.wrapping_add(u64::from(offset));
-                draft.put(
+                builder.put(
                     &Reth {
                         va,
                         rkey: work.rkey,
@@ -390,7 +390,7 @@ impl<L> Qp<L> {
                 );
             }
             Operation::Write | Operation::WriteImm if first => {
-                draft.put(
+                builder.put(
                     &Reth {
                         va: work.va,
                         rkey: work.rkey,
@@ -401,7 +401,7 @@ impl<L> Qp<L> {
             }
             Operation::FetchAdd { add } => {
                 let (va, rkey) = (work.va, work.rkey);
-                draft.put(
+                builder.put(
                     &AtomicEth {
                         va,
                         rkey,
@@ -413,7 +413,7 @@ impl<L> Qp<L> {
             }
             Operation::CompareSwap { compare, swap } => {
                 let (va, rkey) = (work.va, work.rkey);
-                draft.put(
+                builder.put(
                     &AtomicEth {
                         va,
                         rkey,
@@ -426,11 +426,11 @@ impl<L> Qp<L> {
             _ => {}
         }
         if last && has_imm(work.operation) {
-            draft.put(&work.imm.to_be_bytes());
+            builder.put(&work.imm.to_be_bytes());
         }
         if payload != 0 {
             let local = &mut self.req.works[cursor].work.local;
-            let space = draft.space(payload as usize);
+            let space = builder.space(payload as usize);
             match host.gather(self.number, local, offset, space) {
                 Ok(()) => {}
                 Err(Fault::Absent) => {
@@ -438,14 +438,14 @@ impl<L> Qp<L> {
                     return;
                 }
                 Err(_) => {
-                    drop(draft);
+                    drop(builder);
                     self.req.works[cursor].done = Some(Status::LocalProtection);
                     self.complete(host);
                     return;
                 }
             }
         }
-        io.send(draft.finish());
+        io.send(builder.finish());
 
         let pending = &self.req.works[cursor];
         if psn.before(self.req.high) {

@@ -11,7 +11,9 @@ use super::host::{
     Access, AtomicOp, Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status, Target,
 };
 use super::qp::{Io, Qp, nak_of};
-use crate::packet::{Aeth, CREDITS_UNLIMITED, Draft, NakCode, Psn, Syndrome, Traits, View, op};
+use crate::packet::{
+    Aeth, CREDITS_UNLIMITED, NakCode, PacketBuilder, Psn, Syndrome, Traits, View, op,
+};
 
 /// Number of queued replies at which duplicates no longer get one, and slack beyond
 /// what the peer's limit of reads and atomics permits.
@@ -147,12 +149,12 @@ impl<L> Responder<L> {
     }
 
     /// Keeps a receive for the next message.
-    pub fn keep(&mut self, recv: RecvWork<L>) {
+    pub fn set_spare(&mut self, recv: RecvWork<L>) {
         self.spare = Some(recv);
     }
 
     /// Takes the receive that was kept.
-    pub fn kept(&mut self) -> Option<RecvWork<L>> {
+    pub fn take_spare(&mut self) -> Option<RecvWork<L>> {
         self.spare.take()
     }
 
@@ -357,7 +359,7 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<RecvWork<L>, Refusal> {
-        if let Some(spare) = self.resp.spare.take().or_else(|| self.peers.kept()) {
+        if let Some(spare) = self.resp.spare.take().or_else(|| self.peers.take_spare()) {
             return Ok(spare);
         }
         let named = self.xrc_srqn(view);
@@ -421,7 +423,7 @@ impl<L> Qp<L> {
         if stored == Err(Fault::Absent) {
             // The packet is sent again.
             if offset == 0 {
-                self.resp.keep(recv);
+                self.resp.set_spare(recv);
             } else {
                 self.resp.message = Message::Send { recv, offset };
             }
@@ -507,7 +509,7 @@ impl<L> Qp<L> {
                 self.resp.message = Message::None;
             }
             if let Some(recv) = recv {
-                self.resp.keep(recv);
+                self.resp.set_spare(recv);
             }
             return Err(refusal(fault));
         }
@@ -707,9 +709,9 @@ impl<L> Qp<L> {
                 read.va = va.wrapping_add(u64::from(payload));
                 read.rest -= payload;
                 let bth = self.bth(operation, psn);
-                let mut draft = Draft::new(&io.pool, template, bth, payload as usize);
+                let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
                 if begins || last {
-                    draft.put(
+                    builder.put(
                         &Aeth {
                             syndrome: unlimited,
                             msn,
@@ -719,10 +721,10 @@ impl<L> Qp<L> {
                 }
                 let result = match payload {
                     0 => Ok(()),
-                    _ => host.remote_read(target, rkey, va, draft.space(payload as usize)),
+                    _ => host.remote_read(target, rkey, va, builder.space(payload as usize)),
                 };
                 if result == Err(Fault::Absent) {
-                    drop(draft);
+                    drop(builder);
                     // The peer requests it again, and all that came after it.
                     self.resp.replies.clear();
                     self.resp.reads = 0;
@@ -730,7 +732,7 @@ impl<L> Qp<L> {
                     return true;
                 }
                 if let Err(fault) = result {
-                    drop(draft);
+                    drop(builder);
                     // The memory became invalid after the check.
                     self.resp.replies.clear();
                     self.resp.closing = true;
@@ -743,7 +745,7 @@ impl<L> Qp<L> {
                     });
                     return true;
                 }
-                io.send(draft.finish());
+                io.send(builder.finish());
                 if last {
                     self.resp.replies.pop_front();
                     self.resp.reads -= u32::from(!duplicate).min(self.resp.reads);
@@ -751,16 +753,16 @@ impl<L> Qp<L> {
             }
             Reply::Atomic { psn, msn, value } => {
                 let bth = self.bth(op::ATOMIC_ACKNOWLEDGE, psn);
-                let mut draft = Draft::new(&io.pool, template, bth, 0);
-                draft.put(
+                let mut builder = PacketBuilder::new(&io.pool, template, bth, 0);
+                builder.put(
                     &Aeth {
                         syndrome: unlimited,
                         msn,
                     }
                     .bytes(),
                 );
-                draft.put(&value.to_be_bytes());
-                io.send(draft.finish());
+                builder.put(&value.to_be_bytes());
+                io.send(builder.finish());
                 self.resp.replies.pop_front();
             }
             Reply::Ack { psn, msn } => {
@@ -808,9 +810,9 @@ impl<L> Qp<L> {
         let Some(template) = &self.template else {
             return;
         };
-        let mut draft = Draft::new(&io.pool, template, self.bth(op::ACKNOWLEDGE, psn), 0);
-        draft.put(&aeth.bytes());
-        io.send(draft.finish());
+        let mut builder = PacketBuilder::new(&io.pool, template, self.bth(op::ACKNOWLEDGE, psn), 0);
+        builder.put(&aeth.bytes());
+        io.send(builder.finish());
     }
 }
 

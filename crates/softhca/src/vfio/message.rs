@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_answers_for_itself() {
+    fn a_header_reads_its_own_fields() {
         let mut bytes = [0; HEADER];
         bytes[0] = 7;
         bytes[2] = command::GET_INFO as u8;

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::dma::Guest;
-use super::server::{Connection, Ended};
+use super::server::{Connection, DisconnectReason};
 use crate::control::Control;
 use crate::hca::Hca;
 use crate::platform::Clock;
@@ -131,9 +131,11 @@ impl Slot {
             Ok(drained) => drained,
             Err(ended) => {
                 match ended {
-                    Ended::Closed => tracing::info!("the guest has gone"),
-                    Ended::Socket(error) => tracing::error!("the guest's socket: {error}"),
-                    Ended::Nonsense(what) => tracing::error!("the guest sent {what}"),
+                    DisconnectReason::Closed => tracing::info!("the guest has gone"),
+                    DisconnectReason::Socket(error) => {
+                        tracing::error!("the guest's socket: {error}")
+                    }
+                    DisconnectReason::Malformed(what) => tracing::error!("the guest sent {what}"),
                 }
                 self.connection = None;
                 self.hca.reset();

@@ -39,13 +39,13 @@ const UNMAP_ALL: u32 = 1 << 1;
 
 /// Reasons for the end of a connection.
 #[derive(Debug)]
-pub enum Ended {
+pub enum DisconnectReason {
     /// QEMU closed the connection.
     Closed,
     /// The socket failed.
     Socket(io::Error),
     /// A malformed message, after which the stream is out of sync.
-    Nonsense(&'static str),
+    Malformed(&'static str),
 }
 
 /// A connection to QEMU.
@@ -92,7 +92,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection ended.
-    pub fn serve(&mut self, hca: &mut Hca<Guest>, budget: usize) -> Result<bool, Ended> {
+    pub fn serve(&mut self, hca: &mut Hca<Guest>, budget: usize) -> Result<bool, DisconnectReason> {
         let mut handled = 0;
         loop {
             while let Some(header) = self.next_header()? {
@@ -122,15 +122,17 @@ impl Connection {
         matches!(ppoll(&mut [socket], Some(MOMENT), None), Ok(1..))
     }
 
-    fn next_header(&self) -> Result<Option<Header>, Ended> {
+    fn next_header(&self) -> Result<Option<Header>, DisconnectReason> {
         match self.buffer[self.begin..self.end].first_chunk::<HEADER>() {
-            Some(bytes) => Header::parse(bytes).map(Some).map_err(Ended::Nonsense),
+            Some(bytes) => Header::parse(bytes)
+                .map(Some)
+                .map_err(DisconnectReason::Malformed),
             None => Ok(None),
         }
     }
 
     /// Receives available data. Returns false if there is none.
-    fn receive(&mut self) -> Result<bool, Ended> {
+    fn receive(&mut self) -> Result<bool, DisconnectReason> {
         if self.begin > 0 {
             self.buffer.copy_within(self.begin..self.end, 0);
             self.end -= self.begin;
@@ -147,12 +149,12 @@ impl Connection {
         let received = match received {
             Ok(received) => received,
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
-            Err(errno) => return Err(Ended::Socket(errno.into())),
+            Err(errno) => return Err(DisconnectReason::Socket(errno.into())),
         };
         let mut fds = Vec::new();
         let messages = received
             .cmsgs()
-            .map_err(|_| Ended::Nonsense("more descriptors than a message may have"))?;
+            .map_err(|_| DisconnectReason::Malformed("more descriptors than a message may have"))?;
         for message in messages {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 for fd in raw {
@@ -163,7 +165,7 @@ impl Connection {
             }
         }
         if received.bytes == 0 {
-            return Err(Ended::Closed);
+            return Err(DisconnectReason::Closed);
         }
         self.end += received.bytes;
         if !fds.is_empty() {
@@ -188,7 +190,7 @@ impl Connection {
         taken
     }
 
-    fn flush(&mut self) -> Result<(), Ended> {
+    fn flush(&mut self) -> Result<(), DisconnectReason> {
         let mut rest = &self.replies[..];
         while !rest.is_empty() {
             match nix::unistd::write(&self.socket, rest) {
@@ -199,14 +201,14 @@ impl Connection {
                     let _ = nix::poll::poll(&mut [poll], 1000_u16);
                 }
                 Err(Errno::EINTR) => {}
-                Err(errno) => return Err(Ended::Socket(errno.into())),
+                Err(errno) => return Err(DisconnectReason::Socket(errno.into())),
             }
         }
         self.replies.clear();
         Ok(())
     }
 
-    fn handle(&mut self, hca: &mut Hca<Guest>, header: Header) -> Result<(), Ended> {
+    fn handle(&mut self, hca: &mut Hca<Guest>, header: Header) -> Result<(), DisconnectReason> {
         let from = self.begin + HEADER;
         let to = self.begin + header.size;
         self.begin = to;

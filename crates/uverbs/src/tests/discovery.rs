@@ -156,7 +156,7 @@ fn the_recorded_answers() {
 }
 
 #[test]
-fn netlink_finds_the_device() {
+fn netlink_lists_the_device() {
     let fake = by_netlink();
     assert_eq!(discovery::devices(&fake), Ok(vec![rxe0()]));
     assert!(
@@ -208,7 +208,7 @@ fn a_device_without_a_node_is_left_out() {
 }
 
 #[test]
-fn no_rdma_is_no_device() {
+fn without_rdma_there_is_no_device() {
     assert_eq!(discovery::devices(&FakeKernel::new()), Ok(vec![]));
 }
 

@@ -40,7 +40,7 @@ fn a_post_of_nothing() {
 }
 
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     let (fake, context) = context();
     let doorbell = PostSendDoorbell::new(&context, QpHandle(1));
     fake.set_write_error(Some(Errno::new(libc::EIO)));

@@ -31,7 +31,7 @@ fn destroying_destroys_once() {
 }
 
 #[test]
-fn a_failed_destroy_gives_the_object_back() {
+fn a_failed_destroy_returns_the_handle() {
     let (fake, _context, pd) = with_pd();
     let target = Target::Method(OBJECT_PD, METHOD_PD_DESTROY);
     fake.on(target, |_| Err(errno(libc::EBUSY)));
@@ -52,7 +52,7 @@ fn a_failed_destroy_gives_the_object_back() {
 }
 
 #[test]
-fn a_failed_destroy_on_drop_is_told_and_harms_nobody() {
+fn a_failed_destroy_on_drop_is_logged() {
     let (fake, _context, pd) = with_pd();
     fake.on(Target::Method(OBJECT_PD, METHOD_PD_DESTROY), |_| {
         Err(errno(libc::EBUSY))
@@ -85,7 +85,7 @@ fn a_device_that_is_gone_is_no_error_on_drop() {
 }
 
 #[test]
-fn giving_up_does_not_destroy() {
+fn releasing_a_handle_does_not_destroy() {
     let (fake, context, pd) = with_pd();
     let handle = pd.into_handle();
     assert!(fake.take_ioctls().is_empty());

@@ -41,7 +41,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_written_is_read(attributes in attributes()) {
+    fn attributes_are_read_as_written(attributes in attributes()) {
         let bytes = encode(&attributes);
         let read: Vec<_> = Attributes::new(&bytes)
             .map(|attribute| attribute.map(|(number, value)| (number, value.to_vec())))
@@ -51,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn cut_off_anywhere(attributes in attributes(), cut in 0usize..100) {
+    fn a_truncated_answer_is_refused(attributes in attributes(), cut in 0usize..100) {
         let bytes = encode(&attributes);
         let cut = bytes.len().saturating_sub(cut);
         for attribute in Attributes::new(&bytes[..cut]).flatten() {

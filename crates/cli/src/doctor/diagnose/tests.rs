@@ -81,7 +81,7 @@ fn expect(facts: &Facts, level: Level, check: &str, found: &str, mend: &str) {
 }
 
 #[test]
-fn a_healthy_machine_has_nothing_to_mend() {
+fn a_working_host_has_no_findings() {
     let findings = diagnose(&healthy());
     assert!(
         findings.iter().all(|finding| finding.level == Level::Ok),
@@ -366,13 +366,13 @@ fn providers_that_do_not_fit() {
         provider(
             "rxe",
             false,
-            Found::Fitting("/usr/lib/librxe-rdmav57.so".into()),
+            ProviderFile::Fitting("/usr/lib/librxe-rdmav57.so".into()),
         )
     };
     let mut facts = healthy();
     facts.libibverbs = Some(library(vec![
         fits(),
-        provider("mlx5", false, Found::Missing("x".into())),
+        provider("mlx5", false, ProviderFile::Missing("x".into())),
     ]));
     assert!(
         diagnose(&facts)
@@ -380,7 +380,7 @@ fn providers_that_do_not_fit() {
             .all(|finding| finding.level == Level::Ok)
     );
 
-    let old = Found::OtherAbi("/opt/libours-rdmav34.so".into());
+    let old = ProviderFile::OtherAbi("/opt/libours-rdmav34.so".into());
     facts.libibverbs = Some(library(vec![provider("/opt/libours", true, old), fits()]));
     expect(
         &facts,
@@ -389,8 +389,8 @@ fn providers_that_do_not_fit() {
         "-rdmav57.so",
         "unset RDMAV_DRIVERS # or name a provider for ABI 57",
     );
-    let old = Found::OtherAbi("/usr/lib/librxe-rdmav34.so".into());
-    let other = Found::Fitting("/opt/librxe-rdmav57.so".into());
+    let old = ProviderFile::OtherAbi("/usr/lib/librxe-rdmav34.so".into());
+    let other = ProviderFile::Fitting("/opt/librxe-rdmav57.so".into());
     facts.libibverbs = Some(library(vec![
         provider("rxe", false, old),
         provider("/opt/librxe", true, other),
@@ -403,7 +403,7 @@ fn providers_that_do_not_fit() {
         "apt install --reinstall ibverbs-providers",
     );
 
-    let gone = Found::Missing("/opt/libours-rdmav57.so".into());
+    let gone = ProviderFile::Missing("/opt/libours-rdmav57.so".into());
     facts.libibverbs = Some(library(vec![provider("/opt/libours", true, gone), fits()]));
     expect(
         &facts,

@@ -8,8 +8,7 @@ use super::mad::{
     INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, NO_RESOURCES, REQUEST_DENIED,
     REQUEST_INVALID, selected,
 };
-use super::paths::{EQUAL, PACKET_LIFETIME};
-use super::{Asker, PARTITION, SERVICE_LEVEL};
+use super::ports::{EQUAL, PACKET_LIFETIME, PARTITION, RequestingPort, SERVICE_LEVEL};
 use crate::bits::{Field, field, put_bytes};
 use crate::packet::Gid;
 
@@ -172,7 +171,7 @@ impl Group {
     /// Whether the group matches the parameters in the request.
     fn agrees(&self, request: &Mad) -> bool {
         let given = |bit, field| request.component(bit, field);
-        let is = |bit, field, there| given(bit, field).is_none_or(|asked| asked == there);
+        let is = |bit, field, there| given(bit, field).is_none_or(|requested| requested == there);
         given(component::PKEY, PKEY)
             .is_none_or(|pkey| pkey & 0x7fff == u32::from(PARTITION) & 0x7fff)
             && is(component::QKEY, QKEY, self.qkey)
@@ -268,16 +267,16 @@ struct Membership {
 
 impl Membership {
     /// Reads a request. A port may only act in its own name.
-    fn read(request: &Mad, asker: &Asker<'_>) -> Result<Self, u16> {
+    fn read(request: &Mad, requester: &RequestingPort<'_>) -> Result<Self, u16> {
         let mgid = request.gid(component::MGID, MGID);
         let port = request.gid(component::PORT, PORT);
         let states = request.component(component::JOIN_STATE, JOIN_STATE);
         let (Some(port), Some(states)) = (port, states) else {
             return Err(INSUFFICIENT_COMPONENTS);
         };
-        match asker.ports.lid_of(&port) {
+        match requester.ports.lid_of(&port) {
             None => return Err(INVALID_GID),
-            Some(lid) if lid != asker.lid => return Err(REQUEST_DENIED),
+            Some(lid) if lid != requester.lid => return Err(REQUEST_DENIED),
             Some(_) => {}
         }
         let states = states as u8 & ALL_STATES;
@@ -306,47 +305,55 @@ impl Groups {
 
     /// Adds a port to a group. Creates the group if it does not exist and the
     /// request describes it.
-    pub(super) fn join(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
-        let mut asked = Membership::read(request, asker)?;
-        let unnamed = asked.mgid == Gid::default();
+    pub(super) fn join(
+        &mut self,
+        request: &Mad,
+        requester: &RequestingPort<'_>,
+    ) -> Result<Vec<u8>, u16> {
+        let mut requested = Membership::read(request, requester)?;
+        let unnamed = requested.mgid == Gid::default();
         if unnamed {
-            asked.mgid = self.name(asker.lid);
-        } else if asked.mgid[0] != 0xff {
+            requested.mgid = self.name(requester.lid);
+        } else if requested.mgid[0] != 0xff {
             return Err(REQUEST_INVALID);
         }
-        let place = match self.groups.iter().position(|g| g.mgid == asked.mgid) {
+        let place = match self.groups.iter().position(|g| g.mgid == requested.mgid) {
             Some(place) if self.groups[place].agrees(request) => place,
             Some(_) => return Err(REQUEST_INVALID),
-            None if asked.states & (FULL | SEND_ONLY_FULL) == 0 => return Err(REQUEST_INVALID),
+            None if requested.states & (FULL | SEND_ONLY_FULL) == 0 => return Err(REQUEST_INVALID),
             None if self.groups.len() >= MOST => return Err(NO_RESOURCES),
             None => {
-                self.groups.push(Group::described(request, asked.mgid)?);
+                self.groups.push(Group::described(request, requested.mgid)?);
                 self.unnamed = self.unnamed.wrapping_add(unnamed.into());
                 self.groups.len() - 1
             }
         };
         let group = &mut self.groups[place];
-        let states = group.states(asked.port);
-        *states |= asked.states;
+        let states = group.states(requested.port);
+        *states |= requested.states;
         let states = *states;
-        Ok(group.record(&asked.port, states))
+        Ok(group.record(&requested.port, states))
     }
 
     /// Removes some or all join states of a port.
-    pub(super) fn leave(&mut self, request: &Mad, asker: &Asker<'_>) -> Result<Vec<u8>, u16> {
-        let asked = Membership::read(request, asker)?;
-        let place = self.groups.iter().position(|g| g.mgid == asked.mgid);
+    pub(super) fn leave(
+        &mut self,
+        request: &Mad,
+        requester: &RequestingPort<'_>,
+    ) -> Result<Vec<u8>, u16> {
+        let requested = Membership::read(request, requester)?;
+        let place = self.groups.iter().position(|g| g.mgid == requested.mgid);
         let group = &mut self.groups[place.ok_or(REQUEST_INVALID)?];
-        let member = group.members.iter_mut().find(|m| m.0 == asked.port);
+        let member = group.members.iter_mut().find(|m| m.0 == requested.port);
         let states = match member {
-            Some((_, states)) if *states & asked.states != 0 => {
-                *states &= !asked.states;
+            Some((_, states)) if *states & requested.states != 0 => {
+                *states &= !requested.states;
                 *states
             }
             _ => return Err(REQUEST_INVALID),
         };
-        let record = group.record(&asked.port, states);
-        self.tidy();
+        let record = group.record(&requested.port, states);
+        self.remove_empty();
         Ok(record)
     }
 
@@ -370,10 +377,10 @@ impl Groups {
         for group in &mut self.groups {
             group.members.retain(|member| member.0 != *port);
         }
-        self.tidy();
+        self.remove_empty();
     }
 
-    fn tidy(&mut self) {
+    fn remove_empty(&mut self) {
         for group in &mut self.groups {
             group.members.retain(|member| member.1 != 0);
         }

@@ -86,7 +86,7 @@ impl Mad {
     }
 
     /// Whether the datagram is a request that expects an answer.
-    pub fn asks(&self) -> bool {
+    pub fn expects_response(&self) -> bool {
         let class = CLASS.get(&self.0) == SUBNET_ADMINISTRATION;
         class
             && matches!(
@@ -226,12 +226,14 @@ impl Table {
 
 /// Whether a value satisfies a selector of the request: greater, less, equal, or
 /// largest available. Any value does if the request gives none.
-pub(super) fn selected(selector: Option<u32>, asked: Option<u32>, there: u32) -> bool {
-    let Some(asked) = asked else { return true };
+pub(super) fn selected(selector: Option<u32>, requested: Option<u32>, there: u32) -> bool {
+    let Some(requested) = requested else {
+        return true;
+    };
     match selector {
-        Some(0) => there > asked,
-        Some(1) => there < asked,
-        Some(2) => there == asked,
+        Some(0) => there > requested,
+        Some(1) => there < requested,
+        Some(2) => there == requested,
         _ => true,
     }
 }

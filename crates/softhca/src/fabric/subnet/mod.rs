@@ -12,98 +12,29 @@
 mod groups;
 mod mad;
 mod paths;
+mod ports;
 
 #[cfg(test)]
 pub(super) mod tests;
 
 use groups::Groups;
+pub(super) use ports::Ports;
+pub use ports::{LID, SERVICE_LEVEL, gid, guid};
+use ports::{PARTITION, RequestingPort};
+
 use mad::{ATTRIBUTE_UNSUPPORTED, Mad, Table, attribute, method};
 
 use crate::packet::{
-    Bth, Class, Deth, Draft, Gid, Grh, Link, LinkKind, Packet, Path, Pool, Psn, Roce, Template,
+    Bth, Class, Deth, Grh, Link, LinkKind, Packet, PacketBuilder, Path, Pool, Psn, Roce, Template,
     View, op,
 };
-
-/// The subnet manager's LID: the last unicast LID.
-pub const LID: u16 = 0xbfff;
-/// The service level of all paths.
-pub const SERVICE_LEVEL: u8 = 0;
 
 const DATAGRAM: u8 = Class::Ud as u8 | op::SEND_ONLY;
 /// The queue pair for management datagrams, and its Q_Key.
 const GSI: u32 = 1;
 const GSI_KEY: u32 = 0x8001_0000;
-/// The P_Key of the only partition. Its low 15 bits are those of full and limited
-/// members.
-const PARTITION: u16 = 0xffff;
-/// The upper bits of the GUIDs of HCAs; the LID is in the low 16.
-const GUIDS: u64 = 0x0250_5300_0000_0000;
-/// The subnet prefix of GIDs.
-const PREFIX: u64 = 0xfe80_0000_0000_0000;
 /// Hop limit of packets with a global route.
 const HOPS: u8 = 64;
-
-/// Returns the GUID of the port with this LID.
-#[must_use]
-pub const fn guid(lid: u16) -> u64 {
-    GUIDS | lid as u64
-}
-
-/// Returns the GID of a port: the subnet prefix and the port's GUID.
-#[must_use]
-pub fn gid(guid: u64) -> Gid {
-    let mut gid = [0; 16];
-    gid[..8].copy_from_slice(&PREFIX.to_be_bytes());
-    gid[8..].copy_from_slice(&guid.to_be_bytes());
-    gid
-}
-
-/// Returns the GUID in a GID, if the GID is of this subnet.
-fn guid_in(gid: &Gid) -> Option<u64> {
-    let (prefix, guid) = gid.split_first_chunk::<8>()?;
-    let guid = u64::from_be_bytes(*guid.first_chunk()?);
-    (u64::from_be_bytes(*prefix) == PREFIX).then_some(guid)
-}
-
-/// The known ports.
-#[derive(Debug, Default)]
-pub(super) struct Ports {
-    /// GUID and LID of the ports of this fabric.
-    pub(super) here: Vec<(u64, u16)>,
-    /// Whether there are other fabrics, whose ports have the GUIDs of [`guid`].
-    pub(super) elsewhere: bool,
-}
-
-impl Ports {
-    /// All ports known one by one, including the subnet manager's.
-    fn all(&self) -> impl Iterator<Item = (u64, u16)> {
-        self.here.iter().copied().chain([(guid(LID), LID)])
-    }
-
-    fn lid_of(&self, gid: &Gid) -> Option<u16> {
-        let asked = guid_in(gid)?;
-        let known = self.all().find(|port| port.0 == asked);
-        let by_rule = || {
-            let lid = asked as u16;
-            let ruled = self.elsewhere && asked == guid(lid) && (1..LID).contains(&lid);
-            ruled.then_some(lid)
-        };
-        known.map(|port| port.1).or_else(by_rule)
-    }
-
-    fn gid_of(&self, lid: u16) -> Option<Gid> {
-        let known = self.all().find(|port| port.1 == lid);
-        let ruled = self.elsewhere && (1..LID).contains(&lid);
-        let by_rule = || ruled.then(|| guid(lid));
-        known.map(|port| port.0).or_else(by_rule).map(gid)
-    }
-}
-
-/// The port that sent a request.
-struct Asker<'a> {
-    lid: u16,
-    ports: &'a Ports,
-}
 
 /// State of the subnet manager.
 pub(super) struct Subnet {
@@ -128,7 +59,7 @@ impl Subnet {
 
     /// The members of all groups.
     #[cfg(test)]
-    pub(super) fn members(&self) -> Vec<Gid> {
+    pub(super) fn members(&self) -> Vec<crate::packet::Gid> {
         self.groups.members()
     }
 
@@ -148,8 +79,8 @@ impl Subnet {
         let (true, Some(request)) = (ours, Mad::read(view.payload)) else {
             return Vec::new();
         };
-        let asker = Asker { lid: slid, ports };
-        let answers = self.administer(&request, &asker);
+        let requester = RequestingPort { lid: slid, ports };
+        let answers = self.administer(&request, &requester);
         let path = Path {
             link: Link::Ib {
                 slid: LID,
@@ -186,20 +117,20 @@ impl Subnet {
             ..Bth::default()
         };
         self.psn = self.psn.plus(1);
-        let mut draft = Draft::new(&self.pool, template, bth, mad.bytes().len());
+        let mut builder = PacketBuilder::new(&self.pool, template, bth, mad.bytes().len());
         let deth = Deth {
             qkey: GSI_KEY,
             source_qpn: GSI,
         };
-        draft.put(&deth.bytes());
-        draft.put(mad.bytes());
-        draft.finish()
+        builder.put(&deth.bytes());
+        builder.put(mad.bytes());
+        builder.finish()
     }
 
     /// Answers a request, with no datagram, one, or all segments of a table.
-    fn administer(&mut self, request: &Mad, asker: &Asker<'_>) -> Vec<Mad> {
+    fn administer(&mut self, request: &Mad, requester: &RequestingPort<'_>) -> Vec<Mad> {
         let what = (request.method(), request.attribute());
-        if !request.asks() {
+        if !request.expects_response() {
             return Vec::new();
         }
         if !request.is_administration() {
@@ -211,15 +142,15 @@ impl Subnet {
         };
         match what {
             (method::GET, attribute::CLASS_PORT_INFO) => one(Ok(class_port_info())),
-            (method::GET, attribute::PATH) => one(paths::one(request, asker, &self.groups)),
+            (method::GET, attribute::PATH) => one(paths::single(request, requester, &self.groups)),
             (method::GET_TABLE, attribute::PATH) => {
-                match paths::table(request, asker, &self.groups) {
+                match paths::table(request, requester, &self.groups) {
                     Ok(records) => Table::new(request, &records).segments(),
                     Err(status) => vec![request.refused(status)],
                 }
             }
-            (method::SET, attribute::GROUP_MEMBER) => one(self.groups.join(request, asker)),
-            (method::DELETE, attribute::GROUP_MEMBER) => one(self.groups.leave(request, asker)),
+            (method::SET, attribute::GROUP_MEMBER) => one(self.groups.join(request, requester)),
+            (method::DELETE, attribute::GROUP_MEMBER) => one(self.groups.leave(request, requester)),
             (method::GET, attribute::GROUP_MEMBER) => one(self.groups.find(request)),
             // Services cannot be registered, so there are none.
             (method::GET, attribute::SERVICE) => one(Err(mad::NO_RECORDS)),

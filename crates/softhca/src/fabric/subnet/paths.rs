@@ -4,7 +4,7 @@ use super::groups::Groups;
 use super::mad::{
     INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, TOO_MANY_RECORDS, selected,
 };
-use super::{Asker, PARTITION, SERVICE_LEVEL};
+use super::ports::{EQUAL, PACKET_LIFETIME, PARTITION, RequestingPort, SERVICE_LEVEL};
 use crate::bits::{Field, field, put_bytes};
 use crate::packet::Gid;
 
@@ -46,15 +46,10 @@ mod component {
     pub const LIFETIME: u32 = 21;
 }
 
-/// The selector for "exactly this value".
-pub(super) const EQUAL: u32 = 2;
 /// The MTU code of 4096 bytes.
 const MTU_4096: u32 = 5;
 /// The rate code of 100 Gb/s, which the ports report (4X EDR).
 const RATE_100G: u32 = 16;
-/// The time is 4.096 us times two to this power: 268 ms, which Linux uses on
-/// Ethernet.
-pub(super) const PACKET_LIFETIME: u32 = 16;
 
 /// Properties of a path.
 struct Quality {
@@ -76,11 +71,15 @@ const BETWEEN_PORTS: Quality = Quality {
 };
 
 /// Returns the only path that matches the request.
-pub(super) fn one(request: &Mad, asker: &Asker<'_>, groups: &Groups) -> Result<Vec<u8>, u16> {
+pub(super) fn single(
+    request: &Mad,
+    requester: &RequestingPort<'_>,
+    groups: &Groups,
+) -> Result<Vec<u8>, u16> {
     if !request.has(component::DGID) && !request.has(component::DLID) {
         return Err(INSUFFICIENT_COMPONENTS);
     }
-    let mut paths = table(request, asker, groups)?;
+    let mut paths = table(request, requester, groups)?;
     match (paths.pop(), paths.is_empty()) {
         (None, _) => Err(NO_RECORDS),
         (Some(path), true) => Ok(path),
@@ -91,15 +90,15 @@ pub(super) fn one(request: &Mad, asker: &Asker<'_>, groups: &Groups) -> Result<V
 /// Returns all paths from one port that match the request.
 pub(super) fn table(
     request: &Mad,
-    asker: &Asker<'_>,
+    requester: &RequestingPort<'_>,
     groups: &Groups,
 ) -> Result<Vec<Vec<u8>>, u16> {
-    let ports = asker.ports;
+    let ports = requester.ports;
     let lid = |field, bit| request.component(bit, field).map(|lid| lid as u16);
     let source = match request.gid(component::SGID, SGID) {
         Some(gid) => (gid, ports.lid_of(&gid).ok_or(INVALID_GID)?),
         None => {
-            let lid = lid(SLID, component::SLID).unwrap_or(asker.lid);
+            let lid = lid(SLID, component::SLID).unwrap_or(requester.lid);
             (ports.gid_of(lid).ok_or(NO_RECORDS)?, lid)
         }
     };
@@ -121,8 +120,8 @@ pub(super) fn table(
         let path = path(request, source, (gid, group.mlid()), &quality);
         return Ok(path.into_iter().collect());
     }
-    let asked = lid(DLID, component::DLID);
-    let destinations = match (request.gid(component::DGID, DGID), asked) {
+    let requested = lid(DLID, component::DLID);
+    let destinations = match (request.gid(component::DGID, DGID), requested) {
         (Some(gid), _) => vec![(gid, ports.lid_of(&gid).ok_or(INVALID_GID)?)],
         (None, Some(lid)) => vec![(ports.gid_of(lid).ok_or(NO_RECORDS)?, lid)],
         (None, None) => ports
@@ -132,7 +131,7 @@ pub(super) fn table(
     };
     Ok(destinations
         .into_iter()
-        .filter(|to| asked.is_none_or(|lid| lid == to.1))
+        .filter(|to| requested.is_none_or(|lid| lid == to.1))
         .filter_map(|to| path(request, source, to, &BETWEEN_PORTS))
         .collect())
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bits::{Field, field, get_array, put_bytes};
 use crate::fabric::{Fabric, Faults, Port, PortConfig};
-use crate::packet::DEFAULT_PKEY;
+use crate::packet::{DEFAULT_PKEY, Gid};
 
 const BROADCAST: Gid = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
@@ -45,10 +45,10 @@ pub(in crate::fabric) fn datagram(from: u16, global: bool, payload: &[u8]) -> Pa
         qkey: 0x8001_0000,
         source_qpn: 1,
     };
-    let mut draft = Draft::new(&pool, &template, bth, payload.len());
-    draft.put(&deth.bytes());
-    draft.put(payload);
-    draft.finish()
+    let mut builder = PacketBuilder::new(&pool, &template, bth, payload.len());
+    builder.put(&deth.bytes());
+    builder.put(payload);
+    builder.finish()
 }
 
 /// Sends a request and returns the answers, after checking that they belong to it.
@@ -107,7 +107,7 @@ fn path(to: &Gid, from: &Gid) -> Vec<u8> {
 const PATH_COMPONENTS: [u32; 5] = [2, 3, 11, 12, 13];
 
 #[test]
-fn a_path_leads_from_gid_to_gid() {
+fn a_path_record_joins_two_gids() {
     let (_fabric, a, b) = fabric();
     let (from, to) = (gid(a.config().guid), gid(b.config().guid));
     let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&to, &from)));
@@ -129,7 +129,7 @@ fn a_path_leads_from_gid_to_gid() {
 }
 
 #[test]
-fn no_path_is_made_up() {
+fn an_unknown_port_has_no_path() {
     let (_fabric, a, b) = fabric();
     let (from, to) = (gid(a.config().guid), gid(b.config().guid));
     let unknown = gid(guid(3));
@@ -161,7 +161,7 @@ fn no_path_is_made_up() {
 }
 
 #[test]
-fn a_table_has_every_port_in_as_many_datagrams_as_it_takes() {
+fn a_path_table_lists_every_port_in_several_datagrams() {
     let (fabric, a, _b) = fabric();
     let _more: Vec<Port> = (3..=5)
         .map(|lid| fabric.port(PortConfig::ib(lid)))
@@ -205,8 +205,8 @@ const CREATE: [u32; 8] = [0, 1, 2, 6, 7, 12, 13, 16];
 #[test]
 fn the_broadcast_group_is_there_to_be_joined() {
     let (_fabric, a, _b) = fabric();
-    let asked = request(2, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
-    let (status, record) = one(&a, &asked);
+    let requested = request(2, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
+    let (status, record) = one(&a, &requested);
     assert_eq!(status, 0);
     assert_eq!(get_array(&record, 0), BROADCAST);
     assert_eq!(get_array(&record, 16), gid(a.config().guid));
@@ -217,12 +217,12 @@ fn the_broadcast_group_is_there_to_be_joined() {
     // Link-local scope, full member.
     assert_eq!(record[48], 0x21);
     // The group persists after the last member left.
-    let asked = request(0x15, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
-    let (status, record) = one(&a, &asked);
+    let requested = request(0x15, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
+    let (status, record) = one(&a, &requested);
     assert_eq!((status, record[48]), (0, 0x20));
-    assert_eq!(one(&a, &asked).0, 0x0200);
-    let asked = request(1, 0x38, &[0], &member(&BROADCAST, &a, 0));
-    assert_eq!(one(&a, &asked).0, 0);
+    assert_eq!(one(&a, &requested).0, 0x0200);
+    let requested = request(1, 0x38, &[0], &member(&BROADCAST, &a, 0));
+    assert_eq!(one(&a, &requested).0, 0);
 }
 
 #[test]
@@ -256,8 +256,8 @@ fn a_group_is_made_joined_and_left() {
         one(port, &request(0x15, 0x38, &JOIN, &record)).0
     };
     // A path leads to the group.
-    let asked = request(1, 0x35, &[2, 3], &path(&mgid, &gid(a.config().guid)));
-    let (status, record) = one(&a, &asked);
+    let requested = request(1, 0x35, &[2, 3], &path(&mgid, &gid(a.config().guid)));
+    let (status, record) = one(&a, &requested);
     assert_eq!((status, &record[40..42]), (0, &made[36..38]));
     assert_eq!(leave(&a, 1), 0);
     assert_eq!(find(), 0);
@@ -272,8 +272,8 @@ fn a_group_without_a_gid_gets_one() {
     let (_fabric, a, b) = fabric();
     let mut seen = Vec::new();
     for port in [&a, &a, &b] {
-        let asked = request(2, 0x38, &CREATE[1..], &member(&[0; 16], port, 1));
-        let (status, record) = one(port, &asked);
+        let requested = request(2, 0x38, &CREATE[1..], &member(&[0; 16], port, 1));
+        let (status, record) = one(port, &requested);
         assert_eq!((status, record[0]), (0, 0xff));
         let mgid: Gid = get_array(&record, 0);
         assert!(!seen.contains(&mgid));
@@ -282,7 +282,7 @@ fn a_group_without_a_gid_gets_one() {
 }
 
 #[test]
-fn a_port_joins_for_itself_and_is_forgotten_when_it_goes() {
+fn a_port_joins_only_for_itself_and_leaves_when_removed() {
     let (fabric, a, b) = fabric();
     let mut mgid = BROADCAST;
     mgid[15] = 6;
@@ -294,10 +294,10 @@ fn a_port_joins_for_itself_and_is_forgotten_when_it_goes() {
     drop(b);
     assert_eq!(one(&a, &find).0, 0x0300);
     // The path disappears too, until another port has the LID.
-    let asked = request(1, 0x35, &[2], &path(&gid(guid(2)), &[0; 16]));
-    assert_eq!(one(&a, &asked).0, 0x0500);
+    let requested = request(1, 0x35, &[2], &path(&gid(guid(2)), &[0; 16]));
+    assert_eq!(one(&a, &requested).0, 0x0500);
     let _again = fabric.port(PortConfig::ib(2));
-    assert_eq!(one(&a, &asked).0, 0);
+    assert_eq!(one(&a, &requested).0, 0);
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn groups_are_bounded() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn unsupported_requests_have_an_error_status() {
     let (_fabric, a, _b) = fabric();
     for (method, attribute, status) in [
         (1, 0x0001, 0),      // class port info
@@ -356,8 +356,8 @@ fn send_only_members_are_offered() {
 #[test]
 fn a_request_with_a_global_route_is_answered_with_one() {
     let (_fabric, a, _b) = fabric();
-    let asked = request(1, 1, &[], &[]);
-    a.send(0, datagram(1, true, &asked));
+    let requested = request(1, 1, &[], &[]);
+    a.send(0, datagram(1, true, &requested));
     let packet = a.recv(0).unwrap();
     let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
     assert_eq!(view.network.dgid(view.frame), Some(gid(guid(1))));
@@ -368,7 +368,7 @@ fn a_request_with_a_global_route_is_answered_with_one() {
 fn only_datagrams_of_the_partition_with_the_queue_key_are_taken() {
     let (_fabric, a, _b) = fabric();
     let pool = Pool::new();
-    let asked = request(1, 1, &[], &[]);
+    let requested = request(1, 1, &[], &[]);
     for (opcode, pkey, qpn, qkey, answered) in [
         (0x64, 0xffff, 1, 0x8001_0000, true),
         (0x64, 0x7fff, 1, 0x8001_0000, true),
@@ -388,10 +388,10 @@ fn only_datagrams_of_the_partition_with_the_queue_key_are_taken() {
             qkey,
             source_qpn: 1,
         };
-        let mut draft = Draft::new(&pool, &template, bth, 256);
-        draft.put(&deth.bytes());
-        draft.put(&asked);
-        a.send(0, draft.finish());
+        let mut builder = PacketBuilder::new(&pool, &template, bth, 256);
+        builder.put(&deth.bytes());
+        builder.put(&requested);
+        a.send(0, builder.finish());
         assert_eq!(a.recv(0).is_some(), answered, "{opcode:#x} {pkey:#x} {qpn}");
     }
     for length in [0, 255, 257] {
@@ -401,14 +401,14 @@ fn only_datagrams_of_the_partition_with_the_queue_key_are_taken() {
 }
 
 #[test]
-fn the_way_to_the_subnet_manager_takes_its_time_and_may_fail() {
+fn management_datagrams_are_delayed_and_lost_like_others() {
     let (_fabric, a, _b) = fabric();
-    let asked = request(1, 1, &[], &[]);
+    let requested = request(1, 1, &[], &[]);
     a.set_faults(Faults {
         delay: 500,
         ..Faults::default()
     });
-    a.send(0, datagram(1, false, &asked));
+    a.send(0, datagram(1, false, &requested));
     assert!(a.recv(999).is_none());
     assert!(a.recv(1000).is_some());
     for faults in [
@@ -422,12 +422,12 @@ fn the_way_to_the_subnet_manager_takes_its_time_and_may_fail() {
         },
     ] {
         a.set_faults(faults);
-        a.send(0, datagram(1, false, &asked));
+        a.send(0, datagram(1, false, &requested));
         assert!(a.recv(u64::MAX).is_none());
     }
     a.set_faults(Faults::default());
     a.set_link(false);
-    a.send(0, datagram(1, false, &asked));
+    a.send(0, datagram(1, false, &requested));
     a.set_link(true);
     assert!(a.recv(0).is_none());
 }
@@ -442,10 +442,10 @@ fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
         .collect();
     // Without an uplink, unknown ports do not exist; with one, their LIDs follow
     // from the GUIDs.
-    let asked = request(1, 0x35, &[2], &path(&gid(guid(9)), &[0; 16]));
-    assert_eq!(one(&ports[0], &asked).0, 0x0500);
+    let requested = request(1, 0x35, &[2], &path(&gid(guid(9)), &[0; 16]));
+    assert_eq!(one(&ports[0], &requested).0, 0x0500);
     let uplinks = fabrics.each_ref().map(Fabric::uplink);
-    let (status, record) = one(&ports[0], &asked);
+    let (status, record) = one(&ports[0], &requested);
     assert_eq!((status, &record[40..44]), (0, &[0, 9, 0, 7][..]));
     let mut mgid = BROADCAST;
     mgid[15] = 5;
@@ -454,15 +454,15 @@ fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
     // answered.
     assert!(uplinks[0].recv(0).is_none());
     for source in [7, 9] {
-        uplinks[0].send(0, datagram(source, false, &asked));
+        uplinks[0].send(0, datagram(source, false, &requested));
         assert!(ports[0].recv(0).is_none() && uplinks[0].recv(0).is_none());
     }
 }
 
 /// The LID that a new group gets.
 fn mlid(port: &Port, mgid: &Gid) -> [u8; 2] {
-    let asked = request(2, 0x38, &CREATE, &member(mgid, port, 1));
-    let (status, record) = one(port, &asked);
+    let requested = request(2, 0x38, &CREATE, &member(mgid, port, 1));
+    let (status, record) = one(port, &requested);
     assert_eq!(status, 0);
     get_array(&record, 36)
 }

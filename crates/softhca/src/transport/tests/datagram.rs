@@ -94,7 +94,7 @@ fn lengths() {
 
 /// A common mistake: no space for the GRH in the receive buffer.
 #[test]
-fn a_receive_without_place_for_the_grh() {
+fn a_receive_without_room_for_the_grh() {
     let mut world = world(2, LinkKind::Ib, &config());
     for recv in &mut world.hcas[1].host.queues(50).recvs {
         recv.length = 1000;
@@ -121,7 +121,7 @@ fn queue_keys() {
 }
 
 #[test]
-fn without_a_receive_it_is_lost() {
+fn a_datagram_without_a_receive_is_lost() {
     let mut world = world(2, LinkKind::Ib, &config());
     for _ in 0..6 {
         let request = datagram(&world, 1, 8, 50, QKEY);
@@ -212,7 +212,7 @@ fn general_services() {
 
 /// Frames that are not RDMA are returned to the caller.
 #[test]
-fn other_frames_come_back() {
+fn other_frames_are_looped_back() {
     let mut world = world(1, LinkKind::Ethernet, &config());
     let mut frame = [0; 60];
     frame[12..14].copy_from_slice(&[0x08, 0x06]);

@@ -2,7 +2,7 @@
 //! initiators.
 
 use super::*;
-use crate::packet::{AtomicEth, BTH, Bth, Class, DcEth, Draft, Pool, Psn, Template, op};
+use crate::packet::{AtomicEth, BTH, Bth, Class, DcEth, PacketBuilder, Pool, Psn, Template, op};
 use proptest::prelude::*;
 
 const KEY: u64 = 0x0bad_c0de_0000_0001;
@@ -147,7 +147,7 @@ fn a_target_serves_many_initiators_at_once() {
 }
 
 #[test]
-fn a_wrong_access_key_gets_nowhere() {
+fn a_wrong_dc_access_key_is_refused() {
     let mut world = world(2, LinkKind::Ethernet, 1);
     initiator(&mut world.hcas[0], 100, 0);
     initiator(&mut world.hcas[0], 101, 0);
@@ -175,7 +175,7 @@ fn a_wrong_access_key_gets_nowhere() {
 }
 
 #[test]
-fn a_refusal_ends_the_connection_and_not_the_target() {
+fn a_refusal_ends_the_connection_but_not_the_target() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
         for qpn in [100, 101] {
@@ -247,7 +247,7 @@ fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
     let mut bth = Bth::read(&[0; BTH]);
     bth.opcode = Class::Dc as u8 | op::FETCH_ADD;
     (bth.pkey, bth.dest_qpn, bth.psn) = (0xffff, 200, Psn::new(psn));
-    let mut draft = Draft::new(&Pool::new(), &template, bth, 0);
+    let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, 0);
     let header = DcEth {
         key: KEY,
         connection,
@@ -260,15 +260,15 @@ fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
         swap_add: 1,
         compare: 0,
     };
-    draft.put(&header.bytes());
-    draft.put(&atomic.bytes());
+    builder.put(&header.bytes());
+    builder.put(&atomic.bytes());
     let now = world.now;
-    world.hcas[0].port.send(now, draft.finish());
+    world.hcas[0].port.send(now, builder.finish());
     world.settle(SECOND);
 }
 
 #[test]
-fn a_late_packet_of_an_old_connection_does_nothing() {
+fn a_late_packet_of_an_old_connection_is_ignored() {
     for (connection, then) in [(1, 3), (u64::MAX, 4)] {
         let mut world = world(2, LinkKind::Ethernet, 1);
         let add = |id| work(id, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
@@ -290,7 +290,7 @@ fn a_late_packet_of_an_old_connection_does_nothing() {
 }
 
 #[test]
-fn an_error_of_a_stream_leaves_the_others() {
+fn a_stream_error_leaves_other_streams_unaffected() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
         // The initiator fails with the fourth stream in error.
@@ -369,7 +369,7 @@ fn an_error_of_a_stream_leaves_the_others() {
 }
 
 #[test]
-fn what_follows_an_answer_without_a_place_is_done_once() {
+fn requests_after_a_response_without_a_scatter_target_execute_once() {
     let config = QpConfig {
         max_rd_atomic: 1,
         ..QpConfig::default()
@@ -404,7 +404,7 @@ fn what_follows_an_answer_without_a_place_is_done_once() {
 }
 
 #[test]
-fn a_target_forgets_who_was_silent_longest() {
+fn a_target_drops_the_longest_silent_peer() {
     let mut world = world(2, LinkKind::Ib, 1);
     // More initiators than the target remembers; the first one sends again in between.
     let mut connections = Vec::new();

@@ -69,7 +69,7 @@ fn local_protection() {
 }
 
 #[test]
-fn what_the_service_or_the_queue_pair_does_not_have() {
+fn operations_that_the_service_or_queue_pair_lacks() {
     for service in [Service::Uc, Service::Ud] {
         for operation in [Operation::Read, ADD, Operation::SendInvalidate] {
             let config = QpConfig {
@@ -109,7 +109,7 @@ fn what_the_service_or_the_queue_pair_does_not_have() {
 }
 
 #[test]
-fn invalid_work_requests_end_in_their_turn() {
+fn malformed_work_requests_complete_in_order() {
     let operation = Operation::Invalid(Status::LocalQpOperation);
     fails(operation, 8, |_, _| {}, Status::LocalQpOperation);
 }
@@ -285,7 +285,7 @@ fn retries_are_counted_and_timed() {
 }
 
 #[test]
-fn without_a_timeout_it_waits_for_ever() {
+fn no_timeout_means_no_retransmission() {
     let config = QpConfig {
         ack_timeout: 0,
         ..QpConfig::default()
@@ -301,7 +301,7 @@ fn without_a_timeout_it_waits_for_ever() {
 /// A response resets the retry count: a link that loses every other packet is slow, not
 /// dead.
 #[test]
-fn progress_gives_all_retries_back() {
+fn progress_resets_the_retry_count() {
     let config = QpConfig {
         retry_count: 7,
         ack_timeout: 5,
@@ -400,8 +400,8 @@ fn timers_of_the_specification() {
 }
 
 #[test]
-fn answers_that_do_not_fit() {
-    use crate::packet::{Aeth, Bth, Draft, Opcode, Psn, Syndrome, Template, op};
+fn responses_that_do_not_fit() {
+    use crate::packet::{Aeth, Bth, Opcode, PacketBuilder, Psn, Syndrome, Template, op};
     let answer = |operation, payload: &[u8]| {
         let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
         world.hcas[1].port.set_link(false);
@@ -421,9 +421,9 @@ fn answers_that_do_not_fit() {
             ..Bth::default()
         };
         let pool = Pool::new();
-        let mut draft = Draft::new(&pool, &template, bth, payload.len());
+        let mut builder = PacketBuilder::new(&pool, &template, bth, payload.len());
         if operation != op::READ_RESPONSE_MIDDLE {
-            draft.put(
+            builder.put(
                 &Aeth {
                     syndrome: Syndrome::Ack(0x1f),
                     msn: 0,
@@ -432,13 +432,13 @@ fn answers_that_do_not_fit() {
             );
         }
         if operation == op::ATOMIC_ACKNOWLEDGE {
-            draft.put(&[0; 8]);
+            builder.put(&[0; 8]);
         }
-        draft.put(payload);
+        builder.put(payload);
         let hca = &mut world.hcas[0];
         assert!(
             hca.transport
-                .receive(&mut hca.host, 0, draft.finish())
+                .receive(&mut hca.host, 0, builder.finish())
                 .is_none()
         );
         let sent = statuses(hca, 100);
@@ -463,8 +463,8 @@ fn answers_that_do_not_fit() {
 
 /// Requests that no correct peer sends are refused as invalid.
 #[test]
-fn requests_that_make_no_sense() {
-    use crate::packet::{Bth, Draft, NakCode, Psn, Reth, Syndrome, Template, op};
+fn malformed_requests() {
+    use crate::packet::{Bth, NakCode, PacketBuilder, Psn, Reth, Syndrome, Template, op};
     // Returns the response to the last of the requests: operation, RETH length, payload
     // length.
     let refused = |requests: &[(u8, u32, usize)]| {
@@ -480,9 +480,9 @@ fn requests_that_make_no_sense() {
                 psn: Psn::new(index as u32),
                 ..Bth::default()
             };
-            let mut draft = Draft::new(&pool, &template, bth, *payload);
+            let mut builder = PacketBuilder::new(&pool, &template, bth, *payload);
             if *total != 0 {
-                draft.put(
+                builder.put(
                     &Reth {
                         va: VA,
                         rkey: RKEY,
@@ -491,9 +491,9 @@ fn requests_that_make_no_sense() {
                     .bytes(),
                 );
             }
-            draft.space(*payload).fill(1);
+            builder.space(*payload).fill(1);
             let hca = &mut world.hcas[1];
-            hca.transport.receive(&mut hca.host, 0, draft.finish());
+            hca.transport.receive(&mut hca.host, 0, builder.finish());
         }
         let hca = &mut world.hcas[1];
         hca.transport.run(&mut hca.host, 0, 100);

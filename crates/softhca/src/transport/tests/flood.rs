@@ -2,7 +2,7 @@
 //! memory use grow.
 
 use super::*;
-use crate::packet::{AtomicEth, Bth, Draft, Packet, Psn, Reth, Template, op};
+use crate::packet::{AtomicEth, Bth, Packet, PacketBuilder, Psn, Reth, Template, op};
 
 /// Returns a request from queue pair 100 to queue pair 200 with an extended header.
 fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]) -> Packet {
@@ -13,13 +13,13 @@ fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]
         psn: Psn::new(psn),
         ..Bth::default()
     };
-    let mut draft = Draft::new(pool, template, bth, 0);
-    draft.put(header);
-    draft.finish()
+    let mut builder = PacketBuilder::new(pool, template, bth, 0);
+    builder.put(header);
+    builder.finish()
 }
 
 #[test]
-fn answers_that_wait_are_bounded() {
+fn queued_responses_are_bounded() {
     const LENGTH: u32 = 64 * 1024;
     let packets = LENGTH.div_ceil(1024);
     for flood in [op::FETCH_ADD, op::SEND_ONLY] {
@@ -61,7 +61,7 @@ fn answers_that_wait_are_bounded() {
 }
 
 #[test]
-fn timers_that_are_set_again_are_bounded() {
+fn rescheduled_timers_are_bounded() {
     // A peer that is never ready, and a long acknowledgement timeout.
     let config = QpConfig {
         ack_timeout: 22,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const SLOT: usize = 16 * 1024;
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Send(u32),
     WriteImm(u32),
     Write(u32),
@@ -16,22 +16,22 @@ enum Act {
     Swap,
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = Action> {
     let length = prop_oneof![0u32..100, 900u32..1100, 0u32..SLOT as u32];
     prop_oneof![
-        length.clone().prop_map(Act::Send),
-        length.clone().prop_map(Act::WriteImm),
-        length.clone().prop_map(Act::Write),
-        length.prop_map(Act::Read),
-        (1u64..100).prop_map(Act::Add),
-        Just(Act::Swap),
+        length.clone().prop_map(Action::Send),
+        length.clone().prop_map(Action::WriteImm),
+        length.clone().prop_map(Action::Write),
+        length.prop_map(Action::Read),
+        (1u64..100).prop_map(Action::Add),
+        Just(Action::Swap),
     ]
 }
 
 /// Runs the acts in order in both directions and checks the results. The memory of each
 /// HCA holds its own data, slots that the peer writes, slots for reads and receives,
 /// and one atomic. Returns the number of packets that were sent again.
-fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
+fn exact(acts: &[Action], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
     let count = acts.len();
     let (own, theirs, into) = (0, count * SLOT, 2 * count * SLOT);
     let counter = 3 * count * SLOT;
@@ -50,23 +50,23 @@ fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpCon
         let hca = &mut world.hcas[side];
         for (i, act) in acts.iter().enumerate() {
             // The peer runs the same acts, so its sends need a receive here.
-            if matches!(act, Act::Send(_) | Act::WriteImm(_)) {
+            if matches!(act, Action::Send(_) | Action::WriteImm(_)) {
                 hca.post_recv(qpn, i as u64, into + i * SLOT, SLOT as u32);
             }
             let (start, at) = (own + i * SLOT, theirs + i * SLOT);
             let mut request = match *act {
-                Act::Send(n) => work(i as u64, Operation::SendImm, start, n, 0),
-                Act::WriteImm(n) => work(i as u64, Operation::WriteImm, start, n, at),
-                Act::Write(n) => work(i as u64, Operation::Write, start, n, at),
-                Act::Read(n) => work(i as u64, Operation::Read, into + i * SLOT, n, start),
-                Act::Add(add) => work(
+                Action::Send(n) => work(i as u64, Operation::SendImm, start, n, 0),
+                Action::WriteImm(n) => work(i as u64, Operation::WriteImm, start, n, at),
+                Action::Write(n) => work(i as u64, Operation::Write, start, n, at),
+                Action::Read(n) => work(i as u64, Operation::Read, into + i * SLOT, n, start),
+                Action::Add(add) => work(
                     i as u64,
                     Operation::FetchAdd { add },
                     into + i * SLOT,
                     8,
                     counter,
                 ),
-                Act::Swap => {
+                Action::Swap => {
                     let operation = Operation::CompareSwap {
                         compare: 0,
                         swap: 1 << 40,
@@ -94,24 +94,24 @@ fn exact(acts: &[Act], faults: Faults, seed: u64, kind: LinkKind, config: &QpCon
             let place = |base: usize, n: u32| &here[base + i * SLOT..base + i * SLOT + n as usize];
             let sent = |n: u32| &peer[i * SLOT..i * SLOT + n as usize];
             match *act {
-                Act::Send(n) => {
+                Action::Send(n) => {
                     assert!(place(into, n) == sent(n), "send {i}");
                     receives.push((i as u64, n, i as u32));
                 }
-                Act::WriteImm(n) => {
+                Action::WriteImm(n) => {
                     assert!(place(theirs, n) == sent(n), "write {i}");
                     receives.push((i as u64, n, i as u32));
                 }
-                Act::Write(n) => assert!(place(theirs, n) == sent(n), "write {i}"),
-                Act::Read(n) => assert!(place(into, n) == sent(n), "read {i}"),
-                Act::Add(_) | Act::Swap => {
+                Action::Write(n) => assert!(place(theirs, n) == sent(n), "write {i}"),
+                Action::Read(n) => assert!(place(into, n) == sent(n), "read {i}"),
+                Action::Add(_) | Action::Swap => {
                     // One peer performs all atomics on this memory, in order: each sees
                     // the sum so far.
                     let mut seen = [0; 8];
                     seen.copy_from_slice(place(into, 8));
                     assert_eq!(u64::from_le_bytes(seen), sum, "atomic {i} of {side}");
                     match *act {
-                        Act::Add(add) => sum += add,
+                        Action::Add(add) => sum += add,
                         _ if sum == 0 => sum = 1 << 40,
                         _ => {}
                     }
@@ -181,14 +181,14 @@ proptest! {
 }
 
 #[test]
-fn something_is_lost_and_made_good() {
-    let acts: Vec<Act> = (0..300)
+fn lost_packets_are_retransmitted() {
+    let acts: Vec<Action> = (0..300)
         .map(|i| match i % 5 {
-            0 => Act::Send(3000),
-            1 => Act::Write(5000),
-            2 => Act::Read(9000),
-            3 => Act::Add(i),
-            _ => Act::WriteImm(64),
+            0 => Action::Send(3000),
+            1 => Action::Write(5000),
+            2 => Action::Read(9000),
+            3 => Action::Add(i),
+            _ => Action::WriteImm(64),
         })
         .collect();
     let again = exact(
@@ -215,7 +215,7 @@ fn something_is_lost_and_made_good() {
 /// Atomics that are repeated often are still executed once each.
 #[test]
 fn atomics_happen_once() {
-    let acts: Vec<Act> = (0..1000).map(|_| Act::Add(1)).collect();
+    let acts: Vec<Action> = (0..1000).map(|_| Action::Add(1)).collect();
     let faults = Faults {
         loss: 0.05,
         duplicate: 0.05,

@@ -288,7 +288,7 @@ fn the_first_packet_establishes() {
 
 /// Packets of another partition or another peer are ignored.
 #[test]
-fn strangers_are_ignored() {
+fn unknown_peers_are_ignored() {
     let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
     let hca = &mut world.hcas[0];
     let config = QpConfig {
@@ -476,7 +476,7 @@ fn a_duplicate_does_not_take_back_an_acknowledgement() {
 
 /// Without losses, reads among writes cause no retransmission.
 #[test]
-fn answers_keep_the_order_of_requests() {
+fn responses_keep_the_order_of_requests() {
     let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
     for id in 0..40 {
         let operation = match id % 4 {
@@ -499,7 +499,7 @@ fn answers_keep_the_order_of_requests() {
 
 /// A lost read response is detected by later responses, every time, without a timer.
 #[test]
-fn lost_answers_are_noticed_without_a_timer() {
+fn lost_responses_are_detected_without_a_timer() {
     let config = QpConfig {
         ack_timeout: 0,
         ..QpConfig::default()

@@ -123,7 +123,7 @@ fn memory_region() {
 
 /// How programs detect whether a driver can register DMA buffers.
 #[test]
-fn a_region_of_no_dma_buffer_is_asked_for_all_the_same() {
+fn a_region_without_a_dma_buffer_is_still_requested() {
     let (fake, context, pd) = with_pd();
     fake.on(Target::Method(OBJECT_MR, METHOD_REG_DMABUF_MR), |_| {
         Err(Errno::new(libc::EBADF))

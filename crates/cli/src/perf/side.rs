@@ -31,7 +31,7 @@ pub struct Plan {
 }
 
 /// One side.
-pub struct Station {
+pub struct Side {
     plan: Plan,
     local: LocalAddress,
     qp: QueuePair,
@@ -53,7 +53,7 @@ fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
     Error::native(format!("measuring: {what}"))
 }
 
-impl Station {
+impl Side {
     /// Creates all objects. Sends need receives on the other side, other
     /// operations need memory there.
     pub fn new(context: &Context, mut plan: Plan) -> Result<Self, Error> {
@@ -84,7 +84,7 @@ impl Station {
         };
         let region = domain.alloc(room * count * both).map_err(doing("memory"))?;
         let mut free: Vec<Buffer> = region.into_buffers(room).take(count * both).collect();
-        let mut station = Self {
+        let mut side = Self {
             region: Self::reachable(&domain, plan)?,
             free: Vec::new(),
             completions: (0..BATCH).map(|_| Completion::default()).collect(),
@@ -99,11 +99,11 @@ impl Station {
         };
         if plan.operation == Measured::Send {
             for buffer in free.drain(..count) {
-                station.receive(buffer)?;
+                side.receive(buffer)?;
             }
         }
-        station.free = free;
-        Ok(station)
+        side.free = free;
+        Ok(side)
     }
 
     fn reachable(domain: &ProtectionDomain, plan: Plan) -> Result<Option<RemoteRegion>, Error> {

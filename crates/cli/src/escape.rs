@@ -9,15 +9,15 @@ use std::io::{self, Write};
 
 /// Displays `text` on one line, with all characters that are not visible escaped
 /// as in Rust strings: `\u{1b}`.
-pub fn shown<T: Display>(text: T) -> Shown<T> {
-    Shown(text)
+pub fn escaped<T: Display>(text: T) -> Escaped<T> {
+    Escaped(text)
 }
 
-/// See [`shown`].
+/// See [`escaped`].
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<T>(T);
+pub struct Escaped<T>(T);
 
-impl<T: Display> Display for Shown<T> {
+impl<T: Display> Display for Escaped<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(Escaping(f), "{}", self.0)
     }
@@ -58,7 +58,7 @@ const STYLES: [&str; 6] = [
 ];
 
 /// A writer to a terminal. It passes newlines and this program's own styles, and
-/// escapes everything else that [`shown`] would, in case that was forgotten.
+/// escapes everything else that [`escaped`] would, in case that was forgotten.
 pub struct Screen<W: Write> {
     /// Bytes not yet written, so that no sequence is split.
     held: Vec<u8>,
@@ -111,7 +111,7 @@ fn passed(bytes: &[u8]) -> String {
             let own = style.copied().or((c == '\n').then_some("\n"));
             match own {
                 Some(own) => passed.push_str(own),
-                None => passed.push_str(&shown(c).to_string()),
+                None => passed.push_str(&escaped(c).to_string()),
             }
             text = &text[own.map_or(c.len_utf8(), str::len)..];
         }
@@ -147,8 +147,8 @@ mod tests {
         \u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z";
 
     #[test]
-    fn what_is_shown_is_visible_and_one_line() {
-        let text = shown(HOSTILE).to_string();
+    fn escaped_text_is_visible_and_one_line() {
+        let text = escaped(HOSTILE).to_string();
         assert!(text.chars().all(is_visible), "{text:?}");
         assert!(
             text.starts_with(r"a\u{1b}[2J\u{1b}]0;title\u{7}\u{a}"),
@@ -156,11 +156,11 @@ mod tests {
         );
         assert!(text.ends_with(r"\u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z"));
         let plain = "rxe0: größer, 設備 <&\"'> \\";
-        assert_eq!(shown(plain).to_string(), plain);
+        assert_eq!(escaped(plain).to_string(), plain);
     }
 
     #[test]
-    fn a_screen_lets_only_our_styles_through() {
+    fn only_own_styles_pass_the_screen() {
         let style = anstyle::Style::new()
             .bold()
             .fg_color(Some(anstyle::AnsiColor::Red.into()));

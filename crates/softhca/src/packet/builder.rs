@@ -6,8 +6,8 @@ use super::path::Template;
 use super::pool::{CAPACITY, Packet, Pool};
 
 /// A packet under construction: network headers and BTH first, then extended
-/// headers and payload in the order of the wire, then [`Draft::finish`].
-pub struct Draft<'a> {
+/// headers and payload in the order of the wire, then [`PacketBuilder::finish`].
+pub struct PacketBuilder<'a> {
     packet: Packet,
     template: &'a Template,
     bth_at: usize,
@@ -15,7 +15,7 @@ pub struct Draft<'a> {
     pad: usize,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> PacketBuilder<'a> {
     /// Begins a packet with `payload` bytes of payload. Sets the BTH's pad count
     /// from that.
     #[inline]
