@@ -184,8 +184,9 @@ impl TaggedEndpoint {
     /// direction.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an unsuitable queue pair, [`Error::Limit`] for a
-    /// depth above the queue pair's; those of allocating memory.
+    /// [`Error::Invalid`] for an unsuitable queue pair, or another queue pair's
+    /// completion queue; [`Error::Limit`] for a depth above the queue pair's;
+    /// those of allocating memory.
     pub fn new(
         mut qp: QueuePair,
         cq: CompletionQueue,
@@ -195,6 +196,11 @@ impl TaggedEndpoint {
         if qp.transport() != Transport::Reliable || qp.in_flight() != (0, 0) {
             return Err(Error::Invalid {
                 what: "tagged messages need a fresh queue pair of a reliable connection",
+            });
+        }
+        if !qp.completes_in(&cq) {
+            return Err(Error::Invalid {
+                what: "this is not the completion queue of the queue pair",
             });
         }
         let capacity = qp.capacity();
@@ -414,7 +420,9 @@ impl TaggedEndpoint {
         expected.remove(at).map(|(_, (_, buffer))| buffer)
     }
 
-    /// Returns the next entry, in the order of completion.
+    /// Returns the next entry, in the order of completion. Completions of other
+    /// queue pairs on the same completion queue are entries without
+    /// [`EntryFlags::TAGGED`], with their memory.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -432,6 +440,12 @@ impl TaggedEndpoint {
     }
 
     fn completed(&mut self, mut completion: Completion) {
+        // By its memory: tokens and queue pair numbers can be another queue
+        // pair's too.
+        if !self.owns(&completion.payload) {
+            self.done.push_back(foreign(completion));
+            return;
+        }
         let buffer = completion.take_buffer();
         if completion.operation == Operation::Receive {
             match (completion.result, buffer) {
@@ -443,7 +457,12 @@ impl TaggedEndpoint {
                             tag: Some(which.tag),
                             provider: failure.status,
                             vendor_err: failure.vendor_err,
-                            ..error(token, libc::ECANCELED, completion.qp_num, buffer)
+                            ..error(
+                                token,
+                                libc::ECANCELED,
+                                completion.qp_num,
+                                Payload::Buffer(buffer),
+                            )
                         }));
                     }
                 }
@@ -479,6 +498,11 @@ impl TaggedEndpoint {
                 payload: Payload::None,
             }),
         });
+    }
+
+    /// Returns whether the memory of an operation belongs to the endpoint.
+    fn owns(&self, payload: &Payload) -> bool {
+        matches!(payload, Payload::Buffer(buffer) if Arc::ptr_eq(buffer.memory(), &self.pool))
     }
 
     /// Processes an arrived message. The peer is not trusted: a message whose
@@ -541,7 +565,12 @@ impl TaggedEndpoint {
                 overflow_len: Some(over),
                 tag: Some(tag),
                 flags,
-                ..error(token, libc::EMSGSIZE, self.qp.qp_num(), buffer)
+                ..error(
+                    token,
+                    libc::EMSGSIZE,
+                    self.qp.qp_num(),
+                    Payload::Buffer(buffer),
+                )
             })
         });
         self.let_go(message);
@@ -573,7 +602,34 @@ fn parse(message: &[u8]) -> Option<u64> {
     (len as usize == body.len()).then_some(tag)
 }
 
-fn error(token: u64, errno: i32, qp_num: u32, buffer: Buffer) -> ErrorEntry {
+/// Converts a completion of another queue pair.
+fn foreign(completion: Completion) -> Result<TaggedEntry, ErrorEntry> {
+    let flags = EntryFlags::of_operation(completion.operation);
+    match completion.result {
+        Ok(success) => Ok(TaggedEntry {
+            token: completion.token,
+            flags,
+            len: success.byte_len as usize,
+            data: success.immediate(),
+            tag: None,
+            payload: completion.payload,
+        }),
+        Err(failure) => Err(ErrorEntry {
+            flags,
+            provider: failure.status,
+            vendor_err: failure.vendor_err,
+            payload: completion.payload,
+            ..error(
+                completion.token,
+                failure.status.errno(),
+                completion.qp_num,
+                Payload::None,
+            )
+        }),
+    }
+}
+
+fn error(token: u64, errno: i32, qp_num: u32, payload: Payload) -> ErrorEntry {
     ErrorEntry {
         token,
         flags: EntryFlags::RECV | EntryFlags::TAGGED,
@@ -586,7 +642,7 @@ fn error(token: u64, errno: i32, qp_num: u32, buffer: Buffer) -> ErrorEntry {
         vendor_err: 0,
         qp_num,
         source: None,
-        payload: Payload::Buffer(buffer),
+        payload,
     }
 }
 

@@ -426,14 +426,7 @@ impl<F: Format> CompletionReader<F> {
         loop {
             match read(self, done) {
                 Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(error) => {
-                    // The next read reports the other errors again by itself.
-                    if let ReadError::Queue(error) = error {
-                        self.state.stashed = Some(error);
-                    }
-                    return Ok(done);
-                }
+                Err(error) => return self.read_before(done, error),
             }
             if done >= want {
                 return Ok(done);
@@ -445,8 +438,27 @@ impl<F: Format> CompletionReader<F> {
                     Err(ReadError::Again)
                 };
             }
-            self.sleep(deadline)?;
+            if let Err(error) = self.sleep(deadline) {
+                return self.read_before(done, error.into());
+            }
         }
+    }
+
+    /// Returns the `done` entries that were read before an error, which the next
+    /// read then reports; without any, the error.
+    pub(super) fn read_before(
+        &mut self,
+        done: usize,
+        error: ReadError,
+    ) -> Result<usize, ReadError> {
+        if done == 0 {
+            return Err(error);
+        }
+        // The other errors report themselves again.
+        if let ReadError::Queue(error) = error {
+            self.state.stashed = Some(error);
+        }
+        Ok(done)
     }
 
     /// Takes a batch of completions and the operations that they end without
@@ -604,6 +616,17 @@ impl<F: Format> CompletionReader<F> {
         self.arm()
     }
 
+    /// Checks that the reader still has this waiter: a `&mut` to a reader can
+    /// replace it by another one, whose events arrive elsewhere.
+    pub(super) fn check_waiter(&self, waiter: &Arc<Waiter>) -> Result<()> {
+        if Arc::ptr_eq(&self.waiter, waiter) {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            what: "the reader was replaced: its events arrive elsewhere",
+        })
+    }
+
     fn arm(&mut self) -> Result<bool> {
         if self.queue.id() != self.queue_id {
             return Err(Error::Invalid {
@@ -611,13 +634,6 @@ impl<F: Format> CompletionReader<F> {
             });
         }
         self.queue.arm(false)
-    }
-
-    /// Keeps an error for the next read.
-    pub(super) fn stash(&mut self, error: ReadError) {
-        if let ReadError::Queue(error) = error {
-            self.state.stashed = Some(error);
-        }
     }
 }
 

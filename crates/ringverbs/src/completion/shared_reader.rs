@@ -84,11 +84,7 @@ impl<F: Format> SharedCompletionReader<F> {
         let result = loop {
             match state.reader.read(&mut out[done..]) {
                 Ok(count) => done += count,
-                Err(error) if done == 0 => break Err(error),
-                Err(error) => {
-                    state.reader.stash(error);
-                    break Ok(done);
-                }
+                Err(error) => break state.reader.read_before(done, error),
             }
             if done >= want {
                 break Ok(done);
@@ -108,6 +104,9 @@ impl<F: Format> SharedCompletionReader<F> {
                     .err()
                     .map_or(ReadError::Again, Into::into));
             }
+            if let Err(error) = state.reader.check_waiter(&waiter) {
+                break state.reader.read_before(done, error.into());
+            }
             state = if state.led {
                 // The thread on the wait object wakes this one when it wakes up.
                 match wait::left(deadline) {
@@ -125,7 +124,7 @@ impl<F: Format> SharedCompletionReader<F> {
                 match state.reader.arm_for_wait() {
                     Ok(true) => continue,
                     Ok(false) => {}
-                    Err(error) => break Err(error.into()),
+                    Err(error) => break state.reader.read_before(done, error.into()),
                 }
                 state.led = true;
                 drop(state);
@@ -141,7 +140,7 @@ impl<F: Format> SharedCompletionReader<F> {
                 }
                 if let Err(error) = slept {
                     self.turn.notify_one();
-                    return Err(error.into());
+                    return state.reader.read_before(done, error.into());
                 }
                 state
             };
@@ -163,7 +162,8 @@ impl<F: Format> SharedCompletionReader<F> {
         self.lock().reader.handle()
     }
 
-    /// Calls `f` with the reader under the lock.
+    /// Calls `f` with the reader under the lock. If `f` replaces the reader,
+    /// blocking reads fail with [`Error::Invalid`](crate::Error::Invalid).
     pub fn with<R>(&self, f: impl FnOnce(&mut CompletionReader<F>) -> R) -> R {
         f(&mut self.lock().reader)
     }

@@ -114,6 +114,7 @@ mod on_tokio {
     use tokio::io::unix::AsyncFd;
 
     use super::*;
+    use crate::completion::wait::Waiter;
 
     /// A reader on tokio. It needs a reader with the wait object
     /// [`Fd`](super::super::WaitObject::Fd).
@@ -122,6 +123,8 @@ mod on_tokio {
         // Declared before the reader, so that it leaves the reactor first.
         fd: AsyncFd<WaitFd>,
         reader: CompletionReader<F>,
+        /// The reader's, which `reader()` allows replacing.
+        waiter: Arc<Waiter>,
         ended: Option<ReadError>,
     }
 
@@ -164,6 +167,7 @@ mod on_tokio {
                 .map_err(|error| system("registering a reader with tokio")(error.into_parts().1))?;
             Ok(Self {
                 fd,
+                waiter: reader.signaler().waiter,
                 reader,
                 ended: None,
             })
@@ -188,6 +192,7 @@ mod on_tokio {
         /// Returns pending if there is nothing to read, and wakes the task when
         /// there is.
         fn poll_armed(&mut self, task: &mut Task<'_>) -> Poll<Result<(), ReadError>> {
+            self.reader.check_waiter(&self.waiter)?;
             loop {
                 // Events are consumed before arming, so that each later one is a
                 // new edge for the reactor.
@@ -219,7 +224,9 @@ mod on_tokio {
             self.ended.as_ref()
         }
 
-        /// Returns the reader, to create queue pairs on its queue.
+        /// Returns the reader, to create queue pairs on its queue. If the reader is
+        /// replaced through this reference, waiting fails with
+        /// [`Error::Invalid`].
         pub fn reader(&mut self) -> &mut CompletionReader<F> {
             &mut self.reader
         }

@@ -436,6 +436,11 @@ impl QueuePair {
         )
     }
 
+    /// Returns whether all its operations complete in `cq`.
+    pub(crate) fn completes_in(&self, cq: &CompletionQueue) -> bool {
+        cq.serves(&self.inner().send_cq) && cq.serves(&self.inner().recv_cq)
+    }
+
     /// Splits it into two halves with separate owners. Each posts to its own
     /// queue and can be [drained](SendHalf::drain). The queue pair is destroyed
     /// with the last half, or when the halves are [reunited](Self::reunite) and

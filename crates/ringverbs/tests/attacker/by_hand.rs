@@ -162,6 +162,80 @@ fn a_message_that_another_endpoint_has_set_aside() {
     b.discard(claimed).unwrap();
 }
 
+/// Another queue pair completes on the endpoint's queue, with the endpoint's
+/// tokens: its buffers come back, and are no messages.
+#[test]
+fn completions_of_another_queue_pair_on_a_tagged_endpoint_s_queue() {
+    let place = Place::new();
+    let queue = || {
+        let builder = place.context.completion_queue();
+        builder.entries(64).build().unwrap()
+    };
+    let pair = |cq: &CompletionQueue| {
+        let builder = place.domain.queue_pair(Transport::Reliable, cq);
+        builder.build().unwrap()
+    };
+    let (cq, elsewhere) = (queue(), queue());
+    let Err(refused) = TaggedEndpoint::new(pair(&elsewhere), queue(), 4, 64) else {
+        panic!("another queue pair's completion queue");
+    };
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    let mut qp = pair(&cq);
+    let mut others = [pair(&cq), pair(&cq)];
+    let ends: Vec<_> = (others.iter())
+        .map(|qp| qp.endpoint(&place.local))
+        .collect();
+    let own = qp.endpoint(&place.local);
+    qp.connect(&place.local, &own).unwrap();
+    others[0].connect(&place.local, &ends[1]).unwrap();
+    others[1].connect(&place.local, &ends[0]).unwrap();
+    let mut end = TaggedEndpoint::new(qp, cq, 4, 64).unwrap();
+    let [a, b] = &mut others;
+    // What the peer sends has the form of a tagged message.
+    let mut message = [0; 20];
+    message[8] = 4;
+    let buffer = place.domain.alloc(64).unwrap().into_buffer();
+    let first = buffer.as_ptr().addr();
+    b.receive(buffer, u64::MAX).unwrap();
+    let mut data = place.domain.alloc(64).unwrap().into_buffer();
+    data.copy_from(&message).unwrap();
+    let addresses = [first, data.as_ptr().addr()];
+    a.send(data, 0).unwrap();
+    place.drive();
+    let mut back = Vec::new();
+    while let Some(entry) = end.next_entry().unwrap() {
+        let entry = entry.unwrap();
+        assert!(entry.tag.is_none(), "{entry:?}");
+        back.push(entry.payload.into_buffer().unwrap());
+    }
+    back.sort_by_key(|buffer| buffer.as_ptr().addr() != first);
+    let back: Vec<_> = back.iter().map(|buffer| buffer.as_ptr().addr()).collect();
+    assert_eq!(back, addresses);
+    assert_eq!(end.peek(TagMatch::any()), None);
+    // The endpoint is what it was: to itself, its own messages.
+    for round in 0..8 {
+        end.send(round, b"message", round).unwrap();
+        place.drive();
+        assert_eq!(end.next_entry().unwrap().unwrap().unwrap().token, round);
+        let buffer = place.domain.alloc(64).unwrap().into_buffer();
+        end.receive(buffer, TagMatch::exact(round), 9);
+        let entry = end.next_entry().unwrap().unwrap().unwrap();
+        assert_eq!((entry.token, entry.tag), (9, Some(round)));
+        assert_eq!(&entry.payload.into_buffer().unwrap()[..], b"message");
+    }
+    // Failures as well.
+    others[1].set_error().unwrap();
+    let buffer = place.domain.alloc(64).unwrap().into_buffer();
+    others[1].receive(buffer, 1).unwrap_err();
+    let mut data = place.domain.alloc(64).unwrap().into_buffer();
+    data.copy_from(b"late").unwrap();
+    others[1].send(data, 3).unwrap();
+    place.drive();
+    let failed = end.next_entry().unwrap().unwrap().unwrap_err();
+    assert_eq!((failed.token, failed.tag), (3, None));
+    assert_eq!(&failed.payload.into_buffer().unwrap()[..], b"late");
+}
+
 /// Completions of a shared queue's receives outlive it.
 #[test]
 fn a_completion_of_a_shared_queue_that_was_closed() {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use ringverbs::completion::{
-    CompletionStream, ContextEntry, ContextFormat, TokioReader, WaitObject,
+    CompletionStream, ContextEntry, ContextFormat, ReadError, TokioReader, WaitObject,
 };
-use ringverbs::{Inline, RemoteAddr, WorkRequest};
+use ringverbs::{Error, Inline, RemoteAddr, WorkRequest};
 
 use crate::{Bench, LONG, woken};
 
@@ -90,5 +90,25 @@ fn row_31_tokio_and_a_cancelled_future() {
             assert_eq!(step().await.unwrap().unwrap().token, token);
             assert!(begin.elapsed() < LONG / 4, "at {token}");
         }
+    });
+}
+
+/// The reader that a reader on tokio lends is replaced.
+#[test]
+fn a_reader_on_tokio_does_not_wait_for_another_one_s_events() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let bench = Bench::new();
+        let mut other = bench.reader::<ContextFormat>(WaitObject::Fd);
+        let mut reader = TokioReader::new(bench.reader(WaitObject::Fd)).unwrap();
+        std::mem::swap(reader.reader(), &mut other);
+        let mut out = [ContextEntry::default()];
+        let read = tokio::time::timeout(Duration::from_secs(10), reader.read(&mut out)).await;
+        let read = read.expect("an error at once");
+        assert!(
+            matches!(read, Err(ReadError::Queue(Error::Invalid { .. }))),
+            "{read:?}"
+        );
     });
 }

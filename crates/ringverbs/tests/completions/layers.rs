@@ -216,18 +216,21 @@ fn row_20_a_piece_is_known_by_its_memory() {
     let mut multi = MultiReceive::post(&mut b, bench.buffer(256), 128, 100).unwrap();
     let mut same_region = bench.buffer(384);
     let rest = same_region.split_off(128);
-    let mut other = MultiReceive::post(&mut d, rest, 128, 7).unwrap();
     d.receive(same_region, 100).unwrap();
-    for (qp, count) in [(&mut a, 2), (&mut c, 3)] {
-        for _ in 0..count {
-            qp.post(WorkRequest::send(Inline(b"hello")).unsignaled())
-                .unwrap();
-        }
-    }
+    let mut other = MultiReceive::post(&mut d, rest, 128, 7).unwrap();
     let end = std::time::Instant::now() + Duration::from_secs(10);
     let (mut mine, mut theirs, mut alone) = (0, 0, 0);
+    let mut sent = 0;
     while mine + theirs + alone < 5 {
         assert!(std::time::Instant::now() < end);
+        // The receive with the same token completes first, while all pieces are
+        // in flight.
+        if sent == mine + theirs + alone {
+            let qp = if sent < 3 { &mut c } else { &mut a };
+            qp.post(WorkRequest::send(Inline(b"hello")).unsignaled())
+                .unwrap();
+            sent += 1;
+        }
         let Some(completion) = cq.poll_one().unwrap() else {
             continue;
         };

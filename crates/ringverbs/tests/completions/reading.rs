@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ringverbs::completion::{
     AddressVector, ContextEntry, ContextFormat, Counter, CounterError, DataEntry, DataFormat,
-    EntryFlags, MessageFormat, RawAddress, ReadError, Sender, TaggedFormat, WaitObject,
+    EntryFlags, MessageFormat, RawAddress, ReadError, Sender, SharedCompletionReader, TaggedFormat,
+    WaitObject,
 };
 use ringverbs::query::DriverId;
 use ringverbs::{
@@ -449,4 +450,49 @@ fn a_reader_does_not_wait_on_another_queue() {
     }
     std::mem::swap(one.queue_mut(), other.queue_mut());
     assert!(one.try_wait().unwrap() && other.try_wait().unwrap());
+}
+
+/// A shared reader lends its reader under its lock, and that may be replaced.
+#[test]
+fn a_shared_reader_does_not_wait_for_another_one_s_events() {
+    let bench = Bench::new();
+    let mut other = bench.reader::<ContextFormat>(WaitObject::Fd);
+    let shared = SharedCompletionReader::new(bench.reader::<ContextFormat>(WaitObject::Fd));
+    shared.with(|reader| std::mem::swap(reader, &mut other));
+    let mut entries = [ContextEntry::default()];
+    let waited = shared.read_timeout(&mut entries, Some(Duration::from_secs(10)));
+    assert!(
+        matches!(waited, Err(ReadError::Queue(Error::Invalid { .. }))),
+        "{waited:?}"
+    );
+    shared.with(|reader| std::mem::swap(reader, &mut other));
+    let waited = shared.read_timeout(&mut entries, Some(Duration::ZERO));
+    assert!(matches!(waited, Err(ReadError::Again)), "{waited:?}");
+}
+
+/// A wait that fails loses no entry that was read before it.
+#[test]
+fn entries_read_before_an_error_are_returned() {
+    let bench = Bench::new();
+    let reader = || {
+        let queue = bench.context.completion_queue().entries(64);
+        let builder = queue.reader::<ContextFormat>().threshold(2);
+        builder.wait_object(WaitObject::Fd).build().unwrap()
+    };
+    let (mut one, mut other) = (reader(), reader());
+    // Waiting fails, and reading does not.
+    std::mem::swap(one.queue_mut(), other.queue_mut());
+    let mut entries: [ContextEntry; 2] = Default::default();
+    let time = Some(Duration::from_secs(10));
+    let (mut a, mut b) = bench.pair(one.queue(), other.queue());
+    b.receive(bench.buffer(8), 5).unwrap();
+    a.send(bench.filled(b"x"), 7).unwrap();
+    drop(next(&mut other).unwrap());
+    assert_eq!(one.read_timeout(&mut entries, time).unwrap(), 1);
+    assert_eq!(entries[0].token, 7);
+    let read = one.read_timeout(&mut entries, time);
+    assert!(
+        matches!(read, Err(ReadError::Queue(Error::Invalid { .. }))),
+        "{read:?}"
+    );
 }
