@@ -1,11 +1,15 @@
 //! Sequences that are too long to be met by chance.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
 use embedded::{Drive, Embedded, Network};
 use ringverbs::completion::{TagMatch, TaggedEndpoint};
+use ringverbs::qp::{QpAttr, QpAttrMask, State};
 use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, CompletionQueue, Context, Device, Error, Inline, LocalAddress, ProtectionDomain,
-    QueuePair, RemoteAddr, Transport, WindowType, WorkRequest,
+    QueuePair, RemoteAddr, SharedCompletionQueue, Status, Transport, WindowType, WorkRequest,
 };
 
 use crate::steps::again;
@@ -390,4 +394,228 @@ fn a_window_bound_on_two_queue_pairs_at_once() {
         let (_, error) = second.close().unwrap_err().into_parts();
         assert!(matches!(error, Error::Busy { .. }), "{error}");
     }
+}
+
+/// The answer of a read, and the message for a receive, are under way while
+/// their queue pairs fail, give the memory back, and are connected again.
+#[test]
+fn what_is_under_way_of_a_former_connection() {
+    for turns in 0..12 {
+        let mut place = Place::new();
+        let (mut a, mut b) = place.connected();
+        let region = place.domain.alloc_remote(1, AccessFlags::REMOTE_READ);
+        let region = region.unwrap();
+        region.write_at(0, &[1; 4096]).unwrap();
+        let ours = || place.domain.alloc(4096).unwrap().into_buffer();
+        b.receive(ours(), 0).unwrap();
+        a.read(ours(), region.key(), 1).unwrap();
+        a.send(ours(), 2).unwrap();
+        a.post(WorkRequest::fetch_add(ours(), region.key(), 1).token(3))
+            .unwrap();
+        for _ in 0..turns {
+            place.device.drive();
+        }
+        let ends = [a.endpoint(&place.local), b.endpoint(&place.local)];
+        for qp in [&mut a, &mut b] {
+            qp.set_error().unwrap();
+        }
+        let mut back = Vec::new();
+        while back.len() < 4 {
+            place.device.drive();
+            while let Some(mut done) = place.cq.poll_one().unwrap() {
+                let mut buffer = done.take_buffer().unwrap();
+                buffer.fill_up();
+                buffer.fill(7);
+                back.push(buffer);
+            }
+        }
+        for (qp, peer) in [(&mut a, &ends[1]), (&mut b, &ends[0])] {
+            let reset = QpAttr {
+                qp_state: State::RESET,
+                ..QpAttr::default()
+            };
+            qp.modify(&reset, QpAttrMask::STATE).unwrap();
+            qp.connect(&place.local, peer).unwrap();
+        }
+        place.drive();
+        assert!(place.cq.poll_one().unwrap().is_none());
+        for buffer in &back {
+            assert!(buffer.iter().all(|byte| *byte == 7), "after {turns} turns");
+        }
+    }
+}
+
+/// A closure under which completions are read drives the device, destroys the
+/// queue pair that they are of, and panics.
+#[test]
+fn a_closure_that_destroys_and_panics() {
+    let mut place = Place::new();
+    let (mut a, mut b) = place.connected();
+    for token in 0..4 {
+        let buffer = place.domain.alloc(64).unwrap().into_buffer();
+        b.receive(buffer, token).unwrap();
+        let buffer = place.domain.alloc(64).unwrap().into_buffer();
+        a.send(buffer, 4 + token).unwrap();
+    }
+    for _ in 0..2 {
+        place.device.drive();
+    }
+    let device = place.device.clone();
+    let mut gone = Some(b);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        place.cq.poll_raw(8, |entry| {
+            drop(gone.take());
+            for _ in 0..64 {
+                device.drive();
+            }
+            assert!(!entry.status().is_success(), "in the middle");
+        })
+    }));
+    assert!(panicked.is_err() && gone.is_none());
+    // Each operation is read once, by the safe layer.
+    a.set_error().unwrap();
+    let mut tokens = Vec::new();
+    // A poll that finds only what is of the queue pair that is gone gives
+    // nothing.
+    for _ in 0..8 {
+        place.drive();
+        while let Some(mut done) = place.cq.poll_one().unwrap() {
+            tokens.push(done.token);
+            assert_eq!(done.take_buffer().unwrap().capacity(), 4096);
+        }
+    }
+    tokens.retain(|token| *token >= 4);
+    assert_eq!(tokens, [4, 5, 6, 7]);
+    // Those of a queue pair that is drained are its caller's, also if the
+    // closure for the others panics.
+    let (mut c, mut d) = place.connected();
+    let mut victim = place.domain.alloc(4096).unwrap().into_buffer();
+    victim.fill(7);
+    let addr = victim.as_ptr().addr();
+    d.receive(victim, 1).unwrap();
+    c.send(Inline(b"stray"), 2).unwrap();
+    let (mut e, _f) = place.connected();
+    e.set_error().unwrap();
+    e.send(Inline(b"other"), 3).unwrap();
+    let thread = std::thread::spawn({
+        let device = place.device.clone();
+        move || {
+            for _ in 0..200 {
+                device.drive();
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    });
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let time = Duration::from_secs(5);
+        let drained = d.drain(&mut place.cq, None, time, |_| panic!("of another"));
+        drained.is_ok()
+    }));
+    thread.join().unwrap();
+    assert!(panicked.is_err());
+    // The memory is the program's again, perhaps as another buffer.
+    let mut mine: Vec<_> = (0..8)
+        .map(|_| place.domain.alloc(4096).unwrap().into_buffer())
+        .collect();
+    let again = mine.iter().any(|buffer| buffer.as_ptr().addr() == addr);
+    mine.iter_mut().for_each(|buffer| buffer.fill(7));
+    c.send(Inline(b"stray"), 4).unwrap_or_default();
+    place.drive();
+    assert!(
+        mine.iter()
+            .flat_map(|buffer| buffer.iter())
+            .all(|byte| *byte == 7)
+    );
+    println!("the address came again: {again}");
+}
+
+/// A queue that is lent under a lock is replaced by another one; what belongs to
+/// either is given back by the one that it completes on.
+#[test]
+fn a_shared_queue_that_is_replaced_under_its_lock() {
+    let place = Place::new();
+    let queue = || {
+        let builder = place.context.completion_queue();
+        builder.entries(64).build().unwrap()
+    };
+    let (one, mut other) = (queue(), queue());
+    let pair = |cq: &CompletionQueue| {
+        let builder = place.domain.queue_pair(Transport::Reliable, cq);
+        builder.build().unwrap()
+    };
+    let (mut a, mut b) = (pair(&one), pair(&other));
+    let (at_a, at_b) = (a.endpoint(&place.local), b.endpoint(&place.local));
+    a.connect(&place.local, &at_b).unwrap();
+    b.connect(&place.local, &at_a).unwrap();
+    let shared = SharedCompletionQueue::new(one);
+    b.receive(place.domain.alloc(64).unwrap().into_buffer(), 1)
+        .unwrap();
+    a.send(place.domain.alloc(64).unwrap().into_buffer(), 2)
+        .unwrap();
+    place.drive();
+    shared.with(|queue| std::mem::swap(queue, &mut other));
+    assert_eq!(shared.poll_one().unwrap().unwrap().token, 1);
+    assert!(shared.poll_one().unwrap().is_none());
+    assert_eq!(other.poll_one().unwrap().unwrap().token, 2);
+    b.receive(place.domain.alloc(64).unwrap().into_buffer(), 3)
+        .unwrap();
+    // The queue that it was made on is under the lock now.
+    let b = b.close_and_drain(&mut other, None).unwrap_err();
+    let released = shared.with(|queue| {
+        let released = b.into_object().close_and_drain(queue, None);
+        released.unwrap()
+    });
+    assert_eq!(released[0].token, 3);
+    shared.close().unwrap();
+    assert!(a.close_and_drain(&mut other, None).unwrap().is_empty());
+    other.close().unwrap();
+}
+
+/// A queue pair is connected anew to a peer that was not: the peer takes its
+/// requests for repeated ones and acknowledges them, and none is carried out.
+#[test]
+fn a_connection_that_one_side_alone_begins_anew() {
+    let mut place = Place::new();
+    let (mut a, b) = place.connected();
+    let region = place
+        .domain
+        .alloc_remote(1, AccessFlags::REMOTE_WRITE)
+        .unwrap();
+    let mut behind: Vec<_> = (0..4)
+        .map(|_| place.domain.alloc(1).unwrap().into_buffer())
+        .collect();
+    behind.iter_mut().for_each(|buffer| buffer.fill(7));
+    let RemoteAddr { addr, rkey } = region.key();
+    let write = |place: &mut Place, a: &mut QueuePair, to: u64| {
+        let at = RemoteAddr::new(to, rkey);
+        a.post(WorkRequest::write(Inline(&[1; 16]), at)).unwrap();
+        for _ in 0..10_000 {
+            place.drive();
+            if let Some(done) = place.cq.poll_one().unwrap() {
+                return done.status();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("no completion in 10 s");
+    };
+    assert!(write(&mut place, &mut a, addr).is_success());
+    a.set_error().unwrap();
+    let reset = QpAttr {
+        qp_state: State::RESET,
+        ..QpAttr::default()
+    };
+    a.modify(&reset, QpAttrMask::STATE).unwrap();
+    let peer = b.endpoint(&place.local);
+    a.connect(&place.local, &peer).unwrap();
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(write(&mut place, &mut a, addr + 4096 - 8));
+        let mut end = [0; 16];
+        region.read_at(4080, &mut end).unwrap();
+        assert_eq!(end, [0; 16]);
+        let mut bytes = behind.iter().flat_map(|buffer| buffer.iter());
+        assert!(bytes.all(|byte| *byte == 7));
+    }
+    assert!(statuses[0].is_success(), "{statuses:?}");
+    assert_eq!(statuses[1], Status::REM_ACCESS_ERR);
 }

@@ -771,6 +771,7 @@ fn new_pair(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         transport,
         shared: shared.is_some(),
         peer: 0,
+        in_step: false,
     });
     Ok(true)
 }
@@ -814,15 +815,22 @@ fn join(world: &mut World, one: usize, other: usize, number: u32) -> Done {
     let Some(pair) = queue_pair(world, one) else {
         return Ok(false);
     };
-    let first = pair.connect_with(&here, &b, &options);
+    let first = pair.connect_with(&here, &b, &options).is_ok();
     if one == other {
-        return ok(first);
+        world.pairs[one].in_step |= first;
+        return Ok(first);
     }
     let Some(pair) = queue_pair(world, other) else {
         return Ok(false);
     };
-    let second = pair.connect_with(&there, &a, &options);
-    Ok(first.is_ok() && second.is_ok())
+    let second = pair.connect_with(&there, &a, &options).is_ok();
+    let both = first && second;
+    for (at, connected) in [(one, first), (other, second)] {
+        if connected {
+            world.pairs[at].in_step = both;
+        }
+    }
+    Ok(both)
 }
 
 fn connect(world: &mut World, [a, b, c, _]: Numbers) -> Done {
@@ -974,7 +982,9 @@ fn modify(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         2 => QpAttrMask::STATE | QpAttrMask::CUR_STATE,
         _ => QpAttrMask::STATE,
     };
-    ok(pair.modify(&attr, mask))
+    let modified = pair.modify(&attr, mask).is_ok();
+    world.pairs[at].in_step &= !modified;
+    Ok(modified)
 }
 
 fn transition(world: &mut World, [a, b, c, d]: Numbers) -> Done {
@@ -1006,7 +1016,9 @@ fn transition(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         (Transport::Unreliable, _) => ReadyToSend::unreliable(c).into(),
         (_, _) => ReadyToSend::datagram(c).into(),
     };
-    ok(pair.transition(to))
+    let done = pair.transition(to).is_ok();
+    world.pairs[at].in_step &= !done;
+    Ok(done)
 }
 
 fn split_pair(world: &mut World, [a, ..]: Numbers) -> Done {
@@ -1536,7 +1548,8 @@ fn asks(
     len: usize,
     needs: AccessFlags,
 ) -> Option<RecordedCommand> {
-    (world.pairs[at].transport == Transport::Reliable).then_some(RecordedCommand {
+    let pair = &world.pairs[at];
+    (pair.transport == Transport::Reliable && pair.in_step).then_some(RecordedCommand {
         addr: to.addr,
         len: len as u64,
         rkey: to.rkey,

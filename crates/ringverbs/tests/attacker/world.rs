@@ -190,6 +190,9 @@ pub struct Pair {
     pub number: u32,
     /// Whom it was connected to last.
     pub peer: u64,
+    /// Both sides began that connection anew. A peer that did not takes requests
+    /// for repeated ones: it acknowledges them, and does nothing.
+    pub in_step: bool,
 }
 
 /// A queue pair as the device has it.

@@ -10,7 +10,7 @@ use ringverbs::qp::{Init, ReadyToReceive, ReadyToSend};
 use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, AhAttr, Error, ForeignRegion, Inline, ProtectionDomain, QueuePair, RemoteAddr,
-    SharedReceiveQueue, Transport, WindowType, WorkRequest,
+    SharedReceiveQueue, Status, Transport, WindowType, WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
@@ -18,6 +18,7 @@ use uverbs::kernel::fake::{Reply, Target};
 
 use crate::{Queues, World};
 use rxe_testing::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
+use rxe_testing::layout::wc;
 use rxe_testing::{Driver, layout};
 
 const DESTROY_MW: Target = Target::Method(OBJECT_MW, METHOD_MW_DESTROY);
@@ -326,6 +327,34 @@ fn a_window_keeps_what_it_may_be_bound_to() {
     drop(window);
     drop(qp);
     assert_eq!(world.live(OBJECT_MR), 0);
+}
+
+/// A bind that was executed is flushed if an operation before it fails: the
+/// window may be bound to either region, until a bind is known to be done.
+#[test]
+fn a_window_keeps_the_region_of_a_bind_that_was_flushed() {
+    let mut world = World::new();
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let region = || world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let regions = [region(), region(), region()];
+    let bind = |to: &ringverbs::RemoteRegion| {
+        WorkRequest::bind(&window, to.slice(..).unwrap(), AccessFlags::empty())
+    };
+    let (mut qp, queues) = world.queue_pair(17);
+    qp.post(bind(&regions[0])).unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    qp.post(bind(&regions[1])).unwrap();
+    let flushed = u64::from(Status::WR_FLUSH_ERR.0);
+    world.raise(&[(wc::WR_ID, queues.sent()[0]), (wc::STATUS, flushed)]);
+    let failed = world.cq.poll_one().unwrap().unwrap();
+    assert_eq!(failed.status(), Status::WR_FLUSH_ERR);
+    qp.post(bind(&regions[2])).unwrap();
+    drop((regions, failed));
+    assert_eq!(world.live(OBJECT_MR), 3);
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    assert_eq!(world.live(OBJECT_MR), 1);
 }
 
 /// What a bind demands of the region (IBA 10.6.7.2) is seen when it is posted.
