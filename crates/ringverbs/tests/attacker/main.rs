@@ -119,12 +119,17 @@ fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
     let find = |wanted: &str| kinds.iter().position(|(name, ..)| *name == wanted);
     let mut steps = Vec::new();
     for name in BEGINNING {
+        // A reader's queue now and then, or queue pairs are hardly ever on one.
+        let name = match *name {
+            "make a completion queue" if random.one_in(4) => "make a reader",
+            name => name,
+        };
         if let Some(kind) = find(name)
             && !random.one_in(24)
         {
             let mut numbers = [0; 4].map(|_| number(&mut random));
             // A reliable connection on whichever queues, mostly.
-            if *name == "make a queue pair" && !random.one_in(6) {
+            if name == "make a queue pair" && !random.one_in(6) {
                 numbers[1] = 0;
                 numbers[3] = 1;
             }
