@@ -1,5 +1,6 @@
 //! What the tests drive the device with: crates/mlx5, and memory.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -308,10 +309,13 @@ pub fn poll(host: &Host, cq: &mut Cq) -> WorkCompletion {
 }
 
 pub fn poll_once(cq: &mut Cq) -> Option<WorkCompletion> {
+    let mut out = [MaybeUninit::<WorkCompletion>::uninit()];
     // SAFETY: as in `post`.
-    let wc = unsafe { cq.ring.read() }?;
-    cq.ring.publish();
-    Some(wc.unwrap())
+    match unsafe { cq.ring.poll(&mut out) }.unwrap() {
+        0 => None,
+        // SAFETY: as many places were written.
+        _ => Some(unsafe { out[0].assume_init() }),
+    }
 }
 
 /// The next completion, by the device's own thread.

@@ -69,25 +69,6 @@ impl Producer {
         self.after(at).is_some()
     }
 
-    /// Starts again with the first slot, so that few of them are in use. Only of a
-    /// ring of which both sides are this process's, and whose other side has taken
-    /// everything and starts again there too.
-    #[inline(always)]
-    pub fn rewind(&mut self) {
-        self.tail = 0;
-        self.seen = 0;
-        self.indices.publish_producer(0);
-        self.indices.publish_consumer(0);
-    }
-
-    /// How many slots from `at` on may be filled, up to the end of the ring.
-    #[inline(always)]
-    pub fn room_ahead(&mut self, at: usize) -> usize {
-        self.seen = self.indices.consumed_by_device();
-        let room = self.indices.distance(at, self.indices.prev(self.seen));
-        room.min(self.indices.to_end(at))
-    }
-
     /// Hands the slots before `at` to the device.
     #[inline(always)]
     pub fn publish(&mut self, at: usize) {

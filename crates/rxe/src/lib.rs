@@ -19,28 +19,25 @@ mod cq_ring;
 mod error;
 pub mod inspect;
 mod map;
-mod posted;
 mod qp;
 mod recv;
 mod send;
 mod srq;
 
-pub use abi::BindMwWr;
 pub use ah::AddressHandle;
 pub use cq::CompletionQueue;
 pub use cq_ring::{CompletionRing, Entry};
 pub use error::CreateError;
-pub use posted::PostedSend;
 pub use qp::QueuePair;
-pub use recv::{RecvQueue, RecvWriter};
+pub use recv::RecvQueue;
 pub use ring::Span;
-pub use send::{MAX_MESSAGE, Opened, SendQueue, SendWriter, Wqe};
+pub use send::{MAX_MESSAGE, SendQueue};
 pub use srq::SharedReceiveQueue;
 /// What all devices share: [`WorkCompletion`] is the entry of a completion
 /// queue as rxe writes it, [`Sge`] an element of its scatter lists.
 pub use uverbs::{
-    Bind, Data, Destination, OneElement, Opcode, Operands, PostError, RemoteMemory, SendFlags,
-    SendWr, Sge, WorkCompletion,
+    Bind, Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr, Sge,
+    WorkCompletion,
 };
 /// The system call that tells rxe to look at a send queue.
 pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};

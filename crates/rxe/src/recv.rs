@@ -67,13 +67,10 @@ impl RecvQueue {
         self.abort();
     }
 
-    /// Starts a batch. A batch before it that was not published is gone.
-    #[inline(always)]
-    pub fn begin(&mut self) -> RecvWriter<'_> {
-        RecvWriter {
-            next: self.producer.tail(),
-            queue: self,
-        }
+    /// Starts a batch; one that was not published is discarded.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.abort();
     }
 
     /// Adds a receive into the memory of `list` to the batch.
@@ -157,84 +154,5 @@ unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
     unsafe {
         (*entry).wr_id = wr_id;
         DmaInfo::begin(&raw mut (*entry).dma, length, num_sge);
-    }
-}
-
-/// The quick way to add the commonest receives to a batch. Where the batch
-/// ends is kept here until [`RecvWriter::keep`].
-pub struct RecvWriter<'q> {
-    next: usize,
-    queue: &'q mut RecvQueue,
-}
-
-impl<'q> RecvWriter<'q> {
-    /// Adds a receive into one element to the batch. False, and nothing is
-    /// done, if that takes a closer look: go on with [`RecvQueue::push`],
-    /// which says what is wrong, if anything is.
-    #[inline(always)]
-    pub fn push_one(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        let length = sge.length;
-        let Some(next) = self.queue.producer.after_if_room(self.next) else {
-            return false;
-        };
-        // The longest message that there is, too, takes the closer look.
-        if length >= MAX_MESSAGE {
-            return false;
-        }
-        // SAFETY: `next` is from the indices of the same ring; every entry has
-        // room for an element (`RecvQueue::ENTRY_SIZE`), and is not the
-        // device's before it is published.
-        unsafe {
-            let entry = self
-                .queue
-                .ring
-                .slots()
-                .slot_inside(self.next)
-                .cast::<RecvWqe>();
-            fill(entry, wr_id, length, 1);
-            // Field by field, as it may have been written just before: a read of
-            // several of them at once would wait for that.
-            let to = entry.add(1).cast::<Sge>().as_ptr();
-            (&raw mut (*to).addr).write(sge.addr);
-            (&raw mut (*to).length).write(length);
-            (&raw mut (*to).lkey).write(sge.lkey);
-        }
-        self.next = next;
-        true
-    }
-
-    /// Hands the batch to the device.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::publish`].
-    #[inline(always)]
-    pub unsafe fn publish(self) {
-        self.queue.producer.publish(self.next);
-    }
-
-    /// The same, and goes on with the next batch.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::publish`].
-    #[inline(always)]
-    pub unsafe fn publish_any(&mut self) {
-        self.queue.producer.publish(self.next);
-    }
-
-    /// Does something with the queue, and goes on where that ends.
-    #[inline(always)]
-    pub fn with_queue<R>(&mut self, work: impl FnOnce(&mut RecvQueue) -> R) -> R {
-        self.queue.next = self.next;
-        let result = work(self.queue);
-        self.next = self.queue.next;
-        result
-    }
-
-    /// Ends the quick way; the batch is the queue's, to go on with or to
-    /// publish.
-    #[inline(always)]
-    pub fn keep(self) -> &'q mut RecvQueue {
-        self.queue.next = self.next;
-        self.queue
     }
 }

@@ -5,10 +5,6 @@
 //! once, after which one doorbell ([`crate::Doorbell`]) is due.
 //! [`SendQueue::abort`] discards what was not published.
 
-mod writer;
-
-pub use writer::{Opened, SendWriter, Wqe};
-
 use ring::{Producer, Ring};
 
 use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe};
@@ -31,7 +27,6 @@ pub struct SendQueue {
     max_inline: u32,
     /// Inline data of one piece up to this size is copied without a call.
     short_inline: u32,
-    takes_longest: bool,
 }
 
 impl SendQueue {
@@ -51,7 +46,6 @@ impl SendQueue {
             max_sge: max_sge.min(room / size_of::<Sge>() as u32),
             max_inline: max_inline.min(room),
             short_inline: max_inline.min(room).min(SHORT),
-            takes_longest: true,
             ring,
         }
     }
@@ -79,6 +73,12 @@ impl SendQueue {
     #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
+    }
+
+    /// Starts a batch; one that was not published is discarded.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.abort();
     }
 
     /// Adds a work request to the batch.
@@ -176,10 +176,9 @@ impl SendQueue {
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
-        let longest = u64::from(MAX_MESSAGE) - u64::from(!self.takes_longest);
         // SAFETY: as the caller says.
         match unsafe { copy_sges(to, list) } {
-            bytes if bytes > longest => Err(PostError::MessageTooLong),
+            bytes if bytes > u64::from(MAX_MESSAGE) => Err(PostError::MessageTooLong),
             bytes => Ok(bytes as u32),
         }
     }

@@ -100,7 +100,7 @@ pub use handle::{
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
-pub use operation::{OneElement, Opcode, SendFlags};
+pub use operation::{Opcode, SendFlags};
 pub use pd::Pd;
 pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
 pub use qp_attr::{QpAttr, QpAttrMask};

@@ -2,8 +2,6 @@
 
 use bitflags::bitflags;
 
-use crate::Sge;
-
 /// Opcode of a send work request (`enum ib_uverbs_wr_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode(pub u32);
@@ -49,27 +47,4 @@ bitflags! {
         const INLINE = 8;
         const _ = !0;
     }
-}
-
-/// A send, write or read with one scatter/gather element, in any
-/// representation. Each value is requested just before it is written.
-///
-/// The immediate data, remote address and rkey may be requested even if the
-/// operation has none; any value may then be returned.
-pub trait OneElement {
-    /// Returns the identifier of the work request.
-    fn wr_id(&self) -> u64;
-    /// Returns the opcode.
-    fn opcode(&self) -> Opcode;
-    /// Returns the flags, with INLINE set exactly if the request is posted
-    /// inline.
-    fn flags(&self) -> SendFlags;
-    /// Returns the immediate data in wire order, or the key to invalidate.
-    fn immediate_or_key(&self) -> u32;
-    /// Returns the remote address.
-    fn remote_addr(&self) -> u64;
-    /// Returns the rkey of the remote memory.
-    fn rkey(&self) -> u32;
-    /// Returns the scatter/gather element of the local memory.
-    fn sge(&self) -> &Sge;
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CursorEntry, Opcode, Role, SendFlags};
+use crate::{CursorEntry, Role};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.

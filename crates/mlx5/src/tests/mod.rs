@@ -19,7 +19,6 @@ mod shared;
 mod xrc;
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -80,9 +79,10 @@ pub fn work_of(
 /// As for [`CompletionRing::poll`].
 pub unsafe fn read_timed(ring: &mut CompletionRing) -> Option<Result<Timed, CompletionError>> {
     let mut out = MaybeUninit::<Timed>::uninit();
-    // SAFETY: as the caller says; if there was one it was written.
+    // SAFETY: as the caller says.
     match unsafe { ring.next(&mut out) } {
         Ok(false) => None,
+        // SAFETY: it was written.
         Ok(true) => Some(Ok(unsafe { out.assume_init() })),
         Err(error) => {
             ring.skip();

@@ -164,7 +164,7 @@ pub(crate) struct RecvQueue(::rxe::RecvQueue);
 impl RecvQueue {
     #[inline(always)]
     pub fn begin(&mut self) {
-        self.0.begin().keep();
+        self.0.begin();
     }
 
     #[inline(always)]
