@@ -170,12 +170,6 @@ impl Indices {
         (to.wrapping_sub(from) & self.mask) >> self.log2_stride
     }
 
-    /// How many slots there are from `at` to the end of the ring.
-    #[inline(always)]
-    pub fn to_end(&self, at: usize) -> usize {
-        ((self.mask - (at & self.mask)) >> self.log2_stride) + 1
-    }
-
     /// The position that a shared word stands for.
     #[inline(always)]
     fn position(&self, word: u32) -> usize {

@@ -238,12 +238,11 @@ impl Request {
             let remote = [(RDMA_REMOTE_ADDR, addr), (RDMA_RKEY, rkey), (IOVA, addr)];
             layout::check("request", entry, &remote);
         }
-        let mut data = match &self.inline {
+        let data = match &self.inline {
             Some(bytes) => bytes.clone(),
             None => layout::sges(&[self.sge]),
         };
-        data.resize(512 - DATA, STALE);
-        assert_eq!(entry[DATA..], data);
+        assert_eq!(entry[DATA..DATA + data.len()], data);
     }
 }
 

@@ -116,13 +116,16 @@ fn limits_are_cut_to_the_entry() {
     let list: Vec<Sge> = (0..20).map(element).collect();
     assert_eq!(send(&mut queue, Data::Sges(&list[..19])), Ok(()));
     assert_eq!(data(&driver, 0).2, layout::sges(&list[..19]));
-    let sent = send(&mut queue, Data::Sges(&list));
-    assert_eq!(sent, Err(PostError::TooManySges));
+    assert_eq!(driver.entry(1), vec![STALE; 512]);
     let (driver, mut queue) = new();
     let long = [7; 305];
     let sent = send(&mut queue, Data::Inline(&pieces([&long[..304]])));
     assert_eq!(sent, Ok(()));
     assert_eq!(data(&driver, 0), (304, 0, vec![7; 304]));
+    assert_eq!(driver.entry(1), vec![STALE; 512]);
+    let (driver, mut queue) = new();
+    let sent = send(&mut queue, Data::Sges(&list));
+    assert_eq!(sent, Err(PostError::TooManySges));
     let sent = send(&mut queue, Data::Inline(&pieces([&long])));
     assert_eq!(sent, Err(PostError::InlineTooLong));
     assert_eq!(driver.entry(1), vec![STALE; 512]);
