@@ -159,7 +159,13 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
         if old == new {
             continue;
         }
-        let absent = String::new();
+        let (absent, present) = (String::new(), "written".to_owned());
+        let text = |line: Option<&'_ String>| match line {
+            Some(line) if line.is_empty() => present.clone(),
+            Some(line) => line.clone(),
+            None => absent.clone(),
+        };
+        let (old_text, new_text) = (text(old), text(new));
         let start = match key.strip_prefix("entry ").map(str::parse) {
             Some(Ok(place)) => before(ours, place),
             _ => 0,
@@ -167,8 +173,8 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
         let difference = explain::Difference {
             header: &stock.header,
             key,
-            stock: old.unwrap_or(&absent),
-            ours: new.unwrap_or(&absent),
+            stock: &old_text,
+            ours: &new_text,
             entry: ours.lines.get("entry 0").map_or("", |line| line.as_str()),
             start,
         };

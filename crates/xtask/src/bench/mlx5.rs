@@ -61,28 +61,28 @@ fn most(row: &str) -> Option<f64> {
     };
     let (shared, owned) = match row {
         "poll-recv/1" => (165.0, 152.0),
-        "poll-recv/16" => (92.0, 92.0),
+        "poll-recv/16" => (93.0, 92.0),
         "poll-send/1" => (155.0, 142.0),
-        "poll-send/16" => (82.0, 82.0),
+        "poll-send/16" => (83.0, 82.0),
         "poll-empty/1" => (24.0, 24.0),
         "cursor/1" => (153.0, 140.0),
-        "cursor/16" => (120.0, 119.0),
-        "send/1" => (208.0, 196.0),
-        "send/16" => (100.0, 99.0),
-        "send-inline/1" => (284.0, 272.0),
-        "send-inline/16" => (177.0, 176.0),
+        "cursor/16" => (121.0, 120.0),
+        "send/1" => (202.0, 191.0),
+        "send/16" => (108.0, 108.0),
+        "send-inline/1" => (244.0, 233.0),
+        "send-inline/16" => (151.0, 150.0),
         "recv/1" => (109.0, 96.0),
         "recv/16" => (54.0, 53.0),
         "srq-recv/1" => (120.0, 120.0),
         "srq-recv/16" => (60.0, 60.0),
         "poll-srq/1" => (205.0, 192.0),
-        "poll-srq/16" => (132.0, 132.0),
+        "poll-srq/16" => (133.0, 132.0),
         "poll-many/1" => (183.0, 170.0),
-        "poll-many/16" => (110.0, 110.0),
-        "wr-send/1" => (216.0, 203.0),
-        "wr-send/16" => (124.0, 123.0),
-        "wr-inline/1" => (289.0, 276.0),
-        "wr-inline/16" => (196.0, 195.0),
+        "poll-many/16" => (111.0, 110.0),
+        "wr-send/1" => (204.0, 192.0),
+        "wr-send/16" => (126.0, 125.0),
+        "wr-inline/1" => (245.0, 233.0),
+        "wr-inline/16" => (166.0, 165.0),
         _ => return None,
     };
     Some(if single { owned } else { shared })
@@ -385,8 +385,8 @@ mod tests {
             };
             broken(&[(name.to_owned(), count)]).len()
         };
-        assert_eq!(row("recv/16", 43.0, 0.0, 0.0), 0);
-        assert_eq!(row("recv/16", 43.1, 0.0, 0.0), 1);
+        assert_eq!(row("recv/16", 54.0, 0.0, 0.0), 0);
+        assert_eq!(row("recv/16", 54.1, 0.0, 0.0), 1);
         assert_eq!(row("single-send/16", 1.0, 0.0, 0.125), 0);
         assert_eq!(row("single-send/16", 1.0, 0.0625, 0.1875), 2);
         assert_eq!(row("poll-send/1", 1.0, 0.0, 1.0), 1);

@@ -39,19 +39,19 @@ pub fn figures(native: &Native, arguments: &[&str]) -> Result<Output> {
 /// for an operation: a little more than were counted. `cargo xtask test` fails
 /// above that.
 const OPERATIONS: [(&str, [f64; 2]); 13] = [
-    ("poll-recv/1", [165.0, 280.0]),
-    ("poll-recv/16", [105.0, 210.0]),
-    ("poll-send/1", [150.0, 255.0]),
-    ("poll-send/16", [95.0, 185.0]),
-    ("poll-empty/1", [60.0, 75.0]),
-    ("cursor/1", [185.0, 405.0]),
-    ("cursor/16", [115.0, 305.0]),
-    ("send/1", [204.0, 281.0]),
-    ("send/16", [121.0, 192.0]),
-    ("send-inline/1", [277.0, 318.0]),
-    ("send-inline/16", [195.0, 229.0]),
-    ("recv/1", [69.0, 137.0]),
-    ("recv/16", [45.0, 96.0]),
+    ("poll-recv/1", [136.0, 264.0]),
+    ("poll-recv/16", [106.0, 221.0]),
+    ("poll-send/1", [127.0, 242.0]),
+    ("poll-send/16", [97.0, 199.0]),
+    ("poll-empty/1", [35.0, 46.0]),
+    ("cursor/1", [141.0, 382.0]),
+    ("cursor/16", [111.0, 309.0]),
+    ("send/1", [140.0, 221.0]),
+    ("send/16", [73.0, 146.0]),
+    ("send-inline/1", [174.0, 209.0]),
+    ("send-inline/16", [107.0, 138.0]),
+    ("recv/1", [70.0, 128.0]),
+    ("recv/16", [45.0, 94.0]),
 ];
 const LAYERS: [&str; 2] = ["raw", "safe"];
 

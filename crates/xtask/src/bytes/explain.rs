@@ -14,6 +14,8 @@ pub enum Reason {
     NoCompare,
     /// What an XRC work request's address has beside the queue's number.
     BesideQueue,
+    /// What a refused work request leaves in the queue.
+    RefusedBlock,
     /// What is behind inline data in their last segment.
     BehindInline,
     /// What a change of a key does not change.
@@ -59,6 +61,7 @@ impl Reason {
             Self::NoImmediate => "no immediate",
             Self::NoCompare => "no compare operand",
             Self::BesideQueue => "beside the queue",
+            Self::RefusedBlock => "block of a refusal",
             Self::BehindInline => "behind inline data",
             Self::KeptOfKey => "kept of a key",
             Self::AnyPort => "any source port",
@@ -89,8 +92,12 @@ impl Reason {
                 "an XRC work request: the three words behind the number of the peer's shared \
                  queue are reserved; the C provider leaves what was there, ours are 0"
             }
+            Self::RefusedBlock => {
+                "a work request is refused: the C provider has written to its block, which it \
+                 does not hand over, ours has not"
+            }
             Self::BehindInline => {
-                "one work request with inline data: behind them, to the end of their last segment, \
+                "a work request with inline data: behind them, to the end of their last segment, \
                  the C provider leaves what was there, ours is 0; the device does not look"
             }
             Self::KeptOfKey => {
@@ -196,6 +203,9 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
             let request = request(&what, refusal.is_some(), 0)?;
             entry(difference, kind, request)
         }
+        "stray" => {
+            (refusal.is_some() && difference.ours.is_empty()).then(|| vec![Reason::RefusedBlock])
+        }
         "from" | "completion" | "data" => completion(difference, kind, &what.join(" "), subject),
         _ => None,
     }
@@ -298,7 +308,7 @@ fn request<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str>
 /// register gets what was in the queue, what was left there too.
 fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reason>> {
     let operation = request.split('/').next()?;
-    let behind = behind_inline(difference.ours, request);
+    let behind = behind_inline(difference.ours, kind, request);
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
@@ -322,9 +332,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
             64..128 if left && changes_keys => Reason::KeptOfKey,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
-            word if left && kind_posts_lists(kind) && is_behind(&behind, word, old, new) => {
-                Reason::BehindInline
-            }
+            word if left && is_behind(&behind, word, old, new) => Reason::BehindInline,
             _ => return None,
         };
         if !reasons.contains(&reason) {
@@ -336,8 +344,13 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
 
 /// Where the bytes are that are behind a work request's inline data in their
 /// last segment; none where there are no such data.
-fn behind_inline(line: &str, request: &str) -> Range<usize> {
-    let begin = if request.starts_with("write") { 32 } else { 16 };
+fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
+    let address = match kind.split('-').next() {
+        Some("ud") => 48,
+        Some("xrc") => 16,
+        _ => 0,
+    };
+    let begin = address + if request.starts_with("write") { 32 } else { 16 };
     let word = line.get(begin * 2..begin * 2 + 8);
     let length = word.and_then(|word| u32::from_str_radix(word, 16).ok());
     match length {
@@ -481,7 +494,7 @@ mod tests {
         // Of the data.
         assert_eq!(ask(header, "80000008", &left, ours), None);
         assert_eq!(ask(header, "80000007", &left, "11223200"), None);
-        // Not inline; not by a list.
+        // Not inline.
         assert_eq!(
             ask("case rc-4 1 post send/1", "80000007", &left, ours),
             None
@@ -489,7 +502,7 @@ mod tests {
         assert_eq!(ask(header, "00000007", &left, ours), None);
         assert_eq!(
             ask("case rc-4-wr 1 post send/1/inline", "80000007", &left, ours),
-            None
+            why
         );
     }
 
