@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
 
 /// What a kind of device has for address handles.
-pub trait Device: Sized + 'static {
+pub trait AhOps: Sized + 'static {
     /// What a datagram's work request names or carries.
     type Address: Copy + 'static;
 
@@ -28,7 +28,7 @@ pub trait Device: Sized + 'static {
 
 /// An address handle.
 #[repr(C)]
-pub struct Ah<D: Device> {
+pub struct Ah<D: AhOps> {
     public: ibv_ah,
     /// What a datagram's work request has of it.
     pub address: D::Address,
@@ -43,7 +43,7 @@ pub struct Ah<D: Device> {
 /// `ah` is a live address handle of a context of ours and of this kind of
 /// device.
 #[inline(always)]
-pub unsafe fn ah_of<'a, D: Device>(ah: *mut ibv_ah) -> &'a Ah<D> {
+pub unsafe fn ah_of<'a, D: AhOps>(ah: *mut ibv_ah) -> &'a Ah<D> {
     const { assert!(core::mem::offset_of!(Ah<D>, public) == 0) };
     // SAFETY: every ibv_ah of such a context begins an Ah.
     unsafe { &*ah.cast::<Ah<D>>() }
@@ -69,7 +69,7 @@ pub fn address(attr: &ibv_ah_attr) -> AhAttr {
 }
 
 /// `ibv_create_ah`.
-pub unsafe extern "C" fn create_ah<D: Device>(
+pub unsafe extern "C" fn create_ah<D: AhOps>(
     pd: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn create_ah<D: Device>(
 }
 
 /// `ibv_destroy_ah`. The handle lives on if the kernel refuses.
-pub unsafe extern "C" fn destroy_ah<D: Device>(ah: *mut ibv_ah) -> c_int {
+pub unsafe extern "C" fn destroy_ah<D: AhOps>(ah: *mut ibv_ah) -> c_int {
     // SAFETY: libibverbs passes a live address handle of ours.
     entry::int(|| unsafe {
         if ah_of::<D>(ah).known {

@@ -20,7 +20,7 @@ use crate::pd::{PdRef, thread_domain_of};
 const KERNEL_IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// What a kind of device has for completion queues.
-pub trait Device: Sized + 'static {
+pub trait CqOps: Sized + 'static {
     /// The reader of completions, and what else it needs. What is in cells is
     /// under the queue's lock.
     type Completions;
@@ -114,7 +114,7 @@ pub struct Cursor {
 
 /// A completion queue.
 #[repr(C)]
-pub struct Cq<D: Device> {
+pub struct Cq<D: CqOps> {
     public: verbs_cq,
     /// One caller at a time by the application's promise: no lock.
     pub single: bool,
@@ -133,7 +133,7 @@ const _: () = {
     assert!(align_of::<ibv_wc>() == align_of::<WorkCompletion>());
 };
 
-impl<D: Device> Cq<D> {
+impl<D: CqOps> Cq<D> {
     /// Enters the queue's critical section.
     #[inline]
     pub fn lock(&self) {
@@ -157,7 +157,7 @@ impl<D: Device> Cq<D> {
 /// `cq` is a live completion queue of a context of ours and of this kind of
 /// device.
 #[inline(always)]
-pub unsafe fn cq_of<'a, D: Device, T>(cq: *mut T) -> &'a Cq<D> {
+pub unsafe fn cq_of<'a, D: CqOps, T>(cq: *mut T) -> &'a Cq<D> {
     const { assert!(core::mem::offset_of!(Cq<D>, public) == 0) };
     // SAFETY: every ibv_cq and ibv_cq_ex of such a context begins a Cq.
     unsafe { &*cq.cast::<Cq<D>>() }
@@ -167,7 +167,7 @@ pub unsafe fn cq_of<'a, D: Device, T>(cq: *mut T) -> &'a Cq<D> {
 ///
 /// # Safety
 /// `context` is open; `pd` is null or a live domain.
-unsafe fn create<D: Device>(
+unsafe fn create<D: CqOps>(
     context: *mut ibv_context,
     init: CqInit,
     single: bool,
@@ -214,7 +214,7 @@ pub unsafe fn channel_fd<'a>(channel: *mut ibv_comp_channel) -> Option<BorrowedF
 }
 
 /// `ibv_create_cq`.
-pub unsafe extern "C" fn create_cq<D: Device>(
+pub unsafe extern "C" fn create_cq<D: CqOps>(
     context: *mut ibv_context,
     cqe: c_int,
     channel: *mut ibv_comp_channel,
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn create_cq<D: Device>(
 
 /// `ibv_create_cq_ex`. EOPNOTSUPP for fields, members and flags that the
 /// device does not have.
-pub unsafe extern "C" fn create_cq_ex<D: Device>(
+pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn create_cq_ex<D: Device>(
 
 /// `ibv_destroy_cq`. EBUSY, and the queue lives on, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_cq<D: Device>(cq: *mut ibv_cq) -> c_int {
+pub unsafe extern "C" fn destroy_cq<D: CqOps>(cq: *mut ibv_cq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn destroy_cq<D: Device>(cq: *mut ibv_cq) -> c_int {
 }
 
 /// `ibv_modify_cq`.
-pub unsafe extern "C" fn modify_cq<D: Device>(
+pub unsafe extern "C" fn modify_cq<D: CqOps>(
     cq: *mut ibv_cq,
     attr: *mut ibv_modify_cq_attr,
 ) -> c_int {
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn modify_cq<D: Device>(
 }
 
 /// `ibv_req_notify_cq`.
-pub unsafe extern "C" fn req_notify_cq<D: Device>(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+pub unsafe extern "C" fn req_notify_cq<D: CqOps>(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the application passes a live queue of ours.
     entry::int(|| D::arm(unsafe { cq_of(cq) }, solicited_only != 0))
 }

@@ -33,7 +33,7 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
 }
 
 /// What a kind of device has for answers about itself.
-pub trait Device {
+pub trait QueryOps {
     /// Takes out of the kernel's answer what this provider does not do: a
     /// program is not to be told of what it will be refused.
     fn leave_out(_: &mut ibv_device_attr_ex) {}
@@ -160,7 +160,7 @@ unsafe fn num_ports(context: *mut ibv_context) -> u32 {
 
 /// `ibv_query_device` and `ibv_query_device_ex`: fills `attr_size` bytes, the
 /// length of the structure that the application was built with.
-pub unsafe extern "C" fn query_device_ex<D: Device>(
+pub unsafe extern "C" fn query_device_ex<D: QueryOps>(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
     attr: *mut ibv_device_attr_ex,

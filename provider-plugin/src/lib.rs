@@ -6,8 +6,8 @@
 //!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
-//! All of these are for any device: generic over its kind, which `rxe_face` and
-//! `mlx5_face` are, so that none asks which of the two it has.
+//! All of these are for any device: generic over its kind, which `rxe` and
+//! `mlx5` are, so that none asks which of the two it has.
 //!
 //! The kernel is asked through `ringverbs_uverbs`, queues are read and written
 //! by `ringverbs_rxe` and `ringverbs_mlx5`; here is what C sees: structures, entry points, errno
@@ -29,7 +29,7 @@ pub(crate) mod events;
 pub(crate) mod layout;
 pub(crate) mod library;
 pub(crate) mod mcast;
-pub(crate) mod mlx5_face;
+pub(crate) mod mlx5;
 pub(crate) mod mlx5dv;
 pub(crate) mod mr;
 pub(crate) mod mw;
@@ -39,7 +39,7 @@ pub(crate) mod pd;
 pub(crate) mod post;
 pub(crate) mod qp;
 pub(crate) mod registration;
-pub(crate) mod rxe_face;
+pub(crate) mod rxe;
 pub(crate) mod srq;
 pub(crate) mod wr_ex;
 pub(crate) mod writers;

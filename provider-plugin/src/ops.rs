@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_void};
 use crate::abi::*;
 use crate::layout::Layout;
 use crate::library::OpsTable;
-use crate::mlx5_face::Mlx5;
-use crate::rxe_face::Rxe;
+use crate::mlx5::Mlx5;
+use crate::rxe::Rxe;
 use crate::{ah, cq, device, mcast, mr, mw, open, pd, post, qp, srq, xrc};
 
 /// Checks each function against its C type, and names it.
@@ -20,14 +20,14 @@ macro_rules! operations {
 }
 
 /// A kind of device, with all that this provider does with it.
-pub trait Device: pd::Device + ah::Device + qp::Device + device::Device {
+pub trait ContextOps: pd::PdOps + ah::AhOps + qp::QpOps + device::QueryOps {
     /// Operations that are written for it alone.
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)>;
 }
 
-impl Device for Rxe {
+impl ContextOps for Rxe {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::rxe_face::cq;
+        use crate::rxe::cq;
         operations! {
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
@@ -35,9 +35,9 @@ impl Device for Rxe {
     }
 }
 
-impl Device for Mlx5 {
+impl ContextOps for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
-        use crate::mlx5_face::{clock, cq, dm};
+        use crate::mlx5::{clock, cq, dm};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
@@ -61,7 +61,7 @@ impl Device for Mlx5 {
 }
 
 /// Every operation of a kind of device.
-fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
+fn operations<D: ContextOps>() -> impl Iterator<Item = (&'static str, usize)> {
     operations! {
         advise_mr: fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int = mr::advise_mr;
         alloc_mw: fn(*mut ibv_pd, u32) -> *mut ibv_mw = mw::alloc_mw;
@@ -128,7 +128,7 @@ fn operations<D: Device>() -> impl Iterator<Item = (&'static str, usize)> {
 
 /// Our operations for a kind of device in the order of a layout; those it
 /// lacks are left out.
-pub fn table<D: Device>(layout: &Layout) -> OpsTable {
+pub fn table<D: ContextOps>(layout: &Layout) -> OpsTable {
     OpsTable::new(layout, operations::<D>())
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::layout::LAYOUTS;
 
-    fn every_operation_is_in_its_place<D: Device>() {
+    fn every_operation_is_in_its_place<D: ContextOps>() {
         for layout in LAYOUTS {
             let table = table::<D>(layout);
             let mut set = 0;

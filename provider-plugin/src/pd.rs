@@ -111,7 +111,7 @@ impl Pd {
     ///
     /// # Safety
     /// The domain is of a context of this kind of device.
-    pub unsafe fn thread<D: Device>(&self) -> Option<&D::Thread> {
+    pub unsafe fn thread<D: PdOps>(&self) -> Option<&D::Thread> {
         let domain = self.parent.as_ref()?.thread_domain?;
         // SAFETY: every thread domain of such a context was made with it, and
         // lives as long as its parent domains.
@@ -174,7 +174,7 @@ impl Drop for PdRef {
 }
 
 /// What a kind of device has for protection domains.
-pub trait Device: 'static {
+pub trait PdOps: 'static {
     /// Makes the kernel object.
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
 
@@ -206,7 +206,7 @@ fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
 }
 
 /// `ibv_alloc_pd`.
-pub unsafe extern "C" fn alloc_pd<D: Device>(context: *mut ibv_context) -> *mut ibv_pd {
+pub unsafe extern "C" fn alloc_pd<D: PdOps>(context: *mut ibv_context) -> *mut ibv_pd {
     entry::pointer(|| {
         // SAFETY: libibverbs passes an open context of ours.
         let ctx = unsafe { CtxRef::of(context) };
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 }
 
 /// `ibv_import_pd`: a second name for a protection domain of the same file.
-pub unsafe extern "C" fn import_pd<D: Device>(
+pub unsafe extern "C" fn import_pd<D: PdOps>(
     context: *mut ibv_context,
     handle: u32,
 ) -> *mut ibv_pd {
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 }
 
 /// `ibv_alloc_td`. EINVAL for attributes that are not defined yet.
-pub unsafe extern "C" fn alloc_td<D: Device>(
+pub unsafe extern "C" fn alloc_td<D: PdOps>(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn alloc_td<D: Device>(
 }
 
 /// `ibv_dealloc_td`. EBUSY while a parent domain has it.
-pub unsafe extern "C" fn dealloc_td<D: Device>(td: *mut ibv_td) -> c_int {
+pub unsafe extern "C" fn dealloc_td<D: PdOps>(td: *mut ibv_td) -> c_int {
     // SAFETY: the application passes a live thread domain of ours.
     entry::int(|| unsafe {
         let domain = td.cast::<WithOwn<D::Thread>>();

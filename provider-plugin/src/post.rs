@@ -74,7 +74,7 @@ unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
 /// The work request is the application's, with what its opcode needs; in the
 /// critical section.
 #[inline(always)]
-unsafe fn push<D: qp::Device>(
+unsafe fn push<D: qp::QpOps>(
     own: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
@@ -105,7 +105,7 @@ pub const SIMPLE: u32 = 1 << IBV_WR_SEND
 /// # Safety
 /// As for [`push`].
 #[inline(never)]
-unsafe fn push_other<D: qp::Device>(
+unsafe fn push_other<D: qp::QpOps>(
     own: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
@@ -172,7 +172,7 @@ unsafe fn push_other<D: qp::Device>(
 ///
 /// # Safety
 /// The window and the region are null or live.
-pub unsafe fn window_bind<D: qp::Device>(
+pub unsafe fn window_bind<D: qp::QpOps>(
     mw: *mut ibv_mw,
     rkey: u32,
     info: &ibv_mw_bind_info,
@@ -203,7 +203,7 @@ pub unsafe fn window_bind<D: qp::Device>(
 /// EINVAL for a bad work request or a state that does not send, ENOMEM for a
 /// full queue, EOPNOTSUPP for a memory window that the device cannot bind, what
 /// the doorbell says if the device is gone.
-pub unsafe extern "C" fn post_send<D: qp::Device>(
+pub unsafe extern "C" fn post_send<D: qp::QpOps>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
@@ -255,7 +255,7 @@ unsafe fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T, errno: c_int) -> c_int {
 }
 
 /// `ibv_bind_mw`.
-pub unsafe extern "C" fn bind_mw<D: qp::Device>(
+pub unsafe extern "C" fn bind_mw<D: qp::QpOps>(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
@@ -321,7 +321,7 @@ unsafe fn receive<R: Receiver>(
 /// `ibv_post_recv`. EINVAL for a bad work request, the RESET state, or a
 /// queue pair with a shared receive queue; ENOMEM for a full queue. On an
 /// error `*bad_wr` is the first that was not posted; those before it were.
-pub unsafe extern "C" fn post_recv<D: qp::Device>(
+pub unsafe extern "C" fn post_recv<D: qp::QpOps>(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn post_recv<D: qp::Device>(
 
 /// `ibv_post_srq_recv`. EINVAL for a bad work request, ENOMEM for a full
 /// queue; `*bad_wr` as with [`post_recv`].
-pub unsafe extern "C" fn post_srq_recv<D: srq::Device>(
+pub unsafe extern "C" fn post_srq_recv<D: srq::SrqOps>(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,

@@ -28,7 +28,7 @@ use crate::writers::{Receives, Sends};
 use crate::{ah, cq, post, srq, wr_ex, xrc};
 
 /// What a kind of device has for queue pairs.
-pub trait Device: pd::Device + ah::Device + cq::Device + srq::Device {
+pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The send queue.
     type SendQueue: Sends<Address = Self::Address>;
     /// The receive queue.
@@ -110,7 +110,7 @@ pub trait Device: pd::Device + ah::Device + cq::Device + srq::Device {
 }
 
 /// A queue pair that nobody uses yet.
-pub struct Made<D: Device> {
+pub struct Made<D: QpOps> {
     /// The kernel object.
     pub object: uverbs::Qp<CtxRef>,
     /// The send queue.
@@ -136,7 +136,7 @@ pub enum Addressing {
 
 /// A queue pair.
 #[repr(C)]
-pub struct Qp<D: Device> {
+pub struct Qp<D: QpOps> {
     /// What libibverbs and applications see.
     pub public: verbs_qp,
     /// One caller at a time by the application's promise: no locks.
@@ -173,13 +173,13 @@ pub struct Qp<D: Device> {
 /// # Safety
 /// `qp` is a live queue pair of a context of ours and of this kind of device.
 #[inline(always)]
-pub unsafe fn qp_of<'a, D: Device, T>(qp: *mut T) -> &'a Qp<D> {
+pub unsafe fn qp_of<'a, D: QpOps, T>(qp: *mut T) -> &'a Qp<D> {
     const { assert!(core::mem::offset_of!(Qp<D>, public) == 0) };
     // SAFETY: every ibv_qp and ibv_qp_ex of such a context begins a Qp.
     unsafe { &*qp.cast::<Qp<D>>() }
 }
 
-impl<D: Device> Qp<D> {
+impl<D: QpOps> Qp<D> {
     /// Can send work requests be posted in this state? (IBA 10.3.1: from
     /// "ready to send" on; in the error states they are flushed.)
     ///
@@ -213,7 +213,7 @@ impl<D: Device> Qp<D> {
     }
 }
 
-impl<D: Device> Receiver for Qp<D> {
+impl<D: QpOps> Receiver for Qp<D> {
     type Queue = D::RecvQueue;
 
     #[inline(always)]
@@ -240,7 +240,7 @@ pub struct Domain {
 /// The attributes without what the type has not, whatever is there: an XRC
 /// initiator has no receives, a target no queues at all. EINVAL if something is
 /// missing.
-fn needed<D: Device>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
+fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
     let mut attr = *attr;
     match attr.qp_type {
         IBV_QPT_XRC_SEND if D::XRC => {
@@ -266,7 +266,7 @@ fn needed<D: Device>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno>
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
-unsafe fn create<D: Device>(
+unsafe fn create<D: QpOps>(
     domain: Domain,
     given: &mut ibv_qp_init_attr,
     comp_mask: u32,
@@ -330,7 +330,7 @@ unsafe fn create<D: Device>(
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
-pub unsafe fn install<D: Device>(
+pub unsafe fn install<D: QpOps>(
     mut place: Box<MaybeUninit<Qp<D>>>,
     domain: Domain,
     attr: &ibv_qp_init_attr,
@@ -397,7 +397,7 @@ pub unsafe fn install<D: Device>(
 }
 
 /// `ibv_create_qp`.
-pub unsafe extern "C" fn create_qp<D: Device>(
+pub unsafe extern "C" fn create_qp<D: QpOps>(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
@@ -426,7 +426,7 @@ pub unsafe extern "C" fn create_qp<D: Device>(
 
 /// `ibv_create_qp_ex`. EOPNOTSUPP for attributes, flags and operations that
 /// the device does not have for this type of queue pair.
-pub unsafe extern "C" fn create_qp_ex<D: Device>(
+pub unsafe extern "C" fn create_qp_ex<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
@@ -494,7 +494,7 @@ const _: () = {
 };
 
 /// `ibv_modify_qp`. libibverbs keeps the state.
-pub unsafe extern "C" fn modify_qp<D: Device>(
+pub unsafe extern "C" fn modify_qp<D: QpOps>(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
@@ -516,7 +516,7 @@ pub unsafe extern "C" fn modify_qp<D: Device>(
 }
 
 /// `ibv_query_qp`.
-pub unsafe extern "C" fn query_qp<D: Device>(
+pub unsafe extern "C" fn query_qp<D: QpOps>(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
@@ -548,7 +548,7 @@ pub unsafe extern "C" fn query_qp<D: Device>(
 /// `ibv_destroy_qp`. EBUSY, and the queue pair lives on, while it is in a
 /// multicast group. Waits until the application has acknowledged every event
 /// that it read.
-pub unsafe extern "C" fn destroy_qp<D: Device>(qp: *mut ibv_qp) -> c_int {
+pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, which no other call
     // uses any more except those that acknowledge events; its completion
     // queues are live as long as it is.

@@ -26,10 +26,10 @@ use uverbs::environment::has_raised_rights;
 use crate::abi::*;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
-use crate::mlx5_face::{Mlx5, entries};
+use crate::mlx5::{Mlx5, entries};
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use crate::ops;
-use crate::rxe_face::Rxe;
+use crate::rxe::Rxe;
 use objects::{Library, Object};
 
 /// `verbs_register_driver_<N>`.

@@ -18,7 +18,7 @@ use crate::post::Receiver;
 use crate::writers::Receives;
 
 /// What a kind of device has for shared receive queues.
-pub trait Device: Sized + 'static {
+pub trait SrqOps: Sized + 'static {
     /// The writer of receives.
     type SharedQueue: Receives;
     /// What else a shared receive queue has.
@@ -59,7 +59,7 @@ pub trait Device: Sized + 'static {
 }
 
 /// A shared receive queue that nobody uses yet.
-pub struct Made<D: Device> {
+pub struct Made<D: SrqOps> {
     /// The kernel object.
     pub object: uverbs::Srq<CtxRef>,
     /// The queue.
@@ -76,7 +76,7 @@ pub struct Made<D: Device> {
 
 /// A shared receive queue.
 #[repr(C)]
-pub struct Srq<D: Device> {
+pub struct Srq<D: SrqOps> {
     /// What libibverbs and applications see.
     pub public: verbs_srq,
     /// One caller at a time by the application's promise: no lock.
@@ -92,7 +92,7 @@ pub struct Srq<D: Device> {
     _pd: PdRef,
 }
 
-impl<D: Device> Receiver for Srq<D> {
+impl<D: SrqOps> Receiver for Srq<D> {
     type Queue = D::SharedQueue;
 
     #[inline(always)]
@@ -111,7 +111,7 @@ impl<D: Device> Receiver for Srq<D> {
 /// `srq` is a live shared receive queue of a context of ours and of this kind
 /// of device.
 #[inline(always)]
-pub unsafe fn srq_of<'a, D: Device>(srq: *mut ibv_srq) -> &'a Srq<D> {
+pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     const { assert!(core::mem::offset_of!(Srq<D>, public) == 0) };
     // SAFETY: every ibv_srq of such a context begins an Srq.
     unsafe { &*srq.cast::<Srq<D>>() }
@@ -135,7 +135,7 @@ impl Xrc {
 ///
 /// # Safety
 /// `pd` is a live domain, and what `xrc` names is live, or null.
-unsafe fn create<D: Device>(
+unsafe fn create<D: SrqOps>(
     pd: *mut ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut ibv_srq_attr,
@@ -200,7 +200,7 @@ unsafe fn create<D: Device>(
 }
 
 /// `ibv_create_srq`.
-pub unsafe extern "C" fn create_srq<D: Device>(
+pub unsafe extern "C" fn create_srq<D: SrqOps>(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn create_srq<D: Device>(
 
 /// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have:
 /// with tag matching none, XRC not all.
-pub unsafe extern "C" fn create_srq_ex<D: Device>(
+pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn create_srq_ex<D: Device>(
 }
 
 /// `ibv_modify_srq`: the limit, the size, or both, as far as the device can.
-pub unsafe extern "C" fn modify_srq<D: Device>(
+pub unsafe extern "C" fn modify_srq<D: SrqOps>(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
     mask: c_int,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn modify_srq<D: Device>(
 }
 
 /// `ibv_query_srq`.
-pub unsafe extern "C" fn query_srq<D: Device>(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+pub unsafe extern "C" fn query_srq<D: SrqOps>(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours and room for the answer.
     entry::int(|| unsafe {
         let answer = srq_of::<D>(srq).object.query()?;
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn query_srq<D: Device>(srq: *mut ibv_srq, attr: *mut ibv_
 }
 
 /// `ibv_get_srq_num`.
-pub unsafe extern "C" fn get_srq_num<D: Device>(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
+pub unsafe extern "C" fn get_srq_num<D: SrqOps>(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     // SAFETY: the application passes a live queue of ours and room for the
     // answer.
     entry::int(|| unsafe {
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn get_srq_num<D: Device>(srq: *mut ibv_srq, srq_num: *mut
 
 /// `ibv_destroy_srq`. EBUSY, and the queue lives on, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_srq<D: Device>(srq: *mut ibv_srq) -> c_int {
+pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {

@@ -16,7 +16,7 @@ use crate::access::Section;
 use crate::ah::ah_of;
 use crate::errno::Errno;
 use crate::post::{scatter_list, window_bind};
-use crate::qp::{Addressing, Device, Qp, qp_of};
+use crate::qp::{Addressing, Qp, QpOps, qp_of};
 use crate::writers::Sends;
 
 /// What may follow a call of `ibv_wr_*`.
@@ -155,7 +155,7 @@ const RELIABLE: u64 = UNRELIABLE
     | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
 /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has.
-pub fn operations<D: Device>(qp_type: u32) -> u64 {
+pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
     let all_devices = match qp_type {
         IBV_QPT_UD => DATAGRAM,
         IBV_QPT_UC => UNRELIABLE,
@@ -167,7 +167,7 @@ pub fn operations<D: Device>(qp_type: u32) -> u64 {
 }
 
 /// Sets the functions for the operations that the application asked for.
-pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64) {
+pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, asked: u64) {
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
@@ -205,7 +205,7 @@ pub fn set_functions<D: Device>(qp: &mut verbs_qp, asked: u64) {
 /// A live queue pair of ours; the application is between wr_start and
 /// wr_complete.
 #[inline]
-unsafe fn batch_of<'a, D: Device, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::Address>) {
+unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::Address>) {
     // SAFETY: as the caller says.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
@@ -213,7 +213,7 @@ unsafe fn batch_of<'a, D: Device, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D:
     }
 }
 
-unsafe extern "C" fn wr_start<D: Device>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
@@ -227,7 +227,7 @@ unsafe extern "C" fn wr_start<D: Device>(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn wr_complete<D: Device>(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
@@ -245,7 +245,7 @@ unsafe extern "C" fn wr_complete<D: Device>(qp: *mut ibv_qp_ex) -> c_int {
     }
 }
 
-unsafe extern "C" fn wr_abort<D: Device>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
@@ -258,7 +258,7 @@ unsafe extern "C" fn wr_abort<D: Device>(qp: *mut ibv_qp_ex) {
 /// # Safety
 /// The application is after wr_start.
 #[cold]
-unsafe fn discard<D: Device>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
+unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
     let errno = batch.errno;
     (batch.state, batch.errno) = (State::Failed, libc::EINVAL);
     // SAFETY: the send queue is this caller's; wr_start entered the section.
@@ -274,7 +274,7 @@ unsafe fn discard<D: Device>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_in
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(never)]
-unsafe fn push_open<D: Device>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
+unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
     match batch.state {
         State::Failed | State::Ready => return,
         State::Simple => batch.wr = simple(&batch.wr, Data::Sges(&[])),
@@ -304,7 +304,7 @@ fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(always)]
-unsafe fn open<D: Device>(
+unsafe fn open<D: QpOps>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,
     imm_or_key: u32,
@@ -347,7 +347,7 @@ fn undirected<A>(batch: &mut Batch<A>) {
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline]
-pub unsafe fn open_with<D: Device>(
+pub unsafe fn open_with<D: QpOps>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,
     remote: RemoteMemory,
@@ -376,7 +376,7 @@ pub unsafe fn open_with<D: Device>(
 /// # Safety
 /// The application is between wr_start and wr_complete. Inline data is readable.
 #[inline(always)]
-unsafe fn set_data<D: Device>(qp: *mut ibv_qp_ex, data: Data<'_>) {
+unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
@@ -399,7 +399,7 @@ unsafe fn set_data<D: Device>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// # Safety
 /// As there.
 #[inline(never)]
-unsafe fn set_data_other<D: Device>(
+unsafe fn set_data_other<D: QpOps>(
     own: &Qp<D>,
     batch: &mut Batch<D::Address>,
     list: &[Sge],
@@ -436,7 +436,7 @@ unsafe fn set_data_other<D: Device>(
 /// # Safety
 /// The application is between wr_start and wr_complete; the destination stays
 /// as it is until the work request has been pushed.
-unsafe fn set_destination<D: Device>(
+unsafe fn set_destination<D: QpOps>(
     qp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
 ) {
@@ -460,7 +460,7 @@ const NO_REMOTE: RemoteMemory = RemoteMemory { addr: 0, rkey: 0 };
 /// Builders: each is called between wr_start and wr_complete.
 macro_rules! builders {
     ($($name:ident($($arg:ident: $type:ty),*) |$qp:ident| $open:expr;)+) => {$(
-        unsafe extern "C" fn $name<D: Device>($qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+        unsafe extern "C" fn $name<D: QpOps>($qp: *mut ibv_qp_ex $(, $arg: $type)*) {
             // SAFETY: the application is between wr_start and wr_complete.
             unsafe { $open };
         }
@@ -492,7 +492,7 @@ builders! {
     );
 }
 
-unsafe extern "C" fn wr_bind_mw<D: Device>(
+unsafe extern "C" fn wr_bind_mw<D: QpOps>(
     qp: *mut ibv_qp_ex,
     mw: *mut ibv_mw,
     rkey: u32,
@@ -514,7 +514,7 @@ unsafe extern "C" fn wr_bind_mw<D: Device>(
     }
 }
 
-unsafe extern "C" fn wr_set_ud_addr<D: Device>(
+unsafe extern "C" fn wr_set_ud_addr<D: QpOps>(
     qp: *mut ibv_qp_ex,
     ah: *mut ibv_ah,
     remote_qpn: u32,
@@ -532,7 +532,7 @@ unsafe extern "C" fn wr_set_ud_addr<D: Device>(
     }
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn<D: Device>(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+unsafe extern "C" fn wr_set_xrc_srqn<D: QpOps>(qp: *mut ibv_qp_ex, remote_srqn: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe { set_destination::<D>(qp, Some(Destination::Xrc { remote_srqn })) }
 }
@@ -543,7 +543,7 @@ unsafe extern "C" fn wr_set_xrc_srqn<D: Device>(qp: *mut ibv_qp_ex, remote_srqn:
 /// The application is between wr_start and wr_complete; the list and its pieces
 /// are readable.
 #[inline(always)]
-unsafe fn set_inline<D: Device>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, num_buf: usize) {
+unsafe fn set_inline<D: QpOps>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, num_buf: usize) {
     const {
         assert!(size_of::<ibv_data_buf>() == size_of::<Sge>() && cfg!(target_endian = "little"));
         assert!(offset_of!(ibv_data_buf, length) == offset_of!(Sge, length));
@@ -564,7 +564,7 @@ unsafe fn set_inline<D: Device>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, n
     }
 }
 
-unsafe extern "C" fn wr_set_inline_data<D: Device>(
+unsafe extern "C" fn wr_set_inline_data<D: QpOps>(
     qp: *mut ibv_qp_ex,
     addr: *mut c_void,
     length: usize,
@@ -575,7 +575,7 @@ unsafe extern "C" fn wr_set_inline_data<D: Device>(
     unsafe { set_inline::<D>(qp, &raw const piece, 1) }
 }
 
-unsafe extern "C" fn wr_set_inline_data_list<D: Device>(
+unsafe extern "C" fn wr_set_inline_data_list<D: QpOps>(
     qp: *mut ibv_qp_ex,
     num_buf: usize,
     list: *const ibv_data_buf,
@@ -585,7 +585,7 @@ unsafe extern "C" fn wr_set_inline_data_list<D: Device>(
     unsafe { set_inline::<D>(qp, list, num_buf) }
 }
 
-unsafe extern "C" fn wr_set_sge<D: Device>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe {
         if length == 0 {
@@ -597,7 +597,7 @@ unsafe extern "C" fn wr_set_sge<D: Device>(qp: *mut ibv_qp_ex, lkey: u32, addr: 
     }
 }
 
-unsafe extern "C" fn wr_set_sge_list<D: Device>(
+unsafe extern "C" fn wr_set_sge_list<D: QpOps>(
     qp: *mut ibv_qp_ex,
     num_sge: usize,
     list: *const ibv_sge,

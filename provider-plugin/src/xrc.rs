@@ -12,7 +12,7 @@ use crate::alloc::try_box;
 use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
-use crate::qp::{Device, Domain, Qp, install};
+use crate::qp::{Domain, Qp, QpOps, install};
 
 /// The kernel's handle of a domain.
 ///
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
 
 /// `ibv_open_qp`. EINVAL without a domain, a number, or a type, EOPNOTSUPP with
 /// more.
-pub unsafe extern "C" fn open_qp<D: Device>(
+pub unsafe extern "C" fn open_qp<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {

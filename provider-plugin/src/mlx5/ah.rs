@@ -4,7 +4,7 @@ use mlx5::{Address, AddressHandle, Link};
 use uverbs::{AhAttr, AhHandle, PdHandle};
 
 use super::Mlx5;
-use crate::ah::Device;
+use crate::ah::AhOps;
 use crate::context::CtxRef;
 use crate::errno::Errno;
 
@@ -13,7 +13,7 @@ const ETHERNET: u8 = 2;
 /// `IBV_GID_TYPE_ROCE_V2` of the kernel's GID entries.
 const ROCE_V2: u32 = 2;
 
-impl Device for Mlx5 {
+impl AhOps for Mlx5 {
     type Address = Address;
 
     fn make_ah(

@@ -7,12 +7,12 @@ use uverbs::PdHandle;
 use super::Mlx5;
 use crate::context::CtxRef;
 use crate::errno::Errno;
-use crate::pd::Device;
+use crate::pd::PdOps;
 
 /// The register of a thread domain's own; none where there are no more.
 pub type Thread = Option<OwnRegister<CtxRef>>;
 
-impl Device for Mlx5 {
+impl PdOps for Mlx5 {
     type Thread = Thread;
 
     /// Without a register of its own, a thread domain's queue pairs have those of

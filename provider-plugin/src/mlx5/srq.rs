@@ -13,7 +13,7 @@ use crate::abi::{ibv_cq, ibv_pd};
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::srq::{Device, Made, Srq};
+use crate::srq::{Made, Srq, SrqOps};
 
 /// What a shared receive queue has besides the writer.
 pub struct Besides {
@@ -23,7 +23,7 @@ pub struct Besides {
     xrc: Option<Arc<Work>>,
 }
 
-impl Device for Mlx5 {
+impl SrqOps for Mlx5 {
     type SharedQueue = SharedQueue;
     type SharedBesides = Besides;
 

@@ -18,7 +18,7 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::mr::may_be_bound;
-use crate::qp::{Device, Made};
+use crate::qp::{Made, QpOps};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -71,7 +71,7 @@ fn short_data(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
 }
 
-impl Device for Mlx5 {
+impl QpOps for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
     type Besides = Besides;

@@ -11,7 +11,7 @@ use super::Rxe;
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, Readers, cq_of, no_entry, room};
+use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -29,7 +29,7 @@ pub struct Completions {
 
 type Cq = crate::cq::Cq<Rxe>;
 
-impl Device for Rxe {
+impl CqOps for Rxe {
     type Completions = Completions;
 
     fn wc_flags(_: &CtxRef) -> u64 {

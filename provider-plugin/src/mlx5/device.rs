@@ -3,9 +3,9 @@
 
 use super::Mlx5;
 use crate::abi::*;
-use crate::device::Device;
+use crate::device::QueryOps;
 
-impl Device for Mlx5 {
+impl QueryOps for Mlx5 {
     fn leave_out(attr: &mut ibv_device_attr_ex) {
         attr.tso_caps = ibv_tso_caps::default();
         attr.rss_caps = ibv_rss_caps::default();

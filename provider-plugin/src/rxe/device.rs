@@ -1,6 +1,6 @@
 //! What the device says of itself: the kernel's answer.
 
 use super::Rxe;
-use crate::device::Device;
+use crate::device::QueryOps;
 
-impl Device for Rxe {}
+impl QueryOps for Rxe {}

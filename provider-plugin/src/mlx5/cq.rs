@@ -16,7 +16,7 @@ use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
-use crate::cq::{Cursor, Device, Readers, cq_of, no_entry, room};
+use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, room};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -39,7 +39,7 @@ pub struct Completions {
 /// A completion queue of such a device.
 pub type Cq = crate::cq::Cq<Mlx5>;
 
-impl Device for Mlx5 {
+impl CqOps for Mlx5 {
     type Completions = Completions;
 
     fn wc_flags(ctx: &CtxRef) -> u64 {

@@ -3,11 +3,11 @@
 use uverbs::{AhAttr, AhHandle, PdHandle};
 
 use super::Rxe;
-use crate::ah::Device;
+use crate::ah::AhOps;
 use crate::context::CtxRef;
 use crate::errno::Errno;
 
-impl Device for Rxe {
+impl AhOps for Rxe {
     /// The number by which a datagram's work request names the handle; never
     /// 0.
     type Address = u32;

@@ -12,7 +12,7 @@ use crate::abi::*;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::qp::{Device, Made};
+use crate::qp::{Made, QpOps};
 
 /// What a queue pair has besides its queues.
 pub struct Besides {
@@ -41,7 +41,7 @@ unsafe fn clean(qp: &Qp) {
     }
 }
 
-impl Device for Rxe {
+impl QpOps for Rxe {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
     type Besides = Besides;

@@ -8,9 +8,9 @@ use crate::abi::{ibv_cq, ibv_pd};
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::errno::Errno;
-use crate::srq::{Device, Made, Srq};
+use crate::srq::{Made, Srq, SrqOps};
 
-impl Device for Rxe {
+impl SrqOps for Rxe {
     type SharedQueue = RecvQueue;
     type SharedBesides = ();
 

@@ -5,9 +5,9 @@ use uverbs::{PdHandle, Udata};
 use super::Rxe;
 use crate::context::CtxRef;
 use crate::errno::Errno;
-use crate::pd::Device;
+use crate::pd::PdOps;
 
-impl Device for Rxe {
+impl PdOps for Rxe {
     type Thread = ();
 
     fn make_thread(_ctx: &CtxRef) -> Result<(), Errno> {
