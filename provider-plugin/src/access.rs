@@ -18,7 +18,7 @@ impl<'a> Section<'a> {
         fn enter_shared(lock: &BiasedLock) {
             lock.lock_shared();
         }
-        if !single && !lock.try_quick() {
+        if !single && !lock.try_fast() {
             enter_shared(lock);
         }
         Self { single, lock }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::mem::offset_of;
 
-use ring::{Mapping, Watched};
+use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Context;
 
 use crate::abi::{AllocUcontextResp, CLOCK_INFO_V1, ClockInfo, HAS_CORE_CLOCK};
@@ -21,9 +21,9 @@ const WORDS: usize = size_of::<ClockInfo>() / 8 - 1;
 #[derive(Debug)]
 pub struct Clock {
     /// The device's counter, and where in the page it is.
-    counter: Option<(Watched, usize)>,
+    counter: Option<(ReadOnlyMapping, usize)>,
     /// mlx5_core's record of both clocks.
-    info: Option<Watched>,
+    info: Option<ReadOnlyMapping>,
 }
 
 impl Clock {

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ring::{BlueFlame, Mapping, Watched};
+use ring::{BlueFlame, Mapping, ReadOnlyMapping};
 use uverbs::{Context, ContextInfo, Udata};
 
 use crate::Clock;
@@ -127,9 +127,9 @@ pub(crate) fn watch_command(
     context: &Context,
     command: u8,
     index: u16,
-) -> Result<Watched, CreateError> {
+) -> Result<ReadOnlyMapping, CreateError> {
     map_by(context, command, index, |fd, offset| {
-        Watched::new(fd, offset, Mapping::page_size())
+        ReadOnlyMapping::new(fd, offset, Mapping::page_size())
     })
 }
 

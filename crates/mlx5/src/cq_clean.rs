@@ -48,10 +48,10 @@ impl CompletionRing {
                 if let Some(shared) = &work.shared
                     && is_receive(op_own)
                 {
-                    let mut taking = shared.taking();
+                    let mut receives = shared.enter();
                     // One that was given back is not done.
-                    if !cqe.is_page_fault(op_own) || !taking.post_again(cqe.wqe_counter()) {
-                        taking.take(cqe.wqe_counter());
+                    if !cqe.is_page_fault(op_own) || !receives.post_again(cqe.wqe_counter()) {
+                        receives.take(cqe.wqe_counter());
                     }
                 }
                 continue;

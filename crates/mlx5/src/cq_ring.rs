@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, Glance, Owner};
+use ring::{DoorbellRecord, Owner, OwnerCheck};
 
 use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
 use crate::cqe::{CqeRef, Sink, decode, scatter};
@@ -45,7 +45,7 @@ pub struct CompletionRing {
     pub(crate) session: Session,
     consumed: DoorbellRecord,
     /// Where others look whether there is something to read.
-    glance: Arc<Glance>,
+    owner_check: Arc<OwnerCheck>,
     memory: Entries,
     /// Entries that were replaced, for those who may still be looking at them.
     retired: Vec<RetiredEntries>,
@@ -69,7 +69,7 @@ pub(crate) fn is_written(owner: u8, round: u8) -> bool {
 /// Whether a completion queue has something to read, without its lock.
 #[derive(Debug)]
 pub struct Look {
-    glance: Arc<Glance>,
+    owner_check: Arc<OwnerCheck>,
 }
 
 impl Look {
@@ -77,7 +77,7 @@ impl Look {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         const OWNER: usize = offset_of!(Cqe, op_own);
-        self.glance.is_empty::<OWNER>(is_written)
+        self.owner_check.is_empty::<OWNER>(is_written)
     }
 }
 
@@ -130,7 +130,7 @@ impl CompletionRing {
             qps: QpTable::default(),
             session: Session::default(),
             consumed: records.record(0),
-            glance: Arc::default(),
+            owner_check: Arc::default(),
             memory,
             retired: Vec::new(),
             records: Arc::new(records),
@@ -347,7 +347,7 @@ impl CompletionRing {
     fn post_again(&mut self, cqe: CqeRef) -> bool {
         let work = self.qps.receiver(cqe.uidx_field());
         work.and_then(|work| work.shared.as_ref())
-            .is_some_and(|shared| shared.taking().post_again(cqe.wqe_counter()))
+            .is_some_and(|shared| shared.enter().post_again(cqe.wqe_counter()))
     }
 
     /// Passes over the CQE that was reported as malformed.
@@ -368,11 +368,11 @@ impl CompletionRing {
         // First where to look, then what is the device's again: nobody is to
         // look at an entry that it may write anew.
         if self.session.left != 0 {
-            self.glance.suspend();
+            self.owner_check.suspend();
         } else {
             // SAFETY: entries that are replaced stay readable (`retired`), and
             // who looks does not outlive the ring (`look`).
-            unsafe { self.glance.publish(self.next.cast(), self.round) };
+            unsafe { self.owner_check.publish(self.next.cast(), self.round) };
         }
         self.consumed.publish(self.at & INDEX);
     }
@@ -383,7 +383,7 @@ impl CompletionRing {
     /// It is not used any more when the ring goes.
     pub unsafe fn look(&self) -> Look {
         Look {
-            glance: Arc::clone(&self.glance),
+            owner_check: Arc::clone(&self.owner_check),
         }
     }
 
@@ -393,7 +393,7 @@ impl CompletionRing {
         self.retired
             .try_reserve(1)
             .map_err(|_| CreateError::NoMemory)?;
-        self.glance.suspend();
+        self.owner_check.suspend();
         Ok(())
     }
 

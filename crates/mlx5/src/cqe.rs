@@ -323,7 +323,7 @@ fn complete_receive(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
 /// Completes a receive of a shared queue.
 #[inline(never)]
 fn complete_shared(shared: &SharedWork, slot: u16) -> Option<u64> {
-    shared.taking().take(slot)
+    shared.enter().take(slot)
 }
 
 #[inline(always)]
@@ -408,7 +408,7 @@ pub(crate) unsafe fn scatter(
         let work = receiver(qps, cqe)?;
         let outstanding = match &work.shared {
             None => work.receives.find(slot.into()).map(|found| found.wr_id),
-            Some(shared) => shared.taking().find(slot),
+            Some(shared) => shared.enter().find(slot),
         };
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.

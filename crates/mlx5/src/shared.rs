@@ -171,9 +171,9 @@ impl SharedWork {
 
     /// Takes the lock, for those who read completions.
     #[inline(always)]
-    pub(crate) fn taking(&self) -> TakingShared<'_> {
+    pub(crate) fn enter(&self) -> LockedWork<'_> {
         self.lock.lock();
-        TakingShared { work: self }
+        LockedWork { work: self }
     }
 
     /// The list, in the critical section.
@@ -189,7 +189,7 @@ impl SharedWork {
 
     #[cfg(test)]
     pub(crate) fn entry(&self, slot: u16) -> NonNull<u8> {
-        self.taking().list().entry(slot)
+        self.enter().list().entry(slot)
     }
 
     /// As [`crate::Work::scatter_receive`].
@@ -198,7 +198,7 @@ impl SharedWork {
     /// The receive in `slot` is outstanding, and its memory valid, as whoever
     /// posted it has said.
     pub(crate) unsafe fn scatter(&self, slot: u16, data: &[u8]) -> bool {
-        let entry = self.taking().list().segments(slot);
+        let entry = self.enter().list().segments(slot);
         let segments = (0..self.max_sge as usize).map(|i| {
             // SAFETY: inside the entry.
             unsafe { read_segment(entry.add(i).cast()) }
@@ -338,18 +338,18 @@ impl List {
 
 /// Receives that are taken, under the lock.
 #[derive(Debug)]
-pub(crate) struct TakingShared<'s> {
+pub(crate) struct LockedWork<'s> {
     work: &'s SharedWork,
 }
 
-impl Drop for TakingShared<'_> {
+impl Drop for LockedWork<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.work.lock.unlock();
     }
 }
 
-impl TakingShared<'_> {
+impl LockedWork<'_> {
     #[inline(always)]
     fn list(&mut self) -> &mut List {
         // SAFETY: the lock is this value's.

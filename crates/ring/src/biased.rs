@@ -1,4 +1,4 @@
-//! The lock of a shared queue that, as nearly all are, is used by one thread.
+//! A lock biased towards one thread, since most queues are used by one thread.
 
 use std::hint::cold_path;
 
@@ -11,37 +11,37 @@ use crate::{SpinLock, thread};
 /// No thread's mark.
 const NOBODY: usize = 0;
 
-/// How often in a row a thread must come before it gets the bias: whoever only
-/// fills a queue before another thread serves it does not.
+/// Consecutive acquisitions by one thread before it gets the bias; more than a
+/// thread needs that fills a queue for another.
 #[cfg(not(loom))]
 const ROW: u32 = 32;
 #[cfg(loom)]
 const ROW: u32 = 1;
 
-/// A lock for any thread that costs its usual one neither a locked instruction
-/// nor a barrier.
+/// A lock that costs the thread with the bias neither a locked instruction nor a
+/// barrier.
 ///
-/// A thread that has come often enough with no other in between gets the bias:
-/// from then on it enters and leaves by plain loads and stores
-/// ([`BiasedLock::try_quick`]). The first other thread to come takes the bias
-/// away, for good, at the price of one membarrier(2), some microseconds; then
-/// everybody goes by a [`SpinLock`].
+/// A thread gets the bias by enough consecutive acquisitions. From then on it locks
+/// and unlocks by plain loads and stores ([`BiasedLock::try_fast`]). The first
+/// other thread revokes the bias for good, by one membarrier(2) of some
+/// microseconds; from then on all threads use a [`SpinLock`].
 ///
-/// Taken and released by separate calls, which may be on different threads. It
-/// guards no value: the owner says what it stands for.
+/// Locked and unlocked by separate calls, which may be on different threads. It
+/// contains no value: the owner defines what it protects.
 #[derive(Debug)]
 pub struct BiasedLock {
-    /// The mark of the thread with the bias while it is out, [`NOBODY`] while
-    /// it is in or there is none. Anything else: the bias is gone.
+    /// Mark of the thread with the bias while it does not hold the lock; [`NOBODY`]
+    /// while it does, or if no thread has the bias. Other values: the bias is
+    /// revoked.
     key: AtomicUsize,
-    /// The bias is gone, or is going. Set under `spin`.
+    /// The bias is revoked, or being revoked. Set under `spin`.
     revoked: AtomicU32,
-    /// Whoever is in has `spin`. Written by that one only.
+    /// The holder has `spin`. Written by the holder only.
     by_spin: AtomicU32,
-    /// Who got the bias. Set once, under `spin`.
+    /// Mark of the thread that got the bias. Set once, under `spin`.
     owner: AtomicUsize,
     spin: SpinLock,
-    /// Who came last, and how often in a row; under `spin`.
+    /// The last thread, and its number of consecutive acquisitions; under `spin`.
     last: AtomicUsize,
     row: AtomicU32,
 }
@@ -53,7 +53,7 @@ impl Default for BiasedLock {
 }
 
 impl BiasedLock {
-    /// A free lock. Where there is no membarrier(2) nobody gets the bias.
+    /// Creates an unlocked lock. Without membarrier(2) no thread gets the bias.
     pub fn new() -> Self {
         Self {
             key: AtomicUsize::new(NOBODY),
@@ -66,56 +66,56 @@ impl BiasedLock {
         }
     }
 
-    /// Takes the lock if it is free and this thread's by bias. `false` says
-    /// nothing but that [`BiasedLock::lock`] is needed.
+    /// Takes the lock if it is free and this thread has the bias. If it returns
+    /// false, [`BiasedLock::lock`] is needed.
     ///
-    /// Loads and stores only. Released by [`BiasedLock::unlock_quick`] or
+    /// Loads and stores only. Released by [`BiasedLock::unlock_fast`] or
     /// [`BiasedLock::unlock`].
     #[inline(always)]
-    pub fn try_quick(&self) -> bool {
-        self.try_quick_as(thread::mark())
+    pub fn try_fast(&self) -> bool {
+        self.try_fast_as(thread::mark())
     }
 
     #[inline(always)]
-    fn try_quick_as(&self, me: usize) -> bool {
-        // Only the owner finds its mark, and not while a batch of its own is
-        // under way. Acquire: another thread may have released it in the
-        // owner's stead, or have been the owner, and ended.
+    fn try_fast_as(&self, me: usize) -> bool {
+        // Only the owner finds its mark, and only while it does not hold the lock.
+        // Acquire: another thread may have unlocked it for the owner, or have been
+        // the owner with this mark, and ended.
         if self.key.load(Ordering::Acquire) != me {
             return false;
         }
         self.key.store(NOBODY, Ordering::Relaxed);
-        // Against `revoke`: either that sees the store, and waits, or the load
-        // sees that the bias is gone.
+        // Against `revoke`: either it sees the store and waits, or the load below
+        // sees that the bias is revoked.
         asymmetric::light();
-        // Acquire: nothing of the critical section is done before.
+        // Acquire: the critical section begins after this.
         if self.revoked.load(Ordering::Acquire) == 0 {
             return true;
         }
         cold_path();
-        // Out, and not by its mark: it shall not come this way any more.
+        // Unlocked, and without the mark: the fast path is closed.
         self.key.store(!NOBODY, Ordering::Release);
         false
     }
 
-    /// Releases the lock after [`BiasedLock::try_quick`] has taken it.
+    /// Releases the lock after [`BiasedLock::try_fast`] has taken it.
     #[inline(always)]
-    pub fn unlock_quick(&self) {
+    pub fn unlock_fast(&self) {
         let owner = self.owner.load(Ordering::Relaxed);
-        // Release: the owner, who may not be this thread, and whoever takes the
-        // bias away see what was done under it.
+        // Release: the critical section is visible to the owner, which may be
+        // another thread, and to the thread that revokes the bias.
         self.key.store(owner, Ordering::Release);
     }
 
-    /// Takes the lock; waits for it if need be.
+    /// Takes the lock; waits for it if necessary.
     #[inline(always)]
     pub fn lock(&self) {
-        if !self.try_quick() {
+        if !self.try_fast() {
             self.lock_shared();
         }
     }
 
-    /// [`BiasedLock::lock`] when [`BiasedLock::try_quick`] has failed.
+    /// [`BiasedLock::lock`] when [`BiasedLock::try_fast`] has failed.
     #[inline(always)]
     pub fn lock_shared(&self) {
         if !self.try_spin() {
@@ -123,13 +123,13 @@ impl BiasedLock {
         }
     }
 
-    /// Takes the lock if it is free and the bias is gone: the quick way where
-    /// several threads come. `false` says nothing but that
-    /// [`BiasedLock::lock_shared`] is needed. Released by
+    /// Takes the lock if it is free and the bias is revoked: the fast path for
+    /// several threads. If it returns false, [`BiasedLock::lock_shared`] is needed.
+    /// Released by
     /// [`BiasedLock::unlock_spin`] or [`BiasedLock::unlock`].
     #[inline(always)]
     pub fn try_spin(&self) -> bool {
-        // Whoever is still waiting for the owner to be out has `spin`.
+        // A thread that still waits for the owner to unlock holds `spin`.
         let taken = self.is_revoked() && self.spin.try_lock();
         if taken {
             self.by_spin.store(1, Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl BiasedLock {
     /// As [`BiasedLock::lock`], by the thread of this mark.
     #[cfg(loom)]
     pub fn lock_as(&self, me: usize) {
-        if !self.try_quick_as(me) && !self.try_spin() {
+        if !self.try_fast_as(me) && !self.try_spin() {
             self.lock_by_spin(me);
         }
     }
@@ -157,7 +157,7 @@ impl BiasedLock {
     pub fn unlock(&self) {
         // SAFETY: only the holder writes this, and reads it.
         if unsafe { unshared(&self.by_spin) } == 0 {
-            self.unlock_quick();
+            self.unlock_fast();
         } else {
             cold_path();
             self.unlock_spin();
@@ -174,7 +174,7 @@ impl BiasedLock {
             backoff.snooze();
             #[cfg(loom)]
             loom::thread::yield_now();
-            if self.try_quick_as(me) {
+            if self.try_fast_as(me) {
                 return;
             }
         }

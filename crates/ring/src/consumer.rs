@@ -1,4 +1,4 @@
-//! The consuming role: the device fills slots, we empty them.
+//! The consumer of a ring whose producer is the device.
 
 use crate::Indices;
 use crate::primitive::{AtomicUsize, Ordering};
@@ -14,23 +14,22 @@ pub struct Span {
 
 /// Empties slots of a completion queue.
 ///
-/// The device's index is read once a batch ([`Consumer::available`]), and ours
-/// published once ([`Consumer::release`]). Ours is kept in process memory, and
-/// the shared word is a copy for the device: a batch need not wait for what the
-/// one before has just written there.
+/// The producer index is read once a batch ([`Consumer::available`]), and the
+/// consumer index published once ([`Consumer::release`]). The latter is kept in
+/// process memory, and the shared word is a copy for the device, so a batch does
+/// not wait for the previous batch's store.
 ///
-/// Nothing here needs exclusive access for memory safety; two callers at once
-/// would both be given the same entries, so the owner of the queue lets one in
-/// at a time.
+/// Memory safety does not need exclusive access; but two callers at once would get
+/// the same entries, so the owner of the queue serialises them.
 #[derive(Debug)]
 pub struct Consumer {
     indices: Indices,
-    /// Where we consume next. Ordered by what lets callers in one at a time.
+    /// Consumer index. Ordered by what serialises the callers.
     at: AtomicUsize,
 }
 
 impl Consumer {
-    /// Takes up the consuming role where the shared indices stand.
+    /// Creates a consumer that continues at the shared indices.
     pub fn new(indices: Indices) -> Self {
         Self {
             at: AtomicUsize::new(indices.own_consumer()),
@@ -38,13 +37,13 @@ impl Consumer {
         }
     }
 
-    /// The arithmetic and the shared words.
+    /// Returns the index arithmetic and the shared words.
     #[inline(always)]
     pub fn indices(&self) -> &Indices {
         &self.indices
     }
 
-    /// The entries that are there now. They may be read until released.
+    /// Returns the available entries. They may be read until released.
     #[inline(always)]
     pub fn available(&self) -> Span {
         Span {
@@ -53,30 +52,30 @@ impl Consumer {
         }
     }
 
-    /// How far the device has come by now, to lengthen a span.
+    /// Returns the current producer index, to extend a span.
     #[inline(always)]
     pub fn produced(&self) -> usize {
         self.indices.produced_by_device()
     }
 
-    /// Gives the slots before `at` back to the device.
+    /// Releases the slots before `at` to the device.
     #[inline(always)]
     pub fn release(&self, at: usize) {
         self.at.store(at, Ordering::Relaxed);
         self.indices.publish_consumer(at);
     }
 
-    /// Arms the queue and looks again, in that order, as one act: entries that
-    /// came before the queue was armed raise no event, so whoever arms and
-    /// then sleeps without looking sleeps on them.
+    /// Arms the queue, then checks it again: entries that arrived before the queue
+    /// was armed raise no event, and a caller that sleeps without the check could
+    /// miss them.
     ///
-    /// `arm` asks the device for an event. Returns whether entries are there;
-    /// only if not may the caller wait.
+    /// `arm` requests the event. Returns whether there are entries; only if not may
+    /// the caller wait.
     ///
     /// # Errors
     /// Those of `arm`.
     #[inline]
-    pub fn arm_and_look<E>(&self, arm: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+    pub fn arm_and_check<E>(&self, arm: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
         arm()?;
         let span = self.available();
         Ok(span.at != span.end)

@@ -4,28 +4,26 @@
 //! A ring is a header with two indices and an array of entries. One side
 //! writes entries and moves the producer index; the other reads them and moves
 //! the consumer index. Who is on the other side (here the rdma_rxe driver) is
-//! not trusted: an index is masked on every read, the geometry is checked
+//! untrusted: an index is masked on every read, the geometry is checked
 //! against the mapping once and never read again, and no reference to an entry
-//! is ever made. What an entry means is the device crates' affair.
+//! is ever made. The meaning of entries belongs to the device crates.
 //!
 //! - [`order`]: the barriers, by purpose;
 //! - [`Header`], [`Indices`]: the protocol on plain index values;
 //! - [`Ring`]: header and entries in a [`Mapping`];
 //! - [`Producer`], [`Consumer`]: the two roles that a process plays;
-//! - [`Peek`]: "is it empty?" without the consumer's lock;
-//! - [`Glance`]: the same of a queue whose entries say whose they are;
-//! - [`BlueFlame`]: a device's register that takes doorbells and whole entries;
-//! - [`DeviceWords`]: a device's own memory, as far as the process sees it;
-//! - [`Watched`]: counters and records that are read only, of a device or a
-//!   driver that changes them;
-//! - [`DoorbellRecord`], [`Owner`]: the words of a queue in the process's own
-//!   memory by which it and a device keep in step;
-//! - [`Outstanding`]: which work requests a device has, for the thread that
-//!   posts and the one that reads completions;
-//! - [`BiasedLock`]: what a shared queue is guarded with, nearly free for the
-//!   thread that uses it alone; [`SpinLock`] below it;
-//! - [`Sequences`], [`Epoch`], [`Hint`]: what threads of one process share
-//!   beside a queue.
+//! - [`IndexCheck`]: emptiness of a ring, without the consumer's lock;
+//! - [`OwnerCheck`]: the same for a queue with owner bits;
+//! - [`BlueFlame`]: doorbell register that also takes whole WQEs;
+//! - [`DeviceWords`]: device memory mapped into the process;
+//! - [`ReadOnlyMapping`]: counters and records that a device or a driver changes;
+//! - [`DoorbellRecord`], [`Owner`]: words of a queue in the process's memory that
+//!   synchronise it with a device;
+//! - [`Outstanding`]: identifiers of outstanding work requests;
+//! - [`BiasedLock`]: lock of a shared queue, nearly free for a thread that uses it
+//!   alone; [`SpinLock`] below it;
+//! - [`Sequences`], [`Epoch`], [`Hint`]: state that threads of one process share
+//!   about a queue.
 
 mod asymmetric;
 mod biased;
@@ -34,24 +32,24 @@ mod blue_flame;
 mod consumer;
 #[cfg(not(loom))]
 mod device_words;
-mod glance;
 mod header;
+mod index_check;
 mod lock;
 #[cfg(not(loom))]
 mod mapping;
 pub mod order;
 mod outstanding;
+mod owner_check;
 mod pair;
-mod peek;
 mod primitive;
 mod producer;
+#[cfg(not(loom))]
+mod read_only_mapping;
 mod record;
 #[cfg(not(loom))]
 mod ring;
 mod sequence;
 mod thread;
-#[cfg(not(loom))]
-mod watched;
 
 pub use biased::BiasedLock;
 #[cfg(not(loom))]
@@ -59,18 +57,18 @@ pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
 #[cfg(not(loom))]
 pub use device_words::DeviceWords;
-pub use glance::Glance;
 pub use header::{Header, Indices};
+pub use index_check::IndexCheck;
 pub use lock::SpinLock;
 #[cfg(not(loom))]
 pub use mapping::{Mapping, Retired};
-pub use outstanding::{Found, Outstanding, OutstandingSlots};
+pub use outstanding::{Outstanding, OutstandingRequest, OutstandingSlots};
+pub use owner_check::OwnerCheck;
 pub use pair::write_pair;
-pub use peek::Peek;
 pub use producer::Producer;
+#[cfg(not(loom))]
+pub use read_only_mapping::ReadOnlyMapping;
 pub use record::{DoorbellRecord, Owner};
 #[cfg(not(loom))]
 pub use ring::{GeometryError, Ring, Slots};
 pub use sequence::{Epoch, Hint, Sequences};
-#[cfg(not(loom))]
-pub use watched::Watched;

@@ -129,7 +129,7 @@ impl Mapping {
 
     /// Gives the driver's memory back but keeps the first page's address
     /// readable, as zeros, for threads that may still be looking at the header
-    /// through a [`crate::Peek`]. Costs a page of address space, no memory.
+    /// through a [`crate::IndexCheck`]. Costs a page of address space, no memory.
     pub fn retire(mut self) -> Retired {
         let page = MmapOptions::page_size();
         if self.map.size() > page {
@@ -141,7 +141,7 @@ impl Mapping {
 
     /// Gives the memory back but keeps all of its addresses readable, as zeros,
     /// for threads that may still be looking there through a
-    /// [`crate::Glance`]. Costs address space, no memory.
+    /// [`crate::OwnerCheck`]. Costs address space, no memory.
     pub fn retire_whole(self) -> Retired {
         let overlaid = MmapOptions::new(self.map.size())
             .map_err(to_io)

@@ -41,7 +41,7 @@ pub fn own(index: &AtomicU32) -> u32 {
 /// Reads, without the lock, an index that another thread of this process
 /// publishes under the lock.
 ///
-/// Acquire: what is looked at next (the ring's identity in [`crate::Peek`]) is
+/// Acquire: what is looked at next (the ring's identity in [`crate::IndexCheck`]) is
 /// not read earlier.
 #[inline(always)]
 pub fn from_owner(index: &AtomicU32) -> u32 {

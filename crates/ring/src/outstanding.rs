@@ -1,33 +1,33 @@
-//! Which work requests a device has.
+//! Outstanding work requests of a queue.
 
 use std::ptr::NonNull;
 
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// The identifiers of the work requests that a device has, by the slot that it
-/// names in their completions.
+/// Identifiers of outstanding work requests, by the slot that their completions
+/// name.
 ///
-/// The thread that posts and the one that reads completions hold different
-/// locks, or none. Between them are the device (entry, doorbell, completion)
-/// and, back again, the count here of what has completed.
+/// The thread that posts and the one that polls hold different locks, or none.
+/// The poster's stores reach the poller through the device (WQE, doorbell, CQE);
+/// in the other direction the count of completed work requests orders them.
 ///
-/// Whatever slot a completion names, what is found there is outstanding, or
-/// nothing is.
+/// Whatever slot a completion names, [`find`](Self::find) returns an outstanding
+/// work request or nothing.
 #[derive(Debug)]
 pub struct Outstanding {
     slots: Box<[Slot]>,
-    /// One less than there are slots.
+    /// Number of slots less one.
     mask: usize,
-    /// Work requests that have completed, as the mark of the last one says.
+    /// Number of completed work requests: the mark of the last one.
     completed: AtomicU32,
 }
 
-/// As large as the machine writes at once.
+/// Sized so that the processor can store it by one instruction.
 #[derive(Debug)]
 #[repr(C, align(16))]
 struct Slot {
     wr_id: AtomicU64,
-    /// How many will have completed when this one has.
+    /// Number of completed work requests once this one completes.
     mark: AtomicU32,
     _rest: AtomicU32,
 }
@@ -41,16 +41,16 @@ impl Slot {
         self.mark.store(mark, Ordering::Relaxed);
     }
 
-    /// Stores both words, relaxed, by one instruction: what is posted waits for
+    /// Stores both words, relaxed, by one instruction: posting is bound by its
     /// stores.
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     #[inline(always)]
     fn store(&self, wr_id: u64, mark: u32) {
         const _: () = assert!(size_of::<Slot>() == 16);
         let pair = crate::pair::pair_of(wr_id, u64::from(mark));
-        // SAFETY: the slot is 16 bytes, all of them atomics and aligned to as
-        // many; to whoever reads, this is two relaxed stores, as the processor
-        // stores neither word in parts.
+        // SAFETY: the slot is 16 bytes of atomics, aligned to 16; for other
+        // threads this is two relaxed stores, since the processor tears neither
+        // word.
         unsafe {
             core::arch::asm!(
                 "movaps xmmword ptr [{slot}], {pair}",
@@ -62,17 +62,17 @@ impl Slot {
     }
 }
 
-/// A work request that is outstanding.
+/// An outstanding work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct OutstandingRequest {
     /// Its identifier.
     pub wr_id: u64,
     mark: u32,
 }
 
 impl Outstanding {
-    /// For `slots` slots, rounded up to a power of two; none for lack of
-    /// memory.
+    /// Creates a table of `slots` slots, rounded up to a power of two; `None` if
+    /// memory is short.
     pub fn new(slots: u32) -> Option<Self> {
         let slots = slots.max(1).checked_next_power_of_two()? as usize;
         let mut all = Vec::new();
@@ -91,20 +91,20 @@ impl Outstanding {
 
     #[inline(always)]
     fn slot(&self, slot: u32) -> &Slot {
-        // SAFETY: there are a power of two of them, so that the mask keeps any
-        // number inside.
+        // SAFETY: the number of slots is a power of two, so the mask keeps any
+        // number in bounds.
         unsafe { self.slots.get_unchecked(slot as usize & self.mask) }
     }
 
-    /// Remembers a work request, of which there have been `mark` with this
-    /// one. Before the device has it; by whoever posts.
+    /// Records a work request, the `mark`th of the queue. Called by the poster,
+    /// before the device sees the work request.
     #[inline(always)]
     pub fn post(&self, slot: u32, wr_id: u64, mark: u32) {
-        // Relaxed: the device is between this and whoever reads it.
+        // Relaxed: the device orders this before the poller's loads.
         self.slot(slot).store(wr_id, mark);
     }
 
-    /// The slots, for a poster that knows which is inside.
+    /// Returns the slots, for a poster that keeps slot numbers in bounds itself.
     pub fn slots(&self) -> OutstandingSlots {
         OutstandingSlots {
             first: NonNull::from(&*self.slots).cast(),
@@ -114,51 +114,52 @@ impl Outstanding {
     /// The work request in a slot, if one is outstanding there. By whoever
     /// reads completions.
     #[inline(always)]
-    pub fn find(&self, slot: u32) -> Option<Found> {
+    pub fn find(&self, slot: u32) -> Option<OutstandingRequest> {
         let slot = self.slot(slot);
         let mark = slot.mark.load(Ordering::Relaxed);
         let ahead = mark.wrapping_sub(self.completed.load(Ordering::Relaxed));
         // What is outstanding will be the next to complete, or one of as many
         // as there are slots.
-        (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| Found {
+        (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| OutstandingRequest {
             wr_id: slot.wr_id.load(Ordering::Relaxed),
             mark,
         })
     }
 
-    /// A work request has completed and, with it, all that were posted before
-    /// it: their slots are the poster's again. By whoever reads completions.
+    /// Marks a work request and all posted before it as completed; their slots may
+    /// be reused. Called by the poller.
     #[inline(always)]
-    pub fn complete(&self, found: Found) {
-        // Release: what was read of the slot, and of the entry, was read
-        // before the poster uses it again.
+    pub fn complete(&self, found: OutstandingRequest) {
+        // Release: reads of the slot and of the WQE precede the poster's reuse of
+        // them.
         self.completed.store(found.mark, Ordering::Release);
     }
 
-    /// Writes something down in a slot that a work request takes besides the
-    /// one that its completion names, for as long as it is outstanding. `mark`
-    /// is that of the work request. By whoever posts.
+    /// Stores a value in a further slot that a work request occupies, in addition
+    /// to the one that its completion names. `mark` is that of the work request.
+    /// Called by the poster.
     #[inline(always)]
     pub fn note(&self, slot: u32, what: u64, mark: u32) {
-        // As if it had completed a whole round ago: nothing is found here.
+        // A mark of the previous round, so that `find` finds nothing here.
         let mark = mark.wrapping_sub(self.slots.len() as u32);
         self.post(slot, what, mark);
     }
 
-    /// What was written down there. By whoever reads completions.
+    /// Returns the value stored by [`note`](Self::note). Called by the poller.
     #[inline(always)]
     pub fn noted(&self, slot: u32) -> u64 {
         self.slot(slot).wr_id.load(Ordering::Relaxed)
     }
 
-    /// How many have completed. By whoever posts.
+    /// Returns the number of completed work requests. Called by the poster.
     #[inline(always)]
     pub fn completed(&self) -> u32 {
         // Acquire: see `complete`.
         self.completed.load(Ordering::Acquire)
     }
 
-    /// Forgets all: the queue starts anew. Nobody else uses it meanwhile.
+    /// Empties the table, for a queue that was reset. No other thread may use it
+    /// meanwhile.
     pub fn reset(&self) {
         for slot in &self.slots {
             slot.mark.store(0, Ordering::Relaxed);
@@ -173,7 +174,7 @@ pub struct OutstandingSlots {
     first: NonNull<Slot>,
 }
 
-// SAFETY: they are atomics.
+// SAFETY: the slots consist of atomics.
 unsafe impl Send for OutstandingSlots {}
 // SAFETY: as above.
 unsafe impl Sync for OutstandingSlots {}
@@ -182,11 +183,11 @@ impl OutstandingSlots {
     /// As [`Outstanding::post`].
     ///
     /// # Safety
-    /// What they are of is there, where it was, and was made for more than
-    /// `slot`.
+    /// The [`Outstanding`] must still exist, not have moved, and have more than
+    /// `slot` slots.
     #[inline(always)]
     pub unsafe fn post(self, slot: usize, wr_id: u64, mark: u32) {
-        // SAFETY: as the caller says. Relaxed: see `Outstanding::post`.
+        // SAFETY: guaranteed by the caller. Relaxed: see `Outstanding::post`.
         unsafe { self.first.add(slot).as_ref() }.store(wr_id, mark);
     }
 }

@@ -1,4 +1,4 @@
-//! The producing role: we fill slots, the device empties them.
+//! The producer of a ring whose consumer is the device.
 
 use crate::Indices;
 
@@ -6,25 +6,24 @@ use crate::Indices;
 ///
 /// A batch works on plain positions: start at [`Producer::tail`], ask
 /// [`Producer::has_room`] before each slot, step with [`Indices::next`], and
-/// [`Producer::publish`] once. What was not published never happened.
+/// [`Producer::publish`] once. The device sees nothing that was not published.
 ///
-/// Plain values: a loop works on a copy, and puts it back to keep what it saw.
+/// A plain value: a loop works on a copy, and stores it back to keep the device
+/// index that it read.
 ///
 /// Thread rule: one caller at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Producer {
     indices: Indices,
-    /// The first slot that the device has not been given: our index, of which
-    /// the shared word is a copy for the device.
+    /// Producer index; the shared word is a copy for the device.
     tail: usize,
-    /// The device's index when it was last read. Reading it again can only
-    /// find more room, so it is read when there seems to be none: a full
-    /// queue costs the shared cache line, a queue with room does not.
+    /// Consumer index when it was last read. A later value can only leave more
+    /// room, so it is read again only if there seems to be none.
     seen: usize,
 }
 
 impl Producer {
-    /// Takes up the producing role where the shared indices stand.
+    /// Creates a producer that continues at the shared indices.
     pub fn new(indices: Indices) -> Self {
         Self {
             tail: indices.own_producer(),
@@ -33,43 +32,44 @@ impl Producer {
         }
     }
 
-    /// The arithmetic and the shared words.
+    /// Returns the index arithmetic and the shared words.
     #[inline(always)]
     pub fn indices(&self) -> &Indices {
         &self.indices
     }
 
-    /// The first slot that the device has not been given.
+    /// Returns the first unpublished slot.
     #[inline(always)]
     pub fn tail(&self) -> usize {
         self.tail
     }
 
-    /// The slot after `at` if `at` may be filled, as far as is known without
-    /// looking at the device's index again. What it says yes to is so.
+    /// Returns the slot after `at` if the cached consumer index leaves room for
+    /// `at`.
     #[inline(always)]
-    pub fn after_if_room(&self, at: usize) -> Option<usize> {
+    pub fn next_if_room(&self, at: usize) -> Option<usize> {
         let next = self.indices.next(at);
         (next != self.seen).then_some(next)
     }
 
-    /// The slot after `at` if `at` may be filled. One slot always stays free.
+    /// Returns the slot after `at` if `at` may be filled. One slot always stays
+    /// free.
     #[inline(always)]
     pub fn after(&mut self, at: usize) -> Option<usize> {
-        if let after @ Some(_) = self.after_if_room(at) {
+        if let after @ Some(_) = self.next_if_room(at) {
             return after;
         }
         self.seen = self.indices.consumed_by_device();
-        self.after_if_room(at)
+        self.next_if_room(at)
     }
 
-    /// Whether slot `at` may be filled.
+    /// Returns whether slot `at` may be filled.
     #[inline(always)]
     pub fn has_room(&mut self, at: usize) -> bool {
         self.after(at).is_some()
     }
 
-    /// Hands the slots before `at` to the device.
+    /// Publishes the slots before `at` to the device.
     #[inline(always)]
     pub fn publish(&mut self, at: usize) {
         self.tail = at;

@@ -1,12 +1,12 @@
-//! The words by which a process and a device keep in step over queues in the
-//! process's own memory.
+//! Words that synchronise a process and a device over queues in the process's
+//! memory.
 
 use std::ptr::NonNull;
 
 use crate::order;
 use crate::primitive::{AtomicU8, AtomicU32};
 
-/// A doorbell record: a word, big-endian, that this side writes and the device
+/// A doorbell record: a big-endian word that the process writes and the device
 /// reads.
 #[derive(Clone, Copy, Debug)]
 pub struct DoorbellRecord(NonNull<AtomicU32>);
@@ -26,15 +26,15 @@ impl DoorbellRecord {
         Self(at.cast())
     }
 
-    /// Tells the device; every entry written (or read) before is finished when
-    /// it sees the value.
+    /// Publishes an index: when the device sees it, all entries written (or read)
+    /// before are complete.
     #[inline(always)]
     pub fn publish(&self, value: u32) {
         // SAFETY: valid by the contract of `new`.
         order::doorbell_record(unsafe { self.0.as_ref() }, value.to_be());
     }
 
-    /// What was published last. Any thread: it may be over.
+    /// Returns the last published value. Any thread; it may be outdated.
     #[inline(always)]
     pub fn published(&self) -> u32 {
         // SAFETY: valid by the contract of `new`.
@@ -42,7 +42,7 @@ impl DoorbellRecord {
     }
 }
 
-/// The byte at which an entry says whose it is.
+/// The byte of a CQE that contains the owner bit.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner(NonNull<AtomicU8>);
 
@@ -56,7 +56,7 @@ impl Owner {
         Self(at.cast())
     }
 
-    /// Reads it; if it says that the device has written the entry, so it has.
+    /// Reads the byte. If it shows a new entry, the whole entry is visible.
     #[inline(always)]
     pub fn look(&self) -> u8 {
         // SAFETY: valid by the contract of `new`.

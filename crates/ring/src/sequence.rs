@@ -1,4 +1,4 @@
-//! Words that two threads of one process share beside a queue.
+//! Words that threads of one process share about a queue.
 
 use crossbeam_utils::CachePadded;
 
@@ -9,9 +9,9 @@ use crate::primitive::{AtomicU32, Ordering};
 /// thread: how many entries were ever produced, and how many consumed.
 ///
 /// They run freely and wrap; the difference is the number of entries that are
-/// there. Each side publishes its own counter and looks at the other's: an
-/// acquire or a release, never a read-modify-write. What the entries are, and
-/// that there is only one caller on either side, is the owner's affair.
+/// there. Each side publishes its own counter and reads the other's: an acquire or
+/// a release, never a read-modify-write. The owner must let in one caller on either
+/// side.
 #[derive(Debug)]
 pub struct Sequences {
     produced: CachePadded<AtomicU32>,
@@ -38,45 +38,45 @@ impl Sequences {
         }
     }
 
-    /// For the consumer: what has been produced, entries included.
+    /// Returns the number produced, for the consumer: those entries are visible.
     #[inline(always)]
     pub fn produced(&self) -> u32 {
         order::from_device(&self.produced)
     }
 
-    /// For the producer: what has been consumed; those places are free.
+    /// Returns the number consumed, for the producer: those slots are free.
     #[inline(always)]
     pub fn consumed(&self) -> u32 {
         order::from_device(&self.consumed)
     }
 
-    /// The producer reads its own counter back.
+    /// Returns the producer's own counter.
     #[inline(always)]
     pub fn own_produced(&self) -> u32 {
         order::own(&self.produced)
     }
 
-    /// The consumer reads its own counter back.
+    /// Returns the consumer's own counter.
     #[inline(always)]
     pub fn own_consumed(&self) -> u32 {
         order::own(&self.consumed)
     }
 
-    /// The producer hands over all entries before `count`.
+    /// Publishes all entries before `count` to the consumer.
     #[inline(always)]
     pub fn publish_produced(&self, count: u32) {
         order::to_device(&self.produced, count);
     }
 
-    /// The consumer gives back all places before `count`.
+    /// Releases all slots before `count` to the producer.
     #[inline(always)]
     pub fn publish_consumed(&self, count: u32) {
         order::to_device(&self.consumed, count);
     }
 }
 
-/// A count of changes that a reader compares with the one it saw last: "is what
-/// I copied still so?" costs it one load, and no lock.
+/// A count of changes. A reader compares it with the count it saw last: checking
+/// whether its copy is current takes one load and no lock.
 #[derive(Debug)]
 pub struct Epoch {
     changes: AtomicU32,
@@ -89,47 +89,46 @@ impl Default for Epoch {
 }
 
 impl Epoch {
-    /// No change so far.
+    /// Creates a count of zero.
     pub fn new() -> Self {
         Self {
             changes: AtomicU32::new(0),
         }
     }
 
-    /// The count now. Changes made before it was raised to this are seen.
+    /// Returns the count. Changes made before it was reached are visible.
     #[inline(always)]
     pub fn now(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Something has changed. Called after the change, by any thread.
+    /// Counts a change. Called after the change, by any thread.
     pub fn advance(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 }
 
-/// A small number that says how something stands, set and looked at by any
-/// thread. It orders nothing: it is a hint, and what it says may be over.
+/// A number that any thread sets and reads. It orders nothing, and may be outdated.
 #[derive(Debug)]
 pub struct Hint {
     value: AtomicU32,
 }
 
 impl Hint {
-    /// A hint that says `value`.
+    /// Creates a hint.
     pub fn new(value: u32) -> Self {
         Self {
             value: AtomicU32::new(value),
         }
     }
 
-    /// What was said last.
+    /// Returns the last value.
     #[inline(always)]
     pub fn get(&self) -> u32 {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// Says `value` from now on.
+    /// Sets the value.
     #[inline(always)]
     pub fn set(&self, value: u32) {
         self.value.store(value, Ordering::Relaxed);

@@ -51,22 +51,22 @@ impl Guarded {
 #[test]
 fn the_bias_is_given_and_taken_away() {
     let guarded = Guarded::new();
-    assert!(!guarded.lock.try_quick(), "nobody has the bias yet");
+    assert!(!guarded.lock.try_fast(), "nobody has the bias yet");
     (0..1000).for_each(|_| guarded.add());
-    if !guarded.lock.try_quick() {
+    if !guarded.lock.try_fast() {
         eprintln!("no membarrier(2) here: no bias");
         return;
     }
-    assert!(!guarded.lock.try_quick(), "it is taken");
-    guarded.lock.unlock_quick();
+    assert!(!guarded.lock.try_fast(), "it is taken");
+    guarded.lock.unlock_fast();
     thread::scope(|scope| {
-        scope.spawn(|| assert!(!guarded.lock.try_quick()));
+        scope.spawn(|| assert!(!guarded.lock.try_fast()));
     });
     thread::scope(|scope| {
         scope.spawn(|| guarded.add());
     });
     (0..1000).for_each(|_| guarded.add());
-    assert!(!guarded.lock.try_quick(), "the bias comes back");
+    assert!(!guarded.lock.try_fast(), "the bias comes back");
 }
 
 /// A batch may end on another thread than it began on, and an owner that is in

@@ -9,8 +9,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ringverbs_ring::{
-    BiasedLock, Consumer, Epoch, Header, Indices, Outstanding, Peek, Producer, Sequences, SpinLock,
-    order,
+    BiasedLock, Consumer, Epoch, Header, IndexCheck, Indices, Outstanding, Producer, Sequences,
+    SpinLock, order,
 };
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
@@ -191,7 +191,7 @@ fn no_wake_up_is_lost_between_arm_and_look() {
         let consumer = Consumer::new(shared.indices());
         let mut seen = 0;
         while seen < 2 {
-            if !consumer.arm_and_look(|| notifier.arm()).unwrap() {
+            if !consumer.arm_and_check(|| notifier.arm()).unwrap() {
                 notifier.wait();
             }
             let mut span = consumer.available();
@@ -216,7 +216,7 @@ fn a_resize_never_looks_empty() {
         let new = Shared::new(4);
         old.header.publish_producer(1);
         // SAFETY: both rings outlive the value; the Arcs are held to the end.
-        let peek = Arc::new(unsafe { Peek::new(&old.indices()) });
+        let peek = Arc::new(unsafe { IndexCheck::new(&old.indices()) });
         let resizer = {
             let (old, new, peek) = (old.clone(), new.clone(), peek.clone());
             thread::spawn(move || {
@@ -245,7 +245,7 @@ fn an_unlocked_look_after_arming_misses_nothing() {
         shared.write(0, 1);
         shared.header.publish_producer(1);
         // SAFETY: the Arc is held to the end.
-        let peek = Arc::new(unsafe { Peek::new(&shared.indices()) });
+        let peek = Arc::new(unsafe { IndexCheck::new(&shared.indices()) });
         let notifier = Arc::new(Notifier {
             armed: Mutex::new(false),
             raised: Mutex::new(0),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use ringverbs_ring::{Consumer, Header, Mapping, Peek, Producer, Ring};
+use ringverbs_ring::{Consumer, Header, IndexCheck, Mapping, Producer, Ring};
 
 const PAGE: usize = 4096;
 
@@ -95,7 +95,7 @@ fn a_retired_ring_reads_as_empty_and_gives_its_memory_back() {
     let ring = Ring::new(map(&file, size), 48).unwrap();
     let header = ring.indices().header_ptr();
     // SAFETY: retired below, before the value is used again.
-    let peek = unsafe { Peek::new(&ring.indices()) };
+    let peek = unsafe { IndexCheck::new(&ring.indices()) };
     // SAFETY: mapped.
     unsafe { header.as_ref() }.publish_producer(7);
     assert!(!peek.is_empty());

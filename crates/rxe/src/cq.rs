@@ -1,6 +1,6 @@
 //! Completion queues: the kernel object and its mapped ring.
 
-use ring::{Peek, Retired};
+use ring::{IndexCheck, Retired};
 use uverbs::{ContextRef, Cq, CqInit};
 
 use crate::abi::{self, MmapInfo};
@@ -16,7 +16,7 @@ pub struct CompletionQueue<C: ContextRef> {
     /// The entries and the cursor over them.
     pub ring: CompletionRing,
     /// Whether the queue is empty, without the lock.
-    pub peek: Peek,
+    pub peek: IndexCheck,
     /// What is left of rings that were replaced by a resize, for threads that
     /// may still be looking at them through `peek`.
     pub retired: Vec<Retired>,
@@ -41,7 +41,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         Ok(Self {
             // SAFETY: the ring's memory lives in the same value, and is
             // retired, not unmapped, when a resize replaces it.
-            peek: unsafe { Peek::new(ring.consumer().indices()) },
+            peek: unsafe { IndexCheck::new(ring.consumer().indices()) },
             ring,
             retired: Vec::new(),
             object,
@@ -60,7 +60,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     pub fn resize(
         object: &Cq<C>,
         ring: &mut CompletionRing,
-        peek: &Peek,
+        peek: &IndexCheck,
         retired: &mut Vec<Retired>,
         cqe: u32,
     ) -> Result<u32, CreateError> {

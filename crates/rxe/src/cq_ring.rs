@@ -40,7 +40,7 @@ impl CompletionRing {
         }
     }
 
-    /// The consuming side of the ring: arming, and [`ring::Peek`].
+    /// The consuming side of the ring: arming, and [`ring::IndexCheck`].
     pub fn consumer(&self) -> &Consumer {
         &self.consumer
     }

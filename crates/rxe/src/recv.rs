@@ -83,7 +83,7 @@ impl RecvQueue {
         // Fast path: one element.
         if let [sge] = list
             && sge.length <= MAX_MESSAGE
-            && let Some(after) = self.producer.after_if_room(self.next)
+            && let Some(after) = self.producer.next_if_room(self.next)
         {
             let entry = self.entry();
             // SAFETY: an entry of the ring that is not the device's, with room for

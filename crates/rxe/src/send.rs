@@ -98,7 +98,7 @@ impl SendQueue {
         // Fast path: a connection's send, write or read of one element or one
         // short piece of inline data.
         if let (Destination::Connected, Operands::None) = (wr.destination, wr.operands)
-            && let Some(after) = self.producer.after_if_room(self.next)
+            && let Some(after) = self.producer.next_if_room(self.next)
         {
             let entry = self.entry();
             match wr.data {

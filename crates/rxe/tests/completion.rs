@@ -292,14 +292,14 @@ fn absurd_indices_lead_nowhere_else() {
 fn arming_looks_again() {
     let (driver, ring) = ring();
     let consumer = ring.consumer();
-    assert_eq!(consumer.arm_and_look(|| Ok::<_, ()>(())), Ok(false));
+    assert_eq!(consumer.arm_and_check(|| Ok::<_, ()>(())), Ok(false));
     // It comes as the queue is armed: no event will tell of it.
-    let late = consumer.arm_and_look(|| {
+    let late = consumer.arm_and_check(|| {
         raise(&driver, 1);
         Ok::<_, ()>(())
     });
     assert_eq!(late, Ok(true));
-    assert_eq!(consumer.arm_and_look(|| Err(5)), Err(5));
+    assert_eq!(consumer.arm_and_check(|| Err(5)), Err(5));
 }
 
 /// What a reader may do.

@@ -3,7 +3,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 
-use ring::{Peek, Retired, Span};
+use ring::{IndexCheck, Retired, Span};
 use rxe::{CompletionQueue, CompletionRing, WorkCompletion};
 use uverbs::CqInit;
 
@@ -18,7 +18,7 @@ use crate::errno::Errno;
 /// The kernel's entries and the cursor over them.
 #[repr(C)]
 pub struct Completions {
-    peek: Peek,
+    peek: IndexCheck,
     ring: UnsafeCell<CompletionRing>,
     /// Where the batch between start_poll and end_poll stands.
     span: UnsafeCell<Span>,

@@ -26,7 +26,7 @@ fn next(shared: &SharedWork, slot: u16) -> u16 {
 
 /// The receive in a slot, if one is outstanding there.
 fn find(shared: &SharedWork, slot: u16) -> Option<u64> {
-    shared.taking().find(slot)
+    shared.enter().find(slot)
 }
 
 #[test]

@@ -539,7 +539,7 @@ impl CompletionQueue {
                 what: "a completion queue without a channel cannot be armed",
             });
         }
-        self.ring.arm_and_look(&self.shared.object, solicited_only)
+        self.ring.arm_and_check(&self.shared.object, solicited_only)
     }
 
     /// Delays events until there are `count` completions or `period` microseconds

@@ -76,8 +76,8 @@ impl CompletionRing {
     }
 
     /// Arms the queue, then returns whether there is a completion.
-    pub fn arm_and_look(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
-        for_device!(self, ring => ring.arm_and_look(object, solicited_only))
+    pub fn arm_and_check(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
+        for_device!(self, ring => ring.arm_and_check(object, solicited_only))
     }
 
     pub fn capacity(&self) -> u32 {

@@ -1,6 +1,6 @@
 //! rdma_rxe's objects: the kernel makes the queues, and they are mapped.
 
-use ring::{Peek, Retired, Span};
+use ring::{IndexCheck, Retired, Span};
 use uverbs::{Cq, CqInit, PdHandle, PostError, QpCap, QpInit, Sge, Srq, SrqInit, SrqModify, Udata};
 
 use super::send::addressed;
@@ -86,7 +86,7 @@ impl SendQueue {
 #[derive(Debug)]
 pub(crate) struct CompletionRing {
     ring: ::rxe::CompletionRing,
-    peek: Peek,
+    peek: IndexCheck,
     /// Remains of mappings that a resize has replaced.
     retired: Vec<Retired>,
 }
@@ -141,8 +141,8 @@ impl CompletionRing {
         self.ring.consumer().release(span.at);
     }
 
-    pub fn arm_and_look(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
-        (self.ring.consumer()).arm_and_look(|| Ok(object.req_notify(solicited_only)?))
+    pub fn arm_and_check(&mut self, object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
+        (self.ring.consumer()).arm_and_check(|| Ok(object.req_notify(solicited_only)?))
     }
 
     pub fn capacity(&self) -> u32 {

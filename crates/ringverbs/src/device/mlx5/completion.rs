@@ -236,7 +236,7 @@ impl CompletionRing {
 
     /// Requests an event for the next CQE that was not read, then returns whether
     /// there is a completion.
-    pub fn arm_and_look(&mut self, _object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
+    pub fn arm_and_check(&mut self, _object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
         self.arming.arm(self.device.arm_register(), solicited_only);
         let span = self.available(true);
         Ok(span.at != span.end)

@@ -1,4 +1,4 @@
-//! Memory that a driver or a device changes and the process only reads.
+//! Read-only mappings of memory that a driver or a device writes.
 
 use std::fs::File;
 use std::io;
@@ -12,20 +12,20 @@ use crate::mapping::to_io;
 use crate::order;
 use crate::primitive::AtomicU32;
 
-/// A shared mapping that is read only, of a page of a device's or a driver's.
+/// A read-only shared mapping of pages of a device or a driver.
 ///
-/// What is in it may change at any time: it is read in single words, never
-/// through a slice.
+/// The content may change at any time, so it is read word by word, never through
+/// a slice.
 #[derive(Debug)]
-pub struct Watched {
+pub struct ReadOnlyMapping {
     map: Mmap,
 }
 
-impl Watched {
+impl ReadOnlyMapping {
     /// Maps `size` bytes at `offset` of the driver's file `fd`.
     ///
     /// # Errors
-    /// What mmap(2) says; EINVAL for a size of zero.
+    /// Those of mmap(2); EINVAL for a size of zero.
     pub fn new(fd: BorrowedFd<'_>, offset: u64, size: usize) -> io::Result<Self> {
         // SAFETY: the descriptor is open for the length of this call and is
         // not closed through this File, which is never dropped.
@@ -38,8 +38,9 @@ impl Watched {
         Ok(Self { map })
     }
 
-    /// `size` bytes at `at`, which is a multiple of `align`, in the mapping.
-    fn place(&self, at: usize, size: usize, align: usize) -> Option<NonNull<u8>> {
+    /// Returns the address of `size` bytes at offset `at`, if they lie in the
+    /// mapping and `at` is a multiple of `align`.
+    fn address(&self, at: usize, size: usize, align: usize) -> Option<NonNull<u8>> {
         let end = at.checked_add(size)?;
         if end > self.map.size() || !at.is_multiple_of(align) {
             return None;
@@ -48,14 +49,14 @@ impl Watched {
         NonNull::new(unsafe { self.map.as_ptr().add(at) }.cast_mut())
     }
 
-    /// Reads a counter of 64 bits that a device shows as two big-endian words,
-    /// the high one first, of which it gives one at a time: the value is one
-    /// that it had while this ran, never the halves of two.
+    /// Reads a 64-bit counter of a device, stored as two big-endian words, the
+    /// high one first. The result is a value that the counter had during the
+    /// call, never the halves of two values.
     ///
-    /// Three reads of the device's, or five where the low half has just begun
-    /// anew. None if it does not lie in the mapping.
+    /// Takes three reads of the device, or five if the low half has just wrapped.
+    /// Returns `None` if the counter does not lie in the mapping.
     pub fn counter(&self, at: usize) -> Option<u64> {
-        let high = self.place(at, 8, 4)?.cast::<u32>();
+        let high = self.address(at, 8, 4)?.cast::<u32>();
         // SAFETY: both words are in the mapping, and aligned.
         let read = |word: NonNull<u32>| u32::from_be(unsafe { word.as_ptr().read_volatile() });
         // SAFETY: as above.
@@ -63,35 +64,35 @@ impl Watched {
         Some(joined(|| read(high), || read(low)))
     }
 
-    /// Copies `N` words of 64 bits that a driver changes all together: at `at`
-    /// is a word of 32 bits, odd while it does, another afterwards; eight bytes
-    /// further on the words begin.
+    /// Copies `N` 64-bit words that a driver changes together, under a sequence
+    /// count: a 32-bit word at `at` that is odd during a change and different
+    /// after it. The words begin eight bytes after it.
     ///
-    /// None if they do not lie in the mapping, or if the driver is always just
-    /// changing them: it is looked [`Self::TRIES`] times.
+    /// Returns `None` if they do not lie in the mapping, or if every one of
+    /// [`Self::TRIES`] attempts met a change.
     pub fn record<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
-        let sign = self.place(at, 8 * (N + 1), 8)?.cast::<AtomicU32>();
+        let sign = self.address(at, 8 * (N + 1), 8)?.cast::<AtomicU32>();
         // SAFETY: in the mapping, aligned; an atomic word is read only.
         let sign = unsafe { sign.as_ref() };
         let word = |i: usize| {
-            // SAFETY: in the mapping, by `place`, and aligned.
+            // SAFETY: in the mapping, by `address`, and aligned.
             unsafe {
                 let first = std::ptr::from_ref(sign).cast::<u64>();
                 first.add(1 + i).read_volatile()
             }
         };
-        of_one_piece(
+        consistent(
             || order::record_begins(sign),
             word,
             || order::record_ends(sign),
         )
     }
 
-    /// How often a record is looked at before it is given up.
+    /// Maximum number of attempts to read a record.
     pub const TRIES: usize = 1000;
 }
 
-/// A counter by its halves.
+/// Reads a counter by its halves.
 fn joined(high: impl Fn() -> u32, low: impl Fn() -> u32) -> u64 {
     let joined = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let mut before = high();
@@ -100,19 +101,19 @@ fn joined(high: impl Fn() -> u32, low: impl Fn() -> u32) -> u64 {
         if before == after {
             return joined(before, first);
         }
-        // It has just become `after`, and stays so for 2^32 counts.
+        // The high half has just changed, and does not again for 2^32 counts.
         before = after;
     }
     joined(before, low())
 }
 
-/// A record by its words, between two looks at its sign.
-fn of_one_piece<const N: usize>(
+/// Reads a record between two equal and even sequence counts.
+fn consistent<const N: usize>(
     begins: impl Fn() -> u32,
     word: impl Fn(usize) -> u64,
     ends: impl Fn() -> u32,
 ) -> Option<[u64; N]> {
-    (0..Watched::TRIES).find_map(|_| {
+    (0..ReadOnlyMapping::TRIES).find_map(|_| {
         let before = begins();
         if before & 1 != 0 {
             std::hint::spin_loop();
@@ -123,10 +124,10 @@ fn of_one_piece<const N: usize>(
     })
 }
 
-// SAFETY: it is only read, by single words.
-unsafe impl Send for Watched {}
+// SAFETY: the memory is only read, word by word.
+unsafe impl Send for ReadOnlyMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Watched {}
+unsafe impl Sync for ReadOnlyMapping {}
 
 #[cfg(test)]
 mod tests {
@@ -136,27 +137,27 @@ mod tests {
 
     use super::*;
 
-    fn page() -> (File, Watched) {
+    fn page() -> (File, ReadOnlyMapping) {
         // SAFETY: a name, and no flags.
         let fd = unsafe { libc::memfd_create(c"page".as_ptr(), 0) };
         assert!(fd >= 0);
         // SAFETY: new, and nobody else's.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(4096).unwrap();
-        let watched = Watched::new(file.as_fd(), 0, 4096).unwrap();
-        (file, watched)
+        let mapping = ReadOnlyMapping::new(file.as_fd(), 0, 4096).unwrap();
+        (file, mapping)
     }
 
     #[test]
-    fn a_counter_has_its_halves_in_order() {
-        let (file, watched) = page();
+    fn a_counter_is_two_big_endian_words() {
+        let (file, mapping) = page();
         let value = 0x0102_0304_0506_0708u64;
         file.write_all_at(&value.to_be_bytes(), 0x14).unwrap();
-        assert_eq!(watched.counter(0x14), Some(value));
+        assert_eq!(mapping.counter(0x14), Some(value));
         for at in [4092, 4096, usize::MAX - 3, 2] {
-            assert_eq!(watched.counter(at), None, "{at}");
+            assert_eq!(mapping.counter(at), None, "{at}");
         }
-        assert!(watched.counter(4088).is_some());
+        assert!(mapping.counter(4088).is_some());
     }
 
     #[test]
@@ -171,23 +172,23 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_of_one_piece() {
-        let (file, watched) = page();
-        assert_eq!(watched.record(8), Some([0u64; 3]));
+    fn a_record_is_read_between_changes() {
+        let (file, mapping) = page();
+        assert_eq!(mapping.record(8), Some([0u64; 3]));
         file.write_all_at(&2u32.to_ne_bytes(), 8).unwrap();
         let words: Vec<u8> = (1..4u64).flat_map(u64::to_ne_bytes).collect();
         file.write_all_at(&words, 16).unwrap();
-        assert_eq!(watched.record(8), Some([1u64, 2, 3]));
+        assert_eq!(mapping.record(8), Some([1u64, 2, 3]));
         // In the middle of a change, which never ends.
         file.write_all_at(&3u32.to_ne_bytes(), 8).unwrap();
-        assert_eq!(watched.record::<3>(8), None);
-        assert_eq!(watched.record::<3>(4), None);
-        assert_eq!(watched.record::<3>(4096 - 24), None);
-        assert!(watched.record::<3>(4096 - 32).is_some());
+        assert_eq!(mapping.record::<3>(8), None);
+        assert_eq!(mapping.record::<3>(4), None);
+        assert_eq!(mapping.record::<3>(4096 - 24), None);
+        assert!(mapping.record::<3>(4096 - 32).is_some());
     }
 
     #[test]
-    fn a_record_is_never_of_two_pieces() {
+    fn a_record_is_never_torn() {
         for start in 0..40 {
             // The driver does one store of its five with every look.
             let step = Cell::new(start);
@@ -199,13 +200,13 @@ mod tests {
                 let step = step.replace(step.get() + 1);
                 u64::from(step / 5 + u32::from(step % 5 > i as u32 + 1))
             };
-            assert_eq!(of_one_piece::<3>(sign, word, sign), None, "{start}");
+            assert_eq!(consistent::<3>(sign, word, sign), None, "{start}");
             // It rests after a while.
             let rests = |step: u32| step.min(25);
             let at = Cell::new(start);
             let look = || rests(at.replace(at.get() + 1));
             let sign = || look() / 5 * 2 + u32::from(!look().is_multiple_of(5));
-            let words = of_one_piece(sign, |_| u64::from(look() / 5), sign);
+            let words = consistent(sign, |_| u64::from(look() / 5), sign);
             assert_eq!(words, Some([5u64; 3]), "{start}");
         }
     }
