@@ -106,17 +106,25 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if !own.single {
-            if own.completions.peek.is_empty() {
-                return 0;
-            }
-            own.lock.lock();
+        if own.completions.peek.is_empty() {
+            return 0;
         }
-        let ring = &*own.completions.ring.get();
-        let count = ring.take(room(wc, num_entries));
-        own.unlock();
-        count as c_int
+        poll(own, num_entries, wc)
     }
+}
+
+/// [`poll_cq`] of a queue that is not known to be empty. A function of its own: with
+/// it, the poll of an empty queue saves no registers (33 instructions, not 19).
+///
+/// # Safety
+/// As for [`poll_cq`].
+#[inline(never)]
+unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    own.lock();
+    // SAFETY: in the critical section; as the caller says.
+    let count = unsafe { (*own.completions.ring.get()).take(room(wc, num_entries)) };
+    own.unlock();
+    count as c_int
 }
 
 /// Puts the cursor's completion where the application finds it.
