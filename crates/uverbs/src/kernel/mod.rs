@@ -27,6 +27,16 @@ pub use real::RealKernel;
 /// let _ = RealKernel.close(0);
 /// ```
 ///
+/// ```compile_fail,E0133
+/// # use ringverbs_uverbs::kernel::{Kernel, RealKernel};
+/// let _ = RealKernel.read(0, &mut [0; 8]);
+/// ```
+///
+/// ```compile_fail,E0133
+/// # use ringverbs_uverbs::kernel::{Kernel, RealKernel};
+/// let _ = RealKernel.set_nonblocking(0, true);
+/// ```
+///
 /// # Safety
 /// Safe code relies on the implementation when it closes, lends out, writes to
 /// and maps descriptors:
