@@ -14,7 +14,7 @@ pub enum Drive {
     /// there are no queues it sleeps indefinitely.
     #[default]
     Thread,
-    /// The caller, through [`Embedded::drive`]. The engine makes no progress
+    /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress
     /// otherwise, except while a thread waits for an event through the context.
     Caller,
 }

@@ -93,7 +93,8 @@ impl CursorEntry {
     /// Immediate data, or the key that was invalidated.
     ///
     /// # Safety
-    /// As for [`CursorEntry::cqe`].
+    /// A completion was decoded here, this has not been moved since, and the ring
+    /// not been published. [`CursorEntry::keep`] comes before other changes.
     #[inline]
     pub unsafe fn imm_data(&self) -> u32 {
         // SAFETY: as the caller says.
@@ -109,8 +110,7 @@ impl CursorEntry {
     /// not have are any number.
     ///
     /// # Safety
-    /// A completion was decoded here, this has not been moved since, and the ring
-    /// not been published. [`CursorEntry::keep`] comes before other changes.
+    /// As for [`CursorEntry::imm_data`].
     #[inline]
     unsafe fn cqe(&self) -> CqeRef {
         // SAFETY: as the caller says: it is in the ring, or `copy`.
