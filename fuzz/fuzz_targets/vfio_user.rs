@@ -18,7 +18,7 @@ use ringverbs_softhca::hca::VECTORS;
 use ringverbs_softhca::packet::Pool;
 use ringverbs_softhca::profile::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
-use ringverbs_softhca::vfio::server::{Connection, Ended};
+use ringverbs_softhca::vfio::server::{Connection, DisconnectReason};
 use ringverbs_softhca::{Hca, Settings};
 
 const MEMORY: u64 = 1 << 20;
@@ -160,8 +160,8 @@ fuzz_target!(|data: &[u8]| {
             }
             match connection.serve(&mut hca, 64) {
                 Ok(_) => {}
-                Err(Ended::Nonsense(_) | Ended::Closed) => return,
-                Err(Ended::Socket(error)) => panic!("the socket: {error}"),
+                Err(DisconnectReason::Malformed(_) | DisconnectReason::Closed) => return,
+                Err(DisconnectReason::Socket(error)) => panic!("the socket: {error}"),
             }
             for _ in 0..8 {
                 if !hca.run() {
