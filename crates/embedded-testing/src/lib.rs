@@ -1,4 +1,4 @@
-//! What tests of the embedded device share: a well-behaved driver over
+//! Support for tests of the embedded device: a well-behaved driver over
 //! `crates/mlx5`, commands attribute by attribute, and random sequences of them.
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(

@@ -7,7 +7,7 @@ use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Plain, ResizeCq
 use crate::cq_ring::Shape;
 use crate::{Arming, CompletionRing, CreateError};
 
-/// What a mini CQE has besides what this crate reads.
+/// The contents of a mini CQE besides the fields that this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MiniFormat {
     /// A hash of the packet's addresses.

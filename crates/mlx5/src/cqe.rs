@@ -139,7 +139,7 @@ impl CqeRef {
     }
 }
 
-/// What the decoder determines of a completion. A sink takes the rest from the CQE.
+/// The fields that the decoder determines. A sink reads the others from the CQE.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoded {
     pub(crate) wr_id: u64,

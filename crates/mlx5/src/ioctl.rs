@@ -1,4 +1,4 @@
-//! What mlx5_ib adds to the ioctl interface: UARs, the location of device
+//! The ioctl methods of mlx5_ib: UARs, the location of device
 //! memory, and queries of objects that another process created through a shared
 //! file.
 

@@ -220,8 +220,8 @@ impl SendQueue {
         if self.marked != self.room_until {
             return true;
         }
-        // What was known of is used up. Here, and not in a function of its own,
-        // for which callers would save registers.
+        // The known room is used up: read how many have completed. Inline, since
+        // callers would save registers for a call.
         cold_path();
         let completed = self.work.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);

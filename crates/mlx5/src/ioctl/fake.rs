@@ -21,7 +21,7 @@ const fn may(id: u16, ty: Ty) -> AttrSpec {
     }
 }
 
-/// What mlx5_ib adds, from its declarations (`main.c`, `dm.c`): for
+/// The ioctl methods of mlx5_ib, from its declarations (`main.c`, `dm.c`): for
 /// [`FakeKernel::add_methods`](uverbs::kernel::fake::FakeKernel::add_methods).
 pub const METHODS: &[MethodSpec] = &[
     MethodSpec {

@@ -79,7 +79,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// What binding a window changes.
+    /// Returns the changes that the bind of a window makes.
     fn bind(&self, bind: &Bind) -> Result<Change, PostError> {
         let kind = bind.window_type;
         if kind != MwType::TYPE_1 && kind != MwType::TYPE_2 {
@@ -143,9 +143,9 @@ impl SendQueue {
     }
 }
 
-/// What a work request changes a memory key to.
+/// Changes of a memory key that a work request makes.
 struct Change {
-    /// What of the key changes.
+    /// The fields that change.
     update: UmrSegment,
     key: KeySegment,
     /// The memory that the key stands for, if any.

@@ -187,8 +187,8 @@ fn a_batch_wraps_where_the_ring_does() {
 }
 
 proptest! {
-    /// What a cursor's entry has is what is polled, and stays so when the ring is
-    /// changed meanwhile; a malformed CQE changes nothing.
+    /// A cursor's entry equals the polled completion, also after the ring is
+    /// changed; a malformed CQE changes nothing.
     #[test]
     fn a_cursor_decodes_what_a_poll_does(
         (opcode, request, user_index, slot) in (0u8..=15, 0u8..0x26, 69u32..72, 0u16..2),
@@ -276,8 +276,8 @@ proptest! {
     }
 }
 
-/// What the last round has left in an entry is nothing to a cursor, although the
-/// same slot has something outstanding again.
+/// A cursor ignores an entry of the last round, although the same slot is
+/// outstanding again.
 #[test]
 fn a_cursor_takes_nothing_of_the_round_before() {
     let (mut ring, mut device, mut pair) = outstanding();
