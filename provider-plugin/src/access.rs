@@ -26,14 +26,14 @@ impl<'a> Section<'a> {
 
     /// Stays in it, beyond the end of the call.
     #[inline]
-    pub fn stay(self) {
+    pub fn keep_locked(self) {
         core::mem::forget(self);
     }
 
     /// The section that was entered and not left.
     ///
     /// # Safety
-    /// It was: by [`Section::stay`].
+    /// It was: by [`Section::keep_locked`].
     #[inline]
     pub unsafe fn entered(single: bool, lock: &'a BiasedLock) -> Self {
         Self { single, lock }

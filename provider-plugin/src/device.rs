@@ -36,7 +36,7 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
 pub trait QueryOps {
     /// Takes out of the kernel's answer what this provider does not do: a
     /// program is not to be told of what it will be refused.
-    fn leave_out(_: &mut ibv_device_attr_ex) {}
+    fn remove_unsupported(_: &mut ibv_device_attr_ex) {}
 }
 
 /// A 32-bit limit of the kernel as C's signed one; saturates.
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn query_device_ex<D: QueryOps>(
             }
         }
         let mut full = extended(&from, num_ports(context));
-        D::leave_out(&mut full);
+        D::remove_unsupported(&mut full);
         let length = attr_size.min(size_of::<ibv_device_attr_ex>());
         attr.cast::<u8>()
             .copy_from_nonoverlapping((&raw const full).cast(), length);

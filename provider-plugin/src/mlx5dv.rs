@@ -2,7 +2,7 @@
 //!
 //! mlx5dv is libmlx5's own, which refuses contexts that are not: EOPNOTSUPP,
 //! and most programs then go without. perftest does not: for a ConnectX it asks
-//! what the device offers beyond verbs, and ends if it is not told. So where the
+//! what the device answer beyond verbs, and ends if it is not told. So where the
 //! plugin is preloaded that question is answered: nothing.
 
 use core::ffi::{c_int, c_void};
@@ -18,16 +18,17 @@ use crate::registration::objects::{self, Handle};
 /// The beginning of `struct mlx5dv_context`; what follows is said to be valid
 /// or not by bits of `comp_mask`.
 #[repr(C)]
-pub struct Offers {
+pub struct Mlx5dvContext {
     version: u8,
     flags: u64,
     /// What is asked for; then what of it there is.
     comp_mask: u64,
 }
 
-const _: () = assert!(offset_of!(Offers, flags) == 8 && offset_of!(Offers, comp_mask) == 16);
+const _: () =
+    assert!(offset_of!(Mlx5dvContext, flags) == 8 && offset_of!(Mlx5dvContext, comp_mask) == 16);
 
-type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut Offers) -> c_int;
+type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut Mlx5dvContext) -> c_int;
 
 const NAME: &CStr = c"mlx5dv_query_device";
 
@@ -41,34 +42,34 @@ const NAME: &CStr = c"mlx5dv_query_device";
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx5dv_query_device(
     context: *mut ibv_context,
-    offers: *mut Offers,
+    answer: *mut Mlx5dvContext,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_device(context, offers) }
+    unsafe { query_device(context, answer) }
 }
 
 /// # Safety
 /// A live context, and a `mlx5dv_context`.
 #[cfg_attr(test, allow(dead_code))]
-unsafe fn query_device(context: *mut ibv_context, offers: *mut Offers) -> c_int {
+unsafe fn query_device(context: *mut ibv_context, answer: *mut Mlx5dvContext) -> c_int {
     // SAFETY: a live context, whose operations libibverbs has written.
     let ops = unsafe { &(*context).ops };
     let is_ours = libibverbs().is_some_and(|lib| lib.mlx5_ops.is_installed(layout::current(), ops));
     if is_ours {
-        let nothing = Offers {
+        let nothing = Mlx5dvContext {
             version: 0,
             flags: 0,
             comp_mask: 0,
         };
         // SAFETY: a `mlx5dv_context` begins with this.
-        unsafe { offers.write(nothing) };
+        unsafe { answer.write(nothing) };
         return 0;
     }
     match catch_unwind(libmlx5) {
         // SAFETY: libmlx5's function, which has this type; the arguments are
         // the caller's.
         Ok(Some(real)) => unsafe {
-            core::mem::transmute::<*mut c_void, QueryDevice>(real)(context, offers)
+            core::mem::transmute::<*mut c_void, QueryDevice>(real)(context, answer)
         },
         _ => libc::EOPNOTSUPP,
     }

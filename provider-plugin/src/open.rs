@@ -136,7 +136,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
             && (*public).abi_compat as usize == usize::MAX
     };
     if !as_expected {
-        mislaid(layout, "verbs_context");
+        report_layout_mismatch(layout, "verbs_context");
         return Err(undo(Errno(libc::EPROTO)));
     }
 
@@ -174,7 +174,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
     }
     // SAFETY: set_ops has filled the public operations.
     if !unsafe { ops.is_installed(layout, &(*public).ops) } {
-        mislaid(layout, "verbs_context_ops");
+        report_layout_mismatch(layout, "verbs_context_ops");
         // SAFETY: initialised above, not used afterwards.
         unsafe { end(state) };
         return Err(undo(Errno(libc::EPROTO)));
@@ -201,7 +201,7 @@ unsafe fn end(state: *mut VerbsContext) {
 /// Says, once, on stderr, that the release is not what its symbols and its
 /// file name claim. The device cannot be left to the stock provider any more,
 /// so somebody has to know why it does not open.
-fn mislaid(layout: &Layout, structure: &str) {
+fn report_layout_mismatch(layout: &Layout, structure: &str) {
     use std::io::Write;
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -142,7 +142,7 @@ unsafe fn push_other<D: qp::QpOps>(
         match wr.opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let atomic = wr.wr.atomic;
-                if !D::takes_atomic(atomic.remote_addr, list) {
+                if !D::accepts_atomic(atomic.remote_addr, list) {
                     return Err(libc::EINVAL);
                 }
                 common.remote.rkey = atomic.rkey;
@@ -180,7 +180,7 @@ pub unsafe fn window_bind<D: qp::QpOps>(
     // SAFETY: as the caller says; regions are ours, and so a `verbs_mr`.
     let (mw, mr) = unsafe { (mw.as_ref(), info.mr.cast::<verbs_mr>().as_ref()) };
     let mw = mw.ok_or(libc::EINVAL)?;
-    let takes = |mr| info.length == 0 || D::takes_bind(mr, info.mw_access_flags);
+    let takes = |mr| info.length == 0 || D::accepts_bind(mr, info.mw_access_flags);
     if !mr.map_or(info.length == 0, takes) {
         return Err(libc::EINVAL);
     }

@@ -34,7 +34,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The receive queue.
     type RecvQueue: Receives;
     /// What else a queue pair has; read by any thread.
-    type Besides;
+    type QpData;
 
     /// Creation flags that the kernel's driver may have; for which queue pairs it
     /// knows.
@@ -55,13 +55,13 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         operations: Option<u64>,
         thread: Option<&Self::Thread>,
         domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno>;
+    ) -> Result<NewQp<Self>, Errno>;
 
     /// The queue pair is where it stays; nobody uses it yet.
-    fn placed(_besides: &mut Self::Besides) {}
+    fn moved_to_final_address(_device_data: &mut Self::QpData) {}
 
     /// Opens an XRC target that exists.
-    fn open_qp(_ctx: &CtxRef, _init: &QpOpen) -> Result<Made<Self>, Errno> {
+    fn open_qp(_ctx: &CtxRef, _init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
@@ -69,7 +69,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     ///
     /// # Safety
     /// The queue pair is live.
-    unsafe fn changed(qp: &Qp<Self>, state: u32);
+    unsafe fn state_changed(qp: &Qp<Self>, state: u32);
 
     /// The sizes of the queue pair, if the kernel does not know them.
     fn sizes(qp: &Qp<Self>) -> Option<QpCap>;
@@ -78,7 +78,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     ///
     /// # Safety
     /// The completion queues are live.
-    unsafe fn gone(_qp: &Qp<Self>) {}
+    unsafe fn qp_destroyed(_qp: &Qp<Self>) {}
 
     /// Tells the device of a batch that was published, where publishing does
     /// not; an errno. Outside of the critical section.
@@ -88,29 +88,29 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
 
     /// Whether `ibv_post_send` takes an atomic with these operands; otherwise the
     /// device says it by a completion.
-    fn takes_atomic(_remote_addr: u64, _list: &[Sge]) -> bool {
+    fn accepts_atomic(_remote_addr: u64, _list: &[Sge]) -> bool {
         true
     }
 
     /// Whether a memory window with these rights may be bound to the region;
     /// otherwise the device says it by a completion.
-    fn takes_bind(_mr: &verbs_mr, _access: u32) -> bool {
+    fn accepts_bind(_mr: &verbs_mr, _access: u32) -> bool {
         true
     }
 
     /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has
     /// besides those of all devices.
-    fn more_operations(_qp_type: u32) -> u64 {
+    fn device_operations(_qp_type: u32) -> u64 {
         0
     }
 
     /// Sets the functions for those of them that the application asked for.
     /// Before the queue pair is used.
-    fn set_more(_qp: &mut Qp<Self>, _asked: u64) {}
+    fn set_device_functions(_qp: &mut Qp<Self>, _asked: u64) {}
 }
 
 /// A queue pair that nobody uses yet.
-pub struct Made<D: QpOps> {
+pub struct NewQp<D: QpOps> {
     /// The kernel object.
     pub object: uverbs::Qp<CtxRef>,
     /// The send queue.
@@ -118,7 +118,7 @@ pub struct Made<D: QpOps> {
     /// The receive queue; none with a shared one.
     pub recv: Option<D::RecvQueue>,
     /// What else there is.
-    pub besides: D::Besides,
+    pub device_data: D::QpData,
     /// The sizes that it has.
     pub cap: QpCap,
 }
@@ -152,14 +152,14 @@ pub struct Qp<D: QpOps> {
     /// The send queue.
     pub send: UnsafeCell<D::SendQueue>,
     /// What else the device has.
-    pub besides: D::Besides,
+    pub device_data: D::QpData,
     /// Guards `recv`.
     pub recv_lock: BiasedLock,
     /// The receive queue; none with a shared one.
     recv: UnsafeCell<Option<D::RecvQueue>>,
     /// Where it is, or null: what a posting thread asks before it has the lock
     /// must be no reference into the cell.
-    recv_place: *mut D::RecvQueue,
+    recv_address: *mut D::RecvQueue,
     /// The same while the state lets receives be posted; otherwise null. So one
     /// look answers both.
     receiving: AtomicPtr<D::RecvQueue>,
@@ -200,14 +200,14 @@ impl<D: QpOps> Qp<D> {
 
     /// The receive queue, or null.
     pub fn recv_queue(&self) -> *mut D::RecvQueue {
-        self.recv_place
+        self.recv_address
     }
 
     /// A command has put the queue pair into a state.
     fn set_receiving(&self, state: u32) {
         let place = match state {
             IBV_QPS_RESET => null_mut(),
-            _ => self.recv_place,
+            _ => self.recv_address,
         };
         self.receiving.store(place, Ordering::Relaxed);
     }
@@ -335,7 +335,7 @@ pub unsafe fn install<D: QpOps>(
     domain: Domain,
     attr: &ibv_qp_init_attr,
     comp_mask: u32,
-    made: Made<D>,
+    made: NewQp<D>,
 ) -> Box<MaybeUninit<Qp<D>>> {
     let Domain { context, pd, xrcd } = domain;
     // SAFETY: zeros are valid for the public part: null pointers, absent
@@ -376,10 +376,10 @@ pub unsafe fn install<D: QpOps>(
         send_lock: BiasedLock::new(),
         batch: UnsafeCell::new(Batch::default()),
         send: UnsafeCell::new(made.send),
-        besides: made.besides,
+        device_data: made.device_data,
         recv_lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
-        recv_place: null_mut(),
+        recv_address: null_mut(),
         receiving: AtomicPtr::new(null_mut()),
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
@@ -387,9 +387,9 @@ pub unsafe fn install<D: QpOps>(
     });
     // SAFETY: nobody uses the object yet; it stays where it is.
     if let Some(recv) = unsafe { &mut *qp.recv.get() } {
-        qp.recv_place = recv;
+        qp.recv_address = recv;
     }
-    D::placed(&mut qp.besides);
+    D::moved_to_final_address(&mut qp.device_data);
     let base = &raw mut qp.public.qp_ex.qp_base;
     // SAFETY: nobody uses the object yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
@@ -478,7 +478,7 @@ pub unsafe extern "C" fn create_qp_ex<D: QpOps>(
                 return Err(errno);
             }
             wr_ex::set_functions::<D>(&mut qp.public, operations);
-            D::set_more(qp, operations);
+            D::set_device_functions(qp, operations);
         }
         Ok(Box::into_raw(qp).cast())
     })
@@ -508,7 +508,7 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
         own.object
             .modify(&attr_from_c(from), known, Udata::none())?;
         if mask as u32 & IBV_QP_STATE != 0 {
-            D::changed(own, from.qp_state);
+            D::state_changed(own, from.qp_state);
             own.set_receiving(from.qp_state);
         }
         Ok(())
@@ -558,7 +558,7 @@ pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
             Ok(seen) => events::wait_qp(qp, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        D::gone(qp_of(qp));
+        D::qp_destroyed(qp_of(qp));
         drop(Box::from_raw(qp.cast::<Qp<D>>()));
         Ok(())
     })

@@ -22,7 +22,7 @@ pub trait SrqOps: Sized + 'static {
     /// The writer of receives.
     type SharedQueue: Receives;
     /// What else a shared receive queue has.
-    type SharedBesides;
+    type SrqData;
 
     /// There are XRC domains, and what is made in them.
     const XRC: bool = false;
@@ -39,7 +39,7 @@ pub trait SrqOps: Sized + 'static {
         init: &SrqInit,
         cq: *mut ibv_cq,
         domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno>;
+    ) -> Result<NewSrq<Self>, Errno>;
 
     /// Guards the queue.
     #[inline(always)]
@@ -51,7 +51,7 @@ pub trait SrqOps: Sized + 'static {
     ///
     /// # Safety
     /// The completion queue of an XRC one is live.
-    unsafe fn shared_gone(_srq: &Srq<Self>) {}
+    unsafe fn srq_destroyed(_srq: &Srq<Self>) {}
 
     /// Changes the limit, the size, or both. Receives that are posted stay
     /// posted.
@@ -59,7 +59,7 @@ pub trait SrqOps: Sized + 'static {
 }
 
 /// A shared receive queue that nobody uses yet.
-pub struct Made<D: SrqOps> {
+pub struct NewSrq<D: SrqOps> {
     /// The kernel object.
     pub object: uverbs::Srq<CtxRef>,
     /// The queue.
@@ -71,7 +71,7 @@ pub struct Made<D: SrqOps> {
     /// How many elements each may have.
     pub max_sge: u32,
     /// What else there is.
-    pub besides: D::SharedBesides,
+    pub device_data: D::SrqData,
 }
 
 /// A shared receive queue.
@@ -86,7 +86,7 @@ pub struct Srq<D: SrqOps> {
     /// The queue.
     pub recv: UnsafeCell<D::SharedQueue>,
     /// What else the device has.
-    pub besides: D::SharedBesides,
+    pub device_data: D::SrqData,
     /// Destroyed by `destroy_srq` through its handle, never dropped.
     pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
     _pd: PdRef,
@@ -187,7 +187,7 @@ unsafe fn create<D: SrqOps>(
         single: domain.has_thread_domain() && !D::SHARES_LOCK,
         lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
-        besides: made.besides,
+        device_data: made.device_data,
         object: ManuallyDrop::new(made.object),
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
@@ -305,7 +305,7 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
             Ok(seen) => events::wait_srq(srq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        D::shared_gone(srq_of(srq));
+        D::srq_destroyed(srq_of(srq));
         drop(Box::from_raw(srq.cast::<Srq<D>>()));
         Ok(())
     })

@@ -163,7 +163,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
         IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
         _ => 0,
     };
-    all_devices | D::more_operations(qp_type)
+    all_devices | D::device_operations(qp_type)
 }
 
 /// Sets the functions for the operations that the application asked for.
@@ -218,7 +218,7 @@ unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
     // is this caller's until wr_complete or wr_abort.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
-        Section::enter(own.single, &own.send_lock).stay();
+        Section::enter(own.single, &own.send_lock).keep_locked();
         let (_, batch) = batch_of::<D, _>(qp);
         batch.state = State::Ready;
         if !own.may_send() {
@@ -326,7 +326,7 @@ unsafe fn open<D: QpOps>(
         batch.wr.remote = remote;
         batch.state = State::Simple;
         if own.addressing != Addressing::Connected {
-            undirected(batch);
+            missing_destination(batch);
         }
         true
     }
@@ -334,7 +334,7 @@ unsafe fn open<D: QpOps>(
 
 /// The open work request is to name a destination.
 #[cold]
-fn undirected<A>(batch: &mut Batch<A>) {
+fn missing_destination<A>(batch: &mut Batch<A>) {
     batch.wr = simple(&batch.wr, Data::Sges(&[]));
     batch.state = match batch.wr.opcode {
         Opcode::LOCAL_INV | Opcode::BIND_MW => State::Directed,

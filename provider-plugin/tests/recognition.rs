@@ -238,7 +238,7 @@ fn diagnostics_are_written_where_asked() {
 
 #[test]
 fn a_library_that_is_not_what_its_symbols_say_is_noticed_before_any_harm() {
-    let bench = Bench::new("mislaid");
+    let bench = Bench::new("layout-mismatch");
     for (release, ops_of, context_of) in [
         (57, 57, 62), // verbs_context grew
         (64, 64, 58), // or shrank
@@ -252,7 +252,7 @@ fn a_library_that_is_not_what_its_symbols_say_is_noticed_before_any_harm() {
         };
         let dir = bench.dir.0.join(format!("{ops_of}-{context_of}"));
         let library = fake.build(&dir);
-        let run = bench.run("mislaid", &bench.plugin_as(fake.pabi), &[&library]);
+        let run = bench.run("layout-mismatch", &bench.plugin_as(fake.pabi), &[&library]);
         assert!(run.0.status.success(), "{}{}", run.out(), run.err());
         assert!(run.out().contains(": 1 registrations"), "{}", run.out());
         assert!(run.out().contains("refused"), "{ops_of} {context_of}");

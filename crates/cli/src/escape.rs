@@ -19,13 +19,13 @@ pub struct Escaped<T>(T);
 
 impl<T: Display> Display for Escaped<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(Escaping(f), "{}", self.0)
+        write!(EscapeWriter(f), "{}", self.0)
     }
 }
 
-struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
+struct EscapeWriter<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
-impl fmt::Write for Escaping<'_, '_> {
+impl fmt::Write for EscapeWriter<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
             match is_visible(c) {
@@ -59,7 +59,7 @@ const STYLES: [&str; 6] = [
 
 /// A writer to a terminal. It passes newlines and this program's own styles, and
 /// escapes everything else that [`escaped`] would, in case that was forgotten.
-pub struct Screen<W: Write> {
+pub struct TerminalWriter<W: Write> {
     /// Bytes not yet written, so that no sequence is split.
     held: Vec<u8>,
     inner: W,
@@ -68,7 +68,7 @@ pub struct Screen<W: Write> {
 /// Maximum number of bytes held.
 const ROOM: usize = 8192;
 
-impl<W: Write> Screen<W> {
+impl<W: Write> TerminalWriter<W> {
     pub fn new(inner: W) -> Self {
         let held = Vec::new();
         Self { held, inner }
@@ -80,7 +80,7 @@ impl<W: Write> Screen<W> {
     }
 }
 
-impl<W: Write> Write for Screen<W> {
+impl<W: Write> Write for TerminalWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.held.extend_from_slice(bytes);
         if self.held.len() >= ROOM && bytes.ends_with(b"\n") {
@@ -95,7 +95,7 @@ impl<W: Write> Write for Screen<W> {
     }
 }
 
-impl<W: Write> Drop for Screen<W> {
+impl<W: Write> Drop for TerminalWriter<W> {
     fn drop(&mut self) {
         let _ = self.flush();
     }
@@ -165,7 +165,7 @@ mod tests {
             .bold()
             .fg_color(Some(anstyle::AnsiColor::Red.into()));
         let mut got = Vec::new();
-        let mut screen = Screen::new(&mut got);
+        let mut screen = TerminalWriter::new(&mut got);
         write!(screen, "{style}bad{style:#}\n{HOSTILE}\n").unwrap();
         screen.write_all(b"\xff\xc3(\xe2\x80\n\xe2\x80").unwrap();
         screen.write_all(b"\xae").unwrap();

@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::escape::{Screen, escaped, visible_json};
+use crate::escape::{TerminalWriter, escaped, visible_json};
 
 /// Names.
 pub const NAME: Style = Style::new().bold();
@@ -23,7 +23,7 @@ pub const DIM: Style = Style::new().dimmed();
 /// ([`escaped`]); styles are removed unless the output is a terminal that supports
 /// them (`NO_COLOR` and similar variables are respected).
 pub fn stdout() -> impl Write {
-    Screen::new(anstream::stdout())
+    TerminalWriter::new(anstream::stdout())
 }
 
 /// Returns `text` escaped and in a style.
@@ -41,7 +41,7 @@ pub fn json(value: &impl Serialize) -> Result<(), Error> {
 
 /// Prints the error, and what to do about it, on standard error.
 pub fn complain(error: &Error) {
-    let mut err = Screen::new(anstream::stderr());
+    let mut err = TerminalWriter::new(anstream::stderr());
     // If standard error is closed too, the message cannot be delivered.
     let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), escaped(error));
     if let Some(advice) = error.advice() {
@@ -51,7 +51,7 @@ pub fn complain(error: &Error) {
 
 /// Prints an error in the arguments, which it quotes, on standard error.
 pub fn complain_of_arguments(error: &clap::Error) {
-    let mut err = Screen::new(anstream::stderr());
+    let mut err = TerminalWriter::new(anstream::stderr());
     let _ = write!(err, "{}", error.render());
 }
 

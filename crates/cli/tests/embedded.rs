@@ -42,12 +42,12 @@ fn run(args: &[&str]) -> String {
 }
 
 /// A directory to meet in, and a TCP port that nobody has.
-struct Meeting {
+struct SharedDirectory {
     directory: PathBuf,
     port: String,
 }
 
-impl Meeting {
+impl SharedDirectory {
     fn new(name: &str) -> Self {
         let name = format!("ringverbs-cli-{name}-{}", std::process::id());
         let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -90,7 +90,7 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for SharedDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.directory);
     }
@@ -149,10 +149,10 @@ fn it_can_be_asked_what_it_is() {
 #[test]
 fn two_processes_check_what_they_send_each_other() {
     for kind in ["rc", "uc", "ud", "srq"] {
-        let meeting = Meeting::new(kind);
+        let shared_directory = SharedDirectory::new(kind);
         let args = ["--type", kind, "-n", "300", "--chk"];
-        let server = meeting.serve(&[&["pingpong", "--server"][..], &args].concat());
-        let client = meeting.meet(&[&["pingpong"][..], &args, &["127.0.0.1"]].concat());
+        let server = shared_directory.serve(&[&["pingpong", "--server"][..], &args].concat());
+        let client = shared_directory.meet(&[&["pingpong"][..], &args, &["127.0.0.1"]].concat());
         for side in [finish(client), finish(server)] {
             assert!(side.status.success(), "{kind}: {side:?}");
             let text = text(&side.stdout);
@@ -163,10 +163,10 @@ fn two_processes_check_what_they_send_each_other() {
 
 #[test]
 fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
-    let meeting = Meeting::new("killed");
-    let mut server = meeting.serve(&["perf", "--server"]);
+    let shared_directory = SharedDirectory::new("killed");
+    let mut server = shared_directory.serve(&["perf", "--server"]);
     let endless = ["perf", "-n", "100000000", "127.0.0.1"];
-    let mut client = meeting.meet(&endless);
+    let mut client = shared_directory.meet(&endless);
     // In the middle, as far as time tells: long after the beginning.
     sleep(Duration::from_secs(2));
     assert!(client.try_wait().unwrap().is_none());

@@ -68,7 +68,7 @@ const REREG_ACCESS: u32 = 1 << 2;
 
 /// Parameters of a region.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct RegionParameters {
     address: u64,
     length: u64,
     iova: u64,
@@ -94,7 +94,7 @@ fn rights(access: AccessFlags) -> Result<u32> {
 
 /// Returns the largest page size, as a logarithm, at which the first page does
 /// not begin below address 0, and the addresses of the pages.
-fn pages(wanted: &Wanted) -> Option<(u32, Vec<u64>)> {
+fn pages(wanted: &RegionParameters) -> Option<(u32, Vec<u64>)> {
     for shift in (12..=30).rev() {
         let size = 1u64 << shift;
         let before = wanted.iova & (size - 1);
@@ -114,7 +114,7 @@ impl State {
     /// # Safety
     /// The memory must stay mapped until it is taken back, and must be treated
     /// as memory that others read and, if the access flags permit, write.
-    unsafe fn make_key(&mut self, fd: RawFd, wanted: &Wanted) -> Result<u32> {
+    unsafe fn make_key(&mut self, fd: RawFd, wanted: &RegionParameters) -> Result<u32> {
         let access = AccessFlags::from_bits_retain(wanted.access);
         let rights = rights(access)?;
         let end = wanted.address.checked_add(wanted.length);
@@ -172,7 +172,7 @@ impl State {
     /// As for [`State::execute`].
     pub(crate) unsafe fn reg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: RegMr = request.core()?;
-        let wanted = Wanted {
+        let wanted = RegionParameters {
             address: asked.start,
             length: asked.length,
             iova: asked.hca_va,
@@ -221,7 +221,7 @@ impl State {
             return refuse(libc::EINVAL);
         };
         let (old_key, old) = (mr.key, (mr.address, mr.length));
-        let mut wanted = Wanted {
+        let mut wanted = RegionParameters {
             address: mr.address,
             length: mr.length,
             iova: mr.iova,

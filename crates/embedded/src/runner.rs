@@ -45,11 +45,11 @@ pub(crate) struct Shared {
     /// Number of devices.
     count: AtomicUsize,
     stop: AtomicBool,
-    joined: Option<Joined>,
+    joined: Option<ProcessLink>,
 }
 
 /// The connection to other processes.
-struct Joined {
+struct ProcessLink {
     segment: Mutex<Segment>,
     /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
     epoll: Epoll,
@@ -67,7 +67,7 @@ struct Turn {
     due: Option<Duration>,
 }
 
-impl Joined {
+impl ProcessLink {
     fn new(directory: Arc<Directory>, fabric: &Fabric, pool: Pool) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags);
@@ -172,12 +172,12 @@ impl Shared {
     }
 }
 
-fn turn(devices: &[Arc<Device>], joined: Option<&Joined>) -> Turn {
+fn turn(devices: &[Arc<Device>], joined: Option<&ProcessLink>) -> Turn {
     let mut found = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
         if state.due() == Some(0) {
-            let behind = joined.is_some_and(Joined::is_behind);
+            let behind = joined.is_some_and(ProcessLink::is_behind);
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
@@ -200,7 +200,7 @@ impl Runner {
         directory: Option<Arc<Directory>>,
     ) -> Result<Arc<Self>> {
         let manager = Manager::new(directory.clone());
-        let joined = directory.map(|directory| Joined::new(directory, &fabric, pool.clone()));
+        let joined = directory.map(|directory| ProcessLink::new(directory, &fabric, pool.clone()));
         let joined = joined.transpose()?;
         let shared = Arc::new(Shared {
             joined,

@@ -437,7 +437,7 @@ pub const SEGMENT: usize = 16;
 ///
 /// # Safety
 /// No padding, no invalid values.
-pub(crate) unsafe trait Plain: Copy + Default {
+pub(crate) unsafe trait Pod: Copy + Default {
     fn bytes(&self) -> &[u8] {
         // SAFETY: no padding, so every byte is initialised.
         unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
@@ -449,27 +449,27 @@ pub(crate) unsafe trait Plain: Copy + Default {
 }
 // SAFETY: integers; the members' sizes add up to the structure's (asserted
 // below).
-unsafe impl Plain for AllocUcontextReq {}
+unsafe impl Pod for AllocUcontextReq {}
 // SAFETY: as above.
-unsafe impl Plain for AllocUcontextResp {}
+unsafe impl Pod for AllocUcontextResp {}
 // SAFETY: one u32.
-unsafe impl Plain for AllocPdResp {}
+unsafe impl Pod for AllocPdResp {}
 // SAFETY: as the first.
-unsafe impl Plain for CreateCq {}
+unsafe impl Pod for CreateCq {}
 // SAFETY: two u32.
-unsafe impl Plain for CreateCqResp {}
+unsafe impl Pod for CreateCqResp {}
 // SAFETY: a u64, two u16, a u32.
-unsafe impl Plain for ResizeCq {}
+unsafe impl Pod for ResizeCq {}
 // SAFETY: two u64 and four u32.
-unsafe impl Plain for CreateSrq {}
+unsafe impl Pod for CreateSrq {}
 // SAFETY: two u32.
-unsafe impl Plain for CreateSrqResp {}
+unsafe impl Pod for CreateSrqResp {}
 // SAFETY: two u64, six u32, one u64.
-unsafe impl Plain for CreateQp {}
+unsafe impl Pod for CreateQp {}
 // SAFETY: eight u32 and a u64.
-unsafe impl Plain for CreateQpResp {}
+unsafe impl Pod for CreateQpResp {}
 // SAFETY: a u32 and twelve bytes.
-unsafe impl Plain for CreateAhResp {}
+unsafe impl Pod for CreateAhResp {}
 
 const _: () = {
     // 4 * 4 + 1 + 1 + 2 + 4 + 8: no padding.

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use uverbs::{Ah, AhAttr, ContextRef, PdHandle, Udata};
 
 use crate::CreateError;
-use crate::abi::{AddressVector, CreateAhResp, Plain};
+use crate::abi::{AddressVector, CreateAhResp, Pod};
 
 /// What a port is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

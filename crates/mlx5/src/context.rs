@@ -8,9 +8,9 @@ use uverbs::{Context, ContextInfo, Udata};
 
 use crate::Clock;
 use crate::CreateError;
-use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Plain};
+use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod};
 use crate::ioctl;
-use crate::own_registers::{Numbered, OwnPages};
+use crate::own_registers::{OwnPages, UarRegister};
 use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
 
 /// Registers of a UAR that queue pairs may have.
@@ -301,7 +301,7 @@ impl DeviceContext {
     pub(crate) fn choose_register(
         &self,
         context: &Context,
-    ) -> Result<Option<Numbered>, CreateError> {
+    ) -> Result<Option<UarRegister>, CreateError> {
         match &self.registers {
             Registers::Given { .. } => Ok(None),
             Registers::Own(own) => own.take(context).map(Some),

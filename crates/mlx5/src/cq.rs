@@ -3,8 +3,8 @@
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
 use crate::Lender;
-use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Plain, ResizeCq, mini_format};
-use crate::cq_ring::Shape;
+use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq, mini_format};
+use crate::cq_ring::CqeFormat;
 use crate::{Arming, CompletionRing, CreateError};
 
 /// The contents of a mini CQE besides the fields that this crate reads.
@@ -70,17 +70,17 @@ impl<C: ContextRef> CompletionQueue<C> {
         options: CqOptions,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
-        let shape = Shape {
+        let format = CqeFormat {
             shift: if options.wide { 7 } else { 6 },
             compresses: options.compression.is_some(),
         };
         let entries = Self::entries(init.cqe)?;
-        let ring = CompletionRing::new(entries.ilog2(), shape, lender)?;
+        let ring = CompletionRing::new(entries.ilog2(), format, lender)?;
         let request = CreateCq {
             buf_addr: ring.memory().address(),
             db_addr: ring.records().address(),
-            cqe_size: shape.bytes() as u32,
-            cqe_comp_en: shape.compresses.into(),
+            cqe_size: format.bytes() as u32,
+            cqe_comp_en: format.compresses.into(),
             cqe_comp_res_format: match options.compression {
                 None => 0,
                 Some(MiniFormat::Hash) => mini_format::HASH,
@@ -129,7 +129,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// is unread stays in it, in order.
     ///
     /// The caller holds `ring`, which is the object's, for itself until this
-    /// returns, but for [`crate::Look`]. The old entries are there until the
+    /// returns, but for [`crate::EmptyCheck`]. The old entries are there until the
     /// kernel has answered; then their addresses stay, and read as zeros.
     ///
     /// # Errors
@@ -149,10 +149,10 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CompletionRing::fresh(log2, ring.shape(), lender)?;
+        let memory = CompletionRing::fresh(log2, ring.format(), lender)?;
         let request = ResizeCq {
             buf_addr: memory.address(),
-            cqe_size: ring.shape().bytes() as u16,
+            cqe_size: ring.format().bytes() as u16,
             ..ResizeCq::default()
         };
         // SAFETY: the address is that of that many entries. They become the

@@ -65,7 +65,7 @@ impl CompletionRing {
             }
         }
         if to != first {
-            self.go_on_at(to);
+            self.resume_at(to);
         }
     }
 
@@ -75,8 +75,8 @@ impl CompletionRing {
     /// has been moved all the same.
     pub(crate) fn move_to(&mut self, memory: Entries, log2: u32) -> bool {
         self.write_out();
-        let shape = self.shape();
-        let fields = Self::fields(&memory, shape);
+        let format = self.format();
+        let fields = Self::fields(&memory, format);
         let first = self.position();
         let mut from = first;
         let mut ended = false;
@@ -97,20 +97,20 @@ impl CompletionRing {
             // is this side's: the device has been told that there is room for
             // it, and for no more.
             unsafe {
-                let to = fields.add(slot << shape.shift).cast();
+                let to = fields.add(slot << format.shift).cast();
                 self.copy_entry(entry, to, round);
             }
         }
-        self.go_on_in(memory, log2, first.wrapping_add(1));
+        self.resume_in(memory, log2, first.wrapping_add(1));
         ended
     }
 
     /// Copies an entry, by its fields, to a place of the round `round`.
     ///
     /// # Safety
-    /// Both are entries of this shape, the latter writable.
+    /// Both are entries of this format, the latter writable.
     unsafe fn copy_entry(&self, from: NonNull<Cqe>, to: NonNull<Cqe>, round: u8) {
-        let (bytes, before) = (self.shape().bytes(), self.shape().before());
+        let (bytes, before) = (self.format().bytes(), self.format().before());
         // SAFETY: whole entries, as the caller says.
         unsafe {
             let (from, to) = (from.cast::<u8>().sub(before), to.cast::<u8>().sub(before));

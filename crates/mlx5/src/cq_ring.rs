@@ -37,7 +37,7 @@ pub struct CompletionRing {
     mask: u32,
     /// Bytes from an entry to the next.
     step: usize,
-    shape: Shape,
+    format: CqeFormat,
     /// Where the fields of the first entry are.
     fields: NonNull<u8>,
     pub(crate) qps: QpTable,
@@ -68,11 +68,11 @@ pub(crate) fn is_written(owner: u8, round: u8) -> bool {
 
 /// Whether a completion queue has something to read, without its lock.
 #[derive(Debug)]
-pub struct Look {
+pub struct EmptyCheck {
     owner_check: Arc<OwnerCheck>,
 }
 
-impl Look {
+impl EmptyCheck {
     /// Whether there is certainly nothing to read. Any thread, no lock.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
@@ -83,14 +83,14 @@ impl Look {
 
 /// What entries look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct CqeFormat {
     /// Binary logarithm of an entry's bytes, 6 or 7. The fields are the last 64.
     pub shift: u32,
     /// The device may compress CQEs.
     pub compresses: bool,
 }
 
-impl Shape {
+impl CqeFormat {
     /// What every device has.
     #[cfg(test)]
     pub(crate) const PLAIN: Self = Self {
@@ -113,19 +113,19 @@ impl CompletionRing {
     /// A queue of `1 << log2` entries, all of them the device's.
     pub(crate) fn new(
         log2: u32,
-        shape: Shape,
+        format: CqeFormat,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
-        let memory = Self::fresh(log2, shape, lender)?;
+        let memory = Self::fresh(log2, format, lender)?;
         let records = Records::new(lender)?;
-        let fields = Self::fields(&memory, shape);
+        let fields = Self::fields(&memory, format);
         let mut ring = Self {
             next: fields.cast(),
             round: 0,
             at: 0,
             mask: (1 << log2) - 1,
-            step: shape.bytes(),
-            shape,
+            step: format.bytes(),
+            format,
             fields,
             qps: QpTable::default(),
             session: Session::default(),
@@ -142,13 +142,13 @@ impl CompletionRing {
     /// Memory for `1 << log2` entries, all of them the device's.
     pub(crate) fn fresh(
         log2: u32,
-        shape: Shape,
+        format: CqeFormat,
         lender: Option<&dyn Lender>,
     ) -> Result<Entries, CreateError> {
-        let memory = Entries::new(shape.bytes() << log2, Purpose::CompletionQueue, lender)?;
-        let fields = Self::fields(&memory, shape);
+        let memory = Entries::new(format.bytes() << log2, Purpose::CompletionQueue, lender)?;
+        let fields = Self::fields(&memory, format);
         for slot in 0..1usize << log2 {
-            let at = slot * shape.bytes() + offset_of!(Cqe, op_own);
+            let at = slot * format.bytes() + offset_of!(Cqe, op_own);
             // SAFETY: inside the memory, which has `1 << log2` entries.
             unsafe { fields.add(at).write(cqe_opcode::INVALID << 4) };
         }
@@ -156,9 +156,9 @@ impl CompletionRing {
     }
 
     /// Where the fields of the first entry are.
-    pub(crate) fn fields(memory: &Entries, shape: Shape) -> NonNull<u8> {
+    pub(crate) fn fields(memory: &Entries, format: CqeFormat) -> NonNull<u8> {
         // SAFETY: inside the first entry.
-        unsafe { memory.first().add(shape.before()) }
+        unsafe { memory.first().add(format.before()) }
     }
 
     pub(crate) fn memory(&self) -> &Entries {
@@ -169,12 +169,12 @@ impl CompletionRing {
         &self.records
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    pub(crate) fn format(&self) -> CqeFormat {
+        self.format
     }
 
     pub(crate) fn compresses(&self) -> bool {
-        self.shape.compresses
+        self.format.compresses
     }
 
     /// Entries that it holds at most.
@@ -312,7 +312,7 @@ impl CompletionRing {
             let Some((cqe, op_own)) = self.written(at) else {
                 return Ok(false);
             };
-            if self.shape.compresses && is_title(op_own) {
+            if self.format.compresses && is_title(op_own) {
                 self.open_session(at, cqe.copy())?;
                 continue;
             }
@@ -325,7 +325,7 @@ impl CompletionRing {
                 && op_own >> 4 <= cqe_opcode::RESP_SEND_INV
             {
                 let mut copy = cqe.copy();
-                let wide = (self.shape.before() != 0).then(|| {
+                let wide = (self.format.before() != 0).then(|| {
                     // SAFETY: 64 bytes of the entry come before its fields.
                     unsafe { self.slot(at).cast::<[u8; 64]>().sub(1).read() }
                 });
@@ -359,7 +359,7 @@ impl CompletionRing {
         } else if self.written(self.at).is_none() {
             return;
         }
-        self.go_on_at(self.at.wrapping_add(1));
+        self.resume_at(self.at.wrapping_add(1));
     }
 
     /// Gives what was read back to the device.
@@ -381,8 +381,8 @@ impl CompletionRing {
     ///
     /// # Safety
     /// It is not used any more when the ring goes.
-    pub unsafe fn look(&self) -> Look {
-        Look {
+    pub unsafe fn empty_check(&self) -> EmptyCheck {
+        EmptyCheck {
             owner_check: Arc::clone(&self.owner_check),
         }
     }
@@ -411,36 +411,36 @@ impl CompletionRing {
             self.next = unsafe { self.next.byte_add(self.step) };
         } else {
             cold_path();
-            self.go_to(self.at);
+            self.set_position(self.at);
         }
     }
 
     /// Goes on reading at `at`.
-    fn go_to(&mut self, at: u32) {
+    fn set_position(&mut self, at: u32) {
         self.at = at;
         self.next = self.slot(at);
         self.round = self.round(at);
     }
 
     /// Goes on reading at `at`, and says so to the device.
-    pub(crate) fn go_on_at(&mut self, at: u32) {
-        self.go_to(at);
+    pub(crate) fn resume_at(&mut self, at: u32) {
+        self.set_position(at);
         self.publish();
     }
 
     /// Goes on reading at `at` in other memory, of `1 << log2` entries.
-    pub(crate) fn go_on_in(&mut self, memory: Entries, log2: u32, at: u32) {
-        self.fields = Self::fields(&memory, self.shape);
+    pub(crate) fn resume_in(&mut self, memory: Entries, log2: u32, at: u32) {
+        self.fields = Self::fields(&memory, self.format);
         self.mask = (1 << log2) - 1;
         let old = std::mem::replace(&mut self.memory, memory);
         self.retired.push(old.retire());
-        self.go_on_at(at);
+        self.resume_at(at);
     }
 
     /// Of entries as every device has them.
     #[cfg(test)]
     pub(crate) fn plain(log2: u32) -> Result<Self, CreateError> {
-        Self::new(log2, Shape::PLAIN, None)
+        Self::new(log2, CqeFormat::PLAIN, None)
     }
 
     /// The queue's memory, for tests that play the device.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use uverbs::QpCap;
 
 use crate::context::UserIndex;
-use crate::cq_ring::Shape;
+use crate::cq_ring::CqeFormat;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::registers::Register;
 use crate::shared::SharedQueue;
@@ -138,7 +138,7 @@ struct World<'s> {
 /// Runs a script. It panics if a device could do what it must not.
 pub fn completions(script: &[u8]) {
     let mut script = Script(script);
-    let shape = Shape {
+    let format = CqeFormat {
         shift: 6 + u32::from(script.below(2)),
         compresses: script.below(2) == 1,
     };
@@ -153,7 +153,7 @@ pub fn completions(script: &[u8]) {
         pairs: pairs.map(|shared| Pair::new(place.next().unwrap_or(0), shared)),
         shared: SharedQueue::new(shared),
         shared_receives: Vec::new(),
-        ring: CompletionRing::new(log2, shape, None).expect("a small queue"),
+        ring: CompletionRing::new(log2, format, None).expect("a small queue"),
         raised: 0,
         next_id: 0,
     };
@@ -295,15 +295,15 @@ impl World<'_> {
 
     /// Where the fields of the next completion are, and its owner bit.
     fn place(&self) -> (usize, u8) {
-        let (shape, capacity) = (self.ring.shape(), self.ring.capacity());
+        let (format, capacity) = (self.ring.format(), self.ring.capacity());
         let slot = (self.raised % capacity) as usize;
         let owner = (self.raised / capacity) as u8 & 1;
-        (slot * shape.bytes() + shape.before(), owner)
+        (slot * format.bytes() + format.before(), owner)
     }
 
     /// Writes to the entries.
     fn write(&mut self, at: usize, bytes: &[u8]) {
-        let size = self.ring.shape().bytes() * self.ring.capacity() as usize;
+        let size = self.ring.format().bytes() * self.ring.capacity() as usize;
         let entries: NonNull<u8> = self.ring.entries();
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: in the entries, by the remainder; nobody else writes now.
@@ -379,8 +379,8 @@ impl World<'_> {
             1 => self.ring.clean(&pair.work),
             _ => {
                 let log2 = 1 + u32::from(self.script.below(4));
-                let shape = self.ring.shape();
-                let memory = CompletionRing::fresh(log2, shape, None).expect("a small queue");
+                let format = self.ring.format();
+                let memory = CompletionRing::fresh(log2, format, None).expect("a small queue");
                 self.ring.suspend().expect("memory");
                 // With its mark, or without.
                 if self.script.below(2) == 1 {

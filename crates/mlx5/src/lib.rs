@@ -55,7 +55,7 @@ pub use arming::Arming;
 pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
-pub use cq_ring::{CompletionRing, Look};
+pub use cq_ring::{CompletionRing, EmptyCheck};
 pub use cqe::{Sink, Timed};
 pub use cursor::CursorEntry;
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};

@@ -72,8 +72,8 @@ impl<C: ContextRef> OwnRegister<C> {
         Ok(Self { register, uar })
     }
 
-    pub(crate) fn numbered(&self) -> Numbered {
-        Numbered {
+    pub(crate) fn uar_register(&self) -> UarRegister {
+        UarRegister {
             register: self.register.clone(),
             page_id: self.uar.location().page_id,
         }
@@ -92,7 +92,7 @@ impl<C: ContextRef> OwnRegister<C> {
 
 /// A register, and the number of its page by which a queue pair is made to use
 /// it.
-pub(crate) struct Numbered {
+pub(crate) struct UarRegister {
     pub(crate) register: Register,
     pub(crate) page_id: u32,
 }
@@ -176,12 +176,12 @@ impl OwnPages {
         self.locked(|pages| Self::give(pages.first(), 0, true).map(|given| given.register))
     }
 
-    fn give(page: Option<&OwnPage>, half: usize, shared: bool) -> Result<Numbered, CreateError> {
+    fn give(page: Option<&OwnPage>, half: usize, shared: bool) -> Result<UarRegister, CreateError> {
         let own = page.ok_or(CreateError::NoMemory)?;
         // SAFETY: the size was checked when the device was opened; who shares
         // what `take` says.
         let register = unsafe { only_register(&own.page, half, shared)? };
-        Ok(Numbered {
+        Ok(UarRegister {
             register,
             page_id: own.location.page_id,
         })
@@ -189,7 +189,7 @@ impl OwnPages {
 
     /// A register for a queue pair: one that no other has, while there are any;
     /// else the one of the fewest.
-    pub(crate) fn take(&self, context: &Context) -> Result<Numbered, CreateError> {
+    pub(crate) fn take(&self, context: &Context) -> Result<UarRegister, CreateError> {
         if self.half == 0 {
             return self.locked(|pages| Self::give(pages.first(), 0, true));
         }

@@ -6,7 +6,7 @@ use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, U
 
 use crate::Lender;
 use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, Plain, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
+    AllocPdResp, CreateQp, CreateQpResp, Pod, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{RecvPlan, SendPlan};
@@ -142,7 +142,7 @@ impl<C: ContextRef> QueuePair<C> {
             RecvPlan::default()
         };
         let chosen = match own {
-            Some(own) => Some(own.numbered()),
+            Some(own) => Some(own.uar_register()),
             None => device.choose_register(context)?,
         };
         let index = device.user_index()?;

@@ -36,18 +36,18 @@ pub(crate) struct QpTable {
     pages: Vec<Option<Page>>,
     /// The queue pairs that were found last, for sends and for receives: the next
     /// CQE is often of the same.
-    last: [Found; 2],
+    last: [CachedQp; 2],
 }
 
 /// A queue pair that was found.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct CachedQp {
     /// The CQE's field, as it is there; more if there is none.
     field: u64,
     work: NonNull<Work>,
 }
 
-impl Found {
+impl CachedQp {
     const NONE: Self = Self {
         field: u64::MAX,
         work: NonNull::dangling(),
@@ -58,7 +58,7 @@ impl Default for QpTable {
     fn default() -> Self {
         Self {
             pages: Vec::new(),
-            last: [Found::NONE; 2],
+            last: [CachedQp::NONE; 2],
         }
     }
 }
@@ -82,7 +82,7 @@ impl QpTable {
             let index = user_index(field) as usize;
             let page = self.pages.get(index / PAGE)?.as_ref()?;
             let work = page[index % PAGE][role].as_ref()?;
-            self.last[role] = Found {
+            self.last[role] = CachedQp {
                 field: field.into(),
                 work: NonNull::from(&**work),
             };
@@ -117,7 +117,7 @@ impl QpTable {
 
     /// Removes a queue pair; whether it was there.
     pub(crate) fn remove(&mut self, user_index: u32) -> bool {
-        self.last = [Found::NONE; 2];
+        self.last = [CachedQp::NONE; 2];
         let index = user_index as usize;
         let page = self.pages.get_mut(index / PAGE).and_then(Option::as_mut);
         page.is_some_and(|page| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uverbs::{ContextRef, Srq, SrqInit, SrqKind, Udata};
 
-use crate::abi::{CreateSrq, CreateSrqResp, Plain};
+use crate::abi::{CreateSrq, CreateSrqResp, Pod};
 use crate::memory::Lender;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::{SharedQueue, SharedWork};

@@ -100,7 +100,7 @@ fn service() -> Result<()> {
     let last = all(&mut cq, Operation::Receive)?;
     let number = last.result?.immediate().ok_or("no number")?;
     let local = domain.context().local_address(1)?;
-    let path = last.way_back(&local).ok_or("nobody's datagram")?;
+    let path = last.reply_address(&local).ok_or("nobody's datagram")?;
     let (lid, gid) = (path.dlid, Gid(path.grh.dgid));
     println!("from {gid}, LID {lid}, queue pair {number}");
     let key = qp.query()?.qkey;

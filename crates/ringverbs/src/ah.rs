@@ -59,7 +59,7 @@ impl ProtectionDomain {
         if local.lid != 0 && lid == 0 {
             return Err(Error::Invalid {
                 what: "on InfiniBand a path has the peer's LID, which a GID does not tell: \
-                       give an Endpoint, or a completion's way_back",
+                       give an Endpoint, or a completion's reply_address",
             });
         }
         self.address_handle(&local.path_to(gid, lid))

@@ -75,7 +75,7 @@ impl CompletionChannel {
     pub fn try_event(&self) -> Result<Option<ChannelEvent>> {
         match self.inner.channel.read_event() {
             Ok(queue) => {
-                self.inner.context.provider().seen_event(queue);
+                self.inner.context.provider().event_read(queue);
                 Ok(Some(ChannelEvent { queue }))
             }
             Err(error) if is_again(&error) => Ok(None),

@@ -10,7 +10,7 @@ use uverbs::kernel::{Kernel, RealKernel};
 use uverbs::{AsyncEventFile, ContextInfo, Udata};
 
 use crate::device::Provider;
-use crate::inflight::{Registry, Slab};
+use crate::inflight::{Registry, UnorderedTable};
 use crate::qp::FlushTo;
 use crate::query::Inspector;
 use crate::{CloseError, Error, Result};
@@ -112,8 +112,8 @@ impl Device {
     /// [`Error::NoDevice`] if there is none.
     pub fn named(name: &str) -> Result<Self> {
         #[cfg(feature = "embedded")]
-        if let Some(place) = embedded_place(name) {
-            return embedded_device(place);
+        if let Some(location) = embedded_location(name) {
+            return embedded_device(location);
         }
         let mut devices = devices()?.into_iter();
         devices
@@ -136,7 +136,7 @@ impl Device {
     /// device.
     #[cfg(feature = "embedded")]
     pub(crate) fn is_embedded_name(name: &str) -> bool {
-        embedded_place(name).is_some()
+        embedded_location(name).is_some()
     }
 
     /// Returns the connection manager of an embedded device's network.
@@ -218,11 +218,11 @@ const EMBEDDED: &str = "embedded";
 
 /// Network of an embedded device: its own, or that of a directory.
 #[cfg(feature = "embedded")]
-type Place<'a> = Option<(&'a Path, embedded::Sharing)>;
+type Location<'a> = Option<(&'a Path, embedded::Sharing)>;
 
 /// Parses the name of an embedded device.
 #[cfg(feature = "embedded")]
-fn embedded_place(name: &str) -> Option<Place<'_>> {
+fn embedded_location(name: &str) -> Option<Location<'_>> {
     let rest = name.strip_prefix(EMBEDDED)?;
     if rest.is_empty() {
         return Some(None);
@@ -235,24 +235,24 @@ fn embedded_place(name: &str) -> Option<Place<'_>> {
     Some(Some((Path::new(directory), sharing)))
 }
 
-/// Returns the embedded device of this process for `place`, creating it at first
+/// Returns the embedded device of this process for `location`, creating it at first
 /// use.
 #[cfg(feature = "embedded")]
-fn embedded_device(place: Place) -> Result<Device> {
+fn embedded_device(location: Location) -> Result<Device> {
     type Devices = Vec<(Option<(PathBuf, embedded::Sharing)>, embedded::Embedded)>;
     static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = place.map(|(directory, sharing)| (directory.to_owned(), sharing));
-    if let Some((_, device)) = devices.iter().find(|(at, _)| *at == place) {
+    let location = location.map(|(directory, sharing)| (directory.to_owned(), sharing));
+    if let Some((_, device)) = devices.iter().find(|(at, _)| *at == location) {
         return Ok(device.clone().into());
     }
     let drive = embedded::Drive::Thread;
-    let network = match &place {
+    let network = match &location {
         Some((directory, sharing)) => embedded::Network::joined_with(drive, directory, *sharing),
         None => embedded::Network::new(drive),
     };
     let device = network?.device("roce")?;
-    devices.push((place, device.clone()));
+    devices.push((location, device.clone()));
     Ok(device.into())
 }
 
@@ -303,7 +303,7 @@ pub(crate) struct Inner {
     pub(crate) events: AsyncEventFile<Ctx>,
     /// In-flight lists of shared receive queues, by the number in their work
     /// request ids.
-    pub(crate) slabs: Registry<Slab>,
+    pub(crate) srq_tables: Registry<UnorderedTable>,
     next_id: Mutex<u64>,
     /// Device capabilities, `IB_UVERBS_DEVICE_...`.
     optional: u64,
@@ -353,7 +353,7 @@ impl Context {
                 events,
                 optional: able.device_cap_flags_ex,
                 read_depths,
-                slabs: Registry::new(),
+                srq_tables: Registry::new(),
                 next_id: Mutex::new(0),
             }),
         })
@@ -405,7 +405,7 @@ impl Context {
     /// objects are gone then, and what they used can be released. `error` alone
     /// does not suffice, because drivers of live devices return EIO too, so the
     /// kernel is asked again.
-    pub(crate) fn is_gone_by(&self, error: &uverbs::Error) -> bool {
+    pub(crate) fn is_removed(&self, error: &uverbs::Error) -> bool {
         error.is_device_gone() && self.inner.uverbs.is_gone()
     }
 

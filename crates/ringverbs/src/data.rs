@@ -57,18 +57,18 @@ mod sealed {
         #[doc(hidden)]
         fn hold(self) -> Payload;
 
-        /// Writes the result of [`hold`](Self::hold) to `place`.
+        /// Writes the result of [`hold`](Self::hold) to `slot`.
         ///
         /// # Safety
-        /// `place` is valid for writes.
+        /// `slot` is valid for writes.
         #[doc(hidden)]
         #[inline(always)]
-        unsafe fn hold_at(self, place: *mut Payload)
+        unsafe fn hold_at(self, slot: *mut Payload)
         where
             Self: Sized,
         {
             // SAFETY: the caller's obligation.
-            unsafe { place.write(self.hold()) };
+            unsafe { slot.write(self.hold()) };
         }
     }
 }
@@ -245,15 +245,15 @@ macro_rules! data {
             }
 
             #[inline(always)]
-            unsafe fn hold_at(self, place: *mut Payload) {
-                let place: *mut Variant<$piece> = place.cast();
+            unsafe fn hold_at(self, slot: *mut Payload) {
+                let slot: *mut Variant<$piece> = slot.cast();
                 // SAFETY: the caller's obligation; the layout is that of the
                 // variant. Writing the enum as a whole would assemble it
                 // elsewhere and copy it in parts of other sizes than it was
                 // written in, which defeats store forwarding.
                 unsafe {
-                    (&raw mut (*place).tag).write(tag::$one);
-                    (&raw mut (*place).piece).write(self);
+                    (&raw mut (*slot).tag).write(tag::$one);
+                    (&raw mut (*slot).piece).write(self);
                 }
             }
         }
@@ -443,13 +443,13 @@ mod tests {
     /// A value written in parts equals one that was written as a whole.
     #[test]
     fn a_payload_is_laid_out_as_it_is_written() {
-        let mut place = MaybeUninit::<Payload>::uninit();
-        let to: *mut Variant<Vec<Buffer>> = place.as_mut_ptr().cast();
-        // SAFETY: `place` has room for the variant, all of which is written.
+        let mut slot = MaybeUninit::<Payload>::uninit();
+        let to: *mut Variant<Vec<Buffer>> = slot.as_mut_ptr().cast();
+        // SAFETY: `slot` has room for the variant, all of which is written.
         let read = unsafe {
             (&raw mut (*to).tag).write(tag::BUFFERS);
             (&raw mut (*to).piece).write(Vec::with_capacity(3));
-            place.assume_init()
+            slot.assume_init()
         };
         let Payload::Buffers(buffers) = read else {
             panic!("another variant");

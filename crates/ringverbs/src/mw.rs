@@ -387,7 +387,7 @@ impl Drop for Inner {
         if let Some(object) = self.object.take() {
             object.into_handle();
         }
-        if !self.domain.context().is_gone_by(&error) {
+        if !self.domain.context().is_removed(&error) {
             tracing::error!(%error, "memory window leaked, with what it is bound to");
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
             mem::forget((mem::take(&mut state.bound), mem::take(&mut state.raw)));

@@ -10,9 +10,9 @@ use uverbs::{Srq, SrqInit, SrqKind, SrqModify};
 use crate::context::Ctx;
 use crate::data::Sink;
 use crate::device::{self, SharedRecvQueue};
-use crate::inflight::{Posted, Slab};
+use crate::inflight::{Posted, UnorderedTable};
 use crate::operation::Operation;
-use crate::qp::{Companion, PostError, Released};
+use crate::qp::{Attachment, PostError, Released};
 use crate::{CloseError, Context, Error, ProtectionDomain, Result};
 
 /// Builder of a shared receive queue, from
@@ -94,7 +94,10 @@ impl SharedReceiveQueueBuilder {
             made => made?,
         };
         let capacity = made.recv.capacity();
-        let slab = context.inner().slabs.insert(|id| Slab::new(id, capacity))?;
+        let table = context
+            .inner()
+            .srq_tables
+            .insert(|id| UnorderedTable::new(id, capacity))?;
         Ok(SharedReceiveQueue {
             queue: ManuallyDrop::new(made.recv),
             inner: Arc::new(Inner {
@@ -102,7 +105,7 @@ impl SharedReceiveQueueBuilder {
                 parked: OnceLock::new(),
                 destroyed: Hint::new(0),
                 work: made.work,
-                slab,
+                table,
                 domain,
                 id,
             }),
@@ -129,7 +132,7 @@ pub(crate) struct Inner {
     destroyed: Hint,
     /// The part that the creation of queue pairs needs.
     work: device::SharedWork,
-    slab: Arc<Slab>,
+    table: Arc<UnorderedTable>,
     domain: ProtectionDomain,
     id: u64,
 }
@@ -148,10 +151,14 @@ impl Inner {
     }
 
     /// Called after the kernel object was destroyed.
-    fn departed(&self) -> Vec<Posted> {
+    fn destroyed(&self) -> Vec<Posted> {
         self.destroyed.set(1);
-        self.domain.context().inner().slabs.remove(self.slab.id());
-        self.slab.take_all()
+        self.domain
+            .context()
+            .inner()
+            .srq_tables
+            .remove(self.table.id());
+        self.table.take_all()
     }
 }
 
@@ -164,17 +171,17 @@ impl Drop for Inner {
             return;
         }
         match object.destroy() {
-            Ok(_) => drop(self.departed()),
-            Err((object, error)) if self.domain.context().is_gone_by(&error) => {
+            Ok(_) => drop(self.destroyed()),
+            Err((object, error)) if self.domain.context().is_removed(&error) => {
                 object.into_handle();
-                drop(self.departed());
+                drop(self.destroyed());
             }
             Err((object, error)) => {
                 // The device may still use the receives, so they are not
                 // released.
                 tracing::error!(%error, "shared receive queue leaked, with its receives");
                 object.into_handle();
-                std::mem::forget(Arc::clone(&self.slab));
+                std::mem::forget(Arc::clone(&self.table));
                 std::mem::forget(self.domain.clone());
                 std::mem::forget(self.parked.take());
             }
@@ -210,7 +217,7 @@ impl SharedReceiveQueue {
 
     /// Returns the number of receives in flight.
     pub fn in_flight(&self) -> u32 {
-        self.inner.slab.len()
+        self.inner.table.len()
     }
 
     /// Posts a receive into the whole capacity of `data`.
@@ -225,7 +232,7 @@ impl SharedReceiveQueue {
         // The slot is reserved and filled before the receive is published,
         // because a completion must find its operation. The SGEs are built before
         // the memory is moved.
-        let Some(work) = self.inner.slab.reserve() else {
+        let Some(work) = self.inner.table.reserve() else {
             return Err(PostError {
                 error: full,
                 data: Some(data),
@@ -238,21 +245,21 @@ impl SharedReceiveQueue {
             queue.push(work.0, list)
         });
         if let Err(error) = pushed {
-            self.inner.slab.cancel(work);
+            self.inner.table.cancel(work);
             return Err(PostError {
                 error,
                 data: Some(data),
                 token,
             });
         }
-        self.inner.slab.fill(
+        self.inner.table.fill(
             work,
             Posted {
                 token,
                 payload: data.hold(),
-                companion: Companion::None,
+                attachment: Attachment::None,
                 operation: Operation::Receive,
-                quiet: false,
+                unreported: false,
             },
         );
         // SAFETY: the table of receives in flight owns the memory until the
@@ -286,7 +293,7 @@ impl SharedReceiveQueue {
             max_wr: Some(receives),
         };
         self.queue.modify(&self.inner.object, &change)?;
-        self.inner.slab.grow(self.queue.capacity());
+        self.inner.table.grow(self.queue.capacity());
         Ok(())
     }
 
@@ -314,10 +321,10 @@ impl SharedReceiveQueue {
         let object = &self.inner.object;
         match uverbs::srq::destroy(object.context(), object.handle()) {
             Ok(_) => {}
-            Err(error) if self.inner.domain.context().is_gone_by(&error) => {}
+            Err(error) if self.inner.domain.context().is_removed(&error) => {}
             Err(error) => return Err(CloseError::new(self, error)),
         }
-        let left = self.inner.departed().into_iter();
+        let left = self.inner.destroyed().into_iter();
         Ok(left.map(Released::from).collect())
     }
 }

@@ -409,7 +409,7 @@ impl TaggedEndpoint {
         if !Arc::ptr_eq(&claimed.pool, &self.pool) {
             return Err(claimed);
         }
-        self.let_go(claimed.message);
+        self.release(claimed.message);
         Ok(())
     }
 
@@ -518,7 +518,7 @@ impl TaggedEndpoint {
         } else if self.spilled < self.spill {
             let arrived = Message::Arrived(message);
             let copy = Message::Spilled(arrived.body().into());
-            self.let_go(arrived);
+            self.release(arrived);
             self.spilled += 1;
             self.matcher.unexpected.push_back((tag, copy));
         } else {
@@ -528,7 +528,7 @@ impl TaggedEndpoint {
     }
 
     /// Releases a message after its last use.
-    fn let_go(&mut self, message: Message) {
+    fn release(&mut self, message: Message) {
         match message {
             Message::Arrived(buffer) => self.repost(buffer),
             Message::Spilled(_) => self.spilled -= 1,
@@ -573,7 +573,7 @@ impl TaggedEndpoint {
                 )
             })
         });
-        self.let_go(message);
+        self.release(message);
     }
 
     /// Posts a buffer of the library again.

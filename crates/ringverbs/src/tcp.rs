@@ -132,17 +132,17 @@ pub fn exchange(
     ours: &Endpoint,
     timeout: Duration,
 ) -> Result<Endpoint, ExchangeError> {
-    let talk = Talk::new(stream, timeout);
+    let exchange = Exchange::new(stream, timeout);
     let mut line = Vec::with_capacity(LINE);
     line.extend_from_slice(GREETING);
     line.extend_from_slice(ours.to_string().as_bytes());
     line.push(b'\n');
     // A peer's socket buffer always has room for one line, so no side waits for
     // the other to read first.
-    talk.write(&line, "telling the peer the local endpoint")?;
+    exchange.write(&line, "telling the peer the local endpoint")?;
     let mut line = [0; LINE];
     let expected = "an endpoint of this crate's tcp::exchange";
-    talk.read(
+    exchange.read(
         &mut line,
         GREETING,
         expected,
@@ -163,9 +163,9 @@ pub fn exchange(
 /// # Errors
 /// As [`exchange`].
 pub fn barrier(stream: &TcpStream, timeout: Duration) -> Result<(), ExchangeError> {
-    let talk = Talk::new(stream, timeout);
-    talk.write(READY, "telling the peer that this side is ready")?;
-    talk.read(
+    let exchange = Exchange::new(stream, timeout);
+    exchange.write(READY, "telling the peer that this side is ready")?;
+    exchange.read(
         &mut [0; READY.len()],
         READY,
         "its ready message",
@@ -217,13 +217,13 @@ fn malformed(expected: &'static str, got: &[u8]) -> ExchangeError {
 }
 
 /// A stream with the deadline of one message each way.
-struct Talk<'s> {
+struct Exchange<'s> {
     stream: &'s TcpStream,
     begin: Instant,
     allowed: Duration,
 }
 
-impl<'s> Talk<'s> {
+impl<'s> Exchange<'s> {
     fn new(stream: &'s TcpStream, allowed: Duration) -> Self {
         Self {
             stream,

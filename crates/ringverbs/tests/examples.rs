@@ -56,9 +56,9 @@ fn finish(name: &str, mut child: Child) -> String {
 }
 
 /// A directory that two processes meet in, and goes with the test.
-struct Meeting(PathBuf);
+struct SharedDirectory(PathBuf);
 
-impl Meeting {
+impl SharedDirectory {
     fn new(name: &str) -> Self {
         let name = format!("ringverbs-{name}-{}", std::process::id());
         Self(std::env::temp_dir().join(name))
@@ -69,7 +69,7 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for SharedDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -204,8 +204,8 @@ fn write_with_immediate() {
 
 #[test]
 fn hello_tcp() {
-    let meeting = Meeting::new("hello");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("hello");
+    let device = shared_directory.device();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
     let address = port.unwrap().to_string();
     let listening = start("hello_tcp", &["listen", &address, &device], "");
@@ -232,8 +232,8 @@ fn hello_tcp() {
 
 #[test]
 fn key_value_store() {
-    let meeting = Meeting::new("kv");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("kv");
+    let device = shared_directory.device();
     let mut server = Server(start("kv_server", &["127.0.0.1:0", &device], ""));
     let mut line = String::new();
     let mut lines = BufReader::new(server.0.stdout.take().unwrap());
@@ -253,8 +253,8 @@ fn key_value_store() {
 
 #[test]
 fn connections_by_address() {
-    let meeting = Meeting::new("cm");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("cm");
+    let device = shared_directory.device();
     let server = Listening::start("cm_server", &["2", "0"], &device);
     let port = server.port.clone();
     for _ in 0..2 {
@@ -293,8 +293,8 @@ fn pings(text: &str, before: &str) -> Vec<String> {
 
 #[test]
 fn rping() {
-    let meeting = Meeting::new("rping");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("rping");
+    let device = shared_directory.device();
     let server = Listening::start("rping_server", &["0"], &device);
     let arguments = ["127.0.0.1", "10", &server.port];
     let text = finish("rping_client", start("rping_client", &arguments, &device));
@@ -313,8 +313,8 @@ fn rping() {
 /// Who is killed is gone for the other one, in either direction.
 #[test]
 fn an_end_that_is_killed() {
-    let meeting = Meeting::new("killed");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("killed");
+    let device = shared_directory.device();
     let begin = |count: &str| {
         let mut server = Listening::start("rping_server", &["0"], &device);
         let arguments = ["127.0.0.1", count, &server.port];
@@ -343,8 +343,8 @@ fn an_end_that_is_killed() {
 
 #[test]
 fn datagram_service() {
-    let meeting = Meeting::new("service");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("service");
+    let device = shared_directory.device();
     let mut service = Server(start("cm_datagram", &[], &device));
     let end = Instant::now() + PATIENCE;
     // Until the service is there.
@@ -375,8 +375,8 @@ fn datagram_service() {
 
 #[test]
 fn stream_echo() {
-    let meeting = Meeting::new("stream");
-    let device = meeting.device();
+    let shared_directory = SharedDirectory::new("stream");
+    let device = shared_directory.device();
     let mut server = Listening::start("stream_echo", &["127.0.0.1:0"], &device);
     let address = format!("127.0.0.1:{}", server.port);
     let arguments = [&address, "there", "and", "back"];

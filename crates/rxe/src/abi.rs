@@ -214,7 +214,7 @@ pub struct CreateAhResp {
 ///
 /// # Safety
 /// No padding, no invalid values.
-pub(crate) unsafe trait Plain: Copy + Default {
+pub(crate) unsafe trait Pod: Copy + Default {
     fn bytes(&self) -> &[u8] {
         // SAFETY: no padding, so every byte is initialised.
         unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
@@ -225,18 +225,18 @@ pub(crate) unsafe trait Plain: Copy + Default {
     }
 }
 // SAFETY: 8 + 4 + 4 bytes, integers only.
-unsafe impl Plain for MmapInfo {}
+unsafe impl Pod for MmapInfo {}
 // SAFETY: two `MmapInfo`.
-unsafe impl Plain for CreateQpResp {}
+unsafe impl Pod for CreateQpResp {}
 // SAFETY: an `MmapInfo` and two u32.
-unsafe impl Plain for CreateSrqResp {}
+unsafe impl Pod for CreateSrqResp {}
 // SAFETY: one u64.
-unsafe impl Plain for ModifySrqCmd {}
+unsafe impl Pod for ModifySrqCmd {}
 // SAFETY: two u32.
-unsafe impl Plain for CreateAhResp {}
+unsafe impl Pod for CreateAhResp {}
 
 /// Driver data that is a response only.
-pub(crate) fn response<T: Plain>(to: &mut T) -> Udata<'_> {
+pub(crate) fn response<T: Pod>(to: &mut T) -> Udata<'_> {
     // SAFETY: rxe takes no input for the commands that this is used with, so
     // no address is named.
     unsafe { Udata::new(&[], to.bytes_mut()) }

@@ -2,7 +2,7 @@
 
 use uverbs::{ContextRef, Srq, SrqInit, SrqModify, Udata};
 
-use crate::abi::{self, CreateSrqResp, MmapInfo, ModifySrqCmd, Plain};
+use crate::abi::{self, CreateSrqResp, MmapInfo, ModifySrqCmd, Pod};
 use crate::map::map_ring;
 use crate::{CreateError, RecvQueue};
 

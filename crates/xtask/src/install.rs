@@ -26,7 +26,7 @@ const STOCK: &str = "rxe.driver";
 
 /// Where an installation goes.
 #[derive(Debug, PartialEq, Eq)]
-struct Places {
+struct InstallPaths {
     /// libibverbs's folder of providers.
     providers: PathBuf,
     /// libibverbs's folder of configuration files.
@@ -39,10 +39,10 @@ struct Places {
     system: bool,
 }
 
-impl Places {
+impl InstallPaths {
     /// The folders under a prefix; `/usr` is the system's, `TREE/usr` that of
     /// another tree, whose configuration is in `TREE/etc`.
-    fn under(prefix: &Path) -> Result<Places> {
+    fn under(prefix: &Path) -> Result<InstallPaths> {
         let prefix = std::path::absolute(prefix)
             .with_context(|| format!("no such prefix: {}", prefix.display()))?;
         let etc = match prefix.file_name() {
@@ -56,7 +56,7 @@ impl Places {
             prefix.join("lib/libibverbs"),
         ];
         let providers = candidates.iter().find(|dir| dir.is_dir());
-        Ok(Places {
+        Ok(InstallPaths {
             providers: providers.unwrap_or(&candidates[0]).clone(),
             config: etc.join("libibverbs.d"),
             aside: etc.join("ringverbs").join(STOCK),
@@ -72,7 +72,7 @@ impl Places {
 
 /// What of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub enum Component {
     /// The provider for libibverbs.
     Plugin,
     /// The command `ringverbs`.
@@ -89,48 +89,48 @@ pub enum Part {
 pub fn install(
     prefix: &Path,
     uninstall: bool,
-    only: Option<Part>,
+    only: Option<Component>,
     built: Option<&Path>,
 ) -> Result<()> {
-    let places = Places::under(prefix)?;
+    let paths = InstallPaths::under(prefix)?;
     let wanted = |part| only.is_none_or(|only| only == part);
     if uninstall {
-        if wanted(Part::Plugin) {
-            remove(&places)?;
+        if wanted(Component::Plugin) {
+            remove(&paths)?;
             println!("the plugin is removed; rxe devices use the stock provider");
         }
-        if wanted(Part::Command) {
-            remove_file(&places.command)?;
-            println!("{} is removed", places.command.display());
+        if wanted(Component::Command) {
+            remove_file(&paths.command)?;
+            println!("{} is removed", paths.command.display());
         }
         return Ok(());
     }
     let dist = match (built, only) {
         (Some(folder), _) => folder.to_owned(),
-        (None, Some(Part::Plugin)) => dist::dist()?,
+        (None, Some(Component::Plugin)) => dist::dist()?,
         (None, _) => dist::whole()?,
     };
-    if wanted(Part::Plugin) {
-        plugin(&dist, &places)?;
+    if wanted(Component::Plugin) {
+        plugin(&dist, &paths)?;
     }
-    if wanted(Part::Command) {
-        replace(&dist.join(COMMAND), &places.command)?;
-        println!("installed {}", places.command.display());
+    if wanted(Component::Command) {
+        replace(&dist.join(COMMAND), &paths.command)?;
+        println!("installed {}", paths.command.display());
     }
     Ok(())
 }
 
-fn plugin(dist: &Path, places: &Places) -> Result<()> {
-    fs::create_dir_all(&places.config).with_context(|| cannot("make", &places.config))?;
-    let library = places.providers.join(LIBRARY);
+fn plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {
+    fs::create_dir_all(&paths.config).with_context(|| cannot("make", &paths.config))?;
+    let library = paths.providers.join(LIBRARY);
     replace(&dist.join(LIBRARY), &library)?;
     for link in LINKS {
-        let link = places.providers.join(link);
+        let link = paths.providers.join(link);
         remove_file(&link)?;
         symlink(LIBRARY, &link).with_context(|| cannot("make", &link))?;
     }
-    put_aside(places)?;
-    let config = places.config.join(CONFIG);
+    put_aside(paths)?;
+    let config = paths.config.join(CONFIG);
     fs::write(&config, CONFIG_TEXT).with_context(|| cannot("write", &config))?;
     println!(
         "installed {} and {}; rxe devices use ringverbs",
@@ -164,37 +164,37 @@ fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-fn remove(places: &Places) -> Result<()> {
-    remove_file(&places.config.join(CONFIG))?;
+fn remove(paths: &InstallPaths) -> Result<()> {
+    remove_file(&paths.config.join(CONFIG))?;
     for name in LINKS.iter().chain([&LIBRARY]) {
-        remove_file(&places.providers.join(name))?;
+        remove_file(&paths.providers.join(name))?;
     }
-    put_back(places)
+    put_back(paths)
 }
 
 /// Moves the stock provider's configuration aside. On a Debian system dpkg is
 /// told, so that an upgrade of the stock package does not bring it back.
-fn put_aside(places: &Places) -> Result<()> {
-    let parent = places.aside.parent().unwrap_or(&places.aside);
+fn put_aside(paths: &InstallPaths) -> Result<()> {
+    let parent = paths.aside.parent().unwrap_or(&paths.aside);
     fs::create_dir_all(parent).with_context(|| cannot("make", parent))?;
-    if places.system && have_dpkg()? {
-        return divert("--add", places);
+    if paths.system && have_dpkg()? {
+        return divert("--add", paths);
     }
-    let stock = places.stock();
+    let stock = paths.stock();
     if stock.exists() {
-        fs::rename(&stock, &places.aside).with_context(|| cannot("move", &stock))?;
+        fs::rename(&stock, &paths.aside).with_context(|| cannot("move", &stock))?;
     }
     Ok(())
 }
 
-fn put_back(places: &Places) -> Result<()> {
-    if places.system && have_dpkg()? {
-        divert("--remove", places)?;
-    } else if places.aside.exists() {
-        let stock = places.stock();
-        fs::rename(&places.aside, &stock).with_context(|| cannot("put back", &stock))?;
+fn put_back(paths: &InstallPaths) -> Result<()> {
+    if paths.system && have_dpkg()? {
+        divert("--remove", paths)?;
+    } else if paths.aside.exists() {
+        let stock = paths.stock();
+        fs::rename(&paths.aside, &stock).with_context(|| cannot("put back", &stock))?;
     }
-    if let Some(parent) = places.aside.parent() {
+    if let Some(parent) = paths.aside.parent() {
         let _ = fs::remove_dir(parent); // if it is empty
     }
     Ok(())
@@ -211,11 +211,11 @@ fn have_dpkg() -> Result<bool> {
     }
 }
 
-fn divert(action: &str, places: &Places) -> Result<()> {
+fn divert(action: &str, paths: &InstallPaths) -> Result<()> {
     let output = Command::new("dpkg-divert")
         .args(["--local", "--rename", action, "--divert"])
-        .arg(&places.aside)
-        .arg(places.stock())
+        .arg(&paths.aside)
+        .arg(paths.stock())
         .output()
         .context("cannot run dpkg-divert")?;
     if !output.status.success() {
@@ -253,29 +253,29 @@ mod tests {
 
     #[test]
     fn folders_are_those_that_libibverbs_looks_in() {
-        let tree = Tree::new("places");
-        let places = Places::under(&tree.0.join("usr")).unwrap();
-        assert_eq!(places.providers, tree.0.join("usr/lib64/libibverbs"));
-        assert_eq!(places.config, tree.0.join("etc/libibverbs.d"));
-        assert!(!places.system);
-        let local = Places::under(Path::new("/opt/verbs")).unwrap();
+        let tree = Tree::new("paths");
+        let paths = InstallPaths::under(&tree.0.join("usr")).unwrap();
+        assert_eq!(paths.providers, tree.0.join("usr/lib64/libibverbs"));
+        assert_eq!(paths.config, tree.0.join("etc/libibverbs.d"));
+        assert!(!paths.system);
+        let local = InstallPaths::under(Path::new("/opt/verbs")).unwrap();
         assert_eq!(local.config, Path::new("/opt/verbs/etc/libibverbs.d"));
-        assert!(Places::under(Path::new("/usr")).unwrap().system);
+        assert!(InstallPaths::under(Path::new("/usr")).unwrap().system);
     }
 
     #[test]
     fn the_stock_configuration_is_put_aside_and_back() {
         let tree = Tree::new("aside");
-        let places = Places::under(&tree.0.join("usr")).unwrap();
+        let paths = InstallPaths::under(&tree.0.join("usr")).unwrap();
         for _ in 0..2 {
-            put_aside(&places).unwrap();
-            assert!(!places.stock().exists() && places.aside.exists());
+            put_aside(&paths).unwrap();
+            assert!(!paths.stock().exists() && paths.aside.exists());
         }
-        remove(&places).unwrap();
-        assert_eq!(fs::read_to_string(places.stock()).unwrap(), "driver rxe\n");
-        assert!(!places.aside.parent().unwrap().exists());
-        remove(&places).unwrap();
-        assert!(places.stock().exists());
+        remove(&paths).unwrap();
+        assert_eq!(fs::read_to_string(paths.stock()).unwrap(), "driver rxe\n");
+        assert!(!paths.aside.parent().unwrap().exists());
+        remove(&paths).unwrap();
+        assert!(paths.stock().exists());
     }
 
     /// What is below a folder, links too, without folders.
@@ -305,8 +305,8 @@ mod tests {
             .collect();
         plugin.sort_unstable();
         for (only, expect) in [
-            (Some(Part::Command), vec![COMMAND, STOCK]),
-            (Some(Part::Plugin), plugin.clone()),
+            (Some(Component::Command), vec![COMMAND, STOCK]),
+            (Some(Component::Plugin), plugin.clone()),
             (None, [&[COMMAND][..], &plugin].concat()),
         ] {
             let tree = Tree::new("either");
@@ -318,21 +318,21 @@ mod tests {
                 expect.sort_unstable();
                 assert_eq!(files(&tree.0), expect, "{only:?}");
             }
-            let stock_serves = Places::under(&prefix).unwrap().stock().exists();
-            assert_eq!(stock_serves, only == Some(Part::Command));
+            let stock_serves = InstallPaths::under(&prefix).unwrap().stock().exists();
+            assert_eq!(stock_serves, only == Some(Component::Command));
             install(&prefix, true, only, None).unwrap();
             assert_eq!(files(&tree.0), before, "{only:?}");
-            assert!(Places::under(&prefix).unwrap().stock().exists());
+            assert!(InstallPaths::under(&prefix).unwrap().stock().exists());
         }
         // Of both, one can be taken away.
         let tree = Tree::new("one");
         let prefix = tree.0.join("usr");
         install(&prefix, false, None, Some(&built.0)).unwrap();
-        install(&prefix, true, Some(Part::Command), None).unwrap();
+        install(&prefix, true, Some(Component::Command), None).unwrap();
         assert_eq!(files(&tree.0), plugin);
         // A folder without the command serves for the plugin only.
         fs::remove_file(built.0.join(COMMAND)).unwrap();
-        install(&prefix, false, Some(Part::Plugin), Some(&built.0)).unwrap();
+        install(&prefix, false, Some(Component::Plugin), Some(&built.0)).unwrap();
         let error = install(&prefix, false, None, Some(&built.0)).unwrap_err();
         assert!(format!("{error:#}").contains(COMMAND), "{error:#}");
     }

@@ -53,7 +53,7 @@ enum Command {
         uninstall: bool,
         /// Only this of the two
         #[arg(long, value_enum)]
-        only: Option<install::Part>,
+        only: Option<install::Component>,
         /// What `dist` has made, instead of making it now
         #[arg(long, conflicts_with = "uninstall")]
         dist: Option<PathBuf>,

@@ -90,7 +90,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let mut results = Results::default();
     results.spend("making the guest", tree);
     results.spend("building for the guest", began.elapsed() - tree);
-    let mut show = Show::new(suite.name());
+    let mut show = Progress::new(suite.name());
     let ended = vm::run(&image, &job, |line| match line {
         Line::Record(line) => show.record(&mut results, line),
         Line::Text(text) => show.text(text),
@@ -195,7 +195,7 @@ pub fn on_host(request: &Request) -> Result<Results> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no output of the driver")?;
     let mut results = Results::default();
-    let mut show = Show::new("host");
+    let mut show = Progress::new("host");
     for line in std::io::BufRead::lines(std::io::BufReader::new(out)) {
         let line = line?;
         match line.strip_prefix(RECORD) {
@@ -211,7 +211,7 @@ pub fn on_host(request: &Request) -> Result<Results> {
 }
 
 /// Shows how the cases go: failures at once, and a sign of life.
-pub struct Show {
+pub struct Progress {
     what: String,
     began: Instant,
     said: Instant,
@@ -220,10 +220,10 @@ pub struct Show {
     done: usize,
 }
 
-impl Show {
+impl Progress {
     /// For what is named so.
-    pub fn new(what: &str) -> Show {
-        Show {
+    pub fn new(what: &str) -> Progress {
+        Progress {
             what: what.to_owned(),
             began: Instant::now(),
             said: Instant::now(),

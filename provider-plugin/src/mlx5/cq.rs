@@ -6,8 +6,8 @@ use core::ffi::c_int;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, CqOptions, CursorEntry, Lender, Look,
-    Role, WallClock, Work,
+    Arming, CompletionError, CompletionQueue, CompletionRing, CqOptions, CursorEntry, EmptyCheck,
+    Lender, Role, WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -24,7 +24,7 @@ use crate::errno::Errno;
 #[repr(C)]
 pub struct Completions {
     /// Whether there is something, without the lock.
-    look: Look,
+    empty_check: EmptyCheck,
     ring: UnsafeCell<CompletionRing>,
     /// The completion between start_poll and end_poll.
     entry: UnsafeCell<CursorEntry>,
@@ -58,12 +58,12 @@ impl CqOps for Mlx5 {
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
         let options = CqOptions {
             arm_page: ctx.mlx5()?.arm_page(),
-            ..entries::asked()
+            ..entries::cq_options()
         };
         let made = CompletionQueue::create_with(ctx, init, options, asked)?;
         let completions = Completions {
             // SAFETY: it goes with the ring.
-            look: unsafe { made.ring.look() },
+            empty_check: unsafe { made.ring.empty_check() },
             ring: UnsafeCell::new(made.ring),
             entry: UnsafeCell::default(),
             arming: made.arming,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if own.completions.look.is_empty() {
+        if own.completions.empty_check.is_empty() {
             return 0;
         }
         poll(own, num_entries, wc)

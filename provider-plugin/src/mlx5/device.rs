@@ -6,7 +6,7 @@ use crate::abi::*;
 use crate::device::QueryOps;
 
 impl QueryOps for Mlx5 {
-    fn leave_out(attr: &mut ibv_device_attr_ex) {
+    fn remove_unsupported(attr: &mut ibv_device_attr_ex) {
         attr.tso_caps = ibv_tso_caps::default();
         attr.rss_caps = ibv_rss_caps::default();
         attr.max_wq_type_rq = 0;
@@ -29,7 +29,7 @@ mod tests {
         attr.max_wq_type_rq = 1;
         attr.raw_packet_caps = 1;
         attr.max_dm_size = 1;
-        Mlx5::leave_out(&mut attr);
+        Mlx5::remove_unsupported(&mut attr);
         assert_eq!(attr.tm_caps.max_num_tags, 0);
         assert_eq!((attr.rss_caps.supported_qpts, attr.max_wq_type_rq), (0, 0));
         assert_eq!((attr.raw_packet_caps, attr.max_dm_size), (0, 1));

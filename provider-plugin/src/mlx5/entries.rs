@@ -21,7 +21,7 @@ pub fn read_setting() {
 }
 
 /// What was asked for.
-pub fn asked() -> CqOptions {
+pub fn cq_options() -> CqOptions {
     ASKED.get().copied().unwrap_or_default()
 }
 
@@ -58,6 +58,6 @@ mod tests {
         assert_eq!(parse(b"128"), is(true, false));
         assert_eq!(parse(b"compressed"), is(false, true));
         assert_eq!(parse(b" compressed, 128"), is(true, true));
-        assert_eq!(asked(), is(false, false));
+        assert_eq!(cq_options(), is(false, false));
     }
 }

@@ -18,14 +18,14 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::mr::may_be_bound;
-use crate::qp::{Made, QpOps};
+use crate::qp::{NewQp, QpOps};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
 const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 
 /// What a queue pair has besides its queues.
-pub struct Besides {
+pub struct QpData {
     work: Arc<Work>,
     /// What the queue pair was made with: the kernel does not know how the
     /// queues are laid out.
@@ -50,12 +50,12 @@ unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
 }
 
 /// What a face has of a queue pair.
-fn parts(made: QueuePair<CtxRef>) -> Made<Mlx5> {
-    Made {
+fn parts(made: QueuePair<CtxRef>) -> NewQp<Mlx5> {
+    NewQp {
         object: made.object,
         send: made.send,
         recv: made.recv,
-        besides: Besides {
+        device_data: QpData {
             work: made.work,
             cap: made.cap,
         },
@@ -74,7 +74,7 @@ fn short_data(setting: Option<&OsStr>) -> bool {
 impl QpOps for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
-    type Besides = Besides;
+    type QpData = QpData;
 
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
 
@@ -86,7 +86,7 @@ impl QpOps for Mlx5 {
         operations: Option<u64>,
         thread: Option<&Thread>,
         domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno> {
+    ) -> Result<NewQp<Self>, Errno> {
         // SAFETY: live, and of this context.
         let shared = init.srq.map(|_| unsafe {
             let own = srq_of::<Self>(attr.srq);
@@ -131,11 +131,11 @@ impl QpOps for Mlx5 {
         Ok(parts(made))
     }
 
-    fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<Made<Self>, Errno> {
+    fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?))
     }
 
-    unsafe fn changed(qp: &Qp, state: u32) {
+    unsafe fn state_changed(qp: &Qp, state: u32) {
         if state != IBV_QPS_RESET {
             return;
         }
@@ -144,7 +144,7 @@ impl QpOps for Mlx5 {
         // their critical sections.
         unsafe {
             for cq in cqs(qp) {
-                cq.clean(&qp.besides.work);
+                cq.clean(&qp.device_data.work);
             }
             locked(qp.single, &qp.send_lock, || (*qp.send.get()).reset());
             if let Some(recv) = qp.recv_queue().as_mut() {
@@ -154,10 +154,10 @@ impl QpOps for Mlx5 {
     }
 
     fn sizes(qp: &Qp) -> Option<QpCap> {
-        Some(qp.besides.cap)
+        Some(qp.device_data.cap)
     }
 
-    fn more_operations(qp_type: u32) -> u64 {
+    fn device_operations(qp_type: u32) -> u64 {
         match qp_type {
             IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND => KEYS,
             _ => 0,
@@ -165,15 +165,15 @@ impl QpOps for Mlx5 {
     }
 
     /// The device does not know which regions may be bound.
-    fn takes_bind(mr: &verbs_mr, access: u32) -> bool {
+    fn accepts_bind(mr: &verbs_mr, access: u32) -> bool {
         may_be_bound(mr, access)
     }
 
     /// Completions that were not read are gone.
-    unsafe fn gone(qp: &Qp) {
+    unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.
         for cq in unsafe { cqs(qp) } {
-            cq.detach(&qp.besides.work);
+            cq.detach(&qp.device_data.work);
         }
     }
 }

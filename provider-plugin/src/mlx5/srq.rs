@@ -13,10 +13,10 @@ use crate::abi::{ibv_cq, ibv_pd};
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::srq::{Made, Srq, SrqOps};
+use crate::srq::{NewSrq, Srq, SrqOps};
 
 /// What a shared receive queue has besides the writer.
-pub struct Besides {
+pub struct SrqDevice {
     /// The entries, with the lock.
     work: Arc<SharedWork>,
     /// Of an XRC one, what completions find it by.
@@ -25,14 +25,14 @@ pub struct Besides {
 
 impl SrqOps for Mlx5 {
     type SharedQueue = SharedQueue;
-    type SharedBesides = Besides;
+    type SrqData = SrqDevice;
 
     const XRC: bool = true;
     const SHARES_LOCK: bool = true;
 
     #[inline(always)]
     fn lock(srq: &Srq<Self>) -> &BiasedLock {
-        srq.besides.work.lock()
+        srq.device_data.work.lock()
     }
 
     unsafe fn make(
@@ -40,7 +40,7 @@ impl SrqOps for Mlx5 {
         init: &SrqInit,
         cq: *mut ibv_cq,
         domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno> {
+    ) -> Result<NewSrq<Self>, Errno> {
         // SAFETY: live, as the caller says.
         let lender = unsafe { Allocators::of(domain) };
         let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
@@ -51,10 +51,10 @@ impl SrqOps for Mlx5 {
             let cq: &Cq = unsafe { cq_of(cq) };
             cq.attach(work, Role::RECEIVE)?;
         }
-        Ok(Made {
+        Ok(NewSrq {
             max_wr: made.recv.capacity(),
             max_sge: made.recv.max_sge(),
-            besides: Besides {
+            device_data: SrqDevice {
                 work: Arc::clone(made.recv.work()),
                 xrc: made.xrc,
             },
@@ -65,8 +65,8 @@ impl SrqOps for Mlx5 {
     }
 
     /// Completions that were not read are gone.
-    unsafe fn shared_gone(srq: &Srq<Self>) {
-        if let Some(work) = &srq.besides.xrc {
+    unsafe fn srq_destroyed(srq: &Srq<Self>) {
+        if let Some(work) = &srq.device_data.xrc {
             // SAFETY: live, as the caller says.
             let cq: &Cq = unsafe { cq_of(srq.public.cq) };
             cq.detach(work);

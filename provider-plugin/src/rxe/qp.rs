@@ -12,10 +12,10 @@ use crate::abi::*;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::qp::{Made, QpOps};
+use crate::qp::{NewQp, QpOps};
 
 /// What a queue pair has besides its queues.
-pub struct Besides {
+pub struct QpData {
     /// The send queue's doorbell; any thread may ring.
     doorbell: DirectDoorbell,
     /// Where the kernel answers the doorbell. Nobody reads it.
@@ -44,7 +44,7 @@ unsafe fn clean(qp: &Qp) {
 impl QpOps for Rxe {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
-    type Besides = Besides;
+    type QpData = QpData;
 
     unsafe fn make_qp(
         ctx: &CtxRef,
@@ -53,31 +53,31 @@ impl QpOps for Rxe {
         _operations: Option<u64>,
         _thread: Option<&()>,
         _domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno> {
+    ) -> Result<NewQp<Self>, Errno> {
         let made = QueuePair::create(ctx, init)?;
         // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
         let doorbell = unsafe { made.doorbell.direct() }.ok_or(Errno::IO)?;
-        Ok(Made {
+        Ok(NewQp {
             cap: made.object.cap(),
             object: made.object,
             send: made.send,
             recv: made.recv,
-            besides: Besides {
+            device_data: QpData {
                 doorbell,
                 answer: UnsafeCell::new(0),
             },
         })
     }
 
-    fn placed(besides: &mut Besides) {
+    fn moved_to_final_address(device_data: &mut QpData) {
         // SAFETY: a cell is not at address 0.
-        let answer = unsafe { NonNull::new_unchecked(besides.answer.get()) };
+        let answer = unsafe { NonNull::new_unchecked(device_data.answer.get()) };
         // SAFETY: the place is part of the queue pair, as the doorbell is, and
         // only reached through a cell.
-        unsafe { besides.doorbell.answer_to(answer) };
+        unsafe { device_data.doorbell.answer_to(answer) };
     }
 
-    unsafe fn changed(qp: &Qp, state: u32) {
+    unsafe fn state_changed(qp: &Qp, state: u32) {
         if state == IBV_QPS_RESET {
             // SAFETY: as the caller says.
             unsafe { clean(qp) };
@@ -85,7 +85,7 @@ impl QpOps for Rxe {
     }
 
     /// Completions that were not read are taken out.
-    unsafe fn gone(qp: &Qp) {
+    unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.
         unsafe { clean(qp) };
     }
@@ -96,21 +96,21 @@ impl QpOps for Rxe {
 
     #[inline]
     fn ring(qp: &Qp) -> c_int {
-        let rung = qp.besides.doorbell.ring();
+        let rung = qp.device_data.doorbell.ring();
         rung.map_or_else(|refused| refused.errno().raw(), |()| 0)
     }
 
     /// As the stock provider.
-    fn takes_atomic(remote_addr: u64, list: &[Sge]) -> bool {
+    fn accepts_atomic(remote_addr: u64, list: &[Sge]) -> bool {
         let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
         remote_addr.is_multiple_of(8) && length >= 8
     }
 
-    fn more_operations(qp_type: u32) -> u64 {
+    fn device_operations(qp_type: u32) -> u64 {
         wr_ex::operations(qp_type)
     }
 
-    fn set_more(qp: &mut Qp, asked: u64) {
+    fn set_device_functions(qp: &mut Qp, asked: u64) {
         wr_ex::set_functions(&mut qp.public, asked);
     }
 }

@@ -8,26 +8,26 @@ use crate::abi::{ibv_cq, ibv_pd};
 use crate::access::locked;
 use crate::context::CtxRef;
 use crate::errno::Errno;
-use crate::srq::{Made, Srq, SrqOps};
+use crate::srq::{NewSrq, Srq, SrqOps};
 
 impl SrqOps for Rxe {
     type SharedQueue = RecvQueue;
-    type SharedBesides = ();
+    type SrqData = ();
 
     unsafe fn make(
         ctx: &CtxRef,
         init: &SrqInit,
         _cq: *mut ibv_cq,
         _domain: *mut ibv_pd,
-    ) -> Result<Made<Self>, Errno> {
+    ) -> Result<NewSrq<Self>, Errno> {
         let made = SharedReceiveQueue::create(ctx, init)?;
-        Ok(Made {
+        Ok(NewSrq {
             max_wr: made.object.max_wr(),
             max_sge: made.object.max_sge(),
             object: made.object,
             recv: made.recv,
             srq_num: made.srq_num,
-            besides: (),
+            device_data: (),
         })
     }
 

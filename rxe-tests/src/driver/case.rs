@@ -179,9 +179,9 @@ impl Case {
     }
 }
 
-/// What fills the places in a command line.
+/// What fills the placeholders in a command line.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct Placeholders {
     /// The device.
     pub dev: String,
     /// Its GID index.
@@ -192,8 +192,8 @@ pub struct Places {
     pub port: u16,
 }
 
-impl Places {
-    /// The words of a command line with the places filled.
+impl Placeholders {
+    /// The words of a command line with the placeholders filled.
     pub fn fill(&self, line: &str) -> Vec<String> {
         line.split_whitespace()
             .map(|word| {
@@ -284,14 +284,16 @@ mod tests {
 
     #[test]
     fn places_are_filled() {
-        let places = Places {
+        let placeholders = Placeholders {
             dev: "rxe0".into(),
             gid: 1,
             addr: "192.0.2.1".into(),
             port: 9,
         };
         assert_eq!(
-            places.fill("x -d {dev} -g {gid} {addr}:{port}").join(" "),
+            placeholders
+                .fill("x -d {dev} -g {gid} {addr}:{port}")
+                .join(" "),
             "x -d rxe0 -g 1 192.0.2.1:9"
         );
     }

@@ -242,7 +242,7 @@ impl Running {
     }
 
     /// Kills it if it still runs. It then has no exit status.
-    pub fn give_up(&mut self) {
+    pub fn kill_unfinished(&mut self) {
         let ended = self.status;
         self.kill();
         self.status = ended;

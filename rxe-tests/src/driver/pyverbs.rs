@@ -319,7 +319,7 @@ fn once(
             break;
         }
         if moved.elapsed() > TEST_LIMIT {
-            running.give_up();
+            running.kill_unfinished();
             why = format!("no end after {} s", TEST_LIMIT.as_secs());
             break;
         }

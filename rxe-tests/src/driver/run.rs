@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::case::{Case, Places, Ready, Shape};
+use super::case::{Case, Placeholders, Ready, Shape};
 use super::process::{self, Library, Plugin, Running};
 use super::setup::{self, Device, Wiring};
 use crate::guest::progress::clip;
@@ -214,13 +214,13 @@ impl Runner {
     }
 
     fn attempt(&mut self, case: &Case, provider: Provider) -> Result<Attempt> {
-        let places = self.places();
-        let dir = self.scratch.join(format!("case-{}", places.port));
+        let placeholders = self.placeholders();
+        let dir = self.scratch.join(format!("case-{}", placeholders.port));
         fs::create_dir_all(&dir)?;
         let (on_server, on_client) = sides(provider);
         let result = match &case.shape {
             Shape::Single(line) => {
-                let mut one = self.start(on_server, &places.fill(line), &dir, "out")?;
+                let mut one = self.start(on_server, &placeholders.fill(line), &dir, "out")?;
                 wait_all(&mut [&mut one], case.limit, Duration::ZERO)?;
                 Ok(self.judge(&[(&one, on_server, "")]))
             }
@@ -229,9 +229,11 @@ impl Runner {
                 client,
                 ready,
             } => {
-                let mut server = self.start(on_server, &places.fill(server), &dir, "server")?;
-                wait_ready(*ready, places.port, &mut server)?;
-                let mut client = self.start(on_client, &places.fill(client), &dir, "client")?;
+                let mut server =
+                    self.start(on_server, &placeholders.fill(server), &dir, "server")?;
+                wait_ready(*ready, placeholders.port, &mut server)?;
+                let mut client =
+                    self.start(on_client, &placeholders.fill(client), &dir, "client")?;
                 wait_all(&mut [&mut server, &mut client], case.limit, GRACE)?;
                 Ok(self.judge(&[
                     (&client, on_client, "client"),
@@ -243,9 +245,11 @@ impl Runner {
                 client,
                 ready,
             } => {
-                let mut server = self.start(on_server, &places.fill(server), &dir, "server")?;
-                wait_ready(*ready, places.port, &mut server)?;
-                let mut client = self.start(on_client, &places.fill(client), &dir, "client")?;
+                let mut server =
+                    self.start(on_server, &placeholders.fill(server), &dir, "server")?;
+                wait_ready(*ready, placeholders.port, &mut server)?;
+                let mut client =
+                    self.start(on_client, &placeholders.fill(client), &dir, "client")?;
                 wait_all(&mut [&mut client], case.limit, Duration::ZERO)?;
                 server.poll()?;
                 Ok(self.judge(&[(&client, on_client, "client")]))
@@ -255,13 +259,13 @@ impl Runner {
         result
     }
 
-    fn places(&mut self) -> Places {
+    fn placeholders(&mut self) -> Placeholders {
         self.next_port = if self.next_port > 30_000 {
             18_600
         } else {
             self.next_port + 1
         };
-        Places {
+        Placeholders {
             dev: self.device.name.clone(),
             gid: self.device.gid,
             addr: self.device.address.to_string(),
@@ -396,7 +400,7 @@ pub(super) fn wait_all(
         }
         if began.elapsed() > limit || failed.is_some_and(|at| at.elapsed() > grace) {
             for process in processes.iter_mut() {
-                process.give_up();
+                process.kill_unfinished();
             }
             return Ok(());
         }

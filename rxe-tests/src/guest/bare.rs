@@ -29,7 +29,7 @@ const MODULES: &[&str] = &[
 
 /// What such a guest boots from.
 #[derive(Debug)]
-pub struct Bare {
+pub struct StaticGuest {
     /// The kernel.
     pub kernel: PathBuf,
     /// The whole of its file system.
@@ -42,7 +42,12 @@ pub struct Bare {
 ///
 /// # Errors
 /// A program is not static, or something is a shared library: named.
-pub fn make(image: &Image, programs: &[(String, PathBuf)], job: &str, dir: &Path) -> Result<Bare> {
+pub fn make(
+    image: &Image,
+    programs: &[(String, PathBuf)],
+    job: &str,
+    dir: &Path,
+) -> Result<StaticGuest> {
     let tree = image.tree();
     let busybox = tree.join("bin/busybox");
     let mut root = Root::default();
@@ -56,7 +61,7 @@ pub fn make(image: &Image, programs: &[(String, PathBuf)], job: &str, dir: &Path
     let initrd = dir.join("initrd");
     fs::write(&initrd, root.archive.end())
         .with_context(|| format!("cannot write {}", initrd.display()))?;
-    Ok(Bare {
+    Ok(StaticGuest {
         kernel: image.kernel(),
         initrd,
     })

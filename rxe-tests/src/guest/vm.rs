@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-use super::bare::Bare;
+use super::bare::StaticGuest;
 use super::compile::copy_tree;
 use super::host;
 use super::progress::tail;
@@ -121,7 +121,7 @@ pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_bare(bare: &Bare, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+pub fn run_bare(bare: &StaticGuest, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
     within("static", job, sink, |_| {
         Ok(System {
             kernel: bare.kernel.clone(),

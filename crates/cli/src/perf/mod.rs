@@ -27,7 +27,8 @@ use crate::escape::escaped;
 use crate::out;
 use error::PerfError;
 use protocol::{
-    Answer, Go, Hello, MAX_DEPTH, Measured, PeerConnection, Phase, ProtocolError, VERSION, Welcome,
+    Answer, Hello, MAX_DEPTH, Measured, PeerConnection, Phase, ProtocolError, Start, VERSION,
+    Welcome,
 };
 use side::{Plan, Side};
 use stats::{Bandwidth, Latency, Row};
@@ -223,7 +224,7 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         if phase.size > hello.size {
             return Err(ProtocolError::Value("size").into());
         }
-        line.send(&Answer::Yes(Go { ready: true }))?;
+        line.send(&Answer::Yes(Start { ready: true }))?;
         side.serve(phase.size, phase.messages, phase.echo)?;
     }
 }
@@ -291,7 +292,7 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
         bar.set_message(format!("{} {size} bytes", args.operation.name()));
         let phase = |line: &mut PeerConnection<TcpStream>, echo| {
             let sends = args.operation == Measured::Send;
-            line.request::<Go>(&Phase {
+            line.request::<Start>(&Phase {
                 size,
                 messages: if sends { iterations } else { 0 },
                 echo: echo && sends,

@@ -86,7 +86,7 @@ pub struct Welcome {
     pub rkey: u32,
 }
 
-/// The next phase. The server answers with [`Go`] when it is ready.
+/// The next phase. The server answers with [`Start`] when it is ready.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Bytes of a message.
@@ -99,7 +99,7 @@ pub struct Phase {
 
 /// The server is ready for the phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Go {
+pub struct Start {
     pub ready: bool,
 }
 
@@ -245,14 +245,17 @@ mod tests {
     fn messages_are_read_as_written() {
         let mut line = PeerConnection::new(Cursor::new(Vec::new()));
         line.send(&hello()).unwrap();
-        line.send(&Answer::Yes(Go { ready: true })).unwrap();
+        line.send(&Answer::Yes(Start { ready: true })).unwrap();
         let mut line = PeerConnection::new(Cursor::new(line.stream.into_inner().into_inner()));
         assert_eq!(line.receive::<Hello>().unwrap(), hello());
         assert_eq!(
-            line.receive::<Answer<Go>>().unwrap(),
-            Answer::Yes(Go { ready: true })
+            line.receive::<Answer<Start>>().unwrap(),
+            Answer::Yes(Start { ready: true })
         );
-        assert!(matches!(line.receive::<Go>(), Err(ProtocolError::Closed)));
+        assert!(matches!(
+            line.receive::<Start>(),
+            Err(ProtocolError::Closed)
+        ));
     }
 
     #[test]
@@ -271,7 +274,7 @@ mod tests {
             Err(ProtocolError::TooLong)
         ));
         assert!(matches!(
-            reads::<Go>(b"{\"ready\":7}\n"),
+            reads::<Start>(b"{\"ready\":7}\n"),
             Err(ProtocolError::Malformed(_))
         ));
     }

@@ -5,11 +5,11 @@ mod clock;
 mod completion;
 mod decode;
 mod device_memory;
+mod empty_check;
 mod hostile;
 mod import;
 mod ioctl;
 mod keys;
-mod look;
 mod objects;
 mod qp_table;
 mod resize;
@@ -270,7 +270,7 @@ impl Device {
             entries: ring.entries(),
             records: ring.records().first(),
             capacity: ring.capacity(),
-            size: ring.shape().bytes(),
+            size: ring.format().bytes(),
             raised: 0,
         }
     }

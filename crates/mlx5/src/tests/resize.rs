@@ -9,7 +9,7 @@ use uverbs::kernel::fake::Target;
 
 use super::objects::Machine;
 use super::*;
-use crate::cq_ring::Shape;
+use crate::cq_ring::CqeFormat;
 use crate::{CompletionQueue, Role};
 
 /// Posts a send, and completes it.
@@ -63,7 +63,7 @@ proptest! {
             }
             let unread = (raised - had) as u32;
             if unread < 1 << log2 {
-                let memory = CompletionRing::fresh(log2, Shape::PLAIN, None).unwrap();
+                let memory = CompletionRing::fresh(log2, CqeFormat::PLAIN, None).unwrap();
                 device.move_to(memory.first(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);

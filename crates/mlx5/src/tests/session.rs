@@ -8,7 +8,7 @@ use uverbs::Sge;
 
 use super::objects::Machine;
 use super::*;
-use crate::cq_ring::Shape;
+use crate::cq_ring::CqeFormat;
 use crate::{
     CompletionError, CompletionQueue, CqOptions, CursorEntry, MiniFormat, Opcode, Role, SendFlags,
     WorkCompletion,
@@ -16,8 +16,8 @@ use crate::{
 
 const RC: Service = Service::ReliableConnection;
 
-fn shape(wide: bool) -> Shape {
-    Shape {
+fn format(wide: bool) -> CqeFormat {
+    CqeFormat {
         shift: if wide { 7 } else { 6 },
         compresses: true,
     }
@@ -74,7 +74,7 @@ impl Device {
 /// one that is outstanding: to a cursor it is none while the session lasts.
 #[test]
 fn a_cursor_takes_no_array_for_an_entry() {
-    let mut ring = CompletionRing::new(4, shape(false), None).unwrap();
+    let mut ring = CompletionRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -112,7 +112,7 @@ fn a_cursor_takes_no_array_for_an_entry() {
 #[test]
 fn a_session_of_messages() {
     for wide in [false, true] {
-        let mut ring = CompletionRing::new(4, shape(wide), None).unwrap();
+        let mut ring = CompletionRing::new(4, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -146,7 +146,7 @@ fn a_session_of_messages() {
 
 #[test]
 fn a_session_of_work_requests() {
-    let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
+    let mut ring = CompletionRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -175,7 +175,7 @@ fn a_session_of_work_requests() {
 
 #[test]
 fn a_session_that_cannot_be_is_one_entry() {
-    let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
+    let mut ring = CompletionRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -210,7 +210,7 @@ fn a_session_that_cannot_be_is_one_entry() {
 
 #[test]
 fn an_error_in_a_session_waits_for_the_next_call() {
-    let mut ring = CompletionRing::new(4, shape(false), None).unwrap();
+    let mut ring = CompletionRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -260,7 +260,7 @@ fn an_error_in_a_session_waits_for_the_next_call() {
 fn long_entries_have_more_data() {
     let mut ring = CompletionRing::new(
         2,
-        Shape {
+        CqeFormat {
             shift: 7,
             compresses: false,
         },
@@ -370,7 +370,7 @@ proptest! {
         wide in any::<bool>(),
         turns in prop::collection::vec((turn(), 0u64..24, 0u8..8), 1..60),
     ) {
-        let mut ring = CompletionRing::new(5, shape(wide), None).unwrap();
+        let mut ring = CompletionRing::new(5, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pairs = [70, 71].map(|index| Pair::new(index, RC, &cap(64, 1, 0)));
         for pair in &pairs {
@@ -425,7 +425,7 @@ proptest! {
                 // The queue moves.
                 0 => {
                     let log2 = 5 + consume as u32 % 2;
-                    let memory = CompletionRing::fresh(log2, shape(wide), None).unwrap();
+                    let memory = CompletionRing::fresh(log2, format(wide), None).unwrap();
                     if expected.len() < 1 << log2 {
                         device.move_to(memory.first(), 1 << log2);
                         prop_assert!(ring.move_to(memory, log2));
@@ -455,7 +455,7 @@ proptest! {
     fn any_sessions_are_survived(
         entries in prop::collection::vec((any::<[u8; 64]>(), 0u8..4, 0u32..12), 1..60),
     ) {
-        let mut ring = CompletionRing::new(3, shape(false), None).unwrap();
+        let mut ring = CompletionRing::new(3, format(false), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();

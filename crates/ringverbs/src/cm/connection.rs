@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdmacm::{ConnParam, EventChannel, EventKind, Id, PortSpace};
 use uverbs::{AhAttr, QpState};
 
-use super::via::Via;
+use super::source::ConnectionManager;
 use super::{Options, Result, advance, await_event, check_queue_pair, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
@@ -17,7 +17,7 @@ use crate::qp::QueuePair;
 pub struct Connector {
     id: Id,
     channel: EventChannel,
-    via: Via,
+    manager: ConnectionManager,
 }
 
 impl Connector {
@@ -50,7 +50,12 @@ impl Connector {
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<Self> {
-        Self::resolve_by(Via::usual()?, (port_space, local), peer, timeout)
+        Self::resolve_by(
+            ConnectionManager::from_environment()?,
+            (port_space, local),
+            peer,
+            timeout,
+        )
     }
 
     /// As [`resolve_from`](Self::resolve_from), with the connection manager of a
@@ -66,16 +71,21 @@ impl Connector {
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<Self> {
-        Self::resolve_by(Via::of(device), (port_space, local), peer, timeout)
+        Self::resolve_by(
+            ConnectionManager::of(device),
+            (port_space, local),
+            peer,
+            timeout,
+        )
     }
 
     fn resolve_by(
-        via: Via,
+        manager: ConnectionManager,
         (port_space, local): (PortSpace, Option<SocketAddr>),
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<Self> {
-        let channel = via.open()?;
+        let channel = manager.open()?;
         let id = channel.create_id(port_space)?;
         id.resolve_address(local.map(Into::into), peer, timeout)?;
         // The kernel's timeout expires first, and its error is more specific.
@@ -83,7 +93,11 @@ impl Connector {
         await_event(&channel, EventKind::ADDR_RESOLVED, patience)?;
         id.resolve_route(timeout)?;
         await_event(&channel, EventKind::ROUTE_RESOLVED, patience)?;
-        Ok(Self { id, channel, via })
+        Ok(Self {
+            id,
+            channel,
+            manager,
+        })
     }
 
     /// Returns the device that leads to the peer, on which the queue pair must be
@@ -93,7 +107,7 @@ impl Connector {
     /// [`Error::NoDevice`](super::Error::NoDevice) if it is not visible to this
     /// process.
     pub fn device(&self) -> Result<Device> {
-        self.via.device_of(&self.id)
+        self.manager.device_of(&self.id)
     }
 
     /// Returns the connection manager id.

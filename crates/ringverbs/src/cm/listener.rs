@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rdmacm::{EventChannel, EventKind, Id, PortSpace};
 
 use super::connection::accept;
-use super::via::Via;
+use super::source::ConnectionManager;
 use super::{Connection, Error, Options, Result, prepare};
 use crate::Device;
 use crate::qp::QueuePair;
@@ -17,7 +17,7 @@ use crate::qp::QueuePair;
 pub struct Listener {
     id: Id,
     channel: EventChannel,
-    via: Via,
+    manager: ConnectionManager,
 }
 
 impl Listener {
@@ -44,7 +44,12 @@ impl Listener {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_in(port_space: PortSpace, address: SocketAddr, backlog: u32) -> Result<Self> {
-        Self::bind_by(Via::usual()?, port_space, address, backlog)
+        Self::bind_by(
+            ConnectionManager::from_environment()?,
+            port_space,
+            address,
+            backlog,
+        )
     }
 
     /// As [`bind_in`](Self::bind_in), with the connection manager of a device:
@@ -59,15 +64,24 @@ impl Listener {
         address: SocketAddr,
         backlog: u32,
     ) -> Result<Self> {
-        Self::bind_by(Via::of(device), port_space, address, backlog)
+        Self::bind_by(ConnectionManager::of(device), port_space, address, backlog)
     }
 
-    fn bind_by(via: Via, port_space: PortSpace, address: SocketAddr, backlog: u32) -> Result<Self> {
-        let channel = via.open()?;
+    fn bind_by(
+        manager: ConnectionManager,
+        port_space: PortSpace,
+        address: SocketAddr,
+        backlog: u32,
+    ) -> Result<Self> {
+        let channel = manager.open()?;
         let id = channel.create_id(port_space)?;
         id.bind(address)?;
         id.listen(backlog)?;
-        Ok(Self { id, channel, via })
+        Ok(Self {
+            id,
+            channel,
+            manager,
+        })
     }
 
     /// Returns the local address.
@@ -107,12 +121,12 @@ impl Listener {
             });
             let private_data = message.private_data().to_vec();
             // A separate channel, so that another thread can use the request.
-            let channel = self.via.open()?;
+            let channel = self.manager.open()?;
             id.migrate(&channel)?;
             return Ok(Some(Request {
                 id,
                 channel,
-                via: self.via.clone(),
+                manager: self.manager.clone(),
                 private_data,
                 offered,
             }));
@@ -132,7 +146,7 @@ impl AsFd for Listener {
 pub struct Request {
     id: Id,
     channel: EventChannel,
-    via: Via,
+    manager: ConnectionManager,
     private_data: Vec<u8>,
     offered: (u8, u8),
 }
@@ -163,7 +177,7 @@ impl Request {
     /// # Errors
     /// [`Error::NoDevice`] if it is not visible to this process.
     pub fn device(&self) -> Result<Device> {
-        self.via.device_of(&self.id)
+        self.manager.device_of(&self.id)
     }
 
     /// Returns the connection manager id.

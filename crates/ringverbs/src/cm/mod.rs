@@ -26,7 +26,7 @@
 mod connection;
 mod error;
 mod listener;
-mod via;
+mod source;
 
 pub use connection::{Connection, Connector, Service};
 pub use error::Error;

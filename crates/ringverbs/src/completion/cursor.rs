@@ -56,7 +56,7 @@ impl CompletionQueue {
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available(true);
-        self.look_for_departures();
+        self.release_destroyed();
         Cursor {
             queue: self,
             span,
@@ -97,15 +97,15 @@ impl Cursor<'_> {
             let reaped = queue.reaper.reap(
                 WorkId(wr_id),
                 &queue.shared.queues,
-                &queue.shared.context.inner().slabs,
+                &queue.shared.context.inner().srq_tables,
                 drop,
             );
             queue.held = true;
             match reaped {
                 Ok(retired) => {
                     let posted = self.current.insert(retired.with(|posted| posted));
-                    posted.companion.settle(status == 0);
-                    if posted.quiet && status == 0 {
+                    posted.attachment.settle(status == 0);
+                    if posted.unreported && status == 0 {
                         continue;
                     }
                     if posted.operation == Operation::Receive {

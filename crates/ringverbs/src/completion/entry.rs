@@ -325,7 +325,7 @@ impl Completion {
         }
         // SAFETY: the parts of the operation that need dropping are moved out
         // exactly once: the payload into `self`, which is overwritten and has no
-        // payload to drop itself, and the companion.
+        // payload to drop itself, and the attachment.
         unsafe {
             retired.in_place(|posted: *const Posted| {
                 // Read this late, the fields need no intermediate storage.
@@ -348,7 +348,7 @@ impl Completion {
                 } else if wc.status == Status::SUCCESS.0 {
                     self.payload.received(received(wc.opcode, wc.byte_len));
                 }
-                (&raw const (*posted).companion)
+                (&raw const (*posted).attachment)
                     .read()
                     .release(wc.status == Status::SUCCESS.0);
             });
@@ -373,7 +373,7 @@ impl Completion {
     ///
     /// `None` if this is not the receive of a datagram, or there is neither LID
     /// nor GID.
-    pub fn way_back(&self, local: &LocalAddress) -> Option<AhAttr> {
+    pub fn reply_address(&self, local: &LocalAddress) -> Option<AhAttr> {
         let success = self.result.ok()?;
         let gid = self.sender();
         if self.operation != Operation::Receive || gid.is_none() && success.slid() == 0 {
@@ -388,7 +388,7 @@ impl Completion {
 
     /// Returns the sender's GID from the route header in a datagram's buffer:
     /// [`source_gid`](super::source_gid). Datagrams on InfiniBand may have no
-    /// route header; see [`way_back`](Self::way_back).
+    /// route header; see [`reply_address`](Self::reply_address).
     pub fn sender(&self) -> Option<Gid> {
         let success = self.result.ok()?;
         if !success.has_grh() {

@@ -14,7 +14,7 @@ use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
 use crate::device::{self, CompletionRing, Entry};
-use crate::inflight::{Fifo, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
+use crate::inflight::{OrderedTable, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
 /// Default size of a queue, in entries.
@@ -168,7 +168,7 @@ impl CompletionQueueBuilder {
                 destroyed: Hint::new(0),
                 queues: Registry::new(),
                 members: made.members,
-                departures: Epoch::new(),
+                destructions: Epoch::new(),
                 channel,
                 context,
                 id,
@@ -186,10 +186,10 @@ pub(crate) struct Shared {
     /// 1 after the object was destroyed.
     destroyed: Hint,
     /// The work queues that complete here.
-    pub(super) queues: Registry<Fifo>,
+    pub(super) queues: Registry<OrderedTable>,
     members: device::Members,
     /// Counts work queues that were destroyed.
-    departures: Epoch,
+    destructions: Epoch,
     channel: Option<CompletionChannel>,
     pub(super) context: Context,
     id: u64,
@@ -213,20 +213,20 @@ impl Shared {
     }
 
     /// Returns whether the owner has dropped the queue.
-    pub(super) fn is_parked(&self) -> bool {
+    pub(super) fn is_dropped(&self) -> bool {
         self.parked.get().is_some()
     }
 
     /// Registers a work queue with room for `capacity` operations.
-    pub fn enter(&self, capacity: u32) -> Result<Arc<Fifo>> {
-        self.queues.insert(|id| Fifo::new(id, capacity))
+    pub fn enter(&self, capacity: u32) -> Result<Arc<OrderedTable>> {
+        self.queues.insert(|id| OrderedTable::new(id, capacity))
     }
 
     /// Called after the kernel destroyed a work queue. Its operations in flight
     /// are released by the poller if that has a reference to the queue.
-    pub fn leave(&self, fifo: &Fifo) {
-        self.queues.remove(fifo.id());
-        self.departures.advance();
+    pub fn leave(&self, table: &OrderedTable) {
+        self.queues.remove(table.id());
+        self.destructions.advance();
     }
 }
 
@@ -239,7 +239,7 @@ impl Drop for Shared {
             return;
         }
         if let Err((object, error)) = object.destroy() {
-            let gone = self.context.is_gone_by(&error);
+            let gone = self.context.is_removed(&error);
             object.into_handle();
             if !gone {
                 // The device may still write to the ring, so it stays mapped.
@@ -378,7 +378,7 @@ impl CompletionQueue {
                 }
             }
             // A query that the driver does not answer itself: see
-            // `Context::is_gone_by`.
+            // `Context::is_removed`.
             if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0)
                 && error.is_device_gone()
             {
@@ -431,12 +431,12 @@ impl CompletionQueue {
     ) -> Result<usize> {
         let mut span = self.available(true);
         // Also done without completions: it may be long until the next one.
-        self.look_for_departures();
+        self.release_destroyed();
         if span.at == span.end || max == 0 {
             return Ok(0);
         }
         let shared = &*self.shared;
-        let slabs = &shared.context.inner().slabs;
+        let srq_tables = &shared.context.inner().srq_tables;
         let mut count = 0;
         let mut failed = None;
         while span.at != span.end && count < max {
@@ -444,10 +444,13 @@ impl CompletionQueue {
             // borrows it.
             let place = unsafe { self.ring.entry_inside(&span) };
             let id = WorkId(place.wr_id());
-            match self.reaper.reap(id, &shared.queues, slabs, &mut earlier) {
-                Ok(retired) if retired.is_quiet() && place.status() == 0 => {
+            match self
+                .reaper
+                .reap(id, &shared.queues, srq_tables, &mut earlier)
+            {
+                Ok(retired) if retired.is_unreported() && place.status() == 0 => {
                     retired.with(|mut posted| {
-                        posted.companion.settle(true);
+                        posted.attachment.settle(true);
                         earlier(posted);
                     });
                 }
@@ -502,8 +505,8 @@ impl CompletionQueue {
 
     /// Releases work queues that were destroyed since the last call.
     #[inline(always)]
-    pub(super) fn look_for_departures(&mut self) {
-        let now = self.shared.departures.now();
+    pub(super) fn release_destroyed(&mut self) {
+        let now = self.shared.destructions.now();
         if now != self.seen {
             self.seen = now;
             self.reaper.purge(&self.shared.queues);
@@ -517,8 +520,8 @@ impl CompletionQueue {
 
     /// Takes everything in flight from a work queue that completes here and was
     /// destroyed.
-    pub(crate) fn drain(&mut self, fifo: &Fifo, each: impl FnMut(Posted)) {
-        self.reaper.drain(fifo, each);
+    pub(crate) fn drain(&mut self, table: &OrderedTable, each: impl FnMut(Posted)) {
+        self.reaper.drain(table, each);
     }
 
     /// Returns the channel of its events.
@@ -579,7 +582,7 @@ impl CompletionQueue {
         let object = &self.shared.object;
         match uverbs::cq::destroy(object.context(), object.handle()) {
             Ok(_) => {}
-            Err(error) if self.shared.context.is_gone_by(&error) => {}
+            Err(error) if self.shared.context.is_removed(&error) => {}
             Err(error) => return Err(CloseError::new(self, error)),
         }
         self.shared.destroyed.set(1);

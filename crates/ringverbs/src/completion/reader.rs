@@ -172,7 +172,7 @@ enum Overrun {
 impl State {
     /// Checks for an overrun; called when the queue is empty.
     #[cold]
-    fn look_for_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {
+    fn check_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {
         if self.since_empty >= capacity {
             self.looks = LOOKS;
         }
@@ -323,7 +323,7 @@ impl<F: Format> CompletionReader<F> {
             return Ok(false);
         }
         let before = state.overrun;
-        state.look_for_overrun(capacity, &self.waiter)?;
+        state.check_overrun(capacity, &self.waiter)?;
         Ok(state.overrun != before)
     }
 
@@ -492,7 +492,7 @@ impl<F: Format> CompletionReader<F> {
 
     /// Sleeps until the queue has to be checked.
     pub(crate) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
-        let before = self.waiter.before_arming();
+        let before = self.waiter.wakeups_seen();
         if self.waiter.channel().is_some() && self.arm()? {
             return Ok(());
         }
@@ -525,7 +525,7 @@ impl<F: Format> CompletionReader<F> {
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, ReadError> {
         let deadline = wait::deadline(timeout);
         loop {
-            let before = self.waiter.before_arming();
+            let before = self.waiter.wakeups_seen();
             if !self.try_wait()? {
                 return Ok(true);
             }
@@ -689,7 +689,7 @@ impl<F: Format> sealed::InSet for CompletionReader<F> {
         self.waiter.is_in(set)
     }
 
-    fn has_something(&mut self) -> Result<bool> {
+    fn has_entries(&mut self) -> Result<bool> {
         if self.signalled() {
             return Ok(true);
         }

@@ -120,7 +120,7 @@ impl<F: Format> SharedCompletionReader<F> {
                     }
                 }
             } else {
-                let before = waiter.before_arming();
+                let before = waiter.wakeups_seen();
                 match state.reader.arm_for_wait() {
                     Ok(true) => continue,
                     Ok(false) => {}

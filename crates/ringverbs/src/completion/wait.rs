@@ -170,7 +170,7 @@ impl WaitSet {
                         what: "the reader is not in this wait set",
                     });
                 }
-                ready |= reader.has_something()?;
+                ready |= reader.has_entries()?;
             }
             if ready {
                 return Ok(true);
@@ -210,7 +210,7 @@ pub(super) mod sealed {
         fn is_in(&self, set: &WaitSet) -> bool;
         /// Returns whether there is something to read; otherwise the reader is
         /// armed now.
-        fn has_something(&mut self) -> Result<bool>;
+        fn has_entries(&mut self) -> Result<bool>;
         /// Consumes the events that ended the wait.
         fn settle(&mut self) -> Result<()>;
     }
@@ -384,7 +384,7 @@ impl Waiter {
 
     /// Must be called before the queue is armed; the result is passed to
     /// [`Waiter::sleep`].
-    pub fn before_arming(&self) -> u64 {
+    pub fn wakeups_seen(&self) -> u64 {
         match &self.object {
             Object::Condvar { shared, .. } => *lock(&shared.wakes),
             _ => 0,

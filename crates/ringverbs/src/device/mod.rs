@@ -200,8 +200,8 @@ impl Provider {
 
     /// Called when an event of the completion queue with that identifier was read.
     #[inline]
-    pub fn seen_event(&self, queue: u64) {
-        for_device!(self, device => device.seen_event(queue));
+    pub fn event_read(&self, queue: u64) {
+        for_device!(self, device => device.event_read(queue));
     }
 }
 

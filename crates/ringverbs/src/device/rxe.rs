@@ -217,7 +217,7 @@ impl Provider {
         None
     }
 
-    pub fn seen_event(&self, _queue: u64) {}
+    pub fn event_read(&self, _queue: u64) {}
 
     pub fn queue_pair(
         &self,

@@ -98,7 +98,7 @@ impl WorkId {
 
     /// How far this sequence number is ahead of `from`, modulo 2^24.
     #[inline(always)]
-    pub fn ahead_of(self, from: u32) -> u32 {
+    pub fn distance_from(self, from: u32) -> u32 {
         self.sequence().wrapping_sub(from) & SEQUENCE_MASK
     }
 }
@@ -134,8 +134,11 @@ mod tests {
         };
         let id = WorkId::new(queue.prefix(false), u32::MAX);
         assert_eq!(id.queue(), queue);
-        assert_eq!(id.ahead_of(u32::MAX - 1), 1);
-        assert_eq!(WorkId::new(queue.prefix(false), 0).ahead_of(u32::MAX), 1);
+        assert_eq!(id.distance_from(u32::MAX - 1), 1);
+        assert_eq!(
+            WorkId::new(queue.prefix(false), 0).distance_from(u32::MAX),
+            1
+        );
     }
 
     /// Of every sequence number: how far it is ahead, whatever has been counted.
@@ -150,13 +153,13 @@ mod tests {
         for from in [0, SEQUENCE_MASK, SEQUENCE_MASK + 1, u32::MAX - 1] {
             for ahead in (0..=SEQUENCE_MASK).step_by(step) {
                 let id = WorkId::new(prefix, from.wrapping_add(ahead));
-                assert_eq!(id.ahead_of(from), ahead, "{from:#x}");
+                assert_eq!(id.distance_from(from), ahead, "{from:#x}");
                 assert_eq!(id.prefix(), prefix);
             }
             // What is done is further ahead than anything may be in flight.
             for behind in 1..=1000 {
                 let id = WorkId::new(prefix, from.wrapping_sub(behind));
-                assert!(id.ahead_of(from) >= MAX_DEPTH);
+                assert!(id.distance_from(from) >= MAX_DEPTH);
             }
         }
     }

@@ -2,39 +2,39 @@
 //! completed or their queue is gone.
 //!
 //! ```text
-//!   poster ──push──► Fifo (a send or receive queue's) ──retire──► poller of its CQ
-//!   poster ──insert─► Slab (a shared receive queue's) ──remove──► poller of any CQ
+//!   poster ──push──► OrderedTable (a send or receive queue's) ──retire──► poller of its CQ
+//!   poster ──insert─► UnorderedTable (a shared receive queue's) ──remove──► poller of any CQ
 //! ```
 //!
 //! A work request's identifier ([`WorkId`]) names queue, generation and
 //! sequence number. A stale or invented one matches no operation.
 
-mod fifo;
 mod id;
+mod ordered;
 mod reaper;
 mod registry;
-mod slab;
+mod unordered;
 
-pub(crate) use fifo::{Fifo, FifoWriter, Retired};
 pub(crate) use id::{MAX_DEPTH, WorkId};
+pub(crate) use ordered::{OrderedTable, OrderedWriter, Retired};
 pub(crate) use reaper::{Reaper, Unmatched};
 pub(crate) use registry::{Lookup, Registry};
-pub(crate) use slab::Slab;
+pub(crate) use unordered::UnorderedTable;
 
 use crate::data::Payload;
 use crate::operation::Operation;
-use crate::qp::Companion;
+use crate::qp::Attachment;
 
 /// A posted operation without its memory.
 pub(crate) struct PostedInfo {
     /// The user's token.
     pub token: u64,
     /// What must stay alive besides its memory.
-    pub companion: Companion,
+    pub attachment: Attachment,
     /// What was asked for.
     pub operation: Operation,
-    /// As [`Posted::quiet`].
-    pub quiet: bool,
+    /// As [`Posted::unreported`].
+    pub unreported: bool,
 }
 
 /// A posted operation.
@@ -45,10 +45,10 @@ pub(crate) struct Posted {
     /// Its memory.
     pub payload: Payload,
     /// What else must stay alive until it is done.
-    pub companion: Companion,
+    pub attachment: Attachment,
     /// What was asked for.
     pub operation: Operation,
     /// Its success is signalled only to retire those before it, and is not
     /// reported.
-    pub quiet: bool,
+    pub unreported: bool,
 }

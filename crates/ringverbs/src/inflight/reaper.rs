@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::id::WorkId;
-use super::registry::Departed;
-use super::{Fifo, Lookup, Posted, Registry, Retired, Slab};
+use super::registry::FreedSlot;
+use super::{Lookup, OrderedTable, Posted, Registry, Retired, UnorderedTable};
 
 /// Why a completion names no operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Unmatched {
 enum Resolved {
     /// In a queue that is known from now on.
     Known,
-    /// A shared receive, which was moved into `place`.
+    /// A shared receive, which was moved into `slot`.
     Shared,
 }
 
@@ -33,21 +33,21 @@ enum Resolved {
 /// that makes it the only consumer of its queues.
 #[derive(Debug)]
 pub(crate) struct Reaper {
-    queues: Vec<Option<Arc<Fifo>>>,
-    slab: Option<Arc<Slab>>,
+    queues: Vec<Option<Arc<OrderedTable>>>,
+    table: Option<Arc<UnorderedTable>>,
     /// Where an operation of a shared receive queue is while it is taken out.
-    place: MaybeUninit<Posted>,
+    slot: MaybeUninit<Posted>,
     /// For [`Reaper::purge`], empty between its calls.
-    departed: Vec<Departed>,
+    freed: Vec<FreedSlot>,
 }
 
 impl Default for Reaper {
     fn default() -> Self {
         Self {
             queues: Vec::new(),
-            slab: None,
-            place: MaybeUninit::uninit(),
-            departed: Vec::new(),
+            table: None,
+            slot: MaybeUninit::uninit(),
+            freed: Vec::new(),
         }
     }
 }
@@ -62,50 +62,50 @@ impl Reaper {
     pub fn reap(
         &mut self,
         work: WorkId,
-        queues: &Registry<Fifo>,
-        slabs: &Registry<Slab>,
+        queues: &Registry<OrderedTable>,
+        srq_tables: &Registry<UnorderedTable>,
         earlier: impl FnMut(Posted),
     ) -> Result<Retired<'_>, Unmatched> {
-        let fifo = match self.known(work) {
-            Some(fifo) => fifo,
-            None => match self.resolve(work, queues, slabs)? {
+        let table = match self.known(work) {
+            Some(table) => table,
+            None => match self.resolve(work, queues, srq_tables)? {
                 Resolved::Known => self.known(work).ok_or(Unmatched::Corrupt)?,
                 // SAFETY: it has just been put there.
-                Resolved::Shared => return Ok(unsafe { Retired::moved(&mut self.place) }),
+                Resolved::Shared => return Ok(unsafe { Retired::moved(&mut self.slot) }),
             },
         };
         // SAFETY: the reaper has the queue, and lets go of none while it is
         // borrowed, which is for as long as what this returns. The queue is in
         // this completion queue's registry only, and this is the only reaper
         // that looks there.
-        unsafe { fifo.as_ref().retire(work, earlier) }.ok_or(Unmatched::Corrupt)
+        unsafe { table.as_ref().retire(work, earlier) }.ok_or(Unmatched::Corrupt)
     }
 
     /// Returns the queue that `work` was posted to, if it is known. A pointer, so
     /// that `self` is not borrowed if it is not.
     #[inline(always)]
-    fn known(&self, work: WorkId) -> Option<NonNull<Fifo>> {
-        let fifo = self.queues.get(work.own_index())?.as_deref()?;
-        fifo.is_of(work).then_some(NonNull::from(fifo))
+    fn known(&self, work: WorkId) -> Option<NonNull<OrderedTable>> {
+        let table = self.queues.get(work.own_index())?.as_deref()?;
+        table.is_of(work).then_some(NonNull::from(table))
     }
 
     /// Looks up a queue that is not known, which is known afterwards, or moves the
-    /// operation of a shared receive queue into `place`.
+    /// operation of a shared receive queue into `slot`.
     #[cold]
     #[inline(never)]
     fn resolve(
         &mut self,
         work: WorkId,
-        queues: &Registry<Fifo>,
-        slabs: &Registry<Slab>,
+        queues: &Registry<OrderedTable>,
+        srq_tables: &Registry<UnorderedTable>,
     ) -> Result<Resolved, Unmatched> {
         if work.is_shared() {
-            self.take_shared(work, slabs)?;
+            self.take_shared(work, srq_tables)?;
             return Ok(Resolved::Shared);
         }
         let id = work.queue();
-        let fifo = match queues.find(id) {
-            Lookup::Live(fifo) => fifo,
+        let table = match queues.find(id) {
+            Lookup::Live(table) => table,
             Lookup::Destroyed => return Err(Unmatched::Stale),
             Lookup::Unknown => return Err(Unmatched::Corrupt),
         };
@@ -113,26 +113,30 @@ impl Reaper {
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
-        self.queues[index] = Some(fifo);
+        self.queues[index] = Some(table);
         Ok(Resolved::Known)
     }
 
-    /// Moves an operation of a shared receive queue into `place`.
-    fn take_shared(&mut self, work: WorkId, slabs: &Registry<Slab>) -> Result<(), Unmatched> {
+    /// Moves an operation of a shared receive queue into `slot`.
+    fn take_shared(
+        &mut self,
+        work: WorkId,
+        srq_tables: &Registry<UnorderedTable>,
+    ) -> Result<(), Unmatched> {
         let id = work.queue();
-        if self.slab.as_ref().is_none_or(|slab| slab.id() != id) {
-            match slabs.find(id) {
-                Lookup::Live(slab) => self.slab = Some(slab),
+        if self.table.as_ref().is_none_or(|table| table.id() != id) {
+            match srq_tables.find(id) {
+                Lookup::Live(table) => self.table = Some(table),
                 Lookup::Destroyed => return Err(Unmatched::Stale),
                 Lookup::Unknown => return Err(Unmatched::Corrupt),
             }
         }
-        let posted = self.slab.as_ref().and_then(|slab| slab.remove(work));
-        let posted = posted.ok_or_else(|| match slabs.find(id) {
+        let posted = self.table.as_ref().and_then(|table| table.remove(work));
+        let posted = posted.ok_or_else(|| match srq_tables.find(id) {
             Lookup::Destroyed => Unmatched::Stale,
             _ => Unmatched::Corrupt,
         })?;
-        self.place.write(posted);
+        self.slot.write(posted);
         Ok(())
     }
 
@@ -140,23 +144,23 @@ impl Reaper {
     /// Takes the lock once, and looks only at the slots that became free since the
     /// last call: thousands of queues may be destroyed one by one.
     #[cold]
-    pub fn purge(&mut self, queues: &Registry<Fifo>) {
-        queues.take_departed(&mut self.departed);
+    pub fn purge(&mut self, queues: &Registry<OrderedTable>) {
+        queues.take_freed(&mut self.freed);
         // The lock is not held: drops may take other locks.
-        for Departed { index, now } in self.departed.drain(..) {
-            if let Some(place) = self.queues.get_mut(index as usize)
-                && place.as_ref().is_some_and(|fifo| Some(fifo.id()) != now)
+        for FreedSlot { index, now } in self.freed.drain(..) {
+            if let Some(slot) = self.queues.get_mut(index as usize)
+                && slot.as_ref().is_some_and(|table| Some(table.id()) != now)
             {
-                *place = None;
+                *slot = None;
             }
         }
     }
 
     /// Takes what is in flight on a queue out of it, oldest first.
-    pub fn drain(&mut self, fifo: &Fifo, mut each: impl FnMut(Posted)) {
+    pub fn drain(&mut self, table: &OrderedTable, mut each: impl FnMut(Posted)) {
         // SAFETY: the caller has checked that the queue completes here, and
         // `self` is its only consumer, borrowed exclusively.
-        while let Some(posted) = unsafe { fifo.pop() } {
+        while let Some(posted) = unsafe { table.pop() } {
             each(posted);
         }
     }
@@ -170,8 +174,8 @@ mod tests {
 
     struct World {
         reaper: Reaper,
-        queues: Registry<Fifo>,
-        slabs: Registry<Slab>,
+        queues: Registry<OrderedTable>,
+        srq_tables: Registry<UnorderedTable>,
     }
 
     impl World {
@@ -179,23 +183,23 @@ mod tests {
             Self {
                 reaper: Reaper::default(),
                 queues: Registry::new(),
-                slabs: Registry::new(),
+                srq_tables: Registry::new(),
             }
         }
 
         /// A queue that the reaper has met.
-        fn met(&mut self) -> Weak<Fifo> {
-            let fifo = self.queues.insert(|id| Fifo::new(id, 1)).unwrap();
-            let work = WorkId::new(fifo.id().prefix(false), 0);
-            let reaped = self.reaper.reap(work, &self.queues, &self.slabs, drop);
+        fn met(&mut self) -> Weak<OrderedTable> {
+            let table = self.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
+            let work = WorkId::new(table.id().prefix(false), 0);
+            let reaped = self.reaper.reap(work, &self.queues, &self.srq_tables, drop);
             // Unmatched is in flight there.
             assert_eq!(reaped.err(), Some(Unmatched::Corrupt));
             assert!(self.reaper.known(work).is_some());
-            Arc::downgrade(&fifo)
+            Arc::downgrade(&table)
         }
 
-        fn leave(&self, fifo: &Weak<Fifo>) {
-            let id = fifo.upgrade().unwrap().id();
+        fn leave(&self, table: &Weak<OrderedTable>) {
+            let id = table.upgrade().unwrap().id();
             self.queues.remove(id).unwrap();
         }
 
@@ -215,21 +219,21 @@ mod tests {
         let mut world = World::new();
         let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
         let mut locked = 0;
-        for (number, fifo) in queues.iter().enumerate() {
-            world.leave(fifo);
+        for (number, table) in queues.iter().enumerate() {
+            world.leave(table);
             locked += world.purge();
-            assert!(fifo.upgrade().is_none());
-            let alive = queues.iter().filter(|fifo| fifo.strong_count() > 0);
+            assert!(table.upgrade().is_none());
+            let alive = queues.iter().filter(|table| table.strong_count() > 0);
             assert_eq!(alive.count(), COUNT - number - 1);
         }
         assert_eq!(locked, COUNT);
         // All together they cost one.
         let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
-        for fifo in &queues {
-            world.leave(fifo);
+        for table in &queues {
+            world.leave(table);
         }
         assert_eq!(world.purge(), 1);
-        assert!(queues.iter().all(|fifo| fifo.strong_count() == 0));
+        assert!(queues.iter().all(|table| table.strong_count() == 0));
     }
 
     #[test]
@@ -238,14 +242,14 @@ mod tests {
         let old = world.met();
         world.leave(&old);
         let new = world.met();
-        // What it took the place of, it has replaced.
+        // What it took the slot of, it has replaced.
         assert_eq!((old.strong_count(), new.strong_count()), (0, 2));
         world.purge();
         assert_eq!(new.strong_count(), 2);
 
         // ... also if the reaper does not know yet.
         world.leave(&new);
-        let unmet = world.queues.insert(|id| Fifo::new(id, 1)).unwrap();
+        let unmet = world.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
         world.purge();
         assert_eq!((new.strong_count(), Arc::strong_count(&unmet)), (0, 2));
     }

@@ -17,8 +17,8 @@ pub(crate) struct Registry<T> {
 struct State<T> {
     slots: Vec<Slot<T>>,
     free: VecDeque<u32>,
-    /// Slots that became free since [`Registry::take_departed`], each once.
-    departed: Vec<u32>,
+    /// Slots that became free since [`Registry::take_freed`], each once.
+    freed: Vec<u32>,
     /// How often the lock was taken.
     #[cfg(test)]
     locked: usize,
@@ -29,13 +29,13 @@ struct Slot<T> {
     /// Of the queue in the slot, or the last one that was.
     id: QueueId,
     queue: Option<Arc<T>>,
-    /// Whether the slot is in `departed`.
+    /// Whether the slot is in `freed`.
     is_listed: bool,
 }
 
 /// A slot whose queue was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Departed {
+pub(crate) struct FreedSlot {
     pub index: u32,
     /// The queue that has the slot now.
     pub now: Option<QueueId>,
@@ -58,7 +58,7 @@ impl<T> Registry<T> {
             state: Mutex::new(State {
                 slots: Vec::new(),
                 free: VecDeque::new(),
-                departed: Vec::new(),
+                freed: Vec::new(),
                 #[cfg(test)]
                 locked: 0,
             }),
@@ -122,25 +122,25 @@ impl<T> Registry<T> {
             return None;
         }
         let queue = slot.queue.take()?;
-        // Listed once: `take_departed` may never be called.
+        // Listed once: `take_freed` may never be called.
         let listed = std::mem::replace(&mut slot.is_listed, true);
         state.free.push_back(id.index);
         if !listed {
-            state.departed.push(id.index);
+            state.freed.push(id.index);
         }
         Some(queue)
     }
 
-    /// Replaces the contents of `departed` by the slots whose queues were removed
+    /// Replaces the contents of `freed` by the slots whose queues were removed
     /// since the last call.
-    pub fn take_departed(&self, departed: &mut Vec<Departed>) {
+    pub fn take_freed(&self, freed: &mut Vec<FreedSlot>) {
         let mut state = self.lock();
         let state = &mut *state;
-        departed.clear();
-        departed.extend(state.departed.drain(..).map(|index| {
+        freed.clear();
+        freed.extend(state.freed.drain(..).map(|index| {
             let slot = &mut state.slots[index as usize];
             slot.is_listed = false;
-            Departed {
+            FreedSlot {
                 index,
                 now: slot.queue.is_some().then_some(slot.id),
             }
@@ -193,7 +193,7 @@ mod tests {
         let registry = Registry::new();
         let ids: Vec<_> = (0..3).map(|_| registry.insert(|id| id).unwrap()).collect();
         let mut left = Vec::new();
-        registry.take_departed(&mut left);
+        registry.take_freed(&mut left);
         assert_eq!(left, []);
         registry.remove(*ids[2]);
         registry.remove(*ids[0]);
@@ -203,19 +203,19 @@ mod tests {
             registry.remove(*last);
             last = registry.insert(|id| id).unwrap();
         }
-        registry.take_departed(&mut left);
+        registry.take_freed(&mut left);
         assert_eq!(left.len(), 2);
         for place in &left {
             let here = place.index == last.index;
             assert_eq!(place.now, here.then_some(*last));
             assert_ne!(place.index, 1);
         }
-        registry.take_departed(&mut left);
+        registry.take_freed(&mut left);
         assert_eq!(left, []);
         registry.remove(*last);
-        registry.take_departed(&mut left);
+        registry.take_freed(&mut left);
         let index = last.index;
-        assert_eq!(left, [Departed { index, now: None }]);
+        assert_eq!(left, [FreedSlot { index, now: None }]);
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Registered {
         let mr = unsafe { ManuallyDrop::take(&mut self.mr) };
         match mr.destroy() {
             Ok(()) => Ok(()),
-            Err((mr, error)) if self.domain.context().is_gone_by(&error) => {
+            Err((mr, error)) if self.domain.context().is_removed(&error) => {
                 mr.into_handle();
                 Ok(())
             }

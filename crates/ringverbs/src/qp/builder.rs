@@ -11,7 +11,7 @@ use uverbs::{QpCap, QpInit};
 use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
 use crate::completion::CompletionQueueRef;
 use crate::device;
-use crate::inflight::{FifoWriter, MAX_DEPTH};
+use crate::inflight::{MAX_DEPTH, OrderedWriter};
 use crate::operation::Operation;
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
@@ -183,7 +183,7 @@ impl QueuePairBuilder {
             Some(queue) => {
                 let entered = recv_cq.enter(queue.capacity().min(MAX_DEPTH));
                 match entered {
-                    Ok(fifo) => Some(fifo),
+                    Ok(table) => Some(table),
                     Err(error) => {
                         send_cq.leave(&send_fifo);
                         return Err(error);
@@ -217,7 +217,7 @@ impl QueuePairBuilder {
         let send = SendHalf {
             queue: ManuallyDrop::new(made.send),
             // SAFETY: the list was created just now; this is its only writer.
-            in_flight: unsafe { FifoWriter::new(send_fifo) },
+            in_flight: unsafe { OrderedWriter::new(send_fifo) },
             unsignaled: 0,
             unsignaled_published: 0,
             unsignaled_limit: send_depth / 2,
@@ -228,9 +228,11 @@ impl QueuePairBuilder {
             inner: Arc::clone(&inner),
         };
         let max_sge = made.recv.as_ref().map_or(0, device::RecvQueue::max_sge);
-        let queue = made.recv.zip(recv_fifo).map(|(queue, fifo)| {
+        let queue = made.recv.zip(recv_fifo).map(|(queue, table)| {
             // SAFETY: as above.
-            (ManuallyDrop::new(queue), unsafe { FifoWriter::new(fifo) })
+            (ManuallyDrop::new(queue), unsafe {
+                OrderedWriter::new(table)
+            })
         });
         Ok(QueuePair {
             send,

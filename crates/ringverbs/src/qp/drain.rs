@@ -111,7 +111,7 @@ impl SendHalf {
         timeout: Duration,
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
-        must_be_its_queue(cq.serves(self.completes_in()))?;
+        check_completion_queue(cq.serves(self.completes_in()))?;
         tolerate_loss(self.set_error())?;
         let mine = completions_of(self.qp_num(), false);
         read(cq, timeout, mine, || self.in_flight() == 0, others)
@@ -130,14 +130,14 @@ impl RecvHalf {
         timeout: Duration,
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
-        must_be_its_queue(cq.serves(self.completes_in()))?;
+        check_completion_queue(cq.serves(self.completes_in()))?;
         tolerate_loss(self.set_error())?;
         let mine = completions_of(self.qp_num(), true);
         read(cq, timeout, mine, || self.in_flight() == 0, others)
     }
 }
 
-fn must_be_its_queue(is_it: bool) -> Result<()> {
+fn check_completion_queue(is_it: bool) -> Result<()> {
     is_it.then_some(()).ok_or(Error::Invalid {
         what: "this is not the completion queue of the half",
     })

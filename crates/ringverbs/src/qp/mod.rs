@@ -33,7 +33,7 @@ use crate::completion::{CompletionQueue, Shared as CqShared};
 use crate::context::Ctx;
 use crate::data::Payload;
 use crate::device::{Membership as CqMembership, RecvQueue, SendQueue};
-use crate::inflight::{Fifo, FifoWriter, Posted};
+use crate::inflight::{OrderedTable, OrderedWriter, Posted};
 use crate::memory::MemorySlice;
 use crate::mw::Bind;
 use crate::operation::Operation;
@@ -102,7 +102,7 @@ impl Transport {
 
 /// An object that an operation keeps alive besides its memory.
 #[derive(Debug, Default)]
-pub(crate) enum Companion {
+pub(crate) enum Attachment {
     #[default]
     None,
     /// The address handle of a datagram.
@@ -111,7 +111,7 @@ pub(crate) enum Companion {
     Window(Box<Bind>),
 }
 
-impl Companion {
+impl Attachment {
     /// Called for an operation that was written but not posted.
     pub fn take_back(&mut self) {
         if let Self::Window(bind) = self {
@@ -127,7 +127,7 @@ impl Companion {
         }
     }
 
-    /// Calls [`settle`](Self::settle) and drops. The common case, no companion,
+    /// Calls [`settle`](Self::settle) and drops. The common case, no attachment,
     /// takes no call.
     #[inline(always)]
     pub fn release(mut self, done: bool) {
@@ -161,7 +161,7 @@ pub struct QueuePair {
 /// The half of a queue pair that posts to the send queue.
 pub struct SendHalf {
     queue: ManuallyDrop<SendQueue>,
-    in_flight: FifoWriter,
+    in_flight: OrderedWriter,
     /// Operations posted since the last signalled one, including the batch in
     /// preparation.
     unsignaled: u32,
@@ -182,7 +182,7 @@ pub struct SendHalf {
 /// The half of a queue pair that posts receives.
 pub struct RecvHalf {
     /// `None` with a shared receive queue.
-    queue: Option<(ManuallyDrop<RecvQueue>, FifoWriter)>,
+    queue: Option<(ManuallyDrop<RecvQueue>, OrderedWriter)>,
     /// Maximum SGEs of a receive.
     max_sge: u32,
     inner: Arc<Inner>,
@@ -200,8 +200,8 @@ pub(crate) struct Inner {
     parked_recv: OnceLock<RecvQueue>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
-    send_fifo: Arc<Fifo>,
-    recv_fifo: Option<Arc<Fifo>>,
+    send_fifo: Arc<OrderedTable>,
+    recv_fifo: Option<Arc<OrderedTable>>,
     srq: Option<Arc<srq::Inner>>,
     domain: ProtectionDomain,
     transport: Transport,
@@ -247,7 +247,7 @@ impl Inner {
         let reset = is_reset(attr, mask);
         if reset {
             let waiting =
-                self.send_fifo.len() + self.recv_fifo.as_ref().map_or(0, |fifo| fifo.len());
+                self.send_fifo.len() + self.recv_fifo.as_ref().map_or(0, |table| table.len());
             if waiting > 0 {
                 return Err(Error::Busy {
                     object: "queue pair",
@@ -276,12 +276,12 @@ impl Inner {
     }
 
     /// Called after the kernel object was destroyed.
-    fn departed(&self) {
+    fn destroyed(&self) {
         self.destroyed.set(1);
         self.membership.end();
         self.send_cq.leave(&self.send_fifo);
-        if let Some(fifo) = &self.recv_fifo {
-            self.recv_cq.leave(fifo);
+        if let Some(table) = &self.recv_fifo {
+            self.recv_cq.leave(table);
         }
     }
 }
@@ -295,10 +295,10 @@ impl Drop for Inner {
             return;
         }
         match object.destroy() {
-            Ok(_) => self.departed(),
-            Err((object, error)) if self.domain.context().is_gone_by(&error) => {
+            Ok(_) => self.destroyed(),
+            Err((object, error)) if self.domain.context().is_removed(&error) => {
                 object.into_handle();
-                self.departed();
+                self.destroyed();
             }
             Err((object, error)) => {
                 // The device may still use what is in flight, so none of it is
@@ -432,7 +432,7 @@ impl QueuePair {
         let inner = self.inner();
         (
             inner.send_fifo.len(),
-            inner.recv_fifo.as_ref().map_or(0, |fifo| fifo.len()),
+            inner.recv_fifo.as_ref().map_or(0, |table| table.len()),
         )
     }
 
@@ -482,10 +482,10 @@ impl QueuePair {
         let inner = self.inner();
         match uverbs::qp::destroy(inner.object.context(), inner.object.handle()) {
             Ok(_) => {}
-            Err(error) if inner.domain.context().is_gone_by(&error) => {}
+            Err(error) if inner.domain.context().is_removed(&error) => {}
             Err(error) => return Err(error.into()),
         }
-        inner.departed();
+        inner.destroyed();
         Ok(())
     }
 
@@ -533,8 +533,8 @@ impl QueuePair {
         let mut released = Vec::new();
         let mut keep = |posted: Posted| released.push(Released::from(posted));
         send_cq.drain(&inner.send_fifo, &mut keep);
-        if let Some(fifo) = &inner.recv_fifo {
-            recv_cq.unwrap_or(send_cq).drain(fifo, &mut keep);
+        if let Some(table) = &inner.recv_fifo {
+            recv_cq.unwrap_or(send_cq).drain(table, &mut keep);
         }
         Ok(released)
     }

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use super::{Companion, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
+use super::{Attachment, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Inline, Sink, Source};
 use uverbs::Operands;
 
 use crate::device::{Opcode, RecvQueue, SendFlags, SendQueue, SendWr};
-use crate::inflight::{FifoWriter, PostedInfo};
+use crate::inflight::{OrderedWriter, PostedInfo};
 use crate::operation::{Operation, RemoteAddr};
 use crate::{Error, Result};
 
@@ -133,13 +133,13 @@ impl SendHalf {
         // destination.
         let mut request = ManuallyDrop::new(request);
         match self.make(&mut request) {
-            Ok(quiet) => {
+            Ok(unreported) => {
                 let request = ManuallyDrop::into_inner(request);
                 let info = PostedInfo {
                     token: request.token,
                     operation: request.operation(),
-                    companion: request.companion,
-                    quiet,
+                    attachment: request.attachment,
+                    unreported,
                 };
                 // SAFETY: `make` found a free entry.
                 unsafe { self.in_flight.push(info, request.data) };
@@ -180,7 +180,7 @@ impl SendHalf {
             flags |= SendFlags::SIGNALED;
         }
         if operation == Operation::BindWindow {
-            self.push_bind((id.0, flags), &mut request.companion)?;
+            self.push_bind((id.0, flags), &mut request.attachment)?;
         } else {
             let queue = &mut self.queue;
             let max_sge = queue.max_sge();
@@ -199,9 +199,9 @@ impl SendHalf {
     fn push_bind(
         &mut self,
         (wr_id, flags): (u64, SendFlags),
-        companion: &mut Companion,
+        attachment: &mut Attachment,
     ) -> Result<()> {
-        let Companion::Window(bind) = companion else {
+        let Attachment::Window(bind) = attachment else {
             return Err(self.cannot(Operation::BindWindow));
         };
         let operands = bind.begin(self.inner.id, self.inner.domain.identity())?;
@@ -311,7 +311,7 @@ impl SendHalf {
 
     /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> u32 {
-        self.in_flight.fifo().len()
+        self.in_flight.table().len()
     }
 }
 
@@ -398,13 +398,13 @@ impl RecvHalf {
     /// Returns the number of receives in flight.
     pub fn in_flight(&self) -> u32 {
         let queue = self.queue.as_ref();
-        queue.map_or(0, |(_, in_flight)| in_flight.fifo().len())
+        queue.map_or(0, |(_, in_flight)| in_flight.table().len())
     }
 }
 
 /// A batch of receives.
 pub struct ReceiveBatch<'h> {
-    queue: Option<(&'h mut RecvQueue, &'h mut FifoWriter)>,
+    queue: Option<(&'h mut RecvQueue, &'h mut OrderedWriter)>,
     max_sge: u32,
     inner: &'h Inner,
 }
@@ -429,9 +429,9 @@ impl ReceiveBatch<'_> {
                     let data = ManuallyDrop::into_inner(data);
                     let info = PostedInfo {
                         token,
-                        companion: Companion::None,
+                        attachment: Attachment::None,
                         operation: Operation::Receive,
-                        quiet: false,
+                        unreported: false,
                     };
                     // SAFETY: `write` found a free entry.
                     unsafe { in_flight.push(info, data) };

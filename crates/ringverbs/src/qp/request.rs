@@ -2,7 +2,7 @@
 
 use uverbs::{Destination, Operands};
 
-use super::Companion;
+use super::Attachment;
 use crate::data::{Data, Sink, Source};
 use crate::device::{Opcode, SendData, SendFlags, SendWr};
 use crate::memory::MemorySlice;
@@ -29,7 +29,7 @@ pub struct WorkRequest<D> {
     pub(super) extra: Extra,
     pub(super) flags: SendFlags,
     pub(super) signaled: bool,
-    pub(super) companion: Companion,
+    pub(super) attachment: Attachment,
 }
 
 /// Parameters that depend on the operation.
@@ -37,7 +37,7 @@ pub struct WorkRequest<D> {
 pub(super) enum Kind {
     Send,
     /// A datagram to that queue pair, with that queue key; the path is the
-    /// companion.
+    /// attachment.
     SendTo {
         qp_num: u32,
         qkey: u32,
@@ -66,7 +66,7 @@ pub(super) enum Kind {
     LocalInvalidate {
         rkey: u32,
     },
-    /// The companion has the window and its target.
+    /// The attachment has the window and its target.
     Bind,
 }
 
@@ -118,18 +118,18 @@ pub(super) enum Extra {
     Immediate(u32),
     Invalidate(u32),
     /// Conflicting values were set.
-    Clash(Clash),
+    Conflict(Conflict),
 }
 
 /// A conflict between parameters of a work request, which is refused when it is
 /// posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clash {
+pub(super) enum Conflict {
     ImmediateAndKey,
     Address,
 }
 
-impl Clash {
+impl Conflict {
     fn text(self) -> &'static str {
         match self {
             Self::ImmediateAndKey => {
@@ -146,7 +146,7 @@ impl Kind {
         let invalid = |what| Err(Error::Invalid { what });
         let sends = matches!(self, Self::Send | Self::SendTo { .. });
         match extra {
-            Extra::Clash(clash) => return invalid(clash.text()),
+            Extra::Conflict(clash) => return invalid(clash.text()),
             Extra::Immediate(_) if !sends && !matches!(self, Self::Write(_)) => {
                 return invalid("immediate data goes with a send or a write only");
             }
@@ -193,7 +193,7 @@ impl<D: Data> WorkRequest<D> {
             extra: Extra::None,
             flags: SendFlags::empty(),
             signaled: true,
-            companion: Companion::None,
+            attachment: Attachment::None,
         }
     }
 
@@ -246,7 +246,7 @@ impl<D: Data> WorkRequest<D> {
     #[inline(always)]
     pub(super) fn opcode(&self) -> Opcode {
         match (self.kind, self.extra) {
-            (Kind::Send | Kind::SendTo { .. }, Extra::None | Extra::Clash(_)) => Opcode::SEND,
+            (Kind::Send | Kind::SendTo { .. }, Extra::None | Extra::Conflict(_)) => Opcode::SEND,
             (Kind::Send | Kind::SendTo { .. }, Extra::Immediate(_)) => Opcode::SEND_WITH_IMM,
             (Kind::Send | Kind::SendTo { .. }, Extra::Invalidate(_)) => Opcode::SEND_WITH_INV,
             (Kind::Write(_), Extra::Immediate(_)) => Opcode::RDMA_WRITE_WITH_IMM,
@@ -266,15 +266,15 @@ impl<D: Data> WorkRequest<D> {
     #[inline(always)]
     pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
         match self.kind {
-            Kind::Send if !datagram && !matches!(self.extra, Extra::Clash(_)) => Ok(()),
+            Kind::Send if !datagram && !matches!(self.extra, Extra::Conflict(_)) => Ok(()),
             Kind::Write(_) if matches!(self.extra, Extra::None | Extra::Immediate(_)) => Ok(()),
             Kind::Read(_) if self.extra == Extra::None => Ok(()),
             // Passed by value: without references, the parts can stay in
             // registers.
             kind => {
                 kind.check(self.extra, datagram, context)?;
-                match &self.companion {
-                    Companion::Address(handle) if handle.identity() != domain => {
+                match &self.attachment {
+                    Attachment::Address(handle) if handle.identity() != domain => {
                         Err(Error::WrongDomain {
                             what: "address handle",
                         })
@@ -296,7 +296,7 @@ impl<D: Data> WorkRequest<D> {
     ) -> Result<R> {
         let mut wr = SendWr::new(wr_id, self.opcode(), flags);
         match self.extra {
-            Extra::None | Extra::Clash(_) => {}
+            Extra::None | Extra::Conflict(_) => {}
             Extra::Immediate(value) => wr.imm_or_key = value.to_be(),
             Extra::Invalidate(rkey) => wr.imm_or_key = rkey,
         }
@@ -304,7 +304,7 @@ impl<D: Data> WorkRequest<D> {
         match self.kind {
             Kind::Send | Kind::Bind => {}
             Kind::SendTo { qp_num, qkey } => {
-                if let Companion::Address(handle) = &self.companion {
+                if let Attachment::Address(handle) = &self.attachment {
                     wr.destination = Destination::Datagram {
                         address: handle.address(),
                         remote_qpn: qp_num,
@@ -385,8 +385,8 @@ impl<D: Source> WorkRequest<D> {
     pub fn immediate(mut self, value: u32) -> Self {
         self.extra = match self.extra {
             Extra::None | Extra::Immediate(_) => Extra::Immediate(value),
-            Extra::Invalidate(_) => Extra::Clash(Clash::ImmediateAndKey),
-            Extra::Clash(clash) => Extra::Clash(clash),
+            Extra::Invalidate(_) => Extra::Conflict(Conflict::ImmediateAndKey),
+            Extra::Conflict(clash) => Extra::Conflict(clash),
         };
         self
     }
@@ -398,8 +398,8 @@ impl<D: Source> WorkRequest<D> {
     pub fn invalidate(mut self, rkey: u32) -> Self {
         self.extra = match self.extra {
             Extra::None | Extra::Invalidate(_) => Extra::Invalidate(rkey),
-            Extra::Immediate(_) => Extra::Clash(Clash::ImmediateAndKey),
-            Extra::Clash(clash) => Extra::Clash(clash),
+            Extra::Immediate(_) => Extra::Conflict(Conflict::ImmediateAndKey),
+            Extra::Conflict(clash) => Extra::Conflict(clash),
         };
         self
     }
@@ -412,9 +412,9 @@ impl<D: Source> WorkRequest<D> {
         match self.kind {
             Kind::Send | Kind::SendTo { .. } => {
                 self.kind = Kind::SendTo { qp_num, qkey };
-                self.companion = Companion::Address(path.clone());
+                self.attachment = Attachment::Address(path.clone());
             }
-            _ => self.extra = Extra::Clash(Clash::Address),
+            _ => self.extra = Extra::Conflict(Conflict::Address),
         }
         self
     }
@@ -476,7 +476,7 @@ impl WorkRequest<()> {
     pub fn unbind(window: &MemoryWindow) -> Self {
         let mut this = Self::new(Kind::Bind, ());
         let bind = Bind::new(window, None, AccessFlags::empty());
-        this.companion = Companion::Window(Box::new(bind));
+        this.attachment = Attachment::Window(Box::new(bind));
         this
     }
 }
@@ -493,7 +493,7 @@ impl WorkRequest<MemorySlice> {
     pub fn bind(window: &MemoryWindow, to: MemorySlice, access: AccessFlags) -> Self {
         let bind = Bind::new(window, Some(to.clone()), access);
         let mut this = Self::new(Kind::Bind, to);
-        this.companion = Companion::Window(Box::new(bind));
+        this.attachment = Attachment::Window(Box::new(bind));
         this
     }
 }

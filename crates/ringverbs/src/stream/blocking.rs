@@ -260,7 +260,7 @@ impl Shared {
             state = self.lock();
             state.watched = false;
             if let Ok([_, true]) = ready {
-                state.engine.look_at_connection();
+                state.engine.handle_connection_events();
             }
             self.turn.notify_all();
             ready?;

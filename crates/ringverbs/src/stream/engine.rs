@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::fault::Fault;
 use super::flow::Flow;
-use super::wire::{Hello, Note};
+use super::wire::{Hello, ImmediateData};
 use super::{StreamOptions, wait};
 use crate::cm::{self, Connection};
 use crate::completion::{Completion, CompletionQueue, Status};
@@ -191,11 +191,11 @@ impl Engine {
                 // reports that the peer is ready.
                 self.established = true;
                 let Some(buffer) = buffer else { return };
-                let Some(note) = success.immediate().and_then(Note::decode) else {
-                    self.fail(Fault::violation(super::flow::Violation::Note));
+                let Some(immediate) = success.immediate().and_then(ImmediateData::decode) else {
+                    self.fail(Fault::violation(super::flow::Violation::Immediate));
                     return;
                 };
-                if let Err(violation) = self.flow.received(note, buffer.len()) {
+                if let Err(violation) = self.flow.received(immediate, buffer.len()) {
                     self.fail(Fault::violation(violation));
                     return;
                 }
@@ -261,9 +261,9 @@ impl Engine {
     fn send_due(&mut self) {
         while self.established
             && !self.is_broken()
-            && let Some(note) = self.flow.due()
+            && let Some(immediate) = self.flow.due()
         {
-            let mut request = WorkRequest::send(()).immediate(note.encode());
+            let mut request = WorkRequest::send(()).immediate(immediate.encode());
             if self.flow.end_is_sent() {
                 // The signalled end mark retires all messages before it, and no
                 // data follows.
@@ -436,7 +436,7 @@ impl Engine {
     }
 
     /// Processes the events of the connection.
-    pub fn look_at_connection(&mut self) {
+    pub fn handle_connection_events(&mut self) {
         match self.connection.is_over() {
             Ok(false) => {
                 if self.connection.id().state() == cm::manager::State::Established {
@@ -488,7 +488,7 @@ impl Engine {
             }
             let ready = wait::readable(self.fds(), deadline)?;
             if ready[1] {
-                self.look_at_connection();
+                self.handle_connection_events();
             }
             if ready == [false; 2] {
                 return Err(io::ErrorKind::TimedOut.into());

@@ -3,7 +3,7 @@
 //! A side may have as many messages in flight as there are receives posted for
 //! them. This is the window: the receives of the side that has fewer. Each
 //! message consumes a credit, and each receive that is posted again returns one,
-//! in the [`Note`] of the next message in the opposite direction. When half of
+//! in the [`ImmediateData`] of the next message in the opposite direction. When half of
 //! the window is owed and there is no data to carry the credits, a message
 //! without bytes does.
 //!
@@ -19,7 +19,7 @@
 //! from A. The directions do not wait for each other: one that is not read does
 //! not block the other.
 
-use super::wire::{Hello, Note};
+use super::wire::{Hello, ImmediateData};
 
 /// Credits that data leaves unused.
 pub(super) const RESERVE: u32 = 2;
@@ -50,7 +50,7 @@ enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Violation {
     /// Missing or malformed immediate data.
-    Note,
+    Immediate,
     /// More credits than there are receives.
     Credits,
     /// Data, or another end mark, after the end.
@@ -60,7 +60,7 @@ pub(super) enum Violation {
 impl Violation {
     pub fn text(self) -> &'static str {
         match self {
-            Self::Note => "stream protocol: a message without a valid note",
+            Self::Immediate => "stream protocol: a message without valid immediate data",
             Self::Credits => "stream protocol: the peer gives more credits than it has receives",
             Self::AfterEnd => "stream protocol: data after the end",
         }
@@ -87,13 +87,13 @@ impl Flow {
         }
     }
 
-    /// Returns the note of a data message; requires [`room`](Self::room).
-    pub fn data(&mut self) -> Note {
+    /// Returns the immediate data of a data message; requires [`room`](Self::room).
+    pub fn data(&mut self) -> ImmediateData {
         self.message(false)
     }
 
-    /// Returns the note of a message without bytes, if one is due.
-    pub fn due(&mut self) -> Option<Note> {
+    /// Returns the immediate data of a message without bytes, if one is due.
+    pub fn due(&mut self) -> Option<ImmediateData> {
         if self.end == End::Wanted && self.credits >= RESERVE {
             self.end = End::Sent;
             return Some(self.message(true));
@@ -101,25 +101,25 @@ impl Flow {
         (self.credits > 0 && self.owed >= self.window / 2).then(|| self.message(false))
     }
 
-    fn message(&mut self, fin: bool) -> Note {
+    fn message(&mut self, fin: bool) -> ImmediateData {
         self.credits = self.credits.saturating_sub(1);
         // All owed credits fit: they do not exceed the window, a `u16`.
         let credits = u16::try_from(self.owed).unwrap_or(u16::MAX);
         self.owed -= u32::from(credits);
-        Note { credits, fin }
+        ImmediateData { credits, fin }
     }
 
-    /// Processes the note of a received message.
-    pub fn received(&mut self, note: Note, len: usize) -> Result<(), Violation> {
-        if self.peer_ended && (note.fin || len > 0) {
+    /// Processes the immediate data of a received message.
+    pub fn received(&mut self, immediate: ImmediateData, len: usize) -> Result<(), Violation> {
+        if self.peer_ended && (immediate.fin || len > 0) {
             return Err(Violation::AfterEnd);
         }
-        let credits = self.credits + u32::from(note.credits);
+        let credits = self.credits + u32::from(immediate.credits);
         if credits > self.window {
             return Err(Violation::Credits);
         }
         self.credits = credits;
-        self.peer_ended |= note.fin;
+        self.peer_ended |= immediate.fin;
         Ok(())
     }
 

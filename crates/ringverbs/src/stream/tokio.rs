@@ -52,17 +52,17 @@ impl AsRawFd for Events {
 ///
 /// # Safety
 /// The descriptor is open and the same one as long as the value lives.
-unsafe trait Steady: AsRawFd {}
+unsafe trait StableFd: AsRawFd {}
 // SAFETY: a handle of the channel keeps its file open.
-unsafe impl Steady for CompletionChannel {}
+unsafe impl StableFd for CompletionChannel {}
 // SAFETY: as above.
-unsafe impl Steady for Events {}
+unsafe impl StableFd for Events {}
 // SAFETY: a listener has one channel for its whole life, and keeps it open.
-unsafe impl Steady for Listening {}
+unsafe impl StableFd for Listening {}
 
 /// Registers a descriptor with the runtime.
-fn watch<T: Steady>(inner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: `Steady` guarantees what is required.
+fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: `StableFd` guarantees what is required.
     let watched = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     watched.map_err(io::Error::from)
 }
@@ -212,7 +212,7 @@ impl RdmaStream {
             let mut both = Context::from_waker(&self.waker);
             if let Poll::Ready(guard) = self.events.poll_read_ready(&mut both) {
                 let mut guard = guard?;
-                self.engine.look_at_connection();
+                self.engine.handle_connection_events();
                 guard.clear_ready();
                 self.wakers.wake_one(side.other());
                 continue;

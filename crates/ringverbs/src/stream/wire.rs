@@ -2,7 +2,7 @@
 //!
 //! Both sides first exchange a [`Hello`] in the private data of the connection's
 //! request and answer. Every message is then a send with immediate data: its
-//! bytes are those of the stream, and the immediate data is a [`Note`].
+//! bytes are those of the stream, and the immediate data is a [`ImmediateData`].
 
 use std::io;
 
@@ -70,8 +70,8 @@ impl Hello {
 
 /// The immediate data of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Note {
-    /// Number of receives that the sender of this note has posted again.
+pub(super) struct ImmediateData {
+    /// Number of receives that the sender of this message has posted again.
     pub credits: u16,
     /// This is the end of the sender's stream.
     pub fin: bool,
@@ -79,7 +79,7 @@ pub(super) struct Note {
 
 const FIN: u32 = 1 << 16;
 
-impl Note {
+impl ImmediateData {
     pub fn encode(self) -> u32 {
         u32::from(self.credits) | if self.fin { FIN } else { 0 }
     }
@@ -128,20 +128,20 @@ mod tests {
 
     #[test]
     fn notes_come_back_and_unknown_bits_do_not() {
-        for note in [
-            Note::default(),
-            Note {
+        for immediate in [
+            ImmediateData::default(),
+            ImmediateData {
                 credits: u16::MAX,
                 fin: true,
             },
-            Note {
+            ImmediateData {
                 credits: 3,
                 fin: false,
             },
         ] {
-            assert_eq!(Note::decode(note.encode()), Some(note));
+            assert_eq!(ImmediateData::decode(immediate.encode()), Some(immediate));
         }
-        assert_eq!(Note::decode(1 << 17), None);
-        assert_eq!(Note::decode(1 << 31), None);
+        assert_eq!(ImmediateData::decode(1 << 17), None);
+        assert_eq!(ImmediateData::decode(1 << 31), None);
     }
 }

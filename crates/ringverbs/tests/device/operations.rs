@@ -213,7 +213,7 @@ fn datagrams() {
     assert_eq!(success.immediate(), Some(5));
     assert!(success.has_grh());
     assert_eq!(done[0].sender(), Some(pair.local.gid));
-    let back = done[0].way_back(&pair.local).unwrap();
+    let back = done[0].reply_address(&pair.local).unwrap();
     assert_eq!(
         (back.dlid, back.port_num),
         (pair.local.lid, pair.local.port)
@@ -239,8 +239,8 @@ fn datagrams() {
         pair.a.post(request.token(2)).unwrap();
         let mut done = pair.wait(2);
         assert_eq!(done[0].sender(), None);
-        assert_eq!(done[0].way_back(&pair.local), Some(short));
-        assert_eq!(done[1].way_back(&pair.local), None);
+        assert_eq!(done[0].reply_address(&pair.local), Some(short));
+        assert_eq!(done[1].reply_address(&pair.local), None);
         assert_eq!(&done[0].take_buffer().unwrap()[40..], b"by LID");
         let nowhere = pair.domain.address_handle_to(&pair.local, pair.local.gid);
         assert!(matches!(nowhere.unwrap_err(), Error::Invalid { .. }));

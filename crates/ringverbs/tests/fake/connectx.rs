@@ -81,7 +81,7 @@ impl Queues {
 }
 
 #[derive(Default)]
-struct Told {
+struct DriverState {
     cqs: Vec<Queues>,
     qps: Vec<Queues>,
     srqs: Vec<Queues>,
@@ -94,7 +94,7 @@ pub(crate) struct World {
     raised: u32,
     /// What the device's clock says.
     time: u64,
-    told: Arc<Mutex<Told>>,
+    driver_state: Arc<Mutex<DriverState>>,
     fake: Arc<FakeKernel>,
     registers: File,
     /// The number of the register that the next queue pair is given.
@@ -133,8 +133,8 @@ impl World {
             reply.set_driver_out(&answer);
             Ok(())
         });
-        let told: Arc<Mutex<Told>> = Arc::default();
-        let cqs = Arc::clone(&told);
+        let driver_state: Arc<Mutex<DriverState>> = Arc::default();
+        let cqs = Arc::clone(&driver_state);
         fake.on(CREATE_CQ, move |reply| {
             let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
             let mut queue = Queues::of(reply.call().driver_in());
@@ -144,7 +144,7 @@ impl World {
             reply.set_driver_out(&[0x99, 0, 0, 0, 0, 0, 0, 0]);
             Ok(())
         });
-        let qps = Arc::clone(&told);
+        let qps = Arc::clone(&driver_state);
         let register = Arc::new(AtomicU32::new(SHARED));
         let given = Arc::clone(&register);
         fake.on(CREATE_QP, move |reply| {
@@ -154,9 +154,9 @@ impl World {
             queue.flags = word(asked, 28);
             queue.user_index = word(asked, 32);
             let number = {
-                let mut told = qps.lock().unwrap();
-                told.qps.push(queue);
-                told.qps.len() as u32
+                let mut driver_state = qps.lock().unwrap();
+                driver_state.qps.push(queue);
+                driver_state.qps.len() as u32
             };
             reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
             reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &number.to_ne_bytes());
@@ -164,7 +164,7 @@ impl World {
             reply.set_driver_out(&[&register[..], &[0; 36]].concat());
             Ok(())
         });
-        let srqs = Arc::clone(&told);
+        let srqs = Arc::clone(&driver_state);
         fake.on(CREATE_SRQ, move |reply| {
             let queue = Queues::of(reply.call().driver_in());
             srqs.lock().unwrap().srqs.push(queue);
@@ -189,7 +189,7 @@ impl World {
             context,
             raised: 0,
             time: 0,
-            told,
+            driver_state,
             fake,
             registers,
             register,
@@ -207,7 +207,7 @@ impl World {
     fn build(&self, builder: QueuePairBuilder) -> (QueuePair, Queues) {
         let mut qp = builder.send_depth(8).recv_depth(8).build().unwrap();
         connect(&mut qp);
-        let queues = *self.told.lock().unwrap().qps.last().unwrap();
+        let queues = *self.driver_state.lock().unwrap().qps.last().unwrap();
         (qp, queues)
     }
 
@@ -215,7 +215,7 @@ impl World {
     fn take_times(&mut self) {
         let cq = self.context.completion_queue().entries(15).timestamps();
         self.cq = cq.build().unwrap();
-        self.told.lock().unwrap().cqs.remove(0);
+        self.driver_state.lock().unwrap().cqs.remove(0);
     }
 
     fn buffer(&self, bytes: &[u8]) -> Buffer {
@@ -257,7 +257,7 @@ impl World {
     /// The device writes an entry: the next one, unless it is told another. The
     /// owner bit is turned as the round is.
     pub(crate) fn write(&mut self, bytes: &[u8; 64], elsewhere: Option<u32>) {
-        let cq = self.told.lock().unwrap().cqs[0];
+        let cq = self.driver_state.lock().unwrap().cqs[0];
         let mut bytes = *bytes;
         bytes[63] ^= (self.raised / cq.count) as u8 & 1;
         let at = elsewhere.unwrap_or(self.raised) % cq.count;
@@ -276,7 +276,7 @@ impl World {
 
     /// What the reader has given back.
     fn consumed(&self) -> u32 {
-        self.told.lock().unwrap().cqs[0].record(0)
+        self.driver_state.lock().unwrap().cqs[0].record(0)
     }
 
     /// What was written to a register: the beginnings of its two halves.
@@ -892,7 +892,7 @@ fn shared_receives_that_are_refused_are_given_back() {
     let world = World::new(16);
     let builder = world.domain.shared_receive_queue().depth(3).pieces(2);
     let mut srq = builder.build().unwrap();
-    let queue = world.told.lock().unwrap().srqs[0];
+    let queue = world.driver_state.lock().unwrap().srqs[0];
     // An entry has room for three.
     let pieces: Vec<_> = (0..4).map(|_| world.buffer(b"")).collect();
     let refused = srq.receive(pieces, 1).unwrap_err();

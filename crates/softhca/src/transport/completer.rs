@@ -123,7 +123,7 @@ impl<L> Qp<L> {
     /// Returns to the oldest unacknowledged packet.
     fn retry<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
-            self.give_up(host, Status::RetryExceeded);
+            self.fail_request(host, Status::RetryExceeded);
             return;
         }
         self.req.retries_left -= 1;
@@ -132,7 +132,7 @@ impl<L> Qp<L> {
     }
 
     /// Fails the oldest work request with packets in flight.
-    fn give_up<H: Host<Local = L>>(&mut self, host: &mut H, status: Status) {
+    fn fail_request<H: Host<Local = L>>(&mut self, host: &mut H, status: Status) {
         let una = self.req.una;
         if let Some(pending) = self
             .req
@@ -147,7 +147,7 @@ impl<L> Qp<L> {
 
     fn not_ready<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, code: u8) {
         match self.req.rnr_left {
-            0 => self.give_up(host, Status::RnrRetryExceeded),
+            0 => self.fail_request(host, Status::RnrRetryExceeded),
             left => {
                 if self.config.rnr_retry != 7 {
                     self.req.rnr_left = left - 1;
@@ -162,9 +162,9 @@ impl<L> Qp<L> {
     fn refused<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, code: NakCode) {
         match code {
             NakCode::SequenceError => self.retry(host, now),
-            NakCode::InvalidRequest => self.give_up(host, Status::RemoteInvalidRequest),
-            NakCode::RemoteAccess => self.give_up(host, Status::RemoteAccess),
-            NakCode::RemoteOperation => self.give_up(host, Status::RemoteOperation),
+            NakCode::InvalidRequest => self.fail_request(host, Status::RemoteInvalidRequest),
+            NakCode::RemoteAccess => self.fail_request(host, Status::RemoteAccess),
+            NakCode::RemoteOperation => self.fail_request(host, Status::RemoteOperation),
         }
     }
 

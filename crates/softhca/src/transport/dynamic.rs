@@ -70,7 +70,7 @@ impl Initiator {
 
 /// A target's responder for one initiator.
 pub(super) struct Peer<L> {
-    from: From,
+    from: InitiatorId,
     connection: u64,
     template: Option<Template>,
     resp: Responder<L>,
@@ -78,7 +78,7 @@ pub(super) struct Peer<L> {
 
 /// Identity of an initiator.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct From {
+struct InitiatorId {
     gid: Option<Gid>,
     lid: u16,
     qpn: u32,
@@ -119,7 +119,7 @@ impl<L> Peers<L> {
             Link::Ib { slid, .. } => slid,
             Link::Ether { .. } => 0,
         };
-        let from = From {
+        let from = InitiatorId {
             gid: view.network.sgid(view.frame),
             lid,
             qpn: header.source_qpn,

@@ -290,7 +290,7 @@ fn guest(
     };
     let mut results = Results::default();
     let mut reports = Vec::new();
-    let mut progress = suite::Show::new(&what);
+    let mut progress = suite::Progress::new(&what);
     let mut records = File::create(suite::results_file(&what.replace(' ', "-"))?)?;
     let case = |line: &str, outcome| case(group, line, outcome, arguments.ours);
     let ended = machine.run(&hcas, job, |line| match line {

@@ -48,7 +48,7 @@ pub(crate) struct CompletionRing {
     members: Arc<Members>,
     /// The state of `members` that was applied.
     seen: u32,
-    departed: Vec<Departed>,
+    destroyed: Vec<DestroyedQp>,
     arming: Arc<Arming>,
     device: Arc<DeviceContext>,
     armings: Arc<Armings>,
@@ -57,7 +57,7 @@ pub(crate) struct CompletionRing {
 
 /// A destroyed QP, of which there may still be CQEs.
 #[derive(Debug)]
-struct Departed {
+struct DestroyedQp {
     work: Arc<Work>,
     /// There is none when so many have been read.
     until: u64,
@@ -87,7 +87,7 @@ impl CompletionRing {
             read: 0,
             seen: members.changes(),
             members,
-            departed: Vec::new(),
+            destroyed: Vec::new(),
             arming,
             device,
             armings: Arc::clone(armings),
@@ -153,10 +153,10 @@ impl CompletionRing {
 
     /// Whether there is nothing to decode, apply or detach. (A malformed CQE that
     /// was left may be overwritten by the device, so that the queue is empty before
-    /// departed QPs are detached.)
+    /// destroyed QPs are detached.)
     #[inline(always)]
     fn is_idle(&self) -> bool {
-        self.ring.is_empty() && self.members.changes() == self.seen && self.departed.is_empty()
+        self.ring.is_empty() && self.members.changes() == self.seen && self.destroyed.is_empty()
     }
 
     /// Decodes the completions that are there, as many as the array has room for.
@@ -191,8 +191,8 @@ impl CompletionRing {
                 }
             }
         }
-        if !self.departed.is_empty() {
-            self.detach_departed();
+        if !self.destroyed.is_empty() {
+            self.detach_destroyed();
         }
     }
 
@@ -212,9 +212,9 @@ impl CompletionRing {
             changes.arrived.pop();
         }
         let until = self.read + u64::from(self.ring.capacity());
-        let departed = changes.departed.drain(..);
-        self.departed
-            .extend(departed.map(|work| Departed { work, until }));
+        let destroyed = changes.destroyed.drain(..);
+        self.destroyed
+            .extend(destroyed.map(|work| DestroyedQp { work, until }));
         self.seen = now;
         true
     }
@@ -222,13 +222,13 @@ impl CompletionRing {
     /// Detaches the QPs of which there can be no CQE any more.
     #[cold]
     #[inline(never)]
-    fn detach_departed(&mut self) {
+    fn detach_destroyed(&mut self) {
         let all = self.ring.is_empty();
         let (read, ring) = (self.read, &mut self.ring);
-        self.departed.retain(|departed| {
-            let stays = !all && read < departed.until;
+        self.destroyed.retain(|destroyed| {
+            let stays = !all && read < destroyed.until;
             if !stays {
-                ring.detach(&departed.work);
+                ring.detach(&destroyed.work);
             }
             stays
         });

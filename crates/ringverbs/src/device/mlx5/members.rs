@@ -30,7 +30,7 @@ pub(crate) struct Members {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub arrived: Vec<(Arc<Work>, Role)>,
-    pub departed: Vec<Arc<Work>>,
+    pub destroyed: Vec<Arc<Work>>,
 }
 
 impl Members {
@@ -50,8 +50,8 @@ impl Members {
     }
 
     /// Called when a QP was destroyed: the device writes no more CQEs of it.
-    fn depart(&self, work: &Arc<Work>) {
-        self.lock().departed.push(Arc::clone(work));
+    fn destroyed(&self, work: &Arc<Work>) {
+        self.lock().destroyed.push(Arc::clone(work));
         self.changes.advance();
     }
 }
@@ -83,7 +83,7 @@ impl Membership {
         // Relaxed: callers that destroy it are ordered.
         if !self.ended.swap(true, Ordering::Relaxed) {
             for queue in &self.queues {
-                queue.depart(&self.work);
+                queue.destroyed(&self.work);
             }
         }
     }

@@ -186,7 +186,7 @@ impl Provider {
     }
 
     /// Called when an event of the completion queue with that identifier was read.
-    pub fn seen_event(&self, queue: u64) {
+    pub fn event_read(&self, queue: u64) {
         if let Some(arming) = self.armings.lock().get(&queue) {
             arming.event();
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::super::wire::{Hello, Note};
+use super::super::wire::{Hello, ImmediateData};
 use super::*;
 
 /// One side: its receives and the program that uses it.
@@ -23,7 +23,7 @@ struct Side {
 struct Pair {
     sides: [Side; 2],
     /// Messages in flight to each side.
-    links: [VecDeque<(Note, Vec<u8>)>; 2],
+    links: [VecDeque<(ImmediateData, Vec<u8>)>; 2],
     sizes: [usize; 2],
 }
 
@@ -59,8 +59,8 @@ impl Pair {
 
     fn pump(&mut self, at: usize) -> bool {
         let mut did = false;
-        while let Some(note) = self.sides[at].flow.due() {
-            self.links[1 - at].push_back((note, Vec::new()));
+        while let Some(immediate) = self.sides[at].flow.due() {
+            self.links[1 - at].push_back((immediate, Vec::new()));
             did = true;
         }
         did
@@ -77,16 +77,18 @@ impl Pair {
                 }
                 let bytes: Vec<u8> = side.to_send.drain(..len).collect();
                 side.sent.extend(&bytes);
-                let note = side.flow.data();
-                self.links[1 - at].push_back((note, bytes));
+                let immediate = side.flow.data();
+                self.links[1 - at].push_back((immediate, bytes));
             }
             Act::Deliver => {
-                let Some((note, bytes)) = self.links[at].pop_front() else {
+                let Some((immediate, bytes)) = self.links[at].pop_front() else {
                     return false;
                 };
                 assert!(side.free > 0, "a message finds no receive");
-                assert_eq!(Note::decode(note.encode()), Some(note));
-                side.flow.received(note, bytes.len()).expect("in order");
+                assert_eq!(ImmediateData::decode(immediate.encode()), Some(immediate));
+                side.flow
+                    .received(immediate, bytes.len())
+                    .expect("in order");
                 if bytes.is_empty() {
                     side.flow.posted(1);
                 } else {
@@ -210,8 +212,8 @@ proptest! {
         let hello = Hello { receives: 8, size: 256 };
         let mut flow = Flow::new(hello, hello);
         for (word, len, write) in notes {
-            if let Some(note) = Note::decode(word & 0x1_000f)
-                && flow.received(note, len).is_ok()
+            if let Some(immediate) = ImmediateData::decode(word & 0x1_000f)
+                && flow.received(immediate, len).is_ok()
             {
                 flow.posted(1);
             }
@@ -231,12 +233,21 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
         size: 256,
     };
     let mut flow = Flow::new(hello, hello);
-    let note = |credits, fin| Note { credits, fin };
-    assert_eq!(flow.received(note(1, false), 0), Err(Violation::Credits));
-    assert_eq!(flow.received(note(0, true), 5), Ok(()));
-    assert_eq!(flow.received(note(0, false), 1), Err(Violation::AfterEnd));
-    assert_eq!(flow.received(note(0, true), 0), Err(Violation::AfterEnd));
+    let immediate = |credits, fin| ImmediateData { credits, fin };
+    assert_eq!(
+        flow.received(immediate(1, false), 0),
+        Err(Violation::Credits)
+    );
+    assert_eq!(flow.received(immediate(0, true), 5), Ok(()));
+    assert_eq!(
+        flow.received(immediate(0, false), 1),
+        Err(Violation::AfterEnd)
+    );
+    assert_eq!(
+        flow.received(immediate(0, true), 0),
+        Err(Violation::AfterEnd)
+    );
     // Credits still arrive.
     flow.data();
-    assert_eq!(flow.received(note(1, false), 0), Ok(()));
+    assert_eq!(flow.received(immediate(1, false), 0), Ok(()));
 }

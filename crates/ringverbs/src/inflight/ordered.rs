@@ -14,41 +14,41 @@ use crate::data::Data;
 /// The operations in flight on one send or receive queue, in the order in
 /// which they were posted, which is the order in which they complete.
 ///
-/// One thread posts ([`FifoWriter`]), one reads completions ([`Fifo::retire`]):
+/// One thread posts ([`OrderedWriter`]), one reads completions ([`OrderedTable::retire`]):
 /// neither takes a lock, and nothing is allocated.
-pub(crate) struct Fifo {
+pub(crate) struct OrderedTable {
     id: QueueId,
     prefix: u64,
     sequences: Sequences,
     /// Those from `consumed` up to `produced` hold operations and are the
     /// consumer's; the others are the producer's.
-    places: Box<[UnsafeCell<MaybeUninit<Posted>>]>,
+    slots: Box<[UnsafeCell<MaybeUninit<Posted>>]>,
     mask: u32,
     capacity: u32,
 }
 
-// SAFETY: a place is touched by the producer or by the consumer, as
-// `Sequences` hands it over; of each there is one at a time (`FifoWriter::new`,
-// `Fifo::retire`). What is handed over is `Send` (asserted below).
-unsafe impl Sync for Fifo {}
+// SAFETY: a slot is touched by the producer or by the consumer, as
+// `Sequences` hands it over; of each there is one at a time (`OrderedWriter::new`,
+// `OrderedTable::retire`). What is handed over is `Send` (asserted below).
+unsafe impl Sync for OrderedTable {}
 
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<Posted>();
 };
 
-impl Fifo {
+impl OrderedTable {
     /// A queue for up to `capacity` operations, of that number.
     pub fn new(id: QueueId, capacity: u32) -> Self {
-        let places = capacity.max(1).next_power_of_two();
+        let slots = capacity.max(1).next_power_of_two();
         Self {
             id,
             prefix: id.prefix(false),
             sequences: Sequences::new(),
-            places: (0..places)
+            slots: (0..slots)
                 .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
                 .collect(),
-            mask: places - 1,
+            mask: slots - 1,
             capacity,
         }
     }
@@ -65,10 +65,10 @@ impl Fifo {
     }
 
     #[inline(always)]
-    fn place(&self, sequence: u32) -> *mut MaybeUninit<Posted> {
+    fn slot(&self, sequence: u32) -> *mut MaybeUninit<Posted> {
         let at = (sequence & self.mask) as usize;
-        // SAFETY: there are `mask + 1` places.
-        unsafe { self.places.get_unchecked(at) }.get()
+        // SAFETY: there are `mask + 1` slots.
+        unsafe { self.slots.get_unchecked(at) }.get()
     }
 
     /// Whether the identifier is of a work request of this queue.
@@ -92,13 +92,13 @@ impl Fifo {
     ) -> Option<Retired<'_>> {
         let mut at = self.sequences.own_consumed();
         let there = self.sequences.produced().wrapping_sub(at);
-        let ahead = work.ahead_of(at);
+        let ahead = work.distance_from(at);
         if ahead >= there {
             return None;
         }
         for _ in 0..ahead {
             // SAFETY: between consumed and produced, and this is the consumer.
-            let posted = unsafe { (*self.place(at)).assume_init_read() };
+            let posted = unsafe { (*self.slot(at)).assume_init_read() };
             at = at.wrapping_add(1);
             // Published at once: if `earlier` panics, nothing is taken twice.
             self.sequences.publish_consumed(at);
@@ -107,7 +107,7 @@ impl Fifo {
             earlier(posted);
         }
         Some(Retired {
-            place: self.place(at).cast(),
+            slot: self.slot(at).cast(),
             release: Release {
                 sequences: Some(&self.sequences),
                 consumed: at.wrapping_add(1),
@@ -118,14 +118,14 @@ impl Fifo {
     /// Takes out the oldest operation.
     ///
     /// # Safety
-    /// As for [`Fifo::retire`].
+    /// As for [`OrderedTable::retire`].
     pub unsafe fn pop(&self) -> Option<Posted> {
         let at = self.sequences.own_consumed();
         if at == self.sequences.produced() {
             return None;
         }
         // SAFETY: between consumed and produced, and this is the consumer.
-        let posted = unsafe { (*self.place(at)).assume_init_read() };
+        let posted = unsafe { (*self.slot(at)).assume_init_read() };
         self.sequences.publish_consumed(at.wrapping_add(1));
         Some(posted)
     }
@@ -135,19 +135,19 @@ impl Fifo {
 /// is read from there, and goes where it is wanted without a stop.
 pub(crate) struct Retired<'f> {
     /// Holds an operation.
-    place: *mut Posted,
+    slot: *mut Posted,
     release: Release<'f>,
 }
 
 impl<'f> Retired<'f> {
-    /// An operation that was moved to `place`.
+    /// An operation that was moved to `slot`.
     ///
     /// # Safety
     /// There is one, which is taken out by this.
     #[inline(always)]
-    pub unsafe fn moved(place: &'f mut MaybeUninit<Posted>) -> Self {
+    pub unsafe fn moved(slot: &'f mut MaybeUninit<Posted>) -> Self {
         Self {
-            place: place.as_mut_ptr(),
+            slot: slot.as_mut_ptr(),
             release: Release {
                 sequences: None,
                 consumed: 0,
@@ -157,17 +157,17 @@ impl<'f> Retired<'f> {
 
     /// Whether its user did not ask to hear of its success.
     #[inline(always)]
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_unreported(&self) -> bool {
         // SAFETY: there is an operation, and nobody else touches it.
-        unsafe { (*self.place).quiet }
+        unsafe { (*self.slot).unreported }
     }
 
-    /// Gives it to `f`; its place is given back when `f` is through, also with
+    /// Gives it to `f`; its slot is given back when `f` is through, also with
     /// a panic.
     #[inline(always)]
     pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
         // SAFETY: as above, and it is taken out once: `self` is gone.
-        unsafe { self.in_place(|place| f(place.read())) }
+        unsafe { self.in_place(|slot| f(slot.read())) }
     }
 
     /// As [`Retired::with`], where it is.
@@ -176,13 +176,13 @@ impl<'f> Retired<'f> {
     /// `f` moves everything out of it that has something to drop.
     #[inline(always)]
     pub unsafe fn in_place<R>(self, f: impl FnOnce(*const Posted) -> R) -> R {
-        let Self { place, release } = self;
+        let Self { slot, release } = self;
         let _release = release;
-        f(place)
+        f(slot)
     }
 }
 
-/// Gives the places before `consumed` back when dropped.
+/// Gives the slots before `consumed` back when dropped.
 struct Release<'f> {
     sequences: Option<&'f Sequences>,
     consumed: u32,
@@ -197,16 +197,16 @@ impl Drop for Release<'_> {
     }
 }
 
-impl Drop for Fifo {
+impl Drop for OrderedTable {
     fn drop(&mut self) {
         // SAFETY: nobody else has this value any more.
         while unsafe { self.pop() }.is_some() {}
     }
 }
 
-impl fmt::Debug for Fifo {
+impl fmt::Debug for OrderedTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fifo")
+        f.debug_struct("OrderedTable")
             .field("id", &self.id)
             .field("len", &self.len())
             .field("capacity", &self.capacity)
@@ -214,13 +214,13 @@ impl fmt::Debug for Fifo {
     }
 }
 
-/// The posting side of a [`Fifo`].
+/// The posting side of a [`OrderedTable`].
 ///
 /// Operations are pushed, then published together, before the device is given
 /// them: a completion must find its operation.
 #[derive(Debug)]
-pub(crate) struct FifoWriter {
-    fifo: Arc<Fifo>,
+pub(crate) struct OrderedWriter {
+    table: Arc<OrderedTable>,
     /// Where the next operation goes.
     next: u32,
     /// What is published.
@@ -229,47 +229,47 @@ pub(crate) struct FifoWriter {
     seen: u32,
 }
 
-impl FifoWriter {
+impl OrderedWriter {
     /// The posting side of an empty queue.
     ///
     /// # Safety
     /// The only one of this queue.
-    pub unsafe fn new(fifo: Arc<Fifo>) -> Self {
-        let next = fifo.sequences.own_produced();
+    pub unsafe fn new(table: Arc<OrderedTable>) -> Self {
+        let next = table.sequences.own_produced();
         Self {
             next,
             published: next,
-            seen: fifo.sequences.consumed(),
-            fifo,
+            seen: table.sequences.consumed(),
+            table,
         }
     }
 
     /// The queue.
     #[inline(always)]
-    pub fn fifo(&self) -> &Arc<Fifo> {
-        &self.fifo
+    pub fn table(&self) -> &Arc<OrderedTable> {
+        &self.table
     }
 
     /// Operations that it takes at most.
     #[inline(always)]
     pub fn capacity(&self) -> u32 {
-        self.fifo.capacity
+        self.table.capacity
     }
 
     /// The identifier of the operation that is pushed next, if there is room.
     #[inline(always)]
     pub fn next_id(&mut self) -> Option<WorkId> {
-        if self.next.wrapping_sub(self.seen) >= self.fifo.capacity {
-            self.seen = self.fifo.sequences.consumed();
-            if self.next.wrapping_sub(self.seen) >= self.fifo.capacity {
+        if self.next.wrapping_sub(self.seen) >= self.table.capacity {
+            self.seen = self.table.sequences.consumed();
+            if self.next.wrapping_sub(self.seen) >= self.table.capacity {
                 return None;
             }
         }
-        Some(WorkId::new(self.fifo.prefix, self.next))
+        Some(WorkId::new(self.table.prefix, self.next))
     }
 
     /// Adds an operation with `data` for its memory, for which
-    /// [`FifoWriter::next_id`] has just found room.
+    /// [`OrderedWriter::next_id`] has just found room.
     ///
     /// # Safety
     /// That.
@@ -277,20 +277,20 @@ impl FifoWriter {
     pub unsafe fn push(&mut self, info: PostedInfo, data: impl Data) {
         let PostedInfo {
             token,
-            companion,
+            attachment,
             operation,
-            quiet,
+            unreported,
         } = info;
-        let place: *mut Posted = self.fifo.place(self.next).cast();
-        // SAFETY: there is room, so the place is the producer's, and this is
+        let slot: *mut Posted = self.table.slot(self.next).cast();
+        // SAFETY: there is room, so the slot is the producer's, and this is
         // the only one. Field by field, each from where it is to where it
         // belongs (see `Data::hold_at`).
         unsafe {
-            (&raw mut (*place).token).write(token);
-            data.hold_at(&raw mut (*place).payload);
-            (&raw mut (*place).companion).write(companion);
-            (&raw mut (*place).operation).write(operation);
-            (&raw mut (*place).quiet).write(quiet);
+            (&raw mut (*slot).token).write(token);
+            data.hold_at(&raw mut (*slot).payload);
+            (&raw mut (*slot).attachment).write(attachment);
+            (&raw mut (*slot).operation).write(operation);
+            (&raw mut (*slot).unreported).write(unreported);
         }
         self.next = self.next.wrapping_add(1);
     }
@@ -299,7 +299,7 @@ impl FifoWriter {
     #[inline(always)]
     pub fn publish(&mut self) {
         self.published = self.next;
-        self.fifo.sequences.publish_produced(self.next);
+        self.table.sequences.publish_produced(self.next);
     }
 
     /// Takes back what was pushed and not published.
@@ -315,14 +315,14 @@ impl FifoWriter {
         while self.next != self.published {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
-            let mut posted = unsafe { (*self.fifo.place(self.next)).assume_init_read() };
+            let mut posted = unsafe { (*self.table.slot(self.next)).assume_init_read() };
             // The last first: each undoes what it did.
-            posted.companion.take_back();
+            posted.attachment.take_back();
         }
     }
 }
 
-impl Drop for FifoWriter {
+impl Drop for OrderedWriter {
     fn drop(&mut self) {
         self.abandon();
     }
@@ -332,24 +332,24 @@ impl Drop for FifoWriter {
 mod tests {
     use super::*;
     use crate::operation::Operation;
-    use crate::qp::Companion;
+    use crate::qp::Attachment;
 
     /// A queue that has seen `count` operations.
-    fn queue(count: u32, capacity: u32) -> FifoWriter {
+    fn queue(count: u32, capacity: u32) -> OrderedWriter {
         let (index, generation) = (7, 9);
-        let mut fifo = Fifo::new(QueueId { index, generation }, capacity);
-        fifo.sequences = Sequences::starting_at(count);
+        let mut table = OrderedTable::new(QueueId { index, generation }, capacity);
+        table.sequences = Sequences::starting_at(count);
         // SAFETY: the only one.
-        unsafe { FifoWriter::new(Arc::new(fifo)) }
+        unsafe { OrderedWriter::new(Arc::new(table)) }
     }
 
-    fn post(writer: &mut FifoWriter, token: u64) -> Option<WorkId> {
+    fn post(writer: &mut OrderedWriter, token: u64) -> Option<WorkId> {
         let work = writer.next_id()?;
         let info = PostedInfo {
             token,
-            companion: Companion::None,
+            attachment: Attachment::None,
             operation: Operation::Send,
-            quiet: false,
+            unreported: false,
         };
         // SAFETY: there is room.
         unsafe { writer.push(info, ()) };
@@ -358,10 +358,10 @@ mod tests {
     }
 
     /// Ends what `work` names; the tokens of all that are done with it.
-    fn retire(fifo: &Fifo, work: WorkId) -> Option<Vec<u64>> {
+    fn retire(table: &OrderedTable, work: WorkId) -> Option<Vec<u64>> {
         let mut done = Vec::new();
         // SAFETY: the only consumer, with nothing kept.
-        let retired = unsafe { fifo.retire(work, |posted| done.push(posted.token)) }?;
+        let retired = unsafe { table.retire(work, |posted| done.push(posted.token)) }?;
         retired.with(|posted| done.push(posted.token));
         Some(done)
     }
@@ -377,7 +377,7 @@ mod tests {
         for start in wraps.iter().map(|wrap: &u32| wrap.wrapping_sub(4)) {
             for (fill, first) in (1..=CAPACITY).flat_map(|fill| (0..fill).map(move |f| (fill, f))) {
                 let mut writer = queue(start, CAPACITY);
-                let fifo = Arc::clone(writer.fifo());
+                let table = Arc::clone(writer.table());
                 let mut token = 0;
                 let mut flying = std::collections::VecDeque::new();
                 for _ in 0..8 {
@@ -386,20 +386,20 @@ mod tests {
                         token += 1;
                     }
                     assert_eq!(writer.next_id().is_none(), fill == CAPACITY);
-                    let (consumed, next) = (fifo.sequences.own_consumed(), writer.next);
+                    let (consumed, next) = (table.sequences.own_consumed(), writer.next);
                     let behind = (1..reach).map(|i| consumed.wrapping_sub(i));
                     let ahead = (0..reach).map(|i| next.wrapping_add(i));
                     let others = behind.chain(ahead).chain([next ^ 1 << 23]);
                     for sequence in others {
-                        let work = WorkId::new(fifo.prefix, sequence);
-                        assert_eq!(retire(&fifo, work), None, "{sequence:#x} {next:#x}");
+                        let work = WorkId::new(table.prefix, sequence);
+                        assert_eq!(retire(&table, work), None, "{sequence:#x} {next:#x}");
                     }
                     let done: Vec<_> = flying.drain(..=first as usize).collect();
                     let tokens = done.iter().map(|(_, token)| *token).collect();
                     let (last, _) = done[first as usize];
-                    assert_eq!(retire(&fifo, last), Some(tokens));
-                    assert_eq!(retire(&fifo, last), None);
-                    assert_eq!(fifo.len(), flying.len() as u32);
+                    assert_eq!(retire(&table, last), Some(tokens));
+                    assert_eq!(retire(&table, last), None);
+                    assert_eq!(table.len(), flying.len() as u32);
                 }
             }
         }

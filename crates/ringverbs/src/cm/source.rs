@@ -11,14 +11,14 @@ const VARIABLE: &str = "RINGVERBS_DEVICE";
 
 /// The kernel's connection manager, or that of an embedded device's network.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Via {
+pub(super) struct ConnectionManager {
     embedded: Option<Device>,
 }
 
-impl Via {
+impl ConnectionManager {
     /// Returns the default: the kernel's, unless the environment names an
     /// embedded device.
-    pub(super) fn usual() -> Result<Self> {
+    pub(super) fn from_environment() -> Result<Self> {
         #[cfg(feature = "embedded")]
         if let Some(name) = uverbs::environment::text(VARIABLE)
             && Device::is_embedded_name(&name)

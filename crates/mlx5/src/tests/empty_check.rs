@@ -7,7 +7,7 @@ use crate::Role;
 fn others_see_what_is_there() {
     let mut ring = CompletionRing::plain(1).unwrap();
     // SAFETY: it is not used after the ring.
-    let look = unsafe { ring.look() };
+    let check = unsafe { ring.empty_check() };
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -25,23 +25,23 @@ fn others_see_what_is_there() {
         });
     };
     for round in 0..7 {
-        assert!(look.is_empty(), "{round}");
+        assert!(check.is_empty(), "{round}");
         complete(&mut device);
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         // SAFETY: there is no data.
         unsafe { read(&mut ring) }.unwrap().unwrap();
         // It is not given back yet.
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         ring.publish();
     }
-    assert!(look.is_empty());
+    assert!(check.is_empty());
     // While it moves nothing is called empty.
     ring.suspend().unwrap();
-    assert!(!look.is_empty());
-    let memory = CompletionRing::fresh(3, ring.shape(), None).unwrap();
+    assert!(!check.is_empty());
+    let memory = CompletionRing::fresh(3, ring.format(), None).unwrap();
     device.move_to(memory.first(), 8);
     assert!(ring.move_to(memory, 3));
-    assert!(look.is_empty());
+    assert!(check.is_empty());
     complete(&mut device);
-    assert!(!look.is_empty());
+    assert!(!check.is_empty());
 }
