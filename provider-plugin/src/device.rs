@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_offered() {
+    fn unsupported_features_are_not_reported() {
         let mut from = DeviceAttrEx::new_zeroed();
         from.raw_packet_caps = 7;
         from.max_wq_type_rq = 8;

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_variable_counts_before_libibverbs_s() {
+    fn ringverbs_log_precedes_verbs_log_level() {
         assert_eq!(level(None, None), None);
         assert_eq!(level(Some(b"info"), None), Some(Level::INFO));
         assert_eq!(level(Some(b"off"), Some(b"4")), None);

@@ -96,7 +96,7 @@ fn libibverbs() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_installed_libibverbs_gives_us_the_device() {
+fn installed_libibverbs_uses_the_plugin() {
     let bench = Bench::new("installed");
     let Listed { out, err } = bench.list("");
     if out.contains("no libibverbs") {
@@ -123,7 +123,7 @@ fn the_installed_libibverbs_gives_us_the_device() {
 }
 
 #[test]
-fn where_we_refuse_the_stock_provider_has_the_device() {
+fn stock_provider_serves_after_a_refusal() {
     let Some(library) = libibverbs() else {
         println!("skipped: libibverbs.so.1 is not installed");
         return;

@@ -102,7 +102,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_provider_that_a_program_is_linked_to_comes_after_ours() {
+fn preloaded_plugin_precedes_linked_providers() {
     let dir = Dir::new("linked");
     for release in [34, 35, 44, 48, 56, 58, 61, 63, 64, 65] {
         let bench = Bench::new(&dir, Fake::of(release));
@@ -127,7 +127,7 @@ fn a_provider_that_a_program_is_linked_to_comes_after_ours() {
 }
 
 #[test]
-fn ours_is_registered_once_and_others_all() {
+fn every_provider_is_registered_once() {
     let dir = Dir::new("once");
     let bench = Bench::new(&dir, Fake::of(56));
     let plugin = bench.plugin(34);
@@ -152,7 +152,7 @@ fn ours_is_registered_once_and_others_all() {
 }
 
 #[test]
-fn loaded_as_a_provider_it_is_in_nobody_s_way() {
+fn local_load_does_not_interpose() {
     let dir = Dir::new("local");
     let bench = Bench::new(&dir, Fake::of(65));
     let mut command = command(bench.program(None), None);
@@ -164,7 +164,7 @@ fn loaded_as_a_provider_it_is_in_nobody_s_way() {
 }
 
 #[test]
-fn where_ours_refuses_the_others_stay() {
+fn other_providers_stay_after_a_refusal() {
     let dir = Dir::new("unknown");
     let fake = Fake {
         name: Some("libibverbs.so.1.18.66.0".to_owned()),
@@ -186,7 +186,7 @@ fn where_ours_refuses_the_others_stay() {
 }
 
 #[test]
-fn in_a_program_without_libibverbs_it_does_nothing() {
+fn program_without_libibverbs_is_unaffected() {
     let plugin = plugin();
     let output = command("sh", Some(&plugin))
         .args(["-c", "ls / > /dev/null; echo done"])

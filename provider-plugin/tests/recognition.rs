@@ -116,7 +116,7 @@ fn every_release_is_recognised_and_its_control_path_works() {
 }
 
 #[test]
-fn a_copy_without_a_version_in_its_name_is_recognised_where_that_is_certain() {
+fn unversioned_file_is_recognised_if_unambiguous() {
     let bench = Bench::new("unnamed");
     for release in [34, 35, 36, 37, 43, 44, 45, 48, 49, 56, 57, 59, 62, 64, 65] {
         let fake = Fake {
@@ -134,7 +134,7 @@ fn a_copy_without_a_version_in_its_name_is_recognised_where_that_is_certain() {
 }
 
 #[test]
-fn the_library_may_have_any_name_if_it_is_the_caller() {
+fn caller_is_recognised_under_any_name() {
     let bench = Bench::new("renamed");
     let fake = Fake {
         name: Some("bundled-verbs.so".to_owned()),
@@ -147,7 +147,7 @@ fn the_library_may_have_any_name_if_it_is_the_caller() {
 }
 
 #[test]
-fn of_two_libraries_the_caller_is_the_one() {
+fn caller_is_chosen_among_two_libraries() {
     let bench = Bench::new("two");
     let old = Fake::of(44).build(&bench.dir.0);
     let new = Fake::of(65).build(&bench.dir.0);
@@ -237,7 +237,7 @@ fn diagnostics_are_written_where_asked() {
 }
 
 #[test]
-fn a_library_that_is_not_what_its_symbols_say_is_noticed_before_any_harm() {
+fn layout_mismatch_is_detected_on_open() {
     let bench = Bench::new("layout-mismatch");
     for (release, ops_of, context_of) in [
         (57, 57, 62), // verbs_context grew

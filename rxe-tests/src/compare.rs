@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stock_passes_ours_must_pass() {
+    fn plugin_must_pass_what_stock_passes() {
         use Outcome::{Fail, Pass, Skip};
         let rule = |stock, ours| verdict_of_ours(Some(stock), Stock::Reference, ours);
         assert_eq!(rule(Pass, Pass), Verdict::Pass);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stock_skips_may_fail_only_if_it_is_known() {
+    fn only_known_cases_may_fail_if_stock_skips() {
         let mut results = Results::default();
         for (provider, outcome) in [
             (Provider::Stock, Outcome::Skip),
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ours_refuses_by_design_is_counted() {
+    fn refusals_by_design_are_counted() {
         let mut results = Results::default();
         for (provider, outcome) in [
             (Provider::Stock, Outcome::Pass),
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_known_by_what_its_module_says() {
+    fn refusal_is_recognised_by_its_message() {
         let said = |name, said| refusal("pyverbs", name, said).is_some();
         let uar = "tests.test_mlx5_uar.Mlx5UarTestCase.test_uar_export_dmabuf_fd";
         assert!(said(uar, "UAR dmabuf export is not supported"));
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passed_late_is_listed() {
+    fn late_passes_are_listed() {
         let mut results = Results::default();
         let Record::Case(mut late) = case(Provider::Ours, Stock::NotRun, Outcome::Pass) else {
             unreachable!()

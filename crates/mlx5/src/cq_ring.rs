@@ -203,7 +203,7 @@ impl CompletionRing {
     #[inline]
     unsafe fn op_own(slot: NonNull<Cqe>) -> u8 {
         // SAFETY: a byte of the entry, for as long as this takes.
-        unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) }.look()
+        unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) }.read()
     }
 
     /// The CQE at `at` and its last byte, if the device has written it.

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_before_the_data_may_fill_an_entry() {
+    fn segments_before_the_data_may_fill_an_entry() {
         for service in [Service::Datagram, Service::XrcInitiator] {
             let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, false).unwrap();
             assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 0));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_one_block_is_copied_at_once_where_nobody_is_in_the_way() {
+    fn unshared_uar_copies_one_block() {
         #[repr(align(64))]
         struct Entry([u64; 8]);
         let Entry(entry) = &Entry([1, 2, 3, 4, 5, 6, 7, 8]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_for_doorbells_takes_no_entry() {
+    fn doorbell_register_takes_no_entry() {
         let mut memory = Memory([0; 64]);
         let flame = register(&mut memory, 0, false);
         let entry = Memory([7; 64]);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_nothing_beside_it() {
+    fn writes_stay_in_their_range() {
         let words = range(64, 32).unwrap();
         // Of an odd address.
         let from = [0, 1, 2, 3, 4, 5, 6, 7, 8];

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_outstanding() {
+    fn find_returns_outstanding_requests() {
         let all = Outstanding::new(5).unwrap();
         assert_eq!(all.find(0), None);
         for slot in 0..6 {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_nothing_outstanding() {
+    fn note_is_not_outstanding() {
         let all = Outstanding::new(4).unwrap();
         for round in 0..5u32 {
             // Two work requests, each of two slots.
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn no_slots_are_one_and_too_many_are_refused() {
+    fn zero_slots_become_one_and_too_many_are_refused() {
         assert_eq!(Outstanding::new(0).unwrap().slots.len(), 1);
         assert!(Outstanding::new(u32::MAX).is_none());
     }

@@ -58,7 +58,7 @@ impl Owner {
 
     /// Reads the byte. If it shows a new entry, the whole entry is visible.
     #[inline(always)]
-    pub fn look(&self) -> u8 {
+    pub fn read(&self) -> u8 {
         // SAFETY: valid by the contract of `new`.
         order::written_by_device(unsafe { self.0.as_ref() })
     }

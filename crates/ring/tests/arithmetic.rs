@@ -16,7 +16,7 @@ fn indices(header: &Header, slot_mask: u32, log2_stride: u32) -> Indices {
 proptest! {
     /// Whatever the shared words hold, no index leaves the ring.
     #[test]
-    fn absurd_indices_stay_inside(
+    fn invalid_indices_stay_inside(
         log2 in 0u32..16, stride in 0u32..16, producer: u32, consumer: u32, steps in 0u32..100_000
     ) {
         let slot_mask = (1u32 << log2) - 1;

@@ -49,7 +49,7 @@ impl Guarded {
 /// The thread that came often in a row goes by the quick way; after another
 /// has come it never does again.
 #[test]
-fn the_bias_is_given_and_taken_away() {
+fn bias_is_granted_and_revoked() {
     let guarded = Guarded::new();
     assert!(!guarded.lock.try_fast(), "nobody has the bias yet");
     (0..1000).for_each(|_| guarded.add());
@@ -72,7 +72,7 @@ fn the_bias_is_given_and_taken_away() {
 /// A batch may end on another thread than it began on, and an owner that is in
 /// keeps others out.
 #[test]
-fn whoever_takes_the_bias_waits_for_its_owner() {
+fn revocation_waits_for_the_owner() {
     let guarded = Guarded::new();
     (0..1000).for_each(|_| guarded.add());
     guarded.lock.lock();
@@ -92,7 +92,7 @@ fn whoever_takes_the_bias_waits_for_its_owner() {
 /// The moment that matters, many times over: another thread comes while the
 /// owner goes in and out as fast as it can.
 #[test]
-fn no_two_threads_are_in_while_the_bias_goes() {
+fn revocation_excludes_on_real_threads() {
     const COMES: u64 = 200;
     let end = Instant::now() + Duration::from_secs(3);
     let mut rounds = 0u32;

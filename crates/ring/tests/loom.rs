@@ -210,42 +210,42 @@ fn no_wake_up_is_lost_between_arm_and_look() {
 /// along, though a resize moves it meanwhile; and after the resize it looks
 /// at the new ring.
 #[test]
-fn a_resize_never_looks_empty() {
+fn resize_does_not_look_empty() {
     model(|| {
         let old = Shared::new(2);
         let new = Shared::new(4);
         old.header.publish_producer(1);
         // SAFETY: both rings outlive the value; the Arcs are held to the end.
-        let peek = Arc::new(unsafe { IndexCheck::new(&old.indices()) });
+        let index_check = Arc::new(unsafe { IndexCheck::new(&old.indices()) });
         let resizer = {
-            let (old, new, peek) = (old.clone(), new.clone(), peek.clone());
+            let (old, new, index_check) = (old.clone(), new.clone(), index_check.clone());
             thread::spawn(move || {
-                peek.suspend();
+                index_check.suspend();
                 // The kernel: copies the entry and closes the old ring.
                 new.header.publish_producer(1);
                 old.header.publish_consumer(1);
-                peek.resume(&new.indices());
+                index_check.resume(&new.indices());
             })
         };
-        assert!(!peek.is_empty());
-        assert!(!peek.is_empty());
+        assert!(!index_check.is_empty());
+        assert!(!index_check.is_empty());
         resizer.join().unwrap();
-        assert!(!peek.is_empty());
+        assert!(!index_check.is_empty());
         new.header.publish_consumer(1);
-        assert!(peek.is_empty());
+        assert!(index_check.is_empty());
     });
 }
 
 /// A look without the lock, armed before: if it says empty while another
 /// thread consumes, whatever is still there raises an event.
 #[test]
-fn an_unlocked_look_after_arming_misses_nothing() {
+fn unlocked_check_after_arming_misses_nothing() {
     model(|| {
         let shared = Shared::new(4);
         shared.write(0, 1);
         shared.header.publish_producer(1);
         // SAFETY: the Arc is held to the end.
-        let peek = Arc::new(unsafe { IndexCheck::new(&shared.indices()) });
+        let index_check = Arc::new(unsafe { IndexCheck::new(&shared.indices()) });
         let notifier = Arc::new(Notifier {
             armed: Mutex::new(false),
             raised: Mutex::new(0),
@@ -265,7 +265,7 @@ fn an_unlocked_look_after_arming_misses_nothing() {
             thread::spawn(move || notifier.complete(&shared, 2))
         };
         notifier.arm().unwrap();
-        if peek.is_empty() {
+        if index_check.is_empty() {
             // Completion 2 came after this look; so the event is raised, or
             // the other thread has it: either way nothing is left unheard.
             device.join().unwrap();
@@ -385,7 +385,7 @@ impl Biased {
 /// The thread that has the bias and one that takes it away are never in
 /// together, and each sees what the other did.
 #[test]
-fn taking_the_bias_away_excludes() {
+fn revocation_excludes() {
     model(|| {
         let guarded = Biased::new();
         // Gets the bias.
@@ -404,7 +404,7 @@ fn taking_the_bias_away_excludes() {
 
 /// Two threads that come for the bias at once both wait for its owner.
 #[test]
-fn two_that_take_the_bias_away_exclude() {
+fn two_revocations_exclude() {
     // Three threads: more would take minutes.
     bounded(1, || {
         let guarded = Biased::new();
@@ -424,7 +424,7 @@ fn two_that_take_the_bias_away_exclude() {
 
 /// Threads that come to a new lock at once.
 #[test]
-fn getting_the_bias_excludes() {
+fn granting_the_bias_excludes() {
     model(|| {
         let guarded = Biased::new();
         let other = {
@@ -473,7 +473,7 @@ fn a_release_by_another_thread_hands_over() {
 /// written while the device may still read it, and each identifier is the one
 /// that was posted.
 #[test]
-fn a_slot_is_posted_again_only_after_its_completion_was_read() {
+fn slot_is_reused_after_its_completion_was_read() {
     use loom::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
     const SLOTS: usize = 2;

@@ -81,7 +81,7 @@ fn indices_are_where_the_driver_has_them() {
 }
 
 #[test]
-fn a_failed_mapping_says_why() {
+fn failed_mapping_has_the_errno() {
     let file = driver(PAGE, 7, 15);
     let error = Mapping::new(file.as_fd(), 1, PAGE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
@@ -89,16 +89,16 @@ fn a_failed_mapping_says_why() {
 }
 
 #[test]
-fn a_retired_ring_reads_as_empty_and_gives_its_memory_back() {
+fn retired_ring_reads_as_empty() {
     let size = 4 * PAGE;
     let file = driver(size, 7, 15);
     let ring = Ring::new(map(&file, size), 48).unwrap();
     let header = ring.indices().header_ptr();
     // SAFETY: retired below, before the value is used again.
-    let peek = unsafe { IndexCheck::new(&ring.indices()) };
+    let index_check = unsafe { IndexCheck::new(&ring.indices()) };
     // SAFETY: mapped.
     unsafe { header.as_ref() }.publish_producer(7);
-    assert!(!peek.is_empty());
+    assert!(!index_check.is_empty());
     let start = header.as_ptr() as usize;
     // Another test's ring may come to lie where this one was unmapped: the inode
     // tells the mappings of this file from others.

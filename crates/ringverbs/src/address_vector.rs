@@ -239,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_nobody() {
+    fn malformed_header_has_no_source() {
         assert_eq!(source_gid(&[0; ROUTE_HEADER]), None);
         assert_eq!(source_gid(&[0xff; ROUTE_HEADER]), None);
     }
 
     #[test]
-    fn a_peer_keeps_its_number() {
+    fn peer_keeps_its_index() {
         let mut peers = AddressVector::<&str>::new();
         let address = |qp_num| RawAddress {
             gid: Gid([1; 16]),

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_understood() {
+    fn endpoint_text_round_trips() {
         assert_eq!(to_value(endpoint()).unwrap(), as_json());
         assert_eq!(from_value::<Endpoint>(as_json()).unwrap(), endpoint());
         let key = RemoteAddr::new(u64::MAX, u32::MAX);
@@ -91,7 +91,7 @@ mod tests {
 
     /// Each field in turn has an invalid value.
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn invalid_endpoint_names_the_field() {
         let bad = [
             ("qp_num", json!(1 << 24), "24 bits"),
             ("qp_num", json!(-1), "u32"),

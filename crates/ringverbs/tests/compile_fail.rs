@@ -120,7 +120,7 @@ fn errors(examples: &[&Example]) -> Vec<BTreeSet<String>> {
 }
 
 #[test]
-fn what_must_not_compile_is_refused_with_the_error_named() {
+fn compile_fail_examples_fail_with_the_named_error() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut files = vec![root.join("docs/internals/soundness.md")];
     for folder in ["ringverbs", "rdmacm", "uverbs"] {

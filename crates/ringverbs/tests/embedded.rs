@@ -65,7 +65,7 @@ fn a_wait_ends_with_its_time() {
 }
 
 #[test]
-fn what_it_is_can_be_asked() {
+fn drive_by_thread_and_by_caller_can_be_queried() {
     let device = Device::embedded().unwrap();
     assert_eq!(device.name(), "embedded");
     let context = device.inspect().unwrap();

@@ -312,7 +312,7 @@ fn rping() {
 
 /// Who is killed is gone for the other one, in either direction.
 #[test]
-fn an_end_that_is_killed() {
+fn rping_with_a_killed_peer() {
     let shared_directory = SharedDirectory::new("killed");
     let device = shared_directory.device();
     let begin = |count: &str| {

@@ -158,7 +158,7 @@ fn a_drop_loses_nothing() {
 
 #[test]
 #[ignore = "needs an RDMA device"]
-fn a_direction_that_nobody_reads_does_not_stop_the_other() {
+fn unread_direction_does_not_block_the_other() {
     let (client, server) = pair();
     let data = Numbers(7).bytes(8 << 20);
     client
@@ -182,7 +182,7 @@ fn a_direction_that_nobody_reads_does_not_stop_the_other() {
 
 #[test]
 #[ignore = "needs an RDMA device"]
-fn nobody_there() {
+fn connection_refused() {
     let listener = RdmaListener::bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
     drop(listener);

@@ -202,7 +202,7 @@ fn of<'a>(all: &'a [(&str, String, Duration)], name: &str) -> (&'a str, Duration
 
 #[test]
 #[ignore = "needs rdma_rxe, and root"]
-fn a_link_that_goes_down_keeps_no_wait() {
+fn wait_ends_when_the_link_goes_down() {
     let link = Link::new(211);
     let waits = begin(&link);
     thread::sleep(Duration::from_millis(500));
@@ -223,7 +223,7 @@ fn a_link_that_goes_down_keeps_no_wait() {
 
 #[test]
 #[ignore = "needs rdma_rxe, and root"]
-fn a_device_that_is_taken_away_keeps_no_wait() {
+fn wait_ends_when_the_device_is_removed() {
     let link = Link::new(212);
     let mut waits = begin(&link);
     // One that nothing but the removal can end.

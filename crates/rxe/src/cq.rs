@@ -16,9 +16,9 @@ pub struct CompletionQueue<C: ContextRef> {
     /// The entries and the cursor over them.
     pub ring: CompletionRing,
     /// Whether the queue is empty, without the lock.
-    pub peek: IndexCheck,
+    pub index_check: IndexCheck,
     /// What is left of rings that were replaced by a resize, for threads that
-    /// may still be looking at them through `peek`.
+    /// may still be looking at them through `index_check`.
     pub retired: Vec<Retired>,
 }
 
@@ -41,7 +41,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         Ok(Self {
             // SAFETY: the ring's memory lives in the same value, and is
             // retired, not unmapped, when a resize replaces it.
-            peek: unsafe { IndexCheck::new(ring.consumer().indices()) },
+            index_check: unsafe { IndexCheck::new(ring.consumer().indices()) },
             ring,
             retired: Vec::new(),
             object,
@@ -52,7 +52,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// how many it holds now.
     ///
     /// The caller holds `ring` and `retired` for itself until this returns;
-    /// `peek` may be asked by other threads all the while.
+    /// `index_check` may be asked by other threads all the while.
     ///
     /// # Errors
     /// Those of RESIZE_CQ: nothing has changed. Those of mapping: the queue
@@ -60,17 +60,17 @@ impl<C: ContextRef> CompletionQueue<C> {
     pub fn resize(
         object: &Cq<C>,
         ring: &mut CompletionRing,
-        peek: &IndexCheck,
+        index_check: &IndexCheck,
         retired: &mut Vec<Retired>,
         cqe: u32,
     ) -> Result<u32, CreateError> {
         retired.try_reserve(1).map_err(|_| CreateError::NoMemory)?;
         let mut moved = MmapInfo::default();
-        peek.suspend();
+        index_check.suspend();
         let cqe = match object.resize(cqe, abi::response(&mut moved)) {
             Ok(cqe) => cqe,
             Err(error) => {
-                peek.resume(ring.consumer().indices());
+                index_check.resume(ring.consumer().indices());
                 return Err(error.into());
             }
         };
@@ -83,7 +83,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         match new {
             Ok(new) => {
                 let old = std::mem::replace(ring, CompletionRing::new(new));
-                peek.resume(ring.consumer().indices());
+                index_check.resume(ring.consumer().indices());
                 retired.push(old.into_mapping().retire());
                 Ok(cqe)
             }

@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_told_apart() {
+    fn inspect_distinguishes_queues() {
         let zeros = vec![0; 64];
         let of = |entries: &[Vec<u8>]| Kind::of(entries.iter().map(Vec::as_slice));
         assert_eq!(of(&[completion(), zeros.clone()]), Some(Kind::Completion));
@@ -475,7 +475,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken(bytes in proptest::collection::vec(any::<u8>(), 0..700), mapped: usize) {
+        fn inspect_accepts_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..700), mapped: usize) {
             if let Some(snapshot) = Snapshot::read(&bytes, mapped) {
                 for slot in [0, snapshot.capacity, snapshot.before(1)] {
                     prop_assert!(snapshot.offset(slot) + snapshot.stride <= mapped);

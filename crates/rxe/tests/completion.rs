@@ -165,7 +165,7 @@ fn the_cursor_gives_back_exactly_what_was_read() {
 }
 
 #[test]
-fn next_says_none_and_then_the_batch_ends() {
+fn cursor_ends_after_the_last_entry() {
     for start in 0..SLOTS {
         let (driver, ring) = ring_at(start, start);
         raise(&driver, 1);
@@ -188,7 +188,7 @@ fn next_says_none_and_then_the_batch_ends() {
 }
 
 #[test]
-fn a_batch_goes_on_with_what_comes_while_it_lasts() {
+fn cursor_continues_with_new_entries() {
     let (driver, ring) = ring();
     raise(&driver, 1);
     let mut span = ring.available();
@@ -205,7 +205,7 @@ fn a_batch_goes_on_with_what_comes_while_it_lasts() {
 }
 
 #[test]
-fn a_step_within_the_span_does_not_look_for_more() {
+fn step_within_the_span_reads_no_index() {
     for start in 0..SLOTS {
         let (driver, ring) = ring_at(start, start);
         raise(&driver, 1);
@@ -247,7 +247,7 @@ fn a_full_queue_is_read_to_the_end() {
 }
 
 #[test]
-fn what_the_shared_word_says_of_our_index_is_not_believed() {
+fn own_index_is_not_read_back() {
     let (driver, ring) = ring();
     raise(&driver, 1);
     raise(&driver, 2);
@@ -258,7 +258,7 @@ fn what_the_shared_word_says_of_our_index_is_not_believed() {
 }
 
 #[test]
-fn absurd_indices_lead_nowhere_else() {
+fn invalid_indices_stay_in_the_ring() {
     let absurd = [
         SLOTS,
         SLOTS + 1,
@@ -378,7 +378,7 @@ proptest! {
 /// The completions of one queue pair are taken out; the others stay in order,
 /// wherever they lie in the ring.
 #[test]
-fn clean_takes_out_the_completions_of_one_queue_pair() {
+fn clean_removes_the_completions_of_one_queue_pair() {
     for start in 0..SLOTS {
         for pattern in 0u32..1 << 7 {
             let (driver, ring) = ring_at(start, start);

@@ -39,7 +39,13 @@ fn resize(machine: &Machine, cq: &mut Queue, mminfo: [u8; 16]) -> Result<u32, Cr
 }
 
 fn resize_as_told(cq: &mut Queue) -> Result<u32, CreateError> {
-    CompletionQueue::resize(&cq.object, &mut cq.ring, &cq.peek, &mut cq.retired, 20)
+    CompletionQueue::resize(
+        &cq.object,
+        &mut cq.ring,
+        &cq.index_check,
+        &mut cq.retired,
+        20,
+    )
 }
 
 /// The device raises a completion.
@@ -60,22 +66,22 @@ fn take(ring: &CompletionRing) -> Vec<u64> {
 }
 
 #[test]
-fn a_completion_queue_is_where_the_driver_says() {
+fn completion_queue_is_mapped_as_announced() {
     let machine = Machine::new();
     let queue = machine.queue(7, 8);
     let cq = create(&machine, &queue).unwrap();
     assert_eq!((cq.object.cqe(), cq.ring.capacity()), (7, 7));
-    assert!(cq.peek.is_empty());
+    assert!(cq.index_check.is_empty());
     raise(&queue, 1);
-    assert!(!cq.peek.is_empty());
+    assert!(!cq.index_check.is_empty());
     assert_eq!(take(&cq.ring), [1]);
-    assert!(cq.peek.is_empty());
+    assert!(cq.index_check.is_empty());
     drop(cq);
     assert!(machine.live().is_empty());
 }
 
 #[test]
-fn a_queue_that_cannot_be_mapped_is_not_left_behind() {
+fn unmappable_queue_is_destroyed() {
     let machine = Machine::new();
     let queue = machine.queue(7, 8);
     // Entries of 32 bytes hold no completion.
@@ -115,9 +121,9 @@ fn pending_completions_stay_through_resizes() {
         }
         assert_eq!(resize(&machine, &mut cq, moved.mminfo()).unwrap(), 31);
         assert_eq!(cq.ring.capacity(), slots - 1);
-        assert!(!cq.peek.is_empty());
+        assert!(!cq.index_check.is_empty());
         assert_eq!(take(&cq.ring), (expected..next).collect::<Vec<_>>());
-        assert!(cq.peek.is_empty());
+        assert!(cq.index_check.is_empty());
         expected = next;
         assert_eq!(moved.consumer(), moved.producer());
         queue = moved;
@@ -135,15 +141,15 @@ fn a_refused_resize_changes_nothing() {
         .on(RESIZE_CQ, |_| Err(Errno::new(libc::EINVAL)));
     assert_eq!(resize_as_told(&mut cq).unwrap_err().errno(), libc::EINVAL);
     assert!(cq.retired.is_empty());
-    assert!(cq.peek.is_empty());
+    assert!(cq.index_check.is_empty());
     raise(&queue, 1);
-    assert!(!cq.peek.is_empty());
+    assert!(!cq.index_check.is_empty());
     assert_eq!(take(&cq.ring), [1]);
     assert_eq!(queue.consumer(), 1);
 }
 
 #[test]
-fn a_queue_out_of_reach_reads_as_empty_until_it_is_back() {
+fn unmapped_queue_reads_as_empty() {
     let machine = Machine::new();
     let queue = machine.queue(7, 8);
     let mut cq = create(&machine, &queue).unwrap();
@@ -158,54 +164,55 @@ fn a_queue_out_of_reach_reads_as_empty_until_it_is_back() {
     assert_eq!(cq.ring.capacity(), 0);
     assert_eq!(queue.consumer(), 0);
     // It is not known to be empty: whoever asks is sent to the ring.
-    assert!(!cq.peek.is_empty());
+    assert!(!cq.index_check.is_empty());
     // The next resize brings it back.
     let moved = machine.queue(7, 16);
     raise(&moved, 1);
     raise(&moved, 2);
     resize(&machine, &mut cq, moved.mminfo()).unwrap();
     assert_eq!(take(&cq.ring), [1, 2]);
-    assert!(cq.peek.is_empty());
+    assert!(cq.index_check.is_empty());
 }
 
 #[test]
-fn while_the_kernel_resizes_nothing_is_called_empty() {
+fn queue_is_not_empty_during_a_resize() {
     let machine = Machine::new();
     let queue = machine.queue(7, 8);
     let cq = create(&machine, &queue).unwrap();
     let (object, mut ring, mut retired) = (cq.object, cq.ring, cq.retired);
-    let peek = Arc::new(cq.peek);
-    assert!(peek.is_empty());
+    let index_check = Arc::new(cq.index_check);
+    assert!(index_check.is_empty());
     let moved = machine.queue(7, 16);
     let (seen, mminfo) = (Arc::new(AtomicBool::new(false)), moved.mminfo());
     machine.fake.on(RESIZE_CQ, {
-        let (seen, peek) = (Arc::clone(&seen), Arc::clone(&peek));
+        let (seen, index_check) = (Arc::clone(&seen), Arc::clone(&index_check));
         move |reply| {
             // Another thread looks while the kernel moves the queue.
-            assert!(!peek.is_empty());
+            assert!(!index_check.is_empty());
             seen.store(true, Ordering::Relaxed);
             reply.set_driver_out(&mminfo);
             Ok(())
         }
     });
-    CompletionQueue::resize(&object, &mut ring, &peek, &mut retired, 15).unwrap();
+    CompletionQueue::resize(&object, &mut ring, &index_check, &mut retired, 15).unwrap();
     assert!(seen.load(Ordering::Relaxed));
-    assert!(peek.is_empty());
+    assert!(index_check.is_empty());
 }
 
 #[test]
-fn a_queue_with_completions_is_never_called_empty_over_resizes() {
+fn queue_with_completions_is_not_empty_over_resizes() {
     let machine = Machine::new();
     let queue = machine.queue(7, 8);
     let mut cq = create(&machine, &queue).unwrap();
     raise(&queue, 1);
     let done = AtomicBool::new(false);
-    let (object, ring, retired, peek) = (&cq.object, &mut cq.ring, &mut cq.retired, &cq.peek);
+    let (object, ring, retired, index_check) =
+        (&cq.object, &mut cq.ring, &mut cq.retired, &cq.index_check);
     std::thread::scope(|scope| {
         let looker = scope.spawn(|| {
             let mut looks = 0u64;
             while !done.load(Ordering::Relaxed) {
-                assert!(!peek.is_empty());
+                assert!(!index_check.is_empty());
                 looks += 1;
             }
             looks
@@ -219,7 +226,7 @@ fn a_queue_with_completions_is_never_called_empty_over_resizes() {
                 reply.set_driver_out(&mminfo);
                 Ok(())
             });
-            CompletionQueue::resize(object, ring, peek, retired, 5).unwrap();
+            CompletionQueue::resize(object, ring, index_check, retired, 5).unwrap();
         }
         done.store(true, Ordering::Relaxed);
         assert!(looker.join().unwrap() > 0);

@@ -79,7 +79,7 @@ fn ids(driver: &Driver) -> Vec<u64> {
 }
 
 #[test]
-fn a_queue_pair_has_its_queues_where_the_driver_says() {
+fn queue_pair_is_mapped_as_announced() {
     let machine = Machine::new();
     let pd = machine.pd();
     let (recv, send) = (machine.queue(7, 16), machine.queue(9, 8));
@@ -169,7 +169,7 @@ fn contradictions(machine: &Machine) -> Vec<(&'static str, [u8; 16], i32)> {
 }
 
 #[test]
-fn contradictions_are_refused_and_nothing_is_left() {
+fn contradictory_answers_are_refused() {
     let machine = Machine::new();
     let pd = machine.pd();
     let good = machine.queue(9, 8).mminfo();
@@ -206,7 +206,7 @@ fn check_error(what: &str, error: &CreateError, errno: i32) {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_passed_on() {
+fn kernel_errors_are_passed_on() {
     let machine = Machine::new();
     let pd = machine.pd();
     for target in [CREATE_QP, CREATE_SRQ, CREATE_AH] {
@@ -259,7 +259,7 @@ fn give_moved(machine: &Machine, moved: [u8; 16]) {
 }
 
 #[test]
-fn a_shared_receive_queue_is_resized_with_what_is_posted() {
+fn srq_resize_keeps_posted_receives() {
     let machine = Machine::new();
     let pd = machine.pd();
     let first = machine.queue(7, 8);
@@ -287,7 +287,7 @@ fn a_shared_receive_queue_is_resized_with_what_is_posted() {
 }
 
 #[test]
-fn changing_only_the_limit_moves_nothing() {
+fn srq_limit_change_keeps_the_mapping() {
     let machine = Machine::new();
     let pd = machine.pd();
     let queue = machine.queue(7, 8);
@@ -303,7 +303,7 @@ fn changing_only_the_limit_moves_nothing() {
 }
 
 #[test]
-fn a_shared_receive_queue_out_of_reach_takes_nothing() {
+fn unmapped_srq_is_full() {
     let machine = Machine::new();
     let pd = machine.pd();
     let change = SrqModify {

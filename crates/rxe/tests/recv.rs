@@ -191,7 +191,7 @@ fn an_aborted_batch_leaves_nothing() {
 }
 
 #[test]
-fn absurd_indices_of_the_device_lead_nowhere_else() {
+fn invalid_device_indices_stay_in_the_ring() {
     for consumer in [SLOTS, SLOTS + 3, 0x8000_0000, u32::MAX] {
         let (driver, mut queue) = queue();
         driver.set_consumer(consumer);

@@ -126,7 +126,7 @@ fn full_at_the_capacity_and_room_again_as_the_device_consumes() {
 }
 
 #[test]
-fn absurd_indices_of_the_device_lead_nowhere_else() {
+fn invalid_device_indices_stay_in_the_ring() {
     for consumer in [SLOTS, SLOTS + 3, 0x8000_0000, u32::MAX] {
         let (driver, mut queue) = queue();
         driver.set_consumer(consumer);
@@ -143,7 +143,7 @@ fn absurd_indices_of_the_device_lead_nowhere_else() {
 }
 
 #[test]
-fn a_queue_takes_up_where_the_indices_stand() {
+fn queue_continues_at_the_shared_indices() {
     let driver = Driver::new(9, SLOTS);
     driver.set_producer(6);
     driver.set_consumer(6);

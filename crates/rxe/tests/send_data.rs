@@ -132,7 +132,7 @@ fn limits_are_cut_to_the_entry() {
 }
 
 #[test]
-fn two_gib_and_not_a_byte_more() {
+fn message_limit_is_two_gib() {
     let fits = [
         vec![element(MAX_MESSAGE)],
         vec![element(MAX_MESSAGE - 1), element(1)],

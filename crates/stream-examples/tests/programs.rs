@@ -121,7 +121,7 @@ async fn cancelled() {
 
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
-async fn nobody_there() {
+async fn connection_refused() {
     let (listener, to) = listener();
     drop(listener);
     let error = RdmaStream::connect(to).await.expect_err("nobody listens");

@@ -104,7 +104,7 @@ fn every_layout_is_sampled_and_every_release_has_one() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn what_moves_is_where_the_headers_have_it() {
+fn moving_members_match_the_headers() {
     for (sample, layout) in with_layouts() {
         let ops = sample.get("verbs_context_ops");
         assert_eq!(layout.op_count() * size_of::<usize>(), ops.size, "{layout}");
@@ -170,7 +170,7 @@ macro_rules! same_everywhere {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn what_stays_is_declared_as_the_headers_have_it() {
+fn fixed_members_match_the_headers() {
     same_everywhere!(verbs_device_ops as "verbs_device_ops" {
         name, match_min_abi_version, match_max_abi_version, match_table, static_providers,
         match_device, alloc_context, import_context, alloc_device, uninit_device,

@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_not_told_of_what_it_will_be_refused() {
+    fn unsupported_device_attributes_are_cleared() {
         // SAFETY: integers, of which any bytes are one.
         let mut attr: ibv_device_attr_ex = unsafe { core::mem::zeroed() };
         attr.tm_caps.max_num_tags = 1;

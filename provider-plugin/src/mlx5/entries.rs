@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_says_what_entries_look_like() {
+    fn cqe_setting_is_parsed() {
         let is = |wide, compressed: bool| CqOptions {
             wide,
             compression: compressed.then_some(MiniFormat::Hash),

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_application_is_asked_as_by_the_c_provider() {
+    fn allocators_are_called_as_by_libmlx5() {
         let mut seen = Seen::new();
         let lender = Allocators {
             domain: null_mut(),

@@ -183,7 +183,7 @@ mod tests {
     use super::short_data;
 
     #[test]
-    fn short_data_stays_out_of_completions_where_that_is_asked_for() {
+    fn scatter_to_cqe_setting_is_parsed() {
         assert!(short_data(None));
         assert!(short_data(Some("1".as_ref())));
         assert!(!short_data(Some("0".as_ref())));

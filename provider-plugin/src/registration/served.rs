@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_names_devices() {
+    fn devices_setting_is_parsed() {
         let is = |rxe, mlx5| Served { rxe, mlx5 };
         assert_eq!(parse(b"rxe"), is(true, false));
         assert_eq!(parse(b"mlx5"), is(false, true));

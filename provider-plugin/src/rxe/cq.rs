@@ -18,7 +18,7 @@ use crate::errno::Errno;
 /// The kernel's entries and the cursor over them.
 #[repr(C)]
 pub struct Completions {
-    peek: IndexCheck,
+    index_check: IndexCheck,
     ring: UnsafeCell<CompletionRing>,
     /// Where the batch between start_poll and end_poll stands.
     span: UnsafeCell<Span>,
@@ -43,7 +43,7 @@ impl CqOps for Rxe {
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create(ctx, init)?;
         let completions = Completions {
-            peek: made.peek,
+            index_check: made.index_check,
             ring: UnsafeCell::new(made.ring),
             span: UnsafeCell::new(Span { at: 0, end: 0 }),
             entry: UnsafeCell::new(core::ptr::null()),
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
             let cqe = CompletionQueue::resize(
                 &own.object,
                 &mut *completions.ring.get(),
-                &completions.peek,
+                &completions.index_check,
                 &mut *completions.retired.get(),
                 cqe as u32,
             )?;
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // `num_entries` completions.
     unsafe {
         let own: &Cq = cq_of(cq);
-        if own.completions.peek.is_empty() {
+        if own.completions.index_check.is_empty() {
             return 0;
         }
         poll(own, num_entries, wc)

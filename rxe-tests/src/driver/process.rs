@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_that_is_a_library_besides_counts() {
+    fn provider_loaded_as_a_library_counts() {
         let maps =
             "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.56.1\n";
         let seen = providers(maps);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_is_not_taken_for_ours() {
+    fn fallback_is_not_taken_for_the_plugin() {
         let plugin = plugin(false);
         let ours = "/opt/ringverbs/libringverbs-rdmav34.so".to_owned();
         let stock = "/usr/lib/libibverbs/librxe-rdmav34.so".to_owned();
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn preloaded_the_plugin_has_to_say_that_it_serves() {
+    fn preloaded_plugin_must_log_that_it_serves() {
         let ours = "/opt/ringverbs/libringverbs-rdmav34.so".to_owned();
         let stock = "/usr/lib/libmlx5.so.1.25.56.1".to_owned();
         let judge = |preload, seen: &[&String], serves| {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_later_is_seen() {
+    fn later_mappings_are_seen() {
         // A process, and a child of it, that become programs with a provider.
         let dir = std::env::temp_dir().join(format!("rv-later-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_less_frequent_with_age() {
+    fn memory_map_polling_slows_down() {
         let pause = |age, settled| super::pause(Duration::from_millis(age), settled);
         assert_eq!(pause(0, false), OFTEN);
         assert_eq!(pause(80, false), Duration::from_millis(10));

@@ -386,7 +386,7 @@ mod tests {
     /// The script on a package of tests laid out as rdma-core's, with one
     /// test of each fate.
     #[test]
-    fn the_script_tells_every_fate() {
+    fn script_reports_every_outcome() {
         let python = std::process::Command::new("python3")
             .arg("--version")
             .output();

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_may_stray_as_far_as_stock_does() {
+    fn rates_within_the_spread_of_stock_pass() {
         let mut stock = [100.0, 90.0, 110.0, 105.0, 95.0];
         let mut good = |ours: [f64; 5], more| judge(&mut stock, &mut ours.clone(), more).good;
         assert!(good([91.0; 5], true));

@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_given_up() {
+    fn hanging_program_is_killed() {
         let dir = std::env::temp_dir().join(format!("rv-hang-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let mut command = Command::new("sleep");

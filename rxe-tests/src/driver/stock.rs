@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_excuses_the_plugin_is_not_kept() {
+    fn stock_failures_are_not_cached() {
         use Outcome::{Fail, Pass, Skip};
         use Stock::{FailsSoFar, MustFail, NotRun, Reference};
         for (stock, outcome, kept) in [

@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_emulators_fault_is_worth_another_boot() {
+    fn only_emulator_crashes_boot_again() {
         let dir = std::env::temp_dir().join(format!("ringverbs-boots-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let console = dir.join("console.log");

@@ -36,7 +36,7 @@ fn record(machine: &Machine, sign: u32, words: [u64; 3], mult: u32, shift: u32, 
 }
 
 #[test]
-fn the_devices_time_is_where_the_driver_says() {
+fn clock_is_read_at_the_announced_offset() {
     let machine = machine();
     let device = machine.open(&with_clocks()).unwrap();
     let now = 0x0123_4567_89ab_cdefu64;
@@ -53,7 +53,7 @@ fn the_devices_time_is_where_the_driver_says() {
 }
 
 #[test]
-fn clocks_that_the_driver_does_not_announce_are_not_there() {
+fn unannounced_clocks_are_absent() {
     let machine = machine();
     let device = machine.open(&GOOD).unwrap();
     assert!(device.clock().ticks().is_none() && device.clock().wall().is_none());
@@ -66,7 +66,7 @@ fn clocks_that_the_driver_does_not_announce_are_not_there() {
 }
 
 #[test]
-fn times_are_turned_into_the_walls() {
+fn times_are_converted_to_wall_clock() {
     let machine = machine();
     let device = machine.open(&with_clocks()).unwrap();
     let clock = device.clock();
@@ -99,7 +99,7 @@ fn times_are_turned_into_the_walls() {
 }
 
 #[test]
-fn a_record_that_makes_no_sense_gives_some_time() {
+fn malformed_clock_record_is_harmless() {
     let machine = machine();
     let device = machine.open(&with_clocks()).unwrap();
     let clock = device.clock();

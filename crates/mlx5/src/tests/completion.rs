@@ -74,7 +74,7 @@ fn attached(log2: u32) -> (CompletionRing, Device, Pair) {
 }
 
 #[test]
-fn requests_are_told_by_their_opcode() {
+fn send_completions_have_their_opcode() {
     let table = [
         (Opcode::SEND, 0x0a, 0, 0, 0),
         (Opcode::SEND_WITH_IMM, 0x0b, 0, 2, 0),
@@ -200,7 +200,7 @@ fn errors_have_their_status() {
 }
 
 #[test]
-fn what_makes_no_sense_is_an_error_and_passed_over() {
+fn malformed_cqes_are_errors_and_skipped() {
     let (mut ring, mut device, mut pair) = attached(4);
     let other = Pair::new(71, RC, &cap(4, 1, 0));
     ring.attach(&other.work, Role::SEND).unwrap();
@@ -282,7 +282,7 @@ fn what_makes_no_sense_is_an_error_and_passed_over() {
 }
 
 #[test]
-fn short_data_comes_in_the_completion() {
+fn data_in_a_cqe_is_scattered() {
     let (mut ring, mut device, mut pair) = attached(4);
     let (mut first, mut second) = ([0u8; 5], [0u8; 40]);
     let list = [sge(&mut first), sge(&mut second)];
@@ -328,7 +328,7 @@ fn short_data_comes_in_the_completion() {
 }
 
 #[test]
-fn a_queue_is_armed_for_what_was_not_consumed() {
+fn arming_names_the_consumer_index() {
     let (mut ring, mut device, mut pair) = attached(2);
     let (register, memory) = Register::in_memory(0);
     let arming = Arming::new(&ring, 0x77);
@@ -432,7 +432,7 @@ proptest! {
     /// Any bytes at all: an answer, or an error, and nothing is written to but
     /// what was posted.
     #[test]
-    fn any_bytes_are_survived(
+    fn random_cqes_are_survived(
         entries in prop::collection::vec((any::<[u8; 64]>(), 0u32..3, 0u16..6), 1..60),
     ) {
         let (mut ring, mut device, mut pair) = attached(3);

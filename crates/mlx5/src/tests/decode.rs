@@ -279,7 +279,7 @@ proptest! {
 /// A cursor ignores an entry of the last round, although the same slot is
 /// outstanding again.
 #[test]
-fn a_cursor_takes_nothing_of_the_round_before() {
+fn cursor_ignores_the_previous_round() {
     let (mut ring, mut device, mut pair) = outstanding();
     let mut entry = CursorEntry::default();
     let mut next = [40, 50];

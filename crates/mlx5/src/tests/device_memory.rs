@@ -39,7 +39,7 @@ fn machine(start: u64, index: u16) -> Machine {
 }
 
 #[test]
-fn device_memory_is_where_the_driver_says() {
+fn device_memory_is_mapped_as_announced() {
     let machine = machine(0x7_0040, 0x0203);
     machine.pages.set_len(at(2, 4)).unwrap();
     let dm = DeviceMemory::allocate(&machine.context, 0x100, 0).unwrap();
@@ -90,7 +90,7 @@ fn device_memory_is_where_the_driver_says() {
 }
 
 #[test]
-fn only_what_is_there_is_copied() {
+fn device_memory_copies_are_bounded() {
     let machine = machine(0, 0);
     machine.pages.set_len(at(0, 1)).unwrap();
     let dm = DeviceMemory::allocate(&machine.context, 0x100, 0).unwrap();
@@ -118,7 +118,7 @@ fn only_what_is_there_is_copied() {
 }
 
 #[test]
-fn more_than_there_is_and_answers_that_make_no_sense_are_refused() {
+fn malformed_device_memory_answers_are_refused() {
     // It would end beyond what was mapped, or begin within a word.
     for start in [0xf40, 2] {
         let machine = machine(start, 0);

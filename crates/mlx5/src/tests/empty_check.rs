@@ -4,7 +4,7 @@ use super::*;
 use crate::Role;
 
 #[test]
-fn others_see_what_is_there() {
+fn empty_check_sees_new_completions() {
     let mut ring = CompletionRing::plain(1).unwrap();
     // SAFETY: it is not used after the ring.
     let check = unsafe { ring.empty_check() };

@@ -6,7 +6,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn a_device_that_writes_what_it_likes_harms_nothing(
+    fn hostile_device(
         script in prop::collection::vec(any::<u8>(), 0..1500),
     ) {
         crate::hostile::completions(&script);

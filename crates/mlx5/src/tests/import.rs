@@ -83,7 +83,7 @@ fn ring(qp: &mut Pair) {
 }
 
 #[test]
-fn an_imported_context_has_registers_of_its_own() {
+fn imported_context_allocates_its_uars() {
     // Whether the driver gave the file any, which are the other process's, or not.
     for answer in [NONE_GIVEN, GOOD] {
         let (machine, kinds) = machine(u32::MAX);
@@ -136,7 +136,7 @@ fn an_imported_context_has_registers_of_its_own() {
 }
 
 #[test]
-fn queue_pairs_share_what_there_is() {
+fn queue_pairs_share_uars() {
     // Pages that there are, and what three queue pairs get: nothing but the first,
     // of doorbells; one that is the first's; four of those, and one to share.
     for (most, alone, expected) in [(1, 0, [0, 0, 0]), (2, 0, [1, 0, 0]), (6, 4, [5, 5, 5])] {
@@ -157,7 +157,7 @@ fn queue_pairs_share_what_there_is() {
 }
 
 #[test]
-fn a_device_without_blue_flame_has_doorbells_alone() {
+fn device_without_blue_flame_has_doorbells() {
     let none = Answer {
         register_size: 0,
         ..NONE_GIVEN
@@ -180,7 +180,7 @@ fn a_device_without_blue_flame_has_doorbells_alone() {
 }
 
 #[test]
-fn what_cannot_be_imported_leaves_nothing() {
+fn failed_import_leaves_nothing() {
     for errno in [libc::EINVAL, libc::EIO, libc::EPROTONOSUPPORT] {
         let (machine, _) = machine(u32::MAX);
         machine

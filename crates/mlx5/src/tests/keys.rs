@@ -155,7 +155,7 @@ fn a_key_is_invalidated() {
 }
 
 #[test]
-fn what_comes_after_a_change_waits_for_it() {
+fn request_after_a_key_change_is_fenced() {
     let mut pair = pair(RC, 16);
     let fences = |pair: &Pair, at: usize| pair.sent(at * 64 + 11, 1)[0];
     // In one batch, and over its end: the two behind the changes.
@@ -208,7 +208,7 @@ fn what_comes_after_a_change_waits_for_it() {
 }
 
 #[test]
-fn changes_have_no_data_and_other_operations_are_none() {
+fn key_changes_have_no_data() {
     let mut pair = pair(RC, 4);
     let list = [Sge {
         addr: 0,
@@ -260,7 +260,7 @@ proptest! {
     /// hold: each is where the one before it ended, and its completion says
     /// which it was.
     #[test]
-    fn changes_complete_as_what_they_are(
+    fn key_changes_complete_with_their_opcode(
         batches in prop::collection::vec(prop::collection::vec(0u8..3, 1..=4), 1..40),
     ) {
         let mut ring = CompletionRing::plain(3).unwrap();

@@ -189,7 +189,7 @@ fn tempfile() -> File {
 }
 
 #[test]
-fn a_device_is_asked_for_user_indices_and_registers() {
+fn context_requests_user_indices_and_uars() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     let asked = machine.driver_in(GET_CONTEXT);
@@ -225,7 +225,7 @@ pub const BAD: [(Answer, i32); 3] = [
 ];
 
 #[test]
-fn answers_that_make_no_sense_are_refused() {
+fn malformed_driver_answers_are_refused() {
     let registers = [
         (
             Answer {
@@ -263,7 +263,7 @@ fn answers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_key_of_nothing_is_there_where_the_driver_says_so() {
+fn null_key_is_reported_by_the_driver() {
     let key = |comp_mask| {
         let answer = Answer {
             comp_mask,
@@ -276,7 +276,7 @@ fn the_key_of_nothing_is_there_where_the_driver_says_so() {
 }
 
 #[test]
-fn a_completion_queue_is_where_the_driver_is_told() {
+fn create_cq_names_the_queue_memory() {
     let machine = Machine::new();
     let cq = machine.cq(4).unwrap();
     assert_eq!((cq.object.cqe(), cq.ring.capacity()), (7, 8));
@@ -300,7 +300,7 @@ fn a_completion_queue_is_where_the_driver_is_told() {
 }
 
 #[test]
-fn a_queue_pair_is_where_the_driver_is_told_and_rings_its_register() {
+fn create_qp_names_the_queue_memory_and_uar() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     // The first register of UAR 6, whose number counts four of each.
@@ -337,7 +337,7 @@ fn uars(machine: &Machine, length: u32) {
 }
 
 #[test]
-fn a_thread_domain_has_a_register_of_its_own() {
+fn thread_domain_has_its_own_uar() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     uars(&machine, 4096);
@@ -367,7 +367,7 @@ fn a_thread_domain_has_a_register_of_its_own() {
 }
 
 #[test]
-fn a_page_of_registers_that_makes_no_sense_is_refused() {
+fn malformed_uar_page_is_refused() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     for length in [0, 2048, 1 << 20] {
@@ -387,7 +387,7 @@ fn a_page_of_registers_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_register_that_is_not_there_is_refused_and_nothing_left() {
+fn missing_uar_is_refused() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     for register in [2, 8 * 4, u32::MAX] {
@@ -398,7 +398,7 @@ fn a_register_that_is_not_there_is_refused_and_nothing_left() {
 }
 
 #[test]
-fn a_shared_queue_is_as_large_as_the_driver_thinks() {
+fn srq_size_agrees_with_the_driver() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     machine.fake.on(CREATE_SRQ, |reply| {

@@ -43,7 +43,7 @@ proptest! {
     /// However reading, writing and resizing take turns: everything is read
     /// once, in order, and nothing that was not written.
     #[test]
-    fn what_is_unread_moves(
+    fn resize_moves_unread_cqes(
         log2 in 1u32..4,
         turns in prop::collection::vec((0u32..9, 0usize..9, 1u32..5), 1..60),
     ) {
@@ -80,7 +80,7 @@ proptest! {
 }
 
 #[test]
-fn the_driver_is_told_of_the_new_entries_while_the_old_are_there() {
+fn resize_keeps_the_old_entries_during_the_command() {
     let machine = Machine::new();
     let mut cq = machine.cq(7).unwrap();
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));

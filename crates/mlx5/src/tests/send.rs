@@ -60,7 +60,7 @@ fn a_write_with_immediate_has_its_segments() {
 }
 
 #[test]
-fn only_what_is_accepted_is_outstanding() {
+fn only_accepted_requests_are_outstanding() {
     let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
     let found = |pair: &Pair, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
@@ -113,7 +113,7 @@ fn operations_have_their_opcodes() {
 }
 
 #[test]
-fn a_key_to_invalidate_is_a_number_and_a_send_has_neither() {
+fn invalidated_key_is_big_endian() {
     let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
     post(&mut pair, Opcode::SEND_WITH_INV, SendFlags::empty(), &[]);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
@@ -191,7 +191,7 @@ fn a_datagram_has_its_address() {
 }
 
 #[test]
-fn what_a_service_lacks_is_refused() {
+fn operations_the_service_lacks_are_refused() {
     let refused = |service, opcode| {
         let mut pair = Pair::new(1, service, &cap(4, 1, 0));
         pair.send.begin();
@@ -238,7 +238,7 @@ fn what_a_service_lacks_is_refused() {
 }
 
 #[test]
-fn a_queue_is_full_until_completions_say_otherwise() {
+fn queue_is_full_until_requests_complete() {
     let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
     assert_eq!(pair.send.capacity(), 4);
     for _ in 0..4 {
@@ -281,7 +281,7 @@ fn a_batch_is_published_by_one_doorbell() {
 }
 
 #[test]
-fn a_refused_work_request_is_not_what_the_register_gets() {
+fn refused_request_is_not_written_to_the_uar() {
     let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
     pair.send.begin();
     let two = [sge(1, 2, 3); 2];
@@ -300,7 +300,7 @@ fn a_refused_work_request_is_not_what_the_register_gets() {
 
 /// The fast branch of `push` writes what the general one does.
 #[test]
-fn receives_of_one_element_are_written_as_others_are() {
+fn receive_fast_path_writes_the_same() {
     for max_sge in [0, 1, 2, 4] {
         let mut fast = Pair::new(1, Service::ReliableConnection, &cap(2, max_sge, 0));
         let mut general = Pair::new(2, Service::ReliableConnection, &cap(2, max_sge, 0));
@@ -465,7 +465,7 @@ proptest! {
     /// The fast branch of `push` writes the same bytes as the general one, and the same
     /// is outstanding, whatever they push, around the ring.
     #[test]
-    fn the_fast_branch_writes_what_the_general_one_does(
+    fn send_fast_path_writes_the_same(
         batches in prop::collection::vec(
             prop::collection::vec(
                 (0u32..17, 0u32..8, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..90, 0u8..4),
@@ -538,7 +538,7 @@ proptest! {
 }
 
 #[test]
-fn every_length_of_inline_data_is_copied_and_the_rest_of_its_segment_is_zeros() {
+fn inline_data_is_padded_with_zeros() {
     for general in [false, true] {
         for length in 0..=200u32 {
             let mut pair = Pair::new(1, RC, &cap(4, 1, 200));

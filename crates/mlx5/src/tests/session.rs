@@ -73,7 +73,7 @@ impl Device {
 /// What stands in an array may look like an entry that tells of a message, even of
 /// one that is outstanding: to a cursor it is none while the session lasts.
 #[test]
-fn a_cursor_takes_no_array_for_an_entry() {
+fn cursor_does_not_read_mini_cqes_as_an_entry() {
     let mut ring = CompletionRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
@@ -174,7 +174,7 @@ fn a_session_of_work_requests() {
 }
 
 #[test]
-fn a_session_that_cannot_be_is_one_entry() {
+fn malformed_session_is_one_entry() {
     let mut ring = CompletionRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
@@ -209,7 +209,7 @@ fn a_session_that_cannot_be_is_one_entry() {
 }
 
 #[test]
-fn an_error_in_a_session_waits_for_the_next_call() {
+fn error_in_a_session_is_reported_by_the_next_call() {
     let mut ring = CompletionRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
@@ -316,7 +316,7 @@ fn long_entries_have_more_data() {
 }
 
 #[test]
-fn the_driver_is_told_what_entries_look_like() {
+fn create_cq_names_the_cqe_format() {
     let machine = Machine::new();
     let cases = [
         (false, None, [64, 0, 0, 0, 0, 0]),
@@ -366,7 +366,7 @@ proptest! {
     /// However single completions and sessions of both kinds take turns with
     /// reading, moving and cleaning: everything is read once, in order.
     #[test]
-    fn sessions_are_read_as_what_was_told(
+    fn sessions_decode_to_their_completions(
         wide in any::<bool>(),
         turns in prop::collection::vec((turn(), 0u64..24, 0u8..8), 1..60),
     ) {
@@ -452,7 +452,7 @@ proptest! {
 
     /// Any bytes at all: as many answers or errors as there can be, and no more.
     #[test]
-    fn any_sessions_are_survived(
+    fn random_sessions_are_survived(
         entries in prop::collection::vec((any::<[u8; 64]>(), 0u8..4, 0u32..12), 1..60),
     ) {
         let mut ring = CompletionRing::new(3, format(false), None).unwrap();

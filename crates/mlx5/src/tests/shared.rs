@@ -30,7 +30,7 @@ fn find(shared: &SharedWork, slot: u16) -> Option<u64> {
 }
 
 #[test]
-fn receives_complete_in_any_order_and_their_slots_come_back() {
+fn srq_receives_complete_in_any_order() {
     let shared = Arc::new(SharedWork::sized(3, 1, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
@@ -88,7 +88,7 @@ fn receives_complete_in_any_order_and_their_slots_come_back() {
 /// One thread posts, as fast as there is room, the other plays the device, and
 /// reads its completions: each receive is told once, in order.
 #[test]
-fn one_posts_while_another_reads() {
+fn srq_post_while_polling() {
     const RECEIVES: u64 = 200_000;
     let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
     let mut ring = CompletionRing::plain(4).unwrap();
@@ -153,7 +153,7 @@ fn page_fault(slot: u16) -> Raised {
 }
 
 #[test]
-fn a_receive_whose_memory_was_not_there_is_posted_again() {
+fn page_fault_reposts_an_srq_receive() {
     let shared = Arc::new(SharedWork::sized(3, 2, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     let mut ring = CompletionRing::plain(4).unwrap();

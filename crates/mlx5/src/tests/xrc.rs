@@ -48,7 +48,7 @@ fn post(pair: &mut Pair, opcode: Opcode, list: &[Sge]) -> u16 {
 }
 
 #[test]
-fn work_requests_name_the_peers_queue() {
+fn xrc_requests_name_the_remote_srq() {
     // Segments, and the one that has the first element.
     let table = [
         (Opcode::SEND, 3, 2),
@@ -88,7 +88,7 @@ fn a_work_request_without_a_destination_is_refused() {
 }
 
 #[test]
-fn others_have_no_such_field() {
+fn other_services_have_no_xrc_segment() {
     for service in [Service::ReliableConnection, Service::UnreliableConnection] {
         let mut pair = Pair::new(1, service, &cap(4, 1, 0));
         post(&mut pair, Opcode::RDMA_WRITE, &[sge(0x9000, 8)]);
@@ -98,7 +98,7 @@ fn others_have_no_such_field() {
 }
 
 #[test]
-fn what_changes_keys_goes_nowhere() {
+fn xrc_key_changes_have_no_xrc_segment() {
     let cap = cap(4, 1, 0);
     let send = SendPlan::new(&cap, INITIATOR, &LIMITS, true).unwrap();
     let mut pair = Pair::with(work_of(70, INITIATOR, send, &cap, None), false);
@@ -127,7 +127,7 @@ fn what_changes_keys_goes_nowhere() {
 }
 
 #[test]
-fn what_is_read_may_come_in_the_completion() {
+fn read_data_in_a_cqe_is_scattered() {
     let mut pair = Pair::new(70, INITIATOR, &cap(4, 1, 0));
     let mut ring = CompletionRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
@@ -226,7 +226,7 @@ fn an_initiator_has_no_receives() {
 }
 
 #[test]
-fn a_shared_queue_is_found_by_an_index_of_its_own() {
+fn xrc_srq_has_its_own_user_index() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     let cq = machine.cq(3).unwrap();

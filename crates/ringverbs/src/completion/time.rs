@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_told_in_nanoseconds_over_the_clock_s_end() {
+    fn ticks_convert_to_nanoseconds_across_the_wrap() {
         let clock = DeviceClock::new(78_125, (1 << 48) - 1).unwrap();
         let between = |earlier, later| clock.between(Timestamp(earlier), Timestamp(later));
         assert_eq!(between(5, 5), Duration::ZERO);

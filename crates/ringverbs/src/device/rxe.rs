@@ -86,7 +86,7 @@ impl SendQueue {
 #[derive(Debug)]
 pub(crate) struct CompletionRing {
     ring: ::rxe::CompletionRing,
-    peek: IndexCheck,
+    index_check: IndexCheck,
     /// Remains of mappings that a resize has replaced.
     retired: Vec<Retired>,
 }
@@ -152,7 +152,11 @@ impl CompletionRing {
     pub fn resize(&mut self, object: &Cq<Ctx>, cqe: u32) -> Result<u32> {
         let (ring, retired) = (&mut self.ring, &mut self.retired);
         Ok(::rxe::CompletionQueue::resize(
-            object, ring, &self.peek, retired, cqe,
+            object,
+            ring,
+            &self.index_check,
+            retired,
+            cqe,
         )?)
     }
 }
@@ -264,7 +268,7 @@ impl Provider {
             object: made.object,
             ring: super::CompletionRing::Rxe(CompletionRing {
                 ring: made.ring,
-                peek: made.peek,
+                index_check: made.index_check,
                 retired: Vec::new(),
             }),
             members: None,

@@ -214,7 +214,7 @@ mod tests {
 
     /// However many there are, one that goes costs one lock.
     #[test]
-    fn queues_that_go_one_by_one_cost_each_the_same() {
+    fn purge_takes_the_lock_once() {
         const COUNT: usize = if cfg!(miri) { 10 } else { 1000 };
         let mut world = World::new();
         let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_has_the_place_of_one_that_is_gone_stays() {
+    fn queue_in_a_reused_slot_is_kept() {
         let mut world = World::new();
         let old = world.met();
         world.leave(&old);

@@ -210,7 +210,7 @@ mod tests {
 
     /// What was reserved and not posted has not been used.
     #[test]
-    fn a_place_that_was_given_back_has_not_been_used() {
+    fn cancelled_slot_is_not_counted_as_used() {
         let table = table(1);
         let work = table.reserve().unwrap();
         assert!(table.remove(work).is_none() && table.reserve().is_none());

@@ -178,14 +178,14 @@ impl QueuePairBuilder {
         };
         // The whole capacity of the device's rings is used.
         let send_depth = made.send.capacity().min(MAX_DEPTH);
-        let send_fifo = send_cq.enter(send_depth)?;
-        let recv_fifo = match &made.recv {
+        let send_table = send_cq.enter(send_depth)?;
+        let recv_table = match &made.recv {
             Some(queue) => {
                 let entered = recv_cq.enter(queue.capacity().min(MAX_DEPTH));
                 match entered {
                     Ok(table) => Some(table),
                     Err(error) => {
-                        send_cq.leave(&send_fifo);
+                        send_cq.leave(&send_table);
                         return Err(error);
                     }
                 }
@@ -204,8 +204,8 @@ impl QueuePairBuilder {
             parked_recv: OnceLock::new(),
             send_cq,
             recv_cq,
-            send_fifo: Arc::clone(&send_fifo),
-            recv_fifo: recv_fifo.clone(),
+            send_table: Arc::clone(&send_table),
+            recv_table: recv_table.clone(),
             srq: self.srq,
             domain: self.domain,
             transport: self.transport,
@@ -217,7 +217,7 @@ impl QueuePairBuilder {
         let send = SendHalf {
             queue: ManuallyDrop::new(made.send),
             // SAFETY: the list was created just now; this is its only writer.
-            in_flight: unsafe { OrderedWriter::new(send_fifo) },
+            in_flight: unsafe { OrderedWriter::new(send_table) },
             unsignaled: 0,
             unsignaled_published: 0,
             unsignaled_limit: send_depth / 2,
@@ -228,7 +228,7 @@ impl QueuePairBuilder {
             inner: Arc::clone(&inner),
         };
         let max_sge = made.recv.as_ref().map_or(0, device::RecvQueue::max_sge);
-        let queue = made.recv.zip(recv_fifo).map(|(queue, table)| {
+        let queue = made.recv.zip(recv_table).map(|(queue, table)| {
             // SAFETY: as above.
             (ManuallyDrop::new(queue), unsafe {
                 OrderedWriter::new(table)

@@ -200,8 +200,8 @@ pub(crate) struct Inner {
     parked_recv: OnceLock<RecvQueue>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
-    send_fifo: Arc<OrderedTable>,
-    recv_fifo: Option<Arc<OrderedTable>>,
+    send_table: Arc<OrderedTable>,
+    recv_table: Option<Arc<OrderedTable>>,
     srq: Option<Arc<srq::Inner>>,
     domain: ProtectionDomain,
     transport: Transport,
@@ -247,7 +247,7 @@ impl Inner {
         let reset = is_reset(attr, mask);
         if reset {
             let waiting =
-                self.send_fifo.len() + self.recv_fifo.as_ref().map_or(0, |table| table.len());
+                self.send_table.len() + self.recv_table.as_ref().map_or(0, |table| table.len());
             if waiting > 0 {
                 return Err(Error::Busy {
                     object: "queue pair",
@@ -279,8 +279,8 @@ impl Inner {
     fn destroyed(&self) {
         self.destroyed.set(1);
         self.membership.end();
-        self.send_cq.leave(&self.send_fifo);
-        if let Some(table) = &self.recv_fifo {
+        self.send_cq.leave(&self.send_table);
+        if let Some(table) = &self.recv_table {
             self.recv_cq.leave(table);
         }
     }
@@ -306,8 +306,8 @@ impl Drop for Inner {
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
                 object.into_handle();
                 self.membership.leak();
-                std::mem::forget(Arc::clone(&self.send_fifo));
-                std::mem::forget(self.recv_fifo.clone());
+                std::mem::forget(Arc::clone(&self.send_table));
+                std::mem::forget(self.recv_table.clone());
                 std::mem::forget(Arc::clone(&self.send_cq));
                 std::mem::forget(Arc::clone(&self.recv_cq));
                 std::mem::forget(self.srq.clone());
@@ -431,8 +431,8 @@ impl QueuePair {
     pub fn in_flight(&self) -> (u32, u32) {
         let inner = self.inner();
         (
-            inner.send_fifo.len(),
-            inner.recv_fifo.as_ref().map_or(0, |table| table.len()),
+            inner.send_table.len(),
+            inner.recv_table.as_ref().map_or(0, |table| table.len()),
         )
     }
 
@@ -518,7 +518,7 @@ impl QueuePair {
     ) -> Result<Vec<Released>, CloseError<Self>> {
         let inner = Arc::clone(self.inner());
         let fits = send_cq.serves(&inner.send_cq)
-            && match (&recv_cq, &inner.recv_fifo) {
+            && match (&recv_cq, &inner.recv_table) {
                 (_, None) => true,
                 (Some(cq), Some(_)) => cq.serves(&inner.recv_cq),
                 (None, Some(_)) => send_cq.serves(&inner.recv_cq),
@@ -532,8 +532,8 @@ impl QueuePair {
         }
         let mut released = Vec::new();
         let mut keep = |posted: Posted| released.push(Released::from(posted));
-        send_cq.drain(&inner.send_fifo, &mut keep);
-        if let Some(table) = &inner.recv_fifo {
+        send_cq.drain(&inner.send_table, &mut keep);
+        if let Some(table) = &inner.recv_table {
             recv_cq.unwrap_or(send_cq).drain(table, &mut keep);
         }
         Ok(released)

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hello_is_refused() {
+    fn malformed_hello_is_refused() {
         let good = Hello {
             receives: 8,
             size: 256,
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_come_back_and_unknown_bits_do_not() {
+    fn immediate_data_round_trips_and_reserved_bits_fail() {
         for immediate in [
             ImmediateData::default(),
             ImmediateData {

@@ -35,7 +35,7 @@ fn told(bytes: &[u8], timeout: Duration) -> Result<Endpoint, ExchangeError> {
 }
 
 #[test]
-fn both_sides_learn_the_other_and_the_stream_is_theirs_again() {
+fn exchange_leaves_the_stream_usable() {
     for (blocking, peers) in [(true, true), (false, true), (false, false)] {
         let (ours, mut peer) = pair();
         ours.set_nonblocking(!blocking).unwrap();
@@ -88,7 +88,7 @@ fn a_peer_of_another_kind_is_refused_at_once() {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_is_refused() {
+fn invalid_endpoint_is_refused() {
     let good = line(&endpoint(7));
     assert_eq!(told(&good, LONG).unwrap(), endpoint(7));
     let begin = GREETING.len();
@@ -120,7 +120,7 @@ fn an_endpoint_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_has_so_much_time() {
+fn silent_peer_times_out() {
     for said in [&b""[..], b"ring", &line(&endpoint(7))[..LINE - 1]] {
         let begin = Instant::now();
         let error = told(said, Duration::from_millis(50)).unwrap_err();
@@ -136,7 +136,7 @@ fn a_peer_that_says_nothing_has_so_much_time() {
 
 /// The timeout covers the whole message, not each byte.
 #[test]
-fn a_peer_that_drips_has_no_more_time() {
+fn slow_peer_times_out() {
     let (ours, mut peer) = pair();
     let dripping = thread::spawn(move || {
         // Much more time than the message may take, but less than the test may
@@ -156,7 +156,7 @@ fn a_peer_that_drips_has_no_more_time() {
 }
 
 #[test]
-fn a_peer_that_goes_is_named() {
+fn disconnected_peer_is_reported() {
     for said in [0, 1, LINE - 1] {
         let (ours, mut peer) = pair();
         peer.write_all(&line(&endpoint(7))[..said]).unwrap();
@@ -169,7 +169,7 @@ fn a_peer_that_goes_is_named() {
 /// A peer that does not read is not waited for for ever, even with a blocking
 /// stream.
 #[test]
-fn a_peer_that_takes_nothing_has_so_much_time() {
+fn peer_that_does_not_read_times_out() {
     let (ours, _peer) = pair();
     ours.set_nonblocking(true).unwrap();
     // Until the peer's buffer is full, too.
@@ -191,7 +191,7 @@ fn a_peer_that_takes_nothing_has_so_much_time() {
 }
 
 #[test]
-fn a_barrier_takes_no_other_word() {
+fn barrier_refuses_other_messages() {
     let (ours, mut peer) = pair();
     peer.write_all(&line(&endpoint(7))).unwrap();
     let error = barrier(&ours, LONG).unwrap_err();

@@ -34,7 +34,7 @@ fn block_on<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
 }
 
 #[test]
-fn row_31_a_stream_on_any_executor() {
+fn completion_stream_on_any_executor() {
     let bench = Bench::new();
     let reader = bench.reader::<ContextFormat>(WaitObject::Condvar);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -51,7 +51,7 @@ fn row_31_a_stream_on_any_executor() {
 }
 
 #[test]
-fn row_31_tokio_and_a_cancelled_future() {
+fn tokio_reader_and_a_cancelled_future() {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
     runtime.block_on(async {

@@ -14,7 +14,7 @@ fn access() -> AccessFlags {
 }
 
 #[test]
-fn row_18_levels() {
+fn completion_levels() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
     let (mut a, _b) = bench.pair(reader.queue(), reader.queue());
@@ -56,7 +56,7 @@ fn row_18_levels() {
 }
 
 #[test]
-fn row_24_operations_by_rpmas_names() {
+fn operations_of_librpma() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -99,7 +99,7 @@ fn row_24_operations_by_rpmas_names() {
 }
 
 #[test]
-fn row_20_one_buffer_for_many_messages() {
+fn multi_receive_fills_one_buffer() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -133,7 +133,7 @@ fn row_20_one_buffer_for_many_messages() {
     clippy::result_large_err,
     reason = "an entry, not an error of the test's"
 )]
-fn row_21_tagged_messages() {
+fn tagged_messages() {
     let bench = Bench::new();
     let make = || {
         bench

@@ -15,7 +15,7 @@ use ringverbs::{
 use crate::{Bench, LONG, QKEY, next, nothing, woken};
 
 #[test]
-fn row_01_size() {
+fn queue_size() {
     let bench = Bench::new();
     let limit = bench.context.query_device().unwrap().max_cqe;
     let make = |entries| bench.context.completion_queue().entries(entries).build();
@@ -30,7 +30,7 @@ fn row_01_size() {
 }
 
 #[test]
-fn row_02_vector() {
+fn completion_vector() {
     let bench = Bench::new();
     let vectors = bench.context.num_comp_vectors();
     let make = |vector| bench.context.completion_queue().vector(vector).build();
@@ -162,7 +162,7 @@ fn row_07_cursor() {
 }
 
 #[test]
-fn row_08_to_10_errors_out_of_band_in_band_and_as_text() {
+fn errors_out_of_band_in_band_and_as_text() {
     let bench = Bench::new();
     let mut reader = bench.reader::<MessageFormat>(WaitObject::None);
     let (mut a, _b) = bench.pair(reader.queue(), reader.queue());
@@ -195,7 +195,7 @@ fn row_08_to_10_errors_out_of_band_in_band_and_as_text() {
 }
 
 #[test]
-fn row_11_source_addresses() {
+fn source_addresses() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
     let mut sender = bench.datagram(reader.queue());
@@ -241,7 +241,7 @@ fn row_11_source_addresses() {
 }
 
 #[test]
-fn row_14_overrun_is_sticky() {
+fn overrun_is_sticky() {
     let bench = Bench::new();
     let builder = bench.context.completion_queue().entries(4);
     let mut reader = builder.reader::<ContextFormat>().build().unwrap();
@@ -279,7 +279,7 @@ fn row_14_overrun_is_sticky() {
 }
 
 #[test]
-fn row_15_busy_and_row_16_close_with_entries() {
+fn close_busy_and_with_entries() {
     let bench = Bench::new();
     let reader = bench.reader::<DataFormat>(WaitObject::Fd);
     let other = bench.context.completion_queue().build().unwrap();
@@ -297,7 +297,7 @@ fn row_15_busy_and_row_16_close_with_entries() {
 }
 
 #[test]
-fn row_19_selective_completion() {
+fn selective_completion() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
     let (mut a, _b) = bench.pair(reader.queue(), reader.queue());
@@ -317,7 +317,7 @@ fn row_19_selective_completion() {
 }
 
 #[test]
-fn row_22_counters() {
+fn counters() {
     let bench = Bench::new();
     let other = bench.context.completion_queue().build().unwrap();
     let make = || -> Counter {
@@ -353,7 +353,7 @@ fn row_22_counters() {
 }
 
 #[test]
-fn row_23_separate_receive_queue() {
+fn separate_receive_queue() {
     let bench = Bench::new();
     let mut sends = bench.reader::<DataFormat>(WaitObject::None);
     let mut receives = bench.reader::<DataFormat>(WaitObject::None);
@@ -380,7 +380,7 @@ fn row_23_separate_receive_queue() {
 }
 
 #[test]
-fn row_26_resize_keeps_what_is_pending() {
+fn resize_keeps_pending_completions() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::None);
     let (mut a, _b) = bench.pair(reader.queue(), reader.queue());
@@ -407,7 +407,7 @@ fn row_26_resize_keeps_what_is_pending() {
 }
 
 #[test]
-fn row_32_draining() {
+fn draining_a_queue_pair() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
     let (a, mut b) = bench.pair(reader.queue(), reader.queue());

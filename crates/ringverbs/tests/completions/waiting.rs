@@ -14,7 +14,7 @@ use crate::{Bench, woken};
 const LONG: Option<Duration> = Some(crate::LONG);
 
 #[test]
-fn row_04_wait_objects_and_row_12_timeouts() {
+fn wait_objects_and_timeouts() {
     let objects = [
         WaitObject::Unspecified,
         WaitObject::Fd,
@@ -54,7 +54,7 @@ fn row_04_wait_objects_and_row_12_timeouts() {
 }
 
 #[test]
-fn row_04_a_set_of_several_queues() {
+fn wait_set_of_several_queues() {
     let bench = Bench::new();
     let set = WaitSet::new().unwrap();
     let mut one = bench.reader::<ContextFormat>(WaitObject::Set(set.clone()));
@@ -74,7 +74,7 @@ fn row_04_a_set_of_several_queues() {
 }
 
 #[test]
-fn row_05_threshold() {
+fn wait_threshold() {
     let bench = Bench::new();
     let queue = bench.context.completion_queue().entries(64);
     let builder = queue.reader::<ContextFormat>().threshold(5);
@@ -105,7 +105,7 @@ fn row_05_threshold() {
 }
 
 #[test]
-fn row_13_signals_wake_and_are_not_lost() {
+fn signals_wake_and_are_not_lost() {
     for object in [WaitObject::Fd, WaitObject::Condvar, WaitObject::Yield] {
         let bench = Bench::new();
         let mut reader = bench.reader::<ContextFormat>(object);
@@ -184,7 +184,7 @@ fn row_12_no_wake_up_is_lost() {
 }
 
 #[test]
-fn row_25_wait_then_get() {
+fn wait_then_read() {
     let bench = Bench::new();
     let mut reader = bench.reader::<ContextFormat>(WaitObject::Fd);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -197,7 +197,7 @@ fn row_25_wait_then_get() {
 }
 
 #[test]
-fn row_27_a_channel_for_several_queues_and_row_28_solicited() {
+fn shared_channel_and_solicited_events() {
     let bench = Bench::new();
     let channel = bench.context.completion_channel().unwrap();
     let make = || {

@@ -110,7 +110,7 @@ fn asynchronous_events_name_their_source() {
 }
 
 #[test]
-fn a_queue_that_is_overrun_says_so() {
+fn overrun_raises_an_asynchronous_event() {
     let mut pair = Pair::new(Transport::Reliable);
     let context = pair.context.clone();
     let mut small = context.completion_queue().entries(1).build().unwrap();

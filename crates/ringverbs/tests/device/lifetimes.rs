@@ -173,7 +173,7 @@ fn a_fork_takes_no_memory_from_the_device() {
 }
 
 #[test]
-fn limits_are_named() {
+fn errors_name_the_limit() {
     let context = context();
     let device = context.query_device().unwrap();
     let too_many = device.max_cqe + 1;

@@ -36,12 +36,12 @@ pub(crate) fn context() -> Context {
 
 /// All of the below once more, where ports have LIDs.
 #[test]
-fn everything_on_infiniband() {
+fn all_tests_on_infiniband() {
     if [PORT, "RXE_DEV"].iter().any(|it| std::env::var(it).is_ok()) {
         return;
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
-    let again = again.args(["--skip", "everything_on_infiniband"]);
+    let again = again.args(["--skip", "all_tests_on_infiniband"]);
     let ended = again.env(PORT, "ib").output().unwrap();
     let text = String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success(), "{text}");

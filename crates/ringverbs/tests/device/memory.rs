@@ -50,7 +50,7 @@ fn huge_pages_are_registered_and_come_back() {
 /// of one to its byte 0.
 #[test]
 #[ignore = "needs a kernel's driver"]
-fn memory_on_demand_is_used_or_refused() {
+fn on_demand_paging_is_used_or_refused() {
     let mut pair = Pair::new(Transport::Reliable);
     let odp = pair.context.query_device_ex().unwrap().odp_caps;
     let (source, access) = (Region::alloc_on_demand(&pair.domain, 20_000), {
@@ -152,7 +152,7 @@ impl Drop for Pages {
 /// It is written by peers and by operations, and nobody's to reach once it is
 /// deregistered; its owner has it then as before.
 #[test]
-fn foreign_memory_is_reached_while_it_is_registered() {
+fn foreign_memory_is_accessible_while_registered() {
     let mut pair = Pair::new(Transport::Reliable);
     let pages = Pages::new(8192);
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
@@ -192,7 +192,7 @@ fn foreign_memory_is_reached_while_it_is_registered() {
 
 /// What it may be registered for is what it may be used for by its owner.
 #[test]
-fn foreign_memory_that_cannot_be_written_is_sent_from_only() {
+fn read_only_foreign_memory_is_sent_from() {
     let mut pair = Pair::new(Transport::Reliable);
     let pages = Pages::new(4096);
     let text = b"never changes";
@@ -239,7 +239,7 @@ fn kernel() -> (u32, u32) {
 /// Where the driver can change a region, peers may do what was said last. An
 /// older one (6.1) says that it cannot, and the region is what it was.
 #[test]
-fn access_is_changed_or_stays() {
+fn set_access_changes_or_keeps_the_rights() {
     let mut pair = Pair::new(Transport::Reliable);
     let read = AccessFlags::REMOTE_READ;
     let mut region = pair.domain.alloc_remote(4096, read).unwrap();

@@ -291,7 +291,7 @@ fn multicast() {
 }
 
 #[test]
-fn what_a_peer_does_not_allow_fails_and_says_so() {
+fn remote_access_errors() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = remote(&pair, AccessFlags::REMOTE_READ);
     let outgoing = pair.filled(b"no");
@@ -304,7 +304,7 @@ fn what_a_peer_does_not_allow_fails_and_says_so() {
 }
 
 #[test]
-fn a_message_too_long_for_its_receive_fails_on_both_sides() {
+fn long_message_fails_on_both_sides() {
     let mut pair = Pair::new(Transport::Reliable);
     let mut small = pair.buffer(100);
     let _rest = small.split_off(4);

@@ -46,7 +46,7 @@ fn completions_come_in_the_order_of_posting() {
 }
 
 #[test]
-fn unsignaled_operations_end_with_the_next_that_is_signaled() {
+fn signaled_completion_retires_unsignaled_operations() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = pair
         .domain
@@ -115,7 +115,7 @@ fn a_flush_returns_every_buffer() {
 }
 
 #[test]
-fn a_shared_receive_queue_serves_several() {
+fn shared_receive_queue_of_several_queue_pairs() {
     let context = context();
     let domain = context.alloc_pd().unwrap();
     let mut cq = context.completion_queue().entries(100).build().unwrap();
@@ -171,7 +171,7 @@ fn a_shared_receive_queue_serves_several() {
 }
 
 #[test]
-fn a_resize_keeps_what_is_pending() {
+fn resize_keeps_pending_entries() {
     let mut pair = Pair::new(Transport::Reliable);
     let mut parts = pair.domain.alloc(4096).unwrap().into_buffers(64);
     for round in 0..6u64 {
@@ -242,7 +242,7 @@ fn halves_work_on_two_threads() {
 }
 
 #[test]
-fn the_raw_layer_posts_and_polls() {
+fn raw_layer_posts_and_polls() {
     let mut pair = Pair::new(Transport::Reliable);
     let region = pair
         .domain
@@ -284,7 +284,7 @@ fn the_raw_layer_posts_and_polls() {
 
 /// Every operation of the raw layer that is not a message.
 #[test]
-fn the_raw_layer_has_the_rarer_operations() {
+fn raw_layer_less_common_operations() {
     let mut pair = Pair::new(Transport::Reliable);
     let (atomic_writes, flushes) = (
         pair.context.can_write_atomically(),

@@ -11,7 +11,7 @@ use crate::World;
 use rxe_testing::kernel::{CREATE_CQ, CREATE_QP};
 
 #[test]
-fn posting_before_its_time_is_refused_with_everything_back() {
+fn post_in_wrong_state_returns_the_buffer() {
     let world = World::new();
     let (mut qp, queues) = world.new_queue_pair(17);
     let refused = qp.send(world.buffer(b"early"), 1).unwrap_err();
@@ -50,7 +50,7 @@ fn memory_of_another_domain_is_refused() {
 }
 
 #[test]
-fn more_than_fits_is_refused() {
+fn oversized_requests_are_refused() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let pieces = |count| (0..count).map(|_| world.buffer(b"x")).collect::<Vec<_>>();
@@ -76,7 +76,7 @@ fn more_than_fits_is_refused() {
 
 /// ... by the raw layer with the same numbers.
 #[test]
-fn more_than_fits_is_refused_by_the_raw_layer() {
+fn oversized_raw_requests_are_refused() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let sge = |length| Sge {
@@ -120,7 +120,7 @@ fn more_than_fits_is_refused_by_the_raw_layer() {
 }
 
 #[test]
-fn requests_that_contradict_themselves_are_refused() {
+fn contradictory_requests_are_refused() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let at = RemoteAddr::new(0x1001, 1);
@@ -188,7 +188,7 @@ fn retries_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn objects_of_two_contexts_do_not_go_together() {
+fn objects_of_two_contexts_are_refused() {
     let (one, two) = (World::new(), World::new());
     let builder = one.domain.queue_pair(Transport::Reliable, &two.cq);
     assert!(matches!(builder.build(), Err(Error::WrongDomain { .. })));
@@ -198,7 +198,7 @@ fn objects_of_two_contexts_do_not_go_together() {
 }
 
 #[test]
-fn a_kernel_that_refuses_is_quoted() {
+fn kernel_errors_are_quoted() {
     let world = World::new();
     for target in [CREATE_CQ, CREATE_QP] {
         world

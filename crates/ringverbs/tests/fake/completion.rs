@@ -92,7 +92,7 @@ fn a_failure_is_read_out_of_band_and_in_its_place() {
 
 /// Both ways of reading a queue say the same of it.
 #[test]
-fn a_sender_is_told_by_one_rule() {
+fn source_address_is_the_same_in_all_readers() {
     const ROUTE: u64 = 1;
     let mut world = World::new();
     let queue = world.context.completion_queue().reader::<DataFormat>();

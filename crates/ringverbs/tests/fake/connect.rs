@@ -73,7 +73,7 @@ fn connected(world: &World, options: &ConnectOptions) -> [ModifyQp; 3] {
 }
 
 #[test]
-fn what_is_not_told_is_as_always() {
+fn connect_options_defaults() {
     let [_, receive, send] = connected(&World::new(), &ConnectOptions::new());
     assert_eq!((receive.dest_qp_num, receive.rq_psn), (0x123, 0x456));
     assert_eq!((receive.path_mtu, receive.min_rnr_timer), (4, 12));
@@ -84,7 +84,7 @@ fn what_is_not_told_is_as_always() {
 }
 
 #[test]
-fn what_is_told_reaches_the_kernel() {
+fn connect_options_reach_the_kernel() {
     let options = ConnectOptions::new()
         .initiator_depth(3)
         .responder_depth(5)
@@ -110,7 +110,7 @@ fn what_is_told_reaches_the_kernel() {
 }
 
 #[test]
-fn no_more_reads_are_asked_for_than_the_device_has() {
+fn outstanding_reads_are_limited_to_the_device() {
     let options = ConnectOptions::new().initiator_depth(255);
     let [_, receive, send] = connected(&world(4, 300), &options);
     assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (4, 255));
@@ -119,7 +119,7 @@ fn no_more_reads_are_asked_for_than_the_device_has() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused_before_anything_is_done() {
+fn invalid_connect_options_are_refused() {
     let world = World::new();
     let (mut qp, _queues) = world.new_queue_pair(17);
     let options = ConnectOptions::new().rnr_retries(8);

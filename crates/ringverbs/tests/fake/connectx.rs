@@ -518,7 +518,7 @@ fn shared_receives_come_back_from_a_queue_pair_that_is_gone() {
 }
 
 #[test]
-fn a_queue_is_armed_anew_after_each_event() {
+fn queue_is_rearmed_after_each_event() {
     let world = World::new(16);
     let channel = world.context.completion_channel().unwrap();
     let mut cq = (world.context.completion_queue().entries(8))
@@ -544,7 +544,7 @@ fn a_queue_is_armed_anew_after_each_event() {
 /// Of a batch by the doorbell, of one alone by all of it, where the register takes
 /// that: alone or in a queue pair's turn, whether it has that register for itself.
 #[test]
-fn the_device_is_told_of_all_that_is_posted() {
+fn every_post_updates_the_doorbell_record() {
     for register in [DOORBELLS, SHARED, OWN] {
         let mut world = World::new(16);
         world.register.store(register, Ordering::Relaxed);
@@ -590,7 +590,7 @@ fn the_device_is_told_of_all_that_is_posted() {
 /// What is decoded first is told first, and what made no sense behind it is told
 /// although nothing else is there any more.
 #[test]
-fn a_completion_that_makes_no_sense_is_told_in_its_turn() {
+fn malformed_cqe_is_reported_in_order() {
     let mut world = World::new(16);
     let (mut qp, queues) = world.queue_pair(None);
     qp.send(world.buffer(b"x"), 1).unwrap();
@@ -605,7 +605,7 @@ fn a_completion_that_makes_no_sense_is_told_in_its_turn() {
 }
 
 #[test]
-fn a_queue_pair_that_was_reset_begins_anew() {
+fn reset_queue_pair_starts_over() {
     let mut world = World::new(16);
     let (mut qp, queues) = world.queue_pair(None);
     for token in 0..3 {
@@ -760,7 +760,7 @@ fn a_completion_s_time_is_the_device_s() {
 }
 
 #[test]
-fn what_a_connectx_lacks_is_refused_by_type() {
+fn operations_missing_on_connectx_are_unsupported() {
     let world = World::new(16);
     let (mut qp, _) = world.queue_pair(None);
     let there = RemoteAddr::new(0x1000, 7);

@@ -62,7 +62,7 @@ fn a_bind_says_the_same_in_both_layers() {
 
 /// A sender's own completion has what was sent in its flags, and no data.
 #[test]
-fn what_was_sent_did_not_come() {
+fn send_completion_has_no_received_data() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.send(world.buffer(b"x"), 1).unwrap();
@@ -75,7 +75,7 @@ fn what_was_sent_did_not_come() {
 
 /// A write with immediate data uses a receive up and puts nothing into it.
 #[test]
-fn only_a_message_fills_its_receive() {
+fn write_with_immediate_leaves_its_receive_empty() {
     for (opcode, filled) in OPCODES.into_iter().zip([40, 0]) {
         let mut world = World::new();
         let (mut qp, queues) = world.queue_pair(17);

@@ -29,7 +29,7 @@ fn signals(queues: &crate::Queues) -> Vec<(u64, bool)> {
 }
 
 #[test]
-fn a_signal_ends_all_before_it() {
+fn signaled_completion_retires_earlier_operations() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..2 {
@@ -110,7 +110,7 @@ fn halves_work_and_are_drained_apart() {
 }
 
 #[test]
-fn the_library_signals_often_enough_and_keeps_it_to_itself() {
+fn signals_of_the_library_are_not_reported() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for round in 0..10 {
@@ -129,7 +129,7 @@ fn the_library_signals_often_enough_and_keeps_it_to_itself() {
 }
 
 #[test]
-fn a_failure_is_heard_of_also_when_nobody_asked() {
+fn failure_of_an_unsignaled_operation_is_reported() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..3 {
@@ -147,7 +147,7 @@ fn a_failure_is_heard_of_also_when_nobody_asked() {
 }
 
 #[test]
-fn a_full_queue_gives_everything_back() {
+fn full_queue_returns_the_buffers() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..7 {
@@ -167,7 +167,7 @@ fn a_full_queue_gives_everything_back() {
 }
 
 #[test]
-fn a_queue_pair_gives_back_what_was_in_flight() {
+fn closed_queue_pair_returns_buffers_in_flight() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..3 {
@@ -193,7 +193,7 @@ fn a_queue_pair_gives_back_what_was_in_flight() {
 }
 
 #[test]
-fn a_doorbell_that_is_refused_leaves_the_operation_in_flight() {
+fn failed_doorbell_leaves_the_operation_in_flight() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let eio = uverbs::Errno::new(libc::EIO);

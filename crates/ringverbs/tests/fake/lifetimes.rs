@@ -125,7 +125,7 @@ fn a_path_in_flight_outlives_its_handle() {
 
 /// ... and what it is bound to is there as long as it is.
 #[test]
-fn what_does_not_go_together_is_refused_with_the_memory() {
+fn mismatched_address_handle_is_refused_with_the_memory() {
     let world = World::new();
     let (mut connection, sent) = world.queue_pair(17);
     let (mut datagrams, sent_to) = datagrams(&world, 18);

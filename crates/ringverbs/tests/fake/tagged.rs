@@ -80,7 +80,7 @@ impl Side {
 }
 
 #[test]
-fn messages_that_nobody_wants_keep_their_buffers_unless_they_may_spill() {
+fn unmatched_messages_keep_their_buffers_unless_spilled() {
     let mut side = Side::new(false);
     for tag in 0..u64::from(DEPTH) {
         side.message(tag, b"early");
@@ -124,7 +124,7 @@ fn messages_that_nobody_wants_keep_their_buffers_unless_they_may_spill() {
 }
 
 #[test]
-fn an_endpoint_is_waited_for_by_its_channel() {
+fn tagged_endpoint_waits_on_its_channel() {
     let mut side = Side::new(false);
     let refused = side.end.wait(Some(Duration::ZERO)).unwrap_err();
     assert!(matches!(refused, Error::Invalid { .. }), "{refused}");

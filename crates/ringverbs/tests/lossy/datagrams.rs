@@ -78,7 +78,7 @@ fn report(what: &str, messages: &Messages) {
 
 #[test]
 #[ignore = "needs two rxe devices"]
-fn what_arrives_of_an_unreliable_connection_is_whole() {
+fn messages_of_an_unreliable_connection_are_complete() {
     let count = setting("MESSAGES", 200) / 2;
     let mut numbers = Numbers(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Unreliable);
@@ -134,7 +134,7 @@ fn what_arrives_of_an_unreliable_connection_is_whole() {
 
 #[test]
 #[ignore = "needs two rxe devices"]
-fn datagrams_that_arrive_are_whole() {
+fn datagrams_are_complete() {
     let count = setting("MESSAGES", 200);
     let mut numbers = Numbers(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Datagram);

@@ -25,7 +25,7 @@
 //!
 //! For 1 and 2 sends and writes take turns with reads and atomics here: nothing
 //! of the one is on the wire during the other. 3 and 4 are what
-//! `what_the_device_gives_up_is_done_again` lives with, as an application has
+//! `failed_operations_are_repeated` lives with, as an application has
 //! to: by a new connection.
 #![allow(missing_docs, reason = "a test")]
 
@@ -52,7 +52,7 @@ fn plan() -> Plan {
 
 #[test]
 #[ignore = "needs two rxe devices"]
-fn operations_arrive_whole() {
+fn operations_transfer_all_bytes() {
     let there = plan();
     let (mut a, mut b) = ends(Transport::Reliable);
     let report = operations(&mut a, &mut b, &there);
@@ -73,7 +73,7 @@ fn operations_arrive_whole() {
 /// passive ends that die.
 #[test]
 #[ignore = "needs two rxe devices"]
-fn what_the_device_gives_up_is_done_again() {
+fn failed_operations_are_repeated() {
     let plan = Plan {
         empty: true,
         deaths: 2,
@@ -91,7 +91,7 @@ fn what_the_device_gives_up_is_done_again() {
 #[test]
 #[ignore = "needs two rxe devices"]
 #[should_panic(expected = "is wrong at byte 0")]
-fn a_byte_that_is_spoiled_is_seen() {
+fn wrong_byte_is_detected() {
     let plan = Plan {
         spoiled: true,
         ..plan()

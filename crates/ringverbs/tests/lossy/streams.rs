@@ -27,7 +27,7 @@ fn enter(variable: &str) {
 
 #[test]
 #[ignore = "needs two rxe devices"]
-fn streams_arrive_whole() {
+fn streams_transfer_all_bytes() {
     let address = |variable: &str| -> IpAddr {
         let text = std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: an address"));
         text.parse().unwrap()

@@ -27,7 +27,7 @@ fn every_release_is_recognised_by_its_file_name() {
 }
 
 #[test]
-fn without_a_file_name_only_what_is_certain_is_recognised() {
+fn without_a_file_name_ambiguous_releases_are_refused() {
     for release in 34..=65 {
         let decided = decide(&genuine(release, false));
         match release {
@@ -88,7 +88,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn what_is_not_in_the_table_is_refused() {
+fn unknown_releases_are_refused() {
     let mut seen = genuine(65, true);
     seen.pabis = vec![66];
     seen.own_suffix = Some(66);

@@ -227,7 +227,7 @@ proptest! {
 }
 
 #[test]
-fn a_peer_that_breaks_the_rules_is_found_out() {
+fn protocol_violations_are_detected() {
     let hello = Hello {
         receives: 8,
         size: 256,
