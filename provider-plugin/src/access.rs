@@ -24,6 +24,12 @@ impl<'a> Section<'a> {
         Self { single, lock }
     }
 
+    /// Enters it, if that takes no waiting and the lock is biased to this thread.
+    #[inline]
+    pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
+        (single || lock.try_fast()).then_some(Self { single, lock })
+    }
+
     /// Stays in it, beyond the end of the call.
     #[inline]
     pub fn keep_locked(self) {

@@ -68,26 +68,25 @@ unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
     }
 }
 
-/// Converts a work request and adds it to the batch.
+/// Fast path of [`push`]: converts a work request with one element and nothing else
+/// to convert, and adds it to the batch. False, and nothing was done, if it does not
+/// apply.
 ///
 /// # Safety
-/// The work request is the application's, with what its opcode needs; in the
-/// critical section.
+/// As for [`push`].
 #[inline(always)]
-unsafe fn push<D: qp::QpOps>(
+unsafe fn push_short<D: qp::QpOps>(
     own: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
-) -> Result<(), c_int> {
+) -> bool {
     // SAFETY: as the caller says; the application says that inline data is
     // readable.
     unsafe {
-        // Fast path: one element, and nothing else is to be converted.
-        if wr.num_sge == 1 && wr.opcode < 32 && own.simple & 1 << wr.opcode != 0 {
-            let list = core::slice::from_ref(&*wr.sg_list.cast::<Sge>());
-            return queue.push(&common(wr, list));
-        }
-        push_other(own, queue, wr)
+        wr.num_sge == 1
+            && wr.opcode < 32
+            && own.simple & 1 << wr.opcode != 0
+            && queue.push_short(&common(wr, core::slice::from_ref(&*wr.sg_list.cast())))
     }
 }
 
@@ -100,12 +99,12 @@ pub const SIMPLE: u32 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
     | 1 << IBV_WR_RDMA_READ;
 
-/// [`push`] of a work request that has operands, or a destination.
+/// Converts a work request and adds it to the batch.
 ///
 /// # Safety
-/// As for [`push`].
-#[inline(never)]
-unsafe fn push_other<D: qp::QpOps>(
+/// The work request is the application's, with what its opcode needs; in the
+/// critical section.
+unsafe fn push<D: qp::QpOps>(
     own: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
@@ -216,12 +215,52 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
         if wr.is_null() || !own.may_send() {
             return refuse(wr, bad_wr, libc::EINVAL);
         }
-        let section = Section::enter(own.single, &own.send_lock);
+        let Some(section) = Section::try_enter(own.single, &own.send_lock) else {
+            return post_rest(own, wr, wr, bad_wr, None);
+        };
+        // Fast path: work requests of one element. No call but the last, so that
+        // nothing is saved for one.
         let queue = &mut *own.send.get();
         let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            if !push_short(own, queue, request) {
+                return post_rest(own, next, wr, bad_wr, Some(section));
+            }
+            next = request.next;
+        }
+        // SAFETY: the memory that work requests name is the application's to keep.
+        queue.publish();
+        drop(section);
+        match D::ring(own) {
+            0 => 0,
+            errno => refuse(wr, bad_wr, errno),
+        }
+    }
+}
+
+/// Posts the rest of the list that begins with `wr`, whatever is in it; waits for
+/// the critical section if it has not been entered.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe fn post_rest<D: qp::QpOps>(
+    own: &Qp<D>,
+    rest: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+    section: Option<Section<'_>>,
+) -> c_int {
+    let section = section.unwrap_or_else(|| Section::enter(own.single, &own.send_lock));
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *own.send.get();
+        let mut next = rest;
         let mut refused = 0;
         while let Some(request) = next.as_ref() {
-            if let Err(errno) = push(own, queue, request) {
+            if !push_short(own, queue, request)
+                && let Err(errno) = push(own, queue, request)
+            {
                 refused = errno;
                 break;
             }
@@ -287,16 +326,51 @@ unsafe fn receive<R: Receiver>(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    if wr.is_null() || queue.is_null() {
-        // SAFETY: as the caller says.
-        return unsafe { refuse(wr, bad_wr, libc::EINVAL) };
-    }
     // SAFETY: as the caller says; the queue is this call's in the critical
     // section.
     unsafe {
-        let section = Section::enter(own.single(), own.lock());
-        let queue = &mut *queue;
+        if wr.is_null() || queue.is_null() {
+            return refuse(wr, bad_wr, libc::EINVAL);
+        }
+        let Some(section) = Section::try_enter(own.single(), own.lock()) else {
+            return receive_rest(own, queue, wr, bad_wr, None);
+        };
+        // Fast path: receives of one element. No call but the last, so that
+        // nothing is saved for one.
         let mut next = wr;
+        while let Some(request) = next.as_ref() {
+            let short = request.num_sge == 1
+                && (*queue).push_short(request.wr_id, &*request.sg_list.cast());
+            if !short {
+                return receive_rest(own, queue, next, bad_wr, Some(section));
+            }
+            next = request.next;
+        }
+        // SAFETY: the memory that receives name is the application's to keep.
+        (*queue).publish();
+        drop(section);
+        0
+    }
+}
+
+/// Posts the rest of a list, whatever is in it; waits for the critical section if it
+/// has not been entered.
+///
+/// # Safety
+/// As for [`receive`].
+#[inline(never)]
+unsafe fn receive_rest<R: Receiver>(
+    own: &R,
+    queue: *mut R::Queue,
+    rest: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    section: Option<Section<'_>>,
+) -> c_int {
+    let section = section.unwrap_or_else(|| Section::enter(own.single(), own.lock()));
+    // SAFETY: as the caller says.
+    unsafe {
+        let queue = &mut *queue;
+        let mut next = rest;
         let mut refused = 0;
         while let Some(request) = next.as_ref() {
             let num_sge = request.num_sge as u32 as usize;

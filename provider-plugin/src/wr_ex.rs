@@ -380,21 +380,20 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        if batch.state != State::Simple {
-            // In registers: of what is passed in memory, the fast path would be too.
-            return match data {
-                Data::Sges(list) => set_data_other(own, batch, list, false),
-                Data::Inline(list) => set_data_other(own, batch, list, true),
-            };
+        // Fast path. No call but the last, so that nothing is saved for one.
+        if batch.state == State::Simple && (*own.send.get()).push_short(&simple(&batch.wr, data)) {
+            batch.state = State::Ready;
+            return;
         }
-        batch.state = State::Ready;
-        if let Err(errno) = (*own.send.get()).push(&simple(&batch.wr, data)) {
-            batch.fail(errno);
+        // In registers: of what is passed in memory, the fast path would be too.
+        match data {
+            Data::Sges(list) => set_data_other(own, batch, list, false),
+            Data::Inline(list) => set_data_other(own, batch, list, true),
         }
     }
 }
 
-/// [`set_data`] of a work request with operands or a destination.
+/// [`set_data`] of any work request.
 ///
 /// # Safety
 /// As there.

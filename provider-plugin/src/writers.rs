@@ -16,6 +16,13 @@ pub trait Sends: 'static {
     /// The memory of inline data is readable.
     unsafe fn push(&mut self, wr: &SendWr<'_, Self::Address>) -> Result<(), c_int>;
 
+    /// Fast path of [`Sends::push`], without calls. False, and nothing was done, if
+    /// it does not apply.
+    ///
+    /// # Safety
+    /// As for [`Sends::push`].
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, Self::Address>) -> bool;
+
     /// Hands the batch to the device. Returns whether there was anything.
     ///
     /// # Safety
@@ -39,6 +46,13 @@ pub trait Receives: 'static {
     /// The caller has the queue's lock ([`Receiver::lock`](crate::post::Receiver))
     /// or the application's promise in its place, until the batch is published.
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
+
+    /// Fast path of [`Receives::push`], without calls: one element, and there is
+    /// room. False, and nothing was done, if it does not apply.
+    ///
+    /// # Safety
+    /// As for [`Receives::push`].
+    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool;
 
     /// Hands the batch to the device.
     ///

@@ -104,24 +104,32 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        let at = self.next;
-        // Fast path: one element.
         if let [sge] = list
-            && sge.length.wrapping_sub(1) < self.longest
-            && self.has_room()
+            && self.push_short(wr_id, sge)
         {
-            let to = self.entry(at);
-            // SAFETY: an entry of `max_sge` segments, which are some; there is room.
-            unsafe {
-                write_segment(to, sge);
-                if self.max_sge != 1 {
-                    to.add(1).write(END);
-                }
-            }
-            self.next = self.accept(at, wr_id);
             return Ok(());
         }
         self.push_any(wr_id, list)
+    }
+
+    /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
+    /// nothing was done, if it does not apply.
+    #[inline]
+    pub fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        let at = self.next;
+        if sge.length.wrapping_sub(1) >= self.longest || !self.has_room() {
+            return false;
+        }
+        let to = self.entry(at);
+        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
+        unsafe {
+            write_segment(to, sge);
+            if self.max_sge != 1 {
+                to.add(1).write(END);
+            }
+        }
+        self.next = self.accept(at, wr_id);
+        true
     }
 
     /// [`RecvQueue::push`] of any receive.

@@ -251,48 +251,63 @@ impl SendQueue {
     // instructions of a send in a batch.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
-        // Fast path: a connection's send, write or read of one element or one piece
-        // of inline data, with no fence before it, that does not reach over the
-        // queue's end.
-        if let Some(form) = self.forms.get(wr.opcode.0 as usize)
-            && form.short
-            && self.fence == 0
-        {
-            let at = self.next;
-            match wr.data {
-                Data::Sges([sge])
-                    if sge.length.wrapping_sub(1) < self.longest && self.has_room() =>
-                {
-                    // SAFETY: of the block, three segments at most are written.
-                    unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
-                    self.advance(at, wr.wr_id, 1);
-                    return Ok(());
-                }
-                Data::Inline([piece])
-                    if piece.length.wrapping_sub(1) < self.max_inline && !form.reads =>
-                {
-                    let data_segments = inline_segments(piece.length);
-                    let segments = u32::from(form.before) + data_segments;
-                    let end = self.offset(at) + segments as usize * SEGMENT;
-                    if end <= self.mask as usize + 1 && self.has_room() {
-                        let from = std::ptr::with_exposed_provenance(piece.addr as usize);
-                        // SAFETY: the WQE has room for `max_inline` bytes, and is in
-                        // one piece; they are readable, as the caller says.
-                        unsafe {
-                            let to = self.short_head(at, form, wr, data_segments);
-                            put_inline(to, from, piece.length);
-                        }
-                        self.advance(at, wr.wr_id, segments.div_ceil(PER_BLOCK));
-                        return Ok(());
-                    }
-                }
-                _ => {}
-            }
+        // SAFETY: as the caller says.
+        if unsafe { self.push_short(wr) } {
+            return Ok(());
         }
         // A copy, so that the caller's value needs no memory for the fast path.
         let wr = *wr;
         // SAFETY: as the caller says.
         unsafe { self.push_any(&wr) }
+    }
+
+    /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
+    /// element or one piece of inline data, with no fence before it, that does not
+    /// reach over the queue's end. False, and nothing was done, if it does not apply.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>) -> bool {
+        let Some(form) = self.forms.get(wr.opcode.0 as usize) else {
+            return false;
+        };
+        if !form.short || self.fence != 0 {
+            return false;
+        }
+        let at = self.next;
+        let blocks = match wr.data {
+            Data::Sges([sge]) => {
+                if sge.length.wrapping_sub(1) >= self.longest || !self.has_room() {
+                    return false;
+                }
+                // SAFETY: of the block, three segments at most are written.
+                unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
+                1
+            }
+            Data::Inline([piece]) if !form.reads => {
+                let data_segments = inline_segments(piece.length);
+                let segments = u32::from(form.before) + data_segments;
+                let end = self.offset(at) + segments as usize * SEGMENT;
+                if piece.length.wrapping_sub(1) >= self.max_inline
+                    || end > self.mask as usize + 1
+                    || !self.has_room()
+                {
+                    return false;
+                }
+                let from = std::ptr::with_exposed_provenance(piece.addr as usize);
+                // SAFETY: the WQE has room for `max_inline` bytes, and is in one piece;
+                // they are readable, as the caller says.
+                unsafe {
+                    let to = self.short_head(at, form, wr, data_segments);
+                    put_inline(to, from, piece.length);
+                }
+                segments.div_ceil(PER_BLOCK)
+            }
+            _ => return false,
+        };
+        self.advance(at, wr.wr_id, blocks);
+        true
     }
 
     /// [`SendQueue::push`] of any work request.

@@ -266,26 +266,33 @@ impl List {
 
     #[inline]
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        let head = self.head;
-        // Fast path: one element.
         if let [sge] = sges
-            && sge.length.wrapping_sub(1) < MAX_SEGMENT - 1
-            && head != self.last
+            && self.push_short(wr_id, sge)
         {
-            let to = self.segments(head);
-            // SAFETY: there are `max_sge` segments, which are some; they are not the
-            // device's before they are published.
-            unsafe {
-                write_segment(to, sge);
-                if self.max_sge != 1 {
-                    to.add(1).write(END);
-                }
-            }
-            self.head = self.accept(head, wr_id);
-            self.posted = self.posted.wrapping_add(1);
             return Ok(());
         }
         self.push_any(wr_id, sges)
+    }
+
+    /// Fast path of [`List::push`]: one element, and there is room.
+    #[inline]
+    fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        let head = self.head;
+        if sge.length.wrapping_sub(1) >= MAX_SEGMENT - 1 || head == self.last {
+            return false;
+        }
+        let to = self.segments(head);
+        // SAFETY: there are `max_sge` segments, which are some; they are not the
+        // device's before they are published.
+        unsafe {
+            write_segment(to, sge);
+            if self.max_sge != 1 {
+                to.add(1).write(END);
+            }
+        }
+        self.head = self.accept(head, wr_id);
+        self.posted = self.posted.wrapping_add(1);
+        true
     }
 
     /// [`List::push`] of any receive.
@@ -430,6 +437,16 @@ impl SharedQueue {
     pub unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         // SAFETY: as the caller says.
         unsafe { self.work.list() }.push(wr_id, list)
+    }
+
+    /// Fast path of [`SharedQueue::push`], as [`crate::RecvQueue::push_short`].
+    ///
+    /// # Safety
+    /// As for [`SharedQueue::push`].
+    #[inline]
+    pub unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { self.work.list() }.push_short(wr_id, sge)
     }
 
     /// Hands what was pushed to the device.

@@ -80,22 +80,33 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        // Fast path: one element.
         if let [sge] = list
-            && sge.length <= MAX_MESSAGE
-            && let Some(after) = self.producer.next_if_room(self.next)
+            && self.push_short(wr_id, sge)
         {
-            let entry = self.entry();
-            // SAFETY: an entry of the ring that is not the device's, with room for
-            // an element.
-            unsafe {
-                fill(entry, wr_id, sge.length, 1);
-                entry.add(1).cast::<Sge>().write(*sge);
-            }
-            self.next = after;
             return Ok(());
         }
         self.push_any(wr_id, list)
+    }
+
+    /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
+    /// nothing was done, if it does not apply.
+    #[inline]
+    pub fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        if sge.length > MAX_MESSAGE {
+            return false;
+        }
+        let Some(after) = self.producer.next_if_room(self.next) else {
+            return false;
+        };
+        let entry = self.entry();
+        // SAFETY: an entry of the ring that is not the device's, with room for
+        // an element.
+        unsafe {
+            fill(entry, wr_id, sge.length, 1);
+            entry.add(1).cast::<Sge>().write(*sge);
+        }
+        self.next = after;
+        true
     }
 
     /// [`RecvQueue::push`] of any receive.

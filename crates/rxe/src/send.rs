@@ -95,43 +95,55 @@ impl SendQueue {
     // 104 instructions, not 50, for a send of a list.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
-        // Fast path: a connection's send, write or read of one element or one
-        // short piece of inline data.
-        if let (Destination::Connected, Operands::None) = (wr.destination, wr.operands)
-            && let Some(after) = self.producer.next_if_room(self.next)
-        {
-            let entry = self.entry();
-            match wr.data {
-                Data::Sges([sge]) if sge.length < MAX_MESSAGE => {
-                    // SAFETY: an entry that is not the device's, with room for an
-                    // element.
-                    unsafe {
-                        head(entry, wr);
-                        progress(entry, sge.length, 1);
-                        entry.add(1).cast::<Sge>().write(*sge);
-                    }
-                    self.next = after;
-                    return Ok(());
-                }
-                Data::Inline([piece]) if piece.length <= self.short_inline => {
-                    // SAFETY: the same, with room for so many bytes; they are
-                    // readable, as the caller says.
-                    unsafe {
-                        head(entry, wr);
-                        progress(entry, piece.length, 0);
-                        let to = entry.add(1).cast();
-                        copy_short(to, piece.addr as *const u8, piece.length as usize);
-                    }
-                    self.next = after;
-                    return Ok(());
-                }
-                _ => {}
-            }
+        // SAFETY: as the caller says.
+        if unsafe { self.push_short(wr) } {
+            return Ok(());
         }
         // A copy, so that the caller's value needs no memory for the fast path.
         let wr = *wr;
         // SAFETY: as the caller says.
         unsafe { self.push_any(&wr) }
+    }
+
+    /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
+    /// element or one short piece of inline data. False, and nothing was done, if it
+    /// does not apply.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::push`].
+    // As `SendQueue::push`.
+    #[inline(always)]
+    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>) -> bool {
+        let (Destination::Connected, Operands::None) = (wr.destination, wr.operands) else {
+            return false;
+        };
+        let Some(after) = self.producer.next_if_room(self.next) else {
+            return false;
+        };
+        let entry = self.entry();
+        match wr.data {
+            Data::Sges([sge]) if sge.length < MAX_MESSAGE => {
+                // SAFETY: an entry that is not the device's, with room for an element.
+                unsafe {
+                    head(entry, wr);
+                    progress(entry, sge.length, 1);
+                    entry.add(1).cast::<Sge>().write(*sge);
+                }
+            }
+            Data::Inline([piece]) if piece.length <= self.short_inline => {
+                // SAFETY: the same, with room for so many bytes; they are readable, as
+                // the caller says.
+                unsafe {
+                    head(entry, wr);
+                    progress(entry, piece.length, 0);
+                    let to = entry.add(1).cast();
+                    copy_short(to, piece.addr as *const u8, piece.length as usize);
+                }
+            }
+            _ => return false,
+        }
+        self.next = after;
+        true
     }
 
     /// [`SendQueue::push`] of any work request.

@@ -17,6 +17,12 @@ impl Sends for SendQueue {
     }
 
     #[inline(always)]
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::push_short(self, wr) }
+    }
+
+    #[inline(always)]
     unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish(self) }
@@ -39,6 +45,11 @@ impl Receives for RecvQueue {
     }
 
     #[inline]
+    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        RecvQueue::push_short(self, wr_id, sge)
+    }
+
+    #[inline]
     unsafe fn publish(&mut self) {
         // SAFETY: as the caller says.
         unsafe { RecvQueue::publish(self) };
@@ -55,6 +66,12 @@ impl Receives for SharedQueue {
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         // SAFETY: the caller has the lock.
         unsafe { SharedQueue::push(self, wr_id, list) }.map_err(PostError::errno)
+    }
+
+    #[inline]
+    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        // SAFETY: the caller has the lock.
+        unsafe { SharedQueue::push_short(self, wr_id, sge) }
     }
 
     #[inline]

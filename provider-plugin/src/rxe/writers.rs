@@ -15,6 +15,12 @@ impl Sends for SendQueue {
         unsafe { SendQueue::push(self, wr) }.map_err(PostError::errno)
     }
 
+    #[inline(always)]
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::push_short(self, wr) }
+    }
+
     #[inline]
     unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
@@ -36,6 +42,11 @@ impl Receives for RecvQueue {
     #[inline]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
+    }
+
+    #[inline]
+    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        RecvQueue::push_short(self, wr_id, sge)
     }
 
     #[inline]
