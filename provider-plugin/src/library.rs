@@ -27,10 +27,11 @@ pub struct LibIbverbs {
     /// `verbs_allow_disassociate_destroy`, libibverbs's answer to
     /// RDMAV_ALLOW_DISASSOC_DESTROY. Null where a build does not export it.
     pub allow_disassociate_destroy: *const bool,
-    /// The operations of rxe devices, in this library's order.
-    pub rxe_ops: OpsTable,
+    /// The operations of rxe devices, in this library's order; made when the
+    /// first one is opened.
+    pub rxe_ops: OnceLock<OpsTable>,
     /// Those of mlx5 devices.
-    pub mlx5_ops: OpsTable,
+    pub mlx5_ops: OnceLock<OpsTable>,
 }
 
 // SAFETY: functions and one flag of a library that stays loaded for the life

@@ -54,7 +54,9 @@ pub unsafe extern "C" fn mlx5dv_query_device(
 unsafe fn query_device(context: *mut ibv_context, answer: *mut Mlx5dvContext) -> c_int {
     // SAFETY: a live context, whose operations libibverbs has written.
     let ops = unsafe { &(*context).ops };
-    let is_ours = libibverbs().is_some_and(|lib| lib.mlx5_ops.is_installed(layout::current(), ops));
+    let is_ours = libibverbs()
+        .and_then(|lib| lib.mlx5_ops.get())
+        .is_some_and(|table| table.is_installed(layout::current(), ops));
     if is_ours {
         let nothing = Mlx5dvContext {
             version: 0,

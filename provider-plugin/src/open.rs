@@ -10,6 +10,9 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::layout::{self, Layout};
 use crate::library::{LibIbverbs, OpsTable, libibverbs};
+use crate::mlx5::Mlx5;
+use crate::ops;
+use crate::rxe::Rxe;
 use uverbs::ContextInfo;
 use uverbs::discovery::DriverId;
 
@@ -28,7 +31,7 @@ struct Kind {
 
 const RXE: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_RXE),
-    ops: |lib| &lib.rxe_ops,
+    ops: |lib| (lib.rxe_ops).get_or_init(|| ops::table::<Rxe>(layout::current())),
     make: |state| {
         let made = state.uverbs.get_context(uverbs::Udata::none());
         made.map_err(|error| {
@@ -40,7 +43,7 @@ const RXE: Kind = Kind {
 
 const MLX5: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_MLX5),
-    ops: |lib| &lib.mlx5_ops,
+    ops: |lib| (lib.mlx5_ops).get_or_init(|| ops::table::<Mlx5>(layout::current())),
     make: |state| mlx5(state, mlx5::DeviceContext::open),
 };
 

@@ -19,17 +19,15 @@ mod served;
 
 use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 use uverbs::environment::has_raised_rights;
 
 use crate::abi::*;
 use crate::layout::{self, Layout};
 use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
-use crate::mlx5::{Mlx5, entries};
+use crate::mlx5::entries;
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
-use crate::ops;
-use crate::rxe::Rxe;
 use objects::{Library, Object};
 
 /// `verbs_register_driver_<N>`.
@@ -224,8 +222,8 @@ fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidenc
                 uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
                 allow_disassociate_destroy: allow
                     .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
-                rxe_ops: ops::table::<Rxe>(layout),
-                mlx5_ops: ops::table::<Mlx5>(layout),
+                rxe_ops: OnceLock::new(),
+                mlx5_ops: OnceLock::new(),
             },
         )
     };

@@ -5,9 +5,11 @@ use core::ops::Range;
 use std::ffi::CString;
 
 use super::evidence::Refusal;
+use crate::layout::LAYOUTS;
 
-/// Private ABI numbers that are looked for: a private ABI is named after the
-/// rdma-core release it came with.
+/// Private ABI numbers that are looked for in a library that has none of those
+/// in [`LAYOUTS`], to name it when it is refused: a private ABI is named after
+/// the rdma-core release it came with.
 const PABIS: Range<u32> = 13..200;
 
 /// A loaded object.
@@ -155,7 +157,14 @@ impl<'a> Library<'a> {
             let found = handle.register_driver(*pabi);
             found.is_some_and(|address| object.contains(address as usize))
         };
-        let pabis: Vec<u32> = PABIS.filter(its_own).collect();
+        // Those that can be served first: a name that is not there costs a search
+        // of all of the library's dependencies and an error message.
+        let mut pabis: Vec<u32> = LAYOUTS.iter().map(|layout| layout.pabi).collect();
+        pabis.dedup();
+        pabis.retain(its_own);
+        if pabis.is_empty() {
+            pabis.extend(PABIS.filter(its_own));
+        }
         (!pabis.is_empty()).then_some(Library {
             object,
             handle,
@@ -173,24 +182,42 @@ impl<'a> Library<'a> {
     /// The library's file: what the kernel has mapped, whatever link it was
     /// opened through and whatever has been installed since.
     pub fn file(&self) -> Option<String> {
-        let address = self.object.segments.first()?.start;
-        let mapped = std::fs::read_to_string("/proc/self/maps")
-            .ok()
-            .and_then(|maps| {
-                maps.lines()
-                    .find_map(|line| mapped_file(line, address))
-                    .map(str::to_owned)
-            });
-        mapped.or_else(|| {
-            let path = std::fs::canonicalize(self.object.name.to_str().ok()?).ok()?;
-            path.to_str().map(str::to_owned)
-        })
+        let segment = self.object.segments.first()?;
+        mapped_whole(segment)
+            .or_else(|| mapped_at(segment.start))
+            .or_else(|| {
+                let path = std::fs::canonicalize(self.object.name.to_str().ok()?).ok()?;
+                path.to_str().map(str::to_owned)
+            })
     }
 
     /// Keeps the library loaded for the life of the process.
     pub fn leak(self) {
         core::mem::forget(self.handle);
     }
+}
+
+/// The file that is mapped in a segment, if the kernel has one mapping for it.
+fn mapped_whole(segment: &Range<usize>) -> Option<String> {
+    let page = ring::Mapping::page_size();
+    let start = segment.start / page * page;
+    let end = segment.end.checked_next_multiple_of(page)?;
+    let file = std::fs::read_link(format!("/proc/self/map_files/{start:x}-{end:x}")).ok()?;
+    let file = file.to_str()?;
+    Some(without_deleted(file).to_owned())
+}
+
+/// The file that is mapped at an address, by the list of all mappings, which is
+/// long in a large program.
+fn mapped_at(address: usize) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let file = maps.lines().find_map(|line| mapped_file(line, address));
+    file.map(str::to_owned)
+}
+
+/// The kernel marks a file that has been replaced since.
+fn without_deleted(file: &str) -> &str {
+    file.strip_suffix(" (deleted)").unwrap_or(file)
 }
 
 /// The file of a line of /proc/self/maps, if the line covers the address.
@@ -202,8 +229,7 @@ fn mapped_file(line: &str, address: usize) -> Option<&str> {
     if !(start..end).contains(&address) {
         return None;
     }
-    let path = &rest[rest.find('/')?..];
-    Some(path.strip_suffix(" (deleted)").unwrap_or(path))
+    Some(without_deleted(&rest[rest.find('/')?..]))
 }
 
 /// The libibverbs that is loading us: the innermost one on the call stack, or
@@ -246,6 +272,23 @@ mod tests {
     fn the_call_stack_leads_through_this_function() {
         let stack = call_stack();
         assert!(stack.len() > 3, "{stack:x?}");
+    }
+
+    #[test]
+    fn a_library_s_file_is_found_by_its_segment_as_by_the_list_of_mappings() {
+        let objects = loaded();
+        let mut found = 0;
+        for object in &objects {
+            let segment = &object.segments[0];
+            // The vDSO is no file.
+            let Some(file) = mapped_at(segment.start) else {
+                continue;
+            };
+            assert_eq!(mapped_whole(segment).as_deref(), Some(&*file));
+            found += 1;
+        }
+        assert!(found > 1);
+        assert_eq!(mapped_whole(&(1..2)), None);
     }
 
     #[test]
