@@ -41,6 +41,9 @@
 
 static struct mlx5_object objects[MAX_OBJECTS];
 static unsigned int nobjects;
+/* Those that were destroyed, of which the place has not been taken. */
+static struct mlx5_object *spare[MAX_OBJECTS];
+static unsigned int nspare;
 static uint32_t next_mr = 1;
 static uint32_t next_number[] = { [MLX5_CQ] = 0x400, [MLX5_QP] = 0x48,
 				  [MLX5_SRQ] = 0x600 };
@@ -102,9 +105,15 @@ static struct mlx5_object *new_object(enum mlx5_kind kind, uint64_t buffer,
 {
 	struct mlx5_object *object;
 
-	if (nobjects == MAX_OBJECTS || !buffer || !records)
+	if (!buffer || !records)
 		return NULL;
-	object = &objects[nobjects++];
+	/* What is destroyed stays known while there is room. */
+	if (nobjects < MAX_OBJECTS)
+		object = &objects[nobjects++];
+	else if (nspare)
+		object = spare[--nspare];
+	else
+		return NULL;
 	*object = (struct mlx5_object){
 		.kind = kind,
 		.handle = next_handle++,
@@ -114,6 +123,16 @@ static struct mlx5_object *new_object(enum mlx5_kind kind, uint64_t buffer,
 		.registers = registers,
 	};
 	return object;
+}
+
+static void destroyed(struct ib_uverbs_ioctl_hdr *hdr, enum mlx5_kind kind,
+		      uint16_t handle)
+{
+	const struct mlx5_object *object =
+		mlx5_object(kind, input_u64(hdr, handle));
+
+	if (object && nspare < MAX_OBJECTS)
+		spare[nspare++] = (struct mlx5_object *)object;
 }
 
 static uint32_t power_of_two(uint32_t value)
@@ -467,14 +486,19 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 		return create_srq(hdr);
 	case (uint32_t)MLX5_IB_OBJECT_UAR << 16 | MLX5_IB_METHOD_UAR_OBJ_ALLOC:
 		return alloc_uar(hdr);
-	/* What is destroyed stays known, so that numbers stay different. */
 	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_DESTROY:
+		destroyed(hdr, MLX5_CQ, UVERBS_ATTR_DESTROY_CQ_HANDLE);
 		output(hdr, UVERBS_ATTR_DESTROY_CQ_RESP, none, sizeof(none));
 		return 0;
 	case UVERBS_OBJECT_QP << 16 | UVERBS_METHOD_QP_DESTROY:
 		/* Its register is the next one's, if it was the newest. */
 		given -= given > 0;
+		destroyed(hdr, MLX5_QP, UVERBS_ATTR_DESTROY_QP_HANDLE);
 		output(hdr, UVERBS_ATTR_DESTROY_QP_RESP, none, sizeof(none));
+		return 0;
+	case UVERBS_OBJECT_SRQ << 16 | UVERBS_METHOD_SRQ_DESTROY:
+		destroyed(hdr, MLX5_SRQ, UVERBS_ATTR_DESTROY_SRQ_HANDLE);
+		output(hdr, UVERBS_ATTR_DESTROY_SRQ_RESP, none, sizeof(none));
 		return 0;
 	case UVERBS_OBJECT_PD << 16 | UVERBS_METHOD_PD_DESTROY:
 	case UVERBS_OBJECT_MR << 16 | UVERBS_METHOD_MR_DESTROY:

@@ -39,6 +39,13 @@ pub trait CqOps: Sized + 'static {
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Self::Completions), Errno>;
 
+    /// Called when the kernel has destroyed the object, not when the device went
+    /// away under it: no device uses its memory any more.
+    ///
+    /// # Safety
+    /// The kernel object is destroyed, and no other call uses the queue.
+    unsafe fn cq_released(_cq: &Cq<Self>) {}
+
     /// Asks for an event of the next completion, or of the next solicited one.
     /// Any thread, and between ibv_start_poll and ibv_end_poll too.
     fn arm(cq: &Cq<Self>, solicited_only: bool) -> Result<(), Errno>;
@@ -295,7 +302,10 @@ pub unsafe extern "C" fn destroy_cq<D: CqOps>(cq: *mut ibv_cq) -> c_int {
     entry::int(|| unsafe {
         let ctx = CtxRef::of((*cq).context);
         match uverbs::cq::destroy(&ctx, CqHandle((*cq).handle)) {
-            Ok(seen) => events::wait_cq(cq, seen.completion, seen.asynchronous),
+            Ok(seen) => {
+                events::wait_cq(cq, seen.completion, seen.asynchronous);
+                D::cq_released(cq_of(cq));
+            }
             Err(error) => destroyed(Err(error.into()))?,
         }
         drop(Box::from_raw(cq.cast::<Cq<D>>()));

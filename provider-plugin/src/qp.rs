@@ -80,6 +80,13 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The completion queues are live.
     unsafe fn qp_destroyed(_qp: &Qp<Self>) {}
 
+    /// Called before [`QpOps::gone`] when the kernel has destroyed the object, not
+    /// when the device went away under it: no device uses its memory any more.
+    ///
+    /// # Safety
+    /// The kernel object is destroyed.
+    unsafe fn released(_qp: &Qp<Self>) {}
+
     /// Tells the device of a batch that was published, where publishing does
     /// not; an errno. Outside of the critical section.
     fn ring(_qp: &Qp<Self>) -> c_int {
@@ -555,7 +562,10 @@ pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
     entry::int(|| unsafe {
         let ctx = CtxRef::of((*qp).context);
         match uverbs::qp::destroy(&ctx, QpHandle((*qp).handle)) {
-            Ok(seen) => events::wait_qp(qp, seen),
+            Ok(seen) => {
+                events::wait_qp(qp, seen);
+                D::released(qp_of(qp));
+            }
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::qp_destroyed(qp_of(qp));

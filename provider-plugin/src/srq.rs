@@ -53,6 +53,13 @@ pub trait SrqOps: Sized + 'static {
     /// The completion queue of an XRC one is live.
     unsafe fn srq_destroyed(_srq: &Srq<Self>) {}
 
+    /// Called before [`SrqOps::shared_gone`] when the kernel has destroyed the object, not
+    /// when the device went away under it: no device uses its memory any more.
+    ///
+    /// # Safety
+    /// The kernel object is destroyed.
+    unsafe fn shared_released(_srq: &Srq<Self>) {}
+
     /// Changes the limit, the size, or both. Receives that are posted stay
     /// posted.
     fn modify(srq: &Srq<Self>, change: &SrqModify) -> Result<(), Errno>;
@@ -302,7 +309,10 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
     entry::int(|| unsafe {
         let ctx = CtxRef::of((*srq).context);
         match uverbs::srq::destroy(&ctx, SrqHandle((*srq).handle)) {
-            Ok(seen) => events::wait_srq(srq, seen),
+            Ok(seen) => {
+                events::wait_srq(srq, seen);
+                D::shared_released(srq_of(srq));
+            }
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::srq_destroyed(srq_of(srq));

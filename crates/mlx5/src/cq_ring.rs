@@ -177,6 +177,15 @@ impl CompletionRing {
         self.format.compresses
     }
 
+    /// Lets another queue have the memory when the ring goes.
+    ///
+    /// # Safety
+    /// The kernel object is destroyed.
+    pub unsafe fn release(&self) {
+        // SAFETY: as the caller says.
+        unsafe { self.memory.release() }
+    }
+
     /// Entries that it holds at most.
     pub fn capacity(&self) -> u32 {
         self.mask + 1

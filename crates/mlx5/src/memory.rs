@@ -3,10 +3,11 @@
 
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use ring::{DoorbellRecord, Mapping, Retired};
+use ring::{DoorbellRecord, Hint, Mapping, Retired};
 
 use crate::CreateError;
 use crate::abi::BLOCK;
@@ -107,10 +108,108 @@ fn borrow(
     Ok(Some(lent))
 }
 
+/// Mappings that destroyed queues have left, for queues that are made. To map,
+/// touch and unmap memory takes longer than all else that is done for a queue.
+struct Spare {
+    mappings: Vec<Mapping>,
+    bytes: usize,
+}
+
+/// One for the process. Never waited for: whoever finds it locked does without,
+/// so that a process that was forked meanwhile does not wait for ever.
+static SPARE: Mutex<Spare> = Mutex::new(Spare {
+    mappings: Vec::new(),
+    bytes: 0,
+});
+
+impl Spare {
+    /// Bytes that are kept at most.
+    const MOST: usize = 1 << 20;
+    /// Bytes of a mapping that is kept: clearing a larger one takes as long as
+    /// getting another.
+    const LARGEST: usize = 1 << 17;
+
+    fn locked() -> Option<MutexGuard<'static, Self>> {
+        match SPARE.try_lock() {
+            Ok(spare) => Some(spare),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// A mapping of as many pages as `bytes` bytes need, of zeros.
+    fn take(bytes: usize) -> Option<Mapping> {
+        let whole = bytes.checked_next_multiple_of(Mapping::page_size())?;
+        let mut spare = Self::locked()?;
+        // The one that was left last: it may be in the processor's cache.
+        let place = (spare.mappings.iter()).rposition(|mapping| mapping.len() == whole)?;
+        let mapping = spare.mappings.swap_remove(place);
+        spare.bytes -= whole;
+        drop(spare);
+        // SAFETY: the mapping has that many bytes, and is nobody else's.
+        unsafe { mapping.as_ptr().write_bytes(0, whole) };
+        Some(mapping)
+    }
+
+    /// Keeps a mapping if there is room, else unmaps it.
+    fn put(mapping: Mapping) {
+        let bytes = mapping.len();
+        if bytes <= Self::LARGEST
+            && let Some(mut spare) = Self::locked()
+            && spare.bytes + bytes <= Self::MOST
+            && spare.mappings.try_reserve(1).is_ok()
+        {
+            spare.bytes += bytes;
+            spare.mappings.push(mapping);
+        }
+    }
+}
+
+/// Memory of the process's own for entries. It is unmapped when dropped: a device
+/// that still has it, because its object could not be destroyed, writes to pages
+/// that are in no process any more. Only what is released is used again.
+#[derive(Debug)]
+pub(crate) struct Own {
+    mapping: ManuallyDrop<Mapping>,
+    /// Not 0 when the object is destroyed.
+    released: Hint,
+}
+
+impl Own {
+    /// Zeroed memory for at least `bytes` bytes.
+    fn new(bytes: usize) -> io::Result<Self> {
+        let mapping = match Spare::take(bytes) {
+            Some(mapping) => mapping,
+            None => Mapping::anonymous_large(bytes)?,
+        };
+        Ok(Self {
+            mapping: ManuallyDrop::new(mapping),
+            released: Hint::new(0),
+        })
+    }
+
+    /// Takes the mapping out.
+    fn into_mapping(self) -> Mapping {
+        let mut own = ManuallyDrop::new(self);
+        // SAFETY: the value is not dropped, and so the mapping taken once.
+        unsafe { ManuallyDrop::take(&mut own.mapping) }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: once, here.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        if self.released.get() != 0 {
+            Spare::put(mapping);
+        }
+    }
+}
+
 /// A queue's entries.
 #[derive(Debug)]
 pub(crate) enum Entries {
-    Own(Mapping),
+    Own(Own),
     Lent(Lent),
 }
 
@@ -132,7 +231,7 @@ impl Entries {
         borrow(lender, purpose, bytes, Mapping::page_size())
             .and_then(|lent| match lent {
                 Some(lent) => Ok(Self::Lent(lent)),
-                None => Mapping::anonymous_large(bytes.max(1)).map(Self::Own),
+                None => Own::new(bytes.max(1)).map(Self::Own),
             })
             .map_err(|error| CreateError::Memory {
                 queue: purpose.name(),
@@ -144,15 +243,27 @@ impl Entries {
     /// readable.
     pub(crate) fn retire(self) -> RetiredEntries {
         match self {
-            Self::Own(mapping) => RetiredEntries::Own(mapping.retire_whole()),
+            Self::Own(own) => RetiredEntries::Own(own.into_mapping().retire_whole()),
             Self::Lent(lent) => RetiredEntries::Lent(lent),
+        }
+    }
+
+    /// Lets another queue have the memory when this is dropped.
+    ///
+    /// # Safety
+    /// The kernel has destroyed the object: no device reads or writes the memory
+    /// any more.
+    pub(crate) unsafe fn release(&self) {
+        if let Self::Own(own) = self {
+            // Whoever drops the value is ordered behind this.
+            own.released.set(1);
         }
     }
 
     /// The first; page aligned.
     pub(crate) fn first(&self) -> NonNull<u8> {
         match self {
-            Self::Own(mapping) => mapping.as_ptr(),
+            Self::Own(own) => own.mapping.as_ptr(),
             Self::Lent(lent) => lent.at,
         }
     }
@@ -230,7 +341,7 @@ struct Page {
 // SAFETY: only the owners of its blocks reach into it.
 unsafe impl Send for Page {}
 
-/// The pages of which a block is taken. One lock for the process: it is taken
+/// The pages of which a block is taken, or one page at least. One lock for the process: it is taken
 /// when queues are made and destroyed, for a few instructions.
 static PAGES: Mutex<Vec<Page>> = Mutex::new(Vec::new());
 
@@ -284,7 +395,8 @@ impl Drop for Slot {
         if let Some((place, offset)) = found {
             let page = &mut pages[place];
             page.taken &= !(1 << (offset / BLOCK));
-            if page.taken == 0 {
+            // One page stays for the queues to come.
+            if page.taken == 0 && pages.len() > 1 {
                 pages.swap_remove(place);
             }
         }
@@ -352,7 +464,7 @@ mod tests {
     fn large_queues_are_zeros_in_whole_pages() {
         for bytes in [0, 1, 4096, 4097, 3 << 20] {
             let entries = Entries::new(bytes, Purpose::QueuePair, None).unwrap();
-            let Entries::Own(mapping) = &entries else {
+            let Entries::Own(Own { mapping, .. }) = &entries else {
                 panic!("lent")
             };
             assert!(mapping.len() >= bytes.max(1) && mapping.len() % 4096 == 0);
@@ -364,6 +476,51 @@ mod tests {
             }
             drop(entries.retire());
         }
+    }
+
+    /// One test, since it is about what the process keeps.
+    #[test]
+    fn a_little_of_what_is_released_is_used_again_and_nothing_else() {
+        const ODD: usize = 23 * 4096;
+        let entries = |bytes| Entries::new(bytes, Purpose::QueuePair, None).unwrap();
+        let spare = || SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = |bytes| spare().mappings.iter().any(|kept| kept.len() == bytes);
+
+        // More than once, since another test may have the list just then.
+        let again = (0..100).any(|_| {
+            let first = entries(ODD);
+            let address = first.address();
+            // SAFETY: in the memory.
+            unsafe { first.first().add(ODD - 1).write(1) };
+            // SAFETY: no device ever had it.
+            unsafe { first.release() };
+            drop(first);
+            let second = entries(ODD - 4095);
+            // SAFETY: in the memory.
+            assert_eq!(unsafe { second.first().add(ODD - 1).read() }, 0);
+            second.address() == address
+        });
+        assert!(again);
+        // The objects of those that were not released may live on.
+        assert!((0..100).any(|_| {
+            drop(entries(ODD));
+            !keeps(ODD)
+        }));
+        drop(entries(ODD));
+        assert!(!keeps(ODD));
+
+        let many: Vec<_> = (0..64).map(|_| entries(29 * 4096)).collect();
+        let large = entries(Spare::LARGEST + 4096);
+        for entries in many.iter().chain([&large]) {
+            // SAFETY: no device ever had it.
+            unsafe { entries.release() };
+        }
+        drop(large);
+        assert!(!keeps(Spare::LARGEST + 4096));
+        drop(many);
+        let bytes: usize = spare().mappings.iter().map(Mapping::len).sum();
+        assert_eq!(bytes, spare().bytes);
+        assert!(bytes > Spare::MOST / 2 && bytes <= Spare::MOST, "{bytes}");
     }
 
     /// Lends, and writes down what happens.

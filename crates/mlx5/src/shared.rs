@@ -152,6 +152,15 @@ impl SharedWork {
         &self.memory
     }
 
+    /// Lets another queue have the memory when this goes.
+    ///
+    /// # Safety
+    /// The kernel object is destroyed.
+    pub unsafe fn release(&self) {
+        // SAFETY: as the caller says.
+        unsafe { self.memory.entries.release() }
+    }
+
     /// What guards the list: whoever posts, or reads completions, has it
     /// meanwhile.
     #[inline(always)]

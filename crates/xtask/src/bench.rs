@@ -7,6 +7,7 @@
 //! exact; times are ratios of medians, and the C provider against itself says
 //! how far those stray.
 
+mod control;
 mod embedded;
 mod layers;
 mod limits;

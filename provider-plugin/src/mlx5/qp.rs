@@ -169,6 +169,11 @@ impl QpOps for Mlx5 {
         may_be_bound(mr, access)
     }
 
+    unsafe fn released(qp: &Qp) {
+        // SAFETY: as the caller says.
+        unsafe { qp.device_data.work.release() }
+    }
+
     /// Completions that were not read are gone.
     unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.

@@ -64,6 +64,11 @@ impl SrqOps for Mlx5 {
         })
     }
 
+    unsafe fn shared_released(srq: &Srq<Self>) {
+        // SAFETY: as the caller says.
+        unsafe { srq.device_data.work.release() }
+    }
+
     /// Completions that were not read are gone.
     unsafe fn srq_destroyed(srq: &Srq<Self>) {
         if let Some(work) = &srq.device_data.xrc {

@@ -9,9 +9,8 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::measure::{self, Count, Row, Spread, pairwise, time_of, times_of};
-use super::mlx5_layers;
 use super::programs::{Native, Output, parse};
-use super::{limits, report};
+use super::{control, limits, mlx5_layers, report};
 use crate::driver;
 use crate::mlx5::Program;
 use crate::standin::Provider;
@@ -312,7 +311,16 @@ pub fn bench(
     };
     let stand_in = mlx5_layers::stand_in()?;
     let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
-    let ([text, layers], broken) = measure(&program, &native, provider, ours, pairs, samples)?;
+    let ([mut text, layers], mut broken) =
+        measure(&program, &native, provider, ours, pairs, samples)?;
+    if pairs > 0 {
+        let (control, above) = control::bench(ours, provider, pairs, samples)?;
+        let _ = write!(
+            text,
+            "\nThe control path without the kernel's part; of `load-resident`, bytes:\n\n{control}"
+        );
+        broken.extend(above);
+    }
     print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
     report::keep(name, &format!("{text}\n{layers}"))?;
     // The summary is beside the stock provider that the system has.

