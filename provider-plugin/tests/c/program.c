@@ -6,7 +6,7 @@
  *   program load PROVIDER LIB [OTHER-LIB]   the first library loads it
  *   program direct PROVIDER LIB [OTHER-LIB] the program itself loads it
  *   program control PROVIDER LIB            also opens a device and makes objects
- *   program mislaid PROVIDER LIB            opening a device must fail cleanly
+ *   program layout-mismatch PROVIDER LIB    opening a device must fail cleanly
  *
  * Prints "LIB: N registrations" for each library, exit status 0 unless a step
  * of the control path goes wrong.
@@ -322,7 +322,7 @@ static void control(void)
 }
 
 /* The library is not laid out as its symbols say: noticed before any harm. */
-static void mislaid(void)
+static void layout_mismatch(void)
 {
 	const struct device_ops *ops = ((const void *(*)(void))sym("fake_registered"))();
 	int (*live)(void) = sym("fake_live_contexts");
@@ -367,7 +367,7 @@ int main(int argc, char **argv)
 	lib = libs[0];
 	if (!strcmp(argv[1], "control"))
 		control();
-	if (!strcmp(argv[1], "mislaid"))
-		mislaid();
+	if (!strcmp(argv[1], "layout-mismatch"))
+		layout_mismatch();
 	return 0;
 }
