@@ -114,28 +114,91 @@ fn number(random: &mut Random) -> u32 {
     }
 }
 
-fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
-    let mut random = Random(seed);
-    let find = |wanted: &str| kinds.iter().position(|(name, ..)| *name == wanted);
+/// A part of a round: how many steps it has at least, how many more there may be,
+/// and of which kinds, with the weight of each.
+type Part = (usize, usize, &'static [(&'static str, u32)]);
+
+/// A round of a sequence about keys that outlive their region.
+const ROUND: &[Part] = &[
+    (0, 1, &[("connect two queue pairs anew", 1)]),
+    (1, 0, &[("allocate a window", 1)]),
+    (1, 2, &[("allocate a remote region", 1)]),
+    (1, 2, &[("bind a window", 1)]),
+    (1, 1, &[("drive", 1)]),
+    (1, 2, &[("poll for one", 2), ("poll for all", 1)]),
+    (
+        1,
+        3,
+        &[
+            ("bind a window", 4),
+            ("a raw bind, dropped", 4),
+            ("unbind a window", 1),
+            ("invalidate a key", 1),
+        ],
+    ),
+    (0, 2, &[("drive", 1)]),
+    (
+        1,
+        3,
+        &[
+            ("poll for one", 6),
+            ("poll for all", 1),
+            ("bind a window", 1),
+        ],
+    ),
+    (1, 3, &[("close a remote region", 1)]),
+    (1, 1, &[("allocate until memory comes again", 1)]),
+    (1, 2, &[("write to what has come again", 1)]),
+    (1, 1, &[("drive", 1)]),
+    (0, 1, &[("poll for all", 1)]),
+];
+
+/// The kind that a number chooses by the kinds' weights.
+fn weighted(random: &mut Random, weights: &[u32]) -> Option<usize> {
+    let total: u32 = weights.iter().sum();
+    let mut at = random.below(total.max(1) as usize) as u32;
+    weights.iter().position(|weight| {
+        let here = at < *weight;
+        at = at.wrapping_sub(*weight);
+        here
+    })
+}
+
+/// Rounds about keys, with a step of any kind in between now and then.
+fn rounds(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
     let mut steps = Vec::new();
-    for name in BEGINNING {
-        // A reader's queue now and then, or queue pairs are hardly ever on one.
-        let name = match *name {
-            "make a completion queue" if random.one_in(4) => "make a reader",
-            name => name,
-        };
-        if let Some(kind) = find(name)
-            && !random.one_in(24)
-        {
-            let mut numbers = [0; 4].map(|_| number(&mut random));
-            // A reliable connection on whichever queues, mostly.
-            if name == "make a queue pair" && !random.one_in(6) {
-                numbers[1] = 0;
-                numbers[3] = 1;
+    // Some do without the raw layer's binds, which nothing lets go of.
+    let raw = random.one_in(2);
+    for _ in 0..random.below(3) + 1 {
+        for (least, more, listed) in ROUND {
+            let weight = |name: &str| {
+                let (_, weight) = listed.iter().find(|(of, _)| *of == name)?;
+                Some(if name.contains("raw") && !raw {
+                    0
+                } else {
+                    *weight
+                })
+            };
+            let weights: Vec<_> = (kinds.iter())
+                .map(|(name, ..)| weight(name).unwrap_or_default())
+                .collect();
+            for _ in 0..least + random.below(more + 1) {
+                let kind = match random.one_in(40) {
+                    true => Some(random.below(kinds.len())),
+                    false => weighted(random, &weights),
+                };
+                // Of windows there are few, and small numbers are binds that are not
+                // signaled.
+                let numbers = [0; 4].map(|_| random.next() as u32);
+                steps.extend(kind.map(|kind| Step { kind, numbers }));
             }
-            steps.push(Step { kind, numbers });
         }
     }
+    steps
+}
+
+/// Steps of all kinds, most of them about one theme.
+fn mixture(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
     // Each sequence has its favourites, and kinds that it does without.
     let theme = match random.below(4) {
         0 => None,
@@ -157,17 +220,45 @@ fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
             }
         })
         .collect();
-    let total: u32 = weights.iter().sum();
-    for _ in 0..random.below(160) + 20 {
-        let mut at = random.below(total.max(1) as usize) as u32;
-        let kind = weights.iter().position(|weight| {
-            let here = at < *weight;
-            at = at.wrapping_sub(*weight);
-            here
-        });
-        let Some(kind) = kind else { break };
-        let numbers = [0; 4].map(|_| number(&mut random));
-        steps.push(Step { kind, numbers });
+    (0..random.below(160) + 20)
+        .filter_map(|_| {
+            let kind = weighted(random, &weights)?;
+            let numbers = [0; 4].map(|_| number(random));
+            Some(Step { kind, numbers })
+        })
+        .collect()
+}
+
+fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
+    let mut random = Random(seed);
+    let keys = random.one_in(3);
+    let find = |wanted: &str| kinds.iter().position(|(name, ..)| *name == wanted);
+    let mut steps = Vec::new();
+    for name in BEGINNING {
+        // A reader's queue now and then, or queue pairs are hardly ever on one.
+        let name = match *name {
+            "make a completion queue" if random.one_in(4) => "make a reader",
+            name => name,
+        };
+        if let Some(kind) = find(name)
+            && (keys || !random.one_in(24))
+        {
+            let mut numbers = [0; 4].map(|_| number(&mut random));
+            // A reliable connection on whichever queues, mostly.
+            if name == "make a queue pair" && (keys || !random.one_in(6)) {
+                numbers[1] = 0;
+                numbers[3] = 1;
+            }
+            if name == "make a queue pair" && keys {
+                numbers[2] = random.next() as u32;
+            }
+            steps.push(Step { kind, numbers });
+        }
+    }
+    if keys {
+        steps.extend(rounds(&mut random, kinds));
+    } else {
+        steps.extend(mixture(&mut random, kinds));
     }
     Sequence {
         seed,

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use ringverbs::completion::{CompletionLevel, DataFormat, ReadError, WaitObject};
 use ringverbs::qp::{Init, QpAttr, QpAttrMask, ReadyToReceive, ReadyToSend, State, Transition};
-use ringverbs::raw::{Flags, SendRequest, WindowBind};
+use ringverbs::raw::{Flags, SendQueue, SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, Buffer, Completion, ConnectOptions, Context, Inline, MemorySlice, Operation,
-    PostError, ProtectionDomain, QueuePair, RemoteAddr, Source, Transport, WindowType, WorkRequest,
+    PostError, ProtectionDomain, QueuePair, RemoteAddr, RemoteRegion, Source, Transport,
+    WindowType, WorkRequest,
 };
 
 use crate::world::{
-    Back, Body, Cq, Dom, Done, Flight, Granted, Lane, Pair, Poller, RecordedCommand, Remote,
-    Shared, Told, Window, World, address, pick,
+    Back, Body, Cq, Dom, Done, Flight, Granted, Lane, Pair, Poller, RecordedCommand, Right, Shared,
+    Told, Window, World, pick,
 };
 
 pub type Numbers = [u32; 4];
@@ -345,17 +346,8 @@ fn new_remote(world: &mut World, [a, b, ..]: Numbers) -> Done {
     let Ok(region) = world.domains[at].domain.alloc_remote(1, access) else {
         return Ok(false);
     };
-    let (id, domain, key) = (world.fresh(), world.domains[at].id, region.key());
-    world.granted(Granted {
-        rkey: key.rkey,
-        addr: key.addr,
-        len: region.len() as u64,
-        access,
-        region: id,
-        window: None,
-        bind: None,
-    });
-    world.remotes.push(Remote::new(id, domain, region, access));
+    let domain = world.domains[at].id;
+    world.own_remote(region, domain, access);
     Ok(true)
 }
 
@@ -503,28 +495,66 @@ fn drop_window(world: &mut World, [a, ..]: Numbers) -> Done {
 
 /// Allocates regions and drops them until one has address and key of what is
 /// gone, and keeps that.
-fn churn(world: &mut World, [a, b, ..]: Numbers) -> Done {
-    let (Some(at), Some(of)) = (a_domain(world, a), pick(b, world.gone.len())) else {
+fn churn(world: &mut World, [a, b, c, _]: Numbers) -> Done {
+    // What a window may still lead to, or what went last, mostly.
+    let is_left = |at: &usize| {
+        let (addr, _) = world.gone[*at];
+        let page = addr..addr + PAGE as u64;
+        let mut left = world.rights.iter().filter(|right| right.is_left);
+        left.any(|right| right.window.is_some() && page.contains(&right.addr))
+    };
+    let all = world.gone.len();
+    let of = match b % 4 {
+        0 => pick(b / 4, all),
+        _ => (0..all).rfind(is_left).or(all.checked_sub(1)),
+    };
+    let (Some(at), Some(of)) = (a_domain(world, a), of) else {
         return Ok(false);
     };
-    // What went last is nearest.
-    let (addr, key) = world.gone[world.gone.len() - 1 - of];
-    let Some(buffer) = again(&world.domains[at].domain, addr, key) else {
-        return Ok(false);
-    };
-    let id = world.domains[at].id;
-    world.own(buffer, id);
+    let (addr, key) = world.gone[of];
+    let Dom { id, domain, .. } = &world.domains[at];
+    let domain_id = *id;
+    // As a buffer, or as a region that windows may be bound to, and peers may not
+    // write to: devices tell these apart.
+    if c % 2 == 0 {
+        let Some(buffer) = again(domain, addr, key) else {
+            return Ok(false);
+        };
+        world.own(buffer, domain_id);
+    } else {
+        let access = AccessFlags::MW_BIND;
+        let alloc = || domain.alloc_remote(1, access).ok();
+        let place = |region: &RemoteRegion| (region.key().addr, region.key().rkey);
+        let Some(region) = until(alloc, place, (addr, key)) else {
+            return Ok(false);
+        };
+        world.own_remote(region, domain_id, access);
+    }
+    world.gone.remove(of);
     Ok(true)
 }
 
 /// A buffer that has the address and the key of a region that is gone, if these
 /// come again.
 pub fn again(domain: &ProtectionDomain, addr: u64, key: u32) -> Option<Buffer> {
-    let alloc = || Some(domain.alloc(1).ok()?.into_buffer());
+    let place = |buffer: &Buffer| (buffer.raw_sge().addr, buffer.raw_sge().lkey);
+    until(
+        || Some(domain.alloc(1).ok()?.into_buffer()),
+        place,
+        (addr, key),
+    )
+}
+
+/// Allocates and drops until address and key are these.
+fn until<M>(
+    alloc: impl Fn() -> Option<M>,
+    place: impl Fn(&M) -> (u64, u32),
+    (addr, key): (u64, u32),
+) -> Option<M> {
     // What is allocated first lies where the last was dropped.
     let mut fillers = Vec::new();
     let mut last = alloc()?;
-    while address(&last) != addr {
+    while place(&last).0 != addr {
         if fillers.len() == 32 {
             return None;
         }
@@ -535,17 +565,17 @@ pub fn again(domain: &ProtectionDomain, addr: u64, key: u32) -> Option<Buffer> {
     // the length of a round says by how much that changes.
     for _ in 0..4 {
         for _ in 0..600 {
-            if last.raw_sge().lkey >> 8 == key >> 8 {
+            if place(&last).1 >> 8 == key >> 8 {
                 break;
             }
             drop(last);
             last = alloc()?;
         }
-        let sge = last.raw_sge();
-        if (sge.addr, sge.lkey) == (addr, key) {
+        let now = place(&last);
+        if now == (addr, key) {
             return Some(last);
         }
-        let behind = (key & 0xff).wrapping_sub(sge.lkey & 0xff).wrapping_sub(64) & 0xff;
+        let behind = (key & 0xff).wrapping_sub(now.1 & 0xff).wrapping_sub(64) & 0xff;
         drop(last);
         let held: Vec<_> = (0..behind).filter_map(|_| alloc()).collect();
         drop(held);
@@ -890,10 +920,18 @@ fn reset(world: &mut World, [a, ..]: Numbers) -> Done {
 
 /// Has all that two queue pairs have in flight flushed, resets and connects them.
 fn reconnect(world: &mut World, [a, b, c, _]: Numbers) -> Done {
-    let (Some(one), Some(other)) = (whole(world, a), whole(world, b)) else {
+    // What has failed, mostly, and with its peer.
+    let failed: Vec<_> = (0..world.pairs.len())
+        .filter(|at| matches!(world.pairs[*at].body, Body::Whole(_)))
+        .filter(|at| state(&world.pairs[*at]) == Some(State::ERR))
+        .collect();
+    let one = match pick(a, failed.len()) {
+        Some(at) if a / 256 % 4 != 0 => Some(failed[at]),
+        _ => whole(world, a),
+    };
+    let (Some(one), Some(other)) = (one, whole(world, b)) else {
         return Ok(false);
     };
-    // With its peer, mostly.
     let (id, peer) = (world.pairs[one].send, world.pairs[one].peer);
     let before = world.pairs.iter().position(|pair| {
         pair.send == peer && pair.peer == id && matches!(pair.body, Body::Whole(_))
@@ -1603,13 +1641,29 @@ fn probe(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let Some(at) = sender(world, a) else {
         return Ok(false);
     };
-    let is_own = |addr: u64| world.pieces.iter().any(|piece| piece.addr == addr);
-    let keys: Vec<_> = (world.rights.iter())
-        .filter(|right| is_own(right.addr) && right.access.contains(AccessFlags::REMOTE_WRITE))
-        .filter(|right| right.window.is_some() || b % 8 == 7)
-        .map(|right| RemoteAddr::new(right.addr, right.rkey))
-        .collect();
-    let Some(to) = pick(b, keys.len()).map(|at| keys[at]) else {
+    let of_pieces = (world.pieces.iter()).map(|piece| (piece.addr, piece.shadow.len()));
+    let of_regions = world.remotes.iter();
+    let of_regions = of_regions.map(|remote| (remote.region.key().addr, remote.region.len()));
+    let own: Vec<_> = of_pieces.chain(of_regions).collect();
+    let is_own = |addr: u64| {
+        own.iter()
+            .any(|(begin, len)| (*begin..begin + *len as u64).contains(&addr))
+    };
+    let keys = |which: fn(&Right) -> bool| -> Vec<_> {
+        (world.rights.iter())
+            .filter(|right| is_own(right.addr) && right.access.contains(AccessFlags::REMOTE_WRITE))
+            .filter(|right| which(right))
+            .map(|right| RemoteAddr::new(right.addr, right.rkey))
+            .collect()
+    };
+    // Of a window that may have been bound to it until then, if there is one.
+    let left = keys(|right| right.window.is_some() && right.is_left);
+    let keys = match b % 8 {
+        7 => keys(|_| true),
+        0..=5 if !left.is_empty() => left,
+        _ => keys(|right| right.window.is_some()),
+    };
+    let Some(to) = pick(b / 8, keys.len()).map(|at| keys[at]) else {
         return Ok(false);
     };
     let bytes = [c as u8; 8];
@@ -1912,11 +1966,20 @@ fn batch(world: &mut World, [a, b, c, d]: Numbers) -> Done {
 
 // Windows.
 
+/// A region, nearly always one that windows may be bound to.
+fn bindable(world: &World, number: u32) -> Option<usize> {
+    let any = (number / 256).is_multiple_of(16);
+    let regions: Vec<_> = (0..world.remotes.len())
+        .filter(|at| any || world.remotes[*at].access.contains(AccessFlags::MW_BIND))
+        .collect();
+    Some(regions[pick(number, regions.len())?])
+}
+
 fn bind(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let (Some(at), Some(of), Some(to)) = (
         sender(world, a),
         pick(b, world.windows.len()),
-        pick(c, world.remotes.len()),
+        bindable(world, c),
     ) else {
         return Ok(false);
     };
@@ -2000,17 +2063,23 @@ fn local_invalidate(world: &mut World, [a, b, _, d]: Numbers) -> Done {
 
 // The raw layer, as far as it is safe.
 
+/// The raw send queue of the queue pair that a number chooses.
+fn raw_send(world: &mut World, number: u32) -> Option<SendQueue<'_>> {
+    let at = pick(number, world.pairs.len())?;
+    match &mut world.pairs[at].body {
+        Body::Whole(pair) => Some(pair.raw_send()),
+        Body::Halves(half, _) => Some(half.as_mut()?.raw()),
+    }
+}
+
 fn raw_sends(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let Some((to, _)) = somewhere(world, c, AccessFlags::REMOTE_WRITE) else {
         return Ok(false);
     };
     let sge = pick(b, world.pieces.len()).map(|at| world.pieces[at].buffer.raw_sge());
-    let Some(Body::Halves(Some(half), _)) =
-        pick(a, world.pairs.len()).map(|at| &mut world.pairs[at].body)
-    else {
+    let Some(mut queue) = raw_send(world, a) else {
         return Ok(false);
     };
-    let mut queue = half.raw();
     let mut done = false;
     for n in 0..d % 12 {
         let send = SendRequest::send(u64::from(c) << 32 | u64::from(n));
@@ -2031,12 +2100,12 @@ fn raw_sends(world: &mut World, [a, b, c, d]: Numbers) -> Done {
 
 fn raw_receives(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let sge = pick(b, world.pieces.len()).map(|at| world.pieces[at].buffer.raw_sge());
-    let Some(Body::Halves(_, Some(half))) =
-        pick(a, world.pairs.len()).map(|at| &mut world.pairs[at].body)
-    else {
-        return Ok(false);
+    let queue = match pick(a, world.pairs.len()).map(|at| &mut world.pairs[at].body) {
+        Some(Body::Whole(pair)) => pair.raw_receive(),
+        Some(Body::Halves(_, Some(half))) => half.raw(),
+        _ => return Ok(false),
     };
-    let Ok(mut queue) = half.raw() else {
+    let Ok(mut queue) = queue else {
         return Ok(false);
     };
     let mut done = false;
@@ -2050,16 +2119,11 @@ fn raw_receives(world: &mut World, [a, b, c, d]: Numbers) -> Done {
 
 /// A bind by the raw layer that is never published.
 fn raw_bind(world: &mut World, [a, b, c, d]: Numbers) -> Done {
-    let (Some(of), Some(to)) = (pick(b, world.windows.len()), pick(c, world.remotes.len())) else {
+    let (Some(of), Some(to)) = (pick(b, world.windows.len()), bindable(world, c)) else {
         return Ok(false);
     };
     let window = world.windows[of].window.clone();
     let Ok(slice) = world.remotes[to].region.slice(..) else {
-        return Ok(false);
-    };
-    let Some(Body::Halves(Some(half), _)) =
-        pick(a, world.pairs.len()).map(|at| &mut world.pairs[at].body)
-    else {
         return Ok(false);
     };
     let before = window.rkey();
@@ -2067,7 +2131,8 @@ fn raw_bind(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         return Ok(false);
     };
     let request = SendRequest::bind_window(1, &bind).flags(Flags::SIGNALED);
-    if half.raw().push(&request).is_err() {
+    let pushed = raw_send(world, a).map(|mut queue| queue.push(&request));
+    if !matches!(pushed, Some(Ok(()))) {
         return Ok(false);
     }
     if d % 2 == 0 {

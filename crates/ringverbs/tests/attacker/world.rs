@@ -83,6 +83,8 @@ pub struct Right {
     from: u64,
     done: Option<u64>,
     until: u64,
+    /// It had no end when its region was closed.
+    pub is_left: bool,
 }
 
 impl Away {
@@ -397,6 +399,21 @@ impl World {
         });
     }
 
+    /// Takes a region that peers may reach into the program's possession.
+    pub fn own_remote(&mut self, region: RemoteRegion, domain: u64, access: AccessFlags) {
+        let (id, key) = (self.fresh(), region.key());
+        self.granted(Granted {
+            rkey: key.rkey,
+            addr: key.addr,
+            len: region.len() as u64,
+            access,
+            region: id,
+            window: None,
+            bind: None,
+        });
+        self.remotes.push(Remote::new(id, domain, region, access));
+    }
+
     /// Takes one of the domain's buffers out, to be posted.
     pub fn take(&mut self, number: u32, domain: u64) -> Option<(Buffer, Away)> {
         let of: Vec<_> = (0..self.pieces.len())
@@ -644,6 +661,7 @@ impl World {
             from: self.clock,
             done: None,
             until: OPEN,
+            is_left: false,
         });
     }
 
@@ -700,6 +718,9 @@ impl World {
             if right.window.is_none() {
                 self.gone.push((right.addr, right.rkey));
             }
+        }
+        for right in self.rights.iter_mut().filter(|right| own(right)) {
+            right.is_left = right.is_open();
         }
         self.end(own);
     }
