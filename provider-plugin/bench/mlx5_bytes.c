@@ -2,7 +2,7 @@
 /*
  * What a provider writes for a corpus of work requests: the bytes of the
  * queues, doorbell records and registers, printed. The program is run with the
- * C provider and with ours on the same stand-in (mlx5_standin.c), and
+ * stock provider and with ours on the same stand-in (mlx5_standin.c), and
  * `cargo xtask bytes` compares what it prints.
  *
  * Before each post the queues and the register are filled with a pattern; a

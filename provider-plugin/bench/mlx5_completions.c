@@ -2,13 +2,13 @@
 /*
  * What a provider makes of completions, printed: errors of every syndrome, data
  * that comes in the completion, several told together, events between arming.
- * As mlx5_bytes.c: the program is run with the C provider and with ours on the
+ * As mlx5_bytes.c: the program is run with the stock provider and with ours on the
  * same stand-in, and `cargo xtask bytes` compares.
  *
  *   mlx5_completions SHAPE
  *
  * SHAPE is what entries look like: "64", "128", "compressed" or
- * "128,compressed". The C provider has no reader of compressed completions; it
+ * "128,compressed". The stock provider has no reader of compressed completions; it
  * is told the same ones one by one.
  *
  *   provider PATH
@@ -358,7 +358,7 @@ static const struct list lists[] = {
 	{ { 64 }, 1 }, { { 0 }, 0 },
 };
 
-/* Whether a receive into the list may get so many bytes: the C provider does
+/* Whether a receive into the list may get so many bytes: the stock provider does
  * not look for the list's end, so more than fits only if it fills the entry. */
 static bool fits(const struct subject *s, const struct list *list,
 		 uint32_t bytes)

@@ -1,19 +1,19 @@
-//! How a queue is kept to one caller at a time, chosen when it is made.
+//! Critical sections of queues: the lock, or the application's promise.
 
 use ring::BiasedLock;
 
 /// A queue's critical section, which is left when the value is dropped.
 pub struct Section<'a> {
-    /// None is needed: one caller at a time by the application's promise.
+    /// The application promised one caller at a time: no lock.
     single: bool,
     lock: &'a BiasedLock,
 }
 
 impl<'a> Section<'a> {
-    /// Enters it; waits for the lock if need be.
+    /// Enters the section; waits for the lock if needed.
     #[inline]
     pub fn enter(single: bool, lock: &'a BiasedLock) -> Self {
-        /// Of a lock that several threads take, or for the first times.
+        /// For a lock that is not biased to this thread.
         #[inline(never)]
         fn enter_shared(lock: &BiasedLock) {
             lock.lock_shared();
@@ -30,22 +30,22 @@ impl<'a> Section<'a> {
         (single || lock.try_fast()).then_some(Self { single, lock })
     }
 
-    /// Stays in it, beyond the end of the call.
+    /// Keeps the section entered after this value is gone.
     #[inline]
     pub fn keep_locked(self) {
         core::mem::forget(self);
     }
 
-    /// The section that was entered and not left.
+    /// The section that [`Section::keep_locked`] kept.
     ///
     /// # Safety
-    /// It was: by [`Section::keep_locked`].
+    /// It was kept, once.
     #[inline]
     pub unsafe fn entered(single: bool, lock: &'a BiasedLock) -> Self {
         Self { single, lock }
     }
 
-    /// Leaves it.
+    /// Leaves the section.
     #[inline]
     pub fn leave(self) {}
 }

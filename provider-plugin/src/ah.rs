@@ -12,12 +12,12 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
 
-/// What a kind of device has for address handles.
+/// What a device implements for address handles.
 pub trait AhOps: Sized + 'static {
-    /// What a datagram's work request names or carries.
+    /// The address in a datagram's work request.
     type Address: Copy + 'static;
 
-    /// Makes an address, and the kernel's object where it has one.
+    /// Creates an address, and the kernel's object where the device has one.
     fn make_ah(
         ctx: &CtxRef,
         pd: PdHandle,
@@ -30,9 +30,9 @@ pub trait AhOps: Sized + 'static {
 #[repr(C)]
 pub struct Ah<D: AhOps> {
     public: ibv_ah,
-    /// What a datagram's work request has of it.
+    /// The address in a datagram's work request.
     pub address: D::Address,
-    /// The kernel has one too.
+    /// The kernel's object, where the device has one.
     known: bool,
     _pd: PdRef,
 }
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn create_ah<D: AhOps>(
     })
 }
 
-/// `ibv_destroy_ah`. The handle lives on if the kernel refuses.
+/// `ibv_destroy_ah`. The handle is unchanged if the kernel refuses.
 pub unsafe extern "C" fn destroy_ah<D: AhOps>(ah: *mut ibv_ah) -> c_int {
     // SAFETY: libibverbs passes a live address handle of ours.
     entry::int(|| unsafe {

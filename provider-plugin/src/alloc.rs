@@ -1,15 +1,14 @@
-//! Memory for objects that C code holds pointers to.
+//! Fallible allocation of objects that C code holds pointers to.
 //!
-//! `Box::new` aborts the process when memory is short. A provider answers
-//! ENOMEM instead, so its objects are made with [`try_box`].
+//! `Box::new` aborts the process when memory is short; a provider returns ENOMEM.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::errno::Errno;
 
-/// Moves a value to the heap; gives it back as ENOMEM's companion if there is
-/// no memory, so that what it owns can be released in an orderly way.
+/// Moves a value to the heap, or returns it with ENOMEM, so that what it owns can
+/// be released.
 pub fn try_box<T>(value: T) -> Result<Box<T>, (T, Errno)> {
     const { assert!(size_of::<T>() != 0, "objects of libibverbs are not empty") };
     // SAFETY: the layout of T has a size that is not zero, asserted above.

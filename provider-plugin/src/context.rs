@@ -15,13 +15,12 @@ use crate::abi::ibv_context;
 use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
 
-/// Our part of a context.
+/// The provider's state of a context.
 #[repr(C)]
 pub struct VerbsContext {
-    /// What the kernel is asked through, over libibverbs's file descriptor.
+    /// The kernel's context, over libibverbs's file descriptor.
     pub uverbs: uverbs::Context,
-    /// Of an mlx5 device: what was agreed on with its driver, and its
-    /// registers.
+    /// For an mlx5 device: the driver's answers, and the UARs.
     pub mlx5: Option<mlx5::DeviceContext>,
 }
 
@@ -30,7 +29,7 @@ pub struct VerbsContext {
 pub struct WithState {
     /// What libibverbs and applications see.
     pub public: ibv_context,
-    /// What is ours.
+    /// The provider's state.
     pub state: VerbsContext,
 }
 
@@ -43,9 +42,8 @@ const _: () = {
 
 /// A reference to a context, for objects that live as long as it.
 ///
-/// Copied freely: an application may only close a context after it has
-/// destroyed all objects that it made from it, so every object's reference is
-/// good for the object's life.
+/// `Copy`: an application must destroy all objects of a context before it closes
+/// it, so the reference is valid for the object's life.
 #[derive(Clone, Copy)]
 pub struct CtxRef(NonNull<VerbsContext>);
 
@@ -66,7 +64,7 @@ impl CtxRef {
 }
 
 impl CtxRef {
-    /// What an mlx5 device has besides; EIO of another.
+    /// The state of an mlx5 device; EIO for another device.
     pub fn mlx5<'a>(self) -> Result<&'a mlx5::DeviceContext, Errno> {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &*self.0.as_ptr() }.mlx5.as_ref().ok_or(Errno::IO)
@@ -91,7 +89,7 @@ impl core::fmt::Debug for CtxRef {
     }
 }
 
-/// A descriptor of libibverbs's or of the application's; none if it is negative.
+/// A descriptor of libibverbs or of the application; none if it is negative.
 ///
 /// # Safety
 /// If it is not negative, it stays open for `'a`.
@@ -100,8 +98,8 @@ pub unsafe fn borrowed<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Ends a destroy: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means that the
-/// device is gone and its objects with it, which is what was wanted.
+/// Completes a destroy: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means that the
+/// device was removed with its objects, and counts as success.
 pub fn destroyed(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::IO) if libibverbs().is_some_and(LibIbverbs::allow_disassociate_destroy) => {

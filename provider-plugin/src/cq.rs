@@ -1,5 +1,5 @@
-//! Completion queues: creation, destruction, notification, and the fields under
-//! the cursor. How completions are read is the device's.
+//! Completion queues: creation, destruction, notification, and the readers of
+//! fields. Polling is implemented by each device.
 
 use core::ffi::c_int;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -19,16 +19,15 @@ use crate::pd::{PdRef, thread_domain_of};
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 const KERNEL_IGNORE_OVERRUN: u32 = 1 << 1;
 
-/// What a kind of device has for completion queues.
+/// What a device implements for completion queues.
 pub trait CqOps: Sized + 'static {
-    /// The reader of completions, and what else it needs. What is in cells is
-    /// under the queue's lock.
+    /// The reader of completions. Its cells are guarded by the queue's lock.
     type Completions;
 
     /// Fields of a completion that can be asked for (`IBV_WC_EX_WITH_*`).
     fn wc_flags(ctx: &CtxRef) -> u64;
 
-    /// Makes the kernel object and its queue. `domain` is its parent domain, or
+    /// Creates the kernel object and its queue. `domain` is its parent domain, or
     /// null.
     ///
     /// # Safety
@@ -46,14 +45,14 @@ pub trait CqOps: Sized + 'static {
     /// The kernel object is destroyed, and no other call uses the queue.
     unsafe fn cq_released(_cq: &Cq<Self>) {}
 
-    /// Asks for an event of the next completion, or of the next solicited one.
-    /// Any thread, and between ibv_start_poll and ibv_end_poll too.
+    /// Requests an event for the next completion, or the next solicited one. Any
+    /// thread, also between ibv_start_poll and ibv_end_poll.
     fn arm(cq: &Cq<Self>, solicited_only: bool) -> Result<(), Errno>;
 
-    /// The functions by which an application steps through the queue.
+    /// The functions of the cursor.
     const CURSOR: Cursor;
 
-    /// Sets the functions that read the fields that were asked for.
+    /// Sets the functions that read the requested fields.
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64);
 }
 
@@ -86,7 +85,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Sets those for the fields that every queue has and that were asked for.
+    /// Sets the functions for the requested fields, of those that every queue has.
     pub fn set(&self, cq: &mut ibv_cq_ex, wc_flags: u64) {
         cq.read_opcode = Some(self.opcode);
         cq.read_vendor_err = Some(self.vendor_err);
@@ -123,9 +122,9 @@ pub struct Cursor {
 #[repr(C)]
 pub struct Cq<D: CqOps> {
     public: verbs_cq,
-    /// One caller at a time by the application's promise: no lock.
+    /// The application promised one caller at a time: no lock.
     pub single: bool,
-    /// Guards what is in cells of `completions`.
+    /// Guards the cells of `completions`.
     pub lock: BiasedLock,
     /// The reader.
     pub completions: D::Completions,
@@ -135,7 +134,7 @@ pub struct Cq<D: CqOps> {
 }
 
 const _: () = {
-    // What the driver writes is what the application reads.
+    // The driver writes the structure that the application reads.
     assert!(size_of::<ibv_wc>() == size_of::<WorkCompletion>());
     assert!(align_of::<ibv_wc>() == align_of::<WorkCompletion>());
 };
@@ -170,7 +169,7 @@ pub unsafe fn cq_of<'a, D: CqOps, T>(cq: *mut T) -> &'a Cq<D> {
     unsafe { &*cq.cast::<Cq<D>>() }
 }
 
-/// Makes a completion queue whose kernel object names it by its address.
+/// Creates a completion queue. Its address is the kernel object's user handle.
 ///
 /// # Safety
 /// `context` is open; `pd` is null or a live domain.
@@ -294,7 +293,7 @@ pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
     })
 }
 
-/// `ibv_destroy_cq`. EBUSY, and the queue lives on, while queue pairs use it.
+/// `ibv_destroy_cq`. EBUSY, and the queue is unchanged, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
 pub unsafe extern "C" fn destroy_cq<D: CqOps>(cq: *mut ibv_cq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
@@ -339,8 +338,7 @@ pub unsafe extern "C" fn req_notify_cq<D: CqOps>(cq: *mut ibv_cq, solicited_only
     entry::int(|| D::arm(unsafe { cq_of(cq) }, solicited_only != 0))
 }
 
-/// The application's room for completions; none for a number that is no
-/// number of them.
+/// The application's array of completions; empty for a negative number.
 ///
 /// # Safety
 /// `wc` has room for `num_entries`.

@@ -1,4 +1,4 @@
-//! Devices: what libibverbs keeps for each, and what can be asked of one.
+//! Devices: libibverbs's structure for each, and queries.
 
 use core::ffi::{CStr, c_int};
 use core::mem::{offset_of, size_of};
@@ -12,7 +12,7 @@ use crate::context::CtxRef;
 use crate::entry;
 use crate::errno::Errno;
 
-/// `verbs_device_ops.alloc_device`. libibverbs fills what it returns.
+/// `verbs_device_ops.alloc_device`. libibverbs fills the structure.
 pub unsafe extern "C" fn alloc_device(sysfs: *mut verbs_sysfs_dev) -> *mut verbs_device {
     entry::pointer(|| {
         if !sysfs.is_null() {
@@ -28,14 +28,13 @@ pub unsafe extern "C" fn alloc_device(sysfs: *mut verbs_sysfs_dev) -> *mut verbs
 
 /// `verbs_device_ops.uninit_device`.
 pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
-    // SAFETY: libibverbs gives back, once, what alloc_device made.
+    // SAFETY: libibverbs passes what alloc_device returned, once.
     entry::unit(|| drop(unsafe { Box::from_raw(device) }));
 }
 
-/// What a kind of device has for answers about itself.
+/// What a device implements for queries.
 pub trait QueryOps {
-    /// Takes out of the kernel's answer what this provider does not do: a
-    /// program is not to be told of what it will be refused.
+    /// Clears attributes of features that this provider does not have.
     fn remove_unsupported(_: &mut ibv_device_attr_ex) {}
 }
 
@@ -99,10 +98,9 @@ fn basic(from: &DeviceAttr) -> ibv_device_attr {
     }
 }
 
-/// What the kernel says, but for what this provider refuses: raw packets, work
-/// queues and how they are hashed to, tag matching. A program that was told of
-/// those would ask for them. What the kernel does not say is zero, in `from`
-/// and so in the result.
+/// The kernel's answer without what this provider refuses: raw packets, work
+/// queues and RSS, tag matching. Attributes that the kernel does not report are
+/// zero.
 fn extended(from: &DeviceAttrEx, num_ports: u32) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: basic(&from.base),
@@ -248,9 +246,8 @@ pub unsafe extern "C" fn query_port(
     })
 }
 
-/// `ibv_query_port_speed`: in units of 100 Mbit/s. EOPNOTSUPP or
-/// EPROTONOSUPPORT of a driver or a kernel that does not tell; `speed` is left
-/// as it was then.
+/// `ibv_query_port_speed`: in units of 100 Mbit/s. EOPNOTSUPP or EPROTONOSUPPORT
+/// if the driver or kernel does not report it; `speed` is unchanged then.
 pub unsafe extern "C" fn query_port_speed(
     context: *mut ibv_context,
     port: u32,

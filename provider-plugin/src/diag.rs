@@ -1,14 +1,13 @@
 //! Diagnostics: `tracing` events, written where the environment asks for it.
 //!
-//! Silent by default. `RINGVERBS_LOG` is one of `error`, `warn`, `info`,
-//! `debug`; where it is unset libibverbs's `VERBS_LOG_LEVEL` (1 to 4) counts.
+//! Silent by default. `RINGVERBS_LOG` is one of `error`, `warn`, `info`, `debug`;
+//! where it is unset libibverbs's `VERBS_LOG_LEVEL` (1 to 4) applies.
 //! The lines go to the file named by `RINGVERBS_LOG_FILE`, else by
-//! `VERBS_LOG_FILE`, else to stderr. Programs that run with more rights than
-//! their caller ignore all of them.
+//! `VERBS_LOG_FILE`, else to stderr. Programs with raised rights ignore
+//! all of them.
 //!
-//! The subscriber is the plugin's own: a program that uses `tracing` itself
-//! has another copy of it and sees nothing of ours. Nothing on the data path
-//! is traced.
+//! The subscriber is the plugin's own: a program that uses `tracing` has another
+//! copy of the library. The data path is not traced.
 
 use core::fmt::{self, Write as _};
 use std::ffi::OsStr;

@@ -1,8 +1,7 @@
-//! The way in from C: nothing unwinds out of it.
+//! Entry points of the control path: no panic unwinds into C.
 //!
-//! Control-path operations run inside [`int`] or [`pointer`]. A panic there is
-//! a defect of ours; the caller gets EIO, the process lives on. Data-path
-//! operations do not come through here: they are written so as not to panic.
+//! Control-path operations run inside [`int`] or [`pointer`], which turn a panic
+//! into EIO. Data-path operations do not: they are written not to panic.
 
 use core::ffi::c_int;
 use std::os::fd::RawFd;

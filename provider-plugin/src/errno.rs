@@ -1,9 +1,8 @@
 //! errno conventions of verbs.
 //!
 //! A verb that returns a pointer returns NULL and sets `errno`. A verb that
-//! returns an int returns the errno value itself, positive, and libibverbs's
-//! own commands set `errno` too; so do ours, since there are applications that
-//! print `errno` after either kind.
+//! returns an int returns the positive errno value and, as libibverbs's own
+//! commands do, also sets `errno`, which some applications print.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -24,7 +23,7 @@ impl Errno {
     /// The device is gone, or something that cannot happen did.
     pub const IO: Errno = Errno(libc::EIO);
 
-    /// The calling thread's `errno`; EIO where a failure left none.
+    /// The calling thread's `errno`; EIO if a failure has not set it.
     pub fn last() -> Errno {
         // SAFETY: libc gives every thread a valid location for its errno.
         match unsafe { *libc::__errno_location() } {

@@ -1,14 +1,14 @@
-//! Waiting for events to be acknowledged before an object goes.
+//! Waiting for the acknowledgement of an object's events before it is freed.
 //!
-//! The kernel says at destroy how many events it has reported for the object.
-//! Each of them was, or will be, read by some thread that then looks at the
+//! A destroy command returns how many events the kernel has reported for the
+//! object. Each of them was, or will be, read by a thread that then uses the
 //! object and acknowledges. The object may only be freed after the last one:
 //! `ibv_ack_cq_events` and `ibv_ack_async_event` count under the object's
 //! mutex and signal its condition variable.
 
 use crate::abi::{ibv_cq, ibv_qp, ibv_srq};
 
-/// Waits until `done` says that all events were acknowledged.
+/// Waits until `done` returns that all events were acknowledged.
 ///
 /// # Safety
 /// `mutex` and `cond` are initialised and belong to the counters that `done`
@@ -72,7 +72,7 @@ pub unsafe fn wait_srq(srq: *mut ibv_srq, reported: u32) {
 /// Initialises the mutex and condition variable of a public object in place.
 ///
 /// # Safety
-/// Both point to writable memory that no thread uses yet.
+/// Both point to writable memory that is not used yet.
 pub unsafe fn init(mutex: *mut libc::pthread_mutex_t, cond: *mut libc::pthread_cond_t) {
     // SAFETY: as the caller says. With default attributes neither can fail.
     unsafe {

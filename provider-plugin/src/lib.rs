@@ -6,13 +6,13 @@
 //!                                          └────► cq, qp, srq, post, wr_ex (data path)
 //! ```
 //!
-//! All of these are for any device: generic over its kind, which `rxe` and
-//! `mlx5` are, so that none asks which of the two it has.
+//! All of these are generic over the device; `rxe` and `mlx5` implement their
+//! traits.
 //!
-//! The kernel is asked through `ringverbs_uverbs`, queues are read and written
-//! by `ringverbs_rxe` and `ringverbs_mlx5`; here is what C sees: structures, entry points, errno
-//! conventions, and the locks that C callers expect. Of libibverbs four
-//! functions are used, found at run time, so that one file serves every
+//! Commands go through `ringverbs_uverbs`, queues are read and written by
+//! `ringverbs_rxe` and `ringverbs_mlx5`. This crate has the C structures, entry
+//! points, errno conventions, and the locks that C callers expect. Of libibverbs
+//! four functions are used, found at run time, so that one file serves every
 //! release.
 
 pub(crate) mod abi;

@@ -1,5 +1,5 @@
-//! The libibverbs that loaded us: what we use of it, and the operations as it
-//! wants them.
+//! The libibverbs that loaded the plugin: the functions that are used, and the
+//! operations in its layout.
 
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ pub type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
 /// `verbs_uninit_context`.
 pub type UninitContext = unsafe extern "C" fn(*mut c_void);
 
-/// What we use of the libibverbs that loaded us.
+/// What is used of the libibverbs that loaded the plugin.
 pub struct LibIbverbs {
     /// Allocates and initialises a `verbs_context`; takes over the file
     /// descriptor, which it closes on failure.
@@ -41,8 +41,8 @@ unsafe impl Send for LibIbverbs {}
 unsafe impl Sync for LibIbverbs {}
 
 impl LibIbverbs {
-    /// Is a destroy that fails with EIO, because the device is gone, to be
-    /// reported as done?
+    /// Returns whether a destroy that fails with EIO, because the device was
+    /// removed, counts as success.
     pub fn allow_disassociate_destroy(&self) -> bool {
         if self.allow_disassociate_destroy.is_null() {
             return false;
@@ -55,18 +55,18 @@ impl LibIbverbs {
 
 static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
 
-/// Keeps what registration has found. False if it has been kept before.
+/// Stores the result of registration. False if it was stored before.
 pub fn loaded_by(lib: LibIbverbs) -> bool {
     LIBIBVERBS.set(lib).is_ok()
 }
 
-/// The libibverbs that loaded us; none before registration.
+/// The libibverbs that loaded the plugin; none before registration.
 pub fn libibverbs() -> Option<&'static LibIbverbs> {
     LIBIBVERBS.get()
 }
 
 /// Words of an [`OpsTable`]: more than any release has operations, so that a
-/// libibverbs with more than we know reads NULL, which means "not set".
+/// libibverbs with more operations than are known reads NULL, "not set".
 const WORDS: usize = 160;
 
 /// A `verbs_context_ops` of one layout.
@@ -95,14 +95,14 @@ impl OpsTable {
         self.words.as_ptr().cast()
     }
 
-    /// The operation in a place; 0 if there is none.
+    /// The operation at an index; 0 if there is none.
     pub fn word(&self, index: usize) -> usize {
         self.words.get(index).copied().unwrap_or(0)
     }
 
-    /// Did `verbs_set_ops` put our operations where we meant them? libibverbs
-    /// copies some of them to the public context; those, from the beginning to
-    /// the end of the alphabet, tell whether it agrees with us on the order.
+    /// Returns whether `verbs_set_ops` copied the operations to the expected
+    /// places. libibverbs copies some of them, from the beginning to the end of
+    /// the alphabet, to the public context, which shows the order.
     pub fn is_installed(&self, layout: &Layout, public: &ibv_context_ops) -> bool {
         macro_rules! is {
             ($($member:ident)+) => {

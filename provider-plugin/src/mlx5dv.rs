@@ -1,9 +1,8 @@
-//! What a program that is linked to libmlx5 asks before it uses plain verbs.
+//! `mlx5dv_query_device` for programs that are linked to libmlx5.
 //!
-//! mlx5dv is libmlx5's own, which refuses contexts that are not: EOPNOTSUPP,
-//! and most programs then go without. perftest does not: for a ConnectX it asks
-//! what the device answer beyond verbs, and ends if it is not told. So where the
-//! plugin is preloaded that question is answered: nothing.
+//! libmlx5 refuses contexts of other providers (EOPNOTSUPP). perftest calls this
+//! function for every ConnectX and exits if it fails, so the preloaded plugin
+//! answers: no features beyond verbs.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -15,13 +14,13 @@ use crate::layout;
 use crate::library::libibverbs;
 use crate::registration::objects::{self, Handle};
 
-/// The beginning of `struct mlx5dv_context`; what follows is said to be valid
-/// or not by bits of `comp_mask`.
+/// The beginning of `struct mlx5dv_context`; bits of `comp_mask` say which of the
+/// following members are valid.
 #[repr(C)]
 pub struct Mlx5dvContext {
     version: u8,
     flags: u64,
-    /// What is asked for; then what of it there is.
+    /// Requested members, then the valid ones.
     comp_mask: u64,
 }
 
@@ -32,8 +31,8 @@ type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut Mlx5dvContext) ->
 
 const NAME: &CStr = c"mlx5dv_query_device";
 
-/// Takes libmlx5's place where the plugin is preloaded: of a context of ours
-/// says that there is nothing beyond verbs, and passes others on.
+/// Interposes libmlx5's function where the plugin is preloaded: reports no
+/// features for a context of the plugin, and forwards others.
 ///
 /// # Safety
 /// As of libmlx5's function of that name: a live context, and a
@@ -77,7 +76,7 @@ unsafe fn query_device(context: *mut ibv_context, answer: *mut Mlx5dvContext) ->
     }
 }
 
-/// The function in the object that defines it besides this one.
+/// The function of another object that defines it.
 fn libmlx5() -> Option<*mut c_void> {
     let here = query_device as *const () as usize;
     objects::loaded().iter().find_map(|object| {

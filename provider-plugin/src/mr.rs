@@ -22,8 +22,8 @@ struct Mr {
 
 const _: () = assert!(core::mem::offset_of!(Mr, verbs) == 0);
 
-/// An empty region of a domain; boxed before the kernel is asked, so that
-/// nothing can fail afterwards.
+/// An empty region of a domain, allocated before the command, so that nothing can
+/// fail after it.
 ///
 /// # Safety
 /// `pd` is a live domain of ours.
@@ -50,7 +50,7 @@ unsafe fn new_mr(pd: *mut ibv_pd, mr_type: u32, access: c_int) -> Result<Box<Mr>
     .map_err(|(_, e)| e)
 }
 
-/// Gives the application what the kernel made.
+/// Fills the public part from the kernel's answer.
 fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
     let public = &mut mr.verbs.ibv_mr;
     public.handle = handle.0;
@@ -59,9 +59,9 @@ fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
     Box::into_raw(mr).cast()
 }
 
-/// Whether a window with this access may be bound to the region (InfiniBand
-/// Architecture Specification, C10-73 and C10-74): for devices whose keys do not
-/// say so. What was imported does not say what it allows.
+/// Returns whether a window with this access may be bound to the region
+/// (InfiniBand Architecture Specification, C10-73 and C10-74), for devices whose
+/// keys do not tell. The rights of an imported region are unknown.
 #[cold]
 pub fn may_be_bound(mr: &verbs_mr, access: u32) -> bool {
     let writes = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
@@ -80,8 +80,8 @@ fn kernel_length(addr: *mut c_void, length: usize, access: c_int) -> Result<u64,
     Ok(length as u64)
 }
 
-/// What the kernel answers when it does not know a method is not for
-/// applications; the manual pages promise EOPNOTSUPP.
+/// Converts the kernel's error for an unknown method to EOPNOTSUPP, as the manual
+/// pages promise.
 fn unsupported(error: uverbs::Error) -> Errno {
     match Errno::from(error) {
         Errno(libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS) => Errno::OPNOTSUPP,
@@ -124,7 +124,7 @@ unsafe fn register(
     let mr = unsafe { new_mr(pd, IBV_MR_TYPE_MR, access)? };
     // SAFETY: the domain's context is open.
     let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
-    // SAFETY: the application answers for the memory, by verbs' contract.
+    // SAFETY: the application keeps the memory mapped, by verbs' contract.
     let kernel = unsafe { uverbs::mr::register(&ctx, &init, Udata::none())? };
     Ok(finish(mr, kernel))
 }
@@ -158,7 +158,7 @@ unsafe fn register_dmabuf(
         offset,
         length: length as u64,
         iova,
-        // SAFETY: the application's, which the call has it keep open.
+        // SAFETY: the application's, open during the call.
         fd: unsafe { borrowed(fd) },
         access: AccessFlags::from_bits_retain(access as u32),
     };
@@ -186,8 +186,8 @@ pub unsafe fn register_dm(pd: *mut ibv_pd, init: &DmMrInit) -> Result<*mut ibv_m
     Ok(finish(mr, kernel))
 }
 
-/// `ibv_alloc_null_mr` of a device with this local key for it: a region of all
-/// addresses in which nothing is.
+/// `ibv_alloc_null_mr` of a device with this null key: writes to it are
+/// discarded, and reads return zeros.
 ///
 /// # Safety
 /// `pd` is a live domain of ours.
@@ -280,12 +280,12 @@ pub unsafe extern "C" fn rereg_mr(
     })
 }
 
-/// `ibv_dereg_mr`. The region lives on if the kernel refuses, as it does
+/// `ibv_dereg_mr`. The region is unchanged if the kernel refuses, as it does
 /// (EINVAL or EBUSY) while a memory window is bound to it.
 pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: libibverbs passes a live region of ours.
     entry::int(|| unsafe {
-        // The kernel knows of no such region.
+        // The null region has no kernel object.
         if (*mr).mr_type != IBV_MR_TYPE_NULL_MR {
             let public = &(*mr).ibv_mr;
             let ctx = CtxRef::of(public.context);
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     })
 }
 
-/// `ibv_import_mr`: a second name for a region of the same file.
+/// `ibv_import_mr`: another handle of a region of the same file.
 pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     // SAFETY: libibverbs passes a live domain of ours.
     entry::pointer(|| unsafe {
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr 
     })
 }
 
-/// `ibv_unimport_mr`: forgets the name; the kernel's object stays.
+/// `ibv_unimport_mr`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     // SAFETY: libibverbs passes what import_mr made, once.
     entry::unit(|| drop(unsafe { Box::from_raw(mr.cast::<Mr>()) }));

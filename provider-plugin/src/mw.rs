@@ -49,7 +49,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: u32) -> *mut ibv_mw 
     })
 }
 
-/// `ibv_dealloc_mw`. The window lives on if the kernel refuses.
+/// `ibv_dealloc_mw`. The window is unchanged if the kernel refuses.
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: libibverbs passes a live window of ours.
     entry::int(|| unsafe {
@@ -61,8 +61,8 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     })
 }
 
-/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key. Posted
-/// by the device's `post_send`, a parameter that the compiler knows.
+/// `ibv_bind_mw`: binds a type 1 window, giving it its next remote key.
+/// `post_send` is the device's.
 ///
 /// # Safety
 /// The queue pair and the window are live, and of that device.
@@ -94,7 +94,7 @@ pub unsafe fn bind(
         let mut bad = core::ptr::null_mut();
         match post_send(qp, &mut wr, &mut bad) {
             0 => {
-                // If the binding fails, the application takes this back.
+                // If the bind fails, the application restores the key.
                 (*mw).rkey = rkey;
                 Ok(())
             }

@@ -21,11 +21,11 @@ pub const RDMA_DRIVER_RXE: u32 = 14;
 /// `RDMA_DRIVER_MLX5` of the same.
 pub const RDMA_DRIVER_MLX5: u32 = 1;
 
-/// What opening a device has to know of its kind.
+/// What `open` needs of a device.
 struct Kind {
     driver_id: DriverId,
     ops: fn(&LibIbverbs) -> &OpsTable,
-    /// Makes the kernel's context, and what is ours of it.
+    /// Creates the kernel's context and the provider's state of it.
     make: fn(&mut VerbsContext) -> Result<ContextInfo, Errno>,
 }
 
@@ -47,7 +47,7 @@ const MLX5: Kind = Kind {
     make: |state| mlx5(state, mlx5::DeviceContext::open),
 };
 
-/// The kernel's context is another process's.
+/// The kernel's context was made by another process.
 const IMPORTED_MLX5: Kind = Kind {
     make: |state| mlx5(state, mlx5::DeviceContext::import),
     ..MLX5
@@ -69,12 +69,12 @@ fn mlx5(
     }
 }
 
-/// Bytes allocated beyond our state, so that a `verbs_context` that is larger
-/// than the table says can be noticed before it does harm.
+/// Bytes allocated behind the provider's state, so that a `verbs_context` larger
+/// than the table says is detected before it is written past the end.
 const SLACK: usize = 512;
 
-/// `verbs_device_ops.alloc_context`: opens an rxe device whose file `cmd_fd`
-/// is. Owns `cmd_fd`: on failure it is closed, NULL is returned and errno set.
+/// `verbs_device_ops.alloc_context`: opens an rxe device over `cmd_fd`, which it
+/// owns: on failure it is closed, NULL is returned and errno set.
 pub unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -95,8 +95,8 @@ pub unsafe extern "C" fn alloc_mlx5_context(
     entry::pointer(|| unsafe { open(&MLX5, device, cmd_fd) })
 }
 
-/// `verbs_device_ops.import_context`: opens an mlx5 device whose file `cmd_fd` is,
-/// in which somebody else has made the kernel's context. Owns `cmd_fd`, as
+/// `verbs_device_ops.import_context`: opens an mlx5 device over `cmd_fd`, in
+/// which another process has made the kernel's context. Owns `cmd_fd`, as
 /// [`alloc_context`] does.
 pub unsafe extern "C" fn import_mlx5_context(
     device: *mut ibv_device,
@@ -120,7 +120,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
         return Err(Errno::last()); // has closed cmd_fd
     }
     // From here on `undo` closes cmd_fd, through libibverbs.
-    // SAFETY: just made by init_and_alloc_context, used by nobody yet.
+    // SAFETY: init_and_alloc_context has just made it; it is not used yet.
     let undo = |errno: Errno| unsafe {
         errno.set();
         (lib.uninit_context)(vctx);
@@ -187,7 +187,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
     Ok(vctx)
 }
 
-/// Ends what is ours of a context.
+/// Drops the provider's state of a context.
 ///
 /// # Safety
 /// It is initialised, its file is open, and it is not used afterwards.
@@ -201,9 +201,8 @@ unsafe fn end(state: *mut VerbsContext) {
     }
 }
 
-/// Says, once, on stderr, that the release is not what its symbols and its
-/// file name claim. The device cannot be left to the stock provider any more,
-/// so somebody has to know why it does not open.
+/// Writes one line to stderr: the release is not what its symbols and its file
+/// name say. It is too late to leave the device to the stock provider.
 fn report_layout_mismatch(layout: &Layout, structure: &str) {
     use std::io::Write;
     static ONCE: std::sync::Once = std::sync::Once::new();
@@ -216,8 +215,8 @@ fn report_layout_mismatch(layout: &Layout, structure: &str) {
     });
 }
 
-/// `verbs_context_ops.free_context`. An open object of the context is the
-/// application's error; its kernel object goes with the file.
+/// `verbs_context_ops.free_context`. Objects that are still open are the
+/// application's error; the kernel destroys them with the file.
 pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
     entry::unit(|| {
         let Some(lib) = libibverbs() else { return };

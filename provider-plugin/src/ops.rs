@@ -1,4 +1,4 @@
-//! The operations, in the order in which a release of libibverbs wants them.
+//! The operations, in the order of a release of libibverbs.
 
 use core::ffi::{c_int, c_void};
 
@@ -19,9 +19,9 @@ macro_rules! operations {
     };
 }
 
-/// A kind of device, with all that this provider does with it.
+/// All that a device implements.
 pub trait ContextOps: pd::PdOps + ah::AhOps + qp::QpOps + device::QueryOps {
-    /// Operations that are written for it alone.
+    /// Operations that other devices do not share.
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)>;
 }
 
@@ -60,7 +60,7 @@ impl ContextOps for Mlx5 {
     }
 }
 
-/// Every operation of a kind of device.
+/// All operations of a device.
 fn operations<D: ContextOps>() -> impl Iterator<Item = (&'static str, usize)> {
     operations! {
         advise_mr: fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int = mr::advise_mr;
@@ -126,8 +126,8 @@ fn operations<D: ContextOps>() -> impl Iterator<Item = (&'static str, usize)> {
     .chain(D::own_operations())
 }
 
-/// Our operations for a kind of device in the order of a layout; those it
-/// lacks are left out.
+/// The operations of a device in the order of a layout, without those that the
+/// layout lacks.
 pub fn table<D: ContextOps>(layout: &Layout) -> OpsTable {
     OpsTable::new(layout, operations::<D>())
 }
@@ -143,7 +143,7 @@ mod tests {
             let mut set = 0;
             for (name, function) in operations::<D>() {
                 match layout.op_index(name) {
-                    // Once: another of the same name would be there instead.
+                    // Once: a duplicate would replace it.
                     Some(index) => {
                         assert_eq!(table.word(index), function, "{layout}: {name}");
                         set += 1;
@@ -159,7 +159,7 @@ mod tests {
                     }
                 }
             }
-            // None was dropped for want of room.
+            // None was dropped.
             assert_eq!(table.set(), set);
         }
     }
@@ -170,7 +170,7 @@ mod tests {
         every_operation_is_in_its_place::<Mlx5>();
     }
 
-    /// What we do not set, the documentation names, and says why.
+    /// The documentation names the operations that are not set, with the reason.
     #[test]
     fn every_operation_is_set_or_documented() {
         let page = include_str!("../../docs/mlx5.md");
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// libibverbs leaves its own, empty ones in the places that are not filled.
+    /// libibverbs keeps its own functions, which fail, for operations that are not set.
     #[test]
     fn mlx5_sets_every_operation_of_rxe() {
         let names: Vec<_> = operations::<Mlx5>().map(|(name, _)| name).collect();

@@ -1,9 +1,8 @@
 //! Protection domains, thread domains and parent domains.
 //!
-//! A parent domain is a protection domain for every purpose: it carries the
-//! kernel handle of the one it contains. What it adds is the promise of its
-//! thread domain: that the application itself keeps all calls on the objects
-//! made from it apart, so that their queues need no lock.
+//! A parent domain has the kernel handle of the protection domain that it
+//! contains. With a thread domain the application promises that calls on objects
+//! made from it do not overlap, so their queues need no lock.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -17,18 +16,18 @@ use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 
-/// Number of objects that need another one.
+/// Number of objects that use another one.
 #[derive(Debug, Default)]
 struct Users(AtomicUsize);
 
 impl Users {
     fn add(&self) {
-        // Relaxed: who adds holds a reference already.
+        // Relaxed: the caller holds a reference already.
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     fn remove(&self) {
-        // Release: what the user did comes before the end of what it used.
+        // Release: the user's accesses come before the destruction.
         self.0.fetch_sub(1, Ordering::Release);
     }
 
@@ -43,7 +42,7 @@ impl Users {
 pub struct Pd {
     /// The part that applications see.
     pub public: ibv_pd,
-    /// Of a parent domain: parents count it. Of a protection domain: its
+    /// For a parent domain: objects made from it. For a protection domain: its
     /// parent domains, since the kernel counts all other objects.
     users: Users,
     parent: Option<Parent>,
@@ -63,7 +62,7 @@ pub struct Allocators {
     /// Memory of that size and alignment for that type of resource; null is an
     /// error, `IBV_ALLOCATOR_USE_DEFAULT` leaves it to the provider.
     pub alloc: AllocFn,
-    /// Gives it back.
+    /// Frees it.
     pub free: FreeFn,
 }
 
@@ -74,7 +73,7 @@ struct Td {
     users: Users,
 }
 
-/// A thread domain with what a kind of device has for one.
+/// A thread domain with the device's data.
 #[repr(C)]
 struct WithOwn<T> {
     domain: Td,
@@ -91,8 +90,8 @@ pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> &'a Pd {
     unsafe { &*pd.cast::<Pd>() }
 }
 
-/// Is the domain a parent domain with a thread domain, so that the objects
-/// made from it are used by one thread at a time? False for null.
+/// Returns whether the domain is a parent domain with a thread domain, whose
+/// objects are used by one thread at a time. False for null.
 ///
 /// # Safety
 /// `pd` is null or a live domain of this provider.
@@ -107,7 +106,7 @@ impl Pd {
         PdHandle(self.public.handle)
     }
 
-    /// What the device has for the thread domain, if there is one.
+    /// The device's data of the thread domain, if there is one.
     ///
     /// # Safety
     /// The domain is of a context of this kind of device.
@@ -118,15 +117,13 @@ impl Pd {
         Some(&unsafe { domain.cast::<WithOwn<D::Thread>>().as_ref() }.own)
     }
 
-    /// The allocators of a parent domain, and the pointer that it was given for
-    /// them.
+    /// The allocators of a parent domain, and their context pointer.
     pub fn allocators(&self) -> Option<(Allocators, *mut c_void)> {
         let parent = self.parent.as_ref()?;
         Some((parent.allocators?, parent.pd_context))
     }
 
-    /// Does a thread domain promise that one thread at a time uses what is
-    /// made from this domain?
+    /// Returns whether a thread domain promises one caller at a time.
     pub fn has_thread_domain(&self) -> bool {
         self.parent
             .as_ref()
@@ -134,8 +131,8 @@ impl Pd {
     }
 }
 
-/// Keeps a parent domain from going while an object made from it lives. Of a
-/// plain protection domain the kernel does that, and this does nothing.
+/// Keeps a parent domain alive while an object made from it exists. For a plain
+/// protection domain the kernel does that.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct PdRef(Option<NonNull<Pd>>);
@@ -173,24 +170,24 @@ impl Drop for PdRef {
     }
 }
 
-/// What a kind of device has for protection domains.
+/// What a device implements for protection domains.
 pub trait PdOps: 'static {
-    /// Makes the kernel object.
+    /// Creates the kernel object.
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
 
-    /// Looks whether there is a kernel object of that number, if the device can
-    /// say.
+    /// Returns whether there is a kernel object with that number, if the device
+    /// can tell.
     fn find_pd(_ctx: &CtxRef, _pd: PdHandle) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// What a thread domain has.
+    /// The device's data of a thread domain.
     type Thread;
 
-    /// Makes that.
+    /// Creates the data of a thread domain.
     fn make_thread(ctx: &CtxRef) -> Result<Self::Thread, Errno>;
 
-    /// Undoes it. On an error it is as it was.
+    /// Releases the data of a thread domain. On an error it is unchanged.
     fn end_thread(_own: &mut Self::Thread) -> Result<(), Errno> {
         Ok(())
     }
@@ -217,7 +214,7 @@ pub unsafe extern "C" fn alloc_pd<D: PdOps>(context: *mut ibv_context) -> *mut i
 }
 
 /// `ibv_dealloc_pd`, of protection domains and parent domains. EBUSY, and the
-/// domain lives on, while something was made from it.
+/// domain is unchanged, while objects made from it exist.
 pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: libibverbs passes a live domain of ours.
     entry::int(|| unsafe {
@@ -242,7 +239,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// `ibv_import_pd`: a second name for a protection domain of the same file.
+/// `ibv_import_pd`: another handle of a protection domain of the same file.
 pub unsafe extern "C" fn import_pd<D: PdOps>(
     context: *mut ibv_context,
     handle: u32,
@@ -256,11 +253,11 @@ pub unsafe extern "C" fn import_pd<D: PdOps>(
     })
 }
 
-/// `ibv_unimport_pd`: forgets the name; the kernel's object stays.
+/// `ibv_unimport_pd`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: libibverbs passes what import_pd made, once.
     entry::unit(|| unsafe {
-        // A parent domain still leads to it: rather lost than freed.
+        // A parent domain still refers to it: leak it.
         if pd_of(pd).users.any() {
             tracing::error!("a protection domain is unimported that a parent domain contains");
             return;
@@ -292,7 +289,7 @@ pub unsafe extern "C" fn alloc_td<D: PdOps>(
     })
 }
 
-/// `ibv_dealloc_td`. EBUSY while a parent domain has it.
+/// `ibv_dealloc_td`. EBUSY while a parent domain uses it.
 pub unsafe extern "C" fn dealloc_td<D: PdOps>(td: *mut ibv_td) -> c_int {
     // SAFETY: the application passes a live thread domain of ours.
     entry::int(|| unsafe {

@@ -44,7 +44,7 @@ pub unsafe fn scatter_list<'a>(
     Ok(unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), num_sge) })
 }
 
-/// Converts what all work requests have.
+/// Converts the members that all work requests have.
 ///
 /// # Safety
 /// The work request is the application's.
@@ -113,7 +113,7 @@ unsafe fn push<D: qp::QpOps>(
     // SAFETY: the opcode says which member of each union the application set,
     // and what that names is live.
     unsafe {
-        // A negative number is too large a one.
+        // A negative number becomes one that is too large.
         let num_sge = wr.num_sge as u32 as usize;
         let list = scatter_list(wr.sg_list, num_sge, queue.max_sge())?;
         let mut common = common(wr, list);
@@ -167,7 +167,7 @@ unsafe fn push<D: qp::QpOps>(
     }
 }
 
-/// Converts the bind of a memory window; without a region, to nothing.
+/// Converts the bind of a memory window; without a region, to an unbind.
 ///
 /// # Safety
 /// The window and the region are null or live.
@@ -199,9 +199,9 @@ pub unsafe fn window_bind<D: qp::QpOps>(
 /// not posted; those before it were. If the doorbell failed, it is the first of
 /// the list.
 ///
-/// EINVAL for a bad work request or a state that does not send, ENOMEM for a
-/// full queue, EOPNOTSUPP for a memory window that the device cannot bind, what
-/// the doorbell says if the device is gone.
+/// EINVAL for a bad work request or a state that does not send, ENOMEM for a full
+/// queue, EOPNOTSUPP for a memory window that the device cannot bind, the
+/// doorbell's error if the device was removed.
 pub unsafe extern "C" fn post_send<D: qp::QpOps>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -304,14 +304,14 @@ pub unsafe extern "C" fn bind_mw<D: qp::QpOps>(
     unsafe { mw::bind(post_send::<D>, qp, mw, bind) }
 }
 
-/// What receives are posted to: a queue pair, or a shared receive queue.
+/// A queue pair or shared receive queue, which receives are posted to.
 pub trait Receiver {
     /// Its queue.
     type Queue: Receives;
 
     /// Guards the queue.
     fn lock(&self) -> &BiasedLock;
-    /// One caller at a time by the application's promise: no lock.
+    /// The application promised one caller at a time: no lock.
     fn single(&self) -> bool;
 }
 

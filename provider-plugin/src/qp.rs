@@ -27,27 +27,26 @@ use crate::wr_ex::Batch;
 use crate::writers::{Receives, Sends};
 use crate::{ah, cq, post, srq, wr_ex, xrc};
 
-/// What a kind of device has for queue pairs.
+/// What a device implements for queue pairs.
 pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The send queue.
     type SendQueue: Sends<Address = Self::Address>;
     /// The receive queue.
     type RecvQueue: Receives;
-    /// What else a queue pair has; read by any thread.
+    /// The device's other data of a queue pair; read by any thread.
     type QpData;
 
-    /// Creation flags that the kernel's driver may have; for which queue pairs it
-    /// knows.
+    /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
 
-    /// Makes the kernel object and its queues. `operations` are those
+    /// Creates the kernel object and its queues. `operations` are those
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
-    /// `thread` is what its thread domain has; `domain` is its protection domain,
-    /// or null.
+    /// `thread` is the device's data of its thread domain; `domain` is its
+    /// protection domain, or null.
     ///
     /// # Safety
-    /// The attributes name live objects of the context: what is in `init`, the
-    /// pointers of `attr` have too.
+    /// The attributes name live objects of the context, in `init` and in the
+    /// pointers of `attr`.
     unsafe fn make_qp(
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
@@ -57,7 +56,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno>;
 
-    /// The queue pair is where it stays; nobody uses it yet.
+    /// Called when the queue pair has its final address, before its first use.
     fn moved_to_final_address(_device_data: &mut Self::QpData) {}
 
     /// Opens an XRC target that exists.
@@ -65,7 +64,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// A command has put the queue pair into a state.
+    /// Called after a command has changed the state.
     ///
     /// # Safety
     /// The queue pair is live.
@@ -74,7 +73,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The sizes of the queue pair, if the kernel does not know them.
     fn sizes(qp: &Qp<Self>) -> Option<QpCap>;
 
-    /// The kernel object is gone, the queue pair goes next.
+    /// Called after the kernel object was destroyed.
     ///
     /// # Safety
     /// The completion queues are live.
@@ -87,36 +86,37 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The kernel object is destroyed.
     unsafe fn released(_qp: &Qp<Self>) {}
 
-    /// Tells the device of a batch that was published, where publishing does
-    /// not; an errno. Outside of the critical section.
+    /// Rings the doorbell after a batch was published and the lock released; no-
+    /// op where publishing rings. Returns an errno.
     fn ring(_qp: &Qp<Self>) -> c_int {
         0
     }
 
-    /// Whether `ibv_post_send` takes an atomic with these operands; otherwise the
-    /// device says it by a completion.
+    /// Returns whether `ibv_post_send` accepts an atomic with these operands.
+    /// Where the device checks them, a bad one completes with an error instead.
     fn accepts_atomic(_remote_addr: u64, _list: &[Sge]) -> bool {
         true
     }
 
-    /// Whether a memory window with these rights may be bound to the region;
-    /// otherwise the device says it by a completion.
+    /// Returns whether a memory window with these rights may be bound to the
+    /// region. Where the device checks that, a bad bind completes with an error
+    /// instead.
     fn accepts_bind(_mr: &verbs_mr, _access: u32) -> bool {
         true
     }
 
-    /// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has
-    /// besides those of all devices.
+    /// Operations (`IBV_QP_EX_WITH_*`) of a type of queue pair that not all
+    /// devices have.
     fn device_operations(_qp_type: u32) -> u64 {
         0
     }
 
     /// Sets the functions for those of them that the application asked for.
-    /// Before the queue pair is used.
+    /// Called before the first use.
     fn set_device_functions(_qp: &mut Qp<Self>, _asked: u64) {}
 }
 
-/// A queue pair that nobody uses yet.
+/// A new queue pair.
 pub struct NewQp<D: QpOps> {
     /// The kernel object.
     pub object: uverbs::Qp<CtxRef>,
@@ -124,13 +124,13 @@ pub struct NewQp<D: QpOps> {
     pub send: D::SendQueue,
     /// The receive queue; none with a shared one.
     pub recv: Option<D::RecvQueue>,
-    /// What else there is.
+    /// The device's other data.
     pub device_data: D::QpData,
-    /// The sizes that it has.
+    /// Its actual sizes.
     pub cap: QpCap,
 }
 
-/// What a send names as its destination.
+/// How a send names its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressing {
     /// Nothing.
@@ -146,9 +146,9 @@ pub enum Addressing {
 pub struct Qp<D: QpOps> {
     /// What libibverbs and applications see.
     pub public: verbs_qp,
-    /// One caller at a time by the application's promise: no locks.
+    /// The application promised one caller at a time: no locks.
     pub single: bool,
-    /// What its sends name.
+    /// How its sends name their destination.
     pub addressing: Addressing,
     /// Opcodes without operands or destination, as a set of bits.
     pub simple: u32,
@@ -158,17 +158,17 @@ pub struct Qp<D: QpOps> {
     pub batch: UnsafeCell<Batch<D::Address>>,
     /// The send queue.
     pub send: UnsafeCell<D::SendQueue>,
-    /// What else the device has.
+    /// The device's other data.
     pub device_data: D::QpData,
     /// Guards `recv`.
     pub recv_lock: BiasedLock,
     /// The receive queue; none with a shared one.
     recv: UnsafeCell<Option<D::RecvQueue>>,
-    /// Where it is, or null: what a posting thread asks before it has the lock
-    /// must be no reference into the cell.
+    /// Its address, or null. A thread without the lock must not have a reference
+    /// into the cell.
     recv_address: *mut D::RecvQueue,
-    /// The same while the state lets receives be posted; otherwise null. So one
-    /// look answers both.
+    /// The same while the state allows receives, otherwise null: one load checks
+    /// both.
     receiving: AtomicPtr<D::RecvQueue>,
     /// Destroyed by `destroy_qp` through its handle, never dropped.
     object: ManuallyDrop<uverbs::Qp<CtxRef>>,
@@ -187,8 +187,8 @@ pub unsafe fn qp_of<'a, D: QpOps, T>(qp: *mut T) -> &'a Qp<D> {
 }
 
 impl<D: QpOps> Qp<D> {
-    /// Can send work requests be posted in this state? (IBA 10.3.1: from
-    /// "ready to send" on; in the error states they are flushed.)
+    /// Returns whether the state allows send work requests (IBA 10.3.1: from
+    /// "ready to send" on; in the error states they are flushed).
     ///
     /// The state is the one that libibverbs keeps; the device may have moved
     /// on to an error state, where posting is allowed too.
@@ -201,7 +201,7 @@ impl<D: QpOps> Qp<D> {
     /// state (IBA 10.3.1: in all but "reset"); otherwise null.
     #[inline(always)]
     pub fn receiving(&self) -> *mut D::RecvQueue {
-        // Relaxed: who posts does it after the change of state, or races with it.
+        // Relaxed: the post is ordered after the state change by the application, or races with it.
         self.receiving.load(Ordering::Relaxed)
     }
 
@@ -210,7 +210,7 @@ impl<D: QpOps> Qp<D> {
         self.recv_address
     }
 
-    /// A command has put the queue pair into a state.
+    /// Called after a command has changed the state.
     fn set_receiving(&self, state: u32) {
         let place = match state {
             IBV_QPS_RESET => null_mut(),
@@ -233,7 +233,7 @@ impl<D: QpOps> Receiver for Qp<D> {
     }
 }
 
-/// Where a queue pair is made: an XRC target in an XRC domain, all others in a
+/// Parent of a queue pair: an XRC domain for an XRC target, otherwise a
 /// protection domain. The other of the two is null.
 pub struct Domain {
     /// The device.
@@ -244,9 +244,8 @@ pub struct Domain {
     pub xrcd: *mut ibv_xrcd,
 }
 
-/// The attributes without what the type has not, whatever is there: an XRC
-/// initiator has no receives, a target no queues at all. EINVAL if something is
-/// missing.
+/// Clears attributes that the type does not have: an XRC initiator has no
+/// receives, a target no queues at all. EINVAL if something is missing.
 fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
     let mut attr = *attr;
     match attr.qp_type {
@@ -269,7 +268,7 @@ fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> 
     Ok(attr)
 }
 
-/// Makes a queue pair; `attr.cap` gets the sizes that it has.
+/// Creates a queue pair, and sets `attr.cap` to its actual sizes.
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
@@ -392,13 +391,13 @@ pub unsafe fn install<D: QpOps>(
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
-    // SAFETY: nobody uses the object yet; it stays where it is.
+    // SAFETY: the object is not used yet, and has its final address.
     if let Some(recv) = unsafe { &mut *qp.recv.get() } {
         qp.recv_address = recv;
     }
     D::moved_to_final_address(&mut qp.device_data);
     let base = &raw mut qp.public.qp_ex.qp_base;
-    // SAFETY: nobody uses the object yet.
+    // SAFETY: the object is not used yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
     place
 }
@@ -416,7 +415,7 @@ pub unsafe extern "C" fn create_qp<D: QpOps>(
             pd,
             xrcd: null_mut(),
         };
-        // It could not say in which XRC domain.
+        // `ibv_create_qp` has no member for the XRC domain.
         if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
             return Err(Errno::INVAL);
         }
@@ -552,9 +551,9 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
     })
 }
 
-/// `ibv_destroy_qp`. EBUSY, and the queue pair lives on, while it is in a
-/// multicast group. Waits until the application has acknowledged every event
-/// that it read.
+/// `ibv_destroy_qp`. EBUSY, and the queue pair is unchanged, while it is in a
+/// multicast group. Waits until the application has acknowledged every event that
+/// it read.
 pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, which no other call
     // uses any more except those that acknowledge events; its completion

@@ -1,16 +1,15 @@
-//! What happens when libibverbs loads us.
+//! Registration with the libibverbs that loads the plugin.
 //!
 //! libibverbs dlopens each provider; a constructor of the provider calls
-//! `verbs_register_driver_<N>` of that same libibverbs. There may be several
-//! libibverbs in a process, and none of them need be in the global scope. So
-//! the constructor looks at its own call stack for the one that loaded us,
-//! takes the few functions it needs from there by symbol version, and works
-//! out which releases of rdma-core it can be. When that is not certain nothing
-//! is registered: one line on stderr says what was found, and the next
-//! provider that matches, which is rdma-core's own, takes the device.
+//! `verbs_register_driver_<N>` of that same libibverbs. A process may have
+//! several libibverbs, none of them in the global scope. So the constructor finds
+//! the one that loads it on its own call stack, takes the functions it needs from
+//! there by symbol version, and decides which release of rdma-core it is. If that
+//! is uncertain nothing is registered: one line on stderr says what was found, and
+//! the stock provider takes the device.
 //!
-//! [`preloaded`] is for programs that have a provider before libibverbs looks
-//! for any.
+//! [`preloaded`] is for programs whose provider registers before libibverbs looks
+//! for others.
 
 mod evidence;
 pub(crate) mod objects;
@@ -102,7 +101,7 @@ static MATCH_TABLE: CStatic<[verbs_match_ent; 3]> = CStatic([
         kind: VERBS_MATCH_DRIVER_ID,
         ..no_match()
     },
-    // Without netlink there is no driver id, and the name has to do.
+    // Without netlink there is no driver id: the name decides.
     verbs_match_ent {
         u: verbs_match_key {
             modalias: c"rdma_device:*Nrxe*".as_ptr(),
@@ -122,8 +121,7 @@ static DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     static_providers: core::ptr::null(),
     match_device: None,
     alloc_context: Some(crate::open::alloc_context),
-    // The kernel's rxe cannot tell about a context that exists (no
-    // query_ucontext), so a context cannot be imported.
+    // The kernel's rxe has no query_ucontext, so a context cannot be imported.
     import_context: None,
     alloc_device: Some(crate::device::alloc_device),
     uninit_device: Some(crate::device::uninit_device),
@@ -150,8 +148,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 /// The constructor.
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn on_load() {
-    // A panic must not reach the loader; there is nobody to report it to that
-    // the panic hook has not told.
+    // A panic must not reach the loader; the panic hook has reported it.
     let _ = catch_unwind(|| {
         let objects = objects::loaded();
         let Some(own) = own(&objects) else {
@@ -163,8 +160,7 @@ extern "C" fn on_load() {
                 Err(refusal) => refusal.print(),
             }
         } else if !has_raised_rights()
-            // Nothing to say if there is none: a program may load it later, or
-            // never.
+            // No message if there is none: a program may load it later, or never.
             && let Ok(library) = objects::find_libibverbs(&objects, own)
         {
             attempt(library, None);
@@ -172,16 +168,15 @@ extern "C" fn on_load() {
     });
 }
 
-/// What this code is in, if it is a shared object and not a program that has it
-/// as a crate.
+/// The shared object of this code; none in a program that has it as a crate.
 fn own(objects: &[Object]) -> Option<&Object> {
     let here = on_load as *const () as usize;
     let own = objects.iter().find(|o| o.contains(here))?;
     own.name.to_string_lossy().contains(".so").then_some(own)
 }
 
-/// Registers with a libibverbs, or says why not; the first time only.
-/// `own_suffix` is the private ABI that it has asked for, if it has loaded us.
+/// Registers with a libibverbs, or reports why not; once. `own_suffix` is the
+/// private ABI under which it has loaded the plugin, if it has.
 fn attempt(library: Library<'_>, own_suffix: Option<u32>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -17,20 +17,20 @@ use crate::pd::{PdRef, pd_of};
 use crate::post::Receiver;
 use crate::writers::Receives;
 
-/// What a kind of device has for shared receive queues.
+/// What a device implements for shared receive queues.
 pub trait SrqOps: Sized + 'static {
     /// The writer of receives.
     type SharedQueue: Receives;
-    /// What else a shared receive queue has.
+    /// The device's other data of a shared receive queue.
     type SrqData;
 
-    /// There are XRC domains, and what is made in them.
+    /// Whether the device has XRC.
     const XRC: bool = false;
-    /// Those who read completions take the lock as well, so that there is no
-    /// queue without.
+    /// Whether polling takes the lock too; then no promise of the application
+    /// saves it.
     const SHARES_LOCK: bool = false;
 
-    /// Makes the kernel object and its queue. `cq` is that of an XRC one.
+    /// Creates the kernel object and its queue. `cq` is the completion queue of an XRC SRQ.
     ///
     /// # Safety
     /// `cq` is null or a live completion queue of the context.
@@ -47,10 +47,10 @@ pub trait SrqOps: Sized + 'static {
         &srq.lock
     }
 
-    /// The kernel object is gone, the queue goes next.
+    /// Called after the kernel object was destroyed.
     ///
     /// # Safety
-    /// The completion queue of an XRC one is live.
+    /// The completion queue of an XRC SRQ is live.
     unsafe fn srq_destroyed(_srq: &Srq<Self>) {}
 
     /// Called before [`SrqOps::shared_gone`] when the kernel has destroyed the object, not
@@ -60,24 +60,23 @@ pub trait SrqOps: Sized + 'static {
     /// The kernel object is destroyed.
     unsafe fn shared_released(_srq: &Srq<Self>) {}
 
-    /// Changes the limit, the size, or both. Receives that are posted stay
-    /// posted.
+    /// Changes the limit, the size, or both. Posted receives stay posted.
     fn modify(srq: &Srq<Self>, change: &SrqModify) -> Result<(), Errno>;
 }
 
-/// A shared receive queue that nobody uses yet.
+/// A new shared receive queue.
 pub struct NewSrq<D: SrqOps> {
     /// The kernel object.
     pub object: uverbs::Srq<CtxRef>,
     /// The queue.
     pub recv: D::SharedQueue,
-    /// The number that the device knows it by.
+    /// The SRQ number.
     pub srq_num: u32,
     /// How many receives it holds.
     pub max_wr: u32,
     /// How many elements each may have.
     pub max_sge: u32,
-    /// What else there is.
+    /// The device's other data.
     pub device_data: D::SrqData,
 }
 
@@ -86,13 +85,13 @@ pub struct NewSrq<D: SrqOps> {
 pub struct Srq<D: SrqOps> {
     /// What libibverbs and applications see.
     pub public: verbs_srq,
-    /// One caller at a time by the application's promise: no lock.
+    /// The application promised one caller at a time: no lock.
     pub single: bool,
-    /// Guards `recv`, where [`Device::lock`] says so.
+    /// Guards `recv`, unless [`SrqOps::lock`] returns another lock.
     pub lock: BiasedLock,
     /// The queue.
     pub recv: UnsafeCell<D::SharedQueue>,
-    /// What else the device has.
+    /// The device's other data.
     pub device_data: D::SrqData,
     /// Destroyed by `destroy_srq` through its handle, never dropped.
     pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
@@ -124,8 +123,7 @@ pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     unsafe { &*srq.cast::<Srq<D>>() }
 }
 
-/// The XRC domain and the completion queue of an XRC shared receive queue; of
-/// another, neither.
+/// The XRC domain and the completion queue of an XRC SRQ; null for others.
 struct Xrc {
     xrcd: *mut ibv_xrcd,
     cq: *mut ibv_cq,
@@ -138,7 +136,7 @@ impl Xrc {
     };
 }
 
-/// Makes a shared receive queue; `attr` gets the size that it has.
+/// Creates a shared receive queue, and sets `attr` to its actual size.
 ///
 /// # Safety
 /// `pd` is a live domain, and what `xrc` names is live, or null.
@@ -199,7 +197,7 @@ unsafe fn create<D: SrqOps>(
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
-    // SAFETY: nobody uses the object yet.
+    // SAFETY: the object is not used yet.
     unsafe {
         events::init(&raw mut srq.public.srq.mutex, &raw mut srq.public.srq.cond);
     }
@@ -216,8 +214,8 @@ pub unsafe extern "C" fn create_srq<D: SrqOps>(
     entry::pointer(|| unsafe { create::<D>(pd, (*init).srq_context, &mut (*init).attr, Xrc::NONE) })
 }
 
-/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have:
-/// with tag matching none, XRC not all.
+/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have; no
+/// device has tag matching here.
 pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -301,7 +299,7 @@ pub unsafe extern "C" fn get_srq_num<D: SrqOps>(srq: *mut ibv_srq, srq_num: *mut
     })
 }
 
-/// `ibv_destroy_srq`. EBUSY, and the queue lives on, while queue pairs use it.
+/// `ibv_destroy_srq`. EBUSY, and the queue is unchanged, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
 pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses

@@ -19,34 +19,33 @@ use crate::post::{scatter_list, window_bind};
 use crate::qp::{Addressing, Qp, QpOps, qp_of};
 use crate::writers::Sends;
 
-/// What may follow a call of `ibv_wr_*`.
+/// State of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing: the batch has failed, or there is none.
+    /// The batch has failed, or there is none.
     Failed,
-    /// A builder: no work request is open.
+    /// No work request is open.
     Ready,
-    /// A setter of data, which completes the open work request: one of a
-    /// connection, without operands.
+    /// A work request of a connection, without operands, is open; a setter of
+    /// data completes it.
     Simple,
-    /// The same for any other whose destination has been set, if it has one.
+    /// Any other work request is open, whose destination is set if it has one.
     Directed,
-    /// A setter of the destination, or of data.
+    /// A work request without its destination is open.
     Undirected,
 }
 
-/// The batch of `ibv_wr_*`, and the work request that is open between a builder
-/// and what pushes it.
+/// The batch of `ibv_wr_*`, and its open work request.
 pub struct Batch<A: 'static> {
     state: State,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
-    /// The open work request. Of a [`State::Simple`] one operands, destination and
-    /// data are of another. References are to what follows, or to objects that
+    /// The open work request. In [`State::Simple`] its operands, destination and
+    /// data are stale. References are to the members below, or to objects that
     /// the application keeps until it has been pushed.
     wr: SendWr<'static, A>,
     bind: Bind,
-    /// Room for data that was set before the destination: elements, inline data.
+    /// Data that was set before the destination: elements, inline data.
     sges: Vec<Sge>,
     inline: Vec<u8>,
 }
@@ -73,7 +72,7 @@ impl<A> Default for Batch<A> {
 }
 
 impl<A> Batch<A> {
-    /// Makes room for the data of a work request that is to name a destination.
+    /// Reserves memory for data that is set before the destination.
     ///
     /// # Errors
     /// ENOMEM.
@@ -90,7 +89,7 @@ impl<A> Batch<A> {
     /// Keeps data until the destination is set.
     ///
     /// # Errors
-    /// EINVAL: more than there is room for.
+    /// EINVAL: more than was reserved.
     ///
     /// # Safety
     /// Inline data is readable.
@@ -199,7 +198,7 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, asked: u64) {
     qp.wr_abort = Some(wr_abort::<D>);
 }
 
-/// The queue pair, and the batch of the caller.
+/// The queue pair and its batch.
 ///
 /// # Safety
 /// A live queue pair of ours; the application is between wr_start and
@@ -253,7 +252,7 @@ unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Ends a batch that is not published; the errno by which it has failed.
+/// Discards the batch; returns the errno with which it has failed.
 ///
 /// # Safety
 /// The application is after wr_start.
@@ -332,7 +331,7 @@ unsafe fn open<D: QpOps>(
     }
 }
 
-/// The open work request is to name a destination.
+/// Opens a work request that needs a destination.
 #[cold]
 fn missing_destination<A>(batch: &mut Batch<A>) {
     batch.wr = simple(&batch.wr, Data::Sges(&[]));
@@ -385,7 +384,7 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
             batch.state = State::Ready;
             return;
         }
-        // In registers: of what is passed in memory, the fast path would be too.
+        // Passed in registers: otherwise the fast path's value would be in memory.
         match data {
             Data::Sges(list) => set_data_other(own, batch, list, false),
             Data::Inline(list) => set_data_other(own, batch, list, true),
@@ -536,7 +535,7 @@ unsafe extern "C" fn wr_set_xrc_srqn<D: QpOps>(qp: *mut ibv_qp_ex, remote_srqn: 
     unsafe { set_destination::<D>(qp, Some(Destination::Xrc { remote_srqn })) }
 }
 
-/// Sets inline data. EINVAL if a piece is longer than any.
+/// Sets inline data. EINVAL if a piece has a length of 4 GiB or more.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete; the list and its pieces

@@ -1,5 +1,5 @@
-//! XRC domains: what XRC targets and their shared receive queues have in
-//! common, in one process or in several; and opening targets that others made.
+//! XRC domains, which XRC targets and their SRQs share, in one process or in
+//! several; opening existing targets.
 
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn open_xrcd(
     })
 }
 
-/// `ibv_close_xrcd`. EBUSY, and the domain lives on, while something was made
-/// in it.
+/// `ibv_close_xrcd`. EBUSY, and the domain is unchanged, while objects made in it
+/// exist.
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     // SAFETY: libibverbs passes a live domain of ours.
     entry::int(|| unsafe {

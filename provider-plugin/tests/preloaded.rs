@@ -317,7 +317,7 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
     check(&linked, "mlx5", true, true, "libringverbs-rdmav");
     check(&linked, "mlx5", true, false, "libringverbs-rdmav");
     check(&alone, "mlx5", true, false, "libringverbs-rdmav");
-    // What it is not to serve stays with the C provider, and the question too.
+    // What it is not to serve stays with the stock provider, and the question too.
     check(&linked, "rxe", true, true, "libmlx5");
     check(&alone, "rxe", true, true, "libmlx5");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One case for each known defect of the C provider for rxe. manifest.txt says
+ * One case for each known defect of the stock provider for rxe. manifest.txt says
  * with which versions of it each case must fail.
  */
 #include "common.h"
@@ -464,7 +464,7 @@ static void t_one_doorbell(void)
 	}
 }
 
-/* A null list is refused, as the C provider refuses it. */
+/* A null list is refused, as the stock provider refuses it. */
 static void t_null_list(void)
 {
 	struct ibv_send_wr *bad_send;

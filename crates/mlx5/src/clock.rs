@@ -28,7 +28,7 @@ pub struct Clock {
 
 impl Clock {
     /// What the driver has announced; what cannot be mapped is not there, as
-    /// with the C provider.
+    /// with the stock provider.
     pub(crate) fn of(context: &Context, answer: &AllocUcontextResp) -> Self {
         let watch = |announced: bool, command| {
             if announced {

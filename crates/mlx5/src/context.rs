@@ -19,7 +19,7 @@ const PER_UAR: u32 = 2;
 const NUMBERED_PER_UAR: u32 = 4;
 
 /// Registers that are asked for, and how many of them only one queue pair
-/// each gets: what the C provider asks for.
+/// each gets: what the stock provider asks for.
 pub(crate) const WANTED_REGISTERS: u32 = 16;
 pub(crate) const WANTED_EXCLUSIVE: u32 = 4;
 /// More than this no driver gives.

@@ -31,7 +31,7 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// The errno that the C provider gives for it.
+    /// The errno that the stock provider gives for it.
     pub fn errno(self) -> i32 {
         match self {
             Self::Beyond => libc::EFAULT,

@@ -1,5 +1,5 @@
 //! `cargo xtask bytes`: what the plugin writes for ConnectX, byte by byte beside
-//! what the C provider writes for the same work requests.
+//! what the stock provider writes for the same work requests.
 //!
 //! Both run the same program (`provider-plugin/bench/mlx5_bytes.c`) on a
 //! stand-in for the driver. It prints queue entries, doorbell records and
@@ -110,13 +110,13 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
 /// What entries of completion queues look like (`RINGVERBS_MLX5_CQE`).
 const SHAPES: [&str; 4] = ["64", "128", "compressed", "128,compressed"];
 
-/// Compares what the program printed with the C provider and with ours.
+/// Compares what the program printed with the stock provider and with ours.
 fn compare_all(runs: [Result<String>; 2], outcome: &mut Outcome) -> Result<()> {
     let [stock, ours] = runs;
     let (stock, ours) = (parse(&stock?), parse(&ours?));
     ensure!(
         stock.len() == ours.len(),
-        "{} cases with the C provider, {} with ours",
+        "{} cases with the stock provider, {} with ours",
         stock.len(),
         ours.len()
     );

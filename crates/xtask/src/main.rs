@@ -60,9 +60,9 @@ enum Command {
     },
     /// Makes two Debian packages: the plugin, and the command
     Deb,
-    /// Measures the data path beside the C provider's
+    /// Measures the data path beside the stock provider's
     Bench(bench::Arguments),
-    /// Compares the bytes of ConnectX's queues with the C provider's
+    /// Compares the bytes of ConnectX's queues with the stock provider's
     Bytes(bytes::Arguments),
     /// Changes the code in small ways and sees whether a test fails
     Mutants(mutants::Arguments),

@@ -1,5 +1,5 @@
 //! Programs that run on the stand-in for mlx5's driver
-//! (`provider-plugin/bench/mlx5_*.c`), with the C provider or with ours.
+//! (`provider-plugin/bench/mlx5_*.c`), with the stock provider or with ours.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -88,7 +88,7 @@ impl Program {
 
     fn run_as(&self, mut command: Command, provider: Provider) -> Result<String> {
         command.env("RINGVERBS_DEVICES", "mlx5");
-        // What changes what the C provider does.
+        // What changes what the stock provider does.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("MLX5_") {
                 command.env_remove(name);

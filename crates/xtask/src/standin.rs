@@ -15,7 +15,7 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 /// Which provider libibverbs is to take.
 #[derive(Clone, Copy)]
 pub enum Provider<'a> {
-    /// The C provider that the system has.
+    /// The stock provider that the system has.
     Stock,
     /// Another build of it, as `RDMAV_DRIVERS` names it.
     StockAt(&'a Path),

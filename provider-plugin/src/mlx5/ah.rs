@@ -1,4 +1,4 @@
-//! Address handles: what a datagram's work request carries.
+//! Address handles: the address vector of a datagram's work request.
 
 use mlx5::{Address, AddressHandle, Link};
 use uverbs::{AhAttr, AhHandle, PdHandle};
@@ -27,7 +27,7 @@ impl AhOps for Mlx5 {
     }
 }
 
-/// What the path leads over.
+/// The link layer of the path.
 fn link(ctx: &uverbs::Context, attr: &AhAttr) -> Result<Link, Errno> {
     let port = ctx.query_port(attr.port_num)?;
     if port.legacy.link_layer != ETHERNET {

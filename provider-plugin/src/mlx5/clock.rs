@@ -7,10 +7,9 @@ use crate::context::CtxRef;
 use crate::entry;
 use crate::errno::Errno;
 
-/// `ibv_query_rt_values_ex`: ticks of the device's clock, as nanoseconds of the
-/// answer without seconds, as the C provider gives them. EINVAL for values that
-/// are not defined, EOPNOTSUPP where the driver does not show the clock; no
-/// value is there then.
+/// `ibv_query_rt_values_ex`: ticks of the device's clock in the nanoseconds of
+/// the answer, as the stock provider does. EINVAL for undefined values,
+/// EOPNOTSUPP where the driver does not announce the clock; no value is set then.
 pub unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,

@@ -1,5 +1,4 @@
-//! Completion queues: polling in both styles, attaching queue pairs, notification
-//! by a register.
+//! Completion queues: polling and the cursor, attaching queue pairs, arming.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -23,20 +22,20 @@ use crate::errno::Errno;
 /// The device's entries and the cursor over them.
 #[repr(C)]
 pub struct Completions {
-    /// Whether there is something, without the lock.
+    /// Checks for an empty queue without the lock.
     empty_check: EmptyCheck,
     ring: UnsafeCell<CompletionRing>,
     /// The completion between start_poll and end_poll.
     entry: UnsafeCell<CursorEntry>,
-    /// Asks for events; any thread.
+    /// Arms the queue; any thread.
     arming: Arming,
-    /// For completions' times by the wall clock, where the device has them.
+    /// Converts completion times to wall clock time, where the device can.
     wall: Option<WallClock>,
-    /// Where memory comes from when it is resized.
+    /// Allocators of the memory when it is resized.
     lender: Option<Allocators>,
 }
 
-/// A completion queue of such a device.
+/// A completion queue of a ConnectX.
 pub type Cq = crate::cq::Cq<Mlx5>;
 
 impl CqOps for Mlx5 {
@@ -62,7 +61,7 @@ impl CqOps for Mlx5 {
         };
         let made = CompletionQueue::create_with(ctx, init, options, asked)?;
         let completions = Completions {
-            // SAFETY: it goes with the ring.
+            // SAFETY: it is dropped with the ring.
             empty_check: unsafe { made.ring.empty_check() },
             ring: UnsafeCell::new(made.ring),
             entry: UnsafeCell::default(),
@@ -73,7 +72,7 @@ impl CqOps for Mlx5 {
         Ok((made.object, completions))
     }
 
-    /// No system call, and not the queue's lock.
+    /// No system call and no lock.
     fn arm(cq: &Cq, solicited_only: bool) -> Result<(), Errno> {
         let register = cq.object.context().mlx5()?.arm_register();
         cq.completions.arming.arm(register, solicited_only);
@@ -104,7 +103,7 @@ impl CqOps for Mlx5 {
 }
 
 impl Cq {
-    /// Runs `f` on the ring, for itself.
+    /// Runs `f` on the ring in the critical section.
     fn with<R>(&self, f: impl FnOnce(&mut CompletionRing) -> R) -> R {
         locked(self.single, &self.lock, || {
             // SAFETY: in the critical section. A single owner may be stepping
@@ -116,23 +115,23 @@ impl Cq {
         })
     }
 
-    /// Completions of a queue pair will be found here.
+    /// Adds a queue pair to the QP table.
     pub fn attach(&self, work: &Arc<Work>, role: Role) -> Result<(), Errno> {
         Ok(self.with(|ring| ring.attach(work, role))?)
     }
 
-    /// Those of a queue pair that is gone will not.
+    /// Removes a destroyed queue pair from the QP table.
     pub fn detach(&self, work: &Work) {
         self.with(|ring| ring.detach(work));
     }
 
-    /// A queue pair was reset: what it has here is gone.
+    /// Removes the unread completions of a queue pair that was reset.
     pub fn clean(&self, work: &Work) {
         self.with(|ring| ring.clean(work));
     }
 }
 
-/// `ibv_resize_cq`. Completions that are in the queue stay in it.
+/// `ibv_resize_cq`. Completions in the queue stay.
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours.
     entry::int(|| unsafe {
@@ -154,7 +153,7 @@ pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
 }
 
 /// `ibv_poll_cq`: takes up to `num_entries` completions, in order, each once.
-/// Negative for a malformed completion, which is passed over.
+/// Negative for a malformed completion, which is skipped.
 ///
 /// No allocation, no system call; a lock if several threads poll the queue and
 /// it is not empty.
@@ -170,16 +169,16 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
 }
 
-/// Polls a queue that may have something. Apart from [`poll_cq`], so that the poll
-/// of an empty queue saves no registers: 20 instructions instead of 76.
+/// [`poll_cq`] of a queue that may not be empty. Not inlined, so that polling an
+/// empty queue saves no registers (20 instructions instead of 76).
 ///
 /// # Safety
 /// As for [`poll_cq`].
 #[inline(never)]
 unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     own.lock();
-    // SAFETY: in the critical section. What the work requests name, the application
-    // has answered for when it posted them.
+    // SAFETY: in the critical section. The application has promised, when it
+    // posted, that the memory of its work requests is valid.
     let (ring, out) = unsafe { (&mut *own.completions.ring.get(), room(wc, num_entries)) };
     // SAFETY: as above.
     let polled = match unsafe { ring.poll(out) } {
@@ -190,7 +189,7 @@ unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_in
     polled
 }
 
-/// Passes over a malformed completion; EIO.
+/// Skips a malformed completion; EIO.
 #[cold]
 #[inline(never)]
 fn malformed(ring: &mut CompletionRing, error: CompletionError) -> c_int {
@@ -297,11 +296,10 @@ const READERS: Readers = Readers {
     dlid_path_bits: read_dlid_path_bits,
 };
 
-/// Nanoseconds since 1970; 0 if the driver's record of the clocks was not to be
-/// had when the queue was made, or is gone.
+/// Nanoseconds since 1970; 0 without the driver's clock record.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: the application is between start_poll and end_poll, so that it is
-    // the only one at the ring and at the clock.
+    // SAFETY: the application is between start_poll and end_poll, so it alone
+    // uses the ring and the clock.
     unsafe {
         let own: &Cq = cq_of(cq);
         let time = (*own.completions.entry.get()).time();

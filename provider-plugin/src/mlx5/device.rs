@@ -1,5 +1,5 @@
-//! What the device says of itself: the kernel's answer, without what needs queue
-//! pairs for raw packets, work queues, or shared queues that match tags.
+//! Device queries: the kernel's answer without raw packets, work queues and tag
+//! matching.
 
 use super::Mlx5;
 use crate::abi::*;

@@ -1,5 +1,4 @@
-//! Memory of the device's own: allocated, copied to and from by the process,
-//! registered for work requests; and the region that is none.
+//! Device memory: allocation, copies, registration; and the null region.
 
 use core::ffi::{c_int, c_void};
 
@@ -33,7 +32,7 @@ unsafe fn dm_of<'a>(dm: *mut ibv_dm) -> &'a Dm {
     unsafe { &*dm.cast::<Dm>() }
 }
 
-/// Gives the application memory by the kernel's number of it.
+/// Creates the C object of device memory with that kernel handle.
 fn new_dm(
     context: *mut ibv_context,
     handle: DmHandle,
@@ -73,7 +72,7 @@ pub unsafe extern "C" fn alloc_dm(
     })
 }
 
-/// `ibv_free_dm`. EBUSY, and the memory lives on, while a region of it is
+/// `ibv_free_dm`. EBUSY, and the memory is unchanged, while a region of it is
 /// registered.
 pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: libibverbs passes live memory of ours.
@@ -86,7 +85,7 @@ pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     })
 }
 
-/// `ibv_import_dm`: a second name for device memory of the same file.
+/// `ibv_import_dm`: another handle of device memory of the same file.
 pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     // SAFETY: libibverbs passes an open context of ours.
     entry::pointer(|| unsafe {
@@ -95,15 +94,15 @@ pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *m
     })
 }
 
-/// `ibv_unimport_dm`: forgets the name; the kernel's object stays.
+/// `ibv_unimport_dm`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     // SAFETY: libibverbs passes what import_dm made, once.
     entry::unit(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
 }
 
-/// `ibv_dm_export_dmabuf_fd`: the pages that the memory lies in as a DMA
-/// buffer, whose descriptor the application closes; -1 and errno. EOPNOTSUPP or
-/// EPROTONOSUPPORT of a driver or a kernel that does not do it.
+/// `ibv_dm_export_dmabuf_fd`: exports the memory's pages as a DMA buffer, whose
+/// descriptor the application closes; -1 and errno. EOPNOTSUPP or EPROTONOSUPPORT
+/// if the driver or kernel cannot.
 pub unsafe extern "C" fn dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
     // SAFETY: libibverbs passes live memory of ours.
     entry::descriptor(|| unsafe {
@@ -112,7 +111,7 @@ pub unsafe extern "C" fn dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
     })
 }
 
-/// Ends a copy; errno is not set, as with the C provider.
+/// Result of a copy; errno is not set, as with the stock provider.
 fn copied(result: Result<(), CopyError>) -> c_int {
     result.map_or_else(CopyError::errno, |()| 0)
 }
@@ -142,7 +141,7 @@ unsafe extern "C" fn memcpy_from_dm(
 }
 
 /// `ibv_reg_dm_mr`: EINVAL without `IBV_ACCESS_ZERO_BASED`, and for access that
-/// device memory does not give.
+/// device memory does not allow.
 pub unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -172,7 +171,7 @@ pub unsafe extern "C" fn reg_dm_mr(
     })
 }
 
-/// `ibv_alloc_null_mr`. EOPNOTSUPP of a device that has no key for it.
+/// `ibv_alloc_null_mr`. EOPNOTSUPP if the device has no null key.
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: libibverbs passes a live domain of ours.
     entry::pointer(|| unsafe {

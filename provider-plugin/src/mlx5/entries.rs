@@ -1,4 +1,4 @@
-//! What completion queues' entries look like.
+//! Size and compression of CQEs.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -8,19 +8,18 @@ use uverbs::environment::variable;
 
 static ASKED: OnceLock<CqOptions> = OnceLock::new();
 
-/// Reads `RINGVERBS_MLX5_CQE`: `128` for entries of 128 bytes instead of 64,
-/// `compressed` for several that are told together, or both with a comma
-/// between them. When the provider is loaded.
+/// Reads `RINGVERBS_MLX5_CQE` when the provider is loaded: `128` for CQEs of 128
+/// bytes instead of 64, `compressed` for compressed CQEs, or both with a comma
+/// between them.
 ///
-/// Unset, neither, as with the C provider: compression saves the bus some
-/// writes, and costs the processor time for every completion and, since the
-/// device waits for more, each a little of its latency.
+/// Unset means neither, as with the stock provider: compression saves bus writes,
+/// but costs processor time and latency.
 pub fn read_setting() {
     let asked = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
     let _ = ASKED.set(asked.unwrap_or_default());
 }
 
-/// What was asked for.
+/// The options from the environment.
 pub fn cq_options() -> CqOptions {
     ASKED.get().copied().unwrap_or_default()
 }
@@ -30,7 +29,7 @@ fn parse(list: &[u8]) -> CqOptions {
     for word in list.split(|byte| *byte == b',') {
         match word.trim_ascii() {
             b"128" => options.wide = true,
-            // Of the two the one that every device has.
+            // The format that every device has.
             b"compressed" => options.compression = Some(MiniFormat::Hash),
             b"64" | b"" => {}
             word => {

@@ -13,7 +13,7 @@ use crate::pd::{self, pd_of};
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: usize = usize::MAX;
 
-/// `MLX5DV_RES_TYPE_...`: what the application is told that memory is for.
+/// `MLX5DV_RES_TYPE_...`: the resource type passed to the allocators.
 fn resource_type(purpose: Purpose) -> u64 {
     let number = match purpose {
         Purpose::QueuePair => 1,
@@ -24,7 +24,7 @@ fn resource_type(purpose: Purpose) -> u64 {
     u64::from(RDMA_DRIVER_MLX5) << 32 | number
 }
 
-/// The allocators of a parent domain that outlives what it lends memory to.
+/// The allocators of a parent domain, which outlives the objects that use their memory.
 pub struct Allocators {
     domain: *mut ibv_pd,
     context: *mut c_void,
@@ -32,7 +32,7 @@ pub struct Allocators {
 }
 
 impl Allocators {
-    /// Those of a domain, if it has any.
+    /// The allocators of a domain, if it has any.
     ///
     /// # Safety
     /// `domain` is null, or live, and outlives this and what is lent.
@@ -54,8 +54,7 @@ impl Lender for Allocators {
     fn lend(&self, purpose: Purpose, bytes: usize, alignment: usize) -> io::Result<Option<Lent>> {
         let (domain, context, free) = (self.domain, self.context, self.functions.free);
         let resource = resource_type(purpose);
-        // SAFETY: the application's function, with the live domain that it was
-        // given for, by its contract.
+        // SAFETY: the application's function, called with its live domain.
         let memory = unsafe { (self.functions.alloc)(domain, context, bytes, alignment, resource) };
         if memory as usize == USE_DEFAULT {
             return Ok(None);
@@ -66,8 +65,8 @@ impl Lender for Allocators {
         let back = move |memory: NonNull<u8>| unsafe {
             free(domain, context, memory.as_ptr().cast(), resource)
         };
-        // SAFETY: the application has said so by its allocator, whose functions
-        // it lets be called wherever its objects are made and destroyed.
+        // SAFETY: the application allows its allocators to be called wherever its
+        // objects are created and destroyed.
         Ok(Some(unsafe { Lent::new(memory, Box::new(back)) }))
     }
 }

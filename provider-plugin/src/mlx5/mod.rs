@@ -1,13 +1,11 @@
-//! ringverbs on ConnectX: what differs from rdma_rxe.
+//! The plugin's part for ConnectX.
 //!
-//! What a verb does to the C structures is in the modules above, generic over
-//! the kind of device; here are the queues of `ringverbs_mlx5`, under which
-//! lock each is, and the data path.
+//! The generic modules do what a verb does to the C structures; here are the
+//! queues of `ringverbs_mlx5`, their locks, and polling.
 //!
-//! Locks: a completion queue's guards its reader and the directory of the queue
-//! pairs that complete to it; a queue pair's two guard its send and its receive
-//! queue. Who needs both of two completion queues takes one after the other,
-//! never one in the other.
+//! Locks: a completion queue's guards its reader and its QP table; a queue pair's
+//! two guard its send and its receive queue. Two completion queues are locked one
+//! after the other, never nested.
 
 mod ah;
 pub mod clock;

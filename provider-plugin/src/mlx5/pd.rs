@@ -1,5 +1,5 @@
-//! Protection domains: the driver answers, and so has to be let. Thread domains
-//! have a register of their own.
+//! Protection domains, whose command has a driver answer; thread domains with a
+//! UAR each.
 
 use mlx5::OwnRegister;
 use uverbs::PdHandle;
@@ -9,14 +9,14 @@ use crate::context::CtxRef;
 use crate::errno::Errno;
 use crate::pd::PdOps;
 
-/// The register of a thread domain's own; none where there are no more.
+/// The UAR of a thread domain; none if the device has no more.
 pub type Thread = Option<OwnRegister<CtxRef>>;
 
 impl PdOps for Mlx5 {
     type Thread = Thread;
 
-    /// Without a register of its own, a thread domain's queue pairs have those of
-    /// all others: never an error.
+    /// Without a UAR of its own, a thread domain's queue pairs use the context's:
+    /// not an error.
     fn make_thread(ctx: &CtxRef) -> Result<Thread, Errno> {
         match OwnRegister::allocate(ctx, ctx.mlx5()?) {
             Ok(register) => Ok(Some(register)),

@@ -1,5 +1,5 @@
-//! Queue pairs: queues in the process's memory, which completions find by the
-//! directory of their completion queue.
+//! Queue pairs: queues in the process's memory, resolved by the QP table of their
+//! completion queues.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::srq::srq_of;
 /// Operations that change memory keys.
 const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 
-/// What a queue pair has besides its queues.
+/// Data of a queue pair besides its queues.
 pub struct QpData {
     work: Arc<Work>,
-    /// What the queue pair was made with: the kernel does not know how the
-    /// queues are laid out.
+    /// The sizes at creation: the kernel does not know how the queues are laid
+    /// out.
     cap: QpCap,
 }
 
-/// A queue pair of such a device.
+/// A queue pair of a ConnectX.
 pub type Qp = crate::qp::Qp<Mlx5>;
 
 /// Its completion queues, each once.
@@ -42,14 +42,14 @@ pub type Qp = crate::qp::Qp<Mlx5>;
 unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
     let base = &qp.public.qp_ex.qp_base;
     let both = base.send_cq != base.recv_cq;
-    // Of XRC one of them is missing, or both.
+    // With XRC one of them is missing, or both.
     let [send_cq, recv_cq] = [base.send_cq, base.recv_cq].map(|cq| (!cq.is_null()).then_some(cq));
     let each = [send_cq, recv_cq.filter(|_| both)];
     // SAFETY: as the caller says.
     each.into_iter().flatten().map(|cq| unsafe { cq_of(cq) })
 }
 
-/// What a face has of a queue pair.
+/// Splits a queue pair into the parts of [`NewQp`].
 fn parts(made: QueuePair<CtxRef>) -> NewQp<Mlx5> {
     NewQp {
         object: made.object,
@@ -63,10 +63,10 @@ fn parts(made: QueuePair<CtxRef>) -> NewQp<Mlx5> {
     }
 }
 
-/// Whether short data may come in completions, by `MLX5_SCATTER_TO_CQE`: unless
-/// that is 0, as with the C provider, which asks for every queue pair as well.
-/// Programs whose work requests name memory that the processor has elsewhere,
-/// such as the device's own, set it before they make theirs.
+/// Returns whether CQEs may carry data: unless `MLX5_SCATTER_TO_CQE` is 0 when
+/// the queue pair is created, as with the stock provider.
+/// Programs whose work requests name memory at addresses that are not the
+/// processor's, such as device memory, set it.
 fn short_data(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
 }
@@ -95,7 +95,7 @@ impl QpOps for Mlx5 {
             })
         });
         let options = QpOptions {
-            // Who does not say may post any.
+            // Without `send_ops_flags` any operation may be posted.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
             short_data: short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
         };
@@ -116,7 +116,7 @@ impl QpOps for Mlx5 {
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
         };
         let (send_cq, recv_cq) = (own(attr.send_cq), own(attr.recv_cq));
-        // It can have no completions yet.
+        // It has no completions yet.
         if let Some(cq) = send_cq {
             cq.attach(&made.work, Role::SEND)?;
         }
@@ -164,7 +164,7 @@ impl QpOps for Mlx5 {
         }
     }
 
-    /// The device does not know which regions may be bound.
+    /// The device does not check which regions may be bound.
     fn accepts_bind(mr: &verbs_mr, access: u32) -> bool {
         may_be_bound(mr, access)
     }
@@ -174,7 +174,7 @@ impl QpOps for Mlx5 {
         unsafe { qp.device_data.work.release() }
     }
 
-    /// Completions that were not read are gone.
+    /// Discards unread completions.
     unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.
         for cq in unsafe { cqs(qp) } {

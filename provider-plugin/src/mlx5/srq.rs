@@ -15,11 +15,11 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::srq::{NewSrq, Srq, SrqOps};
 
-/// What a shared receive queue has besides the writer.
+/// Data of a shared receive queue besides the writer.
 pub struct SrqDevice {
     /// The entries, with the lock.
     work: Arc<SharedWork>,
-    /// Of an XRC one, what completions find it by.
+    /// For an XRC SRQ, its entry in the QP table.
     xrc: Option<Arc<Work>>,
 }
 
@@ -46,8 +46,8 @@ impl SrqOps for Mlx5 {
         let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
         let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, lender)?;
         if let Some(work) = &made.xrc {
-            // SAFETY: live, as the caller says: such a kind names it. It can
-            // have no completions yet.
+            // SAFETY: live, as the caller says, since an XRC SRQ names it. It has
+            // no completions yet.
             let cq: &Cq = unsafe { cq_of(cq) };
             cq.attach(work, Role::RECEIVE)?;
         }
@@ -69,7 +69,7 @@ impl SrqOps for Mlx5 {
         unsafe { srq.device_data.work.release() }
     }
 
-    /// Completions that were not read are gone.
+    /// Discards unread completions.
     unsafe fn srq_destroyed(srq: &Srq<Self>) {
         if let Some(work) = &srq.device_data.xrc {
             // SAFETY: live, as the caller says.

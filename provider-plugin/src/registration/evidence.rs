@@ -64,7 +64,7 @@ pub enum FileVersion {
     Absent,
     /// Minor number and release.
     Known(u32, u32),
-    /// Something else stands where the release should.
+    /// The name has something else in place of the release.
     Strange(String),
 }
 
@@ -93,7 +93,7 @@ pub struct Evidence {
     pub pabis: Vec<u32>,
     /// Each marker, in the order of the table.
     pub markers: Vec<bool>,
-    /// What the name of the library's file says.
+    /// The version in the library's file name.
     pub file: FileVersion,
     /// The `N` of `-rdmavN.so` at the end of our own name, where libibverbs
     /// has asked for that.
@@ -101,8 +101,8 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Looks at a libibverbs; `own_suffix` is what it has loaded us under, if it
-    /// has.
+    /// Collects the evidence of a libibverbs; `own_suffix` is the name suffix
+    /// under which it has loaded the plugin, if it has.
     pub fn gather(library: &Library<'_>, own_suffix: Option<u32>) -> Evidence {
         let seen = |marker: &Marker| {
             let name = CString::new(marker.name).ok()?;
@@ -151,8 +151,8 @@ pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
             "its private ABI is {pabi}, but it asked for a provider of private ABI {suffix}"
         ));
     }
-    // Functions: at least the release of the newest that is there, less than
-    // that of the oldest that is not.
+    // Functions: at least the release of the newest present one, below that of
+    // the oldest absent one.
     let mut from = oldest;
     let mut to = newest;
     for (marker, present) in MARKERS.iter().zip(&seen.markers) {
@@ -257,7 +257,7 @@ impl Refusal {
         ))
     }
 
-    /// What cannot happen.
+    /// An internal error.
     pub fn internal() -> Refusal {
         Refusal("internal error in registration".to_owned())
     }

@@ -21,7 +21,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Is the address in one of the object's segments?
+    /// Returns whether the address is in one of the object's segments.
     pub fn contains(&self, address: usize) -> bool {
         self.segments.iter().any(|s| s.contains(&address))
     }
@@ -148,7 +148,7 @@ impl<'a> Library<'a> {
     /// The object as a libibverbs, if it is one.
     pub fn open(object: &'a Object) -> Option<Library<'a>> {
         let handle = Handle::open(&object.name)?;
-        // A quick look first: most objects are not a libibverbs.
+        // A cheap check first: most objects are not a libibverbs.
         let init = handle.find(c"_verbs_init_and_alloc_context")?;
         if !object.contains(init as usize) {
             return None;

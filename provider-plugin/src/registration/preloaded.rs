@@ -23,7 +23,7 @@ use crate::abi::verbs_device_ops;
 
 macro_rules! interposed {
     ($($name:ident $pabi:literal)*) => {$(
-        /// Takes libibverbs's place where a provider registers.
+        /// Interposes the function by which providers register.
         ///
         /// # Safety
         /// As of libibverbs's function of that name: `ops` is a provider's, and

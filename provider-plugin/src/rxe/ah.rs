@@ -1,4 +1,4 @@
-//! Address handles: a number that the driver gives.
+//! Address handles: numbers assigned by the driver.
 
 use uverbs::{AhAttr, AhHandle, PdHandle};
 

@@ -1,4 +1,4 @@
-//! Completion queues: polling in both styles, of what the kernel writes.
+//! Completion queues: polling and the cursor, over entries that the kernel writes.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -20,9 +20,9 @@ use crate::errno::Errno;
 pub struct Completions {
     index_check: IndexCheck,
     ring: UnsafeCell<CompletionRing>,
-    /// Where the batch between start_poll and end_poll stands.
+    /// Position of the batch between start_poll and end_poll.
     span: UnsafeCell<Span>,
-    /// The completion there.
+    /// The completion at that position.
     entry: UnsafeCell<*const WorkCompletion>,
     retired: UnsafeCell<Vec<Retired>>,
 }
@@ -77,7 +77,7 @@ impl Cq {
     }
 }
 
-/// `ibv_resize_cq`. Completions that are in the queue stay in it.
+/// `ibv_resize_cq`. Completions in the queue stay.
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours.
     entry::int(|| unsafe {
@@ -113,8 +113,8 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
 }
 
-/// [`poll_cq`] of a queue that is not known to be empty. A function of its own: with
-/// it, the poll of an empty queue saves no registers (33 instructions, not 19).
+/// [`poll_cq`] of a queue that may not be empty. Not inlined, so that polling an
+/// empty queue saves no registers (19 instructions instead of 33).
 ///
 /// # Safety
 /// As for [`poll_cq`].
@@ -127,7 +127,7 @@ unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_in
     count as c_int
 }
 
-/// Puts the cursor's completion where the application finds it.
+/// Sets the public members to the cursor's completion.
 ///
 /// # Safety
 /// The queue's critical section has been entered; the span is not empty, and
@@ -171,8 +171,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
         let own: &Cq = cq_of(cq);
         let ring = &*own.completions.ring.get();
         let span = &mut *own.completions.span.get();
-        // On ENOENT the cursor stays where it is: that completion, too, is
-        // given back at end_poll.
+        // On ENOENT the cursor stays: end_poll releases that completion, too.
         if !ring.step_within(span) && !ring.step(span) {
             return no_entry();
         }
@@ -191,7 +190,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// Where a field of a work completion is.
+/// Pointer to a field of a work completion.
 macro_rules! field {
     ($wc:ident, imm_data) => {
         (&raw const (*$wc).ex)

@@ -1,4 +1,4 @@
-//! What the device says of itself: the kernel's answer.
+//! Device queries: the kernel's answer.
 
 use super::Rxe;
 use crate::device::QueryOps;

@@ -1,8 +1,7 @@
-//! ringverbs on rdma_rxe: what differs from other devices.
+//! The plugin's part for rdma_rxe.
 //!
-//! What a verb does to the C structures is in the modules above, generic over
-//! the kind of device; here are the queues of `ringverbs_rxe`, under which
-//! lock each is, and the data path.
+//! The generic modules do what a verb does to the C structures; here are the
+//! queues of `ringverbs_rxe`, their locks, and polling.
 
 mod ah;
 pub mod cq;

@@ -1,4 +1,4 @@
-//! Protection domains: the kernel's alone.
+//! Protection domains: kernel objects only.
 
 use uverbs::{PdHandle, Udata};
 

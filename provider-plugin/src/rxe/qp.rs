@@ -1,4 +1,4 @@
-//! Queue pairs: the kernel's queues and its doorbell.
+//! Queue pairs: mapped queues and the kernel's doorbell.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -14,18 +14,18 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::qp::{NewQp, QpOps};
 
-/// What a queue pair has besides its queues.
+/// Data of a queue pair besides its queues.
 pub struct QpData {
     /// The send queue's doorbell; any thread may ring.
     doorbell: DirectDoorbell,
-    /// Where the kernel answers the doorbell. Nobody reads it.
+    /// Buffer for the kernel's answer to the doorbell; not read.
     answer: UnsafeCell<u32>,
 }
 
-/// A queue pair of such a device.
+/// A queue pair of rdma_rxe.
 type Qp = crate::qp::Qp<Rxe>;
 
-/// Takes the queue pair's unread completions out of its completion queues.
+/// Removes the queue pair's unread completions from its completion queues.
 ///
 /// # Safety
 /// The queue pair, or the completion queues that it had, are live.
@@ -72,8 +72,8 @@ impl QpOps for Rxe {
     fn moved_to_final_address(device_data: &mut QpData) {
         // SAFETY: a cell is not at address 0.
         let answer = unsafe { NonNull::new_unchecked(device_data.answer.get()) };
-        // SAFETY: the place is part of the queue pair, as the doorbell is, and
-        // only reached through a cell.
+        // SAFETY: the buffer is part of the queue pair, as the doorbell is, and
+        // only accessed through a cell.
         unsafe { device_data.doorbell.answer_to(answer) };
     }
 
@@ -84,7 +84,7 @@ impl QpOps for Rxe {
         }
     }
 
-    /// Completions that were not read are taken out.
+    /// Removes unread completions.
     unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.
         unsafe { clean(qp) };

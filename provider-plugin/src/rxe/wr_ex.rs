@@ -9,8 +9,8 @@ use crate::abi::*;
 use crate::layout;
 use crate::wr_ex::open_with;
 
-/// Those that a type of queue pair has, as far as this release of libibverbs
-/// has functions for them.
+/// Operations of a type of queue pair for which this release of libibverbs has
+/// functions.
 pub fn operations(qp_type: u32) -> u64 {
     let layout = layout::current();
     match qp_type {
@@ -29,7 +29,7 @@ pub fn operations(qp_type: u32) -> u64 {
     }
 }
 
-/// Sets their functions, but for those that other devices have too.
+/// Sets the functions of operations that only rdma_rxe has.
 pub fn set_functions(qp: &mut verbs_qp, asked: u64) {
     let layout = layout::current();
     let has = |operation| asked & operation != 0;

@@ -309,7 +309,7 @@ pub fn verdict(
             Err("the plugin was mapped in a run of the Rust crate".into())
         }
         (Library::None, false, true) => {
-            Err("a C provider was mapped in a run of the Rust crate alone".into())
+            Err("a stock provider was mapped in a run of the Rust crate alone".into())
         }
     }
 }

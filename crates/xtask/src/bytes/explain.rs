@@ -6,34 +6,34 @@ use std::ops::Range;
 /// Why a line differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Queues are not of the same size.
+    /// Queues of different size.
     Sizes,
     /// The immediate of an operation that has none.
     NoImmediate,
     /// The compare operand of a fetch-and-add.
     NoCompare,
-    /// What an XRC work request's address has beside the queue's number.
-    BesideQueue,
+    /// The words after the remote SRQ number of an XRC work request.
+    AfterSrqNumber,
     /// What a refused work request leaves in the queue.
     RefusedBlock,
-    /// What is behind inline data in their last segment.
-    BehindInline,
-    /// What a change of a key does not change.
-    KeptOfKey,
+    /// The bytes after inline data in their last segment.
+    InlinePadding,
+    /// Key fields that a work request does not change.
+    UnchangedKeyFields,
     /// The source port of a handle without a flow label.
-    AnyPort,
+    SourcePort,
     /// Elements of no bytes in a shared receive queue.
-    NoBytes,
+    EmptyElements,
     /// The errno of a refusal.
     Errno,
-    /// The register after a refused work request.
-    RefusedRing,
-    /// What a completion with data in it says of the sender.
+    /// The doorbell after a refused work request.
+    RefusedDoorbell,
+    /// Fields of the sender in a CQE with data.
     SenderInData,
-    /// The index of the partition key, of a message with an immediate or a key.
-    KeyIndex,
-    /// Where an old C provider looks for data in a long entry.
-    LongEntry,
+    /// The P_Key index of a message with immediate data or a key.
+    PkeyIndex,
+    /// Data in a CQE of 128 bytes.
+    LongCqe,
 }
 
 impl Reason {
@@ -42,97 +42,97 @@ impl Reason {
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
-        Self::BesideQueue,
-        Self::BehindInline,
-        Self::KeptOfKey,
-        Self::AnyPort,
-        Self::NoBytes,
+        Self::AfterSrqNumber,
+        Self::InlinePadding,
+        Self::UnchangedKeyFields,
+        Self::SourcePort,
+        Self::EmptyElements,
         Self::Errno,
-        Self::RefusedRing,
+        Self::RefusedDoorbell,
         Self::SenderInData,
-        Self::KeyIndex,
-        Self::LongEntry,
+        Self::PkeyIndex,
+        Self::LongCqe,
     ];
 
     /// As the table has it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Sizes => "sizes",
-            Self::NoImmediate => "no immediate",
+            Self::Sizes => "capacity",
+            Self::NoImmediate => "no immediate data",
             Self::NoCompare => "no compare operand",
-            Self::BesideQueue => "beside the queue",
+            Self::AfterSrqNumber => "after the SRQ number",
             Self::RefusedBlock => "block of a refusal",
-            Self::BehindInline => "behind inline data",
-            Self::KeptOfKey => "kept of a key",
-            Self::AnyPort => "any source port",
-            Self::NoBytes => "elements of no bytes",
-            Self::Errno => "errno of a refusal",
-            Self::RefusedRing => "ring after a refusal",
-            Self::SenderInData => "sender in the data",
-            Self::KeyIndex => "index of a partition key",
-            Self::LongEntry => "data of a long entry",
+            Self::InlinePadding => "padding of inline data",
+            Self::UnchangedKeyFields => "unchanged key fields",
+            Self::SourcePort => "source port",
+            Self::EmptyElements => "empty elements",
+            Self::Errno => "errno",
+            Self::RefusedDoorbell => "doorbell after a refusal",
+            Self::SenderInData => "sender of a CQE with data",
+            Self::PkeyIndex => "P_Key index",
+            Self::LongCqe => "data of a 128-byte CQE",
         }
     }
 
-    /// In a sentence.
+    /// The explanation.
     pub fn why(self) -> &'static str {
         match self {
             Self::Sizes => {
                 "each provider plans how large entries are; both hold what was asked for"
             }
             Self::NoImmediate => {
-                "an operation of ibv_wr_* without immediate or key: the C provider leaves what \
-                 was there, ours is 0; the device does not look"
+                "an operation of ibv_wr_* without immediate data or key: the stock provider \
+                 writes nothing, the plugin 0; the device does not read it"
             }
             Self::NoCompare => {
-                "a fetch-and-add: the C provider leaves what was there, ours is 0; the device \
-                 does not look"
+                "a fetch-and-add: the stock provider writes nothing, the plugin 0; the device \
+                 does not read it"
             }
-            Self::BesideQueue => {
-                "an XRC work request: the three words behind the number of the peer's shared \
-                 queue are reserved; the C provider leaves what was there, ours are 0"
+            Self::AfterSrqNumber => {
+                "an XRC work request: the three words after the remote SRQ number are reserved; \
+                 the stock provider writes nothing, the plugin 0"
             }
             Self::RefusedBlock => {
-                "a work request is refused: the C provider has written to its block, which it \
-                 does not hand over, ours has not"
+                "a refused work request: the stock provider has written to its block, which it \
+                 does not publish; the plugin has not"
             }
-            Self::BehindInline => {
-                "a work request with inline data: behind them, to the end of their last segment, \
-                 the C provider leaves what was there, ours is 0; the device does not look"
+            Self::InlinePadding => {
+                "inline data: after it, up to the end of its last segment, the stock provider \
+                 writes nothing, the plugin 0; the device does not read it"
             }
-            Self::KeptOfKey => {
-                "a window is bound or a key invalidated: of the key's fields that the mask does \
-                 not name the C provider leaves what was there, ours are 0; the device does not \
-                 look"
+            Self::UnchangedKeyFields => {
+                "a window bind or a local invalidate: in key fields that the mask does not name \
+                 the stock provider writes nothing, the plugin 0; the device does not read them"
             }
-            Self::AnyPort => {
-                "RoCE version 2 without a flow label: both take any port from 0xc000 on, the \
-                 same for all packets of the handle"
+            Self::SourcePort => {
+                "RoCE version 2 without a flow label: both choose a port from 0xc000 on, the \
+                 same for all packets of the address handle"
             }
-            Self::NoBytes => {
-                "in a shared receive queue the C provider writes elements of no bytes, which it \
-                 leaves out everywhere else; ours leaves them out here too"
+            Self::EmptyElements => {
+                "the stock provider writes elements of no bytes into a shared receive queue; \
+                 the plugin leaves them out, as both do elsewhere"
             }
             Self::Errno => {
-                "too many elements, or too much inline data: EINVAL as ibv_post_send(3) has it \
-                 for an invalid work request, where the C provider gives ENOMEM"
+                "too many elements, or too much inline data: EINVAL, as ibv_post_send(3) says; \
+                 the stock provider returns ENOMEM"
             }
-            Self::RefusedRing => {
-                "a list of which a work request's inline data is refused: the C provider rings \
-                 with that one's unfinished control segment, ours with the one before it"
+            Self::RefusedDoorbell => {
+                "a list with a work request whose inline data is refused: the stock provider \
+                 rings with its unfinished control segment, the plugin with the request before \
+                 it"
             }
             Self::SenderInData => {
-                "a receive whose data came in the completion's first 32 bytes: what it says of the \
-                 sender would be there too, so the C provider gives bytes of the data for it, ours 0"
+                "a receive whose data came in the first 32 bytes of its CQE: fields of the \
+                 sender hold data there, of which the stock provider returns bytes, the plugin \
+                 0"
             }
-            Self::KeyIndex => {
-                "a message with immediate data, or a key that it invalidates: these are in the \
-                 field of the partition key's index, of which the C provider gives the low half, \
-                 ours 0"
+            Self::PkeyIndex => {
+                "a message with immediate data or a key to invalidate, which share a field with \
+                 the P_Key index: the stock provider returns its low half, the plugin 0"
             }
-            Self::LongEntry => {
-                "data of a read or an atomic in an entry of 128 bytes: the C provider of rdma-core \
-                 44 takes them from the wrong place; that of 65 does as ours"
+            Self::LongCqe => {
+                "data of a read or an atomic in a CQE of 128 bytes: libmlx5 of rdma-core 44 \
+                 reads it from the wrong offset, that of 65 as the plugin"
             }
         }
     }
@@ -144,11 +144,11 @@ pub struct Difference<'a> {
     pub header: &'a str,
     /// What the line is about.
     pub key: &'a str,
-    /// The line of the C provider.
+    /// The line of the stock provider.
     pub stock: &'a str,
-    /// Ours.
+    /// The plugin's.
     pub ours: &'a str,
-    /// The first work request of the case, as ours has it.
+    /// The first work request of the case, as the plugin wrote it.
     pub entry: &'a str,
     /// Bytes of the work requests of the case before this one.
     pub start: usize,
@@ -162,8 +162,8 @@ fn pattern(at: usize) -> u8 {
     (at.wrapping_mul(167).wrapping_add(91) ^ at >> 8) as u8
 }
 
-/// Whether each byte of two words is the same, or was left by the C provider
-/// and is 0 from us.
+/// Whether each byte of two words is the same, or was not written by the stock
+/// provider and is 0 in the plugin's.
 fn left(old: &str, new: &str, at: usize) -> bool {
     (0..4).all(|i| {
         let byte = |word: &str| word.get(i * 2..i * 2 + 2).map(str::to_owned);
@@ -187,7 +187,7 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
     match subject {
         "sizes" => Some(vec![Reason::Sizes]),
         "posted" => errno(difference, refusal.as_deref()?),
-        "shared" => same_but_for_empty(difference).then(|| vec![Reason::NoBytes]),
+        "shared" => same_but_for_empty(difference).then(|| vec![Reason::EmptyElements]),
         "entry" => {
             let request = request(&what, refusal.is_some(), number.parse().ok()?)?;
             entry(difference, kind, request)
@@ -196,7 +196,7 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
             // The first work request went out alone, so as a whole or by its
             // first words.
             let whole = difference.entry.get(..16)? == difference.ours.get(..16)?;
-            (whole && kind_posts_lists(kind)).then(|| vec![Reason::RefusedRing])
+            (whole && kind_posts_lists(kind)).then(|| vec![Reason::RefusedDoorbell])
         }
         "register" => {
             // More than a doorbell only of a work request that was alone.
@@ -248,7 +248,7 @@ fn one_completion(
     match (subject, &differ[..]) {
         // The sender, and behind each name its number.
         ("from", _) if in_completion && ours == words(NOBODY) => Some(Reason::SenderInData),
-        ("from", [8]) if ours[8] == "0" && has_extra(what) => Some(Reason::KeyIndex),
+        ("from", [8]) if ours[8] == "0" && has_extra(what) => Some(Reason::PkeyIndex),
         // The flag of a route header, which is beside the sender.
         ("completion", [at])
             if in_completion && at.checked_sub(1).is_some_and(|at| ours[at] == "flags") =>
@@ -261,7 +261,7 @@ fn one_completion(
                 let bytes = (0..text.len()).step_by(2);
                 bytes.map(|at| text.get(at..at + 2) == Some("--")).collect()
             };
-            (untouched(stock[0]) == untouched(ours[0])).then_some(Reason::LongEntry)
+            (untouched(stock[0]) == untouched(ours[0])).then_some(Reason::LongCqe)
         }
         _ => None,
     }
@@ -326,13 +326,13 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
             12 if left && !kind_posts_lists(kind) && !has_immediate(operation) => {
                 Reason::NoImmediate
             }
-            20..32 if left && xrc && !changes_keys => Reason::BesideQueue,
+            20..32 if left && xrc && !changes_keys => Reason::AfterSrqNumber,
             // Behind the address, if there is one.
             40 | 44 if left && !xrc && operation == "fetch-add" => Reason::NoCompare,
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
-            64..128 if left && changes_keys => Reason::KeptOfKey,
-            28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::AnyPort,
-            word if left && is_behind(&behind, word, old, new) => Reason::BehindInline,
+            64..128 if left && changes_keys => Reason::UnchangedKeyFields,
+            28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::SourcePort,
+            word if left && is_behind(&behind, word, old, new) => Reason::InlinePadding,
             _ => return None,
         };
         if !reasons.contains(&reason) {
@@ -384,7 +384,7 @@ fn any_port(difference: &Difference, at: usize, old: &str, new: &str) -> bool {
     label == Some("00000") && old.get(..4) == new.get(..4) && port(old) && port(new)
 }
 
-/// Whether the C provider's entry of a shared receive queue is ours without its
+/// Whether the stock provider's entry of a shared receive queue is ours without its
 /// elements of no bytes.
 fn same_but_for_empty(difference: &Difference) -> bool {
     const SEGMENT: usize = 32;
@@ -472,7 +472,7 @@ mod tests {
             of(header, "entry 0", &stock, &ours)
         };
         let header = "case xrc-3 1 post send/1";
-        assert_eq!(ask(header, "00123456"), Some(vec![Reason::BesideQueue]));
+        assert_eq!(ask(header, "00123456"), Some(vec![Reason::AfterSrqNumber]));
         assert_eq!(ask(header, "00123457"), None);
         assert_eq!(ask("case xrc-keys 1 post bind/0", "00123456"), None);
         assert_eq!(ask("case rc-4 1 post send/1", "00123456"), None);
@@ -488,7 +488,7 @@ mod tests {
         let left = format!("112233{:02x}", pattern(27));
         let (other, ours) = (format!("112233{:02x}", !pattern(27)), "11223300");
         let header = "case rc-4 1 post send/1/inline";
-        let why = Some(vec![Reason::BehindInline]);
+        let why = Some(vec![Reason::InlinePadding]);
         assert_eq!(ask(header, "80000007", &left, ours), why);
         assert_eq!(ask(header, "80000007", &other, ours), None);
         // Of the data.
@@ -514,8 +514,14 @@ mod tests {
             of(header, "register this", &text(stock), &text(ours))
         };
         // The pattern's bytes 64 to 67: 0x1b, 0xc2, 0x69, 0x10.
-        assert_eq!(ask("40c26910", "40000000"), Some(vec![Reason::KeptOfKey]));
-        assert_eq!(ask("--------", "00000000"), Some(vec![Reason::KeptOfKey]));
+        assert_eq!(
+            ask("40c26910", "40000000"),
+            Some(vec![Reason::UnchangedKeyFields])
+        );
+        assert_eq!(
+            ask("--------", "00000000"),
+            Some(vec![Reason::UnchangedKeyFields])
+        );
         assert_eq!(ask("40c26911", "40000000"), None);
         assert_eq!(ask("40c26910", "41000000"), None);
         assert_eq!(ask("40c26910", "40000001"), None);
@@ -532,7 +538,10 @@ mod tests {
             let text = |parts: [&str; 2]| format!("{head}{}{}", parts[0], parts[1]);
             of(header, "shared 0", &text(stock), &text(ours))
         };
-        assert_eq!(ask([empty, full], [full, end]), Some(vec![Reason::NoBytes]));
+        assert_eq!(
+            ask([empty, full], [full, end]),
+            Some(vec![Reason::EmptyElements])
+        );
         assert_eq!(ask([empty, full], [end, end]), None);
         assert_eq!(ask([full, full], [full, end]), None);
         assert_eq!(ask([full, end], [full, full]), None);
@@ -551,7 +560,10 @@ mod tests {
                 &vector(ports[1], label),
             )
         };
-        assert_eq!(ask("100000", ["c062", "ed39"]), Some(vec![Reason::AnyPort]));
+        assert_eq!(
+            ask("100000", ["c062", "ed39"]),
+            Some(vec![Reason::SourcePort])
+        );
         assert_eq!(ask("100001", ["c062", "ed39"]), None);
         assert_eq!(ask("100000", ["c062", "1d39"]), None);
     }
@@ -593,7 +605,7 @@ mod tests {
             let header = format!("case 64 1 receive of kind {kind}");
             of(&header, "from 0", stock, ours)
         };
-        assert_eq!(ask(2, ours), Some(vec![Reason::KeyIndex]));
+        assert_eq!(ask(2, ours), Some(vec![Reason::PkeyIndex]));
         assert_eq!(ask(5, ours), None);
         assert_eq!(ask(2, "123450 lid 1 service 2 bits 3 key 1"), None);
         assert_eq!(ask(2, "123451 lid 1 service 2 bits 3 key 0"), None);
@@ -605,7 +617,7 @@ mod tests {
             let header = format!("case {shape} 1 own: 2 bytes in the completion of a read, list 0");
             of(&header, "data", "--0000----", ours)
         };
-        assert_eq!(ask("128", "--4041----"), Some(vec![Reason::LongEntry]));
+        assert_eq!(ask("128", "--4041----"), Some(vec![Reason::LongCqe]));
         assert_eq!(ask("64", "--4041----"), None);
         assert_eq!(ask("128", "--404142--"), None);
     }

@@ -36,7 +36,7 @@ const KNOWN: &[Known] = &[
         why: "datagram sockets of librdmacm make an address handle without a \
               global route, which libmlx5 refuses on Ethernet",
     },
-    // What the C provider knows of dynamic connections' limits, and how it gives
+    // What the stock provider knows of dynamic connections' limits, and how it gives
     // a stream back, it asks by DevX. Without it the first test waits for as many
     // completions as there may be atomics at once, none, and looks at the first.
     Known {

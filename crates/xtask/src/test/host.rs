@@ -199,7 +199,7 @@ fn counts(
     line
 }
 
-/// What the plugin writes for ConnectX, beside what the C provider writes.
+/// What the plugin writes for ConnectX, beside what the stock provider writes.
 fn mlx5_bytes() -> Line {
     const WHAT: &str = "mlx5's bytes";
     if !cfg!(target_arch = "x86_64") {
