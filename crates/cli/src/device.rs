@@ -15,8 +15,14 @@ pub fn all() -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// Returns the selected devices: the named one, or all, at least one.
+/// Returns the selected devices: the one that is named, by the caller or by
+/// `RINGVERBS_DEVICE`, or all, or the embedded one if there is none.
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
+    if name.is_none()
+        && let Some(device) = Device::from_environment().map_err(choosing())?
+    {
+        return Ok(vec![device]);
+    }
     if let Some(name) = name {
         return match Device::named(name) {
             Err(ringverbs::Error::NoDevice { .. }) => Err(Error::NoSuchDevice {
@@ -28,9 +34,14 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
     }
     let devices = all()?;
     if devices.is_empty() {
-        return Err(Error::NoDevice);
+        return Ok(vec![embedded()?]);
     }
     Ok(devices)
+}
+
+/// Returns the embedded device.
+pub fn embedded() -> Result<Device, Error> {
+    Device::embedded().map_err(choosing())
 }
 
 /// Opens a device for queries, whatever its driver.
@@ -90,12 +101,15 @@ impl OpenDevice {
     }
 }
 
-/// Opens the named device; without a name, the first whose port is active. If
-/// there is none and the command needs no other process (`alone`), opens the
+/// Opens the device that is named, by the caller or by `RINGVERBS_DEVICE`;
+/// without a name, the first whose port is active. If there is none and the command needs no other process (`alone`), opens the
 /// embedded device.
 pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<OpenDevice, Error> {
     if let Some(name) = name {
         return OpenDevice::open(&Device::named(name).map_err(choosing())?);
+    }
+    if let Some(device) = Device::from_environment().map_err(choosing())? {
+        return OpenDevice::open(&device);
     }
     let devices = ringverbs::devices().map_err(Error::native("listing the devices"));
     let mut reasons = Vec::new();
@@ -117,7 +131,7 @@ pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<OpenDevice, 
     let reasons: Vec<String> = reasons.iter().map(Error::to_string).collect();
     Ok(OpenDevice {
         instead: Some(reasons.join("; ")),
-        ..OpenDevice::open(&Device::embedded().map_err(choosing())?)?
+        ..OpenDevice::open(&embedded()?)?
     })
 }
 

@@ -31,28 +31,33 @@ struct DeviceRow {
 
 impl From<Device> for DeviceRow {
     fn from(device: Device) -> Self {
+        let driver = match device.is_embedded() {
+            true => "in this process".to_owned(),
+            false => device::driver_name(device.found().driver_id),
+        };
         let device = device.found();
         Self {
             transport: names::transport(device.node_type).0,
             node_guid: device.node_guid.map(|guid| names::guid(guid.to_be_bytes())),
             ports: device.num_ports,
-            driver: device::driver_name(device.driver_id),
-            char_device: device.device_path(),
+            driver,
+            char_device: match device.uverbs_name.is_empty() {
+                true => "-".to_owned(),
+                false => device.device_path(),
+            },
             name: device.name.clone(),
         }
     }
 }
 
-/// Lists the devices. Without devices it is an empty list as JSON, and an error
-/// as text.
+/// Lists the devices, the embedded one last.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let devices: Vec<DeviceRow> = device::all()?.into_iter().map(DeviceRow::from).collect();
+    let mut devices = device::all()?;
+    devices.push(device::embedded()?);
+    let devices: Vec<DeviceRow> = devices.into_iter().map(DeviceRow::from).collect();
     if args.json {
         out::json(&devices)?;
         return Ok(ExitCode::SUCCESS);
-    }
-    if devices.is_empty() {
-        return Err(Error::NoDevice);
     }
     let heading = [
         "device",

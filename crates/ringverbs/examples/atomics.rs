@@ -10,7 +10,7 @@ fn run(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
     request: WorkRequest<Buffer>,
-) -> Result<(u64, Buffer), Box<dyn std::error::Error>> {
+) -> anyhow::Result<(u64, Buffer)> {
     qp.post(request)?;
     let mut completion = cq.poll_until_one()?;
     if let Err(failure) = completion.result {
@@ -23,11 +23,12 @@ fn run(
     Ok((u64::from_ne_bytes(value), old))
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(16).build()?;

@@ -7,10 +7,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use ringverbs::cm::{self, Connector, Options};
 use ringverbs::{Operation, Transport};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Messages each way, and bytes of each: what ucmatose does unless told.
 const MESSAGES: usize = 10;
@@ -27,7 +26,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let address: IpAddr = arguments
         .next()
-        .ok_or("cm_client ADDRESS [PORT]")?
+        .context("usage: cm_client ADDRESS [PORT]")?
         .parse()?;
     let port: u16 = arguments.next().map_or(Ok(7471), |port| port.parse())?;
 
@@ -54,7 +53,7 @@ fn main() -> Result<()> {
             if let cm::Error::Failed { private_data, .. } = &error {
                 println!("the server says: {:?}", text(private_data));
             }
-            return Err(error.to_string().into());
+            return Err(error.into());
         }
     };
     println!(
@@ -70,7 +69,7 @@ fn main() -> Result<()> {
             // Whether the server is still there is a system call: it is asked
             // only when there is nothing else to do.
             if connection.is_over()? {
-                return Err(format!("the server is gone after {received} messages").into());
+                bail!("the server is gone after {received} messages");
             }
             continue;
         };
@@ -80,9 +79,11 @@ fn main() -> Result<()> {
             continue;
         }
         if success.byte_len as usize != SIZE {
-            return Err(format!("{} bytes instead of {SIZE}", success.byte_len).into());
+            bail!("{} bytes instead of {SIZE}", success.byte_len);
         }
-        let buffer = completion.take_buffer().ok_or("a receive has its buffer")?;
+        let buffer = completion
+            .take_buffer()
+            .context("a receive has its buffer")?;
         println!("message {received} begins with {:?}", &buffer[..4]);
         received += 1;
         qp.send(buffer, 0)?;

@@ -7,13 +7,12 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, bail};
 use ringverbs::cm::{Connector, Listener, Options};
 use ringverbs::{
     AddressHandle, Completion, CompletionQueue, Gid, Inline, Operation, ProtectionDomain,
     QueuePair, Transport, WorkRequest,
 };
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// udaddy's.
 const PORT: u16 = 7174;
@@ -62,14 +61,14 @@ fn all(cq: &mut CompletionQueue, operation: Operation) -> Result<Completion> {
             continue;
         }
         if operation == Operation::Receive && bytes != HEADER + SIZE {
-            return Err(format!("{bytes} bytes with the header").into());
+            bail!("{bytes} bytes with the header");
         }
         count += 1;
         if count == MESSAGES {
             return Ok(completion);
         }
     }
-    Err(format!("{count} of {MESSAGES} datagrams").into())
+    bail!("{count} of {MESSAGES} datagrams")
 }
 
 fn client(address: IpAddr) -> Result<()> {
@@ -79,7 +78,7 @@ fn client(address: IpAddr) -> Result<()> {
     connector.prepare(&mut qp)?;
     post_receives(&domain, &mut qp)?;
     let found = connector.connect(&mut qp, &Options::default(), Some(TIMEOUT))?;
-    let service = found.service().ok_or("no service")?;
+    let service = found.service().context("no service")?;
     println!("the service is queue pair {}", service.qp_num);
     let path = domain.address_handle(&service.path)?;
     send(&mut qp, &path, service.qp_num, service.qkey)?;
@@ -90,7 +89,7 @@ fn client(address: IpAddr) -> Result<()> {
 
 fn service() -> Result<()> {
     let listener = Listener::bind_datagram(SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)))?;
-    let request = listener.next_request(None)?.ok_or("no request")?;
+    let request = listener.next_request(None)?.context("no request")?;
     let domain = request.device()?.open()?.alloc_pd()?;
     let (mut qp, mut cq) = make(&domain)?;
     request.prepare(&mut qp)?;
@@ -98,9 +97,9 @@ fn service() -> Result<()> {
     let _accepted = request.accept(&mut qp, &Options::default())?;
     // Who asks is told; who that was, its datagrams say.
     let last = all(&mut cq, Operation::Receive)?;
-    let number = last.result?.immediate().ok_or("no number")?;
+    let number = last.result?.immediate().context("no number")?;
     let local = domain.context().local_address(1)?;
-    let path = last.reply_address(&local).ok_or("nobody's datagram")?;
+    let path = last.reply_address(&local).context("nobody's datagram")?;
     let (lid, gid) = (path.dlid, Gid(path.grh.dgid));
     println!("from {gid}, LID {lid}, queue pair {number}");
     let key = qp.query()?.qkey;

@@ -8,10 +8,9 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use ringverbs::cm::{Connection, Listener, Options, Request};
 use ringverbs::{CompletionQueue, Operation, Transport};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Messages each way, and bytes of each: what ucmatose does unless told.
 const MESSAGES: usize = 10;
@@ -35,14 +34,16 @@ fn receive(
             }
             // Our own sends complete here, too.
             if completion.operation == Operation::Receive {
-                let buffer = completion.take_buffer().ok_or("a receive has its buffer")?;
+                let buffer = completion
+                    .take_buffer()
+                    .context("a receive has its buffer")?;
                 messages.push(buffer.to_vec());
             }
         }
         // Whether the client is still there: that is a system call, so it is
         // asked only when there is nothing else to do.
         if !found && connection.is_over()? {
-            return Err("the client is gone".into());
+            bail!("the client is gone");
         }
     }
     Ok(messages)
@@ -75,7 +76,7 @@ fn serve(request: Request) -> Result<()> {
     let messages = receive(&mut cq, &connection, MESSAGES)?;
     for message in &messages {
         if message.len() != SIZE {
-            return Err(format!("{} bytes instead of {SIZE}", message.len()).into());
+            bail!("{} bytes instead of {SIZE}", message.len());
         }
     }
     println!("{} messages of {SIZE} bytes came back", messages.len());
@@ -94,7 +95,7 @@ fn main() -> Result<()> {
     let listener = Listener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     println!("listening on {:?}", listener.local_addr()?);
     for _ in 0..clients {
-        let request = listener.next_request(None)?.ok_or("no request")?;
+        let request = listener.next_request(None)?.context("no request")?;
         println!("request from {:?}", request.peer_addr()?);
         // What goes wrong with one client is no reason to end.
         if let Err(error) = serve(request) {

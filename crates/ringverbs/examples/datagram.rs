@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use ringverbs::completion::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress};
 use ringverbs::{Device, Error, Inline, Operation, QueuePair, Transport, WorkRequest};
 
@@ -13,16 +14,17 @@ const QKEY: u32 = 0x1234_5678;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(64).build()?;
     let local = context.local_address(1)?;
-    let make = || -> Result<_, Box<dyn std::error::Error>> {
+    let make = || -> anyhow::Result<_> {
         let builder = domain.queue_pair(Transport::Datagram, &cq).inline(64);
         let mut qp = builder.build()?;
         qp.activate(&local, QKEY)?;
@@ -65,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..6 {
         // Nobody says so when one is lost.
         let completion = cq.poll_for(TIMEOUT)?;
-        let mut completion = completion.ok_or("not all datagrams have come")?;
+        let mut completion = completion.context("not all datagrams have come")?;
         let gid = completion.sender();
         match completion.result {
             Ok(success) if completion.operation == Operation::Receive => {

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use ringverbs::completion::{ContextFormat, WaitObject};
 use ringverbs::{Device, Transport, WorkRequest};
@@ -19,11 +20,12 @@ const SIZE: usize = 64;
 const QUEUE: u64 = 1;
 const SOCKET: u64 = 2;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let queue = context.completion_queue().entries(64);
@@ -41,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     receiver.connect(&local, &a)?;
     let mut buffers = domain.alloc(2 * LINES * SIZE)?.into_buffers(SIZE);
     for token in 0..LINES as u64 {
-        let buffer = buffers.next().ok_or("there is a buffer for each")?;
+        let buffer = buffers.next().context("there is a buffer for each")?;
         receiver.receive(buffer, token)?;
     }
 
@@ -69,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if std::mem::take(&mut socket_is_ready) {
             // All that is there; a line may come in pieces.
             while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
-                let mut buffer = buffers.next().ok_or("there is a buffer for each")?;
+                let mut buffer = buffers.next().context("there is a buffer for each")?;
                 buffer.copy_from(line.trim_end().as_bytes())?;
                 sender.post(WorkRequest::send(buffer).unsignaled())?;
                 line.clear();
@@ -99,7 +101,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
-    writer.join().map_err(|_| "the writer has panicked")??;
+    writer
+        .join()
+        .map_err(|_| anyhow::anyhow!("the writer has panicked"))??;
     println!("{received} lines came by RDMA");
     Ok(())
 }

@@ -4,11 +4,11 @@
 
 use ringverbs::{Device, Transport};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     // A device, and a protection domain for everything that works together.
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
     let context = device.open()?;
     let domain = context.alloc_pd()?;

@@ -11,10 +11,10 @@ use ringverbs::{Device, Operation, Transport, tcp};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [role, address, device @ ..] = &arguments[..] else {
-        return Err("hello_tcp listen|connect ADDRESS:PORT [DEVICE]".into());
+        anyhow::bail!("usage: hello_tcp listen|connect ADDRESS:PORT [DEVICE]");
     };
 
     let device = match device {

@@ -1,16 +1,15 @@
 //! A client of `kv_server`. It sleeps until its answers come.
 //!
 //! `kv_client ADDRESS:PORT set KEY VALUE`, `get KEY`, or `check NAME COUNT`,
-//! which sets and gets so many keys and looks whether they are what they should
-//! be; with `DEVICE=rxe1` in the environment by that device.
+//! which sets and gets so many keys and compares; `RINGVERBS_DEVICE` names the
+//! device.
 
 use std::net::TcpStream;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use ringverbs::completion::{CompletionReader, EntryFlags, MessageFormat};
 use ringverbs::{Buffer, Device, QueuePair, Transport, tcp};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const SIZE: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,11 +25,7 @@ struct Client {
 
 impl Client {
     fn connect(address: &str) -> Result<Self> {
-        let device = match std::env::var("DEVICE") {
-            Ok(name) => Device::named(&name)?,
-            Err(_) => Device::first()?,
-        };
-        let context = device.open()?;
+        let context = Device::first()?.open()?;
         let domain = context.alloc_pd()?;
         let local = context.local_address(1)?;
         // The reader blocks on whatever the library thinks best.
@@ -55,7 +50,10 @@ impl Client {
 
     /// Sends a request, and waits for its answer.
     fn ask(&mut self, text: &str) -> Result<String> {
-        let mut request = self.request.take().ok_or("an earlier request has failed")?;
+        let mut request = self
+            .request
+            .take()
+            .context("an earlier request has failed")?;
         request.copy_from(text.as_bytes())?;
         self.qp.send(request, 0)?;
         let mut answer = None;
@@ -88,7 +86,7 @@ impl Client {
     fn expect(&mut self, request: &str, expected: &str) -> Result<()> {
         match self.ask(request)? {
             answer if answer == expected => Ok(()),
-            answer => Err(format!("{request}: {answer:?}, not {expected:?}").into()),
+            answer => bail!("{request}: {answer:?}, not {expected:?}"),
         }
     }
 }
@@ -97,7 +95,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (address, words) = arguments
         .split_first()
-        .ok_or("kv_client ADDRESS:PORT ...")?;
+        .context("kv_client ADDRESS:PORT ...")?;
     let mut client = Client::connect(address)?;
     match words {
         [check, name, count] if check == "check" => {

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use anyhow::Result;
 use ringverbs::completion::{EntryFlags, MessageFormat, ReadError, TokioReader, WaitObject};
 use ringverbs::{Device, ProtectionDomain, Transport, tcp};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 type Store = Arc<Mutex<HashMap<String, String>>>;
 
 /// Bytes of the longest message, and requests of a client that may be waiting.

@@ -7,12 +7,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail};
 use ringverbs::cm::{Connection, Connector, Options};
 use ringverbs::{
     AccessFlags, CompletionQueue, Error, Inline, QueuePair, RemoteAddr, Transport, WorkRequest,
 };
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// What is said of memory: address, key, length, big endian.
 const INFO: usize = 16;
@@ -46,7 +45,7 @@ fn go_ahead(qp: &mut QueuePair, cq: &mut CompletionQueue, connection: &Connectio
             }
         }
         if connection.is_over()? {
-            return Err("the server has disconnected".into());
+            bail!("the server has disconnected");
         }
     }
 }
@@ -55,7 +54,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let address: IpAddr = arguments
         .next()
-        .ok_or("rping_client ADDRESS [COUNT [PORT]]")?
+        .context("usage: rping_client ADDRESS [COUNT [PORT]]")?
         .parse()?;
     let count: u32 = arguments.next().map_or(Ok(10), |count| count.parse())?;
     let port = arguments.next().map_or(Ok(7174), |port| port.parse())?;
@@ -97,7 +96,7 @@ fn main() -> Result<()> {
         go_ahead(&mut qp, &mut cq, &connection)?;
         pong.read_at(0, &mut back)?;
         if sent != back {
-            return Err(format!("ping {number} came back changed").into());
+            bail!("ping {number} came back changed");
         }
         println!("ping data: {}", String::from_utf8_lossy(&back[..PING - 1]));
     }

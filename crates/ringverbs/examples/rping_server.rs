@@ -6,10 +6,9 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use ringverbs::cm::{Connection, Listener, Options};
 use ringverbs::{Buffer, CompletionQueue, Inline, QueuePair, RemoteAddr, Transport, WorkRequest};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// What the client says of its memory: address, key, length, big endian.
 const INFO: usize = 16;
@@ -91,7 +90,7 @@ fn main() -> Result<()> {
         .map_or(Ok(7174), |port| port.parse())?;
     let listener = Listener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     println!("listening on {:?}", listener.local_addr()?);
-    let request = listener.next_request(None)?.ok_or("no request")?;
+    let request = listener.next_request(None)?.context("no request")?;
     println!("request from {:?}", request.peer_addr()?);
 
     // The queue pair is made on the device that the request came by.

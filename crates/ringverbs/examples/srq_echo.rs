@@ -8,9 +8,8 @@
 
 use std::{collections::HashMap, sync::mpsc, thread};
 
+use anyhow::Result;
 use ringverbs::{Device, Endpoint, Operation, Transport};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const MESSAGES: usize = 10;
 const SIZE: usize = 256;
@@ -58,8 +57,9 @@ fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let device = match args.next() {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let clients = args.next().and_then(|n| n.parse().ok()).unwrap_or(8);
     let context = device.open()?;
     let domain = context.alloc_pd()?;

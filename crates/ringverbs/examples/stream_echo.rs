@@ -29,12 +29,12 @@ fn serve(address: &str) -> io::Result<()> {
     }
 }
 
-fn main() -> io::Result<()> {
+fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments.next().unwrap_or("0.0.0.0:7471".to_owned());
     let words: Vec<String> = arguments.collect();
     if words.is_empty() {
-        return serve(&address);
+        return Ok(serve(&address)?);
     }
     let mut stream = RdmaStream::connect(&address)?;
     stream.write_all(words.join(" ").as_bytes())?;

@@ -9,10 +9,9 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use ringverbs::completion::{TagMatch, TaggedEndpoint, TaggedEntry};
 use ringverbs::{Device, ProtectionDomain, Transport};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 // A tag is 64 bits, which mean what we like: here a message's kind and number.
 const RESULT: u64 = 1 << 32;
@@ -39,7 +38,7 @@ fn next(end: &mut TaggedEndpoint) -> Result<TaggedEntry> {
             return Ok(entry?);
         }
     }
-    Err("nothing has come for 30 seconds".into())
+    anyhow::bail!("nothing has come for 30 seconds")
 }
 
 /// Receives one message that `which` takes, into memory of `len` bytes.
@@ -53,7 +52,7 @@ fn receive(
     let entry = next(end)?;
     let (tag, buffer) = (entry.tag, entry.payload.into_buffer());
     let (Some(tag), Some(buffer)) = (tag, buffer) else {
-        return Err("a receive without a message".into());
+        anyhow::bail!("a receive without a message");
     };
     Ok((tag, buffer.to_vec()))
 }
@@ -61,8 +60,9 @@ fn receive(
 fn main() -> Result<()> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let context = device.open()?;
     let domain = context.alloc_pd()?;
 

@@ -5,11 +5,12 @@
 
 use ringverbs::{AccessFlags, Device, Operation, Transport, WorkRequest};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
-        None => Device::first()?,
+        None => Device::first_or_embedded()?,
     };
+    eprintln!("device {}", device.name());
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(16).build()?;

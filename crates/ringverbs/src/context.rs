@@ -22,6 +22,11 @@ const DEVICE_FLUSH_PERSISTENT: u64 = 1 << 39;
 /// `IB_UVERBS_DEVICE_ATOMIC_WRITE`.
 const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 
+/// Environment variable that names the device.
+const VARIABLE: &str = "RINGVERBS_DEVICE";
+/// `IB_PORT_ACTIVE`.
+const PORT_ACTIVE: u8 = 4;
+
 /// The kernel's context, as objects refer to it.
 pub(crate) type Ctx = Arc<uverbs::Context>;
 
@@ -123,20 +128,66 @@ impl Device {
             })
     }
 
-    /// Returns the first device in the kernel's order.
+    /// Returns the device that the environment variable `RINGVERBS_DEVICE` names;
+    /// if it is not set, the first device that has an active port, in the kernel's
+    /// order; if none has, the first.
+    ///
+    /// A program with raised rights (set-user-ID, set-group-ID, file capabilities)
+    /// ignores the variable.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is none.
+    /// [`Error::NoDevice`] if there is no device, or none of that name.
     pub fn first() -> Result<Self> {
-        let mut devices = devices()?.into_iter();
-        devices.next().ok_or(Error::NoDevice { name: None })
+        if let Some(device) = Self::from_environment()? {
+            return Ok(device);
+        }
+        let devices = devices()?;
+        let active = devices.iter().find(|device| device.is_active());
+        let device = active.or(devices.first());
+        device.cloned().ok_or(Error::NoDevice { name: None })
     }
 
-    /// Returns whether [`named`](Self::named) takes `name` for an embedded
-    /// device.
+    /// As [`first`](Self::first), but without a device that has an active port
+    /// returns the embedded one. For examples and tests: the program should print
+    /// which device it uses.
+    ///
+    /// # Errors
+    /// As [`embedded`](Self::embedded); [`Error::NoDevice`] if there is no device of
+    /// the name in `RINGVERBS_DEVICE`.
     #[cfg(feature = "embedded")]
-    pub(crate) fn is_embedded_name(name: &str) -> bool {
-        embedded_location(name).is_some()
+    pub fn first_or_embedded() -> Result<Self> {
+        if let Some(device) = Self::from_environment()? {
+            return Ok(device);
+        }
+        // No RDMA in the kernel is like no device.
+        let devices = devices().unwrap_or_default().into_iter();
+        match devices.into_iter().find(Self::is_active) {
+            Some(device) => Ok(device),
+            None => Self::embedded(),
+        }
+    }
+
+    /// Returns the device that the environment variable `RINGVERBS_DEVICE` names, as
+    /// [`named`](Self::named) takes it; `None` if it is not set or empty, or in a program with
+    /// raised rights.
+    ///
+    /// # Errors
+    /// As [`named`](Self::named).
+    pub fn from_environment() -> Result<Option<Self>> {
+        let name = uverbs::environment::text(VARIABLE).filter(|name| !name.is_empty());
+        name.map(|name| Self::named(&name)).transpose()
+    }
+
+    /// Whether this crate serves the device, and one of its ports is active.
+    fn is_active(&self) -> bool {
+        let active = |inspector: &Inspector, port| {
+            let attr = inspector.query_port(port);
+            attr.is_ok_and(|attr| attr.legacy.state == PORT_ACTIVE)
+        };
+        let ports = self.found.num_ports.unwrap_or(1);
+        Provider::serves(self.found.driver_id)
+            && (self.inspect())
+                .is_ok_and(|inspector| (1..=ports).any(|port| active(&inspector, port as u8)))
     }
 
     /// Returns the connection manager of an embedded device's network.

@@ -5,6 +5,9 @@ use std::io;
 
 use crate::qp::State;
 
+/// Whether there is an embedded device.
+const EMBEDDED: bool = cfg!(feature = "embedded");
+
 /// An error of this crate. The message names the verb, the object, the limit and
 /// what to do.
 #[derive(Debug)]
@@ -165,12 +168,29 @@ impl fmt::Display for Error {
             Self::Kernel(error) => error.fmt(f),
             Self::Map { what, error } => write!(f, "mapping the {what}: {error}"),
             Self::Driver { what, message } => write!(f, "the {what}: {message}"),
+            Self::NoDevice { name: Some(name) } if !EMBEDDED && name.starts_with("embedded") => {
+                write!(
+                    f,
+                    "there is no device {name}: ringverbs was built without its feature `embedded`"
+                )
+            }
             Self::NoDevice { name: Some(name) } => write!(
                 f,
-                "there is no RDMA device {name}; `rdma link` lists the devices"
+                "there is no RDMA device {name}; `rdma link` lists the devices{}",
+                if EMBEDDED {
+                    ", and `embedded` is always there"
+                } else {
+                    ""
+                },
             ),
-            Self::NoDevice { name: None } => f.write_str(
-                "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface",
+            Self::NoDevice { name: None } => write!(
+                f,
+                "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface{}",
+                if EMBEDDED {
+                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded:DIRECTORY one that other processes reach"
+                } else {
+                    ""
+                },
             ),
             Self::UnsupportedDriver { device, driver } => write!(
                 f,

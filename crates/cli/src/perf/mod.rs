@@ -69,8 +69,8 @@ pub struct Args {
     /// TCP port of the server
     #[arg(short, long, default_value_t = 18516)]
     port: u16,
-    /// Use this device (default: the first active one, or, if there is none and
-    /// both sides are in this process, `embedded`: a ConnectX in software;
+    /// Use this device (default: what RINGVERBS_DEVICE names, else the first active
+    /// one, or, if there is none and both sides are in this process, `embedded`: a ConnectX in software;
     /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, reaches
     /// your other processes)
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]

@@ -5,10 +5,6 @@ use rdmacm::{EventChannel, Id};
 use super::{Error, Result};
 use crate::{Device, devices};
 
-/// Environment variable that names the device if the program does not.
-#[cfg(feature = "embedded")]
-const VARIABLE: &str = "RINGVERBS_DEVICE";
-
 /// The kernel's connection manager, or that of an embedded device's network.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConnectionManager {
@@ -19,13 +15,8 @@ impl ConnectionManager {
     /// Returns the default: the kernel's, unless the environment names an
     /// embedded device.
     pub(super) fn from_environment() -> Result<Self> {
-        #[cfg(feature = "embedded")]
-        if let Some(name) = uverbs::environment::text(VARIABLE)
-            && Device::is_embedded_name(&name)
-        {
-            return Ok(Self::of(&Device::named(&name)?));
-        }
-        Ok(Self::default())
+        let device = Device::from_environment()?;
+        Ok(device.as_ref().map(Self::of).unwrap_or_default())
     }
 
     /// Returns that of a device.
