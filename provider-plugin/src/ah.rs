@@ -42,7 +42,7 @@ pub struct Ah<D: AhOps> {
 /// # Safety
 /// `ah` is a live address handle of a context of ours and of this kind of
 /// device.
-#[inline(always)]
+#[inline]
 pub unsafe fn ah_of<'a, D: AhOps>(ah: *mut ibv_ah) -> &'a Ah<D> {
     const { assert!(core::mem::offset_of!(Ah<D>, public) == 0) };
     // SAFETY: every ibv_ah of such a context begins an Ah.

@@ -162,7 +162,7 @@ impl<D: CqOps> Cq<D> {
 /// # Safety
 /// `cq` is a live completion queue of a context of ours and of this kind of
 /// device.
-#[inline(always)]
+#[inline]
 pub unsafe fn cq_of<'a, D: CqOps, T>(cq: *mut T) -> &'a Cq<D> {
     const { assert!(core::mem::offset_of!(Cq<D>, public) == 0) };
     // SAFETY: every ibv_cq and ibv_cq_ex of such a context begins a Cq.
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn req_notify_cq<D: CqOps>(cq: *mut ibv_cq, solicited_only
 ///
 /// # Safety
 /// `wc` has room for `num_entries`.
-#[inline(always)]
+#[inline]
 pub unsafe fn room<'a>(
     wc: *mut ibv_wc,
     num_entries: c_int,

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 ///
 /// # Safety
 /// The queue pair and the window are live, and of that device.
-#[inline(always)]
+#[inline]
 pub unsafe fn bind(
     post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
     qp: *mut ibv_qp,

@@ -179,7 +179,7 @@ pub struct Qp<D: QpOps> {
 ///
 /// # Safety
 /// `qp` is a live queue pair of a context of ours and of this kind of device.
-#[inline(always)]
+#[inline]
 pub unsafe fn qp_of<'a, D: QpOps, T>(qp: *mut T) -> &'a Qp<D> {
     const { assert!(core::mem::offset_of!(Qp<D>, public) == 0) };
     // SAFETY: every ibv_qp and ibv_qp_ex of such a context begins a Qp.
@@ -192,14 +192,14 @@ impl<D: QpOps> Qp<D> {
     ///
     /// The state is the one that libibverbs keeps; the device may have moved
     /// on to an error state, where posting is allowed too.
-    #[inline(always)]
+    #[inline]
     pub fn may_send(&self) -> bool {
         self.public.qp_ex.qp_base.state >= IBV_QPS_RTS
     }
 
     /// The receive queue, if there is one and receives can be posted to it in this
     /// state (IBA 10.3.1: in all but "reset"); otherwise null.
-    #[inline(always)]
+    #[inline]
     pub fn receiving(&self) -> *mut D::RecvQueue {
         // Relaxed: the post is ordered after the state change by the application, or races with it.
         self.receiving.load(Ordering::Relaxed)
@@ -223,11 +223,11 @@ impl<D: QpOps> Qp<D> {
 impl<D: QpOps> Receiver for Qp<D> {
     type Queue = D::RecvQueue;
 
-    #[inline(always)]
+    #[inline]
     fn lock(&self) -> &BiasedLock {
         &self.recv_lock
     }
-    #[inline(always)]
+    #[inline]
     fn single(&self) -> bool {
         self.single
     }

@@ -42,7 +42,7 @@ pub trait SrqOps: Sized + 'static {
     ) -> Result<NewSrq<Self>, Errno>;
 
     /// Guards the queue.
-    #[inline(always)]
+    #[inline]
     fn lock(srq: &Srq<Self>) -> &BiasedLock {
         &srq.lock
     }
@@ -101,11 +101,11 @@ pub struct Srq<D: SrqOps> {
 impl<D: SrqOps> Receiver for Srq<D> {
     type Queue = D::SharedQueue;
 
-    #[inline(always)]
+    #[inline]
     fn lock(&self) -> &BiasedLock {
         D::lock(self)
     }
-    #[inline(always)]
+    #[inline]
     fn single(&self) -> bool {
         self.single
     }
@@ -116,7 +116,7 @@ impl<D: SrqOps> Receiver for Srq<D> {
 /// # Safety
 /// `srq` is a live shared receive queue of a context of ours and of this kind
 /// of device.
-#[inline(always)]
+#[inline]
 pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     const { assert!(core::mem::offset_of!(Srq<D>, public) == 0) };
     // SAFETY: every ibv_srq of such a context begins an Srq.

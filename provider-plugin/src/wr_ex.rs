@@ -288,7 +288,7 @@ unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
 }
 
 /// A work request of a connection, without operands.
-#[inline(always)]
+#[inline]
 fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
     SendWr {
         imm_or_key: wr.imm_or_key,
@@ -302,7 +302,7 @@ fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
-#[inline(always)]
+#[inline]
 unsafe fn open<D: QpOps>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,

@@ -275,7 +275,7 @@ impl DeviceContext {
     }
 
     /// Where completion queues are armed.
-    #[inline(always)]
+    #[inline]
     pub fn arm_register(&self) -> &BlueFlame {
         &self.arm.register
     }

@@ -61,7 +61,7 @@ unsafe impl Sync for CompletionRing {}
 
 /// Says of an entry's last byte whether the device has written the entry, of
 /// which the owner bit is `round` then.
-#[inline(always)]
+#[inline]
 pub(crate) fn is_written(owner: u8, round: u8) -> bool {
     owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round
 }
@@ -74,7 +74,7 @@ pub struct EmptyCheck {
 
 impl EmptyCheck {
     /// Whether there is certainly nothing to read. Any thread, no lock.
-    #[inline(always)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         const OWNER: usize = offset_of!(Cqe, op_own);
         self.owner_check.is_empty::<OWNER>(is_written)

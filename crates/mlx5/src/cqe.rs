@@ -288,14 +288,14 @@ pub(crate) fn decode(
 }
 
 /// The queue pair of a CQE of its send queue.
-#[inline(always)]
+#[inline]
 fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
     qps.sender(cqe.uidx_field())
         .ok_or_else(|| unknown_queue(cqe))
 }
 
 /// The queue pair of a CQE of one of its receives.
-#[inline(always)]
+#[inline]
 fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
     qps.receiver(cqe.uidx_field())
         .ok_or_else(|| unknown_queue(cqe))
@@ -303,7 +303,7 @@ fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
 
 /// Completes the WQE that a CQE names, and all before it in its send queue. The
 /// slots are the poster's again, so whatever is needed of them has been read.
-#[inline(always)]
+#[inline]
 fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
     complete(&work.sends, cqe)
 }
@@ -335,7 +335,7 @@ fn complete(queue: &Outstanding, cqe: CqeRef) -> Result<u64, CompletionError> {
 }
 
 /// Opcode, flags and length of a completed work request of the send queue.
-#[inline(always)]
+#[inline]
 fn request(work: &Work, cqe: CqeRef) -> Result<(u32, u32, u32), CompletionError> {
     let request = (cqe.sop_qpn() >> 24) as u8;
     match request {

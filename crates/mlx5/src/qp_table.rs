@@ -65,13 +65,13 @@ impl Default for QpTable {
 
 impl QpTable {
     /// The queue pair whose sends complete here, by a CQE's field.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn sender(&mut self, field: u32) -> Option<&Work> {
         self.find(field, SENDS)
     }
 
     /// The queue pair whose receives complete here, by a CQE's field.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn receiver(&mut self, field: u32) -> Option<&Work> {
         self.find(field, RECEIVES)
     }

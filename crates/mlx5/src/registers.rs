@@ -87,7 +87,7 @@ impl Register {
         Ok(Self { at, _page: page })
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
         // SAFETY: it was made before this, and stays where it is, and as it is,
         // for as long as the page, of which this has a share.

@@ -82,7 +82,7 @@ impl Slot {
     ///
     /// # Safety
     /// `slot` is one of the slots, and this caller's.
-    #[inline(always)]
+    #[inline]
     unsafe fn post(slot: NonNull<Self>, wr_id: u64) -> usize {
         // SAFETY: as the caller says; aligned. Written at once, as posting waits
         // for stores.
@@ -93,7 +93,7 @@ impl Slot {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn is_outstanding(&self) -> bool {
         self.state & OUTSTANDING != 0
     }
@@ -163,7 +163,7 @@ impl SharedWork {
 
     /// What guards the list: whoever posts, or reads completions, has it
     /// meanwhile.
-    #[inline(always)]
+    #[inline]
     pub fn lock(&self) -> &BiasedLock {
         &self.lock
     }
@@ -179,7 +179,7 @@ impl SharedWork {
     }
 
     /// Takes the lock, for those who read completions.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn enter(&self) -> LockedWork<'_> {
         self.lock.lock();
         LockedWork { work: self }
@@ -189,7 +189,7 @@ impl SharedWork {
     ///
     /// # Safety
     /// The caller has the lock for as long as it uses it, and has it once.
-    #[inline(always)]
+    #[inline]
     #[expect(clippy::mut_from_ref, reason = "it is what the lock guards")]
     unsafe fn list(&self) -> &mut List {
         // SAFETY: as the caller says.
@@ -218,7 +218,7 @@ impl SharedWork {
 }
 
 impl List {
-    #[inline(always)]
+    #[inline]
     fn entry(&self, slot: u16) -> NonNull<u8> {
         let slot = usize::from(slot) & (self.slots.len() - 1);
         // SAFETY: one of the entries, by the mask: their number is a power of two.
@@ -226,14 +226,14 @@ impl List {
     }
 
     /// The segments of an entry's receive.
-    #[inline(always)]
+    #[inline]
     fn segments(&self, slot: u16) -> NonNull<DataSegment> {
         // SAFETY: in the entry, which is longer.
         unsafe { self.entry(slot).add(size_of::<NextSegment>()).cast() }
     }
 
     /// The device takes `next` after `slot`.
-    #[inline(always)]
+    #[inline]
     fn link(&self, slot: u16, next: u16) {
         // SAFETY: an aligned field of an entry.
         unsafe {
@@ -244,13 +244,13 @@ impl List {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn find(&self, slot: u16) -> Option<u64> {
         let slot = self.slots.get(usize::from(slot))?;
         slot.is_outstanding().then_some(slot.wr_id)
     }
 
-    #[inline(always)]
+    #[inline]
     fn take(&mut self, slot: u16) -> Option<u64> {
         let known = self.slots.get_mut(usize::from(slot))?;
         if !known.is_outstanding() {
@@ -266,7 +266,7 @@ impl List {
     }
 
     /// The receive in the head's slot, which is written, is posted; the next head.
-    #[inline(always)]
+    #[inline]
     fn accept(&mut self, head: u16, wr_id: u64) -> u16 {
         let known = NonNull::from(&mut self.slots[usize::from(head)]);
         // SAFETY: a free one of the slots.
@@ -322,7 +322,7 @@ impl List {
         Ok(())
     }
 
-    #[inline(always)]
+    #[inline]
     fn publish(&mut self) {
         self.published = self.posted;
         self.record.publish(self.posted & 0xffff);
@@ -359,28 +359,28 @@ pub(crate) struct LockedWork<'s> {
 }
 
 impl Drop for LockedWork<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         self.work.lock.unlock();
     }
 }
 
 impl LockedWork<'_> {
-    #[inline(always)]
+    #[inline]
     fn list(&mut self) -> &mut List {
         // SAFETY: the lock is this value's.
         unsafe { self.work.list() }
     }
 
     /// The receive in a slot, if one is outstanding there.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn find(&mut self, slot: u16) -> Option<u64> {
         self.list().find(slot)
     }
 
     /// The receive in a slot, if one was outstanding there, has completed: the
     /// slot is free.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take(&mut self, slot: u16) -> Option<u64> {
         self.list().take(slot)
     }

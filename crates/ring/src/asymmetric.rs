@@ -37,7 +37,7 @@ mod real {
     }
 
     /// The cheap half: keeps the compiler from moving accesses across it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn light() {
         compiler_fence(Ordering::SeqCst);
     }

@@ -71,12 +71,12 @@ impl BiasedLock {
     ///
     /// Loads and stores only. Released by [`BiasedLock::unlock_fast`] or
     /// [`BiasedLock::unlock`].
-    #[inline(always)]
+    #[inline]
     pub fn try_fast(&self) -> bool {
         self.try_fast_as(thread::mark())
     }
 
-    #[inline(always)]
+    #[inline]
     fn try_fast_as(&self, me: usize) -> bool {
         // Only the owner finds its mark, and only while it does not hold the lock.
         // Acquire: another thread may have unlocked it for the owner, or have been
@@ -99,7 +99,7 @@ impl BiasedLock {
     }
 
     /// Releases the lock after [`BiasedLock::try_fast`] has taken it.
-    #[inline(always)]
+    #[inline]
     pub fn unlock_fast(&self) {
         let owner = self.owner.load(Ordering::Relaxed);
         // Release: the critical section is visible to the owner, which may be
@@ -108,7 +108,7 @@ impl BiasedLock {
     }
 
     /// Takes the lock; waits for it if necessary.
-    #[inline(always)]
+    #[inline]
     pub fn lock(&self) {
         if !self.try_fast() {
             self.lock_shared();
@@ -116,7 +116,7 @@ impl BiasedLock {
     }
 
     /// [`BiasedLock::lock`] when [`BiasedLock::try_fast`] has failed.
-    #[inline(always)]
+    #[inline]
     pub fn lock_shared(&self) {
         if !self.try_spin() {
             self.lock_by_spin(thread::mark());
@@ -127,7 +127,7 @@ impl BiasedLock {
     /// several threads. If it returns false, [`BiasedLock::lock_shared`] is needed.
     /// Released by
     /// [`BiasedLock::unlock_spin`] or [`BiasedLock::unlock`].
-    #[inline(always)]
+    #[inline]
     pub fn try_spin(&self) -> bool {
         // A thread that still waits for the owner to unlock holds `spin`.
         let taken = self.is_revoked() && self.spin.try_lock();
@@ -146,14 +146,14 @@ impl BiasedLock {
     }
 
     /// Releases the lock after [`BiasedLock::try_spin`] has taken it.
-    #[inline(always)]
+    #[inline]
     pub fn unlock_spin(&self) {
         self.by_spin.store(0, Ordering::Relaxed);
         self.spin.unlock();
     }
 
     /// Releases the lock, however it was taken.
-    #[inline(always)]
+    #[inline]
     pub fn unlock(&self) {
         // SAFETY: only the holder writes this, and reads it.
         if unsafe { unshared(&self.by_spin) } == 0 {

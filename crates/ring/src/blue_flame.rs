@@ -55,14 +55,14 @@ impl BlueFlame {
     pub const BLOCK: usize = 64;
 
     /// Bytes of the longest entry that may be written whole.
-    #[inline(always)]
+    #[inline]
     pub fn room(&self) -> usize {
         self.half
     }
 
     /// Rings: the device reads the entries itself. The doorbell record has been
     /// published before.
-    #[inline(always)]
+    #[inline]
     pub fn ring(&self, first: u64) {
         match &self.lock {
             // SAFETY: 8 bytes of either half, by the contract of `new`.
@@ -115,7 +115,7 @@ impl BlueFlame {
     ///
     /// # Safety
     /// As there.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn try_copy_one(&self, block: NonNull<u64>) -> bool {
         if self.half_alone == 0 {
             return false;
@@ -125,7 +125,7 @@ impl BlueFlame {
         true
     }
 
-    #[inline(always)]
+    #[inline]
     fn write(&self, write: impl FnOnce(*mut u64)) {
         order::memory_before_register();
         let turn = self.turn.load(Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl BlueFlame {
 ///
 /// # Safety
 /// The one is writable, the other readable; both are aligned to 16 bytes.
-#[inline(always)]
+#[inline]
 unsafe fn write_block(register: *mut u64, block: NonNull<u64>) {
     for word in (0..BlueFlame::BLOCK / 8).step_by(2) {
         // SAFETY: as the caller says.

@@ -38,13 +38,13 @@ impl Consumer {
     }
 
     /// Returns the index arithmetic and the shared words.
-    #[inline(always)]
+    #[inline]
     pub fn indices(&self) -> &Indices {
         &self.indices
     }
 
     /// Returns the available entries. They may be read until released.
-    #[inline(always)]
+    #[inline]
     pub fn available(&self) -> Span {
         Span {
             at: self.at.load(Ordering::Relaxed),
@@ -53,13 +53,13 @@ impl Consumer {
     }
 
     /// Returns the current producer index, to extend a span.
-    #[inline(always)]
+    #[inline]
     pub fn produced(&self) -> usize {
         self.indices.produced_by_device()
     }
 
     /// Releases the slots before `at` to the device.
-    #[inline(always)]
+    #[inline]
     pub fn release(&self, at: usize) {
         self.at.store(at, Ordering::Relaxed);
         self.indices.publish_consumer(at);

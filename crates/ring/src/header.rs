@@ -115,7 +115,7 @@ impl Indices {
         Self { mask: 0, ..*self }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn header(&self) -> &Header {
         // SAFETY: valid by the contract of `new`; `Header`'s changing fields
         // are atomics, its constant ones are not read through here.
@@ -123,55 +123,55 @@ impl Indices {
     }
 
     /// The header's place, as the ring's identity.
-    #[inline(always)]
+    #[inline]
     pub fn header_ptr(&self) -> NonNull<Header> {
         self.header
     }
 
     /// Entries that the ring holds at most: its slots less one.
-    #[inline(always)]
+    #[inline]
     pub fn capacity(&self) -> u32 {
         (self.mask >> self.log2_stride) as u32
     }
 
     /// Bytes from one slot to the next.
-    #[inline(always)]
+    #[inline]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
     /// `at` made to lie inside the ring, at the beginning of a slot.
-    #[inline(always)]
+    #[inline]
     pub fn inside(&self, at: usize) -> usize {
         at & self.mask
     }
 
     /// The slot after `at`.
-    #[inline(always)]
+    #[inline]
     pub fn next(&self, at: usize) -> usize {
         at.wrapping_add(self.stride) & self.mask
     }
 
     /// The slot before `at`.
-    #[inline(always)]
+    #[inline]
     pub fn prev(&self, at: usize) -> usize {
         at.wrapping_sub(self.stride) & self.mask
     }
 
     /// The slot `slots` after `at`.
-    #[inline(always)]
+    #[inline]
     pub fn advance(&self, at: usize, slots: usize) -> usize {
         at.wrapping_add(slots << self.log2_stride) & self.mask
     }
 
     /// How many slots lie from `from` up to, not including, `to`.
-    #[inline(always)]
+    #[inline]
     pub fn distance(&self, from: usize, to: usize) -> usize {
         (to.wrapping_sub(from) & self.mask) >> self.log2_stride
     }
 
     /// The position that a shared word stands for.
-    #[inline(always)]
+    #[inline]
     fn position(&self, word: u32) -> usize {
         // Not a shift: on x86-64 one by a variable costs more than this.
         (word as usize).wrapping_mul(self.stride) & self.mask
@@ -179,7 +179,7 @@ impl Indices {
 
     /// The shared word that stands for a position. (The other side masks what
     /// it reads, too.)
-    #[inline(always)]
+    #[inline]
     fn word(&self, at: usize) -> u32 {
         // As above: a division by the stride, exact, since a position is a
         // multiple of it and less than 2^32.
@@ -187,37 +187,37 @@ impl Indices {
     }
 
     /// Where the device produces next ([`order::from_device`]).
-    #[inline(always)]
+    #[inline]
     pub fn produced_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().producer))
     }
 
     /// Where the device consumes next ([`order::from_device`]).
-    #[inline(always)]
+    #[inline]
     pub fn consumed_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().consumer))
     }
 
     /// Our producer index ([`order::own`]).
-    #[inline(always)]
+    #[inline]
     pub fn own_producer(&self) -> usize {
         self.position(order::own(&self.header().producer))
     }
 
     /// Our consumer index ([`order::own`]).
-    #[inline(always)]
+    #[inline]
     pub fn own_consumer(&self) -> usize {
         self.position(order::own(&self.header().consumer))
     }
 
     /// Hands entries up to `at` to the device ([`order::to_device`]).
-    #[inline(always)]
+    #[inline]
     pub fn publish_producer(&self, at: usize) {
         order::to_device(&self.header().producer, self.word(at));
     }
 
     /// Gives slots up to `at` back to the device ([`order::to_device`]).
-    #[inline(always)]
+    #[inline]
     pub fn publish_consumer(&self, at: usize) {
         order::to_device(&self.header().consumer, self.word(at));
     }

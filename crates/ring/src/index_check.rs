@@ -36,7 +36,7 @@ impl IndexCheck {
 
     /// Returns whether the ring is certainly empty; if not, take the lock to find
     /// out. Any thread, no lock, no read-modify-write.
-    #[inline(always)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         let ring = self.header.load(Ordering::Acquire);
         if ring.is_null() {

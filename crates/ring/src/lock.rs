@@ -34,7 +34,7 @@ impl SpinLock {
     }
 
     /// Takes the lock; waits for it if need be.
-    #[inline(always)]
+    #[inline]
     pub fn lock(&self) {
         if !self.try_lock() {
             self.wait();
@@ -42,7 +42,7 @@ impl SpinLock {
     }
 
     /// Takes the lock if it is free.
-    #[inline(always)]
+    #[inline]
     pub fn try_lock(&self) -> bool {
         // Acquire: what the last holder did is seen.
         self.held
@@ -68,7 +68,7 @@ impl SpinLock {
     }
 
     /// Releases the lock. Only its holder may.
-    #[inline(always)]
+    #[inline]
     pub fn unlock(&self) {
         // Release: the next holder sees what was done under the lock.
         self.held.store(0, Ordering::Release);

@@ -17,7 +17,7 @@ use crate::primitive::{AtomicU8, AtomicU32, Ordering};
 ///
 /// Acquire: entries (or free slots) that the other side finished before it
 /// stored this value are seen by every access that follows.
-#[inline(always)]
+#[inline]
 pub fn from_device(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
 }
@@ -26,14 +26,14 @@ pub fn from_device(index: &AtomicU32) -> u32 {
 ///
 /// Release: every entry written (or read) before is finished when the other
 /// side sees the value.
-#[inline(always)]
+#[inline]
 pub fn to_device(index: &AtomicU32, value: u32) {
     index.store(value, Ordering::Release);
 }
 
 /// Reads back an index that only this side writes; the caller owns that side
 /// (by the queue's lock, or as its only thread), so nothing is to be ordered.
-#[inline(always)]
+#[inline]
 pub fn own(index: &AtomicU32) -> u32 {
     index.load(Ordering::Relaxed)
 }
@@ -43,7 +43,7 @@ pub fn own(index: &AtomicU32) -> u32 {
 ///
 /// Acquire: what is looked at next (the ring's identity in [`crate::IndexCheck`]) is
 /// not read earlier.
-#[inline(always)]
+#[inline]
 pub fn from_owner(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
 }
@@ -53,7 +53,7 @@ pub fn from_owner(index: &AtomicU32) -> u32 {
 ///
 /// Acquire: no word of the record that is read after this was read before.
 #[cfg(not(loom))]
-#[inline(always)]
+#[inline]
 pub fn record_begins(sign: &AtomicU32) -> u32 {
     sign.load(Ordering::Acquire)
 }
@@ -63,7 +63,7 @@ pub fn record_begins(sign: &AtomicU32) -> u32 {
 ///
 /// The fence: no word of the record that was read before this is read after it.
 #[cfg(not(loom))]
-#[inline(always)]
+#[inline]
 pub fn record_ends(sign: &AtomicU32) -> u32 {
     core::sync::atomic::fence(Ordering::Acquire);
     sign.load(Ordering::Relaxed)
@@ -78,7 +78,7 @@ pub fn record_ends(sign: &AtomicU32) -> u32 {
 /// writes are seen in order; no fence is needed. On aarch64 an acquire orders
 /// against observers of the inner shareable domain only, and a device may be
 /// outside of it: a load barrier for the outer one follows.
-#[inline(always)]
+#[inline]
 pub fn written_by_device(owner: &AtomicU8) -> u8 {
     let value = owner.load(Ordering::Acquire);
     #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
@@ -97,7 +97,7 @@ pub fn written_by_device(owner: &AtomicU8) -> u8 {
 /// store, since stores of cached memory are seen in order, and not before the
 /// loads that precede them; on aarch64 a barrier of the outer shareable domain
 /// comes first.
-#[inline(always)]
+#[inline]
 pub fn doorbell_record(record: &AtomicU32, value: u32) {
     #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
     // SAFETY: a barrier touches neither memory nor registers.
@@ -112,7 +112,7 @@ pub fn doorbell_record(record: &AtomicU32, value: u32) {
 /// it. Write-combining stores are not ordered behind cached ones by
 /// themselves: `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
-#[inline(always)]
+#[inline]
 pub fn memory_before_register() {
     flush_registers();
 }
@@ -121,7 +121,7 @@ pub fn memory_before_register() {
 /// before any write to a register that follows, from this thread or from one
 /// that takes the register's lock next. `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
-#[inline(always)]
+#[inline]
 pub fn flush_registers() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of x86-64, and a fence touches no memory.

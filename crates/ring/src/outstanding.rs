@@ -35,7 +35,7 @@ struct Slot {
 impl Slot {
     /// Stores both words, relaxed.
     #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-    #[inline(always)]
+    #[inline]
     fn store(&self, wr_id: u64, mark: u32) {
         self.wr_id.store(wr_id, Ordering::Relaxed);
         self.mark.store(mark, Ordering::Relaxed);
@@ -44,7 +44,7 @@ impl Slot {
     /// Stores both words, relaxed, by one instruction: posting is bound by its
     /// stores.
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-    #[inline(always)]
+    #[inline]
     fn store(&self, wr_id: u64, mark: u32) {
         const _: () = assert!(size_of::<Slot>() == 16);
         let pair = crate::pair::pair_of(wr_id, u64::from(mark));
@@ -89,7 +89,7 @@ impl Outstanding {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     fn slot(&self, slot: u32) -> &Slot {
         // SAFETY: the number of slots is a power of two, so the mask keeps any
         // number in bounds.
@@ -98,7 +98,7 @@ impl Outstanding {
 
     /// Records a work request, the `mark`th of the queue. Called by the poster,
     /// before the device sees the work request.
-    #[inline(always)]
+    #[inline]
     pub fn post(&self, slot: u32, wr_id: u64, mark: u32) {
         // Relaxed: the device orders this before the poller's loads.
         self.slot(slot).store(wr_id, mark);
@@ -113,7 +113,7 @@ impl Outstanding {
 
     /// The work request in a slot, if one is outstanding there. By whoever
     /// reads completions.
-    #[inline(always)]
+    #[inline]
     pub fn find(&self, slot: u32) -> Option<OutstandingRequest> {
         let slot = self.slot(slot);
         let mark = slot.mark.load(Ordering::Relaxed);
@@ -128,7 +128,7 @@ impl Outstanding {
 
     /// Marks a work request and all posted before it as completed; their slots may
     /// be reused. Called by the poller.
-    #[inline(always)]
+    #[inline]
     pub fn complete(&self, found: OutstandingRequest) {
         // Release: reads of the slot and of the WQE precede the poster's reuse of
         // them.
@@ -138,7 +138,7 @@ impl Outstanding {
     /// Stores a value in a further slot that a work request occupies, in addition
     /// to the one that its completion names. `mark` is that of the work request.
     /// Called by the poster.
-    #[inline(always)]
+    #[inline]
     pub fn note(&self, slot: u32, what: u64, mark: u32) {
         // A mark of the previous round, so that `find` finds nothing here.
         let mark = mark.wrapping_sub(self.slots.len() as u32);
@@ -146,13 +146,13 @@ impl Outstanding {
     }
 
     /// Returns the value stored by [`note`](Self::note). Called by the poller.
-    #[inline(always)]
+    #[inline]
     pub fn noted(&self, slot: u32) -> u64 {
         self.slot(slot).wr_id.load(Ordering::Relaxed)
     }
 
     /// Returns the number of completed work requests. Called by the poster.
-    #[inline(always)]
+    #[inline]
     pub fn completed(&self) -> u32 {
         // Acquire: see `complete`.
         self.completed.load(Ordering::Acquire)
@@ -185,7 +185,7 @@ impl OutstandingSlots {
     /// # Safety
     /// The [`Outstanding`] must still exist, not have moved, and have more than
     /// `slot` slots.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn post(self, slot: usize, wr_id: u64, mark: u32) {
         // SAFETY: guaranteed by the caller. Relaxed: see `Outstanding::post`.
         unsafe { self.first.add(slot).as_ref() }.store(wr_id, mark);

@@ -37,7 +37,7 @@ impl OwnerCheck {
     /// # Safety
     /// The entry must stay readable as long as this value is used; its content
     /// may change.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&self, entry: ptr::NonNull<u8>, round: u8) {
         let at = entry.as_ptr().expose_provenance();
         debug_assert!(at.is_multiple_of(ALIGNMENT));
@@ -48,7 +48,7 @@ impl OwnerCheck {
 
     /// Makes [`is_empty`](Self::is_empty) return false until the next
     /// [`publish`](Self::publish). Called with the lock held.
-    #[inline(always)]
+    #[inline]
     pub fn suspend(&self) {
         self.next.store(0, Ordering::SeqCst);
     }
@@ -57,7 +57,7 @@ impl OwnerCheck {
     /// out. `OWNER` is the offset of the owner byte in an entry; `written` tells
     /// from that byte and the expected owner bit whether the entry is new. Any
     /// thread, no lock, no read-modify-write.
-    #[inline(always)]
+    #[inline]
     pub fn is_empty<const OWNER: usize>(&self, written: impl FnOnce(u8, u8) -> bool) -> bool {
         const { assert!(OWNER < ALIGNMENT) };
         let next = self.next.load(Ordering::Acquire);

@@ -14,7 +14,7 @@ pub(crate) struct Pair([u64; 2]);
 const _: () = assert!(size_of::<Pair>() == 16 && align_of::<Pair>() == 16);
 
 /// `first` and behind it `second`.
-#[inline(always)]
+#[inline]
 pub(crate) fn pair_of(first: u64, second: u64) -> Pair {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every such processor has SSE2. Asked for by name, or the compiler
@@ -30,7 +30,7 @@ pub(crate) fn pair_of(first: u64, second: u64) -> Pair {
 ///
 /// # Safety
 /// `to` is writable for 16 bytes, and aligned to as many.
-#[inline(always)]
+#[inline]
 pub unsafe fn write_pair(to: NonNull<u64>, first: u64, second: u64) {
     // SAFETY: as the caller says.
     unsafe { to.cast::<Pair>().write(pair_of(first, second)) };
@@ -41,7 +41,7 @@ pub unsafe fn write_pair(to: NonNull<u64>, first: u64, second: u64) {
 /// # Safety
 /// The one is writable, the other readable, for 16 bytes; both are aligned to as
 /// many.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn copy_pair(register: *mut u64, from: NonNull<u64>) {
     // SAFETY: as the caller says.
     unsafe { register.cast::<Pair>().write_volatile(from.cast().read()) };

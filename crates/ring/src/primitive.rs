@@ -17,7 +17,7 @@ pub(crate) use loom::sync::atomic::{
 ///
 /// # Safety
 /// Every write to the word is ordered before or after this.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn unshared(word: &AtomicU32) -> u32 {
     #[cfg(not(loom))]
     // SAFETY: readable by the reference; no race, by contract.

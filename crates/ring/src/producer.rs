@@ -33,20 +33,20 @@ impl Producer {
     }
 
     /// Returns the index arithmetic and the shared words.
-    #[inline(always)]
+    #[inline]
     pub fn indices(&self) -> &Indices {
         &self.indices
     }
 
     /// Returns the first unpublished slot.
-    #[inline(always)]
+    #[inline]
     pub fn tail(&self) -> usize {
         self.tail
     }
 
     /// Returns the slot after `at` if the cached consumer index leaves room for
     /// `at`.
-    #[inline(always)]
+    #[inline]
     pub fn next_if_room(&self, at: usize) -> Option<usize> {
         let next = self.indices.next(at);
         (next != self.seen).then_some(next)
@@ -54,7 +54,7 @@ impl Producer {
 
     /// Returns the slot after `at` if `at` may be filled. One slot always stays
     /// free.
-    #[inline(always)]
+    #[inline]
     pub fn after(&mut self, at: usize) -> Option<usize> {
         if let after @ Some(_) = self.next_if_room(at) {
             return after;
@@ -64,13 +64,13 @@ impl Producer {
     }
 
     /// Returns whether slot `at` may be filled.
-    #[inline(always)]
+    #[inline]
     pub fn has_room(&mut self, at: usize) -> bool {
         self.after(at).is_some()
     }
 
     /// Publishes the slots before `at` to the device.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self, at: usize) {
         self.tail = at;
         self.indices.publish_producer(at);

@@ -28,14 +28,14 @@ impl DoorbellRecord {
 
     /// Publishes an index: when the device sees it, all entries written (or read)
     /// before are complete.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&self, value: u32) {
         // SAFETY: valid by the contract of `new`.
         order::doorbell_record(unsafe { self.0.as_ref() }, value.to_be());
     }
 
     /// Returns the last published value. Any thread; it may be outdated.
-    #[inline(always)]
+    #[inline]
     pub fn published(&self) -> u32 {
         // SAFETY: valid by the contract of `new`.
         u32::from_be(order::own(unsafe { self.0.as_ref() }))
@@ -51,13 +51,13 @@ impl Owner {
     ///
     /// # Safety
     /// A valid byte for as long as this value or a copy of it is used.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn new(at: NonNull<u8>) -> Self {
         Self(at.cast())
     }
 
     /// Reads the byte. If it shows a new entry, the whole entry is visible.
-    #[inline(always)]
+    #[inline]
     pub fn read(&self) -> u8 {
         // SAFETY: valid by the contract of `new`.
         order::written_by_device(unsafe { self.0.as_ref() })

@@ -31,7 +31,7 @@ impl Slots {
     /// The entry at `at`, or, if that is no slot's beginning inside the ring,
     /// some entry: valid for [`Indices::stride`] bytes while the ring lives,
     /// aligned to 64 bytes or its stride, whichever is less.
-    #[inline(always)]
+    #[inline]
     pub fn slot(&self, at: usize) -> NonNull<u8> {
         // SAFETY: made to be one.
         unsafe { self.slot_inside(self.indices.inside(at)) }
@@ -41,7 +41,7 @@ impl Slots {
     ///
     /// # Safety
     /// `at` is from this ring's [`Indices`], which give no others.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn slot_inside(&self, at: usize) -> NonNull<u8> {
         // SAFETY: all slots were checked to be mapped (`Ring::new`), and this
         // is the beginning of one.
@@ -159,25 +159,25 @@ impl Ring {
     }
 
     /// The indices. Copies must not outlive the ring.
-    #[inline(always)]
+    #[inline]
     pub fn indices(&self) -> Indices {
         self.slots.indices
     }
 
     /// Entries that the ring holds at most.
-    #[inline(always)]
+    #[inline]
     pub fn capacity(&self) -> u32 {
         self.indices().capacity()
     }
 
     /// Bytes from one entry to the next.
-    #[inline(always)]
+    #[inline]
     pub fn stride(&self) -> usize {
         self.indices().stride()
     }
 
     /// Where the entries are. Copies must not outlive the ring.
-    #[inline(always)]
+    #[inline]
     pub fn slots(&self) -> Slots {
         self.slots
     }

@@ -39,37 +39,37 @@ impl Sequences {
     }
 
     /// Returns the number produced, for the consumer: those entries are visible.
-    #[inline(always)]
+    #[inline]
     pub fn produced(&self) -> u32 {
         order::from_device(&self.produced)
     }
 
     /// Returns the number consumed, for the producer: those slots are free.
-    #[inline(always)]
+    #[inline]
     pub fn consumed(&self) -> u32 {
         order::from_device(&self.consumed)
     }
 
     /// Returns the producer's own counter.
-    #[inline(always)]
+    #[inline]
     pub fn own_produced(&self) -> u32 {
         order::own(&self.produced)
     }
 
     /// Returns the consumer's own counter.
-    #[inline(always)]
+    #[inline]
     pub fn own_consumed(&self) -> u32 {
         order::own(&self.consumed)
     }
 
     /// Publishes all entries before `count` to the consumer.
-    #[inline(always)]
+    #[inline]
     pub fn publish_produced(&self, count: u32) {
         order::to_device(&self.produced, count);
     }
 
     /// Releases all slots before `count` to the producer.
-    #[inline(always)]
+    #[inline]
     pub fn publish_consumed(&self, count: u32) {
         order::to_device(&self.consumed, count);
     }
@@ -97,7 +97,7 @@ impl Epoch {
     }
 
     /// Returns the count. Changes made before it was reached are visible.
-    #[inline(always)]
+    #[inline]
     pub fn now(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
@@ -123,13 +123,13 @@ impl Hint {
     }
 
     /// Returns the last value.
-    #[inline(always)]
+    #[inline]
     pub fn get(&self) -> u32 {
         self.value.load(Ordering::Relaxed)
     }
 
     /// Sets the value.
-    #[inline(always)]
+    #[inline]
     pub fn set(&self, value: u32) {
         self.value.store(value, Ordering::Relaxed);
     }

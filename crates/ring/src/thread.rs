@@ -6,7 +6,7 @@
 /// thread has ended a new one may get its number; what the old one did is
 /// finished and seen by then.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
+#[inline]
 pub(crate) fn mark() -> usize {
     let mark;
     // SAFETY: the System V ABI (ELF thread-local storage) has the thread
@@ -23,7 +23,7 @@ pub(crate) fn mark() -> usize {
 
 /// A number that no other living thread of the process has: not zero, even.
 #[cfg(all(target_arch = "aarch64", not(miri)))]
-#[inline(always)]
+#[inline]
 pub(crate) fn mark() -> usize {
     let mark;
     // SAFETY: reads a register that user space may read.
@@ -39,7 +39,7 @@ pub(crate) fn mark() -> usize {
 
 /// A number that no other living thread of the process has: not zero, even.
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-#[inline(always)]
+#[inline]
 pub(crate) fn mark() -> usize {
     thread_local!(static PLACE: u64 = const { 0 });
     PLACE.with(|place| std::ptr::from_ref(place).addr())

@@ -73,12 +73,12 @@ impl AddressHandle {
     }
 
     /// Returns what datagrams to it carry.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn address(&self) -> &device::Address {
         &self.inner.made.address
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn identity(&self) -> Identity {
         self.inner.domain.identity()
     }

@@ -62,7 +62,7 @@ mod sealed {
         /// # Safety
         /// `slot` is valid for writes.
         #[doc(hidden)]
-        #[inline(always)]
+        #[inline]
         unsafe fn hold_at(self, slot: *mut Payload)
         where
             Self: Sized,
@@ -128,38 +128,38 @@ trait Piece {
 }
 
 impl Piece for Buffer {
-    #[inline(always)]
+    #[inline]
     fn memory(&self) -> &Registered {
         self.memory()
     }
-    #[inline(always)]
+    #[inline]
     fn device_addr(&self) -> u64 {
         self.device_addr()
     }
-    #[inline(always)]
+    #[inline]
     fn len(&self) -> usize {
         <[u8]>::len(self)
     }
-    #[inline(always)]
+    #[inline]
     fn capacity(&self) -> usize {
         self.capacity()
     }
 }
 
 impl Piece for MemorySlice {
-    #[inline(always)]
+    #[inline]
     fn memory(&self) -> &Registered {
         self.memory()
     }
-    #[inline(always)]
+    #[inline]
     fn device_addr(&self) -> u64 {
         self.device_addr()
     }
-    #[inline(always)]
+    #[inline]
     fn len(&self) -> usize {
         self.len()
     }
-    #[inline(always)]
+    #[inline]
     fn capacity(&self) -> usize {
         self.len()
     }
@@ -195,7 +195,7 @@ fn wrong_domain() -> Error {
 }
 
 /// Builds the SGE for `length` bytes of a piece.
-#[inline(always)]
+#[inline]
 fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
     if piece.memory().identity() != domain {
         return Err(wrong_domain());
@@ -213,7 +213,7 @@ fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
 macro_rules! data {
     ($piece:ident, $one:ident, $many:ident) => {
         impl Data for $piece {
-            #[inline(always)]
+            #[inline]
             fn gather<R>(
                 &self,
                 _max_sge: u32,
@@ -226,7 +226,7 @@ macro_rules! data {
                 post(SendData::Sges(&list[usize::from(sge.length == 0)..]))
             }
 
-            #[inline(always)]
+            #[inline]
             fn scatter<R>(
                 &self,
                 max: u32,
@@ -239,12 +239,12 @@ macro_rules! data {
                 post(&[element(self, Piece::capacity(self), domain)?])
             }
 
-            #[inline(always)]
+            #[inline]
             fn hold(self) -> Payload {
                 Payload::$one(self)
             }
 
-            #[inline(always)]
+            #[inline]
             unsafe fn hold_at(self, slot: *mut Payload) {
                 let slot: *mut Variant<$piece> = slot.cast();
                 // SAFETY: the caller's obligation; the layout is that of the
@@ -327,7 +327,7 @@ fn elements<P: Piece, R>(
 }
 
 impl Data for Inline<'_> {
-    #[inline(always)]
+    #[inline]
     fn gather<R>(
         &self,
         _max_sge: u32,
@@ -348,7 +348,7 @@ impl Data for Inline<'_> {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     fn hold(self) -> Payload {
         Payload::None
     }
@@ -357,7 +357,7 @@ impl Data for Inline<'_> {
 impl Source for Inline<'_> {}
 
 impl Data for () {
-    #[inline(always)]
+    #[inline]
     fn gather<R>(
         &self,
         _max_sge: u32,
@@ -367,7 +367,7 @@ impl Data for () {
         post(SendData::Sges(&[]))
     }
 
-    #[inline(always)]
+    #[inline]
     fn scatter<R>(
         &self,
         _max: u32,
@@ -377,7 +377,7 @@ impl Data for () {
         post(&[])
     }
 
-    #[inline(always)]
+    #[inline]
     fn hold(self) -> Payload {
         Payload::None
     }
@@ -389,7 +389,7 @@ impl Sink for () {}
 impl Payload {
     /// Sets the lengths after a receive of `len` bytes, which fill buffer after
     /// buffer.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn received(&mut self, len: u32) {
         match self {
             // Slices have no length in use.

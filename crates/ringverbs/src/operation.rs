@@ -56,7 +56,7 @@ impl RemoteAddr {
 }
 
 impl From<RemoteAddr> for uverbs::RemoteMemory {
-    #[inline(always)]
+    #[inline]
     fn from(RemoteAddr { addr, rkey }: RemoteAddr) -> Self {
         Self { addr, rkey }
     }

@@ -53,7 +53,7 @@ impl ProtectionDomain {
     }
 
     /// Returns a value that differs from that of every other live domain.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn identity(&self) -> Identity {
         Identity(Arc::as_ptr(&self.inner).addr())
     }

@@ -29,7 +29,7 @@ impl DmaInfo {
     ///
     /// # Safety
     /// `info` is valid for writes.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn begin(info: *mut Self, length: u32, num_sge: u32) {
         // SAFETY: by contract; each store covers the member named and the one
         // behind it (asserted below), which becomes zero.
@@ -45,7 +45,7 @@ impl DmaInfo {
 ///
 /// # Safety
 /// Two words at `to` are valid for writes.
-#[inline(always)]
+#[inline]
 unsafe fn store_then_zero(to: *mut u32, value: u32) {
     let mut both = [0; 8];
     both[..4].copy_from_slice(&value.to_ne_bytes());

@@ -61,14 +61,14 @@ impl CompletionRing {
     }
 
     /// The completions that are there now.
-    #[inline(always)]
+    #[inline]
     pub fn available(&self) -> Span {
         self.consumer.available()
     }
 
     /// Steps to the next completion of the span. False, and no step, at its
     /// end.
-    #[inline(always)]
+    #[inline]
     pub fn step_within(&self, span: &mut Span) -> bool {
         let next = self.consumer.indices().next(span.at);
         if next == span.end {
@@ -80,7 +80,7 @@ impl CompletionRing {
 
     /// Steps to the next completion, asking the device for more at the end of
     /// the span. False, and no step, when there is none.
-    #[inline(always)]
+    #[inline]
     pub fn step(&self, span: &mut Span) -> bool {
         if self.step_within(span) {
             return true;
@@ -91,7 +91,7 @@ impl CompletionRing {
 
     /// The completion at `span.at`, looked at in place. The span must not be
     /// empty, or the entry is an old one.
-    #[inline(always)]
+    #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         Entry {
             entry: self.ring.slots().slot(span.at).cast(),
@@ -104,7 +104,7 @@ impl CompletionRing {
     /// # Safety
     /// `span.at` is from [`CompletionRing::available`], or a step from there,
     /// and the queue has not been resized since.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         Entry {
             // SAFETY: by contract.
@@ -114,14 +114,14 @@ impl CompletionRing {
     }
 
     /// Gives everything up to and including `span.at` back to the device.
-    #[inline(always)]
+    #[inline]
     pub fn release(&self, span: &Span) {
         self.consumer.release(self.consumer.indices().next(span.at));
     }
 
     /// Takes up to `out.len()` completions out of the queue, in order, each
     /// once. Returns how many were written to the front of `out`.
-    #[inline(always)]
+    #[inline]
     pub fn take(&self, out: &mut [MaybeUninit<WorkCompletion>]) -> usize {
         let span = self.available();
         let indices = self.consumer.indices();
@@ -195,7 +195,7 @@ pub struct Entry<'r> {
 macro_rules! field {
     ($(#[$doc:meta])* $name:ident: $type:ty) => {
         $(#[$doc])*
-        #[inline(always)]
+        #[inline]
         pub fn $name(&self) -> $type {
             // SAFETY: the entry lies in the mapping that `'r` keeps, aligned;
             // any bit pattern is a value.
@@ -243,7 +243,7 @@ impl Entry<'_> {
         dlid_path_bits: u8);
 
     /// The entry's place, for an interface that reads it in later calls.
-    #[inline(always)]
+    #[inline]
     pub fn as_ptr(&self) -> *const WorkCompletion {
         self.entry.as_ptr()
     }

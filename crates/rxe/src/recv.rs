@@ -148,7 +148,7 @@ impl RecvQueue {
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) {
         self.producer.publish(self.next);
     }
@@ -158,7 +158,7 @@ impl RecvQueue {
 ///
 /// # Safety
 /// The entry is valid, and not the device's.
-#[inline(always)]
+#[inline]
 unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
     let entry = entry.as_ptr();
     // SAFETY: as the caller says.

@@ -390,7 +390,7 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
     ///
     /// # Safety
     /// As for `copy_nonoverlapping`; `N <= bytes <= 2 * N`.
-    #[inline(always)]
+    #[inline]
     unsafe fn ends<const N: usize>(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: both pieces lie within the `bytes` of either side.
         unsafe {

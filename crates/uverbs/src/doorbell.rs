@@ -118,7 +118,7 @@ impl DirectDoorbell {
     /// # Errors
     /// EINVAL if the queue pair is not ready to send, EIO if the device is
     /// gone, EACCES after a change of credentials.
-    #[inline(always)]
+    #[inline]
     pub fn ring(&self) -> Result<(), Refused> {
         // SAFETY: the command is readable for its length. The four bytes that
         // it makes the kernel write are `ANSWER`, or those that the caller of

@@ -30,7 +30,7 @@ impl SrqOps for Mlx5 {
     const XRC: bool = true;
     const SHARES_LOCK: bool = true;
 
-    #[inline(always)]
+    #[inline]
     fn lock(srq: &Srq<Self>) -> &BiasedLock {
         srq.device_data.work.lock()
     }

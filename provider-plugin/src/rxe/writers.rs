@@ -39,12 +39,12 @@ impl Sends for SendQueue {
 }
 
 impl Receives for RecvQueue {
-    #[inline]
+    #[inline(always)]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
         RecvQueue::push_short(self, wr_id, sge)
     }

@@ -124,7 +124,7 @@ impl Cursor<'_> {
     }
 
     /// Returns the current entry to the device.
-    #[inline(always)]
+    #[inline]
     fn put_back(&mut self) {
         self.current = None;
         if self.queue.held {

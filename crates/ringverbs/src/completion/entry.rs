@@ -122,18 +122,18 @@ pub(super) const FLAG_IMMEDIATE: u32 = 2;
 
 /// Returns whether a write with immediate data, whose data went to other memory,
 /// consumed the receive.
-#[inline(always)]
+#[inline]
 pub(super) fn is_remote_write(opcode: u32) -> bool {
     opcode == OPCODE_RECV_RDMA_WITH_IMM
 }
 
 /// Returns how many bytes of a message of `byte_len` are in its receive.
-#[inline(always)]
+#[inline]
 pub(super) fn received(opcode: u32, byte_len: u32) -> u32 {
     if is_remote_write(opcode) { 0 } else { byte_len }
 }
 
-#[inline(always)]
+#[inline]
 fn outcome(wc: &WorkCompletion) -> Result<Success, Failure> {
     if wc.status == Status::SUCCESS.0 {
         Ok(Success::new(wc))
@@ -171,7 +171,7 @@ pub struct Success {
 }
 
 impl Success {
-    #[inline(always)]
+    #[inline]
     fn new(wc: &WorkCompletion) -> Self {
         Self {
             byte_len: wc.byte_len,
@@ -307,7 +307,7 @@ impl Default for Completion {
 
 impl Completion {
     /// Builds a completion from the device's entry and the operation in flight.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(entry: Entry<'_>, retired: Retired<'_>) -> Self {
         let mut this = Self::default();
         this.replace(entry, retired);
@@ -316,7 +316,7 @@ impl Completion {
 
     /// Replaces this by the completion built from the device's entry and the
     /// operation in flight.
-    #[inline(always)]
+    #[inline]
     pub(super) fn replace(&mut self, entry: Entry<'_>, retired: Retired<'_>) {
         // The previous payload is dropped first, so that everything can be moved
         // directly from the operation in flight to its destination.

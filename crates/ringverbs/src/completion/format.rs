@@ -201,7 +201,7 @@ impl sealed::Sealed for ContextFormat {}
 impl Format for ContextFormat {
     type Entry = ContextEntry;
 
-    #[inline(always)]
+    #[inline]
     fn entry(raw: Raw<'_>) -> ContextEntry {
         ContextEntry {
             token: raw.token,
@@ -214,7 +214,7 @@ impl sealed::Sealed for MessageFormat {}
 impl Format for MessageFormat {
     type Entry = MessageEntry;
 
-    #[inline(always)]
+    #[inline]
     fn entry(raw: Raw<'_>) -> MessageEntry {
         MessageEntry {
             token: raw.token,
@@ -229,7 +229,7 @@ impl sealed::Sealed for DataFormat {}
 impl Format for DataFormat {
     type Entry = DataEntry;
 
-    #[inline(always)]
+    #[inline]
     fn entry(raw: Raw<'_>) -> DataEntry {
         DataEntry {
             token: raw.token,
@@ -245,7 +245,7 @@ impl sealed::Sealed for TaggedFormat {}
 impl Format for TaggedFormat {
     type Entry = TaggedEntry;
 
-    #[inline(always)]
+    #[inline]
     fn entry(raw: Raw<'_>) -> TaggedEntry {
         TaggedEntry {
             token: raw.token,

@@ -401,7 +401,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Corruption`] if the first entry names no operation in flight; it
     /// is discarded. A later one is left to the next call.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reap(
         &mut self,
         max: usize,
@@ -422,7 +422,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// As [`CompletionQueue::reap`].
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reap_while(
         &mut self,
         max: usize,
@@ -481,7 +481,7 @@ impl CompletionQueue {
 
     /// Returns the completions that are there and were not read. The raw layer
     /// does not report malformed CQEs.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn available(&mut self, report: bool) -> Span {
         if self.held {
             self.release_held();
@@ -504,7 +504,7 @@ impl CompletionQueue {
     }
 
     /// Releases work queues that were destroyed since the last call.
-    #[inline(always)]
+    #[inline]
     pub(super) fn release_destroyed(&mut self) {
         let now = self.shared.destructions.now();
         if now != self.seen {

@@ -327,7 +327,7 @@ impl<F: Format> CompletionReader<F> {
         Ok(state.overrun != before)
     }
 
-    #[inline(always)]
+    #[inline]
     fn fill_once(
         &mut self,
         max: usize,

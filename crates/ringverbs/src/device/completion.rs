@@ -28,7 +28,7 @@ pub(crate) enum CompletionRing {
 impl CompletionRing {
     /// Returns the completions that are there now; on a ConnectX at most as many
     /// as the array holds, and with those that are malformed if `report` is set.
-    #[inline(always)]
+    #[inline]
     pub fn available(&mut self, report: bool) -> Span {
         for_device!(self, ring => ring.available(report))
     }
@@ -40,7 +40,7 @@ impl CompletionRing {
 
     /// Returns the completion at `span.at`. At the end of the span it is an old
     /// one.
-    #[inline(always)]
+    #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         for_device!(self, ring => ring.entry(span))
     }
@@ -50,7 +50,7 @@ impl CompletionRing {
     /// # Safety
     /// The span is from [`available`](Self::available), or a step from there, and
     /// the queue has not been resized since.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         // SAFETY: the caller's obligation.
         unsafe { for_device!(self, ring => ring.entry_inside(span)) }
@@ -58,19 +58,19 @@ impl CompletionRing {
 
     /// Shortens a span that is not empty to `max` completions, or leaves it if it
     /// has fewer. Returns their number.
-    #[inline(always)]
+    #[inline]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
         for_device!(self, ring => ring.limit(span, max))
     }
 
     /// Steps to the next completion.
-    #[inline(always)]
+    #[inline]
     pub fn advance(&self, span: &mut Span) {
         for_device!(self, ring => ring.advance(span));
     }
 
     /// Releases everything before `span.at`.
-    #[inline(always)]
+    #[inline]
     pub fn release(&mut self, span: &Span) {
         for_device!(self, ring => ring.release(span));
     }
@@ -100,7 +100,7 @@ pub(crate) struct Entry<'r> {
 
 macro_rules! fields {
     ($($name:ident: $type:ty,)+) => {$(
-        #[inline(always)]
+        #[inline]
         pub fn $name(&self) -> $type {
             // SAFETY: by `Entry::new`; any bytes are a value.
             unsafe { (&raw const (*self.at).$name).read() }
@@ -112,7 +112,7 @@ impl Entry<'_> {
     /// # Safety
     /// A `WorkCompletion` can be read there, aligned, for the lifetime. The device
     /// may write there at any time.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn new(at: *const WorkCompletion) -> Self {
         Self {
             at,
@@ -133,7 +133,7 @@ impl Entry<'_> {
     }
 
     /// Returns a copy.
-    #[inline(always)]
+    #[inline]
     pub fn read(&self) -> WorkCompletion {
         // SAFETY: by `Entry::new`; any bytes are a `WorkCompletion`.
         unsafe { self.at.read() }
@@ -143,7 +143,7 @@ impl Entry<'_> {
     ///
     /// # Safety
     /// The queue was created with timestamps.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn time(&self) -> u64 {
         // SAFETY: only a ConnectX has timestamps, and its entries are
         // `mlx5::Timed`: the time follows the completion (asserted there).

@@ -16,7 +16,7 @@ pub(crate) enum RecvQueue {
 
 impl RecvQueue {
     /// Starts a batch; one that was not published is discarded.
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         for_device!(self, queue => queue.begin());
     }
@@ -25,7 +25,7 @@ impl RecvQueue {
     ///
     /// # Errors
     /// The device's refusal; the batch is unchanged.
-    #[inline(always)]
+    #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         let pushed = for_device!(self, queue => queue.push(wr_id, list));
         pushed.map_err(|error| refused(error, self.capacity(), list, self.max_sge()))
@@ -36,7 +36,7 @@ impl RecvQueue {
     /// # Safety
     /// The memory of every list stays registered, and is left alone, until its
     /// receive has completed.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
         unsafe { for_device!(self, queue => queue.publish()) }

@@ -29,7 +29,7 @@ enum Doorbell {
 }
 
 impl SendQueue {
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         self.queue.abort();
     }
@@ -72,7 +72,7 @@ impl SendQueue {
         self.queue.capacity()
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         self.queue.max_sge()
     }
@@ -92,7 +92,7 @@ pub(crate) struct CompletionRing {
 }
 
 impl CompletionRing {
-    #[inline(always)]
+    #[inline]
     pub fn available(&mut self, _report: bool) -> Span {
         self.ring.available()
     }
@@ -101,7 +101,7 @@ impl CompletionRing {
         self.ring.available()
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         let at = self.ring.entry(span).as_ptr();
         // SAFETY: an entry of the ring, which is mapped as long as this is.
@@ -110,7 +110,7 @@ impl CompletionRing {
 
     /// # Safety
     /// As of the device crate's: the span is of this ring, and fresh.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         // SAFETY: the caller's obligation.
         let at = unsafe { self.ring.entry_inside(span) }.as_ptr();
@@ -118,7 +118,7 @@ impl CompletionRing {
         unsafe { Entry::new(at) }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
         let indices = self.ring.consumer().indices();
         if max == 1 {
@@ -131,12 +131,12 @@ impl CompletionRing {
         count
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn advance(&self, span: &mut Span) {
         span.at = self.ring.consumer().indices().next(span.at);
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn release(&mut self, span: &Span) {
         self.ring.consumer().release(span.at);
     }
@@ -166,7 +166,7 @@ impl CompletionRing {
 pub(crate) struct RecvQueue(::rxe::RecvQueue);
 
 impl RecvQueue {
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         self.0.begin();
     }

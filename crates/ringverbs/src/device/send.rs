@@ -23,7 +23,7 @@ pub(crate) enum Address {
 
 impl SendQueue {
     /// Starts a batch; one that was not published is discarded.
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         for_device!(self, queue => queue.begin());
     }
@@ -52,7 +52,7 @@ impl SendQueue {
     /// # Safety
     /// The memory of the work requests stays registered, and is left alone as
     /// the operations demand, until each has completed.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { for_device!(self, queue => queue.publish()) }
@@ -75,7 +75,7 @@ impl SendQueue {
     }
 
     /// Maximum SGEs of a work request.
-    #[inline(always)]
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         for_device!(self, queue => queue.max_sge())
     }
@@ -103,7 +103,7 @@ impl SendQueue {
 
 /// Inline data as a device crate takes it. No queue holds more bytes than an
 /// SGE can count, so longer data is refused either way.
-#[inline(always)]
+#[inline]
 pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
     Sge {
         addr: bytes.as_ptr().expose_provenance() as u64,
@@ -116,7 +116,7 @@ pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
 ///
 /// # Errors
 /// [`PostError::BadOperation`]: the address is that of another device.
-#[inline(always)]
+#[inline]
 pub(super) fn addressed<'a, A>(
     wr: &SendWr<'a>,
     address_of: impl FnOnce(&'a Address) -> Option<&'a A>,

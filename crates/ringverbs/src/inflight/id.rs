@@ -57,32 +57,32 @@ pub(crate) struct WorkId(pub u64);
 impl WorkId {
     /// The identifier of the queue with that prefix and a sequence number, of
     /// which the low 24 bits count.
-    #[inline(always)]
+    #[inline]
     pub fn new(prefix: u64, sequence: u32) -> Self {
         Self(prefix | u64::from(sequence & SEQUENCE_MASK))
     }
 
     /// What it has in common with the others of its queue.
-    #[inline(always)]
+    #[inline]
     pub fn prefix(self) -> u64 {
         self.0 & !u64::from(SEQUENCE_MASK)
     }
 
     /// The queue's index in its registry; out of range if the queue is a shared
     /// one.
-    #[inline(always)]
+    #[inline]
     pub fn own_index(self) -> usize {
         (self.0 >> (GENERATION_BITS + SEQUENCE_BITS)) as usize
     }
 
     /// Whether it is of a shared receive queue.
-    #[inline(always)]
+    #[inline]
     pub fn is_shared(self) -> bool {
         self.0 & SHARED != 0
     }
 
     /// The queue.
-    #[inline(always)]
+    #[inline]
     pub fn queue(self) -> QueueId {
         QueueId {
             index: (self.0 >> (GENERATION_BITS + SEQUENCE_BITS)) as u32 & (MAX_QUEUES - 1),
@@ -91,13 +91,13 @@ impl WorkId {
     }
 
     /// The low 24 bits of the sequence number.
-    #[inline(always)]
+    #[inline]
     pub fn sequence(self) -> u32 {
         self.0 as u32 & SEQUENCE_MASK
     }
 
     /// How far this sequence number is ahead of `from`, modulo 2^24.
-    #[inline(always)]
+    #[inline]
     pub fn distance_from(self, from: u32) -> u32 {
         self.sequence().wrapping_sub(from) & SEQUENCE_MASK
     }

@@ -64,7 +64,7 @@ impl OrderedTable {
         self.sequences.produced().wrapping_sub(consumed)
     }
 
-    #[inline(always)]
+    #[inline]
     fn slot(&self, sequence: u32) -> *mut MaybeUninit<Posted> {
         let at = (sequence & self.mask) as usize;
         // SAFETY: there are `mask + 1` slots.
@@ -72,7 +72,7 @@ impl OrderedTable {
     }
 
     /// Whether the identifier is of a work request of this queue.
-    #[inline(always)]
+    #[inline]
     pub fn is_of(&self, work: WorkId) -> bool {
         work.prefix() == self.prefix
     }
@@ -84,7 +84,7 @@ impl OrderedTable {
     /// # Safety
     /// One caller at a time, the owner of the completion queue, and not before
     /// what it got from the last call is gone.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn retire(
         &self,
         work: WorkId,
@@ -144,7 +144,7 @@ impl<'f> Retired<'f> {
     ///
     /// # Safety
     /// There is one, which is taken out by this.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn moved(slot: &'f mut MaybeUninit<Posted>) -> Self {
         Self {
             slot: slot.as_mut_ptr(),
@@ -156,7 +156,7 @@ impl<'f> Retired<'f> {
     }
 
     /// Whether its user did not ask to hear of its success.
-    #[inline(always)]
+    #[inline]
     pub fn is_unreported(&self) -> bool {
         // SAFETY: there is an operation, and nobody else touches it.
         unsafe { (*self.slot).unreported }
@@ -164,7 +164,7 @@ impl<'f> Retired<'f> {
 
     /// Gives it to `f`; its slot is given back when `f` is through, also with
     /// a panic.
-    #[inline(always)]
+    #[inline]
     pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
         // SAFETY: as above, and it is taken out once: `self` is gone.
         unsafe { self.in_place(|slot| f(slot.read())) }
@@ -174,7 +174,7 @@ impl<'f> Retired<'f> {
     ///
     /// # Safety
     /// `f` moves everything out of it that has something to drop.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn in_place<R>(self, f: impl FnOnce(*const Posted) -> R) -> R {
         let Self { slot, release } = self;
         let _release = release;
@@ -189,7 +189,7 @@ struct Release<'f> {
 }
 
 impl Drop for Release<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         if let Some(sequences) = self.sequences {
             sequences.publish_consumed(self.consumed);
@@ -245,19 +245,19 @@ impl OrderedWriter {
     }
 
     /// The queue.
-    #[inline(always)]
+    #[inline]
     pub fn table(&self) -> &Arc<OrderedTable> {
         &self.table
     }
 
     /// Operations that it takes at most.
-    #[inline(always)]
+    #[inline]
     pub fn capacity(&self) -> u32 {
         self.table.capacity
     }
 
     /// The identifier of the operation that is pushed next, if there is room.
-    #[inline(always)]
+    #[inline]
     pub fn next_id(&mut self) -> Option<WorkId> {
         if self.next.wrapping_sub(self.seen) >= self.table.capacity {
             self.seen = self.table.sequences.consumed();
@@ -273,7 +273,7 @@ impl OrderedWriter {
     ///
     /// # Safety
     /// That.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn push(&mut self, info: PostedInfo, data: impl Data) {
         let PostedInfo {
             token,
@@ -296,14 +296,14 @@ impl OrderedWriter {
     }
 
     /// Hands what was pushed to the consumer.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) {
         self.published = self.next;
         self.table.sequences.publish_produced(self.next);
     }
 
     /// Takes back what was pushed and not published.
-    #[inline(always)]
+    #[inline]
     pub fn abandon(&mut self) {
         if self.next != self.published {
             self.take_back();

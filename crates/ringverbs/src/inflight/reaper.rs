@@ -58,7 +58,7 @@ impl Reaper {
     ///
     /// # Errors
     /// [`Unmatched`].
-    #[inline(always)]
+    #[inline]
     pub fn reap(
         &mut self,
         work: WorkId,
@@ -83,7 +83,7 @@ impl Reaper {
 
     /// Returns the queue that `work` was posted to, if it is known. A pointer, so
     /// that `self` is not borrowed if it is not.
-    #[inline(always)]
+    #[inline]
     fn known(&self, work: WorkId) -> Option<NonNull<OrderedTable>> {
         let table = self.queues.get(work.own_index())?.as_deref()?;
         table.is_of(work).then_some(NonNull::from(table))

@@ -147,20 +147,20 @@ impl Buffer {
     }
 
     /// Returns the registration.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn memory(&self) -> &Arc<Registered> {
         &self.memory
     }
 
     /// Returns the address of the first byte as the device knows it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn device_addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }
 
     /// Sets the length after a receive of `len` bytes. The device's value is not
     /// trusted: it is limited to the capacity.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn received(&mut self, len: usize) {
         self.len = len.min(self.capacity);
     }

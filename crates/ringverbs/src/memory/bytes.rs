@@ -30,7 +30,7 @@ unsafe fn word_of(at: NonNull<u8>) -> (NonNull<u64>, usize) {
 
 /// # Safety
 /// The word is valid, aligned, and only accessed as a whole and atomically.
-#[inline(always)]
+#[inline]
 unsafe fn get(at: NonNull<u64>) -> [u8; WORD] {
     // SAFETY: the caller's obligation.
     let word = unsafe { AtomicU64::from_ptr(at.as_ptr()) };

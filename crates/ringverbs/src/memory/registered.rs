@@ -127,7 +127,7 @@ impl Registered {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
@@ -142,7 +142,7 @@ impl Registered {
     }
 
     /// Returns the address of the first byte as the device knows it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
@@ -161,7 +161,7 @@ impl Registered {
         self.map.as_ref().map_or(0, MmapMut::size)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -170,7 +170,7 @@ impl Registered {
         &self.domain
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn identity(&self) -> Identity {
         self.domain.identity()
     }

@@ -376,12 +376,12 @@ impl MemorySlice {
         RemoteAddr::new(self.device_addr(), self.memory.rkey())
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn device_addr(&self) -> u64 {
         self.memory.addr().wrapping_add(self.offset as u64)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn memory(&self) -> &Arc<Registered> {
         &self.memory
     }

@@ -120,7 +120,7 @@ impl Attachment {
     }
 
     /// Called when a completion reports that the operation succeeded or failed.
-    #[inline(always)]
+    #[inline]
     pub fn settle(&mut self, done: bool) {
         if let Self::Window(bind) = self {
             bind.completed(done);
@@ -129,7 +129,7 @@ impl Attachment {
 
     /// Calls [`settle`](Self::settle) and drops. The common case, no attachment,
     /// takes no call.
-    #[inline(always)]
+    #[inline]
     pub fn release(mut self, done: bool) {
         self.settle(done);
         match self {

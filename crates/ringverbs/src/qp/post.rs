@@ -118,7 +118,7 @@ pub(crate) const WITHOUT_WINDOWS: &str = "memory windows are bound, and keys inv
 impl SendHalf {
     /// Returns the queue for the raw layer, and the available operations as a bit
     /// set. No batch is in preparation.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lend(&mut self) -> (&mut SendQueue, u32) {
         self.in_flight.abandon();
         self.queue.begin();
@@ -126,7 +126,7 @@ impl SendHalf {
     }
 
     /// Adds an operation to the batch in preparation.
-    #[inline(always)]
+    #[inline]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
         // A value with drop glue would have to be in memory in case of a panic;
         // without, the parts of the request are moved straight to their
@@ -158,7 +158,7 @@ impl SendHalf {
 
     /// Adds the work request to the device's batch. Returns whether it is
     /// signalled although the user did not ask for that.
-    #[inline(always)]
+    #[inline]
     fn make<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
         if self.inner.state.get() < u32::from(State::RTS.0)
@@ -245,7 +245,7 @@ impl SendHalf {
     }
 
     /// Starts a batch and discards an abandoned one.
-    #[inline(always)]
+    #[inline]
     fn begin(&mut self) {
         self.in_flight.abandon();
         self.queue.begin();
@@ -339,7 +339,7 @@ impl fmt::Debug for Batch<'_> {
 
 impl RecvHalf {
     /// Returns the queue for the raw layer. No batch is in preparation.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lend(&mut self) -> Option<&mut RecvQueue> {
         let (queue, in_flight) = self.queue.as_mut()?;
         in_flight.abandon();
@@ -348,7 +348,7 @@ impl RecvHalf {
     }
 
     /// Starts a batch and discards an abandoned one.
-    #[inline(always)]
+    #[inline]
     fn begin(&mut self) -> ReceiveBatch<'_> {
         let queue = self.queue.as_mut().map(|(queue, in_flight)| {
             in_flight.abandon();
@@ -419,7 +419,7 @@ impl ReceiveBatch<'_> {
         self.push(data, token)
     }
 
-    #[inline(always)]
+    #[inline]
     fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         // As in `SendHalf::push`.
         let data = ManuallyDrop::new(data);
@@ -446,7 +446,7 @@ impl ReceiveBatch<'_> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn write<D: Sink>(&mut self, data: &D) -> Result<()> {
         // In the error state a receive would only be flushed, and not by every
         // device.

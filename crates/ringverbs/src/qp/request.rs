@@ -90,7 +90,7 @@ pub enum FlushRange {
 
 impl FlushTo {
     /// Returns the placement type as the kernel encodes it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn encode(self) -> u8 {
         match self {
             Self::GlobalVisibility => 1,
@@ -102,7 +102,7 @@ impl FlushTo {
 impl FlushRange {
     /// Returns the length in bytes and the selectivity level as the kernel
     /// encodes it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn encode(self) -> (u32, u8) {
         match self {
             Self::Bytes(length) => (length, 0),
@@ -228,7 +228,7 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn operation(&self) -> Operation {
         match self.kind {
             Kind::Send | Kind::SendTo { .. } => Operation::Send,
@@ -243,7 +243,7 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn opcode(&self) -> Opcode {
         match (self.kind, self.extra) {
             (Kind::Send | Kind::SendTo { .. }, Extra::None | Extra::Conflict(_)) => Opcode::SEND,
@@ -263,7 +263,7 @@ impl<D: Data> WorkRequest<D> {
 
     /// Validates the request before anything is written. `datagram`: for a
     /// datagram queue pair.
-    #[inline(always)]
+    #[inline]
     pub(super) fn check(&self, datagram: bool, domain: Identity, context: &Context) -> Result<()> {
         match self.kind {
             Kind::Send if !datagram && !matches!(self.extra, Extra::Conflict(_)) => Ok(()),
@@ -287,7 +287,7 @@ impl<D: Data> WorkRequest<D> {
 
     /// Calls `post` with the work request for the device, with that identifier
     /// and these flags. Not for a bind, whose operands depend on its window.
-    #[inline(always)]
+    #[inline]
     pub(super) fn describe<R>(
         &self,
         (wr_id, flags): (u64, SendFlags),

@@ -18,7 +18,7 @@ macro_rules! fields {
     ($($(#[$doc:meta])* $name:ident: $type:ty;)+) => {
         impl Entry<'_> {$(
             $(#[$doc])*
-            #[inline(always)]
+            #[inline]
             pub fn $name(&self) -> $type {
                 self.entry.$name()
             }
@@ -47,7 +47,7 @@ fields! {
 
 impl Entry<'_> {
     /// Returns the status.
-    #[inline(always)]
+    #[inline]
     pub fn status(&self) -> Status {
         Status(self.entry.status())
     }
@@ -56,7 +56,7 @@ impl Entry<'_> {
     /// queue was built without
     /// [`timestamps`](crate::CompletionQueueBuilder::timestamps), and for a
     /// failure.
-    #[inline(always)]
+    #[inline]
     pub fn timestamp(&self) -> Option<Timestamp> {
         if !self.timed || !self.status().is_success() {
             return None;
@@ -75,7 +75,7 @@ impl CompletionQueue {
     ///
     /// Completions of operations of the safe layer that are read here do not end
     /// those operations: their memory stays in flight.
-    #[inline(always)]
+    #[inline]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available(false);
         if span.at == span.end || max == 0 {

@@ -15,7 +15,7 @@ impl RecvHalf {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the queue pair uses a shared receive queue.
-    #[inline(always)]
+    #[inline]
     pub fn raw(&mut self) -> Result<RecvQueue<'_>> {
         let queue = self.lend().ok_or(Error::Invalid {
             what: "the queue pair has a shared receive queue",
@@ -29,7 +29,7 @@ impl RecvQueue<'_> {
     ///
     /// # Errors
     /// [`Error::QueueFull`], [`Error::Limit`]; the batch is unchanged.
-    #[inline(always)]
+    #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         self.queue.push(wr_id, list)
     }
@@ -41,7 +41,7 @@ impl RecvQueue<'_> {
     /// written, until its receive has completed. The completions are read by
     /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of
     /// the safe layer are in flight on the same completion queue.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() };

@@ -21,7 +21,7 @@ pub struct SendQueue<'h> {
 
 impl SendHalf {
     /// Returns the queue without ownership tracking.
-    #[inline(always)]
+    #[inline]
     pub fn raw(&mut self) -> SendQueue<'_> {
         let (queue, operations) = self.lend();
         SendQueue { queue, operations }
@@ -45,7 +45,7 @@ pub struct SendRequest<'a> {
 }
 
 impl<'a> SendRequest<'a> {
-    #[inline(always)]
+    #[inline]
     const fn new(wr_id: u64, opcode: Opcode) -> Self {
         Self {
             wr: SendWr::new(wr_id, opcode, Flags::empty()),
@@ -54,26 +54,26 @@ impl<'a> SendRequest<'a> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn at(mut self, remote: RemoteAddr) -> Self {
         self.wr.remote = remote.into();
         self
     }
 
-    #[inline(always)]
+    #[inline]
     fn with(mut self, operands: Operands<'a>) -> Self {
         self.wr.operands = operands;
         self
     }
 
     /// A send over a connection.
-    #[inline(always)]
+    #[inline]
     pub const fn send(wr_id: u64) -> Self {
         Self::new(wr_id, Opcode::SEND)
     }
 
     /// A datagram to a queue pair, with its queue key.
-    #[inline(always)]
+    #[inline]
     pub fn send_to(wr_id: u64, path: &'a AddressHandle, qp_num: u32, qkey: u32) -> Self {
         let mut this = Self::new(wr_id, Opcode::SEND);
         this.wr.destination = Destination::Datagram {
@@ -85,20 +85,20 @@ impl<'a> SendRequest<'a> {
     }
 
     /// An RDMA write to remote memory.
-    #[inline(always)]
+    #[inline]
     pub fn write(wr_id: u64, to: RemoteAddr) -> Self {
         Self::new(wr_id, Opcode::RDMA_WRITE).at(to)
     }
 
     /// An RDMA read of remote memory.
-    #[inline(always)]
+    #[inline]
     pub fn read(wr_id: u64, from: RemoteAddr) -> Self {
         Self::new(wr_id, Opcode::RDMA_READ).at(from)
     }
 
     /// A compare-and-swap of 8 bytes of remote memory. The old value goes to the
     /// local memory, of which 8 bytes are needed.
-    #[inline(always)]
+    #[inline]
     pub fn compare_swap(wr_id: u64, at: RemoteAddr, compare: u64, swap: u64) -> Self {
         let operands = Operands::Atomic {
             compare_add: compare,
@@ -111,7 +111,7 @@ impl<'a> SendRequest<'a> {
 
     /// A fetch-and-add to 8 bytes of remote memory; as
     /// [`compare_swap`](Self::compare_swap).
-    #[inline(always)]
+    #[inline]
     pub fn fetch_add(wr_id: u64, at: RemoteAddr, add: u64) -> Self {
         let operands = Operands::Atomic {
             compare_add: add,
@@ -124,7 +124,7 @@ impl<'a> SendRequest<'a> {
 
     /// An atomic write of 8 bytes to an address that is a multiple of 8
     /// ([`Context::can_write_atomically`](crate::Context::can_write_atomically)).
-    #[inline(always)]
+    #[inline]
     pub fn atomic_write(wr_id: u64, to: RemoteAddr, value: [u8; 8]) -> Self {
         Self::new(wr_id, Opcode::ATOMIC_WRITE)
             .at(to)
@@ -133,7 +133,7 @@ impl<'a> SendRequest<'a> {
 
     /// A flush of remote memory, and how far it makes earlier writes take effect
     /// ([`Context::can_flush`](crate::Context::can_flush)).
-    #[inline(always)]
+    #[inline]
     pub fn flush(wr_id: u64, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Self {
         let (length, level) = range.encode();
         let operands = Operands::Flush {
@@ -145,7 +145,7 @@ impl<'a> SendRequest<'a> {
     }
 
     /// The invalidation of a local key.
-    #[inline(always)]
+    #[inline]
     pub const fn local_invalidate(wr_id: u64, rkey: u32) -> Self {
         let mut this = Self::new(wr_id, Opcode::LOCAL_INV);
         this.wr.imm_or_key = rkey;
@@ -153,20 +153,20 @@ impl<'a> SendRequest<'a> {
     }
 
     /// The bind of a memory window.
-    #[inline(always)]
+    #[inline]
     pub fn bind_window(wr_id: u64, bind: &'a WindowBind) -> Self {
         Self::new(wr_id, Opcode::BIND_MW).with(Operands::Bind(&bind.operands))
     }
 
     /// Sets the flags; default none.
-    #[inline(always)]
+    #[inline]
     pub const fn flags(mut self, flags: Flags) -> Self {
         self.wr.flags = flags;
         self
     }
 
     /// Sets the data to the memory of a list of SGEs; default no data.
-    #[inline(always)]
+    #[inline]
     pub const fn sges(mut self, list: &'a [Sge]) -> Self {
         self.wr.data = SendData::Sges(list);
         self.inline = None;
@@ -174,7 +174,7 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Sets the data to `bytes`, which are copied by the push.
-    #[inline(always)]
+    #[inline]
     pub const fn inline(mut self, bytes: &'a [u8]) -> Self {
         self.inline = Some(bytes);
         self
@@ -182,7 +182,7 @@ impl<'a> SendRequest<'a> {
 
     /// Adds immediate data, in host byte order, to a send, datagram or write.
     /// With any other operation the push is refused.
-    #[inline(always)]
+    #[inline]
     pub const fn immediate(mut self, value: u32) -> Self {
         match self.wr.opcode {
             Opcode::SEND | Opcode::SEND_WITH_IMM => self.wr.opcode = Opcode::SEND_WITH_IMM,
@@ -197,7 +197,7 @@ impl<'a> SendRequest<'a> {
 
     /// Makes a send over a connection invalidate `rkey`, a key of the peer. With
     /// any other operation, and with immediate data, the push is refused.
-    #[inline(always)]
+    #[inline]
     pub const fn invalidate(mut self, rkey: u32) -> Self {
         match (self.wr.opcode, self.wr.destination) {
             (Opcode::SEND | Opcode::SEND_WITH_INV, Destination::Connected) => {
@@ -212,7 +212,7 @@ impl<'a> SendRequest<'a> {
 
 /// Returns the operation if not every queue has it. With an opcode that is known
 /// at compile time, the check is mostly optimised out.
-#[inline(always)]
+#[inline]
 const fn rare(opcode: Opcode) -> Option<Operation> {
     match opcode {
         Opcode::LOCAL_INV => Some(Operation::LocalInvalidate),
@@ -296,7 +296,7 @@ impl SendQueue<'_> {
     /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of the
     /// safe layer are in flight on the same completion queue, because the safe
     /// layer would take an identifier for one of its own.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() }

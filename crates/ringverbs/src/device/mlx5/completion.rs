@@ -101,7 +101,7 @@ impl CompletionRing {
     }
 
     /// The decoded completions that were not released.
-    #[inline(always)]
+    #[inline]
     pub fn unreleased(&self) -> Span {
         Span {
             at: self.span.at,
@@ -111,7 +111,7 @@ impl CompletionRing {
 
     /// The completions that are there now. A malformed one is reported, if
     /// `report` is set, as the first of a span.
-    #[inline(always)]
+    #[inline]
     pub fn available(&mut self, report: bool) -> Span {
         if self.span.at == self.span.end && !self.is_idle() {
             self.decode(report);
@@ -119,7 +119,7 @@ impl CompletionRing {
         self.unreleased()
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         let entry = &self.decoded[span.at % DECODED];
         // SAFETY: a `Timed`, which is initialised and begins with a
@@ -129,24 +129,24 @@ impl CompletionRing {
 
     /// # Safety
     /// As of the enum's; the position is checked nevertheless.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         self.entry(span)
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
         let count = max.min(span.end - span.at);
         span.end = span.at + count;
         count
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn advance(&self, span: &mut Span) {
         span.at += 1;
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn release(&mut self, span: &Span) {
         self.span.at = span.at;
     }
@@ -154,7 +154,7 @@ impl CompletionRing {
     /// Whether there is nothing to decode, apply or detach. (A malformed CQE that
     /// was left may be overwritten by the device, so that the queue is empty before
     /// destroyed QPs are detached.)
-    #[inline(always)]
+    #[inline]
     fn is_idle(&self) -> bool {
         self.ring.is_empty() && self.members.changes() == self.seen && self.destroyed.is_empty()
     }

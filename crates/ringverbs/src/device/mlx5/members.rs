@@ -38,7 +38,7 @@ impl Members {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn changes(&self) -> u32 {
         self.changes.now()
     }

@@ -33,7 +33,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         self.queue.begin();
     }
@@ -55,7 +55,7 @@ impl SendQueue {
 
     /// # Safety
     /// As of the device crate's.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() };
@@ -74,7 +74,7 @@ impl SendQueue {
         self.queue.capacity()
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         self.queue.max_sge()
     }
@@ -89,7 +89,7 @@ impl SendQueue {
 pub(crate) struct RecvQueue(::mlx5::RecvQueue);
 
 impl RecvQueue {
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         self.0.begin();
     }
@@ -102,7 +102,7 @@ impl RecvQueue {
 
     /// # Safety
     /// As of the device crate's.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
         unsafe { self.0.publish() };
@@ -161,7 +161,7 @@ impl SharedRecvQueue {
 
 /// Checks that the bytes of a message can be counted in 31 bits. The device crate
 /// checks each SGE, but not their sum.
-#[inline(always)]
+#[inline]
 fn check_length(list: &[Sge]) -> Result<(), PostError> {
     match list {
         [_, _, ..] if message_length(list) >= MAX_MESSAGE.into() => Err(PostError::MessageTooLong),
